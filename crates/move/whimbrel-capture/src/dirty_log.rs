@@ -1,61 +1,60 @@
-//! Who still has to see which page of an array.
+//! Dirty log of one page array: for each consumer, the pages written since it last collected them.
 //!
-//! The kernel (or the block layer) keeps one dirty set an array, and reading it clears it. Several parties
-//! follow the same array (the store's next checkpoint, a migration, a standby), so each scan is entered here
-//! for all of them. This is also the one place where a set that could not be used is put back: nothing else
-//! holds dirty state, so nothing else can lose it.
+//! The kernel (or the block layer) keeps one dirty set per array, and reading it clears it. Several consumers
+//! follow the same array (the store's next checkpoint, a migration, a standby), so each scan is recorded here
+//! for all of them. Sets that could not be used are put back here too: dirty state has no other place, so
+//! nothing else can lose it.
 //!
-//! A follower may see the array through a [`PageView`], which cuts it into other pages. Its set is of pages
-//! of the view from the scan on: what others follow, and what is put back for it, never has to be translated
-//! back.
+//! A consumer may see the array through a [`PageView`], which groups its bytes into other pages. The
+//! consumer's set then holds pages of the view from the scan on, so it never has to be translated back.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError, PageView};
 
-/// A party that follows the changes of an array.
+/// Consumer of the changes of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Consumer {
-    /// The capsule store: what changed since the machine's last committed checkpoint.
+    /// Capsule store: what changed since the machine's last committed checkpoint.
     Store,
-    /// A migration under way: what the target does not have yet.
+    /// Running migration: what the target does not have yet.
     Migration,
-    /// A protection: what the standby does not have yet.
+    /// Protection: what the standby does not have yet.
     Standby,
 }
 
-/// A page array and, for each follower, the pages it has not seen.
+/// Page array and, for each consumer, the pages that it has not collected.
 pub struct DirtyLog {
     array: Box<dyn PageArray>,
     views: BTreeMap<Consumer, Box<dyn PageView>>,
     unseen: BTreeMap<Consumer, PageSet>,
-    /// Whether the array's dirty set was ever taken.
+    /// Whether the array's dirty set was ever read.
     scanned: bool,
 }
 
 impl DirtyLog {
-    /// A ledger without followers.
+    /// Creates a log without consumers.
     pub fn new(array: Box<dyn PageArray>) -> Self {
         Self { array, views: BTreeMap::new(), unseen: BTreeMap::new(), scanned: false }
     }
 
-    /// The array's name.
+    /// Name of the array.
     pub fn name(&self) -> &str {
         self.array.name()
     }
 
-    /// The array's length in pages.
+    /// Length of the array in pages.
     pub fn page_count(&self) -> u64 {
         self.array.page_count()
     }
 
-    /// The length in pages of what `who` sees.
+    /// Length in pages of the array as `who` sees it.
     pub fn page_count_for(&self, who: Consumer) -> u64 {
         self.views.get(&who).map_or_else(|| self.array.page_count(), |view| view.page_count())
     }
 
-    /// From now on `who` sees the array through `view`, or as it is. It no longer follows: its set was of
-    /// other pages.
+    /// Makes `who` see the array through `view`, or as it is. Detaches `who`, because its set was of other
+    /// pages.
     pub fn see_through(&mut self, who: Consumer, view: Option<Box<dyn PageView>>) {
         self.unfollow(who);
         match view {
@@ -64,7 +63,7 @@ impl DirtyLog {
         };
     }
 
-    /// Begins to follow with every page that may differ from nothing: for a follower that has no copy at all.
+    /// Attaches a consumer that has no copy at all: every page that may hold content is dirty for it.
     pub fn attach_all(&mut self, who: Consumer) -> Result<(), PageError> {
         // Armed first, listed second: a page that becomes populated in between is in one of the two.
         self.refresh()?;
@@ -77,7 +76,7 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Begins to follow from `unseen` on: for a follower that has everything else already.
+    /// Attaches a consumer that lacks only the pages `unseen`.
     pub fn attach_from(&mut self, who: Consumer, unseen: PageSet) -> Result<(), PageError> {
         assert_eq!(unseen.len(), self.page_count_for(who), "a set of another array");
         self.refresh()?;
@@ -85,26 +84,26 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Begins to follow an array that was made as `who` has it, and that nobody has followed yet: what was
-    /// written since then is what `who` has not seen. The first scan finds it, so this looks at nothing,
-    /// however large the array. If there was a scan already, that is forgotten, and `who` has seen nothing.
+    /// Attaches `who`, whose copy equals the array at its creation, as the first consumer of a new array. Its
+    /// pages are those written since then; the first scan finds them, so this call costs nothing, however
+    /// large the array. After an earlier scan that knowledge is lost, and every page is dirty for `who`.
     pub fn attach_new(&mut self, who: Consumer) {
         let pages = self.page_count_for(who);
         let unseen = if self.scanned { PageSet::full(pages) } else { PageSet::empty(pages) };
         self.unseen.insert(who, unseen);
     }
 
-    /// Whether `who` follows.
+    /// Whether `who` is attached.
     pub fn is_followed_by(&self, who: Consumer) -> bool {
         self.unseen.contains_key(&who)
     }
 
-    /// Forgets `who`.
+    /// Detaches the consumer `who`.
     pub fn unfollow(&mut self, who: Consumer) {
         self.unseen.remove(&who);
     }
 
-    /// Enters what was written since the last scan for every follower.
+    /// Scans the array once and records the written pages for every consumer.
     pub fn refresh(&mut self) -> Result<(), PageError> {
         let dirty = self.array.take_dirty()?;
         self.scanned = true;
@@ -117,21 +116,21 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// Takes what `who` has not seen, up to now. Give back with [`DirtyLog::put_back`] what does not reach
-    /// it.
+    /// Takes the dirty pages of `who` up to now. Return those that do not reach it with
+    /// [`DirtyLog::put_back`].
     pub fn collect(&mut self, who: Consumer) -> Result<PageSet, PageError> {
         self.refresh()?;
         let pages = self.page_count_for(who);
         Ok(self.unseen.get_mut(&who).map_or_else(|| PageSet::empty(pages), PageSet::take))
     }
 
-    /// What `who` has not seen as of the last scan, without taking it: during a round, the pages that were
-    /// dirtied again since the round began.
+    /// Dirty pages of `who` as of the last scan, without taking them: during a round, the pages that were
+    /// written again since it began.
     pub fn unseen(&self, who: Consumer) -> Option<&PageSet> {
         self.unseen.get(&who)
     }
 
-    /// `pages` did not reach `who` after all.
+    /// Returns `pages` that did not reach `who` to its dirty set.
     pub fn put_back(&mut self, who: Consumer, pages: &PageSet) {
         if let Some(set) = self.unseen.get_mut(&who) {
             set.union(pages);
@@ -154,6 +153,6 @@ impl DirtyLog {
 
 impl std::fmt::Debug for DirtyLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ledger").field("array", &self.name()).field("unseen", &self.unseen).finish()
+        f.debug_struct("DirtyLog").field("array", &self.name()).field("unseen", &self.unseen).finish()
     }
 }

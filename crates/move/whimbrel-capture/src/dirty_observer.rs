@@ -1,12 +1,12 @@
-//! Looking on at the dirty set of an array without taking anything from those who follow it.
+//! Dirty observer: reads the dirty set of an array without clearing it for the array's consumers.
 //!
-//! The kernel keeps one dirty set an array, and reading it clears it. [`tapped`] stands between the array and
-//! its [`DirtyLog`](crate::Ledger): a scan that a [`Observation`] makes is kept for the ledger's next one,
-//! and a scan of the ledger is kept for every watch. So each of them sees every page, whoever looked first,
-//! also while a capture is under way.
+//! The kernel keeps one dirty set per array, and reading it clears it. [`tapped`] puts a layer between the
+//! array and its [`DirtyLog`](crate::DirtyLog): the result of a scan by an [`Observation`] is added to the
+//! log's next scan, and the result of a scan by the log to every observation. So each sees every page,
+//! in any order of scans, also during a capture.
 //!
-//! Invariants: a page that a watch took is in the ledger's next set. A watch keeps nothing alive: when the
-//! ledger is dropped its machine has ended, and the watch says so.
+//! Invariants: a page that an observation took is in the log's next set. An observation keeps nothing alive:
+//! when the log is dropped, its machine has ended, and the observation reports that.
 
 use std::{
     collections::BTreeMap,
@@ -15,22 +15,22 @@ use std::{
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError};
 
-/// Where watches of an array come from.
+/// Source of observations of an array.
 #[derive(Clone)]
 pub struct DirtyObserver(Weak<Mutex<Shared>>);
 
-/// One who looks on, with a set of its own that begins empty. Dropping it ends that.
+/// Reader with a set of its own, which is empty at first. Dropping it ends the observation.
 pub struct Observation {
     shared: Weak<Mutex<Shared>>,
     number: u64,
 }
 
-/// The array has gone, and its machine with it.
+/// Error: the array is gone, and its machine with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the machine has ended, or has left this host")]
 pub struct MachineGone;
 
-/// Why a watch saw nothing.
+/// Reason why an observation could not be read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what it is")]
 pub enum WatchError {
@@ -42,23 +42,23 @@ pub enum WatchError {
 
 struct Shared {
     array: Box<dyn PageArray>,
-    /// Scanned for watches, not yet seen by the ledger.
+    /// Pages scanned for observations and not yet returned to the log.
     owed: PageSet,
     watches: BTreeMap<u64, PageSet>,
     next: u64,
 }
 
-/// The ledger's side.
+/// Array that the dirty log reads.
 struct Tapped {
     name: String,
     pages: u64,
-    /// Reads are long and change nothing: they go to a second view of the array, past the lock.
+    /// Second view of the array, so that long reads do not hold the lock.
     reader: Box<dyn PageArray>,
     shared: Arc<Mutex<Shared>>,
 }
 
-/// The array to follow, and the tap on it. `scanner` and `reader` are two views of the same array; only the
-/// first one is asked what changed.
+/// Returns the array for the dirty log, and its observer. `scanner` and `reader` are two views of the same
+/// array; only `scanner` is scanned.
 pub fn tapped(
     scanner: Box<dyn PageArray>,
     reader: Box<dyn PageArray>,
@@ -71,7 +71,7 @@ pub fn tapped(
 }
 
 impl Shared {
-    /// Asks the array what changed, and enters it for all watches.
+    /// Scans the array and records the result for all observations.
     fn scan(&mut self) -> Result<PageSet, PageError> {
         let dirty = self.array.take_dirty()?;
         self.watches.values_mut().for_each(|set| set.union(&dirty));
@@ -80,7 +80,7 @@ impl Shared {
 }
 
 impl DirtyObserver {
-    /// Begins to look on: the first [`Observation::take`] has what is written from now on.
+    /// Starts an observation: the first [`Observation::take`] has what is written from now on.
     pub fn watch(&self) -> Result<Observation, WatchError> {
         let shared = self.0.upgrade().ok_or(MachineGone)?;
         let mut held = lock(&shared);
@@ -102,7 +102,7 @@ impl DirtyObserver {
 }
 
 impl Observation {
-    /// What was written since the last call. No follower of the array misses any of it.
+    /// Takes what was written since the last call. No consumer of the array misses any of it.
     pub fn take(&mut self) -> Result<PageSet, WatchError> {
         let shared = self.shared.upgrade().ok_or(MachineGone)?;
         let mut held = lock(&shared);
@@ -140,7 +140,7 @@ impl PageArray for Tapped {
         Ok(dirty)
     }
 
-    /// What comes back was not written again: it is the ledger's alone.
+    /// Pages put back were not written again, so observations do not get them.
     fn put_back(&mut self, pages: &PageSet) {
         lock(&self.shared).owed.union(pages);
     }
@@ -152,13 +152,13 @@ impl PageArray for Tapped {
 
 impl std::fmt::Debug for DirtyObserver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tap").field("gone", &(self.0.strong_count() == 0)).finish()
+        f.debug_struct("DirtyObserver").field("gone", &(self.0.strong_count() == 0)).finish()
     }
 }
 
 impl std::fmt::Debug for Observation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").field("number", &self.number).finish()
+        f.debug_struct("Observation").field("number", &self.number).finish()
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
 
     const PAGES: u64 = 96;
 
-    /// An array that somebody else writes to, and whose scans can be made to fail.
+    /// Array that the test writes to, and whose scans can be made to fail.
     #[derive(Clone, Default)]
     struct Array(Arc<Mutex<(Vec<u64>, bool)>>);
 

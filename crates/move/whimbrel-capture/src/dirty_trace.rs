@@ -1,17 +1,15 @@
-//! A trace of what a machine dirties: one set of pages a sample, as it is sent, kept in a file and read
-//! again.
+//! Dirty trace: one set of dirty pages per sample, as it is sent, saved in a file and read again.
 //!
-//! Format in docs/formats/wws-trace.md. [`head`] and [`record`] write it, [`Reader`] takes it apart as it
-//! comes, in pieces of any size. A trace that ends in the middle of a record is whole up to that record: a
-//! stream that was cut, or a file whose disk was full. Nothing is allocated that the bytes at hand do not
-//! account for.
+//! The format is in docs/formats/wws-trace.md. [`head`] and [`record`] write it; [`Reader`] parses it in
+//! pieces of any size. A trace that ends within a record (a connection that was cut, a full disk) is valid up
+//! to that record. Memory is allocated only for bytes that have arrived.
 
 use std::time::Duration;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 const MAGIC: &[u8; 8] = b"WHIMWWST";
 const FORMAT: u32 = 1;
-/// Bytes of the head.
+/// Bytes of the header.
 const HEAD: usize = 48;
 /// Bytes before the runs of a record.
 const RECORD_HEAD: usize = 8;
@@ -20,59 +18,59 @@ pub const PAGES_MAX: u64 = 1 << 28;
 /// Most bytes of one record: every other page of the largest machine.
 const RECORD_MAX: usize = PAGES_MAX as usize;
 
-/// What stands before the samples.
+/// Header of a trace, before the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyTraceHeader {
     /// Length of memory in pages.
     pub pages: u64,
-    /// Pages that held something when it began: what a first round sends.
+    /// Pages that held something at the start: what a first round sends.
     pub present: u64,
-    /// How often the dirty set was looked at.
+    /// Requested interval of the samples.
     pub every: Duration,
-    /// When it began, in milliseconds since 1970.
+    /// Start of the trace, in milliseconds since 1970.
     pub began_ms: u64,
 }
 
-/// What was dirtied between two looks.
+/// Pages dirtied since the sample before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// How long it was since the look before.
+    /// Time since the sample before.
     pub took: Duration,
-    /// The pages, as runs in order that do not touch.
+    /// Dirty pages, as runs in order that do not touch.
     pub dirty: Vec<PageRun>,
 }
 
 impl Sample {
-    /// How many pages.
+    /// Number of dirty pages.
     pub fn count(&self) -> u64 {
         self.dirty.iter().map(|run| run.len).sum()
     }
 }
 
-/// A whole trace.
+/// Complete trace in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyTrace {
-    /// What stands before the samples.
+    /// Header of the trace.
     pub head: DirtyTraceHeader,
-    /// One after the other, without gaps.
+    /// Samples, one after the other without gaps.
     pub samples: Vec<Sample>,
 }
 
-/// These bytes are no trace.
+/// Error of bytes that are no trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what it is")]
 pub enum TraceError {
-    #[error("this is no trace of a working set")]
+    #[error("not a dirty trace")]
     Magic,
-    #[error("format {format} of a trace is not known here, {FORMAT} is")]
+    #[error("the dirty trace has format {format}; this version reads format {FORMAT}")]
     Format { format: u32 },
-    #[error("the head of the trace makes no sense: {what}")]
+    #[error("invalid header of the dirty trace: {what}")]
     Head { what: &'static str },
-    #[error("sample {number} of the trace makes no sense: {what}")]
+    #[error("invalid sample {number} of the dirty trace: {what}")]
     Record { number: u64, what: &'static str },
 }
 
-/// The head as bytes.
+/// Encodes a header.
 pub fn head(head: &DirtyTraceHeader) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(FORMAT.to_le_bytes());
@@ -85,7 +83,7 @@ pub fn head(head: &DirtyTraceHeader) -> Vec<u8> {
     out
 }
 
-/// A sample as bytes.
+/// Encodes a sample.
 pub fn record(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u8> {
     let mut out = vec![0; RECORD_HEAD];
     let mut end = 0;
@@ -104,7 +102,7 @@ fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// LEB128: seven bits a byte, the lowest first, the top bit set in all but the last.
+/// Appends a LEB128 number: seven bits a byte, the lowest first, the top bit set in all but the last.
 fn varint(out: &mut Vec<u8>, mut number: u64) {
     while number > 0x7f {
         out.push(number as u8 | 0x80);
@@ -113,7 +111,7 @@ fn varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// A number below 2^35 in its shortest form, and the rest.
+/// Number below 2^35 in its shortest form, and the rest of the bytes.
 fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut number = 0;
     for (at, byte) in bytes.iter().take(5).enumerate() {
@@ -126,24 +124,24 @@ fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// Takes a trace apart as it comes.
+/// Incremental parser of a trace.
 #[derive(Debug, Default)]
 pub struct Reader {
     buffer: Vec<u8>,
-    /// Bytes of the buffer that are done with.
+    /// Bytes of the buffer that are parsed already.
     used: usize,
     head: Option<DirtyTraceHeader>,
     records: u64,
 }
 
 impl Reader {
-    /// More bytes.
+    /// Appends bytes that have arrived.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..std::mem::take(&mut self.used));
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The head, once it is here.
+    /// Header of the trace, once it has arrived.
     pub fn head(&mut self) -> Result<Option<DirtyTraceHeader>, TraceError> {
         if self.head.is_none() {
             let Some(bytes) = self.buffer[self.used..].first_chunk::<HEAD>() else { return Ok(None) };
@@ -153,7 +151,7 @@ impl Reader {
         Ok(self.head)
     }
 
-    /// The next sample, once all of it is here.
+    /// Next sample, once all of it has arrived.
     pub fn sample(&mut self) -> Result<Option<Sample>, TraceError> {
         let Some(head) = self.head()? else { return Ok(None) };
         let number = self.records;
@@ -162,12 +160,12 @@ impl Reader {
         let Some((begin, rest)) = bytes.split_first_chunk::<RECORD_HEAD>() else { return Ok(None) };
         let length = word(begin, 0) as usize;
         if length > RECORD_MAX {
-            return Err(wrong("it is longer than any can be"));
+            return Err(wrong("longer than the maximum"));
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let took = Duration::from_micros(word(begin, 4).into());
         if took.is_zero() {
-            return Err(wrong("it took no time"));
+            return Err(wrong("zero duration"));
         }
         let dirty = parse_runs(body, head.pages).map_err(wrong)?;
         self.used += RECORD_HEAD + length;
@@ -177,7 +175,7 @@ impl Reader {
 }
 
 impl DirtyTrace {
-    /// All of a trace. What comes after its last whole sample is left out.
+    /// Reads a trace. Bytes after its last complete sample are ignored.
     pub fn read(bytes: &[u8]) -> Result<Self, TraceError> {
         let mut reader = Reader { buffer: bytes.to_vec(), ..Reader::default() };
         let head = reader.head()?.ok_or(TraceError::Magic)?;
@@ -188,20 +186,20 @@ impl DirtyTrace {
         Ok(Self { head, samples })
     }
 
-    /// The trace as bytes.
+    /// Encodes the trace.
     pub fn write(&self) -> Vec<u8> {
         let mut out = head(&self.head);
         self.samples.iter().for_each(|s| out.extend(record(s.took, s.dirty.iter().copied())));
         out
     }
 
-    /// From the first look to the last.
+    /// Sum of the samples' durations.
     pub fn duration(&self) -> Duration {
         self.samples.iter().map(|sample| sample.took).sum()
     }
 
-    /// Pages dirtied in each stretch of `window`: the writable working set over time (figure 2 of Clark et
-    /// al., NSDI 2005). The last stretch may be shorter.
+    /// Pages dirtied in each `window`: the writable working set over time (figure 2 of Clark et al., NSDI
+    /// 2005). The last window may be shorter.
     pub fn working_sets(&self, window: Duration) -> Vec<(Duration, u64)> {
         let mut sets = Vec::new();
         let (mut took, mut set) = (Duration::ZERO, PageSet::empty(self.head.pages));
@@ -247,11 +245,11 @@ fn parse_head(bytes: &[u8; HEAD]) -> Result<DirtyTraceHeader, TraceError> {
     };
     let wrong = |what| Err(TraceError::Head { what });
     match &head {
-        _ if word(bytes, 12) as usize != PAGE_SIZE => wrong("pages of another size"),
-        _ if word(bytes, 36) != 0 => wrong("something stands where zeros should"),
-        head if head.pages == 0 || head.pages > PAGES_MAX => wrong("no machine has so many pages"),
-        head if head.present > head.pages => wrong("more pages hold something than there are"),
-        head if head.every.is_zero() => wrong("samples that take no time"),
+        _ if word(bytes, 12) as usize != PAGE_SIZE => wrong("unsupported page size"),
+        _ if word(bytes, 36) != 0 => wrong("reserved bytes are not zero"),
+        head if head.pages == 0 || head.pages > PAGES_MAX => wrong("page count out of range"),
+        head if head.present > head.pages => wrong("more present pages than pages"),
+        head if head.every.is_zero() => wrong("zero sample interval"),
         _ => Ok(head),
     }
 }
@@ -260,14 +258,14 @@ fn parse_runs(mut bytes: &[u8], pages: u64) -> Result<Vec<PageRun>, &'static str
     let mut runs = Vec::new();
     let mut end = 0;
     while !bytes.is_empty() {
-        let (gap, rest) = read_varint(bytes).ok_or("a number is not in its shortest form")?;
-        let (len, rest) = read_varint(rest).ok_or("a number is not in its shortest form")?;
+        let (gap, rest) = read_varint(bytes).ok_or("number not in its shortest form")?;
+        let (len, rest) = read_varint(rest).ok_or("number not in its shortest form")?;
         if len == 0 || (gap == 0 && !runs.is_empty()) {
-            return Err("runs that are empty or touch");
+            return Err("empty or adjoining runs");
         }
         let run = PageRun::new(end + gap, len);
         if run.end() > pages {
-            return Err("pages past the end of memory");
+            return Err("run past the end of memory");
         }
         end = run.end();
         runs.push(run);

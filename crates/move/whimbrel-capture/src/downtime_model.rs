@@ -1,25 +1,23 @@
-//! How long a machine would stand still if it were migrated: iterative pre-copy, played over a trace of what
-//! it dirtied. Pure.
+//! Downtime model: predicts the downtime of a migration by simulating precopy over a dirty trace. Pure.
 //!
 //! Section 4.2 of Clark et al. (NSDI 2005): the first round sends every page that holds something, round *i*
-//! sends what was dirtied during round *i - 1*, each at one bandwidth; what was dirtied during the last one
-//! is sent while the machine stands still. `downtime = pages left * bytes a page / bandwidth + fixed`.
+//! sends what was dirtied during round *i - 1*, all at one bandwidth; what was dirtied during the last one is
+//! sent in the downtime. `downtime = pages left * bytes a page / bandwidth + fixed`.
 //!
-//! Two things are not as in the paper, because a migration of ours is not. A page that was sent before
-//! travels as its difference, so it costs less on the wire, and then often less there than in the processor:
-//! [`Model`] says both. And how many rounds there are is decided while they go: [`Simulation::play_move`]
-//! asks the policy of migrations itself. That a machine which cannot be kept up with is slowed down is left
-//! out: it stands still for less than is said here.
+//! Two things differ from the paper. A page that was sent before is sent as a difference, so it costs less on
+//! the wire and may be limited by the processor instead: [`Model`] has both costs. The number of rounds is
+//! decided while they run: [`Simulation::play_move`] asks the precopy policy itself. Throttling is left out:
+//! a machine that writes too fast to keep up with has a shorter downtime than predicted.
 //!
-//! A round seldom ends where a sample does. A sample that lies in a round with a part of its time counts with
-//! that part: the trace does not say when in it a page was written. A page of two such samples counts with
-//! both parts, at most once. A trace that is shorter than a round is played again from its beginning; nothing
-//! new is dirtied then, so a prediction that did so ([`Prediction::beyond`]) is a lower bound for machines
-//! that go on to other work.
+//! A round seldom ends with a sample. A sample that overlaps a round partly counts with that fraction of its
+//! pages, because the trace does not tell when in it a page was written. A page of two such samples counts
+//! with both fractions, at most once. A trace shorter than a round is repeated from its start; repetition
+//! dirties nothing new, so such a prediction ([`Prediction::beyond`]) is a lower bound for machines that go
+//! on to other work.
 //!
-//! One round more, or a faster link, never makes the *first* set larger. Later rounds fall into other
-//! stretches of the trace, so with a machine that works in bursts they may meet one that the slower migration
-//! would have missed.
+//! Another round, or a faster link, never enlarges the *first* set. Later rounds fall into other parts of the
+//! trace, so for a machine that works in bursts they may meet a burst that a slower migration would have
+//! missed.
 
 use crate::{
     PrecopyPolicy, Rates, RoundDecision, RoundStats, StopPolicy, dirty_trace::DirtyTrace,
@@ -28,26 +26,26 @@ use crate::{
 use std::time::Duration;
 use whimbrel_core::{PAGE_SIZE, PageSet};
 
-/// Most beginnings that [`summary`] plays.
+/// Most start times that [`summary`] simulates.
 const STARTS_MAX: usize = 100;
-/// What is nearer to the whole than this is the whole: sums of times are not exact.
+/// Fractions above this count as 1: sums of times are not exact.
 const WHOLE: f64 = 1.0 - 1e-8;
 
-/// What a page costs and what does not depend on pages.
+/// Costs of a page, and the fixed cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Model {
-    /// Bytes that a page comes to on the wire in the first round.
+    /// Bytes per page on the wire in the first round.
     pub page_bytes: f64,
-    /// The same in later rounds.
+    /// Bytes per page on the wire in later rounds.
     pub again_bytes: f64,
-    /// What a page of those takes at least, however fast the link is.
+    /// Least time per page in later rounds, however fast the link is.
     pub page_time: Duration,
-    /// Stopping, the device state, loading it, starting.
+    /// Time to stop the machine, save and load the device state, and start it.
     pub fixed: Duration,
 }
 
 impl Default for Model {
-    /// Pages as they are, and the 20 ms that an idle machine stands still by the hosts' clocks
+    /// Uncompressed pages, and the 20 ms downtime of an idle machine by the hosts' clocks
     /// (`bench/results/migrate.json`).
     fn default() -> Self {
         let page = PAGE_SIZE as f64;
@@ -57,7 +55,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// What so many pages take in the round after `before` others, and the bytes they come to.
+    /// Time of `pages` pages in the round after `before` others, and their bytes.
     fn cost(&self, pages: f64, before: usize, bandwidth: u64) -> (f64, f64) {
         let (each, least) = match before {
             0 => (self.page_bytes, 0.0),
@@ -67,56 +65,56 @@ impl Model {
         ((bytes / bandwidth.max(1) as f64).max(pages * least), bytes)
     }
 
-    /// How long the machine stands still for so many pages.
+    /// Downtime with `pages` pages left.
     fn downtime(&self, pages: f64, bandwidth: u64) -> f64 {
         self.cost(pages, 1, bandwidth).0 + self.fixed.as_secs_f64()
     }
 }
 
-/// One migration that was played.
+/// Prediction for one simulated migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
     /// Rounds while the machine runs.
     pub rounds: u32,
-    /// Pages left for the last one.
+    /// Pages left for the last round.
     pub left: f64,
-    /// How long it stands still.
+    /// Predicted downtime of the machine.
     pub downtime: Duration,
-    /// From the first page to the last.
+    /// Time from the first page to the last.
     pub total: Duration,
     /// Whether the trace was too short for it.
     pub beyond: bool,
 }
 
-/// All predictions for a bandwidth and a number of rounds, over the beginnings that were played.
+/// Summary of the predictions for a bandwidth and a number of rounds, over the simulated start times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// Bytes a second.
+    /// Bandwidth in bytes a second.
     pub bandwidth: u64,
     /// Rounds while the machine runs.
     pub rounds: u32,
-    /// Median of how long it stands still.
+    /// Median of the downtimes.
     pub median: Duration,
-    /// The longest of them.
+    /// Longest of the downtimes.
     pub worst: Duration,
-    /// Median of the whole migration.
+    /// Median duration of the migration.
     pub total: Duration,
     /// Whether the trace was too short for any of them.
     pub beyond: bool,
 }
 
-/// A trace made ready to be played.
+/// Trace prepared for simulation.
 #[derive(Debug)]
 pub struct Simulation<'a> {
     trace: &'a DirtyTrace,
-    /// Where each sample ends, in seconds.
+    /// End of each sample, in seconds.
     ends: Vec<f64>,
-    /// Pages of all samples.
+    /// Pages of all samples, each counted once.
     all: u64,
 }
 
 impl<'a> Simulation<'a> {
-    /// Of a trace with at least one sample; none of an empty one.
+    /// Prepares a trace; none if it has no samples.
     pub fn new(trace: &'a DirtyTrace) -> Option<Self> {
         let mut set = PageSet::empty(trace.head.pages);
         let mut end = 0.0;
@@ -138,7 +136,7 @@ impl<'a> Simulation<'a> {
         self.all
     }
 
-    /// Pages dirtied in the `seconds` from `from` on.
+    /// Pages dirtied in the `seconds` after `from`.
     pub fn dirtied(&self, from: f64, seconds: f64) -> f64 {
         if seconds >= self.length() {
             return self.all as f64;
@@ -169,7 +167,7 @@ impl<'a> Simulation<'a> {
         full.count() as f64 + beside(&full, &mut parts)
     }
 
-    /// The migration that begins `start` seconds into the trace, for 1 to `rounds` rounds.
+    /// Simulates the migration that starts `start` seconds into the trace, for 1 to `rounds` rounds.
     pub fn play(&self, start: f64, bandwidth: u64, rounds: u32, model: &Model) -> Vec<Prediction> {
         let (mut at, mut sent, mut beyond) = (start, self.trace.head.present as f64, false);
         let mut round = |number: u32| {
@@ -184,7 +182,8 @@ impl<'a> Simulation<'a> {
         (1..=rounds).map(&mut round).collect()
     }
 
-    /// The migration that begins `start` seconds into the trace, with as many rounds as it would have.
+    /// Simulates the migration that starts `start` seconds into the trace, with the rounds that the policy
+    /// decides.
     pub fn play_move(&self, start: f64, bandwidth: u64, model: &Model) -> Prediction {
         let policy = PrecopyPolicy::new(Rates::Full { max: Some(bandwidth) }, DOWNTIME_MAX);
         let (mut at, mut left, mut beyond) = (start, self.trace.head.present as f64, false);
@@ -209,14 +208,14 @@ impl<'a> Simulation<'a> {
         Prediction { rounds, left, downtime: span(downtime), total, beyond }
     }
 
-    /// Beginnings that are played for an overview: samples at even distances, in seconds.
+    /// Start times for a summary: samples at even distances, in seconds.
     pub fn starts(&self) -> Vec<f64> {
         let step = self.ends.len().div_ceil(STARTS_MAX).max(1);
         [0.0].iter().chain(&self.ends).copied().take(self.ends.len()).step_by(step).collect()
     }
 }
 
-/// Pages of samples that lie in a round with a part of their time, as far as they are not in it anyway.
+/// Pages of samples that overlap a round partly, without those that are in it anyway.
 fn beside(full: &PageSet, parts: &mut [(f64, PageSet)]) -> f64 {
     parts.iter_mut().for_each(|(_, set)| set.subtract(full));
     let alone: f64 = parts.iter().map(|(part, set)| part * set.count() as f64).sum();
@@ -231,7 +230,7 @@ fn beside(full: &PageSet, parts: &mut [(f64, PageSet)]) -> f64 {
     }
 }
 
-/// Every bandwidth with 1 to `rounds` rounds.
+/// Summarizes every bandwidth with 1 to `rounds` rounds.
 pub fn summary(simulation: &Simulation<'_>, bandwidths: &[u64], rounds: u32, model: &Model) -> Vec<Summary> {
     let starts = simulation.starts();
     let of = |bandwidth: u64| {
@@ -245,7 +244,7 @@ pub fn summary(simulation: &Simulation<'_>, bandwidths: &[u64], rounds: u32, mod
     bandwidths.iter().copied().flat_map(of).collect()
 }
 
-/// Every bandwidth with as many rounds as a migration would have; the median of those too.
+/// Summarizes every bandwidth with the rounds that the policy decides; their number is a median too.
 pub fn moves(simulation: &Simulation<'_>, bandwidths: &[u64], model: &Model) -> Vec<Summary> {
     let starts = simulation.starts();
     let of = |bandwidth: &u64| {
@@ -269,13 +268,13 @@ fn over(bandwidth: u64, played: &[Prediction]) -> Summary {
     }
 }
 
-/// The median; sorts.
+/// Median; sorts the values.
 fn middle<T: Copy + Ord + Default>(values: &mut [T]) -> T {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// Seconds as a duration; what no clock could show is the longest there is.
+/// Seconds as a duration; `Duration::MAX` if they are too many.
 fn span(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }

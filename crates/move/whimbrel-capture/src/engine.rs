@@ -1,4 +1,4 @@
-//! The loop: rounds while the machine runs, one last round while it is paused.
+//! Capture loop: rounds while the machine runs, and one last round while it is paused.
 
 use crate::{
     CaptureError, Consumer, DirtyLog, PageBatch, RoundDecision, RoundStats, Scan, Sink, StopPolicy,
@@ -13,97 +13,96 @@ use std::{
 use whimbrel_core::{EXTENT_PAGES, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, PageError};
 
-/// Pages read and handed over at once: an extent, which is also one leaf of an image tree.
+/// Pages read and delivered at once: an extent, which is also one leaf of an image tree.
 const BATCH_PAGES: u64 = EXTENT_PAGES as u64;
-/// Looks at what was dirtied meanwhile, unless the policy says how often: for sinks that care what is hot.
+/// Interval of dirty log scans if the policy sets none, for sinks that use [`PageBatch::hot`].
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// A look may take one part in so many of the round. It costs well under 1 ms for a GiB.
+/// Scans take at most one part in this many of the round. A scan takes well under 1 ms per GiB.
 const LOOK_SHARE: u32 = 50;
-/// At most this much is set aside while the machine is paused; beyond it the pause lasts until the sink has
-/// it.
+/// Most bytes that are set aside in the pause; with more, the pause lasts until the sink has them.
 const STAGE_BYTES_MAX: usize = 256 << 20;
 
-/// What is captured: a machine and its arrays, as one party follows them.
+/// Source of a capture: a machine and its arrays, as one consumer sees them.
 pub struct CaptureSource<'a> {
-    /// The machine, running or paused.
+    /// Machine, running or paused.
     pub machine: &'a mut dyn Machine,
-    /// Its page arrays, each followed by `follower`.
+    /// Dirty logs of its page arrays, to which `follower` is attached.
     pub ledgers: &'a mut [DirtyLog],
-    /// For whom.
+    /// Consumer that gets the pages.
     pub follower: Consumer,
 }
 
-/// What happens to the machine after the last round.
+/// State of the machine after the last round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterCapture {
-    /// It goes on: the last pages are set aside during the pause and delivered afterwards.
+    /// The machine runs on: the last pages are set aside during the pause and delivered afterwards.
     GoOn,
-    /// It stays paused; the caller decides who runs next.
+    /// The machine stays paused; the caller decides who runs next.
     StayPaused,
 }
 
-/// Where a capture stands.
+/// Phase of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Copying while the machine runs; the round's number, from 1.
     Round(u32),
     /// The machine is paused.
     Paused,
-    /// The last pages are on their way, the machine runs again.
+    /// The last pages are being delivered, and the machine runs again.
     Delivering,
 }
 
-/// Told to the observer after every batch.
+/// Progress report, made after every batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
-    /// Where the capture stands.
+    /// Phase of the capture.
     pub phase: Phase,
     /// Pages delivered in this phase.
     pub done: u64,
     /// Pages to deliver in this phase.
     pub total: u64,
-    /// Encoded bytes out since the beginning.
+    /// Encoded bytes sent since the start.
     pub bytes_out: u64,
-    /// The round that has just ended, if one has.
+    /// Statistics of the round that has just ended, if one has.
     pub ended: Option<RoundStats>,
 }
 
-/// A finished capture.
+/// Result of a finished capture.
 #[derive(Debug)]
 pub struct Captured {
-    /// The machine's device state at the instant of the pause.
+    /// Device state of the machine at the instant of the pause.
     pub device_state: Vec<u8>,
-    /// The rounds, the last one (paused) included.
+    /// Rounds, with the last one (paused) included.
     pub rounds: Vec<RoundStats>,
-    /// What ended the rounds before it.
+    /// Reason that ended the rounds before it.
     pub why: StopReason,
-    /// How long the machine stood still; zero if it was found paused or stays so.
+    /// Time that the machine was paused; zero if it was paused before or stays so.
     pub pause: Duration,
-    /// When it was paused.
+    /// Instant of the pause.
     pub paused_at: Instant,
-    /// What was done then.
+    /// Parts of the pause.
     pub parts: PauseParts,
 }
 
-/// What the time since the pause went to, up to the moment when the sink has everything (if the machine stays
-/// paused) or has been set aside.
+/// Parts of the time from the pause until the sink has everything (if the machine stays paused) or everything
+/// is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PauseParts {
-    /// Until the machine stood still.
+    /// Until the machine was paused.
     pub stop: Duration,
-    /// Until it was known which pages are left.
+    /// Until the pages left were known.
     pub scan: Duration,
-    /// The state of CPUs and devices; pages are on their way meanwhile.
+    /// Saving the device state; pages are sent meanwhile.
     pub devices: Duration,
-    /// The pages beside that.
+    /// Sending the pages, without that.
     pub pages: Duration,
 }
 
-/// Runs the loop of the crate's documentation.
+/// Runs the loop that the documentation of the crate describes.
 ///
-/// On success the sink has every page that `subject.follower` had not seen, as of the instant of the pause.
-/// On failure the follower's sets hold every page taken so far again, and a machine that this call paused
-/// runs.
+/// On success the sink has every page that was dirty for `subject.follower`, as of the instant of the pause.
+/// On failure the consumer's sets hold every page collected so far again, and a machine that this call paused
+/// runs again.
 pub fn capture(
     subject: &mut CaptureSource<'_>,
     sink: &mut dyn Sink,
@@ -139,9 +138,9 @@ struct Run<'r, 's> {
     subject: &'r mut CaptureSource<'s>,
     sink: &'r mut dyn Sink,
     observe: &'r mut dyn FnMut(Progress) -> ControlFlow<()>,
-    /// Everything taken from the ledgers since the beginning, by array: what a failure must put back.
+    /// Everything collected from the dirty logs, by array: what a failure must put back.
     taken: Vec<PageSet>,
-    /// Everything the sink has some version of, by array. Empty if hot pages do not wait.
+    /// Everything of which the sink has some version, by array. Empty if rewritten pages do not wait.
     delivered: Vec<PageSet>,
     paused: bool,
     buffer: Vec<u8>,
@@ -149,7 +148,7 @@ struct Run<'r, 's> {
     looked: Looked,
 }
 
-/// The last look at what was dirtied.
+/// Last scan of the dirty logs.
 struct Looked {
     every: Duration,
     at: Instant,
@@ -160,7 +159,7 @@ impl Run<'_, '_> {
     fn all(&mut self, policy: &dyn StopPolicy, finish: AfterCapture) -> Result<Captured, CaptureError> {
         let mut rounds: Vec<RoundStats> = Vec::new();
         let mut left = self.collect()?;
-        // Rounds from before the machine was slowed down say nothing about those after it.
+        // Rounds from before the machine was throttled predict nothing about those after it.
         let mut since = 0;
         loop {
             let history = &rounds[since..];
@@ -188,13 +187,13 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Asks the machine to write less; whether another round may help.
+    /// Throttles the machine; returns whether another round may help.
     fn slows_down(&mut self, policy: &dyn StopPolicy, history: &[RoundStats], left: &[PageSet]) -> bool {
         let predicted = policy.downtime(history, count(left));
         predicted.is_some_and(|predicted| self.subject.machine.slow_down(predicted))
     }
 
-    /// Tells of the last of `rounds`.
+    /// Reports the end of the last of `rounds`.
     fn ended(
         &mut self,
         rounds: &mut [RoundStats],
@@ -237,14 +236,14 @@ impl Run<'_, '_> {
         }
         let begun = Instant::now();
         let (staged, device_state) = self.stage(&left)?;
-        // Both at once: which of them took it is not known.
+        // Both run at the same time, so their parts are not known.
         parts.pages = begun.elapsed();
         let pause = self.finish(finish, paused_at)?;
         rounds.push(self.deliver(&left, &staged, rate)?);
         Ok(Captured { device_state, rounds, why, pause, paused_at, parts })
     }
 
-    /// The state of CPUs and devices, and how long that took.
+    /// Device state, and the time that it took to save.
     fn device_state(&mut self) -> Result<(Vec<u8>, Duration), CaptureError> {
         let begun = Instant::now();
         let device_state = self.subject.machine.device_state()?;
@@ -260,7 +259,7 @@ impl Run<'_, '_> {
         Ok(paused_at.elapsed())
     }
 
-    /// Takes what the follower has not seen, of every array.
+    /// Collects the consumer's dirty pages of every array.
     fn collect(&mut self) -> Result<Vec<PageSet>, CaptureError> {
         let follower = self.subject.follower;
         let mut sets = Vec::with_capacity(self.taken.len());
@@ -284,7 +283,8 @@ impl Run<'_, '_> {
         Ok(tally.end(self.sink.bytes_out()))
     }
 
-    /// Hands the pages of a round to the sink, which may still have some of them when this returns.
+    /// Delivers the pages of a round to the sink, which may still have some of them buffered when this
+    /// returns.
     fn send(&mut self, sets: &[PageSet], phase: Phase, rate: Option<u64>) -> Result<Tally, CaptureError> {
         let mut tally = Tally::start(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
         let mut clusters = scan_sequence::ascending(sets, BATCH_PAGES);
@@ -310,9 +310,9 @@ impl Run<'_, '_> {
         Ok(tally)
     }
 
-    /// The runs of `set` in the cluster that are to be delivered now, and how many pages wait.
+    /// Runs of `set` in the cluster that are to be delivered now, and the number of pages that wait.
     ///
-    /// A page that waits was written since the round began: it is unseen again, so a later round has it.
+    /// A page that waits was written since the round began: it is dirty again, so a later round has it.
     fn runs_of(&self, cluster: Cluster, set: &PageSet, hot_waits: bool) -> (Vec<PageRun>, u64) {
         let unseen = self.subject.ledgers[cluster.array].unseen(self.subject.follower).filter(|_| hot_waits);
         let delivered = self.delivered.get(cluster.array);
@@ -332,7 +332,7 @@ impl Run<'_, '_> {
         (runs, skipped)
     }
 
-    /// Enters what was dirtied lately, if the last look was long enough ago for what looks cost.
+    /// Scans the dirty logs if the last scan was long enough ago for the cost of a scan.
     fn drain_dirty(&mut self) -> Result<(), CaptureError> {
         let every = self.looked.every;
         let pause = every.max(self.looked.cost * LOOK_SHARE);
@@ -358,7 +358,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Copies the last pages aside while the device state is taken: both only read, and both are the pause.
+    /// Copies the last pages aside while the device state is saved: both only read, and both prolong the
+    /// pause.
     fn stage(&mut self, sets: &[PageSet]) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
         let machine = &mut *self.subject.machine;
         let (ledgers, who) = (&*self.subject.ledgers, self.subject.follower);
@@ -399,7 +400,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// After a failure: every page taken is unseen again, and a machine paused here runs.
+    /// Undoes a failed capture: every page collected is dirty again, and a machine paused here runs again.
     fn roll_back(&mut self) {
         for (ledger, taken) in self.subject.ledgers.iter_mut().zip(&self.taken) {
             ledger.put_back(self.subject.follower, taken);
@@ -412,16 +413,16 @@ impl Run<'_, '_> {
     }
 }
 
-/// How the rounds end.
+/// End of the rounds.
 #[derive(Clone, Copy)]
 struct Ending {
-    /// The limit of the last round.
+    /// Limit of the last round.
     rate: Option<u64>,
     why: StopReason,
     finish: AfterCapture,
 }
 
-/// The pages of `sets`, as `who` sees them, one after the other.
+/// Content of the pages of `sets`, as `who` sees them, concatenated.
 fn copy_aside(ledgers: &[DirtyLog], who: Consumer, sets: &[PageSet]) -> Result<Vec<u8>, PageError> {
     let mut staged = vec![0; count(sets) as usize * PAGE_SIZE];
     let mut rest = &mut staged[..];

@@ -1,4 +1,4 @@
-//! The loop against a fake machine whose pages change under the reader's hands, with sinks that fail.
+//! Tests of the capture loop: a fake machine whose pages change while they are read, and sinks that fail.
 
 use crate::*;
 use proptest::prelude::*;
@@ -83,7 +83,7 @@ impl Machine for Fake {
     }
 }
 
-/// The array cut 512 bytes before each of its pages ends: one page more, the first and last with padding.
+/// View of the array whose pages begin 512 bytes earlier: one page more, the first and last with padding.
 const SHIFT: usize = 512;
 
 impl PageView for Fake {
@@ -110,7 +110,7 @@ impl PageView for Fake {
     }
 }
 
-/// Keeps the copy; fails once it has been given `fail_after` batches.
+/// Sink that keeps the copy, and fails after `fail_after` batches.
 pub(crate) struct Copy {
     pub(crate) versions: Vec<u8>,
     pub(crate) batches: u64,
@@ -191,7 +191,7 @@ proptest! {
     }
 }
 
-/// Keeps whole pages, as the view cuts them.
+/// Sink that keeps pages as the view groups them.
 struct CutCopy(Vec<u8>, u64);
 
 impl Sink for CutCopy {
@@ -209,7 +209,8 @@ impl Sink for CutCopy {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// The fear: a write is lost that touches two pages of the view, or that the other follower took first.
+    /// The fear: a write is lost that touches two pages of the view, or that the other consumer collected
+    /// first.
     #[test]
     fn a_follower_with_other_pages_has_the_same_bytes_and_takes_nothing_from_the_other(
         seed: u64, pages in 1..300usize, writes in 0..3u64,

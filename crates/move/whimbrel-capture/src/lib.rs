@@ -1,17 +1,18 @@
-//! The one loop behind checkpoint, suspend, migrate and protect.
+//! Page capture: the one loop behind checkpoint, suspend, migration and protection.
 //!
 //! ```text
-//! learn which pages changed -> read them -> hand them to a sink -> repeat until little is left
-//! ... pause, one last short round, take the device state, go on here or stay paused for the other side
+//! collect dirty pages -> read them -> deliver them to a sink -> repeat until few are left
+//! ... pause, one last short round, save the device state, then run on here or stay paused for the target
 //! ```
 //!
-//! What is here: the bookkeeping of dirty sets ([`DirtyLog`]), the decisions how fast to go and when to stop
-//! ([`pace`], [`precopy`], pure), and the loop itself ([`capture`]). What is not: where pages go (a [`Sink`]
-//! of the store, of a remote host), and what a machine is (traits of `whimbrel-machine`). Plain blocking
-//! calls on the caller's thread.
+//! Contents: the accounting of dirty pages ([`DirtyLog`]), the pure decisions about rates and the pause
+//! ([`stop_policy`], [`precopy_policy`]), and the loop ([`capture`]). Pages go to a [`Sink`] (the store, a
+//! remote host); the machine is reached through the traits of `whimbrel-machine`. All calls block the
+//! caller's thread.
 //!
-//! Invariants: a page taken from a ledger is delivered to the sink or put back; when [`capture`] fails the
-//! machine is in the run state it was found in and the follower's dirty sets hold at least what they held.
+//! Invariants: a page collected from a dirty log is delivered to the sink or put back. When [`capture`]
+//! fails, the machine has its former run state and the consumer's dirty set holds at least what it held
+//! before.
 
 mod dirty_log;
 pub mod dirty_observer;

@@ -1,79 +1,79 @@
-//! The policy of live migration: how fast each round goes and when the machine is paused.
+//! Precopy policy of live migration: how fast each round goes, and when the machine is paused.
 //!
-//! Without a minimum every round goes as fast as it may. With one it is the dynamic rate-limiting of Clark et
-//! al. (NSDI 2005, section 5.3): the first round at the minimum, each next at the rate at which the machine
-//! dirtied pages during the last one plus a step, never below the minimum; when that would pass the maximum
-//! the machine is paused. Either way it is paused when next to nothing is left, when the rest travels within
-//! the downtime that is allowed, or when rounds no longer help, and then at a round that left about as little
-//! as any lately. The last round goes at the maximum.
+//! Without a minimum rate every round goes as fast as permitted. With one, rates follow the dynamic
+//! rate-limiting of Clark et al. (NSDI 2005, section 5.3): the first round goes at the minimum, each next at
+//! the dirty rate of the last one plus a step, never below the minimum; when that would exceed the maximum,
+//! the machine is paused. In both cases it is paused when almost nothing is left, when the rest can be sent
+//! within the permitted downtime, or when rounds no longer help, and then after a round that left about as
+//! little as any lately. The last round goes at the maximum.
 //!
-//! Rates are bytes on the wire, where pages arrive compressed or as differences. So pages dirtied are
-//! converted by what pages of the last round came to: else a machine whose writes are cheap to send would be
-//! paused for nothing.
+//! Rates count bytes on the wire, where pages are compressed or sent as differences. So dirty pages are
+//! converted with the bytes per page of the last round; otherwise a machine whose writes are cheap to send
+//! would be paused too early.
 //!
-//! Pure: no clock, no state beside the rounds that were.
+//! Pure: no clock, and no state except the past rounds.
 
 use crate::{RoundDecision, RoundStats, Scan, StopPolicy, StopReason, stop_policy::is_plateau};
 use std::time::Duration;
 use whimbrel_core::PAGE_SIZE;
 
-/// "When less than 256 KB remains to be transferred" (section 5.3).
+/// Threshold of section 5.3: "When less than 256 KB remains to be transferred".
 const LITTLE_LEFT_PAGES: u64 = (256 << 10) / PAGE_SIZE as u64;
-/// Rounds whatever happens; QEMU's users know similar numbers.
+/// Limit on the number of rounds; QEMU uses similar numbers.
 const ROUNDS_MAX: u32 = 30;
-/// So many rounds of a plateau may pass in the hope for one that leaves little.
+/// Rounds of a plateau that may pass while waiting for one that leaves little.
 const PLATEAU_ROUNDS_MAX: usize = 4;
-/// A round that left at most so much more than the least of the plateau counts as its minimum.
+/// A round that left at most this factor above the least of the plateau counts as its minimum.
 const NEAR_MINIMUM: f64 = 1.05;
-/// A round slower than this part of its limit was held up by something else: the link, or the processor.
+/// A round slower than this part of its limit was slowed by something else: the link, or the processor.
 const HELD_BY_LIMIT: f64 = 0.9;
-/// A page costs at least this on the wire; less is a round of zeros that says nothing about the next.
+/// Least cost of a page on the wire; less is a round of zeros, which predicts nothing about the next.
 const BYTES_A_PAGE_MIN: f64 = 256.0;
 
-/// What the rest may take to travel before the machine is paused, unless somebody says otherwise: less than
-/// what a pause takes besides. A round more that gets there takes some milliseconds while the machine runs.
+/// Default limit for sending the rest while the machine is paused: less than the other parts of the pause.
+/// One more round that gets there takes some milliseconds while the machine runs.
 pub const DOWNTIME_MAX: Duration = Duration::from_millis(2);
 
-/// Looks at what was written, during a round. At 1 Gbit/s 2 MB go out between two of them.
+/// Interval of dirty log scans during a round. At 1 Gbit/s 2 MB are sent between two of them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How fast rounds go, in bytes a second on the wire.
+/// Rates of the rounds, in bytes a second on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rates {
-    /// Every round as fast as it may.
+    /// Every round goes as fast as permitted.
     Full {
-        /// The limit, if there is one.
+        /// Limit, if there is one.
         max: Option<u64>,
     },
-    /// As fast as the machine writes, between limits.
+    /// Rounds follow the dirty rate, between limits.
     Adaptive {
-        /// The first round, and the least of any other.
+        /// Rate of the first round, and the least of any other.
         min: u64,
-        /// Rounds that would need more are not begun; the last one goes at it.
+        /// Limit: a round that would need more is not started; the last one uses it.
         max: Option<u64>,
-        /// How much faster than the machine writes.
+        /// Amount by which a round exceeds the dirty rate.
         step: u64,
     },
 }
 
-/// The limits a migration works under.
+/// Limits of a migration, as a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrecopyPolicy {
-    /// How fast.
+    /// Rates of the rounds.
     pub rates: Rates,
-    /// Pause when the rest would travel in this time.
+    /// Pause when the rest can be sent in this time.
     pub downtime_max: Duration,
-    /// Pause after this many rounds whatever is left.
+    /// Pause after this many rounds, whatever is left.
     pub rounds_max: u32,
 }
 
 impl PrecopyPolicy {
-    /// The usual limits.
+    /// Policy with the default limit on rounds.
     pub fn new(rates: Rates, downtime_max: Duration) -> Self {
         Self { rates, downtime_max, rounds_max: ROUNDS_MAX }
     }
 
-    /// The machine stands still all the time.
+    /// Policy without rounds: the machine is paused throughout.
     pub fn stopped(max: Option<u64>) -> Self {
         Self { rates: Rates::Full { max }, downtime_max: Duration::ZERO, rounds_max: 0 }
     }
@@ -84,7 +84,7 @@ impl PrecopyPolicy {
         }
     }
 
-    /// The rate of the next round; none if it would pass the maximum.
+    /// Rate of the next round; none if it would exceed the maximum.
     fn next_rate(&self, history: &[RoundStats]) -> Option<Option<u64>> {
         let (min, max, step) = match self.rates {
             Rates::Full { max } => return Some(max),
@@ -118,7 +118,7 @@ impl StopPolicy for PrecopyPolicy {
         RoundDecision::Stop { rate: self.max(), why }
     }
 
-    /// The time on the wire. What the machine takes to load and start on the other side comes on top.
+    /// Time on the wire. Loading and starting the machine on the target add to it.
     fn downtime(&self, history: &[RoundStats], left: u64) -> Option<Duration> {
         let last = history.last()?;
         let left = left as f64;
@@ -126,7 +126,7 @@ impl StopPolicy for PrecopyPolicy {
         let rate = self.max().map_or(seen, |max| max as f64);
         let by_bytes = left * bytes_a_page(history) / rate.max(1.0);
         let unhindered = last.limit.is_none_or(|limit| last.rate() < limit as f64 * HELD_BY_LIMIT);
-        // A round that nothing held back says how fast pages go through all of it, the processor included.
+        // An unhindered round shows how fast pages pass through every stage, the processor included.
         let by_pages = left * last.took.as_secs_f64() / last.pages as f64;
         let unlimited = self.max().is_none();
         let seconds = match unhindered && last.pages > 0 {
@@ -137,8 +137,8 @@ impl StopPolicy for PrecopyPolicy {
         Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
-    /// Without a limit pages go in their order: a scan that skips about cost a quarter more bytes on a fast
-    /// link, and a hot page that travels once too often is soon gone there. With one, hot pages wait.
+    /// Without a limit pages go in ascending order: skipping about cost a quarter more bytes on a fast link,
+    /// and a page sent once too often is quickly sent there. With a limit, rewritten pages wait.
     fn scan(&self) -> Scan {
         match self.rates {
             Rates::Full { .. } => Scan::Ascending,
@@ -147,22 +147,23 @@ impl StopPolicy for PrecopyPolicy {
     }
 }
 
-/// Bytes a second at which the machine made work for the wire while `last` ran.
+/// Dirty rate during `last`, in bytes on the wire a second.
 fn dirty_rate(history: &[RoundStats], last: &RoundStats) -> f64 {
     last.left as f64 * bytes_a_page(history) / last.took.as_secs_f64().max(1e-6)
 }
 
-/// What a page came to in the last round that had any.
+/// Bytes per page in the last round that had pages.
 fn bytes_a_page(history: &[RoundStats]) -> f64 {
     let known = history.iter().rev().find_map(RoundStats::bytes_a_page);
     known.map_or(PAGE_SIZE as f64, |bytes| bytes.max(BYTES_A_PAGE_MIN))
 }
 
-/// Rounds no longer help, and the last one left about as little as any since then, or patience is over.
+/// Whether rounds no longer help, and either the last one left about as little as any since then or the
+/// plateau lasted too long.
 fn is_low_of_a_plateau(history: &[RoundStats]) -> bool {
     let since = (0..=history.len()).rev().take_while(|len| is_plateau(&history[..*len])).count();
     let Some(last) = history.last().filter(|_| since > 0) else { return false };
-    // It is seen when two rounds have not helped, and the one before them counts: it set the mark.
+    // A plateau is seen after two rounds that did not help; the one before them counts too, as the least.
     let of_the_plateau = &history[history.len() - (since + 2).min(history.len())..];
     let least = of_the_plateau.iter().map(|round| round.left).min().unwrap_or(0);
     since > PLATEAU_ROUNDS_MAX || last.left as f64 <= least as f64 * NEAR_MINIMUM

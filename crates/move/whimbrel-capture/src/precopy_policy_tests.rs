@@ -1,4 +1,4 @@
-//! Tests of the policy on rounds that were made up, and on rounds of a simple model of a machine and a link.
+//! Tests of the precopy policy on made-up rounds, and on rounds of a simple model of a machine and a link.
 
 use super::*;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ impl Model {
         (set * (1.0 - (-self.rate * seconds / set).exp())) as u64
     }
 
-    /// Rounds as `policy` wants them, and how it ended.
+    /// Runs rounds as `policy` wants them; returns them and how they ended.
     fn run(&self, policy: &PrecopyPolicy) -> (Vec<RoundStats>, u64, Option<u64>, StopReason) {
         let (mut rounds, mut left) = (Vec::<RoundStats>::new(), self.pages);
         loop {

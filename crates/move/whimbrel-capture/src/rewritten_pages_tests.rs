@@ -1,4 +1,4 @@
-//! Pages that are written again before their turn wait, and no page is lost for it.
+//! Tests of rewritten pages: a page that is written again before it is read waits, and none is lost.
 
 use crate::{
     AfterCapture, CaptureError, CaptureSource, CheckpointPolicy, Consumer, DirtyLog, PageBatch, Phase,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::{ops::ControlFlow, time::Duration};
 use whimbrel_core::PageSet;
 
-/// Rounds as for a checkpoint, with a look before every cluster.
+/// Rounds as for a checkpoint, with a scan before every cluster.
 struct Looking(CheckpointPolicy);
 
 impl StopPolicy for Looking {
@@ -24,7 +24,7 @@ impl StopPolicy for Looking {
     }
 }
 
-/// Keeps the copy and notes which pages came when.
+/// Sink that keeps the copy and records the order of the pages.
 struct Noting {
     copy: Copy,
     wants_first: bool,
@@ -76,7 +76,7 @@ fn run(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The fear: a page that waited is forgotten, for this follower, for another one, or by a failure in
+    /// The fear: a page that waited is lost, for this consumer, for another one, or by a failure in
     /// between.
     #[test]
     fn pages_that_wait_are_never_lost(
@@ -128,7 +128,7 @@ proptest! {
 
 #[test]
 fn a_page_that_is_written_all_the_time_waits_for_the_pause() {
-    // Twenty pages of 2000 are written at every step, so that every look finds all of them.
+    // Twenty pages of 2000 are written at every step, so every scan finds all of them.
     let fake = world(3, 2000, 0);
     fake.0.lock().unwrap().always = 100..120;
     let mut sent = vec![];

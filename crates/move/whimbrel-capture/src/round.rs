@@ -1,42 +1,42 @@
-//! What one round did, and counting it.
+//! Statistics of one round, and the counter that makes them.
 
 use crate::{Phase, Progress};
 use std::time::{Duration, Instant};
 
-/// What one round did.
+/// Statistics of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RoundStats {
-    /// Pages delivered.
+    /// Number of pages delivered.
     pub pages: u64,
-    /// Encoded bytes they cost.
+    /// Encoded bytes of these pages.
     pub bytes: u64,
-    /// When it began, since the capture began.
+    /// Start of the round, since the start of the capture.
     pub begun: Duration,
-    /// How long the round took.
+    /// Duration of the round.
     pub took: Duration,
-    /// Bytes a second it was held to; none if it went as fast as it could.
+    /// Rate limit in bytes a second, if there was one.
     pub limit: Option<u64>,
-    /// Pages that were written again before their turn came, and wait for a later round.
+    /// Pages that were written again before they were read, and wait for a later round.
     pub skipped: u64,
-    /// Pages that were written while it ran, those skipped included: all that remains.
+    /// Pages written during the round, those skipped included: all that remains.
     pub left: u64,
-    /// How long the machine would stand still for what remains, once that can be said.
+    /// Predicted downtime for what remains, once it can be predicted.
     pub downtime: Option<Duration>,
 }
 
 impl RoundStats {
-    /// Bytes a second that went out.
+    /// Average rate in bytes a second.
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.took.as_secs_f64().max(1e-6)
     }
 
-    /// Bytes that a page came to; none if there was no page.
+    /// Encoded bytes per page; none if there was no page.
     pub fn bytes_a_page(&self) -> Option<f64> {
         (self.pages > 0).then(|| self.bytes as f64 / self.pages as f64)
     }
 }
 
-/// Counts one round while it runs.
+/// Counter of one running round.
 pub(crate) struct Tally {
     phase: Phase,
     stats: RoundStats,
@@ -51,7 +51,6 @@ impl Tally {
         Self { phase, stats, total, bytes_before, begun: Instant::now() }
     }
 
-    /// The round is held to `limit`.
     pub(crate) fn held_to(mut self, limit: Option<u64>) -> Self {
         self.stats.limit = limit;
         self

@@ -1,23 +1,21 @@
-//! In which order the clusters of a round are visited.
+//! Scan sequence: the order in which the clusters of pages of a round are visited.
 //!
-//! Pages are dirtied in clusters, so looking at neighbours one after the other finds all of them clean or all
-//! of them dirty; a pseudo-random order spreads that over the round (Clark et al., NSDI 2005, section 5.4).
-//! The order is a function of the round's number alone, so that a test that fails fails again.
+//! Pages are dirtied in clusters, so a scan in order finds many neighbours clean and then many dirty; a
+//! pseudo-random order spreads that over the round (Clark et al., NSDI 2005, section 5.4). The order depends
+//! on the round's number alone, so a failing test fails again.
 
 use whimbrel_core::PageSet;
 
 /// Neighbouring pages of one array that are visited together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cluster {
-    /// Index of the array.
     pub(crate) array: usize,
-    /// First page.
     pub(crate) start: u64,
-    /// The page after the last.
+    /// End of the cluster, exclusive.
     pub(crate) end: u64,
 }
 
-/// The clusters of `size` pages in which `sets` have pages, by array and in ascending order.
+/// Clusters of `size` pages in which `sets` have pages, by array and in ascending order.
 pub(crate) fn ascending(sets: &[PageSet], size: u64) -> Vec<Cluster> {
     let mut clusters: Vec<Cluster> = Vec::new();
     for (array, set) in sets.iter().enumerate() {
@@ -35,8 +33,7 @@ pub(crate) fn ascending(sets: &[PageSet], size: u64) -> Vec<Cluster> {
     clusters
 }
 
-/// Shuffles (Fisher and Yates) by a generator that is seeded with `round` (splitmix64: Steele et al., OOPSLA
-/// 2014).
+/// Shuffles (Fisher and Yates) with a generator seeded with `round` (splitmix64: Steele et al., OOPSLA 2014).
 pub(crate) fn shuffle(clusters: &mut [Cluster], round: u32) {
     let mut state = u64::from(round);
     for last in (1..clusters.len()).rev() {

@@ -1,86 +1,86 @@
-//! Where captured pages go, and how a capture fails.
+//! Destination of captured pages, and the errors of a capture.
 
 use crate::StopReason;
 use std::error::Error;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{MachineError, PageError};
 
-/// Neighbouring pages of one array with their content as of just now.
+/// Neighbouring pages of one array with their current content.
 #[derive(Debug)]
 pub struct PageBatch<'a> {
-    /// Which array, as an index into the subject's ledgers.
+    /// Index of the array among the dirty logs of the source.
     pub array: usize,
-    /// Which pages.
+    /// Range of the pages.
     pub run: PageRun,
-    /// Their content, `run.bytes()` long.
+    /// Content of the pages, `run.bytes()` long.
     pub data: &'a [u8],
-    /// Pages known to be written again already: worth remembering, they will come once more.
+    /// Pages known to be written again already, which will be sent once more.
     pub hot: Option<&'a PageSet>,
 }
 
-/// Takes pages. The latest content given for a page wins.
+/// Destination of pages. The latest content of a page wins.
 pub trait Sink {
-    /// Takes a batch; may block while the sink is full.
+    /// Accepts a batch; may block while the sink is full.
     fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError>;
 
-    /// From now on at most so many bytes a second are to leave; none is as fast as they can.
+    /// Limits the sink to this many bytes a second from now on; `None` removes the limit.
     fn limit_rate(&mut self, _rate: Option<u64>) {}
 
-    /// Whether a page that is written again already is worth taking all the same, because its next version is
-    /// cheap to deliver to whom has this one.
+    /// Whether to send a page even if it was written again already, because its next version is cheap to send
+    /// to a destination that has this one.
     fn wants_first_versions(&self) -> bool {
         false
     }
 
-    /// What was found written since the last look, by array. A sink that hears of writes otherwise says here
-    /// what a round must still have of them.
+    /// Passes on the dirty pages just collected, by array. A sink that learns of writes in another way
+    /// removes here what it does not need in a round.
     fn collected(&mut self, found: &mut [PageSet]) {
         let _ = found;
     }
 
-    /// These pages are read next, for [`Sink::pages`].
+    /// Announces the pages that are read next for [`Sink::pages`].
     fn about_to_read(&mut self, array: usize, run: PageRun) {
         let _ = (array, run);
     }
 
-    /// Whether a page of the array that is written again already may be left for a later round.
+    /// Whether a page of the array that was written again already may wait for a later round.
     fn hot_may_wait(&self, array: usize) -> bool {
         let _ = array;
         true
     }
 
-    /// The machine is paused, and `left` is what was not delivered, of it `fresh` written last: what the sink
-    /// takes out of `left` is not delivered, and is its business from now on.
+    /// Called in the pause: `left` are the undelivered pages, `fresh` those of them found last. Pages that
+    /// the sink removes from `left` are not delivered; the sink is responsible for them from now on.
     fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let _ = (left, fresh, why);
     }
 
-    /// Lets go of what was only gathered so far, without waiting for it to arrive.
+    /// Sends what is buffered without waiting for its arrival.
     fn push_out(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// The round is over.
+    /// Ends the round, once all its pages were accepted.
     fn end_round(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// Bytes that have left towards the sink's destination so far, encoded.
+    /// Encoded bytes that the sink has sent so far.
     fn bytes_out(&self) -> u64;
 }
 
-/// A sink could not take what it was given.
+/// Error of a sink that could not accept pages.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot deliver pages to {destination}")]
 pub struct SinkError {
-    /// The store, a host, …
+    /// Name of the destination: the store, a host, …
     pub destination: String,
-    /// Why.
+    /// Cause reported by the sink.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// Why a capture failed. The machine is as it was before, and no dirty page is forgotten.
+/// Error of a capture. The machine is as it was before, and no dirty page is lost.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// Pages could not be read or scanned.
@@ -89,10 +89,10 @@ pub enum CaptureError {
     /// The machine could not be paused or described.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The destination failed.
+    /// Pages could not be delivered to the sink.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The caller asked to stop.
+    /// The caller cancelled the capture.
     #[error("cancelled")]
     Cancelled,
 }

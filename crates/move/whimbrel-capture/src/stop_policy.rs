@@ -1,91 +1,91 @@
-//! When to stop copying and pause the machine, how fast to copy until then: a pure decision over what the
-//! rounds so far have shown.
+//! Stop policy: a pure decision from the past rounds, when to pause the machine and how fast to copy until
+//! then.
 //!
-//! What is here: the question ([`StopPolicy`], [`RoundDecision`]) and the simple answer
-//! ([`CheckpointPolicy`], for checkpoints). The policy of live migration is in [`crate::precopy_policy`].
+//! Contents: the trait ([`StopPolicy`], [`RoundDecision`]) and the simple policy of checkpoints
+//! ([`CheckpointPolicy`]). The policy of live migration is in [`crate::precopy_policy`].
 
 use crate::RoundStats;
 use std::time::Duration;
 
-/// What to do with the pages that are dirty now.
+/// Decision about the pages that are dirty now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundDecision {
-    /// Copy them while the machine runs, at most so many bytes a second.
+    /// Copy them while the machine runs.
     Round {
-        /// The limit; none is as fast as it can.
+        /// Limit in bytes a second, if any.
         rate: Option<u64>,
     },
     /// Pause and copy them as the last ones.
     Stop {
-        /// The limit of the last round.
+        /// Limit of the last round, if any.
         rate: Option<u64>,
-        /// What ended the rounds.
+        /// Reason to end the rounds.
         why: StopReason,
     },
 }
 
-/// What ended the rounds.
+/// Reason to end the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// Next to nothing is left.
+    /// Almost nothing is left.
     LittleLeft,
-    /// What is left travels within the downtime that is allowed.
+    /// What is left can be sent within the permitted downtime.
     WithinDowntime,
-    /// Keeping up with the machine would need a higher rate than is allowed.
+    /// Keeping up with the machine would need a higher rate than permitted.
     RateAboveMax,
-    /// Rounds no longer help.
+    /// More rounds no longer help.
     Plateau,
-    /// There were as many rounds as there may be.
+    /// The maximum number of rounds is reached.
     RoundsOver,
 }
 
 impl StopReason {
-    /// Whether a machine that wrote less would have been worth another round.
+    /// Whether a lower dirty rate would have made another round worthwhile.
     pub fn is_hopeless(self) -> bool {
         matches!(self, Self::RateAboveMax | Self::Plateau)
     }
 }
 
-/// Which pages of a round are copied, and in which order.
+/// Order in which a round visits pages, and which of them it copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// All, one after the other.
+    /// All pages, in ascending order.
     Ascending,
-    /// In pseudo-random order of clusters; pages that are written again before their turn wait for a later
+    /// Clusters in pseudo-random order; pages that are written again before they are read wait for a later
     /// round.
     HotWait {
-        /// At most this long between two looks at what was written, as far as looks cost little; zero looks
-        /// always.
+        /// Interval between two scans of the dirty log, longer if scans are slow; zero scans before every
+        /// cluster.
         look_every: Duration,
     },
 }
 
-/// Decides about rounds. Pure: the same history gives the same answers.
+/// Policy that decides about rounds. Pure: the same history gives the same answers.
 pub trait StopPolicy {
     /// Decides about `left` dirty pages after the rounds in `history`.
     fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision;
 
-    /// How long the machine would stand still if it were paused now, if that can be said.
+    /// Predicted downtime if the machine were paused now, if it can be predicted.
     fn downtime(&self, history: &[RoundStats], left: u64) -> Option<Duration>;
 
-    /// Which pages of a round are copied, and in which order.
+    /// Order in which a round visits pages, and which of them it copies.
     fn scan(&self) -> Scan;
 }
 
-/// Few rounds as fast as they go, for sinks that take pages faster than a machine writes them.
+/// Policy with few rounds at full speed, for sinks that accept pages faster than a machine writes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckpointPolicy {
-    /// Pause as soon as at most this many pages are left.
+    /// Pause when at most this many pages are left.
     pub pages_left_max: u64,
-    /// Pause after this many rounds whatever is left.
+    /// Pause after this many rounds, whatever is left.
     pub rounds_max: u32,
 }
 
 impl CheckpointPolicy {
-    /// Checkpoints into a local store: few rounds, since reading RAM is much faster than dirtying it.
+    /// Checkpoint into a local store: few rounds, since reading RAM is much faster than dirtying it.
     pub const CHECKPOINT: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 4 };
 
-    /// No rounds at all: the machine stands still meanwhile (suspend of a paused machine).
+    /// No rounds at all: the machine is paused throughout (suspend of a paused machine).
     pub const STOPPED: CheckpointPolicy = CheckpointPolicy { pages_left_max: u64::MAX, rounds_max: 0 };
 }
 
@@ -112,8 +112,8 @@ impl StopPolicy for CheckpointPolicy {
     }
 }
 
-/// The last two rounds left at least nine tenths of the least that was left before them: a third changes
-/// nothing.
+/// Whether the last two rounds left at least nine tenths of the least that was left before them: a third
+/// would change nothing.
 pub(crate) fn is_plateau(history: &[RoundStats]) -> bool {
     let [before @ .., last_but_one, last] = history else { return false };
     let first = history[0].pages + history[0].skipped;

@@ -1,5 +1,5 @@
-//! A machine that writes faster than it can be copied is asked to write less, and what follows is judged
-//! anew.
+//! Tests of the throttle: a machine that writes faster than it can be copied is slowed down, and its rounds
+//! are then judged without those before.
 
 use crate::{
     AfterCapture, CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
@@ -30,7 +30,7 @@ impl StopPolicy for Impatient {
     }
 }
 
-/// Writes over and over, less each time it is asked, as often as it agrees.
+/// Machine that writes all the time, less each time it is asked, as often as it agrees.
 struct Stubborn {
     fake: Fake,
     agrees: usize,

@@ -1,8 +1,8 @@
-//! What an array begins as on the target, when both hosts hold a version of it already.
+//! Baseline of an incoming array: the content that it starts from, if both hosts have a version of it.
 //!
-//! The source names capsules that it has whole and files that lie under its disks; the target says for each
-//! array what it made of that ([`Baseline`]). From then on the array's pages are there as in that base, and
-//! only what differs travels. What may differ, and how a page compares with the base, the host knows
+//! The source names capsules that it has completely and files beneath its disks; the target replies with a
+//! [`Baseline`] for each array. From then on the array's pages on the target are those of the baseline, and
+//! only differing pages are sent. The daemon supplies the pages that may differ, and the baseline's content
 //! ([`ArrayBaseline`]).
 
 use crate::source::BoxError;
@@ -10,39 +10,40 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use whimbrel_core::{CapsuleId, PageRun, PageSet};
 
-/// What an array of an arriving machine begins as.
+/// Content that an incoming array starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Baseline {
-    /// Zeros.
+    /// Zeros in every page.
     Zeros,
-    /// The image of that name in a capsule that the source has named.
+    /// Image of the array's name in a capsule that the source has named.
     Capsule(CapsuleId),
-    /// The file that lies under the disk on the source too.
+    /// File beneath the disk on both hosts.
     File,
 }
 
-/// A base as the source has it.
+/// Baseline as the source has it.
 pub struct ArrayBaseline {
-    /// The pages that may differ from it.
+    /// Pages that may differ from the baseline.
     pub may_differ: MayDiffer,
-    /// To compare pages with; none if it cannot be read here, and then all of the pages above travel.
+    /// Content to compare pages with; none if it cannot be read here, and then all pages that may differ are
+    /// sent.
     pub content: Option<Arc<dyn BaselineContent>>,
 }
 
-/// Pages of an array that may differ from its base.
+/// Pages of an array that may differ from its baseline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MayDiffer {
-    /// These.
+    /// Exactly the given pages.
     These(PageSet),
-    /// These, which the base has, and all that are not holes.
+    /// Given pages, which the baseline has, and all populated ones.
     TheseOrPopulated(PageSet),
 }
 
-/// The content of a base. Asked from several threads at once.
+/// Content of a baseline. Called by several threads at once.
 pub trait BaselineContent: Send + Sync {
-    /// Reads pages of it.
+    /// Reads pages of the baseline.
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), BoxError>;
 
-    /// Which of the pages of `run`, whose content now is `data`, are as in the base; one value a page.
+    /// Compares the pages of `run`, whose current content is `data`, with the baseline; one value a page.
     fn same(&self, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError>;
 }

@@ -1,33 +1,32 @@
-//! Pages of memory that lie in a file which the machine boots from: both hosts have those files, so such a
-//! page travels as a place in one.
+//! Boot files: pages of memory that are also in a file which the machine boots from. Both hosts have the
+//! files, so such a page is sent as an offset in one.
 //!
-//! A boot loader puts a compressed kernel into low memory, where hardly anybody writes afterwards, and what
-//! is unpacked of an initial RAM disk stays in the page cache as it was. Neither begins in memory where a
-//! page begins in the file, so windows of the files are known by their hash, one each 256 bytes, and those of
-//! a page are looked up at as many places. What is found is compared whole: a hash that is the same by chance
-//! costs time and nothing else.
+//! A boot loader puts a compressed kernel into low memory, which is seldom overwritten, and the unpacked
+//! initial RAM disk stays unchanged in the page cache. Neither is aligned to the pages of the file, so the
+//! files are indexed by the hashes of windows, one every 256 bytes, and a page is looked up at that many
+//! offsets. A match is compared in full: an equal hash by chance costs only time.
 //!
-//! A file that cannot be read is as if it were not there. Memory: 18 to 36 bytes a window, 5 MiB at most.
+//! A file that cannot be read is ignored. Memory: 18 to 36 bytes a window, 5 MiB at most.
 
 use crate::source::BoxError;
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::FileExt;
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 
-/// Bytes from one known window of a file to the next.
+/// Distance of the indexed windows of a file.
 const STRIDE: usize = 256;
 /// Bytes of a window.
 const WINDOW: usize = 16;
-/// Bytes of files that are looked into; what lies behind is not known.
+/// Bytes of all files that are indexed; the rest is ignored.
 const FILES_MAX: u64 = 64 << 20;
-/// Read at once. A multiple of the stride.
+/// Bytes read at once. A multiple of the stride.
 const PIECE: usize = 1 << 20;
-/// Places that are compared with a page, at most.
+/// Most offsets that are compared with one page.
 const COMPARED_MAX: usize = 4;
-/// Entries that are looked at for a window, at most: a crowded table gives up a few windows.
+/// Most table entries examined for a window: a crowded table loses a few windows.
 const PROBES_MAX: usize = 16;
 
-/// A file that a machine boots from, as it lies here.
+/// File that a machine boots from, on this host.
 pub trait BootFile: Send + Sync {
     /// Fills `out` from `offset` on.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BoxError>;
@@ -42,23 +41,23 @@ impl BootFile for std::fs::File {
 impl BootFile for Vec<u8> {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BoxError> {
         let from = self.get(usize::try_from(offset)?..).and_then(|rest| rest.get(..out.len()));
-        out.copy_from_slice(from.ok_or("the file ends before")?);
+        out.copy_from_slice(from.ok_or("the file is too short")?);
         Ok(())
     }
 }
 
-/// Pages that are in a boot file, one after the other.
+/// Consecutive pages that are in a boot file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRun {
-    /// Which, as an index into the offer's blobs.
+    /// Index of the file in the offer's boot files.
     pub file: u8,
-    /// Where the first page begins in it.
+    /// Offset of the first page in the file.
     pub offset: u64,
-    /// The pages of memory.
+    /// Pages of memory.
     pub pages: PageRun,
 }
 
-/// A place in a file where a page is.
+/// Offset of a page in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileOffset {
     file: u8,
@@ -66,13 +65,12 @@ pub(crate) struct FileOffset {
 }
 
 impl FileOffset {
-    /// The one behind the page.
     pub(crate) fn next(self) -> Self {
         Self { offset: self.offset + PAGE_SIZE as u64, ..self }
     }
 }
 
-/// Adds a page to the end of `runs`, joining it to the last run where it follows in memory and in the file.
+/// Appends a page to `runs`, joining it to the last run if it follows that in memory and in the file.
 pub(crate) fn push(runs: &mut Vec<FileRun>, page: u64, place: FileOffset) {
     match runs.last_mut() {
         Some(last)
@@ -88,29 +86,29 @@ pub(crate) fn push(runs: &mut Vec<FileRun>, page: u64, place: FileOffset) {
 struct Known {
     file: u8,
     len: u64,
-    /// The number of its first window among all.
+    /// Number of the file's first window among all.
     first: u32,
     content: Box<dyn BootFile>,
 }
 
-/// An entry of the table: more bits of a window's hash, and its number from 1 on; 0 where there is none.
+/// Table entry: more bits of a window's hash, and its number from 1 on; 0 if the entry is empty.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     tag: u32,
     window: u32,
 }
 
-/// The files of a machine.
+/// Boot files of a machine, indexed.
 #[derive(Default)]
 pub(crate) struct BootFiles {
     files: Vec<Known>,
     table: Vec<Entry>,
-    /// Bits of hashes that are in the table, 16 for each window: most lookups end here.
+    /// Bloom filter of the hashes in the table, 16 bits for each window: most lookups end here.
     seen: Vec<u64>,
 }
 
 impl BootFiles {
-    /// Looks through the files of these digests and lengths.
+    /// Indexes the files of these digests and lengths.
     pub(crate) fn index(
         blobs: &[(Digest, u64)],
         open: &dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError>,
@@ -131,7 +129,7 @@ impl BootFiles {
                 Ok(())
             });
             if let Err(error) = looked {
-                tracing::debug!(%digest, error = &*error, "pages are not looked for in a boot file");
+                tracing::debug!(%digest, error = &*error, "a boot file is not searched for pages");
             }
             left -= known;
             first += known.div_ceil(STRIDE as u64) as u32;
@@ -139,7 +137,7 @@ impl BootFiles {
         files
     }
 
-    /// Enters the windows of a file up to `known`.
+    /// Indexes the windows of a file up to `known`.
     fn look_through(&mut self, content: &dyn BootFile, known: u64, first: u32) -> Result<(), BoxError> {
         let mut piece = vec![0; PIECE.min(known as usize)];
         let mut offset = 0;
@@ -167,7 +165,7 @@ impl BootFiles {
                 *entry = Entry { tag, window };
                 break;
             }
-            // The first of those that are the same.
+            // The first of several equal windows stays.
             if entry.tag == tag {
                 break;
             }
@@ -184,12 +182,12 @@ impl BootFiles {
         hash as usize & (self.seen.len() * 64 - 1)
     }
 
-    /// Whether there is nothing to be found.
+    /// Whether no file is indexed.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Where a page is; `likely` is looked at first.
+    /// Finds the file and offset of a page; `likely` is tried first.
     pub(crate) fn find(&self, page: &[u8], likely: Option<FileOffset>) -> Option<FileOffset> {
         let mut buffer = [0; PAGE_SIZE];
         if let Some(place) = likely.filter(|place| self.is_at(*place, page, &mut buffer)) {
@@ -226,7 +224,7 @@ impl BootFiles {
         entries.find(|entry| entry.tag == tag).map(|entry| entry.window - 1)
     }
 
-    /// Where a page begins of which this window is `phase` bytes from the beginning.
+    /// Offset of the page of which this window is at byte `phase`.
     fn place(&self, window: u32, phase: usize) -> Option<FileOffset> {
         let known = self.files.iter().rev().find(|known| known.first <= window)?;
         let offset = u64::from(window - known.first) * STRIDE as u64;
@@ -242,7 +240,7 @@ impl BootFiles {
     }
 }
 
-/// Of a window. None of one that says nothing of where it is: the same byte over and over.
+/// Hash of a window. None for a window of one repeated byte, which identifies no place.
 fn hash(window: &[u8; WINDOW]) -> Option<u64> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| window[at + byte]));
     let (low, high) = (word(0), word(8));

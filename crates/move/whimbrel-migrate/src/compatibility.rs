@@ -1,41 +1,41 @@
-//! Whether a machine fits a host: what is compared before a byte of it moves, and how a difference is told.
+//! Compatibility of a machine and a host: the check of an offer before anything is sent, and its result.
 //!
-//! Pure: the host says what it has ([`HostCapacity`]), the offer what the machine needs. A difference travels
-//! to the source as a value, so that programs can tell one from the other, and has a hint for people.
+//! Pure: [`HostCapacity`] describes the host, the offer what the machine needs. An [`Incompatibility`] is
+//! sent to the source as a value, so that programs can handle it, and has a hint for people.
 
 use crate::protocol::Offer;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
-/// The CPU model that stands for all that a host and its QEMU have.
+/// CPU model with every feature of the host and its QEMU.
 const ALL_FEATURES: &str = "max";
 
-/// What a host has for a machine that is offered to it.
+/// Capacity of a host for the machine of an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostCapacity {
-    /// Whether a machine of that name is here.
+    /// Whether a machine of that name exists here.
     pub name_taken: bool,
-    /// Version of its QEMU.
+    /// Version of the host's QEMU.
     pub qemu_version: String,
     /// Whether that QEMU knows the machine type.
     pub knows_machine_type: bool,
-    /// The quickest way it has to execute guests.
+    /// Fastest accelerator of the host.
     pub accel: Accel,
-    /// Its processor.
+    /// Model of the host's processor.
     pub processor: String,
     /// Bytes of memory that a guest may have.
     pub memory: u64,
-    /// Bytes of room for disks.
+    /// Bytes of disk space for disks.
     pub disk: u64,
-    /// The first bridge that the machine's ports need and that is not here.
+    /// First bridge that the machine's ports need and that is not here.
     pub bridge_missing: Option<String>,
 }
 
-/// Why a machine does not fit a host.
+/// Reason why a machine does not fit a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what its fields are")]
 pub enum Incompatibility {
-    #[error("the target has a machine {name} already")]
+    #[error("the target already has a machine {name}")]
     Name { name: MachineName },
     #[error("the machine needs {needed} of memory, the target has {free} free")]
     Memory { needed: ByteSize, free: ByteSize },
@@ -43,39 +43,39 @@ pub enum Incompatibility {
     Disk { needed: ByteSize, free: ByteSize },
     #[error("QEMU {target} of the target does not know the machine type {machine} of QEMU {origin} here")]
     MachineType { machine: String, origin: String, target: String },
-    #[error("the machine runs on {} here, the target has {} only", word(*origin), word(*target))]
+    #[error("the machine runs on {} here, the target has only {}", word(*origin), word(*target))]
     Accel { origin: Accel, target: Accel },
-    #[error("a CPU model `max` is another one in QEMU {target} of the target than in QEMU {origin} here")]
+    #[error("CPU model `max` differs: the target has QEMU {target}, this host has QEMU {origin}")]
     Qemu { origin: String, target: String },
-    #[error("a CPU model `max` is another one on the target's {target} than on {origin} here")]
+    #[error("CPU model `max` differs: the target has processor {target}, this host has {origin}")]
     Processor { origin: String, target: String },
     #[error("the target has no bridge {bridge} for the machine's network")]
     Bridge { bridge: String },
 }
 
 impl Incompatibility {
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> String {
         match self {
             Self::Name { name } => {
-                format!("forget or rename the other {name}: `whimbrel forget {name}` on the target")
+                format!("delete the other machine on the target: `whimbrel delete {name}`")
             }
-            Self::Memory { .. } => "stop or move a machine of the target, or take another target".into(),
-            Self::Disk { .. } => "free room on the target (`whimbrel gc` there), or take another target".into(),
+            Self::Memory { .. } => "stop or migrate a machine on the target, or choose another one".into(),
+            Self::Disk { .. } => "free space on the target (`whimbrel gc`), or choose another one".into(),
             Self::MachineType { origin, .. } => {
                 format!("install QEMU {origin} or newer on the target")
             }
             Self::Accel { origin: Accel::Kvm, .. } => {
-                "its CPUs cannot change what executes them: `whimbrel doctor` on the target says what KVM lacks there"
+                "running CPUs cannot leave KVM; `whimbrel doctor` on the target shows what KVM lacks there"
                     .into()
             }
-            Self::Accel { .. } => "a machine that is to move there has to be started with --accel kvm".into(),
+            Self::Accel { .. } => "start the machine with --accel kvm to migrate it there".into(),
             Self::Qemu { origin, .. } => format!("install QEMU {origin} on the target"),
             Self::Processor { .. } => {
-                "move it between hosts with the same processor, or shut it down and start it there".into()
+                "choose a target with the same processor, or shut the machine down and start it there".into()
             }
             Self::Bridge { bridge } => {
-                format!("make the bridge {bridge} there, or leave the network here with `--network home`")
+                format!("create the bridge {bridge} there, or keep the network here with `--network home`")
             }
         }
     }
@@ -98,7 +98,7 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
         let (origin, target) = (offer.qemu_version.clone(), here.qemu_version.clone());
         return Err(Incompatibility::MachineType { machine: config.machine.clone(), origin, target });
     }
-    // TCG is everywhere; KVM is not.
+    // Every host has TCG, but not every host has KVM.
     if config.accel == Accel::Kvm && here.accel != Accel::Kvm {
         return Err(Incompatibility::Accel { origin: config.accel, target: here.accel });
     }
@@ -118,8 +118,8 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
     }
 }
 
-/// Whether "all features" are the same on both hosts. QEMU adds features from one release to the next;
-/// repairs of a release add none. Under KVM it is also the processor that says what there is.
+/// Compares the features that CPU model `max` gives on both hosts. QEMU adds features with each release; bug
+/// fix releases add none. Under KVM the features also depend on the processor.
 fn same_features(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> {
     if release(&offer.qemu_version) != release(&here.qemu_version) {
         let (origin, target) = (offer.qemu_version.clone(), here.qemu_version.clone());
@@ -132,7 +132,7 @@ fn same_features(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibili
     Ok(())
 }
 
-/// `7.2` of `7.2.22`.
+/// Release of a version: `7.2` of `7.2.22`.
 fn release(version: &str) -> Vec<&str> {
     version.split('.').take(2).collect()
 }

@@ -1,60 +1,59 @@
-//! What the time went to in which no CPU of a machine ran: the parts of a downtime, in the order in which
-//! they come.
+//! Parts of a downtime, in the order in which they occur.
 //!
-//! Measured on the source; what the target says of its own work is taken out of the time that the source
-//! waited for it, and the rest of that is the link's. Nothing is decided by these figures.
+//! Measured on the source. The times that the target reports are subtracted from the time that the source
+//! waited for it; the rest is the link's. Nothing is decided by these figures.
 
 use crate::protocol::Prepared;
 use std::time::{Duration, Instant};
 use whimbrel_capture::PauseParts;
 
-/// The parts, up to the commit point; [`DowntimeParts::runs`] completes them.
+/// Parts up to the commit point; [`DowntimeParts::runs`] completes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DowntimeParts {
-    /// Until the CPUs stood still.
+    /// Until the CPUs were paused.
     pub stop: Duration,
-    /// Until it was known which pages are left.
+    /// Until the pages left were known.
     pub scan: Duration,
-    /// Taking the state of CPUs and devices, while pages are on their way.
+    /// Saving the device state, while pages are sent.
     pub devices: Duration,
-    /// The last pages, beside that.
+    /// Sending the last pages, without that.
     pub pages: Duration,
-    /// The target: loading that state, disks made durable.
+    /// Target: loading the device state, making disks durable.
     pub load: Duration,
-    /// Between the hosts: the state on the wire, the answer.
+    /// Link: device state and reply on the wire.
     pub link: Duration,
-    /// Writing the handover down.
+    /// Recording the handover.
     pub commit: Duration,
-    /// From there until the CPUs ran on the target.
+    /// From the commit until the CPUs ran on the target.
     pub start: Duration,
 }
 
 impl DowntimeParts {
-    /// The copy is over.
+    /// Starts with the parts of the finished capture.
     pub(crate) fn copied(parts: &PauseParts) -> Self {
         let PauseParts { stop, scan, devices, pages } = *parts;
         Self { stop, scan, devices, pages, ..Self::default() }
     }
 
-    /// The target has answered that it is ready.
+    /// Adds the parts of the target's preparation, at its reply.
     pub(crate) fn prepared(&mut self, paused_at: Instant, prepared: Prepared) {
         let waited = paused_at.elapsed().saturating_sub(self.sum());
         self.load = Duration::from_micros(prepared.took).min(waited);
         self.link = waited - self.load;
     }
 
-    /// The handover is written down.
+    /// Adds the time of recording the handover.
     pub(crate) fn committed(&mut self, paused_at: Instant) {
         self.commit = paused_at.elapsed().saturating_sub(self.sum());
     }
 
-    /// The machine has run on the target since then.
+    /// Completes the parts, with the instant since which the machine runs on the target.
     pub fn runs(self, paused_at: Instant, since: Instant) -> Self {
         let start = since.saturating_duration_since(paused_at).saturating_sub(self.sum());
         Self { start, ..self }
     }
 
-    /// All of it.
+    /// Sum of all parts.
     pub fn sum(&self) -> Duration {
         let Self { stop, scan, devices, pages, load, link, commit, start } = *self;
         stop + scan + devices + pages + load + link + commit + start

@@ -1,20 +1,19 @@
-//! How much is done to make pages small, chosen while they go out.
+//! Effort control: chooses how strongly pages are compressed, while they are sent.
 //!
-//! The encoders are threads that encode, wait for the link, or have nothing to do. While they hardly wait
-//! they are what holds the migration up, and do less; while there is time left for the next effort they take
-//! it, for its bytes are saved on the link. So a slow link gets small pages and a fast one quick ones,
-//! whatever the processors are doing beside.
+//! Encoder threads encode, wait for the link, or are idle. While they hardly wait, they limit the migration
+//! and use less effort; while there is time for the next higher effort they use it, because it saves bytes on
+//! the link. So a slow link gets small pages and a fast one quick ones, whatever else the processors do.
 //!
-//! The first megabytes go as fast as they are encoded, whatever the link: they fill what may be under way.
-//! Nothing is concluded from that; until the link was waited for, or more went out than can be under way, the
-//! effort is what it began as or more.
+//! The first megabytes go as fast as they are encoded, on any link, because they fill the buffers. They tell
+//! nothing: until the link was waited for, or more was sent than can be in flight, the effort does not go
+//! below its first value.
 //!
 //! Pure: durations in, an effort out.
 
 use crate::page_batch::Effort;
 use std::time::Duration;
 
-/// An effort, the time it takes a page and the bytes it leaves of one, beside zstd's level 1.
+/// Effort, with its time and its bytes per page relative to zstd level 1.
 struct Step {
     effort: Effort,
     cost: f64,
@@ -27,7 +26,7 @@ const fn step(effort: Effort, cost: f64, size: f64) -> Step {
 
 /// Measured on the memory of a small Linux guest, 96 MB without zeros, a MiB at a time: 46.0 MB at level 1
 /// (929 MB/s on one processor), 44.5 at 3, 43.8 at 6, 43.7 at 9; 55.2 at level -5. 17 MB of it are noise.
-/// More than 9 gains nothing for twice the time.
+/// Levels above 9 gain nothing for twice the time.
 const STEPS: [Step; 6] = [
     step(Effort::None, 0.1, 2.2),
     step(Effort::Zstd(-5), 0.68, 1.2),
@@ -36,51 +35,51 @@ const STEPS: [Step; 6] = [
     step(Effort::Zstd(6), 5.3, 0.955),
     step(Effort::Zstd(9), 9.0, 0.95),
 ];
-/// Level 3, of which one processor fills a Gbit/s.
+/// Level 3, with which one processor fills a Gbit/s.
 const FIRST: usize = 3;
-/// Level 1: the most while the machine stands still. Below it bytes grow fast.
+/// Level 1: the most during the downtime. Below it bytes grow fast.
 const QUICK: usize = 2;
-/// Encoders that are busy for more than this part hold the link up.
+/// Encoders that are busy for more than this part of the time limit the migration.
 const BUSY: f64 = 0.9;
-/// The part for which they may be busy after a step up, if it costs what it is thought to.
+/// Part of the time that they may be busy after a step up, at its expected cost.
 const BUSY_NEXT: f64 = 0.7;
-/// A link that is waited for during this part is as fast as what went over it.
+/// A link that is waited for during this part of the time is measured by the bytes sent over it.
 const LINK_WAITED: f64 = 0.3;
-/// A step that leaves encoders busy must promise to be so much faster.
+/// Least gain in speed of a step that leaves encoders busy.
 const GAIN: f64 = 1.1;
-/// A step below level 1 as well: the link is others' too.
+/// Least gain of a step below level 1: others use the link too.
 const GAIN_BELOW: f64 = 1.3;
-/// More bytes than this cannot be under way: twice what the pipeline lets out unanswered, for what the
-/// sockets hold. A link that took them without being waited for is faster than the encoders.
+/// More bytes than can be in flight: twice what the pipeline sends unanswered, for what the sockets buffer. A
+/// link that accepted them without a wait is faster than the encoders.
 const PROVEN: u64 = 32 << 20;
 
-/// What encoders did with their time.
+/// Time that encoders spent, and bytes that they handled.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct EncoderTime {
-    /// Encoding.
+    /// Time spent on encoding.
     pub(crate) encoding: Duration,
-    /// Waiting for the link to take what they had.
+    /// Time spent waiting for the link to accept data.
     pub(crate) link: Duration,
-    /// Waiting for pages.
+    /// Time spent waiting for pages.
     pub(crate) idle: Duration,
-    /// Bytes they got.
+    /// Bytes before encoding.
     pub(crate) raw: u64,
-    /// Bytes they made of them.
+    /// Bytes after encoding.
     pub(crate) wire: u64,
 }
 
-/// The effort in force.
+/// Current effort, and the measurements for the next one.
 #[derive(Debug)]
 pub(crate) struct EffortControl {
     step: usize,
     spent: EncoderTime,
-    /// Bytes that went out.
+    /// Bytes sent so far.
     sent: u64,
-    /// Bytes a second and encoder that the link took when it was waited for.
+    /// Rate in bytes a second and encoder that the link accepted when it was waited for.
     link: Option<f64>,
 }
 
-/// Time of all encoders together after which the choice is looked at again.
+/// Time of all encoders together between two decisions.
 const WINDOW: Duration = Duration::from_millis(30);
 
 impl EffortControl {
@@ -88,22 +87,22 @@ impl EffortControl {
         Self { step: FIRST, spent: EncoderTime::default(), sent: 0, link: None }
     }
 
-    /// While the machine runs.
+    /// Effort while the machine runs.
     pub(crate) fn effort(&self) -> Effort {
         STEPS[self.step].effort
     }
 
-    /// The machine stands still: what takes a page longer than level 1 does would be waited for.
+    /// Effort during the downtime, at most level 1, because encoding prolongs it.
     pub(crate) fn urgent_effort(&self) -> Effort {
         STEPS[self.step.min(QUICK)].effort
     }
 
-    /// Bytes a second that the link takes of one encoder, once it was waited for.
+    /// Rate in bytes a second that the link accepts from one encoder, once it was waited for.
     pub(crate) fn link(&self) -> Option<f64> {
         self.link
     }
 
-    /// So much more time was spent under the effort in force.
+    /// Records time spent at the current effort.
     pub(crate) fn spent(&mut self, more: EncoderTime) {
         self.sent += more.wire;
         let sum = &mut self.spent;
@@ -127,7 +126,7 @@ impl EffortControl {
         let busy = window.encoding.as_secs_f64() / seconds;
         let rate = window.raw as f64 / seconds;
         let ratio = window.wire as f64 / window.raw.max(1) as f64;
-        // What another effort would come to: as much as is encoded, and as the link takes.
+        // Estimates the rate of another step: the least of what is encoded and what the link accepts.
         let gains = |step: &Step, least: f64| {
             let encoded = rate / busy.max(1e-3) * now.cost / step.cost;
             let ratio = (ratio * step.size / now.size).clamp(1e-3, 1.0);
@@ -151,7 +150,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// One window of `threads` encoders at `level1` bytes a second and thread on a link of `link` bytes a
+    /// Time of one of `threads` encoders, at `level1` bytes a second and thread, on a link of `link` bytes a
     /// second.
     fn window(at: &Step, link: f64, level1: f64, threads: f64) -> EncoderTime {
         let ratio = (0.45 * at.size).min(1.0);
@@ -163,7 +162,7 @@ mod tests {
         EncoderTime { encoding, link: WINDOW.saturating_sub(encoding), idle: Duration::ZERO, raw, wire }
     }
 
-    /// The efforts of the last windows of many.
+    /// Efforts of the last windows of many.
     fn candidates(link: f64, level1: f64, threads: f64) -> Vec<Effort> {
         let mut choice = EffortControl::new();
         let efforts = (0..200).map(|_| {
@@ -188,7 +187,7 @@ mod tests {
     #[test]
     fn what_fits_into_buffers_says_nothing_of_the_link() {
         let mut choice = EffortControl::new();
-        // Two processors that do nothing else fill 16 MB as fast as they encode; then a Gbit/s is waited for.
+        // Two otherwise idle processors fill 16 MB as fast as they encode; then a Gbit/s is waited for.
         let burst = |choice: &mut EffortControl| {
             let window = window(&STEPS[choice.step], f64::INFINITY, 500e6, 2.0);
             choice.spent(window);
@@ -203,7 +202,7 @@ mod tests {
             choice.spent(window(&STEPS[choice.step], 125e6, 500e6, 2.0));
             assert!(choice.step >= FIRST, "{:?}", choice.effort());
         }
-        // One that is never waited for is as fast as it looks.
+        // A link that is never waited for is as fast as it looks.
         let mut choice = EffortControl::new();
         for _ in 0..200 {
             burst(&mut choice);

@@ -1,69 +1,69 @@
-//! How a migration fails, on either side.
+//! Error of the target of a migration.
 
 use crate::{handover::Target, page_batch::PageBatchError, protocol::HandoverId, target::HostError};
 
-/// Why the target could not do what a message asked.
+/// Error of a message that the target could not carry out.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// The machine cannot come here.
+    /// The target cannot accept the machine.
     #[error("the target refuses the machine")]
     Refused {
-        /// Why.
+        /// Reason of the target host.
         #[source]
         source: HostError,
     },
-    /// No such handover is under way here.
+    /// No such handover is in progress here.
     #[error("no handover {handover} is under way")]
     Unknown {
-        /// Which one was named.
+        /// Id in the message.
         handover: HandoverId,
     },
-    /// The message does not fit the state of the handover.
-    #[error("the message does not fit a handover that is {state:?}")]
+    /// The message is not allowed in the state of the handover.
+    #[error("the message does not match the state of the handover, {state:?}")]
     State {
-        /// Its state.
+        /// State of the handover.
         state: Target,
     },
-    /// A sound source would not send this.
+    /// The message is one that a correct source never sends.
     #[error("the source sent {what}")]
     Invalid {
-        /// What it sent.
+        /// Description of the invalid content.
         what: &'static str,
     },
-    /// The header is garbage.
-    #[error("the message header cannot be read")]
+    /// The header cannot be decoded.
+    #[error("cannot decode the message header")]
     Header {
-        /// Why.
+        /// Cause reported by the decoder.
         #[source]
         source: postcard::Error,
     },
-    /// The pages are garbage.
-    #[error("the pages cannot be read")]
+    /// The pages cannot be decoded.
+    #[error("cannot decode the pages")]
     Batch(#[from] PageBatchError),
-    /// No message has this kind.
-    #[error("message kind {kind:#06x} is not one of a migration")]
+    /// The message kind does not belong to a migration.
+    #[error("message kind {kind:#06x} does not belong to a migration")]
     Kind {
-        /// The kind.
+        /// Number of the kind.
         kind: u16,
     },
-    /// Pages or blobs could not be stored.
-    #[error("cannot store what arrived")]
+    /// Pages or boot files could not be stored.
+    #[error("cannot store the received data")]
     Write {
-        /// Why.
+        /// Cause reported by the host.
         #[source]
         source: HostError,
     },
-    /// The machine did not load.
-    #[error("the machine does not load on the target")]
+    /// The machine could not be loaded.
+    #[error("cannot load the machine on the target")]
     Prepare {
-        /// Why.
+        /// Cause reported by the host.
         #[source]
         source: HostError,
     },
     /// The machine is loaded but did not start.
     #[error("the machine is loaded but cannot be started")]
     Run {
-        /// Why.
+        /// Cause reported by the host.
         #[source]
         source: HostError,
     },

@@ -1,97 +1,98 @@
-//! Who runs the machine: the handover as two pure state machines, one for each side.
+//! Handover: two pure state machines, one for each side, that decide which host may run the machine.
 //!
 //! ```text
 //!   source                                        target
-//!   Copying  (noted that it was begun)
-//!            ---- offer, pages ---------------->  Receiving (noted whose it is; a crash of its daemon ends it)
+//!   Copying  (start recorded)
+//!            ---- offer, pages ---------------->  Receiving (offer recorded; a daemon crash ends it)
 //!   Stopped  ---- last pages, device state ---->  (loads, stays paused)
 //!            <--- ready -----------------------   Prepared
-//!   COMMIT POINT: the source writes down "handed over" and syncs it; from here on it never runs again
+//!   COMMIT POINT: the source records "handed over" durably; from here on it never runs the machine again
 //!   Committed --- commit (repeated until answered) ->
 //!            <--- running ---------------------   Running
 //!   Done
 //! ```
 //!
-//! Before the commit point any failure makes the source go on and the target forget. After it only the target
-//! may run, so the source repeats `commit` until it is answered. A target that is `Prepared` and hears
-//! nothing must wait: it cannot know on which side of the commit point the source is. A source that gave up
-//! repeats `abort` until it is answered, so that the word always comes.
+//! Before the commit point any failure makes the source run the machine on and the target discard it. After
+//! it only the target may run the machine, so the source repeats `commit` until it is answered. A target that
+//! is `Prepared` and receives nothing must wait: it cannot know on which side of the commit point the source
+//! is. A source that gave up repeats `abort` until it is answered, so that the target always learns the
+//! outcome.
 //!
-//! No I/O and no clock here. What a daemon finds on its disk when it comes back is part of the rule too:
+//! No I/O and no clock here. The states that a restarted daemon finds on its disk are part of the rules:
 //! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every
 //! order of messages, losses, crashes and power losses.
 
-/// The source's side.
+/// State of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The machine runs here and is being copied (or was not even offered yet).
+    /// The machine runs here and is being copied, or was not even offered yet.
     Copying,
-    /// The machine is paused here; its last pages and device state are on their way.
+    /// The machine is paused here; its last pages and device state are being sent.
     Stopped,
-    /// Handed over, written down: it never runs here again. The target may not know yet.
+    /// The handover is recorded: the machine never runs here again. The target may not know yet.
     Committed,
-    /// The target said that it runs. Nothing is left here.
+    /// The target confirmed that the machine runs there. Nothing is left here.
     Done,
-    /// Given up before the commit point: the machine runs here. The target may not know yet.
+    /// The handover was aborted before the commit point: the machine runs here. The target may not know yet.
     Aborted,
 }
 
-/// What the source hears or decides.
+/// Event on the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceEvent {
-    /// Little enough is left: stop and send the rest.
+    /// Few enough pages are left: pause and send the rest.
     RoundsOver,
     /// The target has everything, loaded and paused.
     TargetReady,
-    /// The target says that the machine runs there.
+    /// The target reports that the machine runs there.
     TargetRuns,
-    /// The target says that it has nothing of the machine.
+    /// The target reports that it has nothing of the machine.
     TargetForgot,
-    /// Anything went wrong, or the user cancelled: link lost, target refused, local error.
+    /// Anything failed, or the user cancelled: link lost, target refused, local error.
     Failed,
-    /// This daemon came back after a crash and found its durable record.
+    /// The daemon restarted and found its durable record.
     Restarted,
 }
 
-/// What the source must do, in order.
+/// Actions of the source, to be carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceAction {
-    /// Write down, durably, that this handover was begun and with whom; then offer the machine.
+    /// Record durably that this handover has begun and with which target; then offer the machine.
     NoteAndOffer,
     /// Pause the machine and send what is left.
     StopAndSend,
-    /// Write down, durably, that the machine was handed over.
+    /// Record durably that the machine was handed over.
     RecordHandover,
-    /// Tell the target to run it; again after each silence.
+    /// Send the commit; repeat it until it is answered.
     SendCommit,
-    /// Tell the target to forget it; again after each silence.
+    /// Send the abort; repeat it until it is answered.
     SendAbort,
-    /// Let the machine run here again, with every page it has sent unseen again.
+    /// Let the machine run here again, with every page that was sent dirty again.
     ResumeHere,
-    /// The target knows how it ended: strike the note out.
+    /// Remove the record, because the target knows the outcome.
     RemoveRecord,
-    /// End the paused machine here and free what it held.
+    /// Kill the paused machine here and free its resources.
     FreeMachine,
 }
 
-/// What the source's disk says about a handover that was begun and not struck out.
+/// Durable state on the source of a handover that has begun and whose record was not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceRecord {
-    /// The machine is this host's.
+    /// The machine belongs to this host.
     Ours,
-    /// The machine was handed over, by this handover.
+    /// The machine was handed over by this handover.
     HandedOver,
-    /// It is about a later handover, or the machine is gone: nothing of it is this handover's business.
+    /// The machine is gone, or in a later handover: this handover must not touch it.
     Other,
 }
 
 impl Source {
-    /// A migration begins.
+    /// First state of a migration, and its actions.
     pub fn initial() -> (Source, &'static [SourceAction]) {
         (Source::Copying, &[SourceAction::NoteAndOffer])
     }
 
-    /// A handover as a new daemon finds it.
+    /// State of a handover after a restart of the daemon.
     pub fn recovered(record: SourceRecord) -> (Source, &'static [SourceAction]) {
         match record {
             SourceRecord::Ours => Source::Copying.step(SourceEvent::Restarted),
@@ -100,7 +101,7 @@ impl Source {
         }
     }
 
-    /// The one transition function.
+    /// Transition function of the source.
     pub fn step(self, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         use {Source::*, SourceAction::*, SourceEvent::*};
         match (self, event) {
@@ -111,7 +112,7 @@ impl Source {
             (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
             (Aborted, TargetForgot) => (Aborted, &[RemoveRecord]),
             (Aborted, Failed | Restarted) => (Aborted, &[SendAbort]),
-            // Late or repeated news changes nothing.
+            // Late or repeated messages change nothing.
             (state, _) => (state, &[]),
         }
     }
@@ -122,86 +123,87 @@ impl Source {
     }
 }
 
-/// The target's side.
+/// State of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Room is reserved, pages arrive. Nothing here is worth keeping if the source goes away.
+    /// Resources are reserved, pages arrive. Nothing here is worth keeping if the source disappears.
     Receiving,
-    /// Everything is here, loaded and paused; only the source's word decides what happens.
+    /// Everything is here, loaded and paused; only the source decides what happens.
     Prepared,
-    /// The machine is this host's, and was started here.
+    /// The machine belongs to this host, and was started here.
     Running,
-    /// Forgotten.
+    /// The incoming machine was discarded.
     Discarded,
 }
 
-/// What the target hears.
+/// Event on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetEvent {
-    /// The last pages and the device state came and were loaded.
+    /// The last pages and the device state arrived and were loaded.
     Loaded,
-    /// The source committed.
+    /// The source sent its commit.
     Commit,
-    /// The source gave up.
+    /// The source sent its abort.
     Abort,
-    /// The connection to the source is gone, or this side failed to load.
+    /// The connection to the source is lost, or loading failed here.
     Failed,
-    /// This daemon came back after a crash.
+    /// The daemon restarted after a crash.
     Restarted,
 }
 
-/// What the target must do, in order.
+/// Actions of the target, to be carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetAction {
-    /// Reserve room, write down, durably, whose machine is on its way here; then tell the source.
+    /// Reserve resources, record durably which machine is incoming; then reply to the source.
     ReserveAndAccept,
-    /// Mark what waits here as whole, for a later daemon; then tell the source. The mark need not outlive the
-    /// paused machine, so this is no durable write: nothing is synced for the record while nobody runs.
+    /// Mark the incoming machine as complete, for a later daemon; then reply to the source. The mark need not
+    /// outlive the paused machine, so it is no durable write: nothing is synced for the record during the
+    /// downtime.
     MarkAndSayReady,
-    /// Let the machine run, open its network, announce it; write down, durably, that it is this host's; then
-    /// tell the source.
+    /// Run the machine, open its network, announce it; record durably that it belongs to this host; then
+    /// reply to the source.
     RunAndConfirm,
-    /// Tell the source (again) that the machine runs here.
+    /// Confirm (again) to the source that the machine runs here.
     SayRunning,
-    /// End it and free what it held, the record too; then tell the source.
+    /// Kill the machine and free its resources, the record too; then reply to the source.
     Discard,
-    /// Tell the source (again) that nothing of it is here.
+    /// Confirm (again) to the source that nothing of the machine is here.
     ConfirmDiscarded,
 }
 
-/// What the target's disk says about a handover.
+/// Durable state of a handover on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetRecord {
-    /// Its machine is on its way here.
+    /// The machine is incoming here.
     Arriving,
-    /// Its machine came here and is, or was, this host's.
+    /// The machine arrived and belongs, or belonged, to this host.
     Ours,
 }
 
-/// What became of the paused machine of an arrival while its daemon was away.
+/// State of the paused incoming machine after a restart of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Waiting {
-    /// It is there and is not marked as whole, so the source was never told that it is.
+    /// The machine is here without the mark, so the source was never told that it is complete.
     Unfinished,
-    /// It is there and marked.
+    /// The machine is here and marked as complete.
     Whole,
-    /// It is gone and its mark too, as after a loss of power: what it was is not known.
+    /// The machine and its mark are gone, as after a power loss: its state is unknown.
     Gone,
 }
 
 impl Target {
-    /// A machine is offered, and there is room for it.
+    /// First state after an accepted offer, and its actions.
     pub fn initial() -> (Target, &'static [TargetAction]) {
         (Target::Receiving, &[TargetAction::ReserveAndAccept])
     }
 
-    /// The source gave up a handover that is not known here. Its offer may still be on its way, on an older
-    /// connection, and must find it ended.
+    /// State after an abort of a handover that is unknown here. Its offer may still arrive over an older
+    /// connection, and must then be refused.
     pub fn forget_unheard() -> (Target, &'static [TargetAction]) {
         Target::Discarded.step(TargetEvent::Abort)
     }
 
-    /// A handover as a new daemon finds it.
+    /// State of a handover after a restart of the daemon.
     pub fn recovered(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
         let state = match (record, waiting) {
             (TargetRecord::Ours, _) => Target::Running,
@@ -211,7 +213,7 @@ impl Target {
         state.step(TargetEvent::Restarted)
     }
 
-    /// The one transition function.
+    /// Transition function of the target.
     pub fn step(self, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         use {Target::*, TargetAction::*, TargetEvent::*};
         match (self, event) {

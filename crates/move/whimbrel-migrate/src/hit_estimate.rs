@@ -1,23 +1,22 @@
-//! Whether it pays to ask the target for pages before they are sent to it: it may have them in its files, in
-//! its store, or in the memory of another machine.
+//! Hit estimate: decides whether asking the target for pages pays before they are sent. The target may have
+//! them in its files, its store, or the memory of another machine.
 //!
-//! A question costs 32 bytes a page, a round trip, and a digest on this side; an answer saves what the page
-//! would take on the link. So it is asked only over links that are slow enough, and on as long as enough
-//! pages are found. Pure.
+//! A query costs 32 bytes a page, a round trip, and a digest on this side; a hit saves the page's bytes on
+//! the link. So only slow links are asked over, and only while enough pages are found. Pure.
 
-/// Faster links carry a page in less time than it takes the target to look for it: 2 Gbit/s in pages that
-/// shrink to half.
+/// Fastest link that asks: a faster one sends a page in less time than the target needs to look for it. 2
+/// Gbit/s of pages that compress to half.
 const LINK_MAX: f64 = 125e6;
-/// Questions before it is judged whether they help.
+/// Pages queried before the estimate is used.
 const TRIED: u64 = 1024;
-/// Pages that must be found of those asked for, a few of which pay for all the digests.
+/// Least share of hits: a few percent pay for all digests.
 const SHARE_MIN: f64 = 0.04;
-/// Once it did not help, one batch in so many asks again: the next ones may be of another kind.
+/// While asking does not pay, one batch in this many still asks: later ones may be of another kind.
 const AGAIN: u32 = 32;
-/// A question about fewer pages is not worth its round trip.
+/// Least pages of a query; fewer are not worth the round trip.
 pub(crate) const PAGES_MIN: usize = 16;
 
-/// What was asked, and what came of it.
+/// Counts of pages queried and found.
 #[derive(Debug, Default)]
 pub(crate) struct HitEstimate {
     asked: u64,
@@ -26,7 +25,7 @@ pub(crate) struct HitEstimate {
 }
 
 impl HitEstimate {
-    /// Whether to ask for `pages` pages over a link that takes so many bytes a second, where that is known.
+    /// Whether to query `pages` pages over a link of this many bytes a second, if that is known.
     pub(crate) fn wants(&mut self, pages: usize, link: Option<f64>) -> bool {
         if pages < PAGES_MIN || link.is_none_or(|link| link > LINK_MAX) {
             return false;
@@ -38,12 +37,12 @@ impl HitEstimate {
         self.passed.is_multiple_of(AGAIN)
     }
 
-    /// Of so many pages so many were there.
+    /// Records the result of a query.
     pub(crate) fn answered(&mut self, asked: u64, found: u64) {
         self.asked += asked;
         self.found += found;
         if self.asked > TRIED * 8 {
-            // What was long ago counts less.
+            // Older results count less.
             (self.asked, self.found) = (self.asked / 2, self.found / 2);
         }
     }

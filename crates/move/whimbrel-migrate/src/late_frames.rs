@@ -1,10 +1,12 @@
-//! Frames that came for a machine on its old host after it had stood still there: they go after it.
+//! Late frames: network frames that reached the old host after the pause of a migration are forwarded to the
+//! target.
 //!
-//! They are sent right behind the commit, and once more when the machine runs, for what came until the
-//! network had turned. Nothing depends on them: a network may lose frames. So nobody waits for the first
-//! ones, in no order with other messages, and what cannot be delivered is dropped.
+//! They are sent right after the commit, and again when the machine runs, for those that came until the
+//! network was switched. Nothing depends on them, because a network may lose frames. So nobody waits for the
+//! first ones, they have no order with other messages, and what cannot be delivered is dropped.
 //!
-//! Only from the commit on: before it the machine may go on where it was, and would get them there as well.
+//! Nothing is sent before the commit: until then the machine may continue on the source, and would get them
+//! there as well.
 
 use crate::{
     error::TargetError,
@@ -19,25 +21,25 @@ const FRAMES_MAX: usize = 4096;
 /// Most bytes of one message; one frame is smaller.
 const BYTES_MAX: usize = 1 << 20;
 
-/// A frame on its way to a machine, late.
+/// Network frame that arrived too late on the old host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LateFrame {
-    /// For which of the machine's ports, by its place in the configuration.
+    /// Index of the machine's port in the configuration.
     pub port: u16,
-    /// The frame.
+    /// Ethernet frame of the guest.
     pub frame: Box<[u8]>,
 }
 
-/// The header of [`protocol::LATE_FRAMES`].
+/// Header of [`protocol::LATE_FRAMES`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateFramesHeader {
-    /// The attempt by which the machine came.
+    /// Id of the handover by which the machine arrived.
     pub handover: HandoverId,
-    /// Port and length of each frame of the payload, in which they lie one after the other.
+    /// Port and length of each frame of the payload, in which they are concatenated.
     pub frames: Vec<(u16, u32)>,
 }
 
-/// Sends frames after a machine that was handed over; what is still to be answered.
+/// Sends late frames of a machine that was handed over; returns the outstanding replies.
 pub fn send(
     link: &dyn Link,
     handover: HandoverId,
@@ -60,7 +62,7 @@ fn messages(handover: HandoverId, strays: &[LateFrame]) -> Vec<(LateFramesHeader
             bytes += stray.frame.len();
             bytes <= BYTES_MAX
         });
-        // At least one, whatever its length: a frame that is too long is refused there.
+        // Takes at least one, whatever its length: the target refuses a frame that is too long.
         let (these, after) = rest.split_at(fit.count().max(1));
         let frames = these.iter().map(|stray| (stray.port, stray.frame.len() as u32)).collect();
         let payload: Vec<&[u8]> = these.iter().map(|stray| &*stray.frame).collect();
@@ -70,9 +72,9 @@ fn messages(handover: HandoverId, strays: &[LateFrame]) -> Vec<(LateFramesHeader
     messages
 }
 
-/// Takes a message apart.
+/// Decodes a message of late frames.
 pub(crate) fn taken(head: &LateFramesHeader, payload: &[u8]) -> Result<Vec<LateFrame>, TargetError> {
-    const WRONG: TargetError = TargetError::Invalid { what: "frames that are not as long as is said" };
+    const WRONG: TargetError = TargetError::Invalid { what: "frames whose lengths do not match" };
     if head.frames.len() > FRAMES_MAX || payload.len() > BYTES_MAX {
         return Err(TargetError::Invalid { what: "too many frames" });
     }

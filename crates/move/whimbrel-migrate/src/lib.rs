@@ -1,11 +1,10 @@
-//! Source and target of a live migration: pre-copy of memory and disks, then a handover with one commit
-//! point.
+//! Source and target of a live migration: precopy of memory and disks, then a handover with one commit point.
 //!
-//! What is here: the messages ([`protocol`]), how pages are encoded ([`codec`]), what of them the
-//! target has already ([`base`]), whether a machine fits a host ([`fit`]), who may run ([`handover`],
-//! pure and explored by a test), the sending side ([`source`]) and the receiving side ([`target`]). What is
-//! not: QEMU, disks, the network port: the host brings them through [`target::Landing`] and the traits of
-//! `whimbrel-machine`. Blocking calls on plain threads.
+//! Contents: the messages ([`protocol`]), the encoding of pages ([`page_batch`]), the content that arrays
+//! start from ([`baseline`]), the check whether a machine fits a host ([`compatibility`]), the right to run
+//! ([`handover`], pure and explored by a test), the source ([`source`]), the target ([`target`]) and
+//! [`postcopy`]. QEMU, disks and network ports belong to the daemon, which passes them in through
+//! [`target::TargetHost`] and the traits of `whimbrel-machine`. All calls block; threads are plain.
 //!
 //! Invariant: at every instant at most one side may run the machine, and after any failure exactly one can.
 

@@ -1,50 +1,51 @@
-//! What a migration needs of the connection between the hosts. The wire protocol gives it; so does a fake.
+//! Link of a migration: the requests that it sends over the connection to the other host (the wire, or a fake
+//! in tests).
 
 use bytes::Bytes;
 use std::error::Error;
 
-/// An ordered channel of requests to the other host; any number may be unanswered.
+/// Ordered channel of requests to the other host; any number may be unanswered.
 pub trait Link: Send + Sync {
-    /// Sends a request after all earlier ones; blocks while too much is under way.
+    /// Sends a request after all earlier ones; blocks while too many bytes are in flight.
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError>;
 
-    /// Sends a request that is short and in no order with others; it may overtake them.
+    /// Sends a short request that may overtake others.
     fn ask(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         self.send(kind, header, payload)
     }
 
-    /// From now on at most so many bytes a second go out; none lifts the limit.
+    /// Limits the link to this many bytes a second from now on; `None` removes the limit.
     fn limit_rate(&self, _rate: Option<u64>) {}
 
-    /// Bytes sent so far, framing included.
+    /// Number of bytes sent so far, framing included.
     fn bytes_sent(&self) -> u64;
 }
 
-/// A reply that is on its way.
+/// Reply that has not arrived yet.
 pub trait Answer: Send {
-    /// Blocks until the reply is here (its header) or the link is known to be lost.
+    /// Blocks until the reply (its header) arrives or the link is known to be lost.
     fn wait(self: Box<Self>) -> Result<Bytes, LinkError>;
 }
 
-/// Why a request was not answered with success.
+/// Reason why a request did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// No answer will come; whether the request was handled is unknown.
+    /// The connection failed; whether the request was handled is unknown.
     #[error("the connection to the target is lost")]
     Lost {
-        /// Why.
+        /// Cause reported by the connection.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The target answered that it could not do it.
+    /// The target replied with an error.
     #[error("the target answered: {reason}")]
     Refused {
-        /// The target's words.
+        /// Text of the target's error.
         reason: String,
     },
 }
 
-/// A request that must be answered before the next step.
+/// Sends a request and waits for its reply.
 pub(crate) fn call(
     link: &dyn Link,
     kind: u16,

@@ -1,10 +1,10 @@
-//! Carrying what is written to a disk while it is copied: a thread a disk, beside the rounds and over the
-//! same link.
+//! Mirrored writes: sends the writes to a mirrored disk while it is copied. One thread a disk, beside the
+//! rounds and over the same link.
 //!
-//! What is carried is page messages like any other. Which page may set out when is the mirror's to say
-//! (`whimbrel_block::Mirror`): a page has one version under way at most, whoever sent it, so the target needs
-//! to know of nothing. A carrier that fails has failed the migration; it says so before it lets the writers
-//! go, so a copy that lacks a write is never taken for whole.
+//! Writes are sent as page messages like any others. The mirror (`whimbrel_block::Mirror`) decides when a
+//! page may be sent: each page has at most one version in flight, whichever thread sent it, so the target
+//! needs no extra rules. An error of such a thread fails the migration before the blocked writers continue,
+//! so a copy that lacks a write never counts as complete.
 
 use crate::{
     link::Answer,
@@ -18,7 +18,7 @@ use std::{collections::VecDeque, sync::Arc, thread};
 use whimbrel_block::{Mirror, MirroredWrite, NextWrites};
 use whimbrel_core::{PAGE_SIZE, PageRun};
 
-/// Pages of a mirrored disk that a message of a round brings to the target.
+/// Pages of a mirrored disk in one message of a round.
 #[derive(Default)]
 pub(crate) struct MirroredBatch(Option<(Arc<Mirror>, Vec<PageRun>)>);
 
@@ -27,7 +27,7 @@ impl MirroredBatch {
         Self(mirror.map(|mirror| (mirror.clone(), runs.copied().collect())))
     }
 
-    /// They are there.
+    /// Reports to the mirror that the pages have arrived.
     pub(crate) fn arrived(self) {
         if let Some((mirror, runs)) = self.0 {
             mirror.arrived(&runs);
@@ -35,15 +35,15 @@ impl MirroredBatch {
     }
 }
 
-/// A message that carries writes.
+/// Message with mirrored writes.
 struct Carried {
-    /// None if the target has all of it.
+    /// Reply to the message; none if the target already had all of it.
     answer: Option<Box<dyn Answer>>,
     runs: Vec<PageRun>,
 }
 
 impl Pipeline<'_> {
-    /// Carries what is written to a disk, until its mirror ends.
+    /// Sends the writes to a disk until its mirror ends.
     pub(crate) fn carry(&self, array: usize, mirror: &Mirror) {
         let _over = Over(self, mirror);
         if let Err(error) = self.carry_all(array, mirror) {
@@ -100,13 +100,13 @@ impl Pipeline<'_> {
     }
 }
 
-/// Nobody carries any more, however that came.
+/// Ends the mirror when its thread ends, even by a panic.
 struct Over<'a>(&'a Pipeline<'a>, &'a Mirror);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.fail("what carries writes failed".into());
+            self.0.fail("the thread that sends mirrored writes panicked".into());
         }
         self.1.end();
     }

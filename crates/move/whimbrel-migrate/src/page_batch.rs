@@ -1,9 +1,10 @@
-//! How pages of a migration are written down: zero pages as ranges, pages of which the target has a version
-//! as the blocks that changed in them, the others whole; all of that packed at once, or not at all.
+//! Page batch: the encoding of the pages of a migration. Zero pages are ranges, pages of which the target has
+//! a version are their changed delta blocks, others are complete; the payload is compressed as one, or not at
+//! all.
 //!
-//! A batch is pages of one array; the header lists which pages are what, the payload is the rest. A page has
-//! 64 blocks of 64 bytes, the unit in which processors write memory. Pure functions over bytes; everything is
-//! bounded before it is decoded.
+//! A batch has pages of one array; the header lists the pages of each kind, the payload has their content. A
+//! page has 64 delta blocks of 64 bytes, the unit in which processors write memory. Pure functions over
+//! bytes; everything is bounded before it is decoded.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
@@ -13,41 +14,42 @@ use zstd::zstd_safe::CParameter;
 pub const BATCH_PAGES_MAX: u64 = 256;
 /// Most runs in a batch.
 pub const RUNS_MAX: usize = 512;
-/// Bytes of a block.
+/// Bytes of a delta block.
 pub const BLOCK: usize = 64;
-/// Blocks of a page, as many as a word has bits.
+/// Delta blocks of a page, as many as a `u64` has bits.
 pub const BLOCKS: usize = PAGE_SIZE / BLOCK;
-/// A page of which more blocks changed travels whole.
+/// Most changed blocks of a delta; with more, the complete page is sent.
 pub const BLOCKS_CHANGED_MAX: u32 = 40;
-/// Packed data above this part of what it was is sent as it was: the other side need not unpack it then.
+/// Compressed data above this part of its raw size is sent raw, so that the other side need not decompress
+/// it.
 const WORTH_PACKING: f64 = 0.97;
 const WORD: usize = size_of::<u64>();
 
-/// How a payload is packed.
+/// Compression of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Packing {
-    /// Not at all.
+    /// Raw, without compression.
     #[default]
     None,
-    /// As one zstd frame.
+    /// Compressed as one zstd frame.
     Zstd,
 }
 
-/// How much is done to make a payload small.
+/// Effort to make a payload small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Nothing.
+    /// No compression at all.
     None,
-    /// zstd at this level.
+    /// Compression with zstd at this level.
     Zstd(i32),
 }
 
-/// Pages of one array.
+/// Header of a batch of pages of one array.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PageBatchHeader {
-    /// Which array, as an index into the offer's arrays.
+    /// Index of the array in the offer's arrays.
     pub array: u32,
-    /// How the payload is packed.
+    /// Compression of the payload.
     pub packing: Packing,
     /// Pages that are zero now.
     pub zero: Vec<PageRun>,
@@ -55,39 +57,39 @@ pub struct PageBatchHeader {
     pub whole: Vec<PageRun>,
     /// Pages whose changed blocks follow in the payload, in this order.
     pub delta: Vec<PageRun>,
-    /// How many blocks that are.
+    /// Number of these blocks.
     pub blocks: u32,
 }
 
-/// What is wrong with a batch that came in.
+/// Error of a received batch.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PageBatchError {
-    /// More pages or runs than a batch may have.
+    /// The header has more pages or runs than a batch may have.
     #[error("the batch lists {pages} pages in {runs} runs")]
     TooLarge {
         /// Pages listed that have content.
         pages: u64,
-        /// Runs listed.
+        /// Number of runs listed.
         runs: usize,
     },
-    /// A page lies outside the array.
+    /// A page is outside the array.
     #[error("page {page} is outside an array of {len} pages")]
     OutOfRange {
-        /// The page.
+        /// Number of the page.
         page: u64,
-        /// The array's length.
+        /// Length of the array in pages.
         len: u64,
     },
     /// The payload does not hold what the header lists.
     #[error("the payload does not hold the {expected} bytes that the header lists")]
     Payload {
-        /// Bytes the header lists.
+        /// Bytes that the header lists.
         expected: usize,
     },
 }
 
 impl PageBatchHeader {
-    /// Refuses a header that a sound peer would not send, whatever the array.
+    /// Refuses a header that a correct peer never sends, for any array.
     pub fn check_size(&self) -> Result<(), PageBatchError> {
         let runs = self.zero.len() + self.whole.len() + self.delta.len();
         let count = |list: &[PageRun]| list.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
@@ -100,7 +102,7 @@ impl PageBatchHeader {
         Ok(())
     }
 
-    /// Refuses a header that a sound peer would not send for an array of `len` pages.
+    /// Refuses a header that a correct peer never sends for an array of `len` pages.
     pub fn check(&self, len: u64) -> Result<(), PageBatchError> {
         self.check_size()?;
         let mut all = self.zero.iter().chain(&self.whole).chain(&self.delta);
@@ -119,7 +121,7 @@ impl PageBatchHeader {
     }
 }
 
-/// Adds `page` to the end of `runs`, joining it to the last run where it follows.
+/// Appends `page` to `runs`, joining it to the last run if it follows that.
 pub(crate) fn push(runs: &mut Vec<PageRun>, page: u64) {
     match runs.last_mut() {
         Some(last) if last.end() == page => last.len += 1,
@@ -127,9 +129,9 @@ pub(crate) fn push(runs: &mut Vec<PageRun>, page: u64) {
     }
 }
 
-/// Shortest match that zstd looks for; 0 is what it takes for the level. Memory is full of words that occur
-/// again with another word beside them: on that of a small Linux guest, a MiB at a time, level 1 makes 45.3
-/// MB instead of 46.0 so (870 MB/s instead of 929), level 3 makes 44.3 instead of 44.5 (490 instead of 574).
+/// Shortest match that zstd looks for; 0 is its default for the level. Memory is full of words that occur
+/// again beside another word: on that of a small Linux guest, a MiB at a time, level 1 makes 45.3 MB with it
+/// instead of 46.0 (870 MB/s instead of 929), level 3 makes 44.3 instead of 44.5 (490 instead of 574).
 fn min_match(level: i32) -> u32 {
     match level {
         3.. => 4,
@@ -138,7 +140,7 @@ fn min_match(level: i32) -> u32 {
     }
 }
 
-/// Makes batches. Keeps the compressor's context, which costs more to make than a batch costs to compress.
+/// Encoder of batches. Keeps the compressor's context, which costs more to create than compressing a batch.
 pub struct Encoder {
     zstd: zstd::bulk::Compressor<'static>,
     level: i32,
@@ -149,9 +151,9 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder with nothing in it.
+    /// Creates an empty encoder.
     pub fn new() -> std::io::Result<Self> {
-        // The first batch says at which level.
+        // The first batch sets the level.
         let (zstd, level) = (zstd::bulk::Compressor::new(0)?, 0);
         let header = PageBatchHeader::default();
         Ok(Self { zstd, level, header, whole: Vec::new(), changed: Vec::new(), blocks: Vec::new() })
@@ -168,7 +170,7 @@ impl Encoder {
         self.whole.extend_from_slice(content);
     }
 
-    /// Adds a page by those blocks of its content that differ from the version which the target has.
+    /// Adds a page by the blocks of its content that differ from the target's version.
     pub fn delta(&mut self, page: u64, content: &[u8], changed: u64) {
         push(&mut self.header.delta, page);
         self.changed.extend_from_slice(&changed.to_le_bytes());
@@ -177,12 +179,12 @@ impl Encoder {
         }
     }
 
-    /// Pages added so far, those that are zero aside.
+    /// Whether no page was added.
     pub fn is_empty(&self) -> bool {
         self.header.whole.is_empty() && self.header.delta.is_empty() && self.header.zero.is_empty()
     }
 
-    /// The batch of what was added, as one of `array`. The encoder is empty again.
+    /// Returns the batch of the added pages, for `array`. The encoder is empty again.
     pub fn finish(&mut self, array: u32, effort: Effort) -> std::io::Result<(PageBatchHeader, Vec<u8>)> {
         let blocks = (self.blocks.len() / BLOCK) as u32;
         let mut header = PageBatchHeader { array, blocks, ..std::mem::take(&mut self.header) };
@@ -201,7 +203,7 @@ impl Encoder {
             let mut packed = self.zstd.compress(&raw)?;
             if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
                 header.packing = Packing::Zstd;
-                // It may wait for a slow link, and was made as large as it might have become.
+                // The payload may wait for a slow link, and was allocated for the worst case.
                 packed.shrink_to_fit();
                 raw.clear();
                 self.whole = raw;
@@ -212,14 +214,14 @@ impl Encoder {
     }
 }
 
-/// The content of a batch.
+/// Content of a batch.
 pub struct PageBatch {
     raw: Vec<u8>,
     whole: usize,
     delta: usize,
 }
 
-/// What changed in a page.
+/// Delta of one page.
 #[derive(Debug, Clone, Copy)]
 pub struct Patch<'a> {
     changed: u64,
@@ -227,7 +229,7 @@ pub struct Patch<'a> {
 }
 
 impl PageBatch {
-    /// Unpacks `payload`, which came with `header`.
+    /// Decompresses the `payload` of `header`.
     pub fn decode(header: &PageBatchHeader, payload: &[u8]) -> Result<Self, PageBatchError> {
         header.check_size()?;
         let (whole, delta) = (header.whole_bytes(), header.delta_pages());
@@ -246,7 +248,7 @@ impl PageBatch {
         if listed == u64::from(header.blocks) { Ok(batch) } else { Err(bad) }
     }
 
-    /// The whole pages, one after the other.
+    /// Content of the complete pages, concatenated.
     pub fn whole(&self) -> &[u8] {
         &self.raw[..self.whole]
     }
@@ -256,7 +258,7 @@ impl PageBatch {
         words.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word))
     }
 
-    /// What changed in each of the pages that the target has a version of.
+    /// Deltas of the pages of which the target has a version.
     pub fn patches(&self) -> impl Iterator<Item = Patch<'_>> {
         let mut rest = &self.raw[self.whole + self.delta * WORD..];
         self.changed().map(move |changed| {
@@ -268,7 +270,7 @@ impl PageBatch {
 }
 
 impl Patch<'_> {
-    /// Turns the version that the target has into the one that was sent.
+    /// Turns the target's version of the page into the one that was sent.
     pub fn apply(&self, page: &mut [u8]) {
         let mut blocks = self.blocks.chunks_exact(BLOCK);
         let places = page.chunks_exact_mut(BLOCK).enumerate().filter(|(at, _)| self.changed >> at & 1 == 1);
@@ -278,7 +280,7 @@ impl Patch<'_> {
     }
 }
 
-/// The blocks in which two pages differ.
+/// Blocks in which two pages differ, as a bit mask.
 pub fn blocks_changed(old: &[u8], new: &[u8]) -> u64 {
     let blocks = old.chunks_exact(BLOCK).zip(new.chunks_exact(BLOCK)).enumerate();
     blocks.filter(|(_, (old, new))| old != new).fold(0, |changed, (at, _)| changed | 1 << at)

@@ -1,4 +1,4 @@
-//! What a batch says, to the byte, and that it comes back; garbage is refused by its size.
+//! Tests of the page batch: its bytes, encoding and decoding; invalid batches are refused.
 
 use super::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn page(kind: u8, seed: u64) -> Vec<u8> {
     }
 }
 
-/// What a target makes of a batch.
+/// Decodes a batch and applies it to the target's pages.
 fn receive(header: &PageBatchHeader, payload: &[u8], pages: &mut BTreeMap<u64, Vec<u8>>) {
     let batch = PageBatch::decode(header, payload).unwrap();
     let mut whole = batch.whole().chunks_exact(PAGE_SIZE);

@@ -1,13 +1,13 @@
-//! The sink of a migration: batches are gathered, encoded by several threads and kept under way in a bounded
-//! number.
+//! Page sender: the sink of a migration. Gathers batches, encodes them in several threads and keeps a bounded
+//! number in flight.
 //!
-//! Within a round every page comes once, so batches may overtake each other; at its end all of them are
-//! answered. A failure anywhere is what the next call returns.
+//! Within a round every page is sent once, so batches may overtake each other; at its end all of them are
+//! answered. The next call returns any error.
 //!
-//! Writes to a mirrored disk travel beside the rounds (`mirroring.rs`); what orders the two is the disk's
-//! mirror.
+//! Writes to a mirrored disk are sent beside the rounds (`mirrored_writes.rs`); the disk's mirror orders the
+//! two.
 //!
-//! Memory: a MiB for each batch that waits or is worked on, and marks of what was sent
+//! Memory: a MiB for each batch that waits or is worked on, and hashes of what was sent
 //! ([`crate::sent_hashes`]).
 
 use crate::{
@@ -38,26 +38,26 @@ use whimbrel_capture::{PageBatch, Sink, SinkError, StopReason};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Most bytes of page messages that wait for an answer: a Gbit/s over 130 ms.
+/// Most bytes of page messages that wait for a reply: a Gbit/s over 130 ms.
 const UNANSWERED_MAX: usize = 16 << 20;
-/// The same while writes to a disk are carried: one to a page that is under way waits for its answer, so it
-/// is what travels in this time, between limits.
+/// Limit while writes to a disk are mirrored, as the time to send it: a write to a page in flight waits for
+/// that page's reply.
 const UNANSWERED_MIRRORED: Duration = Duration::from_millis(50);
 const UNANSWERED_MIRRORED_MIN: f64 = 256e3;
 const UNANSWERED_MIRRORED_MAX: f64 = 4e6;
-/// Room for what is known of pages that were sent: an eighth of the pages it is about.
+/// Memory for the hashes of pages that were sent: an eighth of these pages.
 const KNOWN_BYTES_MAX: usize = 24 << 20;
-/// More threads than this fill 10 Gbit/s.
+/// Most encoder threads; more fill 10 Gbit/s.
 const ENCODERS_MAX: usize = 8;
 /// Threads beside the encoders.
 const ASKERS: usize = 2;
-/// Pages of a batch while the machine stands still: small enough that all encoders have some. Or that none is
-/// under way for long.
+/// Pages of a batch during the downtime: small enough that all encoders get some. Also while writes are
+/// mirrored, so that none is in flight for long.
 const URGENT_PAGES: usize = 64;
 /// Niceness of encoders while the machine runs: it comes first.
 const NICE: i32 = 5;
 
-/// A batch that is being gathered, or that waits for an encoder.
+/// Batch that is being gathered, or that waits for an encoder.
 #[derive(Default)]
 struct Job {
     array: usize,
@@ -76,7 +76,7 @@ impl Job {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Jobs that encoders have taken and not finished.
+    /// Number of jobs that encoders have taken and not finished.
     busy: usize,
     unanswered: VecDeque<(Box<dyn Answer>, usize, MirroredBatch)>,
     unanswered_bytes: usize,
@@ -84,21 +84,21 @@ struct Queue {
     closed: bool,
 }
 
-/// What the encoders and the sink share.
+/// State that the encoders and the sink share.
 pub(crate) struct Pipeline<'a> {
     pub(crate) link: &'a dyn Link,
     pub(crate) handover: HandoverId,
     pub(crate) known: TargetContents,
     boot: BootFiles,
-    /// By array.
+    /// Mirrors and their arrays.
     pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
     /// Bytes of rounds that were answered.
     arrived: AtomicU64,
-    /// What else had gone over the link when writes began to be carried.
+    /// Bytes of other messages when the mirrors were armed.
     apart: OnceLock<u64>,
     choice: Mutex<EffortControl>,
     asking: Mutex<HitEstimate>,
-    /// Bytes a second that may go out; `u64::MAX` where nothing limits them.
+    /// Limit in bytes a second; `u64::MAX` for none.
     limit: AtomicU64,
     urgent: AtomicBool,
     encoders: usize,
@@ -132,17 +132,17 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Carries what is written to these arrays too, once their mirrors are armed.
+    /// Adds the mirrors of these arrays: once they are armed, their writes are sent too.
     pub(crate) fn with_mirrors(self, mirrors: &'a [(usize, Arc<Mirror>)]) -> Self {
         Self { mirrors, ..self }
     }
 
-    /// Leaves out pages of memory that are in these files.
+    /// Sends offsets instead of pages of memory that are in these files.
     pub(crate) fn with_boot_files(self, boot: BootFiles) -> Self {
         Self { boot, ..self }
     }
 
-    /// Most bytes of rounds that wait for an answer.
+    /// Most bytes of rounds that wait for a reply.
     fn unanswered_max(&self) -> usize {
         if !self.carries() {
             return UNANSWERED_MAX;
@@ -152,7 +152,7 @@ impl<'a> Pipeline<'a> {
         travels.clamp(UNANSWERED_MIRRORED_MIN, UNANSWERED_MIRRORED_MAX) as usize
     }
 
-    /// Whether writes are carried beside the rounds.
+    /// Whether writes are sent beside the rounds.
     fn carries(&self) -> bool {
         self.mirrors.iter().any(|(_, mirror)| mirror.is_armed())
     }
@@ -161,7 +161,7 @@ impl<'a> Pipeline<'a> {
         self.mirrors.iter().find(|(of, _)| *of == array).map(|(_, mirror)| mirror)
     }
 
-    /// Starts the encoders; they end when the sink that is returned is dropped.
+    /// Starts the encoders; they end when the returned sink is dropped.
     pub(crate) fn start<'scope, 'd>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -176,7 +176,7 @@ impl<'a> Pipeline<'a> {
         PageSender { line: self, bytes_before, job: Job::default(), divide: None, is_last: false }
     }
 
-    /// The machine stands still from now on.
+    /// Switches to the settings for the downtime.
     pub(crate) fn hurry(&self) {
         self.urgent.store(true, Ordering::Relaxed);
     }
@@ -190,7 +190,7 @@ impl<'a> Pipeline<'a> {
     }
 
     fn encode_all(&self) {
-        // Of this thread alone; refused or not, pages go out.
+        // Niceness of this thread alone; pages are sent even if it cannot be changed.
         let usual = rustix::process::getpriority_process(None).unwrap_or(0);
         let _ = rustix::process::setpriority_process(None, usual + NICE);
         let mut is_nice = true;
@@ -258,8 +258,8 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
-    /// Leaves out pages of memory that are in files which the machine boots from, and tells the target where;
-    /// how long the link took.
+    /// Sends offsets for pages of memory that are in boot files instead of the pages; returns the time that
+    /// the link took.
     fn name_places(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
         if job.array != MEMORY || self.boot.is_empty() {
             return Ok(Duration::ZERO);
@@ -286,7 +286,7 @@ impl<'a> Pipeline<'a> {
         Ok(begun.elapsed())
     }
 
-    /// Leaves out pages that the target has anywhere, if it pays to ask; how long that took.
+    /// Leaves out pages that the target has anywhere, if asking pays; returns the time that this took.
     fn ask(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
         let places: Vec<usize> =
             (0..verdicts.len()).filter(|at| verdicts[*at] == PageEncoding::Whole).collect();
@@ -310,7 +310,7 @@ impl<'a> Pipeline<'a> {
         Ok(begun.elapsed())
     }
 
-    /// Bytes a second that the link takes, where that is known: a limit is known before anything was sent.
+    /// Rate of the link in bytes a second, if known: a limit is known before anything was sent.
     fn link_rate(&self) -> Option<f64> {
         let seen = self.choice().link().map(|link| link * self.threads() as f64);
         let limit = self.limit.load(Ordering::Relaxed);
@@ -322,7 +322,7 @@ impl<'a> Pipeline<'a> {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// More than processors: while some wait for an answer, others encode.
+    /// Number of threads, more than processors: while some wait for a reply, others encode.
     fn threads(&self) -> usize {
         self.encoders + ASKERS
     }
@@ -336,7 +336,7 @@ impl<'a> Pipeline<'a> {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters an answer to a message of so many bytes, and waits until those of at most `max` bytes are
+    /// Records a message of this many bytes without a reply, and waits until at most `max` bytes are
     /// outstanding.
     fn answered_but(
         &self,
@@ -353,7 +353,7 @@ impl<'a> Pipeline<'a> {
             flight.arrived();
             self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
             queue = self.queue();
-            // Counted until it is answered, also while another thread looks.
+            // The bytes count until the reply is here, also while another thread checks the limit.
             queue.unanswered_bytes -= bytes;
         }
         Ok(())
@@ -364,7 +364,7 @@ impl<'a> Pipeline<'a> {
         self.changed.notify_all();
     }
 
-    /// Hands a batch to the encoders; waits while enough of them are waiting there.
+    /// Queues a batch for the encoders; blocks while the queue is full.
     fn push(&self, job: Job) -> Result<(), BoxError> {
         let mut queue = self.queue();
         while queue.failed.is_none() && queue.jobs.len() >= self.encoders {
@@ -388,7 +388,7 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// An encoder at work, however that ends.
+/// Guard of an encoder at work, released even by a panic.
 struct Busy<'a>(&'a Pipeline<'a>);
 
 impl Drop for Busy<'_> {
@@ -419,18 +419,18 @@ impl Queue {
     }
 }
 
-/// The sink itself.
+/// Sink of a migration.
 pub(crate) struct PageSender<'a, 'd> {
     line: &'a Pipeline<'a>,
     bytes_before: u64,
     job: Job,
-    /// Decides what is not sent in the pause.
+    /// Decides which pages are not sent in the pause.
     pub(crate) divide: Option<&'d mut Divide<'d>>,
-    /// Whether the machine stands still and this is all of it.
+    /// Whether the machine is paused and everything was handed to the sink.
     is_last: bool,
 }
 
-/// See [`Sink::divide`].
+/// Function behind [`Sink::divide`].
 pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) + 'a;
 
 impl PageSender<'_, '_> {
@@ -478,8 +478,8 @@ impl Sink for PageSender<'_, '_> {
         self.line.link.limit_rate(rate);
     }
 
-    /// The next version of a page travels as its difference to the last one: while there is room to remember
-    /// that one, even the hottest page is sent once ahead of the pause.
+    /// The next version of a page is sent as a delta to the last one: while there is room for that one's
+    /// hashes, even the hottest page is sent once before the pause.
     fn wants_first_versions(&self) -> bool {
         self.line.known.has_room()
     }
@@ -494,7 +494,8 @@ impl Sink for PageSender<'_, '_> {
         self.line.mirror(array).into_iter().for_each(|mirror| mirror.about_to_read(run));
     }
 
-    /// What waits is not carried either: a page that is written all the time would never be there.
+    /// Waiting pages are not sent by the mirror either: a page that is written all the time would never
+    /// arrive.
     fn hot_may_wait(&self, array: usize) -> bool {
         !self.line.mirror(array).is_some_and(|mirror| mirror.is_armed())
     }
@@ -516,8 +517,8 @@ impl Sink for PageSender<'_, '_> {
         self.line.finish().map_err(undelivered)
     }
 
-    /// Of rounds: what is carried beside them says nothing about what a page of theirs comes to. Between two
-    /// rounds, when mirrors are armed, all that was sent is answered, and nothing is carried yet.
+    /// Counts rounds only: mirrored writes tell nothing about the bytes per page of a round. Mirrors are
+    /// armed between two rounds, when all that was sent is answered, and nothing is mirrored yet.
     fn bytes_out(&self) -> u64 {
         let bytes = self.line.link.bytes_sent() - self.bytes_before;
         if !self.line.carries() && self.line.apart.get().is_none() {

@@ -1,7 +1,8 @@
-//! The messages of a migration, in the order they are sent. docs/protocols/migrate.md tells the story.
+//! Messages of a migration, in the order in which they are sent. Described in docs/protocols/migrate.md.
 //!
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
-//! payload what the doc of the kind says. The requests of one handover are handled in the order they came.
+//! payload is described with the kind. The requests of one handover are handled in the order in which they
+//! arrive.
 
 use crate::{
     baseline::Baseline, boot_files::FileRun, compatibility::Incompatibility, page_batch::BATCH_PAGES_MAX,
@@ -11,52 +12,54 @@ use std::{fmt, str::FromStr};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Offer a machine; header [`Offer`], reply [`Offered`].
+/// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
-/// A piece of a file that the machine boots from; header [`BootFileRange`], payload the piece.
+/// Sends a range of a boot file; header [`BootFileRange`], payload the content.
 pub const BOOT_FILE: u16 = 0x0101;
-/// Pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
+/// Sends pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
 pub const PAGES: u16 = 0x0102;
-/// All pages are sent; header [`FinishHeader`], payload the rest of the device state as one zstd frame.
-/// Answered, with [`Prepared`], once loaded and written down.
+/// Ends the copy; header [`FinishHeader`], payload the rest of the device state as one zstd frame. Answered
+/// with [`Prepared`] once it is loaded and recorded.
 pub const FINISH: u16 = 0x0103;
-/// The source has committed: run it; header [`HandoverId`]. May come again. The first is answered with
-/// [`RunningSince`].
+/// Commits the handover, so that the target runs the machine; header [`HandoverId`]. May be repeated. The
+/// first is answered with [`RunningSince`].
 pub const COMMIT: u16 = 0x0104;
-/// The source has given up; header [`HandoverId`].
+/// Aborts the handover; header [`HandoverId`].
 pub const ABORT: u16 = 0x0105;
 
-/// Has the target these pages anywhere; header [`PageQuery`], reply [`PageQueryReply`]. Those that it has are
-/// where they belong then. In no order with other messages.
+/// Asks whether the target has these pages anywhere; header [`PageQuery`], reply [`PageQueryReply`]. The
+/// target stores those that it has in the array before it replies. In no order with other messages.
 pub const QUERY_PAGES: u16 = 0x0107;
 
-/// How the device state will most likely begin; header [`HandoverId`], payload one zstd frame. Before
+/// Sends the probable beginning of the device state; header [`HandoverId`], payload one zstd frame. Before
 /// [`FINISH`], at most once.
 pub const EARLY_STATE: u16 = 0x0108;
 
-/// Pages of memory that the target finds in the files of the offer; header [`FilePages`].
+/// Names pages of memory that the target has in the boot files of the offer; header [`FilePages`].
 pub const BOOT_FILE_PAGES: u16 = 0x0109;
 
-/// Frames that came for the machine on its old host; header [`StraysHead`](crate::late_frames::StraysHead),
-/// payload the frames. After [`COMMIT`], in no order with it.
+/// Sends frames that reached the machine's old host; header
+/// [`LateFramesHeader`](crate::late_frames::LateFramesHeader), payload the frames. After [`COMMIT`], in no
+/// order with it.
 pub const LATE_FRAMES: u16 = 0x010a;
 
-/// Most bytes of a blob in one message.
+/// Most bytes of a boot file in one message.
 pub const BLOB_PIECE_MAX: usize = 4 << 20;
-/// Most bytes of a blob.
+/// Most bytes of a boot file.
 pub const BLOB_MAX: u64 = 1 << 30;
 /// Most bytes of device state.
 pub const DEVICE_STATE_MAX: usize = 8 << 20;
-/// Most capsules that a source names as ones it has.
+/// Most capsules that a source names as baselines.
 pub const BASES_MAX: usize = 64;
 /// Most bytes of a path of a file that a source names.
 pub const PATH_MAX: usize = 4096;
-/// Most bytes of how a machine is to be protected.
+/// Most bytes of a protection request.
 pub const THIRD_MAX: usize = 4096;
-/// Most arrays a machine may have (memory and disks).
+/// Most arrays of a machine (memory and disks).
 pub const ARRAYS_MAX: usize = 64;
 
-/// Names one attempt to move one machine. Random, so that a late message of an older attempt finds nothing.
+/// Id of one attempt to migrate one machine. Random, so that a late message of an older attempt matches
+/// nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HandoverId(pub [u8; 16]);
 
@@ -72,80 +75,80 @@ impl fmt::Debug for HandoverId {
     }
 }
 
-/// The handover that a message is about: it stands first in every header.
+/// Handover of a message: the first field of every header.
 pub fn handover_of(header: &[u8]) -> Option<HandoverId> {
     postcard::take_from_bytes(header).ok().map(|(handover, _)| handover)
 }
 
-/// What the source wants to move. The target reserves everything that this names before it accepts.
+/// Machine that the source wants to migrate. The target reserves everything that this names before it
+/// accepts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
-    /// This attempt.
+    /// Id of this handover.
     pub handover: HandoverId,
-    /// The machine's name, which must be free on the target.
+    /// Name of the machine, which must be free on the target.
     pub name: MachineName,
-    /// What it is made of.
+    /// Configuration of the machine.
     pub config: MachineConfig,
-    /// Its page arrays: memory first, then the disks in order.
+    /// Page arrays: memory first, then the disks in order.
     pub arrays: Vec<ArrayOffer>,
-    /// Its identity, which it keeps.
+    /// Generation id of the machine, which it keeps.
     pub vmgenid: String,
-    /// The capsule it last came from or was saved as.
+    /// Capsule that the machine last came from or was saved as.
     pub origin: Option<CapsuleId>,
-    /// Files it boots from, with their sizes.
+    /// Boot files, with their sizes.
     pub blobs: Vec<(Digest, u64)>,
     /// Version of the QEMU that runs it.
     pub qemu_version: String,
-    /// Room that its disks take.
+    /// Bytes of disk space that its disks take.
     pub disk_bytes: u64,
-    /// The processor that it runs on.
+    /// Model of the processor that it runs on.
     pub processor: String,
-    /// Where its network stays, if that is not to be the target's.
+    /// Host of its network, if that does not move to the target.
     pub tunnel: Option<HomeNetwork>,
-    /// Capsules that the source has whole and that resemble it, the best first: an array may begin as an
-    /// image of one.
+    /// Similar capsules that the source has completely, the best first: possible baselines.
     pub bases: Vec<CapsuleId>,
-    /// Files under its disks that the target may reach as well.
+    /// Files beneath its disks that the target may reach as well.
     pub files: Vec<SharedFile>,
-    /// The source's name, if pages of the machine may stay there at the pause.
+    /// Name of the source, if pages may be missing on the target after the handover.
     pub leaves: Option<HostName>,
-    /// The protection that the machine has from the commit on, until all of it is on the target.
+    /// Protection of the machine from the commit until no page is missing on the target.
     pub third: Option<BackupHost>,
-    /// Its user has paused it: the target has it then, and it stays paused.
+    /// Whether its user has paused it: it then stays paused on the target.
     pub paused: bool,
 }
 
-/// A third host that has all of a machine as of the pause, and follows it on the target from then on.
+/// Backup host that has all of a machine as of the pause, and gets its epochs from the target from then on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackupHost {
-    /// The protection: the target is its primary, the source its witness.
+    /// Id of the protection: the target is its primary, the source its witness.
     pub protection: [u8; 16],
-    /// The handover by which the third host knows the machine.
+    /// Id of the handover by which the backup host knows the machine.
     pub handover: HandoverId,
-    /// How the target is to protect it: a request of its own API.
+    /// Protection that the target sets up: a request of its own API.
     pub request: String,
 }
 
-/// A file that lies under a disk and is never written. Both hosts reach the same one if a mark that the
-/// source has just laid beside it is there on the target.
+/// Read-only file beneath a disk. Both hosts reach the same file if a marker file that the source has just
+/// put beside it exists on the target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedFile {
-    /// Which disk, from 0.
+    /// Index of the disk, from 0.
     pub disk: u32,
-    /// Where it is.
+    /// Path of the file.
     pub path: String,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub len: u64,
-    /// When it was changed last, in nanoseconds since 1970.
+    /// Time of its last change, in nanoseconds since 1970.
     pub changed: i64,
-    /// Name of the file that is the mark, in the same directory.
+    /// Name of the marker file in the same directory.
     pub mark: String,
-    /// What is in that.
+    /// Content of the marker file.
     pub secret: [u8; 32],
 }
 
 impl Offer {
-    /// A machine with these arrays, memory first, and nothing else to be said of it.
+    /// Offer of a machine with the arrays of its configuration, and defaults for everything else.
     pub fn of(handover: HandoverId, name: MachineName, config: MachineConfig) -> Self {
         let disks = config.disks.iter().map(|disk| disk.size.0 / PAGE_SIZE as u64).enumerate();
         let disks = disks.map(|(index, pages)| ArrayOffer { name: format!("disk{index}"), pages });
@@ -170,7 +173,7 @@ impl Offer {
         }
     }
 
-    /// Whether the target may begin an array as this.
+    /// Whether the target may choose this baseline.
     pub fn names(&self, begun: &Baseline) -> bool {
         match begun {
             Baseline::Zeros => true,
@@ -180,18 +183,18 @@ impl Offer {
     }
 }
 
-/// The host that has a machine's network while it runs on another one, and the tunnel between the two.
+/// Host that has a machine's network while it runs on another one, and the tunnel between the two.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeNetwork {
-    /// The host.
+    /// Name of the home host.
     pub home: HostName,
-    /// The tunnel, until the machine is home again.
+    /// Id of the tunnel, until the machine is home again.
     pub id: TunnelId,
-    /// The capsule as which that host suspended the machine, if that is how it came away.
+    /// Capsule as which that host suspended the machine, if it left in that way.
     pub capsule: Option<CapsuleId>,
 }
 
-/// Names a tunnel. Random, and told only to those who have the machine.
+/// Id of a tunnel. Random, and known only to hosts that have the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TunnelId(pub [u8; 16]);
 
@@ -203,14 +206,14 @@ impl fmt::Display for TunnelId {
 
 impl fmt::Debug for TunnelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever knows it may open the tunnel: a log shows its beginning.
+        // The id permits opening the tunnel, so logs show only its start.
         write!(f, "TunnelId({:02x}{:02x}…)", self.0[0], self.0[1])
     }
 }
 
-/// The text is no id of a tunnel.
+/// Error of a text that is no tunnel id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an id of a tunnel has 32 hexadecimal digits")]
+#[error("a tunnel id has 32 hexadecimal digits")]
 pub struct ParseTunnelIdError;
 
 impl FromStr for TunnelId {
@@ -223,71 +226,71 @@ impl FromStr for TunnelId {
     }
 }
 
-/// One page array of an offer.
+/// Page array of an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayOffer {
-    /// `memory`, `disk0`, …
+    /// Name of the array: `memory`, `disk0`, …
     pub name: String,
-    /// Its length.
+    /// Length of the array in pages.
     pub pages: u64,
 }
 
-/// What the target says to an offer.
+/// Reply of the target to an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Offered {
-    /// Room is reserved.
+    /// The target has reserved the resources.
     Accepted(Accepted),
-    /// The machine does not fit; nothing was reserved.
+    /// The machine does not fit the target; nothing was reserved.
     Misfit(Incompatibility),
 }
 
-/// The target has reserved room.
+/// Acceptance of an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
-    /// Blobs of the offer that the target lacks.
+    /// Boot files of the offer that the target lacks.
     pub blobs_missing: Vec<Digest>,
-    /// What each array begins as; zeros where nothing is said.
+    /// Baseline of each array; zeros for those beyond the list.
     pub begun_as: Vec<Baseline>,
 }
 
-/// A piece of a blob; pieces come in order of their offsets.
+/// Header of a range of a boot file; ranges are sent in the order of their offsets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootFileRange {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// The whole blob's digest.
+    /// Digest of the complete boot file.
     pub digest: Digest,
-    /// Where the piece belongs.
+    /// Offset of the range.
     pub offset: u64,
 }
 
-/// Pages of one array.
+/// Header of pages of one array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagesHeader {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// Which pages and how they are encoded.
+    /// Pages and their encoding.
     pub batch: crate::page_batch::PageBatchHeader,
 }
 
 /// Pages of memory that are in files which the machine boots from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilePages {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// Which pages, and where they are.
+    /// Pages and their offsets in the files.
     pub runs: Vec<FileRun>,
-    /// XXH3 over all of them: a file that is damaged on either side shows.
+    /// XXH3 of all of them, which detects a damaged file on either side.
     pub check: u64,
 }
 
 impl FilePages {
-    /// The check of pages that lie one after the other.
+    /// Checksum of concatenated pages.
     pub fn check_of(content: &[u8]) -> u64 {
         xxh3_64(content)
     }
 
-    /// Whether a sound source would say this of a memory of `len` pages and these files.
+    /// Whether a correct source can send this for a memory of `len` pages and these files.
     pub(crate) fn is_sound(&self, len: u64, blobs: &[(Digest, u64)]) -> bool {
         let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.pages.len));
         let inside = |run: &FileRun| {
@@ -301,21 +304,21 @@ impl FilePages {
     }
 }
 
-/// Pages of one array that are about to be sent.
+/// Query for pages of one array that are about to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageQuery {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// Which array, as an index into the offer's arrays.
+    /// Index of the array in the offer's arrays.
     pub array: u32,
-    /// The pages, at most as many as in a batch, none of them zero.
+    /// Pages of the query, at most as many as in a batch, none of them zero.
     pub runs: Vec<PageRun>,
-    /// Digest of each.
+    /// Digest of each page.
     pub digests: Vec<Digest>,
 }
 
 impl PageQuery {
-    /// Whether a sound source would ask this of an array of `len` pages.
+    /// Whether a correct source can send this for an array of `len` pages.
     pub(crate) fn is_sound(&self, len: u64) -> bool {
         let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
         let inside = |run: &PageRun| run.start.checked_add(run.len).is_some_and(|end| end <= len);
@@ -323,66 +326,66 @@ impl PageQuery {
     }
 }
 
-/// Which of the pages asked for were there.
+/// Reply to a page query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageQueryReply {
-    /// Bit `i % 64` of word `i / 64` for page `i` of the question.
+    /// Found pages: bit `i % 64` of word `i / 64` for page `i` of the query.
     pub found: Vec<u64>,
 }
 
 impl PageQueryReply {
-    /// Of one answer for each page.
+    /// Builds the reply from one value for each page.
     pub(crate) fn of(found: &[bool]) -> Self {
         let word = |bits: &[bool]| (0..).zip(bits).fold(0, |word, (at, bit)| word | u64::from(*bit) << at);
         Self { found: found.chunks(64).map(word).collect() }
     }
 
-    /// Whether page `page` of the question was there.
+    /// Whether page `page` of the query was found.
     pub fn has(&self, page: usize) -> bool {
         self.found.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 }
 
-/// The end of the copy.
+/// End of the copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finish {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
     /// Addresses seen on each network port, opaque to the protocol, so that the target can announce them.
     pub ports: Vec<Vec<u8>>,
 }
 
-/// The header of [`FINISH`].
+/// Header of [`FINISH`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinishHeader {
-    /// What ends.
+    /// End of the copy.
     pub finish: Finish,
-    /// So many bytes of the device state are as they came ahead.
+    /// Bytes of the device state that equal the early state.
     pub ahead: u32,
-    /// So many follow.
+    /// Bytes of the device state that follow.
     pub rest: u32,
 }
 
-/// The machine is loaded and waits.
+/// Reply to [`FINISH`]: the machine is loaded and paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Prepared {
     /// Microseconds that it took.
     pub took: u64,
 }
 
-/// The machine runs.
+/// Reply to [`COMMIT`]: the machine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RunningSince {
-    /// For so many microseconds when this was said.
+    /// Microseconds since its CPUs started.
     pub since: u64,
 }
 
-/// Packs the beginning or the rest of a device state; nothing is nothing.
+/// Compresses a part of a device state; an empty part stays empty.
 pub fn pack_state(state: &[u8]) -> std::io::Result<Vec<u8>> {
     if state.is_empty() { Ok(Vec::new()) } else { zstd::bulk::compress(state, 1) }
 }
 
-/// Unpacks at most `max` bytes of a device state.
+/// Decompresses at most `max` bytes of a device state.
 pub(crate) fn unpack_state(packed: &[u8], max: usize) -> Option<Vec<u8>> {
     if packed.is_empty() {
         return Some(Vec::new());

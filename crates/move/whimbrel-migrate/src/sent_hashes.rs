@@ -1,48 +1,49 @@
-//! What the target has of pages that may be sent again: not the pages, but marks of their blocks.
+//! Block hashes of the pages that were sent, from which the changed delta blocks of their next version are
+//! found.
 //!
 //! Eight bytes for 64: an eighth of the memory that the pages would take, and enough to tell which blocks
-//! changed, which is all that has to travel. A changed block with an unchanged mark would be lost; marks are
-//! 64 bits of xxh3 under a seed that nobody outside knows, so that takes 2^64 changed blocks, and whose guest
-//! finds one has only damaged itself.
+//! changed, which is all that must be sent. A changed block with an equal hash would be lost. Hashes are 64
+//! bits of xxh3 with a secret seed, so that takes 2^64 changed blocks, and a guest that finds one damages
+//! only itself.
 //!
-//! Bounded. While there is room every page enters, since nobody knows yet which will be written; once full, a
-//! page that is known to be hot takes the place of one that was sent once and never again.
+//! Bounded. While there is room, every page is recorded, because nobody knows yet which will be written
+//! again; once full, a page that is known to be hot replaces one that was sent only once.
 
 use crate::page_batch::{BLOCK, BLOCKS};
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 type Key = (u32, u64);
-/// One mark a block.
+/// One hash for each block.
 pub(crate) type BlockHashes = [u64; BLOCKS];
-/// Bytes of what is kept of a page.
+/// Bytes stored for a page.
 const KEPT: usize = size_of::<BlockHashes>();
 
-/// What is kept of a page: where its marks lie, and whether it has shown that it is written again and again.
+/// Index of a page's hashes, and whether the page has been written again.
 struct Kept {
     at: usize,
     hot: bool,
 }
 
-/// Marks of the last versions sent.
+/// Hashes of the versions that were sent last.
 pub(crate) struct SentHashes {
     kept: HashMap<Key, Kept>,
     marks: Vec<BlockHashes>,
-    /// Pages that entered cold, the latest last. Some may have become hot meanwhile.
+    /// Pages recorded as cold, the latest last. Some may have become hot since.
     cold: Vec<Key>,
-    /// Most pages.
+    /// Most pages that are recorded.
     capacity: usize,
     seed: u64,
 }
 
 impl SentHashes {
-    /// Room for `capacity` bytes of marks.
+    /// Creates an empty table with room for `capacity` bytes of hashes.
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         let capacity = capacity / KEPT;
         Self { kept: HashMap::new(), marks: Vec::new(), cold: Vec::new(), capacity, seed }
     }
 
-    /// How blocks are marked, for threads that do not hold this.
+    /// Returns the hash function of a page, for threads that do not hold this.
     pub(crate) fn marker(&self) -> impl Fn(&[u8]) -> BlockHashes + use<> {
         let seed = self.seed;
         move |content| {
@@ -54,14 +55,14 @@ impl SentHashes {
         }
     }
 
-    /// The blocks of the page that changed since it was sent, if its marks are kept.
+    /// Blocks of the page that changed since it was sent, if its hashes are stored.
     pub(crate) fn changed(&self, array: u32, page: u64, now: &BlockHashes) -> Option<u64> {
         let then = &self.marks[self.kept.get(&(array, page))?.at];
         let blocks = then.iter().zip(now).enumerate().filter(|(_, (then, now))| then != now);
         Some(blocks.fold(0, |changed, (at, _)| changed | 1 << at))
     }
 
-    /// The page was sent with these marks.
+    /// Records that the page was sent with these hashes.
     pub(crate) fn record(&mut self, array: u32, page: u64, marks: &BlockHashes, hot: bool) {
         let key = (array, page);
         if self.renew(array, page, marks) {
@@ -76,22 +77,22 @@ impl SentHashes {
         }
     }
 
-    /// The same if something is kept of the page, and otherwise nothing: for a page that is cheap to send
-    /// again.
+    /// Updates the hashes of a page if it is recorded, and does nothing otherwise: for a page that is cheap
+    /// to send again.
     pub(crate) fn renew(&mut self, array: u32, page: u64, marks: &BlockHashes) -> bool {
         let Some(kept) = self.kept.get_mut(&(array, page)) else { return false };
-        // Sent a second time: that is what hot means.
+        // A page that is sent a second time is hot.
         kept.hot = true;
         self.marks[kept.at] = *marks;
         true
     }
 
-    /// Whether marks of a hot page would be kept.
+    /// Whether hashes of a hot page would be stored.
     pub(crate) fn has_room(&self) -> bool {
         self.marks.len() < self.capacity || !self.cold.is_empty()
     }
 
-    /// A free place, for a hot page made free if need be.
+    /// Index of a free entry; a hot page may replace a cold one.
     fn room(&mut self, hot: bool) -> Option<usize> {
         let end = self.marks.len();
         if end < self.capacity {

@@ -1,9 +1,9 @@
-//! The sending side: offer, rounds, handover.
+//! Source of a migration: offer, rounds, handover.
 //!
-//! The order of things is that of [`crate::handover::Source`]; this file does what its actions say. A failure
-//! before the commit point returns a [`MigrateError`] with the machine running here and nothing
-//! forgotten. After the commit point there is no failure: [`confirm`] repeats the commit until the target
-//! answers, over new connections where needed, or until it is told to stop and leave that to a later call.
+//! The order of steps is that of [`crate::handover::Source`]; this module carries out its actions. A failure
+//! before the commit point returns a [`MigrateError`] with the machine running here and all state intact.
+//! After the commit point there is no failure: [`confirm`] repeats the commit until the target replies, over
+//! new connections where needed, or until it is told to stop and leave that to a later call.
 
 use crate::{
     baseline::{ArrayBaseline, Baseline, MayDiffer},
@@ -35,96 +35,96 @@ use whimbrel_capture::{
 };
 use whimbrel_core::{Digest, PageSet};
 
-/// A machine to be moved and where to.
+/// Machine to migrate, and everything that the migration needs.
 pub struct MigrationJob<'a, 's> {
-    /// The machine and its arrays; the follower is set by [`migrate`].
+    /// Machine and its arrays; [`migrate`] sets the consumer.
     pub subject: &'a mut CaptureSource<'s>,
-    /// The connection to the target.
+    /// Connection to the target.
     pub link: &'a dyn Link,
-    /// What is offered.
+    /// Offer to the target.
     pub offer: &'a Offer,
     /// Opens a boot file of the offer.
     pub blob: &'a (dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError> + Sync),
-    /// Opens what an array begins as on the target, which is more than zeros.
+    /// Opens the baseline of an array, if it is more than zeros.
     pub base: &'a dyn Fn(&mut DirtyLog, &Baseline) -> Result<ArrayBaseline, BoxError>,
-    /// Drawn anew for each migration and told to nobody: see `sent.rs`.
+    /// Secret random number, new for each migration: see `sent_hashes.rs`.
     pub seed: u64,
-    /// Addresses seen on each port, asked for at the pause.
+    /// Returns the addresses seen on each port; called at the pause.
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
-    /// Takes what came for the machine since it stands still, once it is handed over.
+    /// Takes the frames that arrived for the machine since the pause, once it is handed over.
     pub strays: &'a mut dyn FnMut() -> Vec<LateFrame>,
-    /// Writes down, durably, that the machine was handed over: the commit point.
+    /// Records durably that the machine was handed over: the commit point.
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
-    /// How fast rounds go and when to stop.
+    /// Policy that sets the rates and decides when to stop.
     pub policy: &'a dyn StopPolicy,
-    /// Whether pages may stay here at the pause, for the target to fetch.
+    /// Decides which pages stay here at the pause for the target to fetch, if any may.
     pub leaving: Option<&'a mut DeferredPages>,
-    /// Disks whose writes are carried to the target too once their mirror is armed, by their arrays. Each has
-    /// ended when [`migrate`] returns.
+    /// Disks whose writes are sent to the target too once their mirror is armed, by their arrays. Each mirror
+    /// has ended when [`migrate`] returns.
     pub mirrors: &'a [(usize, Arc<Mirror>)],
-    /// A third host that is to have all of the machine as of the pause before it is handed over.
+    /// Backup host that must have all of the machine as of the pause before it is handed over.
     pub third: Option<&'a mut dyn BackupSink>,
-    /// Told after every batch; `Break` cancels.
+    /// Called with the progress after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
-/// Any error of the host.
+/// Error of the daemon.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// A third host that the machine is copied to as well. What fails here fails the migration.
+/// Copy of the machine to the backup host. A failure here fails the migration.
 pub trait BackupSink {
-    /// Copies what the third host has not seen, while the machine runs: the target is ready for it.
+    /// Copies what the backup host lacks, while the machine runs: the target is ready for it.
     fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError>;
 
-    /// Copies the rest, with the device state, of the machine that stands still: returns once the third host
-    /// has all of it.
+    /// Copies the rest, with the device state, while the machine is paused; returns once the backup host has
+    /// all of it.
     fn at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError>;
 }
 
-/// A machine that now belongs to the target, committed but not yet confirmed.
+/// Machine that now belongs to the target, committed but not yet confirmed.
 #[derive(Debug)]
 pub struct HandedOver {
-    /// Names the handover; keep it until the target confirms.
+    /// Id of the handover; keep it until the target confirms.
     pub handover: HandoverId,
-    /// The rounds, the last one (paused) included.
+    /// Rounds, with the last one (paused) included.
     pub rounds: Vec<RoundStats>,
-    /// What ended the rounds before it.
+    /// Reason that ended the rounds before it.
     pub why: StopReason,
-    /// When the machine was paused.
+    /// Instant of the pause.
     pub paused_at: Instant,
-    /// What was done since, up to the commit point.
+    /// Parts of the downtime up to the commit point.
     pub pause: DowntimeParts,
-    /// The target has been told.
+    /// Commit that was sent to the target.
     pub commit: PendingCommit,
 }
 
-/// The word to the target that the machine is its own, on its way.
+/// Commit that the target has not confirmed yet.
 pub struct PendingCommit(Result<Box<dyn Answer>, LinkError>);
 
 impl PendingCommit {
-    /// Sends it.
+    /// Sends the commit.
     pub fn send(link: &dyn Link, handover: HandoverId) -> Self {
         let header = postcard::to_stdvec(&handover).expect("an id is always encodable");
         Self(link.send(protocol::COMMIT, header, Bytes::new()))
     }
 
-    /// Not sent yet: the handover is an earlier daemon's.
+    /// Commit that was not sent yet: the handover is that of an earlier daemon.
     pub fn unsent() -> Self {
-        Self(Err(LinkError::Lost { source: "there is none yet".into() }))
+        Self(Err(LinkError::Lost { source: "the commit was not sent yet".into() }))
     }
 }
 
 impl std::fmt::Debug for PendingCommit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Commit(sent: {})", self.0.is_ok())
+        write!(f, "PendingCommit(sent: {})", self.0.is_ok())
     }
 }
 
-/// Why a machine did not move. It runs on here, with every page accounted for.
+/// Error of a migration before the commit. The machine runs on here, with every page accounted for.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
-    /// The target did not take the offer.
-    #[error("the target does not take the machine")]
+    /// The target refused the offer.
+    #[error("the target refused the machine")]
     Offer(#[source] LinkError),
     /// The machine does not fit the target.
     #[error("the machine does not fit the target")]
@@ -132,17 +132,17 @@ pub enum MigrateError {
     /// A boot file could not be read.
     #[error("cannot read the machine's boot file {digest}")]
     Blob {
-        /// Which.
+        /// Digest of the file.
         digest: Digest,
-        /// Why.
+        /// Cause reported by the daemon.
         #[source]
         source: BoxError,
     },
     /// A boot file could not be sent.
     #[error("cannot send the machine's boot files")]
     SendBlob(#[source] LinkError),
-    /// The beginning of the device state could not be sent.
-    #[error("cannot send the beginning of the device state")]
+    /// The early device state could not be sent.
+    #[error("cannot send the early device state")]
     StateAhead(#[source] BoxError),
     /// The copy failed or was cancelled.
     #[error("the copy did not finish")]
@@ -150,27 +150,27 @@ pub enum MigrateError {
     /// The target did not load the machine.
     #[error("the target cannot load the machine")]
     Load(#[source] LinkError),
-    /// What the target has already could not be compared with.
-    #[error("cannot compare the machine with what the target has of it")]
+    /// The machine could not be compared with its baselines.
+    #[error("cannot compare the machine with its baselines on the target")]
     Base(#[source] BoxError),
-    /// The target did not hear which pages stay here.
-    #[error("the target did not take note of the pages that stay here")]
+    /// The target did not accept the list of missing pages.
+    #[error("the target did not accept the list of missing pages")]
     Owe(#[source] BoxError),
-    /// The third host did not get all of the machine.
-    #[error("the third host does not have the machine")]
+    /// The backup host did not get all of the machine.
+    #[error("the backup host does not have the machine")]
     Third(#[source] BoxError),
-    /// The handover could not be written down.
-    #[error("cannot write the handover down")]
+    /// The handover could not be recorded.
+    #[error("cannot record the handover")]
     Record(#[source] BoxError),
-    /// The target sent an answer that makes no sense.
-    #[error("the target sent an answer that cannot be read")]
+    /// The target's reply could not be decoded.
+    #[error("cannot decode the reply of the target")]
     Answer(#[source] postcard::Error),
 }
 
 /// Copies the machine to the target and hands it over, up to and including the commit point.
 ///
-/// On success the machine is paused here and must never run here again: follow with [`confirm`], then free
-/// it. On failure it runs here as before.
+/// On success the machine is paused here and must never run here again: call [`confirm`], then free it. On
+/// failure it runs here as before.
 pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
     let mut state = Source::Copying;
@@ -185,17 +185,18 @@ pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError
             {
                 tracing::error!(%error, "the machine stays paused after a failed migration");
             }
-            // The abort is a courtesy, and its answer takes as long as a target needs to clear up: a target
-            // that does not hear it drops the arrival with the connection, or keeps it paused until told.
+            // A lost abort is harmless: a target that does not receive it discards the incoming machine when
+            // the connection ends, or keeps it paused until the abort is repeated. Its reply takes as long as
+            // the target needs to clean up.
             if let Err(unheard) = abort(job.link, handover) {
-                tracing::debug!(%handover, %unheard, "the target did not hear that the migration was given up");
+                tracing::debug!(%handover, %unheard, "the target did not receive the abort of the migration");
             }
             Err(error)
         }
     }
 }
 
-/// Tells the target to forget a handover that was given up. Repeating it does no harm.
+/// Tells the target to discard a handover that was aborted. May be repeated.
 pub fn abort(link: &dyn Link, handover: HandoverId) -> Result<(), LinkError> {
     link::call(link, protocol::ABORT, &handover, Bytes::new()).map(drop)
 }
@@ -219,24 +220,24 @@ fn attempt(job: &mut MigrationJob<'_, '_>, state: &mut Source) -> Result<HandedO
     let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
     let line = line.with_mirrors(job.mirrors).with_boot_files(boot);
     thread::scope(|scope| {
-        // Its threads end while the target works.
+        // The threads of the pipeline end while the target works.
         let captured = copy(job, &line, scope)?;
         hand_over(job, state, captured, &ahead)
     })
 }
 
-/// Makes the offer. Its boot files are looked through while the target makes room.
+/// Sends the offer. Indexes the boot files while the target reserves resources.
 fn offer(job: &MigrationJob<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
     let (offer, blob) = (job.offer, job.blob);
     thread::scope(|scope| {
         let boot = scope.spawn(|| BootFiles::index(&offer.blobs, blob));
         let accepted = link::call(job.link, protocol::OFFER, offer, Bytes::new());
-        // They only make it shorter.
+        // Boot files only save bytes, so a failure to index them is ignored.
         Ok((accepted.map_err(MigrateError::Offer)?, boot.join().unwrap_or_default()))
     })
 }
 
-/// From the end of the copy to the commit point, and the word that follows it.
+/// Steps from the end of the copy to the commit point, and the commit itself.
 fn hand_over(
     job: &mut MigrationJob<'_, '_>,
     state: &mut Source,
@@ -262,12 +263,12 @@ fn hand_over(
     let commit = PendingCommit::send(job.link, handover);
     pause.committed(paused_at);
     if let Err(unsent) = late_frames::send(job.link, handover, &(job.strays)()) {
-        tracing::debug!(%handover, %unsent, "what came for the machine in its pause is lost");
+        tracing::debug!(%handover, %unsent, "the frames that arrived during the downtime are lost");
     }
     Ok(HandedOver { handover, rounds, why, paused_at, pause, commit })
 }
 
-/// Sends what is known of the device state while the machine runs: the most of it, which hardly ever changes.
+/// Sends the part of the device state that hardly ever changes while the machine still runs: most of it.
 fn send_state_ahead(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError> {
     let Some(ahead) = job.subject.machine.device_state_ahead() else { return Ok(Vec::new()) };
     let packed = protocol::pack_state(&ahead)?;
@@ -275,8 +276,7 @@ fn send_state_ahead(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError>
     Ok(ahead)
 }
 
-/// Sends the end of the copy and what of the device state is not there yet; the answer says that the target
-/// is ready.
+/// Sends the end of the copy and the rest of the device state; the reply tells that the target is ready.
 fn finish(job: &MigrationJob<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prepared, MigrateError> {
     let same = match state.starts_with(ahead) {
         true => ahead.len(),
@@ -287,11 +287,11 @@ fn finish(job: &MigrationJob<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prep
     let word = FinishHeader { finish, ahead: same as u32, rest: rest.len() as u32 };
     let packed = protocol::pack_state(rest).map_err(|source| MigrateError::StateAhead(source.into()))?;
     let ready = link::call(job.link, protocol::FINISH, &word, packed.into()).map_err(MigrateError::Load)?;
-    // Figures only: an answer that cannot be read is one all the same.
+    // The reply has figures only: one that cannot be decoded counts too.
     Ok(postcard::from_bytes(&ready).unwrap_or_default())
 }
 
-/// Begins to follow every array from what the target has of it on.
+/// Attaches the migration to every dirty log, with the pages that may differ from the array's baseline.
 fn attach_consumer(
     job: &mut MigrationJob<'_, '_>,
     accepted: &Accepted,
@@ -300,7 +300,7 @@ fn attach_consumer(
     for (index, ledger) in job.subject.ledgers.iter_mut().enumerate() {
         let begun = accepted.begun_as.get(index).unwrap_or(&Baseline::Zeros);
         if !job.offer.names(begun) {
-            return Err(MigrateError::Base("it began as something that was not offered".into()));
+            return Err(MigrateError::Base("the target chose a baseline that was not offered".into()));
         }
         let base = attach_array_consumer(ledger, begun, job.base);
         bases.push(base.map_err(MigrateError::Base)?);
@@ -309,7 +309,7 @@ fn attach_consumer(
     Ok(bases)
 }
 
-/// Followed first, listed second: a page that is written in between is in one of the two.
+/// Attaches first and lists second: a page that is written in between is in one of the two.
 fn attach_array_consumer(
     ledger: &mut DirtyLog,
     begun: &Baseline,
@@ -332,7 +332,6 @@ fn attach_array_consumer(
     Ok(Some(base))
 }
 
-/// The arrays as the sender needs to know them.
 fn arrays<'b>(
     job: &MigrationJob<'_, '_>,
     bases: &'b [Option<ArrayBaseline>],
@@ -341,7 +340,7 @@ fn arrays<'b>(
     arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
 }
 
-/// The rounds.
+/// Runs the rounds.
 fn copy<'scope>(
     job: &mut MigrationJob<'_, '_>,
     line: &'scope Pipeline<'_>,
@@ -378,9 +377,9 @@ fn send_blob(job: &MigrationJob<'_, '_>, digest: Digest, size: u64) -> Result<()
     Ok(())
 }
 
-/// Waits for the answer to the word that the machine is the target's, and repeats it until there is one.
-/// `connect` makes a new connection; `wait` sleeps between attempts and answers whether to go on. Returns
-/// since when the machine runs there, as far as the target says, once it has confirmed.
+/// Waits for the reply to the commit, and repeats the commit until there is one. `connect` makes a new
+/// connection; `wait` sleeps between attempts and returns whether to continue. Returns the instant since
+/// which the machine runs on the target, as far as the target reports it.
 pub fn confirm(
     handover: HandoverId,
     first: PendingCommit,

@@ -1,8 +1,8 @@
-//! The receiving side: machines that are arriving, and what each message does to them.
+//! Target of a migration: the incoming machines, and the effect of each message on them.
 //!
-//! One lock an arrival, never held across another's work. Everything a message says is checked against the
-//! offer before it is used. The states are those of [`crate::handover::Target`]; this file turns its actions
-//! into calls of [`IncomingMachine`], which the host implements.
+//! Each incoming machine has a lock of its own. Everything in a message is checked against the offer before
+//! it is used. The states are those of [`crate::handover::Target`]; this module turns its actions into calls
+//! of [`IncomingMachine`], which the daemon implements.
 
 use crate::{
     baseline::Baseline,
@@ -26,46 +26,46 @@ use std::{
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 
-/// Memory is the first array of an offer.
+/// Index of memory among the arrays of an offer.
 pub(crate) const MEMORY: usize = 0;
 
-/// An error of the host while it serves an arrival.
+/// Error of the daemon while it serves an incoming machine.
 pub type HostError = Box<dyn Error + Send + Sync>;
 
-/// Where machines land: reserves room for them.
+/// Host that accepts machines: reserves resources for them.
 pub trait TargetHost: Send + Sync {
-    /// Reserves name, memory, disks and devices for `offer`, or says why not; a [`Incompatibility`] is told
-    /// to the source as one.
+    /// Reserves name, memory, disks and devices for `offer`, or returns the reason why not; an
+    /// [`Incompatibility`] is sent to the source as a value.
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, HostError>;
 
-    /// Fills `out` with the page of this digest, if it is anywhere on this host. It was checked against the
-    /// digest.
+    /// Fills `out` with the page of this digest, if it is anywhere on this host. The implementation has
+    /// checked the digest.
     fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
         false
     }
 
-    /// Frames came for a machine that arrives or has arrived: it gets them once it runs. What cannot be
-    /// delivered is dropped.
+    /// Delivers late frames to a machine that is incoming or has arrived, once it runs. Frames that cannot be
+    /// delivered are dropped.
     fn strays(&self, _handover: HandoverId, _strays: Vec<LateFrame>) {}
 }
 
-/// A machine that is arriving: its arrays are here and filled, it does not run yet.
+/// Incoming machine: its arrays are here and being filled, and it does not run yet.
 pub trait IncomingMachine: Send {
-    /// Blobs of the offer that are not here yet.
+    /// Boot files of the offer that are not here yet.
     fn blobs_missing(&self) -> Vec<Digest>;
 
-    /// What each array begins as; zeros where nothing is said. Nothing that the offer does not name.
+    /// Baselines of the arrays; zeros for those beyond the list. Only baselines that the offer names.
     fn baselines(&self) -> Vec<Baseline> {
         Vec::new()
     }
 
-    /// Stores a whole blob whose digest was checked.
+    /// Stores a complete boot file whose digest was checked.
     fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), HostError>;
 
-    /// Reads a blob of the offer that is here.
+    /// Reads a boot file of the offer that is here.
     fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
         let _ = (offset, out);
-        Err(format!("the boot file {digest} cannot be read here").into())
+        Err(format!("cannot read the boot file {digest} here").into())
     }
 
     /// Stores pages of an array.
@@ -77,38 +77,37 @@ pub trait IncomingMachine: Send {
     /// Reads pages of an array back.
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), HostError>;
 
-    /// Pages that stay with the source, for this side to fetch once the machine runs; `piece` as in
-    /// `postcopy::sets`.
+    /// Records missing pages, which this side fetches once the machine runs; `piece` as in `page_set_codec`.
     fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), HostError> {
         let _ = (owed, piece);
-        Err("this host takes no machine of which pages stay elsewhere".into())
+        Err("this host accepts no machine with missing pages".into())
     }
 
-    /// Whether what it arrives in is still there: pages written to a process that has ended are lost without
-    /// an error.
+    /// Whether the process that holds the machine is alive: pages written to one that has ended are lost
+    /// without an error.
     fn is_alive(&self) -> bool {
         true
     }
 
-    /// How its device state will most likely begin, while it still runs elsewhere: a chance to load as much.
-    /// What comes may differ.
+    /// Passes on the probable beginning of the device state, so that it can be loaded early. The final state
+    /// may differ.
     fn expect_state(&mut self, ahead: &[u8]) -> Result<(), HostError> {
         let _ = ahead;
         Ok(())
     }
 
-    /// Loads the device state into a paused machine and writes down, durably, that it waits here.
+    /// Loads the device state into a paused machine and records durably that it waits here.
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), HostError>;
 
-    /// Lets the machine run, opens its network and announces it.
+    /// Runs the machine, opens its network and announces it.
     fn run(&mut self) -> Result<(), HostError>;
 
-    /// When its CPUs began to run here, for the source to know how long they stood still.
+    /// Instant at which its CPUs began to run here, from which the source computes the downtime.
     fn runs_since(&self) -> Option<Instant> {
         None
     }
 
-    /// Ends it and frees what was reserved.
+    /// Kills the machine and frees what was reserved.
     fn discard(&mut self);
 }
 
@@ -119,27 +118,27 @@ struct Arriving {
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
     blob: Vec<u8>,
-    /// How its device state is to begin.
+    /// Early device state that the source sent.
     state_ahead: Vec<u8>,
 }
 
-/// Most handovers that were given up and whose late offers are still refused. One is of use for as long as
-/// the connection of its offer lives.
+/// Most aborted handovers that are remembered to refuse their late offers. One is needed only as long as the
+/// connection of its offer lives.
 const FORGOTTEN_MAX: usize = 4096;
 
-/// All machines that are arriving at this host, and what became of earlier ones.
+/// All machines that are incoming at this host, and the outcome of earlier ones.
 pub struct IncomingMigrations {
     landing: Arc<dyn TargetHost>,
     table: Mutex<HashMap<HandoverId, Arc<Mutex<Arriving>>>>,
     ended: Mutex<Ended>,
 }
 
-/// Handovers that have ended, as far as messages about them may still come.
+/// Handovers that have ended, as far as messages about them may still arrive.
 #[derive(Default)]
 struct Ended {
-    /// Their machines came: a repeated commit is answered.
+    /// Completed handovers, for which a repeated commit is answered.
     arrived: HashSet<HandoverId>,
-    /// Given up: an offer that comes after all is refused.
+    /// Aborted handovers, for which a late offer is refused.
     forgotten: VecDeque<HandoverId>,
 }
 
@@ -164,12 +163,13 @@ impl Ended {
 }
 
 impl IncomingMigrations {
-    /// No machine is arriving yet.
+    /// Creates the table without incoming machines.
     pub fn new(landing: Arc<dyn TargetHost>) -> Self {
         Self { landing, table: Mutex::default(), ended: Mutex::default() }
     }
 
-    /// Takes up an arrival that an earlier daemon had prepared: it waits for the source's word.
+    /// Adds an incoming machine that an earlier daemon had prepared: it waits for the source's commit or
+    /// abort.
     pub fn adopt_prepared(
         &self,
         handover: HandoverId,
@@ -182,13 +182,13 @@ impl IncomingMigrations {
         Ok(())
     }
 
-    /// A machine that came by this handover is this host's, says its record: a source that has not heard is
-    /// told.
+    /// Adds a handover by which, according to its record, a machine of this host arrived: a repeated commit
+    /// is answered.
     pub fn adopt_arrived(&self, handover: HandoverId) {
         self.ended().insert(handover, Target::Running);
     }
 
-    /// Handles one message and returns the reply's header. Blocks while the arrival works.
+    /// Handles one message and returns the reply's header. Blocks while the incoming machine works.
     pub fn handle(&self, kind: u16, header: &[u8], payload: Bytes) -> Result<Vec<u8>, TargetError> {
         match kind {
             protocol::OFFER => self.offer(parse(header)?),
@@ -198,7 +198,7 @@ impl IncomingMigrations {
             }
             protocol::PAGES => {
                 let pages: PagesHeader = parse(header)?;
-                // Unpacked before it is anybody's turn.
+                // Decoded before the lock is taken.
                 let batch = PageBatch::decode(&pages.batch, &payload)?;
                 self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
             }
@@ -231,18 +231,18 @@ impl IncomingMigrations {
         }
     }
 
-    /// The connection that carried `handover` is gone.
+    /// Handles the loss of the connection of `handover`.
     pub fn connection_lost(&self, handover: HandoverId) {
         let done = self.with(handover, |arriving| arriving.event(TargetEvent::Failed));
         self.sort_out_ended(handover);
         if let Err(TargetError::Unknown { .. }) = done
             && self.unheard(handover)
         {
-            tracing::debug!(%handover, "the connection of an offer is gone before its answer");
+            tracing::debug!(%handover, "the connection of an offer was lost before its reply");
         }
     }
 
-    /// The source's last word on a handover. It may come at any time, over any connection, and again.
+    /// Handles a commit or abort. It may come at any time, over any connection, and repeatedly.
     fn word(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
         let mut runs_since = None;
         let done = self.with(handover, |arriving| {
@@ -267,10 +267,10 @@ impl IncomingMigrations {
         }
     }
 
-    /// What is not known here is ended all the same: its offer may still be on its way, or at work. Answers
+    /// Records the end of an unknown handover, because its offer may still arrive or be in progress. Returns
     /// whether it was unknown.
     fn unheard(&self, handover: HandoverId) -> bool {
-        // Held until it is entered, so that no offer comes in between.
+        // The lock is held until the handover is recorded, so that no offer comes in between.
         let table = self.table();
         let unknown = !table.contains_key(&handover) && self.ended().of(handover).is_none();
         if unknown {
@@ -296,14 +296,14 @@ impl IncomingMigrations {
         let (blobs_missing, begun_as) = (arrival.blobs_missing(), arrival.baselines());
         let accepted = Offered::Accepted(Accepted { blobs_missing, begun_as });
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
-        // `reserve` has done what the actions say, the reply is the rest.
+        // `reserve` has carried out the actions; the reply is the rest.
         let ((state, _), blobs) = (Target::initial(), offer.blobs);
         let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], state_ahead: vec![] };
         let mut table = self.table();
-        // Bound first: the lock on what has ended is not held while the arrival is discarded.
+        // Copied into a local: the lock on ended handovers is not held while the machine is discarded.
         let ended = self.ended().of(offer.handover);
         if let Some(state) = ended {
-            // The source gave it up, or went away, while room was made for it.
+            // The source aborted, or disconnected, while resources were reserved.
             drop(table);
             arriving.event(TargetEvent::Abort)?;
             return Err(TargetError::State { state });
@@ -312,10 +312,10 @@ impl IncomingMigrations {
         Ok(reply(&accepted))
     }
 
-    /// Looks for pages on this host and puts those that are found where they belong.
+    /// Looks for pages on this host and stores those that are found in the array.
     fn look_for(&self, ask: &PageQuery) -> Result<Vec<u8>, TargetError> {
-        let invalid = || TargetError::Invalid { what: "a question that nobody can answer" };
-        // Of any array, before it is looked for; of the array, before it is used.
+        let invalid = || TargetError::Invalid { what: "an invalid page query" };
+        // Checked for any array before the search, and for this array before the pages are stored.
         if !ask.is_sound(u64::MAX) {
             return Err(invalid());
         }
@@ -340,7 +340,7 @@ impl IncomingMigrations {
         act(&mut arriving).map(|()| Vec::new())
     }
 
-    /// An arrival that has ended keeps nothing but its end.
+    /// Removes an incoming machine whose handover has ended, and records the outcome.
     fn sort_out_ended(&self, handover: HandoverId) {
         let Some(arriving) = self.table().get(&handover).cloned() else { return };
         let state = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).state;
@@ -368,7 +368,7 @@ impl Arriving {
                     self.arrival.run().map_err(|source| TargetError::Run { source })?;
                 }
                 TargetAction::Discard => self.arrival.discard(),
-                // `reserve` and `prepare` have done it; the reply to the message says it.
+                // `reserve` and `prepare` have done it; the reply to the message tells the source.
                 TargetAction::ReserveAndAccept
                 | TargetAction::MarkAndSayReady
                 | TargetAction::SayRunning
@@ -393,12 +393,12 @@ impl Arriving {
     fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
-        let (digest, size) = *known.ok_or(TargetError::Invalid { what: "a blob that was not offered" })?;
+        let (digest, size) = *known.ok_or(TargetError::Invalid { what: "an unknown boot file" })?;
         if piece.offset == 0 {
             self.blob.clear();
         }
         if piece.offset != self.blob.len() as u64 || piece.offset + data.len() as u64 > size {
-            return Err(TargetError::Invalid { what: "a blob piece out of order" });
+            return Err(TargetError::Invalid { what: "a boot file range out of order" });
         }
         self.blob.extend_from_slice(data);
         if (self.blob.len() as u64) < size {
@@ -406,7 +406,7 @@ impl Arriving {
         }
         let content = std::mem::take(&mut self.blob);
         if Digest::of(&content) != digest {
-            return Err(TargetError::Invalid { what: "a blob with another digest" });
+            return Err(TargetError::Invalid { what: "a boot file with another digest" });
         }
         self.arrival.put_blob(digest, content).map_err(TargetError::write)
     }
@@ -435,8 +435,8 @@ impl Arriving {
         pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
     }
 
-    /// Takes pages of memory from the files that it boots from. None is stored before all of them are what
-    /// they were on the source.
+    /// Copies pages of memory from the boot files. Nothing is stored unless all pages equal those on the
+    /// source.
     fn file_pages(&mut self, pages: &FilePages) -> Result<(), TargetError> {
         self.receiving()?;
         if !pages.is_sound(self.arrays[MEMORY], &self.blobs) {
@@ -452,7 +452,7 @@ impl Arriving {
         }
         if FilePages::check_of(&data) != pages.check {
             return Err(TargetError::Invalid {
-                what: "pages of a boot file that are others here: one of the two is damaged",
+                what: "pages of a boot file that differ here: one of the two copies is damaged",
             });
         }
         let mut rest = &data[..];
@@ -469,7 +469,7 @@ impl Arriving {
         self.receiving()?;
         let array = ask.array as usize;
         let len = self.arrays.get(array).copied().filter(|len| ask.is_sound(*len));
-        len.ok_or(TargetError::Invalid { what: "a question about pages that were not offered" })?;
+        len.ok_or(TargetError::Invalid { what: "a query for pages that were not offered" })?;
         let pages = ask.runs.iter().flat_map(|run| run.pages()).zip(content.chunks_exact(PAGE_SIZE));
         for ((page, content), _) in pages.zip(found).filter(|(_, found)| **found) {
             self.arrival.write(array, PageRun::new(page, 1), content).map_err(TargetError::write)?;
@@ -488,14 +488,14 @@ impl Arriving {
     fn take_state_ahead(&mut self, packed: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         if !self.state_ahead.is_empty() {
-            return Err(TargetError::Invalid { what: "a second beginning of the device state" });
+            return Err(TargetError::Invalid { what: "a second early device state" });
         }
         let ahead = protocol::unpack_state(packed, protocol::DEVICE_STATE_MAX);
         self.state_ahead = ahead.ok_or(NO_STATE)?;
         self.arrival.expect_state(&self.state_ahead).map_err(|source| TargetError::Prepare { source })
     }
 
-    /// The device state, of what came ahead and the rest.
+    /// Joins the early device state and the rest.
     fn device_state(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
         let (ahead, len) = (word.ahead as usize, word.rest as usize);
         if ahead > self.state_ahead.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
@@ -511,7 +511,8 @@ impl Arriving {
     fn finish(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let device_state = self.device_state(word, rest)?;
-        // What failed is cleared up on the source's word: its machine stands still until this is answered.
+        // After a failure the machine stays until the source aborts: its own machine is paused until this is
+        // answered.
         let prepared = self.arrival.prepare(&word.finish, &device_state);
         prepared.map_err(|source| TargetError::Prepare { source })?;
         self.event(TargetEvent::Loaded)
@@ -530,15 +531,15 @@ fn said(answer: &impl serde::Serialize) -> Vec<u8> {
     postcard::to_stdvec(answer).expect("a reply is always encodable")
 }
 
-const NO_STATE: TargetError = TargetError::Invalid { what: "a device state that cannot be put together" };
+const NO_STATE: TargetError = TargetError::Invalid { what: "a device state whose parts do not match" };
 
-/// What can be said about an offer without knowing the host.
+/// Checks an offer as far as possible without the host.
 fn check_offer(offer: &Offer) -> Result<(), TargetError> {
     let disks = offer.config.disks.iter().map(|disk| disk.size.0 / PAGE_SIZE as u64);
     let expected: Vec<u64> = std::iter::once(offer.config.memory_pages()).chain(disks).collect();
     let arrays: Vec<u64> = offer.arrays.iter().map(|array| array.pages).collect();
     if arrays.len() > protocol::ARRAYS_MAX || arrays != expected {
-        return Err(TargetError::Invalid { what: "arrays that do not fit the machine's configuration" });
+        return Err(TargetError::Invalid { what: "arrays that do not match the machine's configuration" });
     }
     if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BLOB_MAX) {
         return Err(TargetError::Invalid { what: "too many or too large boot files" });
@@ -548,14 +549,14 @@ fn check_offer(offer: &Offer) -> Result<(), TargetError> {
         .as_ref()
         .is_some_and(|third| third.request.len() > protocol::THIRD_MAX || offer.leaves.is_none())
     {
-        return Err(TargetError::Invalid { what: "a protection that nobody needs" });
+        return Err(TargetError::Invalid { what: "an unneeded or too long protection request" });
     }
     let long = |file: &protocol::SharedFile| file.path.len().max(file.mark.len()) > protocol::PATH_MAX;
     if offer.bases.len() > protocol::BASES_MAX
         || offer.files.len() > offer.config.disks.len()
         || offer.files.iter().any(long)
     {
-        return Err(TargetError::Invalid { what: "too much that could be begun from" });
+        return Err(TargetError::Invalid { what: "too many baselines or too long file paths" });
     }
     Ok(())
 }

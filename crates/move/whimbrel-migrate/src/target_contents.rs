@@ -1,4 +1,5 @@
-//! What the target has of each page, as the source knows it: the base, or a version that was sent.
+//! Target contents: for each page, the version that the target has, either of the baseline or one that was
+//! sent.
 
 use crate::{
     baseline::{ArrayBaseline, BaselineContent},
@@ -9,22 +10,22 @@ use crate::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// As many pages of zeros as are looked at together.
+/// As many zero pages as are compared at once.
 static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
     [0; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE];
 
-/// What to do with a page.
+/// Encoding of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageEncoding {
-    /// The target has it.
+    /// The target has the page.
     There,
-    /// The target has it but for these blocks.
+    /// The target has the page except these blocks.
     Changed(u64),
-    /// It has to travel.
+    /// The complete page must be sent.
     Whole,
 }
 
-/// What the target has.
+/// Pages that the target has.
 pub(crate) struct TargetContents {
     bases: Vec<Option<Arc<dyn BaselineContent>>>,
     state: Mutex<State>,
@@ -32,13 +33,13 @@ pub(crate) struct TargetContents {
 
 struct State {
     sent: SentHashes,
-    /// By array with a base: pages that are on the target as in that base.
+    /// For each array with a baseline: pages that are on the target as in the baseline.
     fresh: Vec<Option<PageSet>>,
     zero_marks: BlockHashes,
 }
 
 impl TargetContents {
-    /// Of arrays of these bases; `room` bytes for what is known of versions that were sent.
+    /// Starts with these baselines; `room` bytes for the hashes of versions that were sent.
     pub(crate) fn new(bases: Vec<(u64, Option<&ArrayBaseline>)>, room: usize, seed: u64) -> Self {
         let sent = SentHashes::new(room, seed);
         let zero_marks = sent.marker()(&[0; PAGE_SIZE]);
@@ -54,12 +55,13 @@ impl TargetContents {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the next version of a hot page would be a difference to one that is sent now.
+    /// Whether the hashes of another hot page can be stored, so that its next version can be sent as a delta.
     pub(crate) fn has_room(&self) -> bool {
         self.state().sent.has_room()
     }
 
-    /// Those of `runs` that are not zero on the target already. They are from now on.
+    /// Returns the pages of `runs` that are not zero on the target, and records that they are zero from now
+    /// on.
     pub(crate) fn zero(&self, array: usize, runs: &[PageRun]) -> Result<Vec<PageRun>, BoxError> {
         let mut left = Vec::new();
         for run in runs.iter().flat_map(|run| run.chunks(page_batch::BATCH_PAGES_MAX)) {
@@ -73,8 +75,8 @@ impl TargetContents {
         Ok(left)
     }
 
-    /// What to do with the pages of `runs`, whose content is `data`. They are thought to be on the target
-    /// from now on.
+    /// Encodings for the pages of `runs`, whose content is `data`. Records these versions as those of the
+    /// target.
     pub(crate) fn pages(
         &self,
         array: usize,
@@ -125,7 +127,7 @@ impl TargetContents {
         Ok(())
     }
 
-    /// Which pages of the run are on the target as in the base, and are still as in the base.
+    /// Whether each page of the run is on the target as in the baseline, and still equals it.
     fn as_base(&self, array: usize, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
         let fresh = self.fresh(array, run);
         let Some(content) = self.bases[array].as_ref().filter(|_| fresh.contains(&true)) else {
@@ -142,7 +144,7 @@ impl TargetContents {
         }
     }
 
-    /// For pages that are on the target as in the base: the blocks in which they differ from it.
+    /// For pages that are on the target as in the baseline: the blocks in which they differ from it.
     fn against_base(
         &self,
         array: usize,

@@ -1,39 +1,38 @@
-//! Machines that are cut together: the rounds of a group, pure.
+//! Consistency group: rounds in which several machines capture their epochs at one instant. Pure.
 //!
 //! ```text
-//!   Gather: each says that its next epoch is due        when all have: everybody pauses
-//!   Pause:  each says that it stands still, taken       when all have: everybody goes on and sends
-//!   Send:   each says that its standby has the epoch    when all have: everybody's output leaves; the next round
+//!   Gather: each reports that its epoch is due          when all have: all pause
+//!   Pause:  each reports that it is paused and captured when all have: all run on and send
+//!   Send:   each reports that its epoch is committed    when all have: all output leaves; next round
 //! ```
 //!
-//! So no machine goes on before all stand still, which is the one instant; and nobody outside sees output of
-//! an epoch before every standby has that epoch. Who leaves is not waited for. Who comes in the middle of a
-//! round takes part from the next one on. `tests/group.rs` checks that over orders of events, comings and
-//! leavings.
+//! No machine runs on before all are paused, which is the one instant. No output of an epoch leaves before
+//! every standby has that epoch. A member that leaves is not waited for. One that joins during a round takes
+//! part from the next round on. `tests/it/group.rs` checks that over orders of events, joins and leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A member: whoever makes these numbers makes each once.
+/// Number of a member, used once.
 pub type GroupMember = u64;
 
-/// What a group waits for.
+/// Phases of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum GroupPhase {
-    /// That every member's epoch is due.
+    /// Until every member's epoch is due.
     #[default]
     Gather,
-    /// That every member stands still.
+    /// Until every member is paused.
     Pause,
-    /// That every member's standby has the epoch.
+    /// Until every member's epoch is committed.
     Send,
 }
 
-/// Where a group is: later is greater.
+/// Progress of a group: later is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GroupRound {
-    /// Rounds before this one.
+    /// Number of completed rounds.
     pub round: u64,
-    /// What is waited for.
+    /// Phase of the round.
     pub phase: GroupPhase,
 }
 
@@ -41,29 +40,29 @@ pub struct GroupRound {
 #[derive(Debug, Clone, Default)]
 pub struct ConsistencyGroup {
     place: GroupRound,
-    /// Who takes part in this round, and whether it has done what is waited for.
+    /// Members of this round, and whether each has completed the phase.
     members: BTreeMap<GroupMember, bool>,
-    /// Who does from the next one on.
+    /// Members from the next round on.
     joining: BTreeSet<GroupMember>,
 }
 
 impl ConsistencyGroup {
-    /// Where it is.
+    /// The present round and phase.
     pub fn place(&self) -> GroupRound {
         self.place
     }
 
-    /// Whether nobody is in it.
+    /// Whether the group has no members.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty() && self.joining.is_empty()
     }
 
-    /// Whether it takes part in this round.
+    /// Whether this member takes part in the present round.
     pub fn is_member(&self, member: GroupMember) -> bool {
         self.members.contains_key(&member)
     }
 
-    /// From the next round on, which is this one if nobody has begun to pause.
+    /// Adds a member from the next round on, or to this one if nobody has started to pause.
     pub fn join(&mut self, member: GroupMember) {
         match self.place.phase {
             GroupPhase::Gather => drop(self.members.insert(member, false)),
@@ -71,14 +70,15 @@ impl ConsistencyGroup {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Removes a member; nobody waits for it any more.
     pub fn leave(&mut self, member: GroupMember) {
         self.members.remove(&member);
         self.joining.remove(&member);
         self.advance();
     }
 
-    /// It has done what `phase` waits for. The place to get past; none if that is not waited for of it.
+    /// A member has completed `phase`. Returns the round and phase that must end before it continues; none if
+    /// nothing is expected of it.
     pub fn done(&mut self, member: GroupMember, phase: GroupPhase) -> Option<GroupRound> {
         let place = self.place;
         if place.phase != phase {
@@ -89,7 +89,7 @@ impl ConsistencyGroup {
         Some(place)
     }
 
-    /// Its epoch is not due any more: it waits for something else first.
+    /// Withdraws that the member's epoch is due: it waits for something else first.
     pub fn not_yet(&mut self, member: GroupMember) {
         if self.place.phase == GroupPhase::Gather
             && let Some(done) = self.members.get_mut(&member)
@@ -98,7 +98,7 @@ impl ConsistencyGroup {
         }
     }
 
-    /// Whoever has not done what is waited for is not waited for any longer. Who that was.
+    /// Removes all members that have not completed the phase, and returns them.
     pub fn expel(&mut self) -> Vec<GroupMember> {
         let late: Vec<GroupMember> =
             self.members.iter().filter(|(_, done)| !**done).map(|(member, _)| *member).collect();
@@ -129,7 +129,7 @@ impl ConsistencyGroup {
         }
     }
 
-    /// Between two rounds.
+    /// The place between two rounds.
     fn resting(&self) -> GroupRound {
         GroupRound { round: self.place.round, phase: GroupPhase::Gather }
     }

@@ -1,58 +1,57 @@
-//! Epochs: the two pure state machines of their commitment.
+//! Epochs: the two pure state machines of the epoch commit.
 //!
 //! ```text
-//!   primary                        standby
-//!                                  Filling    (a first copy, no state of one instant: nothing to take over from)
-//!            -- seal 0 ---------> Standing 0 (a whole machine as of one instant)
-//!   Waiting 1 -- pieces of 1 ---->            held aside
-//!            -- seal 1 ---------> Standing 1 (all of it here and checked: applied, then acknowledged)
+//!   primary                              standby
+//!                                         Filling    (seeding: no one instant, nothing to take over from)
+//!            -- epoch end 0 -----------> Standing 0 (a complete machine as of one instant)
+//!   Waiting 1 -- pages of epoch 1 -----> buffered
+//!            -- epoch end 1 -----------> Standing 1 (all received and checked: applied, then acknowledged)
 //!   output of 1 leaves <- committed 1
 //! ```
 //!
-//! One epoch is under way at a time; while it is, the machine runs on and its output waits. Whatever is lost,
-//! repeated or late, the standby's machine is that of a whole epoch, and no output has left that it does not
-//! account for. `tests/epoch_model.rs` checks that against every order of messages, losses, repetitions and
-//! takeovers.
+//! One epoch is in flight at a time; meanwhile the machine runs and its output is buffered. Whatever is lost,
+//! repeated or late, the standby's machine is that of a complete epoch that covers all output that has left.
+//! `tests/it/epoch_model.rs` checks that against every order of messages, losses, repetitions and takeovers.
 
-/// The primary's side.
+/// Epoch state of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryEpochs {
-    /// The standby has this epoch. Output of later ones waits.
+    /// No epoch is in flight. Output after the committed one is buffered.
     Standing {
         /// The last epoch that was acknowledged.
         committed: u64,
     },
-    /// An epoch was cut and is on its way.
+    /// An epoch was captured and is being sent.
     Waiting {
-        /// Which.
+        /// Number of the epoch.
         epoch: u64,
     },
-    /// The standby does not follow any more. Nothing that it says releases anything.
+    /// The standby is lost. None of its replies releases output any more.
     Lost,
 }
 
-/// What the primary hears or decides.
+/// Events of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryEvent {
-    /// It is time for the next epoch.
+    /// The next epoch is due.
     Cut,
-    /// The standby has all of this epoch.
+    /// The standby has committed this epoch.
     Committed(u64),
     /// The standby cannot be reached, or refused something.
     Failed,
 }
 
-/// What the primary must do.
+/// Actions of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryAction {
-    /// Pause, take what changed, go on, send it, seal it.
+    /// Pause, copy the changes, unpause, send them, end the epoch.
     CutAndSend(u64),
-    /// Let the output go that was produced up to the cut of this epoch.
+    /// Release the output that was produced up to the capture of this epoch.
     Release(u64),
 }
 
 impl PrimaryEpochs {
-    /// The first copy was sealed, as epoch 0.
+    /// The state after seeding, which ends with epoch 0.
     pub fn initial() -> Self {
         Self::Standing { committed: 0 }
     }
@@ -68,77 +67,77 @@ impl PrimaryEpochs {
                 (Self::Standing { committed: epoch }, Some(PrimaryAction::Release(epoch)))
             }
             (_, PrimaryEvent::Failed) => (Self::Lost, None),
-            // Late or repeated news changes nothing, and a cut waits for the one before.
+            // Late or repeated replies change nothing, and a capture waits for the epoch in flight.
             (state, _) => (state, None),
         }
     }
 }
 
-/// The standby's side.
+/// Epoch state of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyEpochs {
-    /// Pages arrive as they come; they are of no one instant.
+    /// Seeding: pages are written on arrival and are of no one instant.
     Filling,
-    /// It has the machine as of the end of this epoch.
+    /// A complete machine as of an epoch is here.
     Standing {
-        /// Which.
+        /// Number of the committed epoch.
         committed: u64,
-        /// Pages of the next one that are held aside.
+        /// Buffered pages of the next epoch.
         held: u64,
     },
-    /// It took the machine over as of this epoch, or has let it go.
+    /// The standby has taken over, or has ended.
     Over {
-        /// The epoch it took over from.
+        /// The epoch from which it took over; none if it ended.
         from: Option<u64>,
     },
 }
 
-/// What the standby hears.
+/// Events of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyEvent {
-    /// A page of the first copy, or of one that catches up.
+    /// A page outside any epoch, during seeding.
     Fill,
     /// A page of an epoch.
     Page {
-        /// Which epoch.
+        /// Number of the epoch.
         epoch: u64,
-        /// Whether it is not held aside already.
+        /// Whether this page is not buffered yet.
         new: bool,
     },
-    /// All of an epoch was sent.
+    /// The end of an epoch.
     Seal {
-        /// Which.
+        /// Number of the epoch.
         epoch: u64,
-        /// Pages it has.
+        /// Number of its pages.
         pages: u64,
     },
-    /// The machine is to run here.
+    /// The standby is to run the machine.
     TakeOver,
     /// The protection ends.
     End,
 }
 
-/// What the standby must do.
+/// Actions of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyEpochAction {
-    /// Write the page where it belongs; what is held aside is void.
+    /// Write the page to the machine and drop the buffered epoch.
     Write,
-    /// Hold the page aside.
+    /// Buffer the page.
     Hold,
-    /// Write all that is held aside where it belongs, keep the device state, then acknowledge.
+    /// Write all buffered pages to the machine, store the device state, then acknowledge.
     Apply,
-    /// Acknowledge again.
+    /// Repeat the acknowledgement.
     Acknowledge,
-    /// Forget what is held aside and run the machine as of the last committed epoch.
+    /// Drop buffered pages and run the machine as of the last committed epoch.
     Run,
-    /// Forget the machine.
+    /// Delete the machine here.
     Discard,
-    /// Refuse: it does not fit.
+    /// Refuse a message that does not fit the state.
     Refuse,
 }
 
 impl StandbyEpochs {
-    /// The last whole epoch that it has.
+    /// The last committed epoch, if there is one.
     pub fn committed(self) -> Option<u64> {
         match self {
             Self::Standing { committed, .. } => Some(committed),

@@ -1,11 +1,11 @@
-//! The cut of an epoch: everything that happens while the machine stands still.
+//! Capture of an epoch: everything that happens while the machine is paused.
 //!
-//! Pause, take what changed, copy it aside, take the device state, go on. The room for what is copied aside
-//! is kept from epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is
-//! given back.
+//! Pause, collect the dirty pages, copy them, save the device state, unpause. The buffer of the copy is
+//! reused from epoch to epoch, so that the pause does not pay for fresh memory; after a large epoch it is
+//! freed.
 //!
-//! Invariant: a page taken from a ledger is in the cut, or given back. A machine paused here runs when this
-//! returns, also after a failure, as far as it still obeys.
+//! Invariant: a page that was collected from a dirty log is in the capture or put back. A machine paused here
+//! runs again on return, also after a failure, unless QEMU no longer obeys.
 
 use crate::{error::PrimaryError, protocol::EPOCH_BYTES_MAX, stats::EpochPause};
 use std::time::{Duration, Instant};
@@ -13,30 +13,30 @@ use whimbrel_capture::{CaptureSource, Consumer, DirtyLog};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageError, UnpauseReport};
 
-/// Room that is kept between epochs.
+/// Largest buffer that is reused for the next epoch.
 const KEPT_BYTES: usize = 32 << 20;
 
 /// Pages of an array with their content.
 pub type ArrayPages<'a> = Vec<(u64, &'a [u8])>;
 
-/// What a machine was at one instant, as far as it differs from the one before.
+/// Changes of a machine from one instant to the next.
 #[derive(Debug, Default)]
 pub struct EpochCapture {
     runs: Vec<(u32, PageRun)>,
     room: Vec<u8>,
-    /// Its device state.
+    /// The device state at the capture.
     pub device_state: Vec<u8>,
-    /// How long the machine stood still.
+    /// Durations of the pause.
     pub pause: EpochPause,
 }
 
 impl EpochCapture {
-    /// Pages in it.
+    /// Number of captured pages.
     pub fn pages(&self) -> u64 {
         self.runs.iter().map(|(_, run)| run.len).sum()
     }
 
-    /// The pages of each array, ascending, with their content.
+    /// The pages of each array with their content, in ascending order.
     pub fn arrays(&self) -> Vec<(u32, ArrayPages<'_>)> {
         let mut arrays: Vec<(u32, ArrayPages<'_>)> = Vec::new();
         let mut rest = &self.room[..];
@@ -52,7 +52,7 @@ impl EpochCapture {
         arrays
     }
 
-    /// Cuts the next epoch. `stopped` is called while the machine stands still, everything taken.
+    /// Captures the next epoch. `stopped` is called during the pause, once all pages are copied.
     pub fn take(
         &mut self,
         subject: &mut CaptureSource<'_>,
@@ -63,8 +63,8 @@ impl EpochCapture {
         }
         subject.machine.about_to_pause();
         let begun = Instant::now();
-        // The devices are asked while what was written is looked for and copied: asking them changes no
-        // memory, which a migration of QEMU's own relies on too.
+        // The device state is saved while dirty pages are collected and copied: saving it changes no memory,
+        // which QEMU's own migration relies on too.
         subject.machine.pause_for_state()?;
         self.pause = EpochPause { stop: begun.elapsed(), ..EpochPause::default() };
         let mut taken = Vec::with_capacity(subject.ledgers.len());
@@ -107,7 +107,7 @@ impl EpochCapture {
         for (array, set) in taken.iter().enumerate() {
             self.runs.extend(set.runs().map(|run| (array as u32, run)));
         }
-        // Never shrunk in between, so what was filled once is not filled again.
+        // The buffer is not shrunk between epochs, so it is zeroed only once.
         self.room.resize(self.room.len().max(bytes as usize), 0);
         let (runs, room) = (&self.runs, &mut self.room[..bytes as usize]);
         let copied = timed(|| copy(ledgers, runs, room));

@@ -1,22 +1,21 @@
-//! How long an epoch lasts of which nobody waits for anything. Pure.
+//! Length of epochs during which no output waits. Pure.
 //!
-//! Epochs are there for what the machine sends: that waits for one. A machine that sends nothing may be left
-//! alone for several times as long, and each pause less is time that it computes. The moment something waits,
-//! and the usual length has passed, the epoch is cut; so nobody ever waits longer for a cut than without
-//! this. What is longer is the work that a takeover loses, which nobody has seen.
+//! Epochs exist for the machine's output, which waits for the epoch commit. A machine that sends nothing may
+//! run several times as long between pauses, and each pause less is time to compute. As soon as output waits
+//! and the usual length has passed, the epoch is captured, so output never waits longer for a capture than
+//! without this. Only the work that a takeover loses grows, and nobody has seen that.
 //!
-//! What would make somebody wait longer is an epoch that takes long to send because it was long. So the
-//! length grows by the usual one with each epoch that was sent within half of that, and is halved by one that
-//! was not.
+//! A long epoch could delay output by taking long to send. Therefore the length grows by the usual one with
+//! each epoch that was committed within half of it, and is halved by one that was not.
 //!
-//! Invariant: never less than the usual length, never more than it may be, nor than [`LONGEST`].
+//! Invariant: the length is at least the usual one and at most the configured factor of it, or [`LONGEST`].
 
 use std::time::{Duration, Instant};
 
-/// No epoch is left open for longer than the longest that may be asked for.
+/// Longest epoch, equal to the longest that a user may configure.
 pub const LONGEST: Duration = Duration::from_secs(1);
 
-/// The length of quiet epochs.
+/// Adaptive length of quiet epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpochLength {
     length: Duration,
@@ -25,23 +24,23 @@ pub struct EpochLength {
 }
 
 impl EpochLength {
-    /// Quiet epochs last up to `times` times `length`.
+    /// Epochs last up to `times` times `length`.
     pub fn new(length: Duration, times: u32) -> Self {
         let most = length.saturating_mul(times).min(LONGEST).max(length);
         Self { length, most, now: length }
     }
 
-    /// Whether it ever does anything.
+    /// Whether epochs may ever be longer than usual.
     pub fn is_any(&self) -> bool {
         self.most > self.length
     }
 
-    /// When an epoch is due that began at `begun` and is not to be cut before `earliest`.
+    /// Due time of an epoch that started at `begun` and must not be captured before `earliest`.
     pub fn due(&self, begun: Instant, earliest: Instant, output_waits: bool) -> Instant {
         if output_waits { earliest } else { earliest.max(begun + self.now) }
     }
 
-    /// An epoch was at the standby so long after its cut.
+    /// Records how long after its capture an epoch was committed.
     pub fn committed(&mut self, delay: Duration) {
         self.now = match delay <= self.length / 2 {
             true => (self.now + self.length).min(self.most),
@@ -79,7 +78,7 @@ mod tests {
             let mut stretch = EpochLength::new(length, times);
             for delay in delays {
                 stretch.committed(Duration::from_millis(delay));
-                // Late as well: a link that does not follow puts the next cut off.
+                // Late as well: a slow link delays the next capture.
                 let earliest = begun + length + Duration::from_millis(late);
                 prop_assert_eq!(stretch.due(begun, earliest, true), earliest);
                 let quiet = stretch.due(begun, earliest, false);

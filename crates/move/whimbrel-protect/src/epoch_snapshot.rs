@@ -1,9 +1,9 @@
-//! Copies of whole epochs, made on the standby while it follows on.
+//! Epoch snapshots: copies of complete epochs, made on the standby while replication continues.
 //!
-//! A copy has every page that was written since the one before, as of the end of one epoch. It is read little
-//! by little; a page that a later epoch writes over before its turn has come is put aside first. So an epoch
-//! waits for nothing but the copying of such pages, and never for whoever stores the copy: who is too slow
-//! loses it, and the next one has its pages too.
+//! A snapshot has every page that was written since the one before, as of the end of one epoch. It is read
+//! little by little; a page that a later epoch is about to overwrite is copied to a buffer first. An epoch
+//! therefore waits only for copying such pages, never for the reader of the snapshot: a reader that is too
+//! slow loses the snapshot, and the next one includes its pages.
 //!
 //! Memory: three bits a page of the machine, and [`ASIDE_BYTES_MAX`].
 
@@ -11,68 +11,67 @@ use crate::error::BoxError;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_migrate::target::IncomingMachine;
 
-/// Most bytes of pages that are put aside.
+/// Most bytes of pages that are buffered because an epoch overwrote them.
 pub const ASIDE_BYTES_MAX: usize = 64 << 20;
-/// Pages that are looked at and read together.
+/// Pages that are scanned and read together.
 const GRANULE: u64 = 64;
-/// Granules that are looked at without finding a page: an epoch that ends meanwhile waits for as long as that
-/// takes, or reading one.
+/// Granules scanned in one call without finding a page; an epoch that ends meanwhile waits for the call.
 const LOOKED_MAX: usize = 1024;
-/// Pages put aside that are handed on at once.
+/// Most buffered pages that one call returns.
 const HANDED_MAX: usize = 1024;
 
-/// The end of an epoch of which a copy begins.
+/// The start of a snapshot at the end of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpochSnapshot {
-    /// Names the copy.
+    /// Number of this snapshot.
     pub copy: u64,
-    /// Which epoch.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// The machine's device state at its end.
+    /// Device state at the end of the epoch.
     pub device_state: Vec<u8>,
 }
 
-/// Some pages of a copy, or none for the moment; in no order, each once.
+/// Some pages of a snapshot, or none for the moment. Pages come in any order, each once.
 #[derive(Debug, Default)]
 pub struct SnapshotPages {
-    /// Array and number of each.
+    /// Array and number of each page.
     pub pages: Vec<(u32, u64)>,
-    /// Their contents, one after the other.
+    /// Contents of the pages in the same order.
     pub data: Vec<u8>,
-    /// Whether there are no more.
+    /// Whether the snapshot has no more pages.
     pub last: bool,
 }
 
-/// There is no such copy any more: its pages are in the next one.
+/// A snapshot was abandoned; its pages are in the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotLost {
-    /// More of it was written over than may be put aside.
-    #[error("the machine writes faster than its copy is stored")]
+    /// More pages were overwritten than may be buffered.
+    #[error("the machine writes faster than its epoch snapshot is stored")]
     TooSlow,
-    /// The machine was taken over, the protection began anew or has ended.
-    #[error("the standby does not follow any more")]
+    /// The machine was taken over, or the protection restarted or ended.
+    #[error("the standby no longer takes part in this protection")]
     Over,
     /// A page could not be read.
-    #[error("a page cannot be read")]
+    #[error("cannot read a page of the standby")]
     Unreadable,
 }
 
-/// What was written since the last copy, and the copy in the making.
+/// Pages written since the last snapshot, and the snapshot in progress.
 #[derive(Debug)]
 pub(crate) struct EpochSnapshots {
     since: Vec<PageSet>,
     copying: Option<Copying>,
     copies: u64,
-    /// Why the last copy that was given up was.
+    /// Reason why the last snapshot was abandoned.
     lost: SnapshotLost,
 }
 
 #[derive(Debug)]
 struct Copying {
     copy: u64,
-    /// All of its pages.
+    /// All pages of the snapshot.
     taken: Vec<PageSet>,
-    /// Those that were neither read nor put aside, how many they are, and where the next of them may be.
+    /// Pages that were neither read nor buffered, their count, and where to look for the next.
     left: Vec<PageSet>,
     count: u64,
     next: (usize, u64),
@@ -81,14 +80,14 @@ struct Copying {
 }
 
 impl EpochSnapshots {
-    /// Arrays of these lengths. What is in them is in no copy yet: nothing if they are `fresh`, which is all
+    /// State for arrays of these lengths. Their present content is in no snapshot yet; `fresh` arrays are all
     /// zeros.
     pub(crate) fn new(arrays: &[u64], fresh: bool) -> Self {
         let set = |pages: &u64| if fresh { PageSet::empty(*pages) } else { PageSet::full(*pages) };
         Self { since: arrays.iter().map(set).collect(), copying: None, copies: 0, lost: SnapshotLost::Over }
     }
 
-    /// Begins a copy of what the arrays are now, unless one is in the making. Its name.
+    /// Starts a snapshot of the present content, unless one is in progress. Returns its number.
     pub(crate) fn start(&mut self) -> Option<u64> {
         if self.copying.is_some() {
             return None;
@@ -102,7 +101,7 @@ impl EpochSnapshots {
         Some(copy)
     }
 
-    /// A page is about to be written.
+    /// Must be called before a page is written.
     pub(crate) fn about_to_write(&mut self, arrival: &dyn IncomingMachine, array: u32, page: u64) {
         let Some(since) = self.since.get_mut(array as usize) else { return };
         since.insert(page);
@@ -115,7 +114,7 @@ impl EpochSnapshots {
         }
     }
 
-    /// The next pages of a copy.
+    /// Returns the next pages of a snapshot.
     pub(crate) fn next(
         &mut self,
         arrival: &dyn IncomingMachine,
@@ -130,7 +129,7 @@ impl EpochSnapshots {
         next
     }
 
-    /// The copy is stored, or nothing came of it.
+    /// Ends a snapshot, which was stored or failed.
     pub(crate) fn end(&mut self, copy: u64, stored: bool) {
         if self.copying.as_ref().is_some_and(|copying| copying.copy == copy) {
             match stored {
@@ -140,7 +139,7 @@ impl EpochSnapshots {
         }
     }
 
-    /// Nobody gets the rest of the copy in the making: all of its pages go to the next one.
+    /// Abandons the snapshot in progress; its pages go to the next one.
     pub(crate) fn abandon(&mut self, why: SnapshotLost) {
         if let Some(copying) = self.copying.take() {
             self.since.iter_mut().zip(&copying.taken).for_each(|(since, taken)| since.union(taken));
@@ -166,7 +165,7 @@ impl Copying {
         Ok(())
     }
 
-    /// What was put aside goes first, so that there is room again.
+    /// Buffered pages go first, to free the buffer.
     fn next(&mut self, arrival: &dyn IncomingMachine) -> Result<SnapshotPages, SnapshotLost> {
         let mut next = SnapshotPages::default();
         if self.aside.is_empty() {
@@ -225,7 +224,7 @@ fn read(
     let done: Result<(), BoxError> = arrival.read(array as usize, run, &mut to[from..]);
     done.map_err(|error| {
         to.truncate(from);
-        tracing::warn!(error = &*error as &dyn std::error::Error, "a page of a standby cannot be read");
+        tracing::warn!(error = &*error as &dyn std::error::Error, "cannot read a page of a standby");
         SnapshotLost::Unreadable
     })
 }

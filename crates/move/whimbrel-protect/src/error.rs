@@ -1,4 +1,4 @@
-//! How a protection fails, on either side.
+//! Errors of a protection, on the primary and on the standby.
 
 use crate::codec::sections::DamagedEpochPages;
 use std::error::Error;
@@ -6,74 +6,74 @@ use whimbrel_capture::CaptureError;
 use whimbrel_machine::{MachineError, PageError};
 use whimbrel_migrate::{compatibility::Incompatibility, link::LinkError};
 
-/// Any error of the host.
+/// Any error of the daemon.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why the primary could not go on. Its machine runs, with every page accounted for.
+/// Reasons why the primary stopped replicating. Its machine runs, and no dirty page is forgotten.
 #[derive(Debug, thiserror::Error)]
 pub enum PrimaryError {
-    /// The standby does not take the machine.
-    #[error("the standby does not take the machine")]
+    /// The standby refused the start request.
+    #[error("the standby refused the machine")]
     Begin(#[source] LinkError),
-    /// The machine does not fit the standby.
+    /// The standby host lacks something that the machine needs.
     #[error("the machine does not fit the standby")]
     Misfit(#[source] Incompatibility),
     /// A boot file could not be read or sent.
-    #[error("cannot bring the machine's boot files to the standby")]
+    #[error("cannot send the machine's boot files to the standby")]
     Blob(#[source] BoxError),
-    /// The standby is lost, or did not take something.
-    #[error("the standby does not follow any more")]
+    /// The link is lost, or the standby refused a message.
+    #[error("replication to the standby failed")]
     Link(#[from] LinkError),
-    /// The first copy failed or was cancelled.
-    #[error("the first copy did not finish")]
+    /// Seeding failed or was cancelled.
+    #[error("seeding the standby did not finish")]
     Copy(#[source] CaptureError),
     /// Pages could not be read or scanned.
     #[error(transparent)]
     Pages(#[from] PageError),
-    /// The machine could not be paused, described or let go on.
+    /// The machine could not be paused, saved or unpaused.
     #[error(transparent)]
     Machine(#[from] MachineError),
     /// More is dirty than an epoch may hold.
     #[error("{bytes} bytes are dirty, more than an epoch may hold")]
     TooMuch {
-        /// How much.
+        /// Bytes of dirty pages.
         bytes: u64,
     },
-    /// The standby's answer makes no sense.
-    #[error("the standby sent an answer that cannot be read")]
+    /// A reply of the standby cannot be decoded.
+    #[error("cannot decode the reply of the standby")]
     Answer(#[source] postcard::Error),
-    /// The standby did not get a page right, twice.
-    #[error("the standby did not assemble page {page} of array {array} although all of it was sent")]
+    /// The standby got a page wrong although it was sent again.
+    #[error("the standby got page {page} of array {array} wrong although all of it was sent")]
     NeverRight {
-        /// Of which array.
+        /// Index of the array.
         array: u32,
-        /// Which page.
+        /// Number of the page.
         page: u64,
     },
-    /// The codec failed.
+    /// The codec reported an error.
     #[error("cannot encode pages")]
     Encode(#[source] std::io::Error),
 }
 
-/// Why the standby could not do what a message asked.
+/// Reasons why the standby rejected a message.
 #[derive(Debug, thiserror::Error)]
 pub enum StandbyError {
-    /// It does not take the machine.
+    /// The standby host refused the machine.
     #[error("the standby refuses the machine")]
     Refused(#[source] BoxError),
     /// A message that a sound primary would not send now.
     #[error("the primary sent {what}")]
     Invalid {
-        /// What it sent.
+        /// Description of the message.
         what: &'static str,
     },
-    /// It has taken over, or is about to.
-    #[error("the standby does not follow this protection any more")]
+    /// The standby has taken over, is about to, or has ended.
+    #[error("the standby no longer takes part in this protection")]
     NotFollowing,
-    /// A piece is damaged.
+    /// Received epoch pages are damaged.
     #[error(transparent)]
     Damaged(#[from] DamagedEpochPages),
-    /// The header is garbage.
+    /// The header cannot be decoded.
     #[error("the message header cannot be read")]
     Header(#[source] postcard::Error),
     /// Pages or files could not be stored.

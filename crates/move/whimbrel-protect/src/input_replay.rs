@@ -1,8 +1,8 @@
-//! Protection by inputs: whole epochs seldom, what reaches the guest often. Pure.
+//! Input replay: the input log of a standby whose machine has long epochs. Pure.
 //!
-//! What the guest sends leaves once the standby has every input that came before it ([`turn`]). The standby
-//! keeps inputs until an epoch is whole that has them ([`InputLog`]); whoever takes over from that epoch is
-//! given those that came after it once more.
+//! Output leaves once the standby has every input that came before it ([`turn`]). The standby stores inputs
+//! until it has a complete epoch that includes them ([`InputLog`]). After a takeover from that epoch, the
+//! guest gets the later inputs again.
 
 use crate::{
     error::StandbyError,
@@ -10,75 +10,75 @@ use crate::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most that a log holds. A primary lets nothing more in at three quarters of it.
+/// Most that a log holds. A primary admits no more input at three quarters of it.
 const BYTES_MAX: usize = 96 << 20;
 const FRAMES_MAX: usize = 3 << 17;
-/// Most bytes of a frame, as of a port.
+/// Most bytes of a frame, as of a network port.
 const FRAME_MAX: usize = 4096 + 65536;
-/// Most fingerprints of frames that have left, since an epoch.
+/// Most fingerprints of sent frames that are stored for an epoch.
 const LEFT_MAX: usize = 1 << 18;
-/// Epochs that may be said to come: one is under way at a time.
+/// Most announced epochs: one is in flight at a time.
 const IMAGES_MAX: usize = 16;
 
-/// The primary's side of one turn.
+/// The primary's operations for shipping inputs.
 pub trait InputChannel {
-    /// What was sent until some moment.
+    /// Marks a point in the output.
     type Cut;
-    /// Why the standby could not be told.
+    /// Error when the standby cannot be reached.
     type Error;
 
-    /// Ends what was sent so far; it waits.
+    /// Marks the end of the output so far; that output waits.
     fn cut(&mut self) -> Self::Cut;
     /// The number of the next input.
     fn recorded(&mut self) -> u64;
-    /// Tells the standby of inputs it has not been told of; up to which number it has them.
+    /// Sends new inputs to the standby. Returns the number up to which it has them.
     fn ship_inputs(&mut self) -> Result<u64, Self::Error>;
-    /// Lets go what was sent until then.
+    /// Releases the output up to that mark.
     fn release(&mut self, cut: Self::Cut);
 }
 
-/// Tells the standby what it lacks, then lets go what was sent before that began.
+/// Sends pending inputs to the standby, then releases the output that was marked before.
 pub fn turn<G: InputChannel>(gateway: &mut G) -> Result<(), G::Error> {
     let cut = gateway.cut();
-    // Looked at second: an input is recorded before the guest has it, so all that led to what was cut is
-    // recorded by now.
+    // The order matters: an input is recorded before the guest gets it, so every input that led to the marked
+    // output is recorded by now.
     let recorded = gateway.recorded();
     while gateway.ship_inputs()? < recorded {}
     gateway.release(cut);
     Ok(())
 }
 
-/// A frame that is to be given to a guest once more.
+/// A frame to replay to a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoggedInput {
-    /// By which port it came.
+    /// Index of the network port.
     pub port: u16,
-    /// When, in microseconds since some moment.
+    /// Arrival time in microseconds since an arbitrary moment.
     pub at_us: u64,
-    /// The frame.
+    /// Bytes of the frame.
     pub frame: Vec<u8>,
 }
 
-/// Inputs that the standby has.
+/// Inputs that the standby has stored.
 #[derive(Debug, Default)]
 pub struct InputLog {
-    /// Number of the first of the frames.
+    /// Number of the first stored frame.
     first: Option<u64>,
     frames: VecDeque<LoggedInput>,
     bytes: usize,
-    /// Of which epochs it is known from where on their inputs are needed.
+    /// Epochs and the number of the first input that each may lack.
     images: BTreeMap<u64, u64>,
-    /// Fingerprints of what has left: since the last whole epoch, and since the one before that.
+    /// Fingerprints of sent frames: since the last complete epoch, and since the one before.
     left: [Vec<u64>; 2],
 }
 
 impl InputLog {
-    /// Whether the machine is protected by its inputs.
+    /// Whether the machine is protected by input replay.
     pub fn is_used(&self) -> bool {
         self.first.is_some()
     }
 
-    /// Adds what the primary tells while `current` is the last whole epoch.
+    /// Adds inputs from the primary while `current` is the last complete epoch.
     pub fn add(
         &mut self,
         told: &InputFrames,
@@ -93,24 +93,24 @@ impl InputLog {
             && lens.clone().all(|len| len <= FRAME_MAX)
             && lens.sum::<usize>() == payload.len();
         if told.image.is_some_and(|(epoch, _)| epoch == 0) {
-            // The standby is filled anew, or for the first time.
+            // Seeding has started, for the first time or again.
             *self = Self::default();
         }
         let next = self.first.unwrap_or(told.first).checked_add(self.frames.len() as u64);
-        let Some(next) = next.filter(|_| fits) else { return invalid("inputs that are not what they say") };
+        let Some(next) = next.filter(|_| fits) else { return invalid("inputs whose lengths do not match") };
         if told.first > next {
-            return invalid("inputs of which some are missing");
+            return invalid("inputs with a gap");
         }
         self.drop_committed(current);
         if self.frames.len() + told.frames.len() > FRAMES_MAX || self.bytes + payload.len() > BYTES_MAX {
-            return invalid("more inputs than are kept");
+            return invalid("more inputs than may be stored");
         }
         self.first.get_or_insert(told.first);
         let mut rest = payload;
         for (number, (port, at_us, len)) in (told.first..).zip(&told.frames) {
             let (frame, more) = rest.split_at(*len as usize);
             rest = more;
-            // What is told again is known.
+            // Repeated inputs are skipped.
             if number >= next {
                 self.bytes += frame.len();
                 self.frames.push_back(LoggedInput { port: *port, at_us: *at_us, frame: frame.to_vec() });
@@ -121,13 +121,13 @@ impl InputLog {
         if let Some((epoch, from)) = told.image {
             self.images.insert(epoch, from);
             if self.images.len() > IMAGES_MAX {
-                return invalid("epochs that never come");
+                return invalid("too many announced epochs");
             }
         }
         Ok(())
     }
 
-    /// Lets go what is in the epoch that is whole.
+    /// Drops the inputs that the committed epoch includes.
     fn drop_committed(&mut self, current: Option<u64>) {
         let Some((epoch, from)) = current.and_then(|current| self.images.range(..=current).next_back())
         else {
@@ -147,8 +147,7 @@ impl InputLog {
         }
     }
 
-    /// What a machine is to be given once more that goes on from this epoch, and the fingerprints of what has
-    /// left.
+    /// Returns the inputs to replay after this epoch, and the fingerprints of sent frames.
     pub fn take(&mut self, current: Option<u64>) -> (Vec<LoggedInput>, Vec<u64>) {
         self.drop_committed(current);
         let log = std::mem::take(self);

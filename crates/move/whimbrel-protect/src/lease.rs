@@ -1,21 +1,23 @@
-//! Who may run the machine when the hosts lose each other: three pure state machines.
+//! Leases: three pure state machines that decide which host may run a machine when hosts lose contact.
 //!
-//! Two things let the primary's machine be seen to run: the *lease* that the witness holds for it, and the
+//! Two things let the primary's machine be visible to the outside: the *lease* of the witness, and the
 //! standby's *promise* not to take over yet. Each lasts for one term from when the primary asked for it, less
-//! an eighth. The standby runs the machine only after its own promise has run out and the witness, once the
-//! lease has run out too, has said yes. Or after the primary has yielded for good.
+//! an eighth. The standby runs the machine only after its own promise has expired and the witness, once the
+//! lease has expired too, has said yes; or after the primary has yielded for good.
 //!
-//! - Witness gone: primary and standby go on as long as they see each other.
-//! - Standby gone: the primary asks the witness to *close* the protection. Then the standby never gets a yes,
+//! - Witness lost: primary and standby continue as long as they reach each other.
+//! - Standby lost: the primary asks the witness to *close* the protection. Then the standby never gets a yes,
 //!   and the primary needs no lease any more.
-//! - Primary gone: the standby gets its yes one term later.
-//! - Alone against the other two: the primary stops before its lease can pass on, the standby gets no yes.
-//! - No witness at all: the standby never asks by itself. A person says that the primary is dead, and answers
-//!   for it.
+//! - Primary lost: the standby gets its yes one term later.
+//! - One host cut off from the other two: the primary stops before its lease can pass on, the standby gets no
+//!   yes.
+//! - No witness configured: the standby never asks by itself. A person confirms that the primary is dead, and
+//!   is responsible for that.
 //!
-//! Clocks are only compared with themselves ([`BootTime`]). The eighth covers how much slower than the others
-//! the primary's clock may be (over a term; quartz is four orders of magnitude better, and a clock that is
-//! being slewed two), and how long the primary takes to stop. `tests/lease_model.rs` checks the rules against
+//! A clock is only compared with itself ([`BootTime`]). The eighth covers how much slower than the others the
+//! primary's clock may be (over a term; quartz is four orders of magnitude better, and a clock that is being
+//! slewed two), and how long the primary takes to stop. `tests/it/lease_model.rs` checks the rules against
+//! every order of messages, losses, repetitions, restarts and clocks that drift by as much.
 //! every order of messages, losses, repetitions, restarts and clocks that drift by as much.
 
 use crate::{
@@ -26,60 +28,60 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use whimbrel_core::HostName;
 
-/// What the primary may use of a term.
+/// The part of a term during which the primary may run.
 pub fn usable(term: Duration) -> Duration {
     term - term / 8
 }
 
-/// What a witness is asked.
+/// Queries to a witness.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WitnessQuery {
-    /// A protection begins: the primary has the lease.
+    /// A protection starts: the primary has the lease.
     Register {
-        /// Who may take over.
+        /// Host that may take over.
         standby: HostName,
-        /// How long the lease lasts.
+        /// Term of the lease.
         term_ms: u32,
     },
-    /// The primary wants its lease anew.
+    /// The primary renews its lease.
     Renew,
     /// The standby wants to run the machine.
     TakeOver {
-        /// The primary has said that it never will again.
+        /// The primary has promised never to run it again.
         yielded: bool,
     },
-    /// The primary wants to go on without a standby.
+    /// The primary wants to continue without a standby.
     Close,
-    /// Both know how it ended.
+    /// Both hosts know the outcome, so the witness may delete it.
     Forget,
 }
 
-/// What a witness answers.
+/// Replies of a witness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WitnessReply {
-    /// Yes.
+    /// The query is granted.
     Yes,
     /// Not yet: the primary's lease runs.
     Held,
     /// The standby has the machine.
     Taken,
-    /// The primary goes on alone.
+    /// The primary continues alone.
     Closed,
-    /// There is no such protection here, or the asker has no part in it.
+    /// The protection is unknown here, or the host that asks has no part in it.
     Unknown,
-    /// No more can be registered.
+    /// The witness has no space for another protection.
     Full,
 }
 
-/// How a protection stands at the witness. Durable.
+/// State of a protection at the witness. Durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WitnessState {
-    /// Primary and standby both may run it one day.
+    /// Undecided: either host may still get the machine.
     Open,
-    /// The standby has it for good.
+    /// The standby has the machine for good.
     Taken,
-    /// The primary has it for good.
+    /// The primary has the machine for good.
     Closed,
 }
 
@@ -92,18 +94,18 @@ pub struct WitnessLease {
 }
 
 impl WitnessLease {
-    /// A protection as it is registered, or as a restarted witness finds it. What it granted before it
-    /// restarted it does not know; all of that has run out a term from now.
+    /// A new protection, or one that a restarted witness has loaded. It does not know which leases it granted
+    /// before the restart, but all of them have expired a term from now.
     pub fn new(stand: WitnessState, term: Duration, now: BootTime) -> Self {
         Self { stand, term, expires: now.after(term) }
     }
 
-    /// How it stands. To be durable before a verdict is given that changed it.
+    /// The state. A change must be durable before its reply is sent.
     pub fn state(&self) -> WitnessState {
         self.stand
     }
 
-    /// The one transition function. `Register` and `Forget` are about the table and are not asked here.
+    /// The one transition function. `Register` and `Forget` change the table and are not handled here.
     pub fn step(&mut self, question: &WitnessQuery, now: BootTime) -> WitnessReply {
         match (self.stand, question) {
             (WitnessState::Open, WitnessQuery::Renew) => {
@@ -130,7 +132,7 @@ impl WitnessLease {
     }
 }
 
-/// The primary's side.
+/// Lease state of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PrimaryLease {
     stand: PrimaryState,
@@ -140,38 +142,38 @@ pub struct PrimaryLease {
     from_standby: BootTime,
 }
 
-/// How the primary stands.
+/// State of a protection at the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryState {
     /// The machine is protected.
     Guarded,
-    /// A protection was under way when the daemon ended: whose the machine is, others must say.
+    /// The daemon restarted during a protection: others must say which host has the machine.
     Unsure,
-    /// No standby can ever take over by this protection.
+    /// No standby can take over by this protection any more.
     Alone,
-    /// The machine is the standby's.
+    /// The standby has the machine.
     Gone,
 }
 
 impl PrimaryLease {
-    /// A protection begins. With a witness, nothing may be seen of the machine before it has granted the
-    /// first lease.
+    /// The state at the start of a protection. With a witness, the machine must stay fenced until the first
+    /// lease is granted.
     pub fn initial(has_witness: bool, term: Duration) -> Self {
         let never = BootTime(Duration::ZERO);
         Self { stand: PrimaryState::Guarded, has_witness, term, from_witness: never, from_standby: never }
     }
 
-    /// What a restarted daemon knows: nothing.
+    /// The state after a restart of the daemon, which knows nothing.
     pub fn recovered(has_witness: bool, term: Duration) -> Self {
         Self { stand: PrimaryState::Unsure, ..Self::initial(has_witness, term) }
     }
 
-    /// How it stands.
+    /// State of the protection.
     pub fn state(&self) -> PrimaryState {
         self.stand
     }
 
-    /// Whether anything of the machine may be seen now.
+    /// Whether the machine may be visible to the outside now.
     pub fn may_run(&self, now: BootTime) -> bool {
         match self.stand {
             PrimaryState::Alone => true,
@@ -180,22 +182,22 @@ impl PrimaryLease {
         }
     }
 
-    /// Until when it may, as things are.
+    /// Time until which the machine may run, as far as is known.
     pub fn until(&self) -> BootTime {
         self.from_witness.max(self.from_standby)
     }
 
-    /// Until when the witness's lease lets it run.
+    /// Time until which the lease lets it run.
     pub fn lease_until(&self) -> BootTime {
         self.from_witness
     }
 
-    /// Until when its standby's promise lets it run.
+    /// Time until which the standby's promise lets it run.
     pub fn promise_until(&self) -> BootTime {
         self.from_standby
     }
 
-    /// The witness has answered a question that was sent at `asked`.
+    /// Handles the witness's reply to a query that was sent at `asked`.
     pub fn witness_said(&mut self, question: &WitnessQuery, verdict: WitnessReply, asked: BootTime) {
         if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
             return;
@@ -212,7 +214,7 @@ impl PrimaryLease {
         }
     }
 
-    /// The standby has answered a heartbeat that was sent at `asked`.
+    /// Handles the standby's reply to a heartbeat that was sent at `asked`.
     pub fn standby_heard(&mut self, heard: HeartbeatReply, asked: BootTime) {
         match heard {
             HeartbeatReply::Promise => {
@@ -222,7 +224,7 @@ impl PrimaryLease {
         }
     }
 
-    /// The standby has said what has become of the protection.
+    /// Handles the standby's report of its outcome.
     pub fn standby_is(&mut self, fate: StandbyOutcome) {
         if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
             return;
@@ -234,7 +236,7 @@ impl PrimaryLease {
         }
     }
 
-    /// This side gives the machine up for good. To be durable before anybody is told.
+    /// Yields the machine for good. The caller must make that durable before it tells anyone.
     pub fn yield_machine(&mut self) -> bool {
         if self.stand != PrimaryState::Alone {
             self.stand = PrimaryState::Gone;
@@ -243,7 +245,7 @@ impl PrimaryLease {
     }
 }
 
-/// The standby's side.
+/// Lease state of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StandbyLease {
     fate: StandbyOutcome,
@@ -252,31 +254,31 @@ pub struct StandbyLease {
     promised: BootTime,
 }
 
-/// What the standby must do.
+/// Actions of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyLeaseAction {
-    /// Nothing.
+    /// Nothing to do.
     Nothing,
-    /// Ask the witness whether it may run the machine.
+    /// Ask the witness for the machine.
     AskWitness,
-    /// Write down, durably, that the machine is this host's, then run it.
+    /// Record durably that this host has the machine, then run it.
     TakeOver,
-    /// Forget the machine.
+    /// Delete the machine here.
     Discard,
 }
 
 impl StandbyLease {
-    /// A protection begins.
+    /// The state at the start of a protection.
     pub fn initial(has_witness: bool, term: Duration, now: BootTime) -> Self {
         Self { fate: StandbyOutcome::Standing, has_witness, term, promised: now.after(term) }
     }
 
-    /// What has become of it.
+    /// Outcome of the protection here.
     pub fn fate(&self) -> StandbyOutcome {
         self.fate
     }
 
-    /// The primary lives.
+    /// Answers a heartbeat of the primary.
     pub fn heartbeat(&mut self, now: BootTime) -> HeartbeatReply {
         match self.fate {
             StandbyOutcome::Standing => {
@@ -287,7 +289,7 @@ impl StandbyLease {
         }
     }
 
-    /// Time goes on; `current` says whether it has a whole epoch to take over from.
+    /// Checks the clock; `current` says whether there is a complete epoch to take over from.
     pub fn tick(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
         if self.fate == StandbyOutcome::Standing && self.has_witness && current && now >= self.promised {
             self.fate = StandbyOutcome::Asking;
@@ -296,12 +298,12 @@ impl StandbyLease {
         StandbyLeaseAction::Nothing
     }
 
-    /// When [`StandbyLease::tick`] has something to do at the earliest.
+    /// Earliest time at which [`StandbyLease::tick`] acts.
     pub fn wakes(&self) -> BootTime {
         self.promised
     }
 
-    /// The witness has answered; none if it was not reached.
+    /// Handles the witness's reply; none if the witness was not reached.
     pub fn witness_said(&mut self, verdict: Option<WitnessReply>, now: BootTime) -> StandbyLeaseAction {
         if self.fate != StandbyOutcome::Asking {
             return StandbyLeaseAction::Nothing;
@@ -324,7 +326,7 @@ impl StandbyLease {
         }
     }
 
-    /// The primary never runs the machine again.
+    /// Handles a yield: the primary never runs the machine again.
     pub fn yielded(&mut self, current: bool) -> StandbyLeaseAction {
         match self.fate {
             StandbyOutcome::Standing | StandbyOutcome::Asking if current => {
@@ -335,13 +337,13 @@ impl StandbyLease {
         }
     }
 
-    /// What was yielded to it cannot be run here: it stays the primary's. Only while nothing was written down
+    /// Returns a yielded machine that cannot run here to the primary. Allowed only while nothing was recorded
     /// and nobody was told.
     pub fn returns_machine(&mut self) {
         self.fate = StandbyOutcome::Ended;
     }
 
-    /// A person wants it to take over. Without a witness the person answers for the primary's death.
+    /// Handles a failover by hand. Without a witness, the person is responsible for the primary being dead.
     pub fn by_hand(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
         match (self.fate, current, self.has_witness) {
             (StandbyOutcome::Standing, true, true) if now >= self.promised => {
@@ -356,7 +358,7 @@ impl StandbyLease {
         }
     }
 
-    /// The primary keeps the machine, or this side cannot go on.
+    /// Ends the protection: the primary keeps the machine, or this side cannot continue.
     pub fn end(&mut self) -> StandbyLeaseAction {
         match self.fate {
             StandbyOutcome::Standing => {

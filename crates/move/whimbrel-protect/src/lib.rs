@@ -1,26 +1,25 @@
-//! Protection by a hot standby: epochs of a running machine, replicated whole or not at all, and who may run
-//! it.
+//! Protection of a running machine by a standby: replicates epochs and decides which host may run it.
 //!
 //! ```text
 //!   primary                                              standby                 witness
-//!   pause, dirty set, pages aside, device blob, resume
-//!   encode (`code`) ---- pieces -------------------->  assemble, check, hold
-//!                   ---- seal ---------------------->  whole? apply, and only then:
-//!   release output  <--- committed -----------------
-//!   may it run?     ---- heartbeat ----------------->  promise not to take over yet
-//!                   ---- renew ------------------------------------------------> lease
+//!   pause, dirty set, copy pages, device state, unpause
+//!   encode (`codec`) --- epoch pages --------------->  assemble, check, buffer
+//!                    --- epoch end ----------------->  complete? apply, and only then:
+//!   release output   <-- committed ------------------
+//!   may it run?      --- heartbeat ----------------->  promise not to take over yet
+//!                    --- renew -----------------------------------------------> lease
 //!                                                      silence: may I take over? --> once only
 //! ```
 //!
-//! What is here: the rules, pure and explored by tests ([`epoch`], [`stretch`], [`lease`], [`ballot`],
-//! [`group`]), the code of pages ([`code`]), the cut of an epoch ([`cut`]), the sending side ([`primary`]),
-//! the receiving side ([`standby`]) and copies that it makes of epochs ([`keep`]), and what a machine is told
-//! once more that is protected by its inputs ([`replay`]). What is not: QEMU, disks, the network port,
-//! connections and threads: the host brings them. Blocking calls on plain threads.
+//! Contents: the rules, pure and explored by tests ([`epoch`], [`epoch_length`], [`lease`],
+//! [`register_witness`], [`consistency_group`], [`inherited_primary`]); the page codec ([`codec`]); the
+//! capture of an epoch ([`epoch_capture`]); the sending side ([`primary`]); the receiving side ([`standby`])
+//! with its epoch snapshots ([`epoch_snapshot`]); and input replay ([`input_replay`]). QEMU, disks, network
+//! ports, connections and threads are the daemon's. All calls block, on plain threads.
 //!
-//! Invariants: output of an epoch is released only when the standby holds all of it, checked; the standby's
-//! machine is at every instant that of one whole epoch; of primary and standby at most one may be seen to
-//! run.
+//! Invariants: output of an epoch is released only when the standby has all of it, checked. The standby's
+//! machine is at every instant that of one complete epoch. Of primary and standby, at most one machine is
+//! visible to the outside.
 
 pub mod clock;
 pub mod codec;

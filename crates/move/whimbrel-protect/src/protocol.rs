@@ -1,8 +1,8 @@
-//! The messages of a protection. docs/protocols/protect.md tells the story.
+//! Messages of a protection, as docs/protocols/protect.md describes them.
 //!
 //! Every message is a request of the wire protocol; its header is one of these types in postcard form, its
-//! payload what the doc of the kind says. Those with pages are handled in the order in which they were sent;
-//! those without a payload are answered at once, however much is on its way.
+//! payload is documented at the kind. Messages with pages are handled in the order in which they were sent;
+//! messages without a payload are answered at once and overtake them.
 
 use crate::codec::{BlockSize, CodecOptions};
 use serde::{Deserialize, Serialize};
@@ -10,46 +10,44 @@ use std::{fmt, str::FromStr};
 use whimbrel_core::{HostName, PageRun, WitnessAddress};
 use whimbrel_migrate::protocol::{Offer, Offered};
 
-/// Offer a machine to be protected; header [`StartRequest`], reply [`Offered`].
+/// Offers a machine to the standby; header [`StartRequest`], reply [`StartReply`].
 pub const START: u16 = 0x0300;
-/// A piece of a file that the machine boots from; header [`Blob`], payload the piece.
+/// A range of a boot file; header [`Blob`], payload the bytes of the range.
 pub const BLOB: u16 = 0x0301;
-/// Which pages differ; header [`Compare`], payload 16 bytes a page; reply: one bit a page.
+/// Asks which pages differ; header [`Compare`], payload 16 bytes a page; reply: one bit a page.
 pub const COMPARE_DIGESTS: u16 = 0x0302;
 /// Pages of an epoch; header [`EpochPages`], payload as in [`crate::codec`]; reply [`PagesToResend`].
 pub const EPOCH_PAGES: u16 = 0x0303;
-/// All of an epoch was sent; header [`EpochEnd`], payload the device state if it did not come as pages; reply
-/// empty: it is committed.
+/// End of an epoch; header [`EpochEnd`], payload the device state if it did not come as pages; reply empty:
+/// the epoch is committed.
 pub const EPOCH_END: u16 = 0x0304;
-/// The primary lives; header [`ProtectionId`]; reply [`HeartbeatReply`].
+/// Heartbeat of the primary; header [`ProtectionId`]; reply [`HeartbeatReply`].
 pub const HEARTBEAT: u16 = 0x0305;
-/// The protection ends, the machine stays where it is; header [`EndProtection`]; reply [`StandbyOutcome`].
-/// May come again.
+/// Ends the protection, the machine stays with the primary; header [`EndProtection`]; reply
+/// [`StandbyOutcome`]. May be repeated.
 pub const END: u16 = 0x0306;
-/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] when it
-/// runs. May come again.
+/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] once the
+/// standby runs it. May be repeated.
 pub const YIELD: u16 = 0x0307;
-/// What a witness is asked; header [`WitnessRequest`], reply [`crate::lease::Verdict`].
+/// Query to a witness; header [`WitnessRequest`], reply [`crate::lease::WitnessReply`].
 pub const WITNESS: u16 = 0x0308;
-/// What reached the guest, and what has left; header [`InputFrames`], payload the frames; reply empty: they
-/// are kept.
+/// Frames that reached the guest and fingerprints of sent ones; header [`InputFrames`], payload the frames;
+/// reply empty: they are stored.
 pub const INPUTS: u16 = 0x0309;
 
-/// Most frames in one [`INPUTS`], and most bytes of all but the last of them.
+/// Most frames in one [`INPUTS`] message.
 pub const INPUTS_FRAMES_MAX: usize = 4096;
-/// See [`INPUTS_FRAMES_MAX`].
+/// Most bytes of all frames of one [`INPUTS`] message except the last.
 pub const INPUTS_BYTES_MAX: usize = 2 << 20;
-/// Most bytes of content in all pages of an epoch. What is dirty beyond that comes as a copy that is no
-/// epoch.
+/// Most bytes of content in all pages of an epoch. If more is dirty, the standby is seeded again.
 pub const EPOCH_BYTES_MAX: usize = 256 << 20;
-/// The array that the device state of an epoch is sent as, cut into pages: most of it is as it was in the one
-/// before.
+/// Array number of the device state, which is sent as pages: most of it equals the epoch before.
 pub const DEVICES: u32 = u32::MAX;
-/// Most pages in one question which of them differ.
+/// Most pages in one comparison.
 pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
-/// Names one protection of one machine, from its beginning until it has ended or the standby has taken over.
-/// Random: what a later one may do, an earlier one may not.
+/// Identifies one protection of one machine, from its start until it has ended or the standby has taken over.
+/// Random, so that a message of an earlier protection is never taken for a later one's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProtectionId(pub [u8; 16]);
 
@@ -67,7 +65,7 @@ impl fmt::Debug for ProtectionId {
 
 /// The text is no id of a protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an id of a protection has 32 hexadecimal digits")]
+#[error("a protection id has 32 hexadecimal digits")]
 pub struct ParseProtectionIdError;
 
 impl FromStr for ProtectionId {
@@ -80,95 +78,94 @@ impl FromStr for ProtectionId {
     }
 }
 
-/// What the standby is to hold.
+/// Request to start a protection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRequest {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
     /// The machine, as it would be offered for a migration.
     pub offer: Offer,
-    /// How pages are coded.
+    /// Codec of the pages.
     pub coding: CodecOptions,
-    /// How long a lease lasts.
+    /// Term of a lease.
     pub lease_ms: u32,
-    /// Who decides when the two hosts lose each other; none if a person does.
+    /// Witness that decides when the hosts lose contact; none if a person does.
     pub witness: Option<WitnessAddress>,
-    /// How the standby is to protect the machine when it has taken it over: a request of its own API. None if
-    /// not at all.
+    /// Protection that the standby requests after a takeover, in JSON of its API; none without one.
     pub then: Option<String>,
-    /// Which epochs the standby is to keep as capsules; none if none.
+    /// Epochs that the standby stores as capsules, if any.
     pub keep: Option<SnapshotRule>,
-    /// Who is the primary, if that is not who sends this: its machine is about to move there
+    /// The primary, if it is not the host that sends this: its machine is about to move there
     /// ([`crate::inherited_primary`]).
     pub heir: Option<HostName>,
 }
 
-/// Which epochs are kept.
+/// Rule for the epochs that are stored as capsules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRule {
-    /// One in so many milliseconds.
+    /// Interval in milliseconds.
     pub every_ms: u64,
-    /// The last so many of them.
+    /// Number of capsules that are retained.
     pub count: u32,
 }
 
-/// What the standby says to [`START`].
+/// Reply to [`START`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartReply {
-    /// Whether it has room.
+    /// Whether the standby accepts the offer.
     pub offered: Offered,
-    /// Whether it still has pages of the protection before.
+    /// Whether it still has pages of the previous protection.
     pub has_pages: bool,
 }
 
-/// A piece of a boot file.
+/// A range of a boot file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// Which file and where.
+    /// File and position of the range.
     pub piece: whimbrel_migrate::protocol::BootFileRange,
 }
 
-/// Which of these pages differ?
+/// Request to compare pages by their digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compare {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// Of which array.
+    /// Array of the pages.
     pub array: u32,
-    /// Which pages.
+    /// Range of pages.
     pub run: PageRun,
 }
 
-/// Pages.
+/// Header of a batch of pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochPages {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// The epoch they belong to; none while the first copy is made, when there is nothing to keep whole.
+    /// Epoch of the pages; none during seeding, when there is nothing to commit.
     pub epoch: Option<u64>,
-    /// Of which array.
+    /// Array of the pages.
     pub array: u32,
-    /// The unit of its blocks.
+    /// Unit of the blocks.
     pub block: BlockSize,
 }
 
-/// The standby's answer to a piece.
+/// Reply to a batch of pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PagesToResend {
-    /// Pages that did not come out as their digests say.
+    /// Pages whose digest was wrong.
     pub pages: Vec<u64>,
 }
 
-/// The end of an epoch.
+/// End of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochEnd {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// The epoch.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// Pages of it: those the standby must have.
+    /// Number of pages that the standby must have received.
     pub pages: u64,
     /// Length of the device state if it came as pages of [`DEVICES`]; none if it is the payload.
     pub device_bytes: Option<u32>,
@@ -176,57 +173,57 @@ pub struct EpochEnd {
     pub ports: Vec<Vec<u8>>,
 }
 
-/// Frames that reached the guest, in the order in which they did.
+/// Frames that reached the guest, in the order of arrival.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFrames {
-    /// This protection.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// Number of the first.
+    /// Number of the first frame.
     pub first: u64,
-    /// Of each: by which port, when (in microseconds since some moment), and its length.
+    /// Port, time (in microseconds since an arbitrary moment) and length of each frame.
     pub frames: Vec<(u16, u64, u32)>,
-    /// Fingerprints of frames that have left.
+    /// Fingerprints of frames that the guest sent.
     pub left: Vec<u64>,
-    /// Of an epoch that is not sealed yet: the first input that may not be in it.
+    /// An epoch in progress, and the first input that it may lack.
     pub image: Option<(u64, u64)>,
 }
 
-/// The end of a protection whose machine stays with the primary.
+/// End of a protection whose machine stays with the primary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndProtection {
-    /// Which.
+    /// Id of this protection.
     pub id: ProtectionId,
-    /// Whether another protection is to follow, for which the pages are of use.
+    /// Whether another protection will follow that can use the pages.
     pub keep: bool,
 }
 
-/// The standby's answer to a heartbeat.
+/// Reply to a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeartbeatReply {
-    /// It will not take over for as long as a lease lasts, counted from when the heartbeat was sent.
+    /// The standby will not take over for one term from when the heartbeat was sent.
     Promise,
-    /// It has asked whether it may take over, or has done so, or does not know the protection.
+    /// The standby asks to take over, has taken over, or does not know the protection.
     NoPromise(StandbyOutcome),
 }
 
-/// What has become of a protection at the standby.
+/// Outcome of a protection at the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StandbyOutcome {
-    /// It stands by.
+    /// The standby stands by.
     Standing,
-    /// It is finding out whether it may run the machine.
+    /// The standby asks whether it may run the machine.
     Asking,
-    /// The machine is the standby's.
+    /// The standby has the machine.
     TakenOver,
-    /// It has nothing of the machine, and never will have by this protection.
+    /// The standby has nothing of the machine and never will by this protection.
     Ended,
 }
 
-/// A question to a witness.
+/// Request to a witness.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WitnessRequest {
-    /// Which protection.
+    /// Id of the protection.
     pub id: ProtectionId,
-    /// What.
+    /// The query itself.
     pub question: crate::lease::WitnessQuery,
 }

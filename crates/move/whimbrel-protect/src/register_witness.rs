@@ -1,15 +1,15 @@
-//! A witness that only keeps what is written: the rules of [`Witness`](crate::lease::Witness) for a register
-//! without a clock.
+//! Register witness: the rules of [`WitnessLease`](crate::lease::WitnessLease) for a register without a
+//! clock.
 //!
-//! A store of keys that changes one key in one transaction can be a witness: a key a protection says how it
-//! stands, and has a revision that every write raises, also one of the same value. A renewal writes `Open`
-//! over `Open`. Whether the lease has run out nobody there knows; the standby finds out by its own clock: a
-//! revision that it has seen for a whole term, and that is still there in the very transaction that takes the
-//! machine, is of a renewal that was *asked for* more than a term ago. So no clock of the store matters, nor
-//! how coarse its own leases are.
+//! A key-value store that changes one key in one transaction can be a witness: the key of a protection holds
+//! its state, and has a revision that every write raises, also one of the same value. A renewal writes `Open`
+//! over `Open`. The store does not know whether the lease has expired; the standby finds out by its own
+//! clock: a revision that it has seen for a whole term, and that is still there in the very transaction that
+//! takes the machine, is of a renewal that was *requested* more than a term ago. So neither the store's clock
+//! nor the precision of its own leases matters.
 //!
-//! Invariants, as for a host: `Open` becomes `Taken` or `Closed` once, and stays that. `tests/lease_model.rs`
-//! checks them in place of a host's.
+//! Invariants, as for a host: `Open` becomes `Taken` or `Closed` once, and stays that.
+//! `tests/it/lease_model.rs` checks them in place of a host's.
 
 use crate::{
     clock::BootTime,
@@ -17,49 +17,49 @@ use crate::{
 };
 use std::time::Duration;
 
-/// What the store is to do in one transaction.
+/// Operation of the store, in one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RegisterRequest {
-    /// If it knows nothing of the protection, it stands open.
+    /// Sets the state to open if the protection is unknown.
     Register,
-    /// If it stands open, and if a revision is named is still of that one, it stands like this.
+    /// Sets the state if it is open and, if a revision is given, still has that one.
     Put {
-        /// How.
+        /// State to write.
         stand: WitnessState,
-        /// Only over this.
+        /// Revision that must still be there.
         over: Option<u64>,
     },
-    /// Only tell.
+    /// Reads the state only.
     Look,
-    /// If it is decided, nothing is to be known of it any more.
+    /// Deletes the protection if it is decided.
     Remove,
 }
 
-/// What the store answers.
+/// Reply of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RegisterReply {
-    /// It did.
+    /// The operation succeeded.
     Done,
-    /// It did not, or was only to tell. So it stands, and of this revision it is; none if nothing is known of
-    /// it.
+    /// The operation did not apply or only read. Holds the state and its revision; none if the protection is
+    /// unknown.
     Stands(Option<(WitnessState, u64)>),
 }
 
-/// One protection, as seen by one of those who ask the register.
+/// Witness state of one protection, as seen by one of its hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RegisterWitness {
     term: Duration,
-    /// The revision that stood open when an answer came, and when the first answer with it came.
+    /// The last revision that was open, and when the first reply with it arrived.
     seen: Option<(u64, BootTime)>,
 }
 
 impl RegisterWitness {
-    /// Nothing is known yet of how the register stands.
+    /// An observer that has seen no state of the register yet.
     pub fn new(term: Duration) -> Self {
         Self { term, seen: None }
     }
 
-    /// What is to be tried to answer a question.
+    /// Returns the operation that answers a query.
     pub fn attempt(&self, question: &WitnessQuery, now: BootTime) -> RegisterRequest {
         let put = |stand| RegisterRequest::Put { stand, over: None };
         match question {
@@ -77,7 +77,7 @@ impl RegisterWitness {
         }
     }
 
-    /// What the store told at `now`: from here on a revision that it has not told before counts.
+    /// Records a reply of `now`: the term of a new revision starts here.
     pub fn handle_reply(&mut self, outcome: RegisterReply, now: BootTime) {
         if let RegisterReply::Stands(Some((WitnessState::Open, revision))) = outcome
             && self.seen.is_none_or(|(before, _)| before != revision)
@@ -86,14 +86,14 @@ impl RegisterWitness {
         }
     }
 
-    /// The verdict that an outcome comes to.
+    /// Translates a reply of the store to a reply of the witness.
     pub fn verdict(question: &WitnessQuery, outcome: RegisterReply) -> WitnessReply {
         match (outcome, question) {
             (RegisterReply::Done, _) => WitnessReply::Yes,
             (RegisterReply::Stands(None), WitnessQuery::Forget) => WitnessReply::Yes,
             (RegisterReply::Stands(None), _) => WitnessReply::Unknown,
-            // Whoever registers has made up a new id: it is of nobody else, or of a question of before whose
-            // answer was lost.
+            // A new protection has a random id, so an open one is ours: the reply to an earlier attempt was
+            // lost.
             (RegisterReply::Stands(Some((WitnessState::Open, _))), WitnessQuery::Register { .. }) => {
                 WitnessReply::Yes
             }

@@ -1,12 +1,12 @@
-//! The receiving side: holds an epoch aside until all of it is here and checked, then makes it the machine's
-//! state.
+//! Epoch receiver: the receiving side, which buffers an epoch until it is complete and checked, then applies
+//! it.
 //!
-//! [`crate::epoch::StandbyEpochs`] says what comes when; this file does it to an [`IncomingMachine`], which
-//! is what the target of a migration has: memory and disks of a QEMU that waits. Taking over is the end of
-//! such a migration: load the device state, run.
+//! [`crate::epoch::StandbyEpochs`] decides what comes when; this module does it to an [`IncomingMachine`], as
+//! in a migration: memory and disks of a QEMU that waits. A takeover ends like a migration: load the device
+//! state, run.
 //!
-//! A failure to write in the middle of applying an epoch leaves neither the old state nor the new one: the
-//! standby then refuses everything, so that the primary learns that it is unprotected.
+//! A failed write while an epoch is applied leaves neither the old state nor the new one. The standby then
+//! refuses everything, so the primary learns that it is unprotected.
 
 use crate::{
     codec::{
@@ -30,16 +30,16 @@ use whimbrel_migrate::{
     target::IncomingMachine,
 };
 
-/// Most ports whose addresses travel.
+/// Most network ports whose addresses are stored.
 const PORTS_MAX: usize = 64;
 
-/// Most pages of an epoch: also zeros, which take no room, are remembered one by one.
+/// Most pages of an epoch. Zero pages count too, for each has an entry.
 const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 
-/// What there is to take over from, for those who must know while the receiver is at work.
+/// The epoch to take over from, readable while the receiver works.
 ///
-/// Cleared before the first byte is written that may leave the machine of no one instant, set once it is
-/// whole again.
+/// Cleared before the first write that may leave the machine at no one instant, set once it is complete
+/// again.
 pub struct CommittedEpoch(Mutex<(Option<u64>, Instant)>);
 
 impl CommittedEpoch {
@@ -47,12 +47,12 @@ impl CommittedEpoch {
         Self(Mutex::new((None, Instant::now())))
     }
 
-    /// The epoch that is whole here, if one is, and since when that is so.
+    /// The complete epoch, if there is one, and since when.
     pub fn epoch(&self) -> (Option<u64>, Instant) {
         *self.lock()
     }
 
-    /// From now on nothing is whole.
+    /// Records that no epoch is complete any more.
     pub fn clear(&self) {
         self.lock().0 = None;
     }
@@ -77,22 +77,22 @@ pub struct EpochReceiver {
     state: StandbyEpochs,
     current: Arc<CommittedEpoch>,
     held: Held,
-    /// Of the last committed epoch.
+    /// Device state of the last committed epoch.
     device_state: Vec<u8>,
     ports: Vec<Vec<u8>>,
     handover: HandoverId,
-    /// If copies of epochs are wanted.
+    /// Present if epoch snapshots are wanted.
     keeping: Option<EpochSnapshots>,
 }
 
-/// Who has pages of other machines of the same primary.
+/// Access to pages of other machines of the same primary.
 pub trait SiblingPages {
-    /// Reads a page of another protection's standby here, if it can be read now. What it returns may be of
-    /// any moment.
+    /// Reads a page of another protection's standby here, if it can be read now. The content may be of any
+    /// time.
     fn read(&self, name: &PageReference, out: &mut [u8]) -> bool;
 }
 
-/// There are no others.
+/// A host without other standbys of this primary.
 pub struct NoSiblings;
 
 impl SiblingPages for NoSiblings {
@@ -101,21 +101,21 @@ impl SiblingPages for NoSiblings {
     }
 }
 
-/// Pages of the epoch under way: where each is in the room, none for a zero page.
+/// Buffered pages of the epoch in flight: the offset of each in the buffer, none for a zero page.
 #[derive(Default)]
 struct Held {
     pages: BTreeMap<(u32, u64), Option<usize>>,
     room: Vec<u8>,
 }
 
-/// Assembles the pages of one piece.
+/// The sink for the pages of one batch.
 struct Assembling<'r> {
     arrival: &'r mut dyn IncomingMachine,
     state: &'r mut StandbyEpochs,
     current: &'r CommittedEpoch,
     held: &'r mut Held,
     keeping: Option<&'r mut EpochSnapshots>,
-    /// The device state of the last epoch.
+    /// Device state of the last epoch.
     devices: &'r [u8],
     neighbours: &'r dyn SiblingPages,
     /// Lengths of the arrays, in pages.
@@ -126,7 +126,7 @@ struct Assembling<'r> {
 }
 
 impl EpochReceiver {
-    /// A standby whose arrival has room for arrays of these lengths.
+    /// A standby whose incoming machine has arrays of these lengths.
     pub fn new(
         arrival: Box<dyn IncomingMachine>,
         arrays: Vec<u64>,
@@ -149,22 +149,22 @@ impl EpochReceiver {
         })
     }
 
-    /// Whether it has a whole epoch, and which: to be looked at while this works.
+    /// The complete epoch, readable while the receiver works.
     pub fn current(&self) -> Arc<CommittedEpoch> {
         self.current.clone()
     }
 
-    /// Whether what it fills is still there.
+    /// Whether the waiting QEMU is alive.
     pub fn is_alive(&self) -> bool {
         self.arrival.is_alive()
     }
 
-    /// The lengths of its arrays, and by which handover it is known.
+    /// Lengths of the arrays, and the id of the handover.
     pub fn shape(&self) -> (&[u64], HandoverId) {
         (&self.arrays, self.handover)
     }
 
-    /// Another protection of the same machine begins: what is here is older than it, and may be of no one
+    /// Prepares for another protection of the same machine: the content here is older, and may be of no one
     /// instant.
     pub fn restart(&mut self) {
         self.current.clear();
@@ -173,8 +173,8 @@ impl EpochReceiver {
         self.keeping.iter_mut().for_each(|keeping| keeping.abandon(SnapshotLost::Over));
     }
 
-    /// Whether copies of epochs are wanted from now on. The first one has all that was ever written; whether
-    /// it was the first is the answer. Of one that is `fresh` nothing was written yet.
+    /// Turns epoch snapshots on or off. The first snapshot has all pages ever written, none of them yet if
+    /// the machine is `fresh`. Returns whether there were no snapshots before.
     pub fn wants_snapshot(&mut self, wanted: bool, fresh: bool) -> bool {
         let first = self.keeping.is_none();
         match wanted {
@@ -184,34 +184,34 @@ impl EpochReceiver {
         first
     }
 
-    /// Begins a copy of the epoch that is whole here. None if none is, or a copy is in the making.
+    /// Starts a snapshot of the complete epoch. None if there is none, or a snapshot is in progress.
     pub fn start_snapshot(&mut self) -> Option<EpochSnapshot> {
         let epoch = self.state.committed()?;
         let copy = self.keeping.as_mut()?.start()?;
         Some(EpochSnapshot { copy, epoch, device_state: self.device_state.clone() })
     }
 
-    /// The next pages of a copy, a few each time.
+    /// Returns the next few pages of a snapshot.
     pub fn kept_pages(&mut self, copy: u64) -> Result<SnapshotPages, SnapshotLost> {
         self.keeping.as_mut().ok_or(SnapshotLost::Over)?.next(&*self.arrival, copy)
     }
 
-    /// A copy is stored; or is not, and its pages belong to the next one.
+    /// Ends a snapshot. If it was not stored, its pages go to the next one.
     pub fn snapshot_done(&mut self, copy: u64, stored: bool) {
         self.keeping.iter_mut().for_each(|keeping| keeping.end(copy, stored));
     }
 
-    /// A piece of a boot file.
+    /// Stores a range of a boot file.
     pub fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), StandbyError> {
         let invalid = |what| StandbyError::Invalid { what };
         let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
-        let (digest, size) = *known.ok_or(invalid("a blob that was not offered"))?;
+        let (digest, size) = *known.ok_or(invalid("a boot file that was not offered"))?;
         if piece.offset == 0 {
             self.blob.clear();
         }
         let end = piece.offset.saturating_add(data.len() as u64);
         if piece.offset != self.blob.len() as u64 || end > size.min(BLOB_MAX) {
-            return Err(invalid("a blob piece out of order"));
+            return Err(invalid("a range of a boot file out of order"));
         }
         self.blob.extend_from_slice(data);
         if (self.blob.len() as u64) < size {
@@ -219,12 +219,12 @@ impl EpochReceiver {
         }
         let content = std::mem::take(&mut self.blob);
         if Digest::of(&content) != digest {
-            return Err(invalid("a blob with another digest"));
+            return Err(invalid("a boot file with another digest"));
         }
         self.arrival.put_blob(digest, content).map_err(StandbyError::Write)
     }
 
-    /// Which pages differ from those whose digests came: one bit a page.
+    /// Compares pages with digests: one bit a page, set if it differs.
     pub fn compare(&self, asked: &Compare, checks: &[u8]) -> Result<Vec<u8>, StandbyError> {
         let invalid = |what| StandbyError::Invalid { what };
         let len = *self.arrays.get(asked.array as usize).ok_or(invalid("an array that was not offered"))?;
@@ -232,7 +232,7 @@ impl EpochReceiver {
             && asked.run.start.checked_add(asked.run.len).is_some_and(|end| end <= len)
             && checks.len() as u64 == asked.run.len * codec::CHECK_BYTES as u64;
         if !fits {
-            return Err(invalid("a comparison of pages that are not there"));
+            return Err(invalid("a comparison of pages outside the array"));
         }
         let mut bits = vec![0u8; asked.run.len.div_ceil(8) as usize];
         let mut content = vec![0; 256 * PAGE_SIZE];
@@ -250,12 +250,12 @@ impl EpochReceiver {
         Ok(bits)
     }
 
-    /// Pages of an epoch, or of a first copy, of which none is another machine's.
+    /// Handles a batch of pages without pages of other machines to refer to.
     pub fn piece(&mut self, piece: &EpochPages, payload: &[u8]) -> Result<PagesToResend, StandbyError> {
         self.piece_among(piece, payload, &NoSiblings)
     }
 
-    /// Pages of an epoch, or of a first copy.
+    /// Handles a batch of pages of an epoch or of seeding.
     pub fn piece_among(
         &mut self,
         piece: &EpochPages,
@@ -289,16 +289,17 @@ impl EpochReceiver {
         Ok(PagesToResend { pages })
     }
 
-    /// Reads a page for another machine's standby; whether it could be. What is in it is that one's to check.
+    /// Reads a page for another machine's standby, which checks the content. Returns whether it could be
+    /// read.
     pub fn read_shared(&self, array: u32, page: u64, out: &mut [u8]) -> bool {
         let is_there = self.arrays.get(array as usize).is_some_and(|len| page < *len);
-        // What was taken over is written by its guest, and not ours to look into.
+        // After a takeover the guest writes to it, and its content is private.
         is_there
             && !matches!(self.state, StandbyEpochs::Over { .. })
             && self.arrival.read(array as usize, PageRun::new(page, 1), out).is_ok()
     }
 
-    /// All of an epoch was sent. On success it is this machine's state, whole.
+    /// Handles the end of an epoch. On success the machine has the state of that epoch.
     pub fn seal(&mut self, seal: EpochEnd, payload: Vec<u8>) -> Result<(), StandbyError> {
         let device_len = seal.device_bytes.map_or(payload.len(), |len| len as usize);
         if device_len > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
@@ -309,7 +310,7 @@ impl EpochReceiver {
             StandbyEpochAction::Apply => {}
             StandbyEpochAction::Acknowledge => return Ok(()),
             _ if matches!(self.state, StandbyEpochs::Over { .. }) => return Err(StandbyError::NotFollowing),
-            _ => return Err(StandbyError::Invalid { what: "the end of an epoch that is not here" }),
+            _ => return Err(StandbyError::Invalid { what: "the end of an incomplete epoch" }),
         }
         let device_state = match seal.device_bytes {
             Some(_) => self.held.devices(device_len, &self.device_state)?,
@@ -319,7 +320,7 @@ impl EpochReceiver {
         let applied = self.held.apply(&mut *self.arrival, self.keeping.as_mut());
         self.held.clear();
         if let Err(error) = applied {
-            // Half of it is written: there is no state to take over from any more.
+            // Half of it is written, so there is no state to take over from.
             self.state = StandbyEpochs::Filling;
             return Err(StandbyError::Write(error));
         }
@@ -330,11 +331,11 @@ impl EpochReceiver {
         Ok(())
     }
 
-    /// Loads the last whole epoch; what was on its way of a later one is void. Then [`EpochReceiver::run`].
+    /// Loads the last committed epoch and drops the next one. [`EpochReceiver::run`] must follow.
     pub fn take_over(&mut self) -> Result<(), StandbyError> {
         let (next, action) = self.state.step(StandbyEvent::TakeOver);
         if action != StandbyEpochAction::Run {
-            return Err(StandbyError::Invalid { what: "no epoch yet that is whole" });
+            return Err(StandbyError::Invalid { what: "a takeover without a complete epoch" });
         }
         self.state = next;
         self.held = Held::default();
@@ -343,17 +344,17 @@ impl EpochReceiver {
         self.arrival.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
     }
 
-    /// Lets the machine run that was loaded.
+    /// Runs the loaded machine.
     pub fn run(&mut self) -> Result<(), StandbyError> {
         self.arrival.run().map_err(StandbyError::TakeOver)
     }
 
-    /// What [`EpochReceiver::take_over`] could not load: frees what was reserved.
+    /// Frees what was reserved after [`EpochReceiver::take_over`] failed.
     pub fn release_pages(&mut self) {
         self.arrival.discard();
     }
 
-    /// Ends it and frees what was reserved.
+    /// Ends the protection and frees what was reserved.
     pub fn discard(&mut self) {
         let (next, action) = self.state.step(StandbyEvent::End);
         if action == StandbyEpochAction::Discard {
@@ -369,7 +370,7 @@ impl Held {
     fn clear(&mut self) {
         self.pages.clear();
         self.room.clear();
-        // After a large epoch the room is given back.
+        // Memory of a large epoch is freed.
         self.room.shrink_to(32 << 20);
     }
 
@@ -389,8 +390,7 @@ impl Held {
         Ok(())
     }
 
-    /// The device state of the epoch, put together from its pages; those that did not come are as they were
-    /// `before`.
+    /// Assembles the device state of the epoch; pages that were not sent are as in `before`.
     fn devices(&self, len: usize, before: &[u8]) -> Result<Vec<u8>, StandbyError> {
         let mut state = vec![0; len.next_multiple_of(PAGE_SIZE)];
         for (page, out) in (0..).zip(state.chunks_exact_mut(PAGE_SIZE)) {
@@ -399,7 +399,7 @@ impl Held {
                 Some(None) => {}
                 None if page as usize * PAGE_SIZE < before.len() => devices_page(before, page, out),
                 None => {
-                    return Err(StandbyError::Invalid { what: "a device state of which pages are missing" });
+                    return Err(StandbyError::Invalid { what: "a device state with missing pages" });
                 }
             }
         }
@@ -424,7 +424,7 @@ impl Held {
     }
 }
 
-/// A page of a device state, with zeros behind its end.
+/// Reads a page of a device state, padded with zeros.
 fn devices_page(state: &[u8], page: u64, out: &mut [u8]) {
     let from = state.len().min(page as usize * PAGE_SIZE);
     let known = &state[from..state.len().min(from + PAGE_SIZE)];
@@ -433,7 +433,7 @@ fn devices_page(state: &[u8], page: u64, out: &mut [u8]) {
 }
 
 impl Assembling<'_> {
-    /// The version of a page of this machine that the primary sent last.
+    /// Reads the version of a page that the primary sent last.
     fn own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
         if let Some(at) = self.held.pages.get(&(array, page)) {
             match at {
@@ -479,7 +479,7 @@ impl PageSink for Assembling<'_> {
                 *self.state = next;
             }
             StandbyEpochAction::Write => {
-                // From here on nothing is whole, also if this fails.
+                // No epoch is complete from here on, also if this fails.
                 self.current.clear();
                 self.held.clear();
                 *self.state = next;
@@ -493,7 +493,7 @@ impl PageSink for Assembling<'_> {
                 };
                 written.map_err(StandbyError::Write)?;
             }
-            _ => return Err(StandbyError::Invalid { what: "a page of an epoch whose turn it is not" }),
+            _ => return Err(StandbyError::Invalid { what: "a page of an unexpected epoch" }),
         }
         Ok(())
     }

@@ -1,54 +1,54 @@
-//! What a protection did so far, for people and metrics.
+//! Figures of a protection so far, for people and metrics.
 
 use crate::codec::ByteCounts;
 use std::{collections::VecDeque, time::Duration};
 
-/// Epochs over which percentiles are taken: a minute at the default length.
+/// Epochs over which percentiles are computed: a minute at the default length.
 const WINDOW: usize = 1200;
 
-/// Figures of the last epochs and sums of all.
+/// Figures of the last epochs and totals of all.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
     recent: VecDeque<EpochStats>,
-    /// Epochs that were committed.
+    /// Number of committed epochs.
     pub epochs: u64,
-    /// All volumes together.
+    /// Byte counts of all epochs together.
     pub volume: ByteCounts,
-    /// Pages that were asked for again.
+    /// Pages that the standby requested again.
     pub again: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
-    /// Epochs that began later than they were to, because the one before was still on its way.
+    /// Epochs that started late because the one before was still being sent.
     pub stretched: u64,
 }
 
-/// How long a machine stood still, and for what.
+/// Duration of an epoch's pause and of its parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EpochPause {
-    /// All of it.
+    /// The whole pause.
     pub whole: Duration,
-    /// Until it stood.
+    /// Until the CPUs had stopped.
     pub stop: Duration,
-    /// Finding out what was written.
+    /// Collecting the dirty pages.
     pub scan: Duration,
-    /// Copying that aside.
+    /// Copying the dirty pages.
     pub copy: Duration,
-    /// Waiting for the device state, which is taken beside finding and copying, after those.
+    /// Waiting for the device state after that; it is saved while pages are collected and copied.
     pub devices: Duration,
-    /// Until it went on.
+    /// Until the CPUs ran again.
     pub go_on: Duration,
 }
 
-/// One epoch.
+/// Figures of one epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EpochStats {
-    /// How long the machine stood still.
+    /// Pause at the end of the epoch.
     pub pause: EpochPause,
-    /// From the cut before to this one.
+    /// Time since the previous capture.
     pub length: Duration,
-    /// From the cut until its output was released.
+    /// Time from the capture until its output was released.
     pub delay: Duration,
-    /// Pages and bytes.
+    /// Counts of pages and bytes.
     pub volume: ByteCounts,
 }
 
@@ -63,7 +63,7 @@ impl Stats {
         self.recent.push_back(epoch);
     }
 
-    /// Of the last epochs, the value of `of` that the part `quantile` of them does not exceed.
+    /// The value of `of` that the fraction `quantile` of the last epochs does not exceed.
     pub fn quantile(&self, quantile: f64, of: impl Fn(&EpochStats) -> Duration) -> Duration {
         let mut values: Vec<Duration> = self.recent.iter().map(of).collect();
         values.sort_unstable();
@@ -71,7 +71,7 @@ impl Stats {
         values.get(at).copied().unwrap_or_default()
     }
 
-    /// Pages of an epoch, on average of the last ones.
+    /// Mean number of pages of the last epochs.
     pub fn pages(&self) -> f64 {
         let pages: u64 = self.recent.iter().map(|epoch| epoch.volume.pages).sum();
         pages as f64 / self.recent.len().max(1) as f64

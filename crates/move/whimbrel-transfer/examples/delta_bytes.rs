@@ -1,8 +1,8 @@
-//! What a second version of a memory image costs on the line: `delta_bytes FIRST LATER [KBIT/S]`.
+//! Measures the transfer of a second version of a memory image: `delta_bytes FIRST LATER [KBIT/S]`.
 //!
-//! Two stores in temporary folders, both with the first image, one with the later one too; the other pulls it
-//! over calls in this process, which are counted as the wire would frame them. Prints bytes both ways and the
-//! processor time of both sides.
+//! There are two stores in temporary folders, both with the first image, one with the later one too. The
+//! other pulls it over calls in this process, which are counted as the wire would frame them. Prints bytes
+//! both ways and the processor time of both sides.
 
 use std::{
     collections::BTreeMap,

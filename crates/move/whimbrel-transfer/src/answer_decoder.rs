@@ -1,8 +1,8 @@
-//! Opening answers: what came is made into objects, and each is compared with the digest it was asked by.
+//! Answer decoder: turns replies into objects and compares each with the digest that was requested.
 //!
-//! Pages against older ones are decoded with what this side holds; a leaf of which only the differing pages
-//! came is built out of the older leaf and must have the digest asked for. Anything that does not fit is the
-//! peer's fault, and nothing of the answer is used then.
+//! Delta pages are decoded with the older pages on this side. A leaf of which only the differing pages
+//! arrived is built from the older leaf and must have the requested digest. Anything that does not match is
+//! the peer's fault; then nothing of the reply is used.
 
 use crate::{
     BaseImage, ChildSet, CompressionError,
@@ -19,28 +19,28 @@ use std::ops::Range;
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_image::{MAX_MANIFEST, MAX_NODE, Node, ShortDigest};
 
-/// A peer's answer has content that was not asked for; which digest shows it.
+/// Error: a peer's reply has content that was not requested, as this digest shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("wrong data for {digest}")]
 pub(crate) struct WrongContent {
-    /// What was asked for.
+    /// Digest that was requested.
     pub digest: Digest,
 }
 
-/// What came of a wanted object.
+/// Result for one requested object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReceivedObject {
-    /// Its bytes.
+    /// Content of the object.
     Object(Vec<u8>),
-    /// It must be asked for in pieces.
+    /// The object, of this many bytes, must be requested in ranges.
     Long(u64),
     /// The peer lacks it.
     Absent,
-    /// Its older version cannot be read here: ask without.
+    /// The older version cannot be read here: request without it.
     NoSimilar,
 }
 
-/// Opens the answer to a request for `wants`; as many as were answered.
+/// Decodes the reply to a request for `wants`; returns as many results as were sent.
 pub(crate) fn open_objects(
     shelf: &dyn LocalObjects,
     kind: ObjectKind,
@@ -68,7 +68,7 @@ pub(crate) fn open_objects(
             ObjectAnswer::Whole(len) => ReceivedObject::Object(piece(*len)?.to_vec()),
             ObjectAnswer::Delta(len) => apply(shelf, kind, want, piece(*len)?)?,
         };
-        // Of a short leaf the digest shows when it is whole.
+        // A short leaf can be compared with its digest only when the leaf is complete.
         if let ReceivedObject::Object(bytes) = &bytes
             && kind != ObjectKind::ShortLeaf
             && Digest::of(bytes) != want.digest
@@ -80,7 +80,7 @@ pub(crate) fn open_objects(
     Ok(came)
 }
 
-/// The bytes of all objects of an answer.
+/// Decompresses the objects of a reply.
 pub(crate) fn open_raw(objects: &[ObjectAnswer], payload: &[u8]) -> Result<Vec<u8>, CompressionError> {
     let len = |object: &ObjectAnswer| match object {
         ObjectAnswer::Whole(len) | ObjectAnswer::Delta(len) => *len as usize,
@@ -123,7 +123,7 @@ fn apply(
     }
 }
 
-/// Opens a piece of a blob.
+/// Decodes a range of a blob.
 pub(crate) fn open_piece(
     ask: &BlobRangeRequest,
     answer: &BlobRangeReply,
@@ -138,55 +138,55 @@ pub(crate) fn open_piece(
     unpack(payload, &[], answer.len as usize).map_err(|_| wrong)
 }
 
-/// What this side knows of a leaf it asked pages of.
+/// Leaf of which pages were requested, as this side knows it.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestedLeaf {
     pub(crate) leaf: Digest,
-    /// The older leaf that was named, if it can still be read here.
+    /// Older leaf that was named, if it can still be read here.
     pub(crate) old: Option<Node>,
-    /// Whether one was named.
+    /// Whether an older leaf was named.
     pub(crate) similar: bool,
     pub(crate) slots: AskedSlots,
 }
 
-/// Which pages of a leaf were asked for.
+/// Pages of a leaf that were requested.
 #[derive(Debug, Clone)]
 pub(crate) enum AskedSlots {
-    /// Those that differ from the older leaf.
+    /// Pages that differ from the older leaf.
     Differing,
-    /// Those, of a leaf that is known.
+    /// Pages of a leaf that is known.
     These(ChildSet, Node),
-    /// Those, of a leaf of which the keys are known.
+    /// Pages of a leaf of which the short digests are known.
     Short(ChildSet, ShortLeaf),
 }
 
-/// What came of one leaf.
+/// Result for one leaf.
 #[derive(Debug)]
 pub(crate) enum CameLeaf {
-    /// Its pages.
+    /// Pages that arrived.
     Pages {
-        /// Slots and where their pages lie in the buffer of the answer; none for zero pages.
+        /// Slots of the leaf, and where their pages are in the buffer; none for zero pages.
         pages: Vec<(usize, Option<Range<usize>>)>,
-        /// The leaf itself, where it was built.
+        /// Encoded leaf, if it was built.
         node: Option<Vec<u8>>,
-        /// Whether they were coded against older ones.
+        /// Whether the pages were coded against older ones.
         delta: bool,
     },
     NoSimilar,
     Large,
     Absent,
-    /// A page of a base image cannot be read here: ask without base images.
+    /// A page of a base image cannot be read here: request without base images.
     NoBases,
 }
 
-/// The leaves that an answer has, and the buffer of their pages.
+/// Leaves of a reply, and the buffer of their pages.
 #[derive(Debug, Default)]
 pub(crate) struct CamePages {
     pub(crate) leaves: Vec<CameLeaf>,
     pub(crate) buffer: Vec<u8>,
 }
 
-/// Opens the answer to a request for the pages of `asked`, which named `bases`.
+/// Decodes the reply to a request for the pages of `asked`, which named `bases`.
 pub(crate) fn open_pages(
     shelf: &dyn LocalObjects,
     asked: &[RequestedLeaf],
@@ -217,7 +217,7 @@ enum Similar {
     Unreadable,
 }
 
-/// The pages that `numbers` name; none if they name what is not there.
+/// Reads the pages that `numbers` name; none if one does not exist.
 fn similar_of(bases: &mut base_images::BasePages<'_>, numbers: &[u8]) -> Option<Similar> {
     let mut pages = Vec::new();
     for number in base_images::decode(numbers)? {
@@ -245,7 +245,7 @@ fn open_frame(
         return Ok(());
     };
     let Some(older) = older_of(shelf, asked, answers)? else {
-        // What the frame was coded against cannot be read here any more.
+        // The older pages cannot be read here any more.
         came.leaves.extend(answers.iter().map(|_| CameLeaf::NoSimilar));
         return Ok(());
     };
@@ -274,7 +274,7 @@ fn open_frame(
     Ok(())
 }
 
-/// The older pages that a frame is coded against; none when one of them cannot be read.
+/// Older pages that a frame is coded against; none if one of them cannot be read.
 fn older_of(
     shelf: &dyn LocalObjects,
     asked: &[RequestedLeaf],
@@ -313,8 +313,7 @@ fn placed(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Op
     changed.iter().map(place).collect()
 }
 
-/// Compares the pages of a leaf with what was asked; gives the leaf's encoding where only it tells their
-/// digests.
+/// Compares the pages of a leaf with the request; returns the encoded leaf if only it confirms their digests.
 fn checked(
     asked: &RequestedLeaf,
     changed: ChildSet,

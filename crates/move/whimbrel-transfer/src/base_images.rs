@@ -1,9 +1,9 @@
-//! Images that the asker holds whole, and how an answer names pages of them: what a frame is coded against
-//! besides older pages in place.
+//! Base images: images that the requester has completely, and the numbers by which replies name their pages.
+//! A frame is coded against such pages besides the older pages in place.
 //!
-//! The images are counted as one long image, in the order of the request. Pages of it are named by ascending
-//! numbers, each as its distance to the one before in a LEB128 number. A list from a peer is bounded before
-//! it is used, and a page it names must be there; nothing else rests on it.
+//! The images count as one long image, in the order of the request. Pages are named by ascending numbers,
+//! each as a LEB128 number with the distance to the one before. A list from a peer is bounded before it is
+//! used, and each page that it names must exist; nothing else depends on it.
 
 use crate::local_objects::{self, LocalObjects};
 use serde::{Deserialize, Serialize};
@@ -13,19 +13,19 @@ use whimbrel_image::{Node, tree};
 
 /// Most images in one request.
 pub const BASES_MAX: usize = 4;
-/// Most pages that one frame is coded against besides those in place.
+/// Most base pages that one frame is coded against.
 pub(crate) const FRAME_BASES: usize = 4096;
 
-/// An image that the asker holds whole.
+/// Image that the requester has completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BaseImage {
     /// Root of its tree.
     pub root: Digest,
-    /// Its length.
+    /// Length of the image in pages.
     pub pages: u64,
 }
 
-/// `numbers`, ascending, as sent.
+/// Encodes ascending `numbers`.
 pub(crate) fn encode(numbers: &[u64]) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for number in numbers {
@@ -40,7 +40,7 @@ pub(crate) fn encode(numbers: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// The numbers that `bytes` stand for, none if they are not well formed or too many.
+/// Decodes numbers; none if they are malformed or too many.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<u64>> {
     let (mut numbers, mut next) = (Vec::new(), 0u64);
     let (mut gap, mut shift) = (0u64, 0);
@@ -59,20 +59,20 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<u64>> {
     (shift == 0).then_some(numbers)
 }
 
-/// Digests of pages of base images; nodes are read once.
+/// Digests of the pages of base images; nodes are read once.
 pub(crate) struct BasePages<'a> {
     shelf: &'a dyn LocalObjects,
     images: &'a [BaseImage],
     leaves: HashMap<(usize, u64), Option<Node>>,
 }
 
-/// What came of looking for a page of a base image.
+/// Result of the lookup of a page of a base image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BaseLookup {
     Page(Digest),
     /// No image has such a page, or it is zero.
     Nothing,
-    /// It cannot be told here.
+    /// The tree of the image cannot be read here.
     Unknown,
 }
 
@@ -81,7 +81,7 @@ impl<'a> BasePages<'a> {
         Self { shelf, images, leaves: HashMap::new() }
     }
 
-    /// The digest of page `number` of all images.
+    /// Digest of page `number` of all images.
     pub(crate) fn digest(&mut self, number: u64) -> BaseLookup {
         let mut page = number;
         for (image, base) in self.images.iter().enumerate() {
@@ -102,7 +102,7 @@ impl<'a> BasePages<'a> {
         }
     }
 
-    /// The page of this digest.
+    /// Reads the page of this digest.
     pub(crate) fn read(&self, digest: &Digest) -> Option<Vec<u8>> {
         self.shelf.object(digest).filter(|page| page.len() == PAGE_SIZE)
     }

@@ -1,14 +1,14 @@
-//! A set of the 256 children of a tree node, and how it travels.
+//! Set of the 256 children of a tree node, and its encoding.
 //!
-//! Up to 31 members are sent as one byte each (the distance to the one before), more as the bitmap of 32
-//! bytes: a leaf of which eight pages changed costs nine bytes and not 33. Pure; what comes from a peer is
-//! refused unless it is what [`ChildSet::to_bytes`] would have written.
+//! Up to 31 members are sent as one byte each (the distance to the one before), more as a bitmap of 32 bytes:
+//! a leaf with eight changed pages takes nine bytes and not 33. Pure; bytes from a peer are refused unless
+//! they are what [`ChildSet::to_bytes`] would have written.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use whimbrel_image::FAN_OUT;
 
-/// A set of slots below 256; slot `i` is bit `i % 64` of word `i / 64`.
+/// Set of slots (indexes of children) below 256; slot `i` is bit `i % 64` of word `i / 64`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ChildSet(pub [u64; 4]);
 
@@ -16,7 +16,7 @@ pub struct ChildSet(pub [u64; 4]);
 const BITMAP: usize = 32;
 
 impl ChildSet {
-    /// No slot.
+    /// The empty set.
     pub const NONE: ChildSet = ChildSet([0; 4]);
 
     /// Whether `slot` is in the set.
@@ -24,27 +24,27 @@ impl ChildSet {
         self.0[slot / 64] >> (slot % 64) & 1 == 1
     }
 
-    /// Adds `slot`.
+    /// Adds `slot` to the set.
     pub fn insert(&mut self, slot: usize) {
         self.0[slot / 64] |= 1 << (slot % 64);
     }
 
-    /// Takes `slot` out.
+    /// Removes `slot` from the set.
     pub fn remove(&mut self, slot: usize) {
         self.0[slot / 64] &= !(1 << (slot % 64));
     }
 
-    /// How many there are.
+    /// Number of slots in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; 4]
     }
 
-    /// The slots in order.
+    /// Slots in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + use<> {
         let words = self.0;
         (0..FAN_OUT).filter(move |slot| words[slot / 64] >> (slot % 64) & 1 == 1)
@@ -55,17 +55,17 @@ impl ChildSet {
         self.0.iter().zip(&other.0).all(|(a, b)| a & !b == 0)
     }
 
-    /// The first `count` slots.
+    /// Set of the first `count` slots.
     pub fn first(&self, count: usize) -> ChildSet {
         self.iter().take(count).collect()
     }
 
-    /// The slots that are not in `other`.
+    /// Set of the slots that are not in `other`.
     pub fn without(&self, other: &ChildSet) -> ChildSet {
         ChildSet(std::array::from_fn(|i| self.0[i] & !other.0[i]))
     }
 
-    /// As sent.
+    /// Encodes the set.
     pub fn to_bytes(&self) -> Vec<u8> {
         if self.len() >= BITMAP {
             return self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -79,7 +79,7 @@ impl ChildSet {
         self.iter().map(gap).collect()
     }
 
-    /// The set that `bytes` stand for, none if they are no set's.
+    /// Decodes a set; none if the bytes are not one.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if let Ok(bitmap) = <&[u8; BITMAP]>::try_from(bytes) {
             let mut words = [0; 4];
@@ -135,7 +135,7 @@ impl<'de> Deserialize<'de> for ChildSet {
             }
 
             fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<ChildSet, E> {
-                ChildSet::from_bytes(bytes).ok_or_else(|| E::custom("no set of slots"))
+                ChildSet::from_bytes(bytes).ok_or_else(|| E::custom("invalid set of slots"))
             }
         }
         from.deserialize_bytes(Bytes)

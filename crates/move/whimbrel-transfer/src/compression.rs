@@ -1,8 +1,8 @@
-//! Bytes compressed for the line: a byte that names the codec, then one zstd frame, alone or against a prefix
-//! that both sides hold, or bytes of LZMA.
+//! Compression of a transfer: a byte that names the codec, then one zstd frame, alone or against a prefix
+//! that both sides have, or LZMA data.
 //!
-//! Contexts of zstd are kept by thread. What is unpacked is never longer than the caller says, whatever the
-//! frame claims.
+//! Each thread keeps its zstd contexts. Decompressed data is never longer than the caller expects, whatever
+//! the frame claims.
 
 use crate::CompressionLevel;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
@@ -12,12 +12,11 @@ use std::{
 };
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name};
 
-/// Largest window of a frame: 32 MiB, an answer's pages and their older versions.
+/// Largest window of a frame: 32 MiB, the pages of a reply and their older versions.
 const WINDOW_LOG_MAX: u32 = 25;
-/// Largest table of a compressor, 16 MiB of memory.
+/// Largest hash table of a compressor, 16 MiB of memory.
 const HASH_LOG_MAX: u32 = 22;
-/// An entry for four bytes of the span loses nothing that could be measured; clearing more of them costs
-/// time.
+/// One table entry for four bytes of the span: more showed no gain, and clearing them costs time.
 const HASH_LOG_LESS: u32 = 2;
 
 thread_local! {
@@ -25,29 +24,29 @@ thread_local! {
     static UNPACKER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// The codecs, by the first byte.
+/// Codecs, by the first byte.
 const ZSTD: u8 = 0;
 const LZMA: u8 = 1;
-/// How far back LZMA looks: an answer of a slow line is hardly longer, and twelve times this is the memory it
-/// takes.
+/// Largest dictionary of LZMA: replies on a slow link are hardly longer, and LZMA takes twelve times this in
+/// memory.
 const LZMA_WINDOW: u32 = 4 << 20;
 const LZMA_WINDOW_MIN: u32 = 4 << 10;
 
-/// Bytes that do not unpack.
+/// Error of compressed data.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompressionError {
-    /// The codec refuses.
-    #[error("compressed bytes do not decompress: {reason}")]
+    /// The codec reported an error.
+    #[error("cannot decompress data: {reason}")]
     Codec {
-        /// What it says.
+        /// Text of the codec.
         reason: &'static str,
     },
-    /// Another length than announced.
-    #[error("compressed bytes give {found} bytes instead of {expected}")]
+    /// The data has another length than announced.
+    #[error("decompressed data has {found} bytes instead of {expected}")]
     Length {
-        /// Bytes they give.
+        /// Number of decompressed bytes.
         found: usize,
-        /// Bytes announced.
+        /// Number of bytes announced.
         expected: usize,
     },
 }
@@ -56,7 +55,7 @@ fn codec(code: ErrorCode) -> CompressionError {
     CompressionError::Codec { reason: get_error_name(code) }
 }
 
-/// `raw` compressed at `level` against `prefix` (which may be empty).
+/// Compresses `raw` at `level` against `prefix` (which may be empty).
 pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: CompressionLevel) -> Result<Vec<u8>, CompressionError> {
     match level {
         CompressionLevel::Lzma(preset) if prefix.is_empty() => pack_lzma(raw, preset),
@@ -64,13 +63,13 @@ pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: CompressionLevel) -> Result
     }
 }
 
-/// No larger than what it is for: both sides clear it first.
+/// Dictionary no larger than the data, because both sides clear it first.
 fn lzma_window(raw: usize) -> u32 {
     u32::try_from(raw).map_or(LZMA_WINDOW, |raw| raw.clamp(LZMA_WINDOW_MIN, LZMA_WINDOW))
 }
 
 fn lzma_error(_: std::io::Error) -> CompressionError {
-    CompressionError::Codec { reason: "not bytes of LZMA" }
+    CompressionError::Codec { reason: "invalid LZMA data" }
 }
 
 fn pack_lzma(raw: &[u8], preset: u32) -> Result<Vec<u8>, CompressionError> {
@@ -80,7 +79,7 @@ fn pack_lzma(raw: &[u8], preset: u32) -> Result<Vec<u8>, CompressionError> {
 }
 
 fn unpack_lzma(packed: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
-    // The same for all presets.
+    // The parameters are equal for all presets.
     let LzmaOptions { lc, lp, pb, .. } = LzmaOptions::with_preset(0);
     let reader = LzmaReader::new(packed, expected as u64, lc, lp, pb, lzma_window(expected), None);
     let mut raw = Vec::with_capacity(expected);
@@ -101,13 +100,13 @@ fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Compressi
         })?;
         return Ok(packed.into_inner());
     }
-    // Borrows the prefix, so it cannot be one that is kept.
+    // A context that borrows the prefix cannot be reused.
     let mut context = CCtx::create();
-    // Else the window of a low level ends before the older version begins.
+    // Otherwise the window of a low level ends before the older version begins.
     let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros().max(17);
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
     context.set_parameter(CParameter::WindowLog(span.min(WINDOW_LOG_MAX))).map_err(codec)?;
-    // Low levels have a table for the raw bytes alone, in which most of the prefix would not be found again.
+    // Low levels size the table for the raw bytes alone, in which most of the prefix would not be found.
     context
         .set_parameter(CParameter::HashLog((span - HASH_LOG_LESS).clamp(15, HASH_LOG_MAX)))
         .map_err(codec)?;
@@ -116,12 +115,12 @@ fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Compressi
     Ok(packed.into_inner())
 }
 
-/// The `expected` bytes that `packed` stands for; the caller has bounded `expected`.
+/// Decompresses `packed` to `expected` bytes; the caller has bounded `expected`.
 pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
     let raw = match packed.split_first() {
         Some((&ZSTD, packed)) => unpack_zstd(packed, prefix, expected)?,
         Some((&LZMA, packed)) if prefix.is_empty() => unpack_lzma(packed, expected)?,
-        _ => return Err(CompressionError::Codec { reason: "an unknown codec" }),
+        _ => return Err(CompressionError::Codec { reason: "unknown codec" }),
     };
     match raw.len() {
         found if found == expected => Ok(raw),
@@ -130,7 +129,7 @@ pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Ve
 }
 
 fn unpack_zstd(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
-    // Decompression in one piece writes into this buffer alone: no frame can make it take more.
+    // Decompression in one call writes into this buffer alone: no frame can make it allocate more.
     let mut raw = Vec::with_capacity(expected);
     if prefix.is_empty() {
         UNPACKER.with_borrow_mut(|context| {

@@ -1,25 +1,26 @@
-//! How hard an answer is compressed: one number of a request, and what the side that answers makes of it.
+//! Compression level: one number in a request, and the codec settings that the answering side derives from
+//! it.
 //!
-//! From -7 to 19 it is a level of zstd. Above, pages and blobs by themselves are coded by LZMA, which took 5
-//! to 7 % less than zstd at 17 to 19 on memory of a compiling guest, in the same time or less. What is coded
-//! against older bytes stays with zstd, which takes those as they are.
+//! From -7 to 19 it is a zstd level. Above 19, pages and blobs without an older version are coded with LZMA,
+//! which took 5 to 7 % less than zstd at 17 to 19 on memory of a compiling guest, in the same time or less.
+//! Deltas stay with zstd, which accepts the older version as a prefix.
 
 /// LZMA at preset 4: some 3 MB of pages a second and core.
 pub(crate) const DENSER: i8 = 21;
-/// LZMA at preset 6, for lines of a few megabits at most.
+/// LZMA at preset 6, for links of a few megabits at most.
 pub(crate) const DENSEST: i8 = 23;
 
 const ZSTD_MIN: i8 = -7;
 const ZSTD_MAX: i8 = 19;
-/// What is added to a preset of LZMA.
+/// Offset of the LZMA presets.
 const LZMA: i8 = 17;
 
-/// What was asked for, within what it may cost.
+/// Requested level, limited to what it may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompressionLevel {
-    /// Of zstd.
+    /// Level of zstd.
     Zstd(i32),
-    /// Of LZMA.
+    /// Preset of LZMA.
     Lzma(u32),
 }
 
@@ -33,7 +34,7 @@ impl From<i8> for CompressionLevel {
 }
 
 impl CompressionLevel {
-    /// The level of zstd for what LZMA is no use for.
+    /// zstd level for data that LZMA cannot code.
     pub(crate) fn zstd(self) -> i32 {
         match self {
             Self::Zstd(level) => level,

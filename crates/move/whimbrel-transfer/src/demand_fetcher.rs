@@ -1,8 +1,7 @@
-//! What a running machine lacks, fetched at once: the [`RemoteObjects`] of a store.
+//! Demand fetcher: fetches objects that a running machine needs at once; the [`RemoteObjects`] of a store.
 //!
-//! Goes before everything that is fetched ahead, and fails rather than wait for a holder that does not
-//! answer: whoever reads shows the stall and asks again. Nothing is kept here; the store keeps what it is
-//! given.
+//! Its requests go before all prefetching, and fail rather than wait for a holder that does not answer: the
+//! reader reports the stall and asks again. The fetcher stores nothing; the store stores what it gets.
 
 use crate::{
     BoxError, ChildSet, Holders, LocalObjects, SyncError,
@@ -19,14 +18,14 @@ use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
 
-/// Leaves remembered from one call to the next: those that a store has just fetched and asks pages of.
+/// Leaves remembered between calls: those that a store has just fetched and requests pages of.
 const LEAVES: usize = 1024;
 /// Bytes that a page probably takes when it is fetched alone.
 const PAGE_BYTES: u64 = 1500;
 /// Most pages fetched when one is waited for.
 const CLUSTER: u64 = 64;
 
-/// Fetches from holders what a store lacks.
+/// Fetches from holders the objects that a store lacks.
 pub struct DemandFetcher {
     shelf: Arc<dyn LocalObjects>,
     sources: Arc<Holders>,
@@ -34,12 +33,12 @@ pub struct DemandFetcher {
 }
 
 impl DemandFetcher {
-    /// Fetches from `sources`; `shelf` is what is here (the store itself), to fetch differences to.
+    /// Fetches from `sources`; `shelf` has the objects that are here (the store itself), as bases of deltas.
     pub fn new(shelf: Arc<dyn LocalObjects>, sources: Arc<Holders>) -> Self {
         Self { shelf, sources, leaves: Mutex::default() }
     }
 
-    /// Whom it asks.
+    /// Holders that it asks.
     pub fn sources(&self) -> &Arc<Holders> {
         &self.sources
     }
@@ -131,7 +130,7 @@ impl DemandFetcher {
 
 impl std::fmt::Debug for DemandFetcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remote").field("sources", &self.sources).finish_non_exhaustive()
+        f.debug_struct("DemandFetcher").field("sources", &self.sources).finish_non_exhaustive()
     }
 }
 
@@ -150,7 +149,7 @@ impl RemoteObjects for DemandFetcher {
     }
 
     fn cluster(&self) -> u64 {
-        // What travels in about a round trip comes almost for free with the page that is waited for.
+        // Pages sent within about a round trip cost almost nothing extra beside the page that is waited for.
         let rate = self.sources.rate().unwrap_or(0);
         let round_trip = self.sources.round_trip().unwrap_or(Duration::ZERO);
         ((rate as f64 * round_trip.as_secs_f64()) as u64 / PAGE_BYTES).clamp(1, CLUSTER)
@@ -161,7 +160,7 @@ fn elsewhere(error: SyncError) -> RemoteObjectsError {
     RemoteObjectsError { retryable: error.is_retryable(), source: error.into() }
 }
 
-/// A shelf on which nothing stays: what came for one call, before what is here.
+/// Temporary local objects: the objects fetched in one call, over those that are here.
 struct Basket<'a> {
     shelf: &'a dyn LocalObjects,
     kept: Mutex<HashMap<Digest, Vec<u8>>>,

@@ -1,78 +1,78 @@
-//! How a sync fails on the asking side.
+//! Errors of a transfer on the requesting side.
 
 use crate::{LinkError, local_objects::BoxError};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{ManifestError, NodeError};
 use whimbrel_store::StoreError;
 
-/// Why something could not be fetched.
+/// Error of a fetch.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// None of those who were asked has it.
-    #[error("no holder that answers has {digest}")]
+    /// No holder that answers has the object.
+    #[error("no reachable holder has {digest}")]
     Nowhere {
-        /// What was wanted.
+        /// Digest of the object.
         digest: Digest,
         /// Whether a holder that does not answer now may have it.
         retryable: bool,
-        /// What the last of them said.
+        /// Last error of a holder.
         #[source]
         source: Option<LinkError>,
     },
-    /// A peer sent content with another digest, and nobody else has the right one.
+    /// A peer sent content with another digest, and no other holder has the right one.
     #[error("{peer} sent wrong data for {digest}")]
     WrongData {
-        /// Who.
+        /// Name of the peer.
         peer: String,
-        /// What was asked for.
+        /// Digest that was requested.
         digest: Digest,
     },
-    /// Objects could not be kept here.
-    #[error("what came cannot be kept")]
+    /// Fetched objects could not be stored here.
+    #[error("cannot store the fetched objects")]
     Keep {
-        /// Why.
+        /// Cause reported by the store.
         #[source]
         source: BoxError,
     },
-    /// The capsule's manifest is none.
-    #[error("the manifest of capsule {capsule} is unusable")]
+    /// The manifest of the capsule is invalid.
+    #[error("the manifest of capsule {capsule} is invalid")]
     Manifest {
-        /// Which capsule.
+        /// Id of the capsule.
         capsule: CapsuleId,
-        /// Why.
+        /// Cause reported by the manifest decoder.
         #[source]
         source: ManifestError,
     },
-    /// A tree node has the right digest and the wrong shape.
+    /// A tree node has the right digest and is invalid.
     #[error("tree node {digest} is malformed")]
     Node {
-        /// Which.
+        /// Digest of the node.
         digest: Digest,
-        /// How.
+        /// Cause reported by the node decoder.
         #[source]
         source: NodeError,
     },
-    /// A request could not be made.
-    #[error("a request cannot be made")]
+    /// The request could not be encoded.
+    #[error("cannot encode the request")]
     Request {
-        /// Why.
+        /// Cause reported by the encoder.
         #[source]
         source: LinkError,
     },
-    /// The capsule is here and could not be named.
-    #[error("the capsule came and cannot be named here")]
+    /// The capsule arrived, but could not be completed or its refs not be set.
+    #[error("cannot complete the fetched capsule or set its refs")]
     Commit {
-        /// Why.
+        /// Cause reported by the store.
         #[source]
         source: StoreError,
     },
-    /// The caller said so.
+    /// The caller cancelled the transfer.
     #[error("cancelled")]
     Cancelled,
 }
 
 impl SyncError {
-    /// Whether the same may succeed later.
+    /// Whether the same fetch may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Nowhere { retryable, .. } => *retryable,

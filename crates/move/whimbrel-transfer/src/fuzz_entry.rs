@@ -1,7 +1,6 @@
-//! Every decoder of what a peer sends behind one door, for the fuzzer: what a malicious peer reaches with one
-//! answer.
+//! Fuzz entry of the transfer: runs every decoder of peer data on the fuzzer's bytes.
 //!
-//! The asker holds one older leaf and one older blob, and asked for a few things of each sort.
+//! The requester has one older leaf and one older blob, and requested a few things of each kind.
 
 use crate::{
     BaseImage, BoxError, ChildSet, LocalObjects,
@@ -13,7 +12,7 @@ use crate::{
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
 
-/// An older leaf with pages at slots 0 to 3, its page, and an older blob.
+/// Store with an older leaf with pages at slots 0 to 3, its page, and an older blob.
 struct Little;
 
 const LEAF: Digest = Digest([1; 32]);
@@ -58,18 +57,18 @@ impl LocalObjects for Little {
     }
 }
 
-/// A decoder: whether it accepts a header and a payload.
+/// Decoder: whether it accepts a header and a payload.
 type Sort = fn(&[u8], &[u8]) -> bool;
 
-/// Opens bytes as an answer of each sort; whether any of them was accepted. The header comes first, its
-/// length before it in two bytes.
+/// Decodes bytes as a reply of each kind; returns whether any was accepted. The header comes first, after its
+/// length in two bytes.
 pub fn open_anything(bytes: &[u8]) -> bool {
     let Some((len, rest)) = bytes.split_first_chunk::<2>() else { return false };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {
         return false;
     };
     let sorts: [Sort; 6] = [pages, objects, piece, delta, short_leaf, requests];
-    // All of them, whatever the first says.
+    // Runs all of them, whatever the first returns.
     sorts.map(|sort| sort(header, payload)).contains(&true)
 }
 

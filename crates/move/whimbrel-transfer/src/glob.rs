@@ -1,10 +1,10 @@
-//! Patterns of ref names: `*` stands for any characters, `?` for one. Linear in practice, never exponential.
+//! Ref patterns: `*` stands for any characters, `?` for one. Linear in practice, never exponential.
 
-/// Whether `text` fits `pattern`.
+/// Whether `text` matches `pattern`.
 pub(crate) fn fits(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
-    // Where to go on when what follows the last star does not fit: behind the star, one character further.
+    // Where to resume if the rest does not match: after the last star, one character further in the text.
     let mut back = None;
     while t < text.len() {
         match pattern.get(p) {

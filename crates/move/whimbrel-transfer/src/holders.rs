@@ -1,8 +1,8 @@
-//! Holders of what is wanted, nearest first, and how each of them is doing.
+//! Holders to fetch from, nearest first, and the state of each.
 //!
-//! A link that is lost is dialled again later, after half a second at first and ten at most; one who sent
-//! wrong data is not asked again by this list. Shared by everybody who fetches: a pull sees that a running
-//! machine waits for a page ([`Demand`]) and holds its own requests back meanwhile.
+//! A lost link is dialled again later, after half a second at first and ten at most; a holder that sent wrong
+//! data is not asked again. All fetches share the list: a pull sees that a running machine waits for a page
+//! ([`Demand`]) and sends no requests meanwhile.
 
 use crate::{Link, LinkError, LinkMeter, SyncError, protocol::HasObjects};
 use bytes::Bytes;
@@ -20,15 +20,15 @@ pub const PEERS_MAX: usize = 64;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// Somebody who may hold what is wanted.
+/// Host or pool that may have what is wanted.
 pub trait Holder: Send + Sync {
-    /// What to call it.
+    /// Name of the holder.
     fn name(&self) -> &str;
 
-    /// Connects, or says why not. Blocks for as long as the caller allows connections to take.
+    /// Connects. Blocks as long as the caller allows for a connection.
     fn connect(&self) -> Result<Arc<dyn Link>, LinkError>;
 
-    /// How far away it is, where that is known.
+    /// Round trip to the holder, if it is known.
     fn round_trip(&self) -> Option<Duration> {
         None
     }
@@ -44,12 +44,12 @@ enum State {
 struct Entry {
     peer: Box<dyn Holder>,
     state: Mutex<State>,
-    /// Held while dialling, so that a peer is dialled once.
+    /// Held while dialling, so that a holder is dialled once.
     dialling: Mutex<()>,
     meter: Mutex<LinkMeter>,
 }
 
-/// Holders, nearest first.
+/// List of holders, nearest first.
 pub struct Holders {
     entries: Vec<Entry>,
     demands: AtomicUsize,
@@ -57,7 +57,7 @@ pub struct Holders {
     retry: Duration,
 }
 
-/// Lives while something is wanted at once.
+/// Guard that lives while something is wanted at once.
 #[derive(Debug)]
 pub struct Demand<'a>(&'a AtomicUsize);
 
@@ -72,8 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Holders {
-    /// A list of `peers`, put in the order of their round trips; those without one keep their order behind
-    /// the others. More than [`PEERS_MAX`] are left out.
+    /// List of `peers`, ordered by their round trips; those without one follow in their order. More than
+    /// [`PEERS_MAX`] are left out.
     pub fn new(mut peers: Vec<Box<dyn Holder>>) -> Self {
         peers.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
         peers.truncate(PEERS_MAX);
@@ -91,7 +91,8 @@ impl Holders {
         Self { entries, demands: AtomicUsize::new(0), begun: Instant::now(), retry: RETRY_FIRST }
     }
 
-    /// The same list; who does not answer is dialled again after `retry` at first, instead of half a second.
+    /// Changes the first wait before a holder that does not answer is dialled again, instead of half a
+    /// second.
     #[must_use]
     pub fn retrying_after(self, retry: Duration) -> Self {
         Self { retry, ..self }
@@ -101,12 +102,12 @@ impl Holders {
         self.retry
     }
 
-    /// How many holders there are.
+    /// Number of holders.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is nobody to ask.
+    /// Whether there are no holders.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -134,7 +135,7 @@ impl Holders {
         })
     }
 
-    /// Says that something is wanted at once.
+    /// Announces that something is wanted at once, until the guard is dropped.
     pub fn demand(&self) -> Demand<'_> {
         self.demands.fetch_add(1, Ordering::AcqRel);
         Demand(&self.demands)
@@ -153,13 +154,13 @@ impl Holders {
         lock(&self.entries[peer].meter)
     }
 
-    /// The link to a holder, dialled if need be; an error while it is not yet time to dial again.
+    /// Link to a holder, dialled if need be; an error while it is not yet time to dial again.
     pub(crate) fn link(&self, peer: usize) -> Result<Arc<dyn Link>, LinkError> {
         let entry = &self.entries[peer];
         let _one = lock(&entry.dialling);
         let wait = match &*lock(&entry.state) {
             State::Up(link) => return Ok(link.clone()),
-            State::Blamed { .. } => return Err(LinkError::lost("it sent wrong data before")),
+            State::Blamed { .. } => return Err(LinkError::lost("the holder sent wrong data before")),
             State::Down { until, why, .. } if *until > Instant::now() => return Err(why.clone()),
             State::Down { wait, .. } => (*wait * 2).min(RETRY_MAX),
             State::Fresh => self.retry,
@@ -183,7 +184,7 @@ impl Holders {
         }
     }
 
-    /// A link of a holder is lost. Says nothing against one that was dialled since.
+    /// Reports a lost link of a holder. Has no effect on a link that was dialled since.
     pub(crate) fn lost(&self, peer: usize, link: &Arc<dyn Link>, why: &LinkError) {
         let mut state = lock(&self.entries[peer].state);
         if matches!(&*state, State::Up(up) if Arc::ptr_eq(up, link)) {
@@ -192,7 +193,7 @@ impl Holders {
         }
     }
 
-    /// When a holder that is down may be dialled again; none if it is up or will never be.
+    /// Time at which a holder that is down may be dialled again; none if it is up or blamed.
     pub(crate) fn dial_at(&self, peer: usize) -> Option<Instant> {
         match &*lock(&self.entries[peer].state) {
             State::Down { until, .. } => Some(*until),
@@ -201,9 +202,9 @@ impl Holders {
         }
     }
 
-    /// A holder sent wrong data: it is not asked again.
+    /// Blames a holder that sent wrong data: it is not asked again.
     pub(crate) fn blame(&self, peer: usize, digest: Digest) {
-        tracing::warn!(peer = self.name(peer), %digest, "a peer sent wrong data and is not asked again");
+        tracing::warn!(peer = self.name(peer), %digest, "a holder sent wrong data and is not asked again");
         *lock(&self.entries[peer].state) = State::Blamed { digest };
     }
 
@@ -211,7 +212,7 @@ impl Holders {
         matches!(&*lock(&self.entries[peer].state), State::Blamed { .. })
     }
 
-    /// Why nobody gave `digest`.
+    /// Error that no holder gave `digest`.
     pub(crate) fn nowhere(&self, digest: Digest) -> SyncError {
         let (mut source, mut wrong) = (None, None);
         for (peer, entry) in self.entries.iter().enumerate() {
@@ -227,7 +228,7 @@ impl Holders {
         }
     }
 
-    /// Who was blamed, and for which digest.
+    /// Names of the holders that were blamed, and the digests.
     pub fn blamed(&self) -> Vec<(String, Digest)> {
         let blamed = self.entries.iter().filter_map(|entry| match &*lock(&entry.state) {
             State::Blamed { digest } => Some((entry.peer.name().to_owned(), *digest)),

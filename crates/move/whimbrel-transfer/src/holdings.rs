@@ -1,5 +1,5 @@
-//! Who has what: the holdings that hosts announced. In memory, bounded by host; hosts announce again when
-//! they come back.
+//! Holdings: which holder announced which capsules and images. Held in memory and bounded for each host;
+//! hosts announce again when they reconnect.
 
 use crate::protocol::{AnnounceAsk, HOLDINGS_MAX, Holding};
 use std::{
@@ -8,12 +8,12 @@ use std::{
 };
 use whimbrel_core::Digest;
 
-/// Most holdings of one host; more are forgotten.
+/// Most holdings of one host; further ones are ignored.
 const PER_HOST: usize = 65_536;
 /// Most hosts; there are as many as are trusted.
 const HOSTS: usize = 4096;
 
-/// What every host said it holds.
+/// Announced holdings of every host.
 #[derive(Debug, Default)]
 pub struct Holdings {
     hosts: Mutex<BTreeMap<String, HashMap<Digest, bool>>>,
@@ -24,7 +24,7 @@ impl Holdings {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what `host` announced.
+    /// Records the announcement of `host`.
     pub fn announced(&self, host: &str, said: &AnnounceAsk) {
         let mut hosts = self.hosts();
         if !hosts.contains_key(host) && hosts.len() >= HOSTS {
@@ -41,7 +41,7 @@ impl Holdings {
         }
     }
 
-    /// Names of hosts that hold `digest`, those who hold all of it first.
+    /// Names of the hosts that hold `digest`, those with all of it first.
     pub fn who_has(&self, digest: &Digest) -> Vec<String> {
         let hosts = self.hosts();
         let holders = |all: bool| {
@@ -51,13 +51,13 @@ impl Holdings {
         holders(true).chain(holders(false)).collect()
     }
 
-    /// Forgets a host.
+    /// Removes a host.
     pub fn forget(&self, host: &str) {
         self.hosts().remove(host);
     }
 }
 
-/// Announcements, cut into messages, that say what is held and make void what was said before.
+/// Splits the holdings of this host into messages, which replace its earlier announcements.
 pub fn announcements(holdings: &[Holding]) -> Vec<AnnounceAsk> {
     let pieces = holdings.chunks(HOLDINGS_MAX).enumerate();
     let mut messages: Vec<AnnounceAsk> =

@@ -1,14 +1,14 @@
-//! Copies capsules between stores by tree: what both sides have never travels.
+//! Transfer of capsules between stores, tree by tree: objects that both sides have are not sent.
 //!
-//! [`protocol`] has the messages, [`Server`] answers them out of a store, [`Holders`] is the list of holders
-//! that are asked, nearest first, [`DemandFetcher`] fetches what a running machine needs at once, [`pull()`]
-//! copies a whole capsule. What is not here: connections (a [`Link`] is brought), where objects are kept (a
-//! [`LocalObjects`]), whom to trust ([`Access`]).
+//! [`protocol`] has the messages, and [`Server`] answers them from a store. [`Holders`] is the list of
+//! holders to ask, nearest first. [`DemandFetcher`] fetches what a running machine needs at once, and
+//! [`pull()`] copies a complete capsule. Callers supply the connections ([`Link`]), the place for objects
+//! ([`LocalObjects`]) and the permissions ([`Access`]).
 //!
-//! Invariants: nothing that a peer sent is kept under a digest that is not its own, and nothing counts as
-//! part of a capsule before its digest was compared; every length is bounded before it is allocated,
-//! decompression included; the server keeps nothing between two calls that an answer depends on. Calls block;
-//! threads are plain.
+//! Invariants: nothing that a peer sent is stored under a digest other than its own, and nothing counts as
+//! part of a capsule before its digest was compared. Every length is bounded before memory is allocated for
+//! it, decompressed lengths included. The server keeps no state between two calls that a reply depends on.
+//! Calls block; threads are plain.
 
 mod answer_decoder;
 mod base_images;

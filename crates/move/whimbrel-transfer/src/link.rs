@@ -1,52 +1,53 @@
-//! What a sync needs of a connection to another host. The wire gives it ([`WireLink`]); so does a fake.
+//! Link of a transfer: the calls that it makes over a connection to another host ([`WireLink`], or a fake in
+//! tests).
 
 use bytes::Bytes;
 use std::error::Error;
 use whimbrel_wire::{Call, CallError, Connection, Pending, Refusal, Reply, Request};
 
-/// A channel of calls to another host; any number may be unanswered. Plain threads use it.
+/// Channel of calls to another host, for plain threads; any number of calls may be unanswered.
 pub trait Link: Send + Sync {
-    /// Sends a request; blocks only while too much is under way.
+    /// Sends a request; blocks only while too many bytes are in flight.
     fn start(&self, request: Request) -> Result<Box<dyn Answer>, LinkError>;
 
     /// Bytes sent and received so far, framing included.
     fn bytes(&self) -> (u64, u64);
 }
 
-/// A reply that is on its way.
+/// Reply that has not arrived yet.
 pub trait Answer: Send {
-    /// Blocks until the reply is here or is known never to come.
+    /// Blocks until the reply arrives or is known never to arrive.
     fn wait(self: Box<Self>) -> Result<Reply, LinkError>;
 }
 
-/// Why there is no reply.
+/// Reason why there is no reply.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkError {
-    /// None will come.
+    /// The connection failed, so no reply will arrive.
     #[error("the connection is lost")]
     Lost {
-        /// Why.
+        /// Cause reported by the connection.
         #[source]
         source: std::sync::Arc<dyn Error + Send + Sync>,
     },
-    /// The peer said no.
+    /// The peer refused the request.
     #[error("the peer refused")]
     Refused {
-        /// Its words.
+        /// Refusal of the peer.
         #[source]
         source: Refusal,
     },
-    /// The peer said something that is no answer.
-    #[error("the peer's answer cannot be read")]
+    /// The peer sent something that cannot be decoded as the reply.
+    #[error("cannot decode the reply of the peer")]
     Garbage {
-        /// Why.
+        /// Cause reported by the decoder.
         #[source]
         source: std::sync::Arc<dyn Error + Send + Sync>,
     },
 }
 
 impl LinkError {
-    /// The connection is gone because of `source`.
+    /// Error of a connection that failed because of `source`.
     pub fn lost(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Lost { source: source.into().into() }
     }
@@ -64,7 +65,7 @@ impl From<CallError> for LinkError {
     }
 }
 
-/// One call, waited for.
+/// Makes one call and waits for its reply.
 pub fn call<C: Call>(
     link: &dyn Link,
     header: &C::Header,
@@ -74,7 +75,7 @@ pub fn call<C: Call>(
     Ok((reply.decode::<C>()?, reply.payload))
 }
 
-/// A connection of the wire.
+/// Link over a connection of the wire protocol.
 #[derive(Debug, Clone)]
 pub struct WireLink(pub Connection);
 

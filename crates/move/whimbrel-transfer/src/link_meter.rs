@@ -1,38 +1,38 @@
-//! The rate of a link, and what follows from it: how much may be under way, how large an answer should be,
-//! which zstd level pays. Pure: time comes in as a number.
+//! Link meter: measures the rate of a link, and derives the bytes in flight, the reply size and the
+//! compression level. Pure: time comes in as a number.
 
 use crate::compression_level::{DENSER, DENSEST};
 use std::time::Duration;
 
-/// How long an answer should travel, so that a demand never waits longer behind what is under way.
+/// Time to send one reply, so that a demand never waits longer behind replies in flight.
 const ANSWER: Duration = Duration::from_millis(500);
 const UNDER_WAY: Duration = Duration::from_secs(1);
-/// Smallest and largest answer.
+/// Smallest and largest reply.
 const ANSWER_MIN: u64 = 8 << 10;
 const ANSWER_MAX: u64 = 4 << 20;
-/// What is under way before the first answer has come: a DSL line carries it in a second.
+/// Bytes in flight before the first reply: a DSL line sends them in a second.
 const FIRST: u64 = 32 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
 
-/// Answers are summed up over at least this, since several may arrive in one burst.
+/// Replies are summed over at least this time, because several may arrive in one burst.
 const SPAN: Duration = Duration::from_millis(100);
 
-/// What a link was seen to carry.
+/// Measured rate and round trip of a link.
 #[derive(Debug, Clone, Default)]
 pub struct LinkMeter {
     rate: Option<f64>,
     round_trip: Option<Duration>,
-    /// Since when the link is busy, or when it was last measured, and what came since.
+    /// Start of the current measurement, and the bytes that arrived since.
     span: Option<(Duration, u64)>,
 }
 
 impl LinkMeter {
-    /// A request goes out and none was under way: the time before counts for nothing.
+    /// Starts a measurement when a request goes out on an idle link.
     pub fn start(&mut self, now: Duration) {
         self.span = Some((now, 0));
     }
 
-    /// An answer of `bytes` came `after` its request; `more` says whether others are under way.
+    /// Records a reply of `bytes` that came `after` its request; `more` tells whether others are in flight.
     pub fn answered(&mut self, bytes: u64, after: Duration, now: Duration, more: bool) {
         let small = bytes < 4096;
         if small && self.round_trip.is_none_or(|known| after < known) {
@@ -44,11 +44,12 @@ impl LinkMeter {
         if more {
             self.span = Some(if due { (now, 0) } else { (since, sum) });
         }
-        // A small answer says something of the round trip and nothing of the rate.
+        // A small reply tells the round trip and not the rate.
         if !due || sum < 4096 {
             return;
         }
-        // What the first of several waited for the round trip is little; of a lone one it may be all.
+        // For the first of several replies the round trip is a small part of the wait; for a single one it
+        // may be all.
         let idle = if more { Duration::ZERO } else { self.latency().min(took / 2) };
         let seen = sum as f64 / (took - idle).as_secs_f64().max(1e-5);
         self.rate = Some(match self.rate {
@@ -57,7 +58,7 @@ impl LinkMeter {
         });
     }
 
-    /// Sets the round trip from elsewhere (the wire's ping).
+    /// Sets a round trip that was measured elsewhere (the wire's ping).
     pub fn set_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = Some(round_trip);
     }
@@ -66,23 +67,23 @@ impl LinkMeter {
         self.round_trip.unwrap_or(Duration::ZERO)
     }
 
-    /// The round trip, once seen.
+    /// Round trip, once measured.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
     }
 
-    /// Bytes a second, once seen.
+    /// Bytes a second, once measured.
     pub fn rate(&self) -> Option<u64> {
         self.rate.map(|rate| rate as u64)
     }
 
-    /// Bytes that an answer should have.
+    /// Bytes that one reply should have.
     pub fn answer_bytes(&self) -> u64 {
         let bytes = self.rate.map_or(FIRST / 2, |rate| (rate * ANSWER.as_secs_f64()) as u64);
         bytes.clamp(ANSWER_MIN, ANSWER_MAX)
     }
 
-    /// Bytes of answers that may be under way: what the link carries in its round trip or in a second.
+    /// Bytes of replies that may be in flight: what the link carries in its round trip or in a second.
     pub fn window(&self) -> u64 {
         let Some(rate) = self.rate else { return FIRST };
         let time = UNDER_WAY.max(self.latency() * 2);
@@ -90,19 +91,19 @@ impl LinkMeter {
     }
 }
 
-/// What is to be compressed.
+/// Kind of content to compress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Pages and objects by themselves.
+    /// Pages and objects without an older version.
     Plain,
     /// Pages against their older versions.
     Delta,
 }
 
-/// The level (see [`Level`](crate::Level)) for a link of `rate` bytes a second between hosts that spare
-/// `cores` for it. The levels are those at which a core of 2020 still keeps the link busy, with half of it to
-/// spare. That is more than thrift: a level that made the holder slower than the link would be taken for a
-/// slow link, and be chosen for ever.
+/// Compression level (see [`CompressionLevel`](crate::CompressionLevel)) for a link of `rate` bytes a second
+/// between hosts that spare `cores` for it. The levels are those at which a core of 2020 keeps the link busy
+/// and is half idle. That reserve is needed: a level that makes the holder slower than the link would be
+/// measured as a slow link, and be chosen for ever.
 pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
     const MEGABIT: u64 = 1_000_000 / 8;
     let plain: [(u64, i8); 6] = [(4, DENSEST), (12, DENSER), (30, 12), (60, 6), (300, 3), (1000, 1)];
@@ -111,7 +112,8 @@ pub fn level(rate: Option<u64>, cores: usize, content: Content) -> i8 {
         Content::Plain => plain,
         Content::Delta => delta,
     };
-    // Before the link is known: on a slow one that is an answer or two, on a fast one perhaps all there is.
+    // Before the rate is known: on a slow link that is a reply or two, on a fast one perhaps the whole
+    // transfer.
     let Some(rate) = rate else { return table[4].1 };
     let shared = rate / cores.max(1) as u64;
     // Against older pages a level below 1 misses most of what did not change.
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A link of `rate` that answers requests of what the meter says, one window under way.
+    /// Link of `rate` that answers requests of the size that the meter proposes, one window in flight.
     fn run(rate: f64, round_trip: Duration) -> LinkMeter {
         let (mut meter, mut now) = (LinkMeter::default(), Duration::ZERO);
         meter.set_round_trip(round_trip);
@@ -132,7 +134,8 @@ mod tests {
         for _ in 0..30 {
             let bytes = meter.answer_bytes();
             let wire = Duration::from_secs_f64(bytes as f64 / rate);
-            // A window smaller than the pipe leaves it idle for the rest of the round trip.
+            // A window smaller than the bandwidth-delay product leaves the link idle for the rest of the
+            // round trip.
             let window =
                 Duration::from_secs_f64(bytes as f64 / meter.window() as f64 * round_trip.as_secs_f64());
             now += wire.max(window);

@@ -1,43 +1,43 @@
-//! Where objects lie on this side: what is there already, and where what came is kept.
+//! Local objects of a transfer: reads the objects that this host has, and stores those that arrive.
 //!
-//! A [`Store`] is one. Nothing here ever asks another host, or a fetch could wait for itself.
+//! A [`Store`] implements it. No method asks another host, or a fetch could wait for itself.
 
 use std::error::Error;
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
 use whimbrel_store::Store;
 
-/// The cause of a failure on this side.
+/// Cause of a failure on this side.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Objects on this side.
+/// Objects on this side of a transfer.
 pub trait LocalObjects: Send + Sync {
     /// Whether each object is here.
     fn has(&self, digests: &[Digest]) -> Vec<bool>;
 
-    /// The object, if it is here and undamaged.
+    /// Reads the object, if it is here and undamaged.
     fn object(&self, digest: &Digest) -> Option<Vec<u8>>;
 
-    /// The whole digest of an object with this key, if one is here. It may be missed.
+    /// Full digest of an object with this short digest, if one is found here. Objects may be missed.
     fn digest_of(&self, key: &ShortDigest) -> Option<Digest>;
 
-    /// Keeps objects, each under its own digest. They are here at once, and durable after
+    /// Stores objects, each under its own digest. They are readable at once, and durable after
     /// [`LocalObjects::flush`].
     fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError>;
 
-    /// Makes what was kept durable.
+    /// Makes the stored objects durable.
     fn flush(&self) -> Result<(), BoxError>;
 
-    /// Whether all that a capsule consists of is known to be here.
+    /// Whether the capsule is known to be complete here.
     fn is_complete(&self, capsule: &CapsuleId) -> bool;
 }
 
-/// Another place on this host where a page may lie: a hash cache.
+/// Additional source of pages on this host: a hash cache.
 pub trait PageLookup: Send + Sync {
     /// Fills `out` with the page of this digest, if it is there. The caller checks the digest.
     fn page(&self, digest: &Digest, out: &mut [u8]) -> bool;
 
-    /// Fills `out` with a page whose digest has this key, if there is one. The caller makes the digest.
+    /// Fills `out` with a page of this short digest, if there is one. The caller computes the digest.
     fn page_of(&self, key: &ShortDigest, out: &mut [u8]) -> bool;
 }
 
@@ -67,7 +67,7 @@ impl LocalObjects for Store {
     }
 }
 
-/// The tree node with this digest, if it is here.
+/// Reads the tree node with this digest, if it is here.
 pub(crate) fn node(shelf: &dyn LocalObjects, digest: &Digest) -> Option<Node> {
     Node::decode(&shelf.object(digest)?).ok()
 }

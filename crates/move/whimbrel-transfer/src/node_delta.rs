@@ -1,34 +1,34 @@
-//! A tree node as its difference to an older one: which children changed, which are gone, the digests of the
-//! others.
+//! Node delta: a tree node as its difference to an older one, that is the changed children, the removed ones,
+//! and the digests of the others.
 //!
-//! Layout: length of the changed set (1 byte), the set, length of the gone set, the set, digests of the
-//! changed children that are there. A leaf of which eight pages changed is 266 bytes instead of 8,226. Pure.
+//! Layout: length of the changed set (1 byte), the set, length of the removed set, the set, digests of the
+//! changed children that exist. A leaf with eight changed pages takes 266 bytes instead of 8,226. Pure.
 
 use crate::ChildSet;
 use whimbrel_core::Digest;
 use whimbrel_image::{FAN_OUT, Node, NodeError};
 
-/// Bytes that are no difference to the older node, or lead to no node.
+/// Error of bytes that are not the delta of a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeDeltaError {
-    /// Cut short, or too long.
+    /// The bytes are too short or too long.
     #[error("the difference of a tree node is malformed")]
     Malformed,
-    /// What it leads to is no node.
-    #[error("the difference of a tree node leads to no node")]
+    /// The result is not a valid node.
+    #[error("the difference of a tree node yields an invalid node")]
     Node {
-        /// Why.
+        /// Cause reported by the node decoder.
         #[source]
         source: NodeError,
     },
 }
 
-/// The children that differ between two nodes of one level.
+/// Children that differ between two nodes of one level.
 pub(crate) fn changed(old: &Node, new: &Node) -> ChildSet {
     (0..FAN_OUT).filter(|slot| old.child(*slot) != new.child(*slot)).collect()
 }
 
-/// `new` as its difference to `old`.
+/// Encodes `new` as its difference to `old`.
 pub(crate) fn encode(old: &Node, new: &Node) -> Vec<u8> {
     let changed = changed(old, new);
     let gone: ChildSet = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
@@ -42,7 +42,7 @@ pub(crate) fn encode(old: &Node, new: &Node) -> Vec<u8> {
     bytes
 }
 
-/// The node that differs from `old` by `bytes`, as its encoding.
+/// Applies the delta `bytes` to `old` and returns the encoded node.
 pub fn decode(old: &Node, bytes: &[u8]) -> Result<Vec<u8>, NodeDeltaError> {
     let (changed, rest) = set(bytes)?;
     let (gone, digests) = set(rest)?;

@@ -1,7 +1,7 @@
-//! Answering a request for pages: which of each leaf, against which older ones, in frames of a size that fits
+//! Page answers: the pages of each requested leaf, coded against older ones, in frames of a size that suits
 //! the link.
 //!
-//! Leaves are answered in the order wanted until the answer is full; what does not fit is left out and asked
+//! Leaves are answered in the requested order until the reply is full; the rest is left out and requested
 //! again.
 
 use crate::{
@@ -18,20 +18,19 @@ use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_image::Node;
 use whimbrel_wire::{Answer, Code, Refusal, Reply};
 
-/// Bytes that a page probably takes: as a difference, and by itself.
+/// Bytes that a page probably takes: as a difference, and without an older version.
 const DELTA_PAGE: usize = 300;
 const PLAIN_PAGE: usize = 1500;
 /// Fewest pages in a frame that is not the last.
 const FRAME_PAGES_MIN: usize = 16;
 
-/// One leaf of a request.
 pub(crate) struct LeafWant {
     leaf: Digest,
     similar: Option<Digest>,
     slots: WantSlots,
 }
 
-/// A leaf's part of an answer.
+/// Part of a reply for one leaf.
 struct Part {
     answer: LeafAnswer,
     pages: Vec<u8>,
@@ -47,7 +46,7 @@ impl Part {
     }
 }
 
-/// An answer that grows.
+/// Reply that is being built.
 struct Builder<'a> {
     answer: LeafPagesReply,
     similar: SimilarPages<'a>,
@@ -60,7 +59,7 @@ struct Builder<'a> {
 impl Server {
     pub(crate) fn pages(&self, ask: &LeafPagesRequest) -> Answer {
         if ask.wants.len() > WANTS_MAX || ask.bases.len() > BASES_MAX {
-            return Err(bad("too many leaves wanted, or too many images to look into"));
+            return Err(bad("too many leaves or base images requested"));
         }
         let wants = self.expand(&ask.wants)?;
         let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
@@ -78,7 +77,7 @@ impl Server {
         Reply::of::<LeafPages>(&builder.answer, builder.payload.into())
     }
 
-    /// The leaves of all wants, as many as an answer can have.
+    /// Leaves of all requests, as many as a reply can have.
     fn expand(&self, wants: &[WantedLeafPages]) -> Result<Vec<LeafWant>, Refusal> {
         let mut leaves = Vec::new();
         for want in wants {
@@ -88,7 +87,7 @@ impl Server {
                 }
                 WantedLeafPages::Children { node, similar, children } => {
                     let found = (self.level_one(node), self.level_one(similar));
-                    // Not there: the asker gets an answer for each leaf and asks otherwise.
+                    // Not there: the requester gets a result for each leaf and requests them in another way.
                     let (Some(new), Some(old)) = found else {
                         let absent = || LeafWant { leaf: *node, similar: None, slots: WantSlots::Differing };
                         leaves.extend(children.iter().map(|_| absent()));
@@ -97,7 +96,7 @@ impl Server {
                     for slot in children.iter() {
                         let pair = new.child(slot).zip(old.child(slot));
                         let (leaf, similar) =
-                            pair.ok_or_else(|| bad("a leaf that one of the nodes lacks"))?;
+                            pair.ok_or_else(|| bad("one of the nodes lacks a requested leaf"))?;
                         leaves.push(LeafWant { leaf, similar: Some(similar), slots: WantSlots::Differing });
                     }
                 }
@@ -114,7 +113,7 @@ impl Server {
         local_objects::node(&self.store, digest).filter(|node| node.level() == 1)
     }
 
-    /// The next leaves, as many as make a frame.
+    /// Next leaves, as many as make a frame.
     fn parts(&self, wants: &mut std::slice::Iter<'_, LeafWant>, room: usize) -> Vec<Part> {
         let (mut parts, mut bytes, mut pages) = (Vec::new(), 0, 0);
         for want in wants.by_ref() {
@@ -165,7 +164,7 @@ impl Server {
     }
 }
 
-/// The older pages that a leaf's pages are coded against, in the order in which both sides join them.
+/// Older pages that a leaf's pages are coded against, in the order in which both sides join them.
 pub(crate) fn older_pages(old: &Node, changed: ChildSet, zero: ChildSet) -> impl Iterator<Item = Digest> {
     changed.without(&zero).iter().filter_map(|slot| old.child(slot))
 }
@@ -175,7 +174,7 @@ impl Builder<'_> {
         self.payload.len() < self.room && self.pages < ANSWER_PAGES && self.answer.frames.len() < LEAVES_MAX
     }
 
-    /// Adds a frame of `parts`, or of the first of them when all are too much. False when the answer is full.
+    /// Adds a frame of `parts`, or of the first of them if all are too much. False when the reply is full.
     fn add(&mut self, mut parts: Vec<Part>) -> Result<bool, crate::CompressionError> {
         let all = parts.len();
         loop {
@@ -213,8 +212,8 @@ impl Builder<'_> {
 }
 
 impl Builder<'_> {
-    /// What the pages of a frame are coded against: similar pages of base images and their names, then the
-    /// older versions.
+    /// Prefix of the pages of a frame: similar pages of base images and their numbers, then the older
+    /// versions.
     fn older(&mut self, parts: &[Part], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.places).copied().collect();
         let (numbers, mut older) = self.similar.choose(pages.as_chunks().0, places);
@@ -224,7 +223,7 @@ impl Builder<'_> {
 }
 
 impl LeafPagesReply {
-    /// Refuses an answer that a sound peer would not give to a request for `asked` leaves.
+    /// Refuses a reply that does not match a request for `asked` leaves.
     pub fn check(&self, asked: usize, payload: usize) -> Result<(), Refusal> {
         let leaves: usize = self.frames.iter().map(|frame| usize::from(frame.leaves)).sum();
         let bytes: u64 =
@@ -239,7 +238,7 @@ impl LeafPagesReply {
         let some = asked == 0 || (!self.leaves.is_empty() && self.leaves.len() <= asked);
         match fits && full && some {
             true => Ok(()),
-            false => Err(Refusal::new(Code::BAD_HEADER, "an answer that does not fit its request")),
+            false => Err(Refusal::new(Code::BAD_HEADER, "the reply does not match its request")),
         }
     }
 
@@ -253,7 +252,7 @@ impl LeafPagesReply {
 }
 
 impl LeafAnswer {
-    /// Pages of it that are in the payload.
+    /// Number of its pages in the payload.
     pub fn pages(&self) -> usize {
         match self {
             Self::Sent { changed, zero, .. } => changed.len() - zero.len(),

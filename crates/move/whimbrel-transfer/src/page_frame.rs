@@ -1,9 +1,8 @@
-//! A frame of pages for the line, coded against older pages that both sides hold.
+//! Compressed frame of pages, coded against older pages that both sides have.
 //!
-//! The one place that decides how: `encode_pages` and `decode_pages` must agree and nobody else looks inside.
-//! The older pages, one after the other, are the prefix of what is packed, so a page may use its own older
-//! version, any other's, or the pages before it. Pure; what is decoded has the length that the caller
-//! bounded.
+//! Only this module knows the coding, on which `encode_pages` and `decode_pages` must agree. The older pages,
+//! concatenated, are the compression prefix, so a page may refer to its own older version, to that of another
+//! page, or to the pages before it. Pure; the decoded length is bounded by the caller.
 
 use crate::{
     CompressionLevel,
@@ -11,7 +10,7 @@ use crate::{
 };
 use whimbrel_core::PAGE_SIZE;
 
-/// `pages` as one frame; `older` are pages that the receiver holds too, in an order that both know.
+/// Encodes `pages` as one frame; `older` are pages that the receiver has too, in an order that both know.
 pub(crate) fn encode_pages(
     pages: &[u8],
     older: &[u8],
@@ -21,7 +20,7 @@ pub(crate) fn encode_pages(
     pack(pages, older, level)
 }
 
-/// The `count` pages of a frame.
+/// Decodes the `count` pages of a frame.
 pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, CompressionError> {
     unpack(frame, older, count * PAGE_SIZE)
 }

@@ -1,7 +1,7 @@
-//! The messages of a sync. docs/protocols/sync.md tells the story.
+//! Messages of a transfer, described in docs/protocols/sync.md.
 //!
 //! Every message is a call of the wire in the range of the store; headers are these types in postcard form.
-//! The server keeps nothing between two calls, and every answer is bounded by the numbers here and by
+//! The server keeps nothing between two calls, and every reply is bounded by the numbers here and by
 //! `max_bytes` of its request.
 
 use crate::{BaseImage, ChildSet};
@@ -10,86 +10,86 @@ use whimbrel_core::{CapsuleId, Digest, RefName};
 use whimbrel_image::pack_frame::Kind;
 use whimbrel_wire::{Call, range};
 
-/// Most objects or leaves that one request wants.
+/// Most objects or leaves in one request.
 pub const WANTS_MAX: usize = 512;
-/// Most digests in one `HAVE`, `ANNOUNCE` or `WHO_HAS`.
+/// Most digests in one [`HasObjects`], [`Announce`] or [`FindHolders`].
 pub const DIGESTS_MAX: usize = 65_536;
-/// Most refs in one page of a catalog.
+/// Most refs in one reply of [`ListRefs`].
 pub const REFS_MAX: usize = 256;
-/// Most refs that one `TAKE` sets.
+/// Most refs that one [`RemotePull`] sets.
 pub const REMOTE_PULL_REFS_MAX: usize = 64;
-/// Raw bytes of the objects in one answer, and of a piece of a blob.
+/// Raw bytes of the objects in one reply, and of a range of a blob.
 pub const RAW_MAX: usize = 8 << 20;
-/// Bytes of the longest pattern of refs.
+/// Bytes of the longest ref pattern.
 pub const PATTERN_MAX: usize = 256;
-/// Pages in one frame of an answer: large frames of changed pages are a fifth smaller than those of 512.
+/// Pages in one frame of a reply: large frames of changed pages are a fifth smaller than those of 512.
 pub const FRAME_PAGES: usize = 4096;
-/// Pages in one answer: a window of the wire, raw.
+/// Pages in one reply: a window of the wire, uncompressed.
 pub const ANSWER_PAGES: usize = 4096;
-/// Most leaves in one answer: their entries must fit a header.
+/// Most leaves in one reply: their entries must fit a header.
 pub const LEAVES_MAX: usize = 880;
-/// Bytes of an answer that a server aims at, whatever a request says.
+/// Most bytes that a server plans for a reply, whatever the request allows.
 pub const ANSWER_BYTES: u32 = 4 << 20;
 /// Longest blob that serves as the older version of another.
 pub const SIMILAR_BLOB_MAX: usize = 4 << 20;
 
-/// Lists refs; header [`CatalogPage`].
+/// Call that lists refs; header [`CatalogPage`].
 #[derive(Debug)]
 pub struct ListRefs;
 
-/// Which refs.
+/// Selection of refs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogPage {
-    /// `*` stands for any characters, `?` for one.
+    /// Ref pattern: `*` stands for any characters, `?` for one.
     pub pattern: String,
-    /// Only refs behind this one.
+    /// Ref after which the list starts, if any.
     pub after: Option<RefName>,
 }
 
-/// A ref and the capsule it names.
+/// Ref and the capsule that it names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefEntry {
-    /// Its name.
+    /// Name of the ref.
     pub name: RefName,
-    /// What it names.
+    /// Id of the capsule.
     pub capsule: CapsuleId,
-    /// Milliseconds since 1970 at which the capsule was made.
+    /// Creation time of the capsule, in milliseconds since 1970.
     pub time: u64,
-    /// Bytes of its memory, zeros included; 0 if it is inactive.
+    /// Bytes of its memory, zeros included; 0 for a disk-only capsule.
     pub memory: u64,
     /// Bytes of its disks, zeros included.
     pub disks: u64,
-    /// Whether all of it is there.
+    /// Whether the capsule is complete there.
     pub whole: bool,
 }
 
-/// A page of the catalog.
+/// Part of a list of refs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CatalogAnswer {
-    /// In the order of names.
+    /// Refs in the order of their names.
     pub refs: Vec<RefEntry>,
-    /// Whether there are refs behind the last.
+    /// Whether further refs follow.
     pub more: bool,
 }
 
-/// Which digests are there; the digests are the payload, the answer's payload is a bitmap.
+/// Call that asks which objects exist; the digests are the payload, the reply's payload is a bitmap.
 #[derive(Debug)]
 pub struct HasObjects;
 
-/// Whole objects: manifests, tree nodes, blobs; header [`ObjectsAsk`].
+/// Call for complete objects (manifests, tree nodes, blobs); header [`ObjectsAsk`].
 #[derive(Debug)]
 pub struct Objects;
 
-/// What objects are.
+/// Kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ObjectKind {
-    /// Capsule manifests.
+    /// Manifest of a capsule.
     Manifest,
-    /// Tree nodes.
+    /// Node of an image's tree.
     Node,
-    /// Blobs of at most [`RAW_MAX`]; longer ones come in pieces.
+    /// Blob of at most [`RAW_MAX`]; longer ones are sent in ranges.
     Blob,
-    /// Tree nodes that are leaves, by the first halves of their digests.
+    /// Leaf, as the short digests of its pages.
     ShortLeaf,
 }
 
@@ -103,238 +103,237 @@ impl From<ObjectKind> for Kind {
     }
 }
 
-/// An object that is wanted.
+/// Request for one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantObject {
-    /// Its digest.
+    /// Digest of the object.
     pub digest: Digest,
-    /// An object that the asker holds and that resembles it.
+    /// Similar object that the requester has.
     pub similar: Option<Digest>,
 }
 
-/// Objects of one kind.
+/// Request for objects of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsAsk {
-    /// Their kind.
+    /// Kind of the objects.
     pub kind: ObjectKind,
-    /// Which ones.
+    /// Objects that are requested.
     pub wants: Vec<WantObject>,
-    /// How hard the answer is compressed: a [`Level`](crate::Level).
+    /// Compression level of the reply: a [`CompressionLevel`](crate::CompressionLevel).
     pub level: i8,
-    /// Bytes that the answer should not exceed by much.
+    /// Bytes that the reply should not exceed by much.
     pub max_bytes: u32,
 }
 
-/// What became of a wanted object.
+/// Result for one requested object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectAnswer {
-    /// Its bytes, so many, are next in the answer.
+    /// The object, of this many bytes, is next in the payload.
     Whole(u32),
-    /// So many bytes that make it out of `similar` are next in the answer.
+    /// A delta to `similar`, of this many bytes, is next in the payload.
     Delta(u32),
-    /// It is there and does not fit an answer: ask for pieces. So many bytes.
+    /// The object, of this many bytes, does not fit a reply: request it in ranges.
     Long(u64),
-    /// It is not there, or not for this asker.
+    /// The object is not there, or this requester may not have it.
     Absent,
 }
 
-/// Header of the answer; the payload is the packed bytes of all objects. Wants that were left out for want of
-/// room stand at the end and have no entry.
+/// Header of the reply; the payload is the compressed bytes of all objects. Requests at the end that did not
+/// fit have no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsAnswer {
-    /// In the order of wants.
+    /// Results in the order of the requests.
     pub objects: Vec<ObjectAnswer>,
 }
 
-/// A piece of a blob; header [`BlobRangeRequest`], the answer's payload packed.
+/// Call for a range of a blob; header [`BlobRangeRequest`], the reply's payload is compressed.
 #[derive(Debug)]
 pub struct BlobRange;
 
-/// Which piece.
+/// Range of a blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobRangeRequest {
-    /// The blob's digest.
+    /// Digest of the blob.
     pub digest: Digest,
-    /// Where it begins.
+    /// Start of the range.
     pub offset: u64,
     /// Raw bytes, at most [`RAW_MAX`].
     pub len: u32,
-    /// How hard the answer is compressed: a [`Level`](crate::Level).
+    /// Compression level of the reply: a [`CompressionLevel`](crate::CompressionLevel).
     pub level: i8,
 }
 
-/// A piece.
+/// Header of the reply with a range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobRangeReply {
-    /// Bytes of the whole blob.
+    /// Bytes of the complete blob.
     pub total: u64,
-    /// Raw bytes of the piece.
+    /// Raw bytes of the range.
     pub len: u32,
 }
 
-/// Pages; header [`LeafPagesRequest`].
+/// Call for pages of leaves; header [`LeafPagesRequest`].
 #[derive(Debug)]
 pub struct LeafPages;
 
-/// Which pages of a leaf.
+/// Selection of the pages of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WantSlots {
-    /// Those whose digest differs from `similar`. Without `similar`, none.
+    /// Pages whose digest differs from `similar`; none without `similar`.
     Differing,
-    /// These; the asker knows the leaf and thereby their digests.
+    /// Pages at these slots; the requester knows their digests from the leaf.
     These(ChildSet),
 }
 
-/// Pages that are wanted.
+/// Request for pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WantedLeafPages {
-    /// Of one leaf.
+    /// Pages of one leaf.
     Leaf {
-        /// The leaf's digest.
+        /// Digest of the leaf.
         leaf: Digest,
-        /// An older leaf of the same place that the asker holds.
+        /// Older leaf of the same place that the requester has.
         similar: Option<Digest>,
-        /// Which pages.
+        /// Selection of the pages.
         slots: WantSlots,
     },
-    /// The differing pages of several leaves under one node, which the asker holds as it holds `similar`.
+    /// Differing pages of several leaves under one node, which the requester has, as it has `similar`.
     Children {
-        /// A node of level 1.
+        /// Node of level 1.
         node: Digest,
-        /// An older node of the same place.
+        /// Older node of the same place.
         similar: Digest,
-        /// Which of the leaves; both nodes have them, and different ones.
+        /// Leaves that are requested; both nodes have them, and they differ.
         children: ChildSet,
     },
 }
 
-/// Pages of many leaves.
+/// Request for pages of many leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafPagesRequest {
-    /// What is wanted.
+    /// Pages that are requested.
     pub wants: Vec<WantedLeafPages>,
-    /// Images that the asker holds whole, where it pays to look for similar pages in them; at most
+    /// Images that the requester has completely, in which it pays to look for similar pages; at most
     /// [`BASES_MAX`](crate::BASES_MAX).
     pub bases: Vec<BaseImage>,
-    /// How hard the answer is compressed: a [`Level`](crate::Level).
+    /// Compression level of the reply: a [`CompressionLevel`](crate::CompressionLevel).
     pub level: i8,
-    /// Bytes that the answer should not exceed by much.
+    /// Bytes that the reply should not exceed by much.
     pub max_bytes: u32,
 }
 
-/// What became of one leaf.
+/// Result for one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeafAnswer {
-    /// Its pages are next in the answer.
+    /// The pages are next in the payload.
     Sent {
-        /// The slots answered: those asked for, or those that differ.
+        /// Slots that are answered: those requested, or those that differ.
         changed: ChildSet,
-        /// Those of them that are zero, and not in the payload.
+        /// Slots among them with zero pages, which are not in the payload.
         zero: ChildSet,
         /// Whether pages are coded against those of `similar`.
         delta: bool,
     },
-    /// The older leaf is not there: ask without it.
+    /// The older leaf is not there: request without it.
     NoSimilar,
-    /// More differs than fits an answer: ask for the leaf, then for its pages in portions.
+    /// The differing pages do not fit a reply: request the leaf, then its pages in parts.
     Large,
     /// The leaf, or one of its pages, is not there.
     Absent,
 }
 
-/// Header of the answer. The leaves are those of all wants in order, children in order of slots; leaves that
-/// were left out for want of room stand at the end and have no entry. The payload is the frames one after the
-/// other.
+/// Header of the reply. The leaves are those of all requests in order, children in the order of their slots;
+/// leaves at the end that did not fit have no entry. The payload is the concatenated frames.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafPagesReply {
-    /// In the order of wants.
+    /// Results in the order of the requests.
     pub leaves: Vec<LeafAnswer>,
-    /// In the order of leaves.
+    /// Frames in the order of the leaves.
     pub frames: Vec<LeafPagesFrame>,
 }
 
-/// A frame of pages: its part of the payload is a list of pages of base images, then what is coded against
+/// Frame of pages: its part of the payload is a list of pages of base images, then the pages coded against
 /// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafPagesFrame {
-    /// Leaves of which it has the pages.
+    /// Number of leaves whose pages it has.
     pub leaves: u16,
     /// Bytes of the list.
     pub bases: u32,
-    /// Bytes of the rest.
+    /// Bytes of the coded pages.
     pub bytes: u32,
 }
 
-/// Asks the peer to pull a capsule over this connection; answered when it is whole there and the refs are
-/// set.
+/// Call that makes the peer pull a capsule over this connection; answered when it is complete there and the
+/// refs are set.
 #[derive(Debug)]
 pub struct RemotePull;
 
-/// What to take.
+/// Capsule to pull.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemotePullRequest {
-    /// The capsule.
+    /// Id of the capsule.
     pub capsule: CapsuleId,
-    /// Refs to point at it.
+    /// Refs to point at the capsule.
     pub refs: Vec<RefName>,
-    /// A capsule of the same machine that the peer may hold, newest first.
+    /// Capsules of the same machine that the peer may have, newest first.
     pub bases: Vec<CapsuleId>,
 }
 
-/// It was taken.
+/// Result of a remote pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemotePullReply {
-    /// Bytes that crossed the connection for it, both ways.
+    /// Bytes sent over the connection for it, both ways.
     pub bytes: u64,
-    /// Pages that came over it.
+    /// Pages received over the connection.
     pub pages: u64,
 }
 
-/// How far the peer is with taking a capsule; header the capsule's id.
+/// Call for the progress of a remote pull; header the capsule's id.
 #[derive(Debug)]
 pub struct RemotePullStatus;
 
-/// Progress of a pull.
+/// Progress of a remote pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemotePullProgress {
-    /// Bytes received.
+    /// Number of bytes received.
     pub received: u64,
-    /// Bytes that are probably left.
+    /// Estimated bytes still to receive.
     pub left: u64,
     /// Bytes a second.
     pub rate: u64,
 }
 
-/// Says what a host holds; header [`AnnounceAsk`].
+/// Call that announces what a host holds; header [`AnnounceAsk`].
 #[derive(Debug)]
 pub struct Announce;
 
 /// Capsules and image roots that a host holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnounceAsk {
-    /// Whether earlier announcements of the same host are void.
+    /// Whether this replaces earlier announcements of the same host.
     pub replace: bool,
-    /// At most 1,800 in one message: headers are short.
+    /// Announced holdings, at most 1,800 in one message because headers are short.
     pub holdings: Vec<Holding>,
 }
 
 /// Most holdings in one message.
 pub const HOLDINGS_MAX: usize = 1800;
 
-/// One thing that a host holds.
+/// Capsule or image that a host holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holding {
-    /// A capsule's id or the root of an image.
+    /// Id of the capsule, or root of the image.
     pub digest: Digest,
-    /// All of it, or a part.
+    /// Whether the host has all of it.
     pub whole: bool,
 }
 
-/// Who holds a capsule or an image; header the digests, at most [`HOLDINGS_MAX`].
+/// Call for the holders of capsules or images; header the digests, at most [`HOLDINGS_MAX`].
 #[derive(Debug)]
 pub struct FindHolders;
 
-/// For each digest, the names of those who have it, whole holders first.
+/// For each digest, the names of its holders, those with all of it first.
 pub type WhoHasAnswer = Vec<Vec<String>>;
 
 macro_rules! call {

@@ -1,57 +1,57 @@
-//! Copies a whole capsule here.
+//! Pull: copies a complete capsule to this host.
 //!
-//! All that comes is kept as it comes, so a pull that ends early costs at most what was under way, and the
-//! next one walks what is here and goes on. Nothing is named before it is whole. Blobs that come in pieces
-//! are the exception: they live in memory until their digest can be compared.
+//! Objects are stored as they arrive, so a pull that fails loses at most what was in flight, and the next
+//! pull continues after checking what is here. No ref is set before the capsule is complete. Blobs that
+//! arrive in ranges are the exception: they stay in memory until their digest can be compared.
 
 use crate::{Holders, LocalObjects, PageLookup, SyncError, pull_driver::PullDriver, tree_walk::PageCounts};
 use std::{sync::atomic::AtomicBool, time::Duration};
 use whimbrel_core::{CapsuleId, RefName};
 use whimbrel_store::{Expected, Store};
 
-/// How a pull goes about it.
+/// Options of a pull.
 pub struct Options<'a> {
-    /// Capsules that may be here and resemble it: the machine's previous one first.
+    /// Similar capsules that may be here: the machine's previous one first.
     pub bases: Vec<CapsuleId>,
-    /// Other places on this host where pages may lie.
+    /// Additional sources of pages on this host.
     pub holders: &'a [&'a dyn PageLookup],
-    /// Set to give up.
+    /// Flag that cancels the pull when it is set.
     pub cancel: &'a AtomicBool,
-    /// Told now and then how far it is.
+    /// Called with the progress from time to time.
     pub progress: &'a mut dyn FnMut(&Progress),
-    /// How long to wait for holders that do not answer.
+    /// Time to wait for holders that do not answer.
     pub patience: Duration,
 }
 
-/// How far a pull is.
+/// Progress of a pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes received.
+    /// Number of bytes received.
     pub received: u64,
-    /// Bytes that are probably still to come, of what is known to be missing.
+    /// Estimated bytes still to receive, for what is known to be missing.
     pub left: u64,
     /// Bytes a second, once measured.
     pub rate: Option<u64>,
-    /// Until all is here, at this rate.
+    /// Estimated time left, at this rate.
     pub eta: Option<Duration>,
 }
 
-/// What a pull did.
+/// Result of a pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes of frames sent and received.
+    /// Bytes of wire frames sent.
     pub sent: u64,
-    /// See `sent`.
+    /// Bytes of wire frames received.
     pub received: u64,
-    /// Requests made.
+    /// Number of requests made.
     pub requests: u64,
-    /// How pages came.
+    /// Sources of the pages.
     pub pages: PageCounts,
-    /// Processor time of the calling thread, if the system tells it.
+    /// Processor time of the calling thread, if the system reports it.
     pub cpu: Option<Duration>,
 }
 
-/// Copies a capsule into `store` and names it `refs`, once all of it is here.
+/// Copies a capsule into `store` and points `refs` at it, once it is complete.
 pub fn pull(
     store: &Store,
     sources: &Holders,
@@ -68,7 +68,7 @@ pub fn pull(
     Ok(report)
 }
 
-/// Brings all that a capsule consists of onto a shelf.
+/// Copies all objects of a capsule into `shelf`.
 pub fn fetch_capsule(
     shelf: &dyn LocalObjects,
     sources: &Holders,
@@ -86,7 +86,7 @@ pub fn fetch_capsule(
     Ok(report)
 }
 
-/// Time that this thread spent on a processor: the first number of its scheduler statistics.
+/// Processor time of this thread: the first number of its scheduler statistics.
 fn cpu_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     Some(Duration::from_nanos(text.split(' ').next()?.parse().ok()?))

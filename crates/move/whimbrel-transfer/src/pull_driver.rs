@@ -1,7 +1,8 @@
-//! Carries out what a plan says: the links, the clock and the shelf of a pull.
+//! Pull driver: carries out the actions of a pull plan, with the links, the clock and the local objects of a
+//! pull.
 //!
-//! One thread, which also decodes; requests overlap. What comes is kept at once, and only what has the digest
-//! asked for; who sends anything else is blamed and what it was asked is asked of another.
+//! One thread, which also decodes; requests overlap. What arrives is stored at once if it has the requested
+//! digest. A holder that sends anything else is blamed, and its requests go to another one.
 
 use crate::{
     BASES_MAX, BaseImage, Holders, Link, LinkError, LocalObjects, PageLookup, SyncError,
@@ -24,11 +25,11 @@ use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, pack_frame::Kind};
 use whimbrel_wire::{Call, HEAD_SIZE, Reply};
 
-/// Bytes a second of a link above which similar pages are not looked for: 200 Mbit/s.
+/// Link rate in bytes a second above which similar pages are not looked for: 200 Mbit/s.
 const BASES_RATE: u64 = 25_000_000;
-/// Seconds that the rest must take at least for it to pay: a sketch of a disk takes about one.
+/// Least seconds for the rest at which the search pays: a sketch of a disk takes about one.
 const BASES_SECONDS: u64 = 2;
-/// Time after which a link is known.
+/// Time after which the measured rate of a link is used.
 const KNOWN_AFTER: Duration = Duration::from_millis(500);
 
 struct Flight {
@@ -36,21 +37,21 @@ struct Flight {
     link: Arc<dyn Link>,
     answer: Box<dyn Answer>,
     begun: Instant,
-    /// What it said of images that are here.
+    /// Base images that the request named.
     bases: Vec<BaseImage>,
 }
 
-/// A pull under way.
+/// State of a running pull.
 pub(crate) struct PullDriver<'a> {
     pub(crate) walk: TreeWalk<'a>,
     sources: &'a Holders,
-    /// Whether a machine waits for this: it goes before what is fetched ahead, and fails rather than wait.
+    /// Whether a machine waits for this: it goes before prefetching, and fails rather than wait.
     pub(crate) urgent: bool,
-    /// The capsule that is pulled, if it is one.
+    /// Capsule to pull, if it is a pull of a capsule, and its bases.
     capsule: Option<(CapsuleId, Vec<(Manifest, bool)>)>,
     flights: BTreeMap<u64, Flight>,
     blobs: HashMap<Digest, Vec<u8>>,
-    /// Images that are whole here and probably resemble what is wanted.
+    /// Images that are complete here and probably resemble what is wanted.
     base_images: Vec<BaseImage>,
     pub(crate) report: Report,
     begun: Instant,
@@ -89,7 +90,7 @@ impl<'a> PullDriver<'a> {
         }
     }
 
-    /// Brings a whole capsule.
+    /// Fetches all objects of a capsule.
     pub(crate) fn capsule(&mut self, id: CapsuleId, options: Options<'_>) -> Result<(), SyncError> {
         let bases = self.bases(&id, &options.bases);
         self.capsule = Some((id, bases));
@@ -131,7 +132,7 @@ impl<'a> PullDriver<'a> {
         }
     }
 
-    /// Manifests of the bases that are here, and whether they are whole.
+    /// Manifests of the bases that are here, and whether they are complete.
     fn bases(&self, capsule: &CapsuleId, ids: &[CapsuleId]) -> Vec<(Manifest, bool)> {
         let shelf = self.walk.shelf;
         let base = |id: &CapsuleId| {
@@ -174,14 +175,14 @@ impl<'a> PullDriver<'a> {
             let first = self.walk.plan.first().map_or(Digest([0; 32]), digest_of);
             return Err(self.sources.nowhere(first));
         }
-        // Short, so that a cancel is seen soon.
+        // Sleeps briefly, so that a cancel is seen soon.
         std::thread::sleep(until.saturating_sub(self.sources.now()).min(Duration::from_millis(50)));
         Ok(())
     }
 
     fn send(&mut self, ask: FetchRequest) -> Result<(), SyncError> {
         let (ticket, peer) = (ask.ticket, ask.peer);
-        // The first answers say little of a link: a busy holder looks like a slow line.
+        // The first replies tell little of a link: a busy holder looks like a slow link.
         let known = self.urgent || self.begun.elapsed() > KNOWN_AFTER;
         let rate = self.sources.meter(peer).rate().filter(|_| known);
         let bases = if self.looks_into_bases(&ask, rate) { self.base_images.clone() } else { Vec::new() };
@@ -209,8 +210,8 @@ impl<'a> PullDriver<'a> {
         Ok(())
     }
 
-    /// Whether the holder should look for similar pages anywhere in the images that are here: where the line
-    /// takes longer for what is left than reading those images takes the holder.
+    /// Whether the holder should look for similar pages in the base images: where sending what is left takes
+    /// longer than reading those images takes the holder.
     fn looks_into_bases(&self, ask: &FetchRequest, rate: Option<u64>) -> bool {
         let pages = !matches!(
             ask.items.first().map(|queued| &queued.item),
@@ -223,7 +224,7 @@ impl<'a> PullDriver<'a> {
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {
         self.walk.plan.unanswered(ticket);
         link.into_iter().for_each(|link| self.sources.lost(peer, link, error));
-        // A link that was lost together with others is down once, not once for each.
+        // A link that was lost with several requests is reported down once, not for each.
         if self.sources.is_blamed(peer) {
             self.walk.plan.gone(peer);
         } else if self.sources.dial_at(peer).is_some() {
@@ -425,7 +426,7 @@ impl<'a> PullDriver<'a> {
     }
 }
 
-/// Why an answer was not taken.
+/// Reason why a reply was not used.
 enum Taken {
     Wrong(Digest),
     Failed(SyncError),

@@ -1,11 +1,11 @@
-//! What to ask next, of whom, and how much: the state machine of a pull. Pure: events in, actions out, time
-//! is a number.
+//! Pull plan: the state machine that decides what a pull requests next, from which holder, and how much.
+//! Pure: events in, actions out, time is a number.
 //!
-//! The nearest holder that is up and may have an item is asked; a farther one only while it is down, or for
-//! what it lacks. Requests go out until the link of a holder has its window under way, each made as large as
-//! one answer should be, and none while somebody waits for a page (`demand`). What is lost with a link is
-//! asked again; nothing is asked of anyone while it is under way, and nothing ever again of one who sent
-//! wrong data.
+//! An item is requested from the nearest holder that is up and may have it; from a farther one only while
+//! that one is down, or lacks it. Requests go out until the link of a holder has its window in flight, each
+//! as large as one reply should be, and none while a machine waits for a page (`demand`). What is lost with a
+//! link is requested again. Nothing is requested twice at a time, and nothing any more from a holder that
+//! sent wrong data.
 
 use crate::{ChildSet, protocol::*};
 use std::{
@@ -15,98 +15,98 @@ use std::{
 use whimbrel_core::Digest;
 
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// Items that may take several answers are cut; these many pages of an unknown leaf are the start of the
-/// estimate.
+/// First estimate of the bytes that a leaf's differing pages take; items that may take several replies are
+/// split.
 const LEAF_FIRST: f64 = 2000.0;
 const PAGE_FIRST: f64 = 1500.0;
 const DELTA_PAGE: u64 = 300;
 
-/// Something to be fetched.
+/// Item to be fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FetchItem {
-    /// A whole object.
+    /// One complete object.
     Object(ObjectKind, WantObject),
-    /// The rest of a blob of `total` bytes from `offset` on.
+    /// Rest of a blob of `total` bytes from `offset` on.
     Piece {
-        /// The blob's digest.
+        /// Digest of the blob.
         digest: Digest,
-        /// What is here already.
+        /// Bytes that are here already.
         offset: u64,
-        /// Its length.
+        /// Length of the blob.
         total: u64,
     },
-    /// The differing pages of leaves under a node.
+    /// Differing pages of leaves under a node.
     Children {
-        /// The node.
+        /// Digest of the node.
         node: Digest,
-        /// The older node.
+        /// Digest of the older node.
         similar: Digest,
-        /// Which leaves.
+        /// Leaves that are requested.
         children: ChildSet,
     },
-    /// The differing pages of one leaf.
+    /// Differing pages of one leaf.
     Leaf {
-        /// The leaf.
+        /// Digest of the leaf.
         leaf: Digest,
-        /// The older leaf.
+        /// Digest of the older leaf.
         similar: Digest,
     },
     /// Pages of a leaf that is known.
     Pages {
-        /// The leaf.
+        /// Digest of the leaf.
         leaf: Digest,
-        /// An older leaf.
+        /// Digest of an older leaf.
         similar: Option<Digest>,
-        /// Which pages.
+        /// Slots of the pages.
         slots: ChildSet,
     },
 }
 
-/// An item and who is known to lack it.
+/// Item and the holders that are known to lack it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queued {
-    /// What is wanted.
+    /// Item to be fetched.
     pub item: FetchItem,
     /// Bit `i`: holder `i` lacks it.
     pub lacked_by: u64,
 }
 
-/// A request to be made.
+/// Request to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchRequest {
-    /// Names it from now on.
+    /// Number of the request.
     pub ticket: u64,
-    /// Of whom.
+    /// Index of the holder.
     pub peer: usize,
-    /// What, all of one sort.
+    /// Requested items, all of one kind.
     pub items: Vec<Queued>,
-    /// Bytes that the answer should have.
+    /// Bytes that the reply should have.
     pub max_bytes: u64,
 }
 
-/// What to do next.
+/// Next action of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Send this.
+    /// Send this request.
     Ask(FetchRequest),
-    /// Connect to a holder, and say what came of it.
+    /// Connect to a holder and report the result.
     Dial(usize),
-    /// Wait for the answer to this request.
+    /// Wait for the reply to this request.
     Wait(u64),
-    /// Nothing can be done before this time; ask again then.
+    /// Nothing can be done before this time; call again then.
     Sleep(Duration),
-    /// Nobody has this item.
+    /// No holder has this item.
     Nowhere(FetchItem),
-    /// All is there.
+    /// Everything has arrived.
     Done,
 }
 
-/// What a link carries, as measured.
+/// Limits of a link, from measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of answers that may be under way.
+    /// Bytes of replies that may be in flight.
     pub window: u64,
-    /// Bytes of one answer.
+    /// Bytes of one reply.
     pub answer: u64,
 }
 
@@ -124,7 +124,7 @@ struct Flight {
     bytes: u64,
 }
 
-/// The state of a pull.
+/// State of a pull.
 #[derive(Debug)]
 pub struct PullPlan {
     objects: VecDeque<Queued>,
@@ -135,13 +135,13 @@ pub struct PullPlan {
     retry: Duration,
     leaf_bytes: f64,
     page_bytes: f64,
-    /// Somebody waits for a page.
+    /// Whether a running machine waits for a page.
     pub demand: bool,
 }
 
 impl PullPlan {
-    /// Nothing to do yet, `peers` holders to do it with, nearest first.
-    /// Holders that do not answer are dialled again after `retry`, and then ever later.
+    /// Plan without items for `peers` holders, nearest first. Holders that do not answer are dialled again
+    /// after `retry`, then after ever longer times.
     pub fn new(peers: usize, limits: Limits, retry: Duration) -> Self {
         let fresh = Peer::Down { until: Duration::ZERO, wait: Duration::ZERO };
         Self {
@@ -157,7 +157,7 @@ impl PullPlan {
         }
     }
 
-    /// Something is wanted.
+    /// Adds an item to fetch.
     pub fn want(&mut self, item: FetchItem) {
         let queued = Queued { item, lacked_by: 0 };
         self.queue_of(&queued.item).push_back(queued);
@@ -170,17 +170,17 @@ impl PullPlan {
         }
     }
 
-    /// A holder can be asked.
+    /// Reports that a holder is connected.
     pub fn up(&mut self, peer: usize) {
         if self.peers[peer].0 != Peer::Gone {
             self.peers[peer].0 = Peer::Up;
         }
     }
 
-    /// A holder cannot be reached, or its link is lost.
+    /// Reports that a holder cannot be reached, or that its link is lost.
     pub fn down(&mut self, peer: usize, now: Duration) {
         let wait = match self.peers[peer].0 {
-            // Said of several requests that were lost with one link.
+            // Several requests that were lost with one link report it each.
             Peer::Down { until, .. } if until > now => return,
             Peer::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
             Peer::Up => self.retry,
@@ -189,17 +189,18 @@ impl PullPlan {
         self.peers[peer].0 = Peer::Down { until: now + wait, wait };
     }
 
-    /// A holder sent wrong data.
+    /// Reports that a holder sent wrong data.
     pub fn gone(&mut self, peer: usize) {
         self.peers[peer].0 = Peer::Gone;
     }
 
-    /// What the link to a holder carries.
+    /// Sets the limits of the link to a holder.
     pub fn measured(&mut self, peer: usize, limits: Limits) {
         self.peers[peer].1 = limits;
     }
 
-    /// A request was answered. `left` is what of it did not come, `lacking` what its peer said it lacks.
+    /// Reports a reply. `left` are the items that it did not have, `lacking` those that the peer says it
+    /// lacks.
     pub fn answered(&mut self, ticket: u64, left: Vec<FetchItem>, lacking: Vec<FetchItem>) {
         let Some(flight) = self.flights.remove(&ticket) else { return };
         let before = flight.items.iter().fold(0, |all, queued| all | queued.lacked_by);
@@ -210,7 +211,7 @@ impl PullPlan {
         }
     }
 
-    /// There is no answer to a request: all of it is asked again.
+    /// Reports a request without a reply: all of it is requested again.
     pub fn unanswered(&mut self, ticket: u64) {
         let Some(flight) = self.flights.remove(&ticket) else { return };
         for queued in flight.items.into_iter().rev() {
@@ -218,29 +219,29 @@ impl PullPlan {
         }
     }
 
-    /// Leaves whose differing pages took so many bytes: what the next ones probably take.
+    /// Records the bytes that differing pages of leaves took, to estimate the next ones.
     pub fn learn_leaves(&mut self, leaves: usize, bytes: usize) {
         update_average(&mut self.leaf_bytes, leaves, bytes);
     }
 
-    /// Pages of known leaves that took so many bytes.
+    /// Records the bytes that pages of known leaves took, to estimate the next ones.
     pub fn learn_pages(&mut self, pages: usize, bytes: usize) {
         update_average(&mut self.page_bytes, pages, bytes);
     }
 
-    /// Bytes that are probably still to come, of what is known to be missing.
+    /// Estimated bytes still to receive, for what is known to be missing.
     pub fn bytes_left(&self) -> u64 {
         let queued = self.objects.iter().chain(&self.pages);
         queued.map(|queued| self.estimate(&queued.item)).sum::<u64>()
             + self.flights.values().map(|flight| flight.bytes).sum::<u64>()
     }
 
-    /// What is wanted first.
+    /// Item that is wanted first.
     pub fn first(&self) -> Option<&FetchItem> {
         self.objects.front().or(self.pages.front()).map(|queued| &queued.item)
     }
 
-    /// Bytes of answers under way from a holder, as estimated.
+    /// Estimated bytes of replies in flight from a holder.
     pub fn under_way(&self, peer: usize) -> u64 {
         self.flights.values().filter(|flight| flight.peer == peer).map(|flight| flight.bytes).sum()
     }
@@ -271,10 +272,10 @@ impl PullPlan {
         }
     }
 
-    /// What to do now. Asked again after every event and every action carried out.
+    /// Next action. Called again after every event and every action carried out.
     pub fn next(&mut self, now: Duration) -> Action {
         if let Some(peer) = self.to_dial(now) {
-            // Whoever dials says `up` or `down` before asking again.
+            // The caller reports `up` or `down` before it calls again.
             return Action::Dial(peer);
         }
         if !self.demand
@@ -295,8 +296,7 @@ impl PullPlan {
         }
     }
 
-    /// A holder that should be dialled: the nearest that may have the first thing wanted, once its time has
-    /// come.
+    /// Holder that should be dialled: the nearest that may have the first item, once its time has come.
     fn to_dial(&self, now: Duration) -> Option<usize> {
         let first = self.objects.front().or(self.pages.front())?;
         for (peer, (state, _)) in self.peers.iter().enumerate() {
@@ -334,8 +334,8 @@ impl PullPlan {
     fn ask(&mut self) -> Option<FetchRequest> {
         let enough = self.pages.iter().map(|queued| self.estimate(&queued.item)).take(64).sum::<u64>();
         let most = self.peers.iter().map(|(_, limits)| limits.answer).max()?;
-        // Nodes first, for they tell what else there is; but not more of them than the link can be kept busy
-        // without.
+        // Nodes first, because they show what else is needed; but only while there are too few pages to keep
+        // the link busy.
         let order = if enough > 4 * most { [false, true] } else { [true, false] };
         order.into_iter().find_map(|objects| self.ask_of(objects))
     }
@@ -356,7 +356,7 @@ impl PullPlan {
         Some(FetchRequest { ticket: self.tickets, peer, items, max_bytes: limits.answer })
     }
 
-    /// Takes items of one sort for one answer of about `room` bytes, the last of them cut to fit.
+    /// Takes items of one kind for one reply of about `room` bytes, the last of them split to fit.
     fn take(&mut self, objects: bool, first: usize, room: u64) -> (Vec<Queued>, u64) {
         let (mut items, mut bytes) = (Vec::<Queued>::new(), 0);
         loop {
@@ -383,7 +383,7 @@ impl PullPlan {
         (items, bytes)
     }
 
-    /// The part of an item that fits `room` bytes, at least a page or a leaf of it, and the rest.
+    /// Part of an item that fits `room` bytes, at least a page or a leaf of it, and the rest.
     fn cut(&self, queued: &Queued, room: u64) -> (Queued, Option<Queued>) {
         let lacked_by = queued.lacked_by;
         let pair = |part: FetchItem, rest: Option<FetchItem>| {
@@ -409,13 +409,13 @@ impl PullPlan {
     }
 }
 
-/// Whether two items go into one request.
+/// Whether two items may share a request.
 fn joins(a: &FetchItem, b: &FetchItem) -> bool {
     match (a, b) {
         (FetchItem::Object(a, _), FetchItem::Object(b, _)) => a == b,
         (FetchItem::Piece { .. }, _) | (_, FetchItem::Piece { .. }) => false,
         (FetchItem::Object(..), _) | (_, FetchItem::Object(..)) => false,
-        // Pages against older ones and pages by themselves want different levels.
+        // Pages against older ones and pages without want different compression levels.
         (FetchItem::Pages { similar: None, .. }, b) => matches!(b, FetchItem::Pages { similar: None, .. }),
         (_, FetchItem::Pages { similar: None, .. }) => false,
         _ => true,

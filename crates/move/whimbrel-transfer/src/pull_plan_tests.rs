@@ -1,5 +1,5 @@
-//! The plan against holders that are made up: what they lack, when they fail and whom they cheat comes from a
-//! seed.
+//! Tests of the pull plan against made-up holders: a seed decides what they lack, when they fail and when
+//! they send wrong data.
 
 use super::*;
 use proptest::prelude::*;
@@ -138,7 +138,7 @@ proptest! {
                         1 if ask.peer < 2 => { plan.unanswered(ticket); plan.gone(ask.peer); gone.insert(ask.peer); }
                         2 if ask.peer < 2 => plan.answered(ticket, vec![], ask.items.into_iter().map(|q| q.item).collect()),
                         fate => {
-                            // Some of it may be left out.
+                            // Some items may be left out.
                             let keep = if fate == 3 { ask.items.len().div_ceil(2) } else { ask.items.len() };
                             let mut items = ask.items.into_iter().map(|q| q.item);
                             for item in items.by_ref().take(keep) {

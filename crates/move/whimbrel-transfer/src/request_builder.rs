@@ -1,4 +1,4 @@
-//! From items of a plan to a request of the wire, and back from its answer to what came and what is left.
+//! Request builder: turns the items of a pull plan into a request of the wire protocol.
 
 use crate::{
     BaseImage, Content, LinkError,
@@ -9,7 +9,7 @@ use crate::{
 use bytes::Bytes;
 use whimbrel_wire::Request;
 
-/// The request for what a plan asks; pages may be coded against those of `bases`.
+/// Builds the request for `ask`; pages may be coded against those of `bases`.
 pub(crate) fn request(
     ask: &FetchRequest,
     rate: Option<u64>,
@@ -24,7 +24,7 @@ pub(crate) fn request(
                 FetchItem::Object(_, want) => Some(*want),
                 _ => None,
             });
-            // Digests do not shrink; a manifest and a blob are worth some time.
+            // Digests do not compress; a manifest and a blob are worth some time.
             let digests = matches!(kind, ObjectKind::Node | ObjectKind::ShortLeaf);
             let level = if digests { 1 } else { plain };
             let ask = ObjectsAsk { kind: *kind, wants: wants.collect(), level, max_bytes };
@@ -45,7 +45,7 @@ pub(crate) fn request(
     Ok(built?)
 }
 
-/// The next piece of a blob: as much as probably fits an answer once it is compressed.
+/// Next range of a blob: as much as probably fits a reply once it is compressed.
 pub(crate) fn piece(
     digest: whimbrel_core::Digest,
     offset: u64,

@@ -1,8 +1,8 @@
-//! Answers out of a store what other hosts ask. Keeps nothing between two calls; every answer is bounded.
+//! Server of a transfer: answers the requests of other hosts from a store. Keeps no state between two calls.
 //!
-//! Manifests and refs are for those whom [`Access`] allows them; nodes, pages and blobs for whoever knows
-//! their digest, which one learns from a manifest. Only what lies here is served: a server never asks a third
-//! host. Calls block.
+//! [`Access`] decides who may read manifests and refs; nodes, pages and blobs are for all who know their
+//! digest, which only a manifest tells. Only objects of this store are served: a server never asks a third
+//! host. Every reply is bounded, and calls block.
 
 use crate::{
     CompressionLevel,
@@ -19,12 +19,12 @@ use whimbrel_image::{MAX_MANIFEST, Manifest, Node};
 use whimbrel_store::{Store, StoreError};
 use whimbrel_wire::{Answer, Call, Code, Refusal, Reply, Request};
 
-/// What the peer of a call may see.
+/// Permissions of the peer of a call.
 pub trait Access {
-    /// Whether it may see the manifest of a capsule.
+    /// Whether the peer may read the manifest of a capsule.
     fn allowed(&self, capsule: &CapsuleId) -> bool;
 
-    /// Whether it may see a ref.
+    /// Whether the peer may see a ref.
     fn may_list(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let _ = name;
         self.allowed(capsule)
@@ -37,20 +37,20 @@ impl<F: Fn(&CapsuleId) -> bool> Access for F {
     }
 }
 
-/// Serves a store.
+/// Server of one store.
 #[derive(Debug, Clone)]
 pub struct Server {
     pub(crate) store: Store,
 }
 
 impl Server {
-    /// Serves `store`.
+    /// Creates a server of `store`.
     pub fn new(store: Store) -> Self {
         Self { store }
     }
 
-    /// Answers a request of the store's range. `Take`, `TakeStatus`, `Announce` and `WhoHas` are the
-    /// caller's.
+    /// Answers a request of the store's range. The caller answers [`RemotePull`], [`RemotePullStatus`],
+    /// [`Announce`] and [`FindHolders`].
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
             ListRefs::KIND => self.catalog(access, request.decode::<ListRefs>()?),
@@ -64,7 +64,7 @@ impl Server {
 
     fn catalog(&self, access: &dyn Access, page: CatalogPage) -> Answer {
         if page.pattern.len() > PATTERN_MAX {
-            return Err(bad("a pattern of refs is too long"));
+            return Err(bad("the ref pattern is too long"));
         }
         let refs = self.store.list_refs().map_err(|error| failed(&error))?;
         let behind = |name: &RefName| page.after.as_ref().is_none_or(|after| name > after);
@@ -95,7 +95,7 @@ impl Server {
     fn have(&self, digests: &[u8]) -> Answer {
         let (digests, rest) = digests.as_chunks::<32>();
         if digests.len() > DIGESTS_MAX || !rest.is_empty() {
-            return Err(bad("not a list of digests, or too long a one"));
+            return Err(bad("not a list of digests, or too many digests"));
         }
         let digests: Vec<Digest> = digests.iter().map(|bytes| Digest(*bytes)).collect();
         let mut bitmap = vec![0u8; digests.len().div_ceil(8)];
@@ -107,10 +107,10 @@ impl Server {
 
     fn objects(&self, access: &dyn Access, ask: &ObjectsAsk) -> Answer {
         if ask.wants.len() > WANTS_MAX {
-            return Err(bad("too many objects wanted"));
+            return Err(bad("too many objects requested"));
         }
         let (mut objects, mut raw) = (Vec::new(), Vec::new());
-        // Nodes hardly shrink: what is gathered is about what travels.
+        // Nodes hardly compress: their raw size is about the size of the reply.
         let room = (ask.max_bytes.min(ANSWER_BYTES) as usize).max(1);
         for want in &ask.wants {
             if !objects.is_empty() && raw.len() >= room {
@@ -150,7 +150,7 @@ impl Server {
         };
         match delta {
             Some(delta) => (ObjectAnswer::Delta(delta.len() as u32), delta),
-            // Nobody waits behind a long blob: it is asked for in pieces.
+            // A long blob is sent in ranges, so that nothing waits behind it.
             None if kind == ObjectKind::Blob && bytes.len() > RAW_MAX.min(room.saturating_mul(4)) => {
                 (ObjectAnswer::Long(bytes.len() as u64), Vec::new())
             }
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    /// The object, if it is here, of this kind, and not kept from the asker.
+    /// Reads the object, if it is here, of this kind, and permitted to the requester.
     fn readable(&self, access: &dyn Access, kind: ObjectKind, digest: &Digest) -> Option<Vec<u8>> {
         if kind == ObjectKind::Manifest && !access.allowed(&CapsuleId(*digest)) {
             return None;
@@ -168,7 +168,7 @@ impl Server {
         let fits = match kind {
             ObjectKind::Manifest => is_manifest(),
             ObjectKind::Node | ObjectKind::ShortLeaf => Node::decode(&bytes).is_ok(),
-            // A manifest must not come out by the back door.
+            // A manifest must not be readable as a blob.
             ObjectKind::Blob => !is_manifest() || access.allowed(&CapsuleId(*digest)),
         };
         fits.then_some(bytes)
@@ -181,7 +181,7 @@ impl Server {
         delta.filter(|delta| delta.len() < bytes.len())
     }
 
-    /// A blob against a similar one: a zstd frame of its own, behind the length.
+    /// Blob delta: the length, then a zstd frame against a similar blob.
     fn blob_delta(&self, access: &dyn Access, want: &WantObject, bytes: &[u8]) -> Option<Vec<u8>> {
         let old = self.readable(access, ObjectKind::Blob, &want.similar?)?;
         if old.len().max(bytes.len()) > SIMILAR_BLOB_MAX || bytes.is_empty() || old.is_empty() {
@@ -194,7 +194,7 @@ impl Server {
 
     fn piece(&self, access: &dyn Access, ask: &BlobRangeRequest) -> Answer {
         if ask.len as usize > RAW_MAX {
-            return Err(bad("too long a piece"));
+            return Err(bad("the blob range is too long"));
         }
         let none = || Refusal::new(Code::NOT_FOUND, "no such blob");
         let blob = self.readable(access, ObjectKind::Blob, &ask.digest).ok_or_else(none)?;
@@ -203,7 +203,7 @@ impl Server {
         let piece = &blob[start..(start + ask.len as usize).min(blob.len())];
         let mut packed = pack(piece, &[], ask.level.into()).map_err(codec)?;
         if packed.len() > whimbrel_wire::MAX_PAYLOAD as usize {
-            // Of 8 MiB that do not shrink the frame is a little longer: half of it, then.
+            // 8 MiB of incompressible data make a slightly longer frame: send half of them.
             let half = BlobRangeRequest { len: ask.len / 2, ..ask.clone() };
             return self.piece(access, &half);
         }
@@ -212,7 +212,7 @@ impl Server {
     }
 }
 
-/// Device states are small, and every byte of them is waited for.
+/// Level of blob deltas: device states are small, and the downtime includes every byte of them.
 const BLOB_DELTA_LEVEL: CompressionLevel = CompressionLevel::Zstd(9);
 
 pub(crate) fn bad(text: &str) -> Refusal {

@@ -1,21 +1,21 @@
-//! Leaves that are new here, by the first halves of their digests.
+//! Short leaves: leaves that are new to the requester, sent as the short digests of their pages.
 //!
-//! A digest takes 32 bytes and does not shrink. To look a page up in the store or the hash cache the first 16
-//! do, which is all that those keep; of a page that comes over the line the digest is made here anyway. So a
-//! leaf comes as its keys, and is built out of the pages that were found or came. It counts only once its own
-//! digest is the one that was asked for: until then nothing is known by it, and if it never is (two pages
-//! with one key), the leaf is fetched whole.
+//! A digest takes 32 bytes and does not compress. Its first 16 suffice to look a page up in the store or the
+//! hash cache, which keep no more; the digest of a page that arrives is computed here anyway. So a leaf is
+//! sent as its short digests, and built from the pages that were found or received. Nothing depends on it
+//! before its own digest is the requested one; if it never is (two pages with one short digest), the full
+//! leaf is fetched.
 
 use crate::ChildSet;
 use std::collections::HashMap;
 use whimbrel_core::Digest;
 use whimbrel_image::{Node, ShortDigest};
 
-/// Keys of pages that came and are remembered, for leaves that have the same page again, until they are in a
-/// pack and found there. A few megabytes.
+/// Short digests of received pages, remembered for other leaves with the same page until a pack has it. A few
+/// megabytes.
 const REMEMBERED: usize = 1 << 16;
 
-/// The keys of a leaf's pages.
+/// Short digests of the pages of a leaf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShortLeaf {
     slots: ChildSet,
@@ -31,7 +31,7 @@ impl ShortLeaf {
         Self { slots: slots.into_iter().collect(), keys }
     }
 
-    /// The bitmap of the slots, then a key for each.
+    /// Encodes the bitmap of the slots, then a short digest for each.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bitmap = [0u8; 32];
         self.slots.iter().for_each(|slot| bitmap[slot / 8] |= 1 << (slot % 8));
@@ -55,7 +55,7 @@ impl ShortLeaf {
     }
 }
 
-/// A leaf that is being built.
+/// Leaf that is being built.
 #[derive(Debug)]
 struct Building {
     short: ShortLeaf,
@@ -63,12 +63,12 @@ struct Building {
     missing: usize,
 }
 
-/// What became of a leaf when digests were filled in.
+/// Result of a leaf whose digests are all known.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Built {
-    /// It is the one that was asked for: its bytes.
+    /// The leaf has the requested digest: its bytes.
     Right(Digest, Vec<u8>),
-    /// It is another one, so some page has the key and not the digest.
+    /// The leaf has another digest, so some page has the short digest and not the digest.
     Wrong(Digest),
 }
 
@@ -81,8 +81,8 @@ pub(crate) struct ShortLeaves {
 }
 
 impl ShortLeaves {
-    /// A leaf's keys have come: `find` looks for a page on this host. Gives the slots to be asked for, and
-    /// the leaf if nothing is.
+    /// Starts to build a leaf; `find` looks for a page on this host. Returns the slots to request, and the
+    /// leaf if there are none.
     pub(crate) fn start(
         &mut self,
         leaf: Digest,
@@ -110,12 +110,12 @@ impl ShortLeaves {
         (slots, self.finish(leaf))
     }
 
-    /// The keys of a leaf that is being built.
+    /// Short digests of a leaf that is being built.
     pub(crate) fn get(&self, leaf: &Digest) -> Option<&ShortLeaf> {
         self.leaves.get(leaf).map(|building| &building.short)
     }
 
-    /// A page has come: the leaves that are built by it.
+    /// Records a received page; returns the leaves that it completes.
     pub(crate) fn arrived(&mut self, digest: Digest) -> Vec<Built> {
         let key = ShortDigest::from(&digest);
         if self.came.len() >= REMEMBERED {
@@ -189,7 +189,7 @@ mod tests {
                 built.extend(done);
             }
             let distinct: std::collections::HashSet<_> = asked.iter().collect();
-            // The same leaf twice is one leaf; its pages may be asked for once more only then.
+            // Two equal leaves count as one; only then may its pages be requested again.
             prop_assert!(distinct.len() == asked.len() || leaves[0].0 == leaves[1].0);
             if turn { asked.reverse() }
             asked.iter().for_each(|page| built.extend(building.arrived(*page)));

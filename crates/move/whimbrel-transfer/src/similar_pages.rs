@@ -1,5 +1,5 @@
-//! Choosing, for the pages of a frame, similar pages of images that the asker holds whole, wherever they lie
-//! in them.
+//! Similar pages: chooses, for the pages of a frame, similar pages of the requester's base images, wherever
+//! they are.
 
 use crate::{
     BaseImage,
@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashSet};
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_store::Store;
 
-/// The base images of a request; their sketches are made when they are first needed.
+/// Base images of a request; their sketches are built when they are first needed.
 pub(crate) struct SimilarPages<'a> {
     store: &'a Store,
     images: &'a [BaseImage],
@@ -22,8 +22,8 @@ impl<'a> SimilarPages<'a> {
         Self { store, images, pages: BasePages::new(store, images) }
     }
 
-    /// Numbers, ascending, and contents of the base pages that resemble `pages`; not those of `have`, which
-    /// the frame rests on anyway.
+    /// Ascending numbers and contents of the base pages that resemble `pages`, without those of `have`, which
+    /// the frame is coded against anyway.
     pub(crate) fn choose(
         &mut self,
         pages: &[[u8; PAGE_SIZE]],
@@ -66,7 +66,7 @@ impl<'a> SimilarPages<'a> {
                 continue;
             }
             chosen.insert(number);
-            // Contents that moved by less than a page go on there.
+            // Contents that moved by less than a page continue there.
             if u64::from(page) + 1 < self.images[image].pages {
                 chosen.insert(number.saturating_add(1));
             }

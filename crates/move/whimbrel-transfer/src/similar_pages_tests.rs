@@ -1,4 +1,4 @@
-//! Similar pages through a server and back: contents that moved, answers that lie, images that are gone.
+//! Tests of similar pages through a server: contents that moved, invalid replies, images that are gone.
 
 use crate::{
     BaseImage, ChildSet, LocalObjects, Server,
@@ -24,8 +24,8 @@ fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes).map(next).collect()
 }
 
-/// A store with an older image of noise and a newer one, in which the same noise lies elsewhere and begins
-/// 777 bytes later.
+/// Store with an older image of noise and a newer one, in which the same noise is elsewhere and begins 777
+/// bytes later.
 struct Moved {
     _dir: TempDir,
     store: Store,
@@ -37,7 +37,7 @@ fn moved() -> Moved {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), Options::create()).unwrap();
     let shelf = store.shadow_writer();
-    // Of one extent, so the roots are the leaves.
+    // The image has one extent, so the roots are the leaves.
     let image = |first: usize, bytes: &[u8]| {
         let mut leaf = Node::empty(0);
         let pages: Vec<&[u8]> = bytes.chunks(PAGE_SIZE).collect();

@@ -1,11 +1,10 @@
-//! Which pages of an image resemble a given page, wherever they lie: a file that was written anew into other
-//! blocks, a program that was loaded at other addresses.
+//! Sketch of an image: finds its pages that resemble a given page, wherever they are. Examples: a file
+//! rewritten into other blocks, a program loaded at other addresses.
 //!
-//! Of every page eight features are kept: the smallest hash of its 16-byte windows, at every byte, in each of
-//! eight classes (one-permutation min-hash: Li, Owen, Zhang, NIPS 2012). A window at every byte finds
-//! contents that moved by any distance. Nothing rests on a sketch but the size of an answer. Sketches are
-//! named by the roots of their images, so whoever asks gets the same one; the last few are kept, for the
-//! whole process.
+//! A sketch has eight features of every page: the smallest hash of its 16-byte windows, at every byte, in
+//! each of eight classes (one-permutation min-hash: Li, Owen, Zhang, NIPS 2012). A window at every byte finds
+//! contents that moved by any distance. Only the size of a reply depends on a sketch. Sketches are identified
+//! by the roots of their images, so all requesters share them; the process keeps the last few.
 
 use crate::base_images::BaseImage;
 use std::{
@@ -16,31 +15,30 @@ use std::{
 use whimbrel_core::{Digest, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun};
 use whimbrel_store::Store;
 
-/// Features of a page.
+/// Number of features of a page.
 const FEATURES: usize = 8;
-/// Pages looked at for one feature: what more have in common tells little.
+/// Most pages examined for one feature: a feature that more pages share tells little.
 const CROWD: usize = 16;
-/// Longest image that is sketched: 4 GiB, of which a sketch is at most 64 MiB.
+/// Longest image that is sketched: 4 GiB, whose sketch takes at most 64 MiB.
 const PAGES_MAX: u64 = 1 << 20;
-/// Sketches kept.
+/// Number of sketches kept.
 const KEPT: usize = 4;
-/// Threads that make one.
+/// Threads that build a sketch.
 const THREADS: usize = 4;
 
 type Features = [u32; FEATURES];
 
-/// The features of all pages of an image, in order.
+/// Features of all pages of an image, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Sketch(Vec<(u32, u32)>);
 
-/// A sketch, or the promise of one that somebody is making.
+/// Sketch that exists or that another thread is building.
 type Cell = Arc<OnceLock<Sketch>>;
 
 static RECENT: Mutex<Vec<(Digest, Cell)>> = Mutex::new(Vec::new());
 
 impl Sketch {
-    /// The sketch of an image, made now if it is not one of the last few. Of pages that cannot be read
-    /// nothing is known.
+    /// Sketch of an image, built now if it is not one of the last few. Unreadable pages have no features.
     pub(crate) fn of(store: &Store, image: &BaseImage) -> Cell {
         let cell = {
             let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +78,7 @@ impl Sketch {
         Self(entries)
     }
 
-    /// The page most similar to one with these features and in how many of them, if there is any. Of equals
+    /// Page with most of these features, and the number that it has, if there is one. Among equals prefers
     /// `hint`, then the first.
     pub(crate) fn closest(&self, features: &Features, hint: Option<u32>) -> Option<(u32, usize)> {
         let mut found: HashMap<u32, usize> = HashMap::new();
@@ -101,19 +99,19 @@ fn add(entries: &mut Vec<(u32, u32)>, start: u32, pages: &[u8]) {
     }
 }
 
-/// The features of a page; [`u32::MAX`] for a class of which it has no window.
+/// Features of a page; [`u32::MAX`] for a class without a window.
 pub(crate) fn features(page: &[u8; PAGE_SIZE]) -> Features {
     let mut least = [u32::MAX; FEATURES];
     for window in page.windows(16) {
         let (a, b) = window.split_at(8);
         let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let (a, b) = (word(a), word(b));
-        // One byte all over: every other page has that.
+        // A window of one repeated byte is in every other page.
         if a == b && a == a.rotate_left(8) {
             continue;
         }
-        // Multiplicative hashing with the golden ratio (Knuth, 6.4); the class from the low bits of the upper
-        // half.
+        // Multiplicative hashing with the golden ratio (Knuth, 6.4); the class is from the low bits of the
+        // upper half.
         const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let hash = (a.wrapping_mul(RATIO).rotate_left(29) ^ b).wrapping_mul(RATIO);
         let class = (hash >> 29) as usize % FEATURES;

@@ -1,10 +1,11 @@
-//! What of a capsule is missing here: goes down its trees as far as they are known and says what to fetch.
+//! Tree walk of a pull: descends the trees of a capsule as far as they are known, and determines what to
+//! fetch.
 //!
-//! A subtree that equals one of a whole capsule at the same place is never looked into. One that is here is
-//! walked without asking anyone, for a store may hold a node and not all below it. Of what is not here, a
-//! leaf with an older version is fetched by its differing pages; one without is fetched as node, its digests
-//! are looked up here and in the holders of this host, and only the pages that are nowhere are asked for. No
-//! network in here; the plan gets what is wanted.
+//! A subtree that equals one of a complete capsule at the same place is skipped. One that is here is walked
+//! without requests, because a store may have a node and not everything below it. Of what is not here, a leaf
+//! with an older version is fetched by its differing pages; one without is fetched as a node, its digests are
+//! looked up here and in the other page sources of this host, and only pages found nowhere are requested. No
+//! network access: the pull plan gets what is wanted.
 
 use crate::{
     ChildSet, LocalObjects, PageLookup, SyncError,
@@ -21,7 +22,7 @@ use std::{
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_image::{Manifest, Node, NodeError, ShortDigest, pack_frame::Kind, tree};
 
-/// An older node of the same place.
+/// Older node of the same place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BaseNode {
     pub(crate) digest: Digest,
@@ -29,29 +30,29 @@ pub(crate) struct BaseNode {
     pub(crate) whole: bool,
 }
 
-/// Where a node stands.
+/// Level of a node, and the older nodes of its place.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NodePosition {
     pub(crate) level: u8,
     pub(crate) bases: Vec<BaseNode>,
 }
 
-/// How pages came.
+/// Numbers of pages by their source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageCounts {
-    /// They were here already (pages of subtrees that were not looked into are not counted).
+    /// Pages that were here already; subtrees that were skipped are not counted.
     pub had: u64,
-    /// From another place on this host.
+    /// Pages from another source on this host.
     pub cache: u64,
-    /// From a peer, coded against older ones.
+    /// Pages from a peer, coded against older ones.
     pub delta: u64,
-    /// From a peer, by themselves.
+    /// Pages from a peer, without an older version.
     pub plain: u64,
-    /// Became zero.
+    /// Pages that became zero.
     pub zero: u64,
 }
 
-/// A page with this key from another place on this host.
+/// Page with this short digest from another source on this host.
 fn held_of(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
     let mut page = vec![0; PAGE_SIZE];
     let mut right =
@@ -59,23 +60,22 @@ fn held_of(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
     holders.iter().any(&mut right).then_some(page)
 }
 
-/// A pull's knowledge of its capsule.
+/// State of a pull: what it knows of its capsule.
 pub(crate) struct TreeWalk<'a> {
     pub(crate) shelf: &'a dyn LocalObjects,
     holders: &'a [&'a dyn PageLookup],
     pub(crate) plan: PullPlan,
     pub(crate) pages: PageCounts,
     seen: HashSet<Digest>,
-    /// Nodes under way.
+    /// Nodes that are requested, and their positions.
     awaited: HashMap<Digest, NodePosition>,
-    /// Leaves whose pages are under way.
+    /// Leaves whose pages are requested.
     leaves: HashMap<Digest, Node>,
-    /// Nodes of level 1 whose leaves are under way, with their older versions.
+    /// Nodes of level 1 whose leaves are requested, with their older versions.
     pairs: HashMap<(Digest, Digest), Rc<(Node, Node)>>,
-    /// Pages under way.
+    /// Digests of requested pages.
     wanted: HashSet<Digest>,
-    /// Whether new leaves come by the halves of their digests: where bytes count more than reading what is
-    /// here.
+    /// Whether new leaves are fetched as short leaves: where bytes cost more than reading what is here.
     pub(crate) short: bool,
     short_leaves: ShortLeaves,
 }
@@ -91,7 +91,8 @@ impl<'a> TreeWalk<'a> {
         Self { shelf, holders, plan, pages, seen, awaited, leaves, pairs, wanted, short, short_leaves }
     }
 
-    /// Begins with the blobs and images of a capsule; `bases` are older ones and whether they are whole.
+    /// Starts with the blobs and images of a capsule; `bases` are older capsules and whether they are
+    /// complete.
     pub(crate) fn capsule(
         &mut self,
         manifest: &Manifest,
@@ -126,7 +127,7 @@ impl<'a> TreeWalk<'a> {
         self.plan.want(FetchItem::Object(kind, WantObject { digest, similar }));
     }
 
-    /// A node that the capsule has at a place.
+    /// Handles a node of the capsule at its place.
     fn meet(&mut self, digest: Digest, place: NodePosition) -> Result<(), SyncError> {
         if place.bases.iter().any(|base| base.whole && base.digest == digest) || !self.seen.insert(digest) {
             return Ok(());
@@ -153,7 +154,7 @@ impl<'a> TreeWalk<'a> {
         Ok(())
     }
 
-    /// A node that was awaited has come.
+    /// Handles a requested node that has arrived.
     pub(crate) fn arrived(&mut self, digest: Digest, bytes: &[u8]) -> Result<(), SyncError> {
         match self.awaited.remove(&digest) {
             Some(place) => self.node(digest, bytes, &place),
@@ -200,12 +201,12 @@ impl<'a> TreeWalk<'a> {
         Ok(())
     }
 
-    /// Whether nothing is known of a leaf.
+    /// Whether a leaf is new: not here, not requested and not an older leaf.
     fn is_new(&self, digest: &Digest, bases: &[BaseNode]) -> bool {
         !bases.iter().any(|base| base.digest == *digest) && !self.seen.contains(digest) && !self.has(digest)
     }
 
-    /// A leaf is known: wants those of its pages that are nowhere on this host.
+    /// Handles a leaf that is known: requests its pages that are nowhere on this host.
     fn leaf(&mut self, digest: Digest, leaf: Node, similar: Option<Digest>) {
         let children: Vec<(usize, Digest)> = leaf.children().collect();
         let here = self.shelf.has(&children.iter().map(|(_, digest)| *digest).collect::<Vec<_>>());
@@ -225,7 +226,7 @@ impl<'a> TreeWalk<'a> {
         if !found.is_empty() {
             let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
             self.pages.cache += found.len() as u64;
-            // What cannot be kept is noticed by whoever keeps what comes over the line.
+            // A failure to store is noticed when the pages that arrive from peers are stored.
             drop(self.shelf.store(Kind::Pages, &found));
         }
         if !slots.is_empty() {
@@ -241,7 +242,7 @@ impl<'a> TreeWalk<'a> {
         self.holders.iter().any(&mut right).then_some(page)
     }
 
-    /// Pages of a known leaf have come.
+    /// Handles the arrival of pages of a known leaf.
     pub(crate) fn pages_came(&mut self, leaf: &Digest, slots: impl Iterator<Item = usize>) {
         let Some(node) = self.leaves.get(leaf) else { return };
         slots.filter_map(|slot| node.child(slot)).for_each(|digest| {
@@ -252,7 +253,7 @@ impl<'a> TreeWalk<'a> {
         }
     }
 
-    /// The keys of a leaf that was awaited have come; false if they are none.
+    /// Handles the short digests of a requested leaf; false if they are malformed.
     pub(crate) fn keys_came(&mut self, digest: Digest, bytes: &[u8]) -> Result<bool, SyncError> {
         let Some(short) = ShortLeaf::decode(bytes) else { return Ok(false) };
         if self.awaited.remove(&digest).is_none() {
@@ -272,7 +273,7 @@ impl<'a> TreeWalk<'a> {
             Some(digest)
         });
         let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
-        // What cannot be kept is noticed by whoever keeps what comes over the line.
+        // A failure to store is noticed when the pages that arrive from peers are stored.
         drop(self.shelf.store(Kind::Pages, &found));
         if !slots.is_empty() {
             self.plan.want(FetchItem::Pages { leaf: digest, similar: None, slots });
@@ -280,7 +281,7 @@ impl<'a> TreeWalk<'a> {
         built.map_or(Ok(()), |built| self.built(built)).map(|()| true)
     }
 
-    /// Pages of a leaf have come of which only the keys were known.
+    /// Handles the arrival of pages of short leaves.
     pub(crate) fn keyed_pages_came(&mut self, pages: impl Iterator<Item = Digest>) -> Result<(), SyncError> {
         for digest in pages {
             self.short_leaves.arrived(digest).into_iter().try_for_each(|built| self.built(built))?;
@@ -300,21 +301,21 @@ impl<'a> TreeWalk<'a> {
         }
     }
 
-    /// The differing pages of a leaf cannot be had by themselves: first the leaf, then its pages.
+    /// Requests the leaf, because its differing pages cannot be had alone; its pages follow.
     pub(crate) fn leaf_instead(&mut self, leaf: Digest, similar: Option<Digest>) {
         self.want_object(ObjectKind::Node, leaf, similar);
         let bases = similar.map(|digest| BaseNode { digest, whole: false }).into_iter().collect();
         self.awaited.insert(leaf, NodePosition { level: 0, bases });
     }
 
-    /// A leaf of which somebody else found out what is missing.
+    /// Requests the given pages of a leaf that the caller examined.
     pub(crate) fn want_pages(&mut self, leaf: Digest, node: Node, similar: Option<Digest>, slots: ChildSet) {
         self.wanted.extend(slots.iter().filter_map(|slot| node.child(slot)));
         self.leaves.insert(leaf, node);
         self.plan.want(FetchItem::Pages { leaf, similar, slots });
     }
 
-    /// What an item asks for, leaf by leaf; none for one whose older version or leaf is not known any more.
+    /// Leaves that an item requests; none if its leaf or older version is no longer known.
     pub(crate) fn asked(&self, item: &FetchItem) -> Option<Vec<(RequestedLeaf, FetchItem)>> {
         match item {
             FetchItem::Children { node, similar, children } => {
@@ -360,7 +361,7 @@ impl<'a> TreeWalk<'a> {
         }
     }
 
-    /// The older leaf against which a leaf's differing pages were asked.
+    /// Older leaf against which the differing pages of a leaf were requested.
     pub(crate) fn similar_of(&self, item: &FetchItem) -> Option<Digest> {
         match item {
             FetchItem::Children { node, similar, children } => {

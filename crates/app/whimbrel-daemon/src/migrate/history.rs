@@ -1,7 +1,8 @@
-//! Migrations that have ended, for `whimbrel report`: one JSON file each, the newest of them kept.
+//! Migration history for `whimbrel report`: one JSON record for each ended migration; only the newest are
+//! stored.
 //!
 //! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot
-//! be written is a line in the log, and one that cannot be read is passed over.
+//! be written is only logged, and one that cannot be read is skipped.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -15,9 +16,9 @@ use std::{
 use whimbrel_api::{MigrationId, MigrationRecord};
 
 const FORMAT: u32 = 1;
-/// How many are kept.
+/// Most records that are stored.
 const KEPT: usize = 100;
-/// More than a hundred rounds need; a larger file is none of ours.
+/// More than the record of a hundred rounds needs; a larger file is not one of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -28,7 +29,7 @@ struct Kept {
 }
 
 impl Daemon {
-    /// All that are kept, newest first.
+    /// All stored records, newest first.
     pub(crate) fn past_migrations(&self) -> Result<Vec<MigrationRecord>, DaemonError> {
         let dir = self.layout.migrations();
         let paths = newest_first(&dir).map_err(|source| DaemonError::io("read", &dir, source))?;
@@ -36,26 +37,26 @@ impl Daemon {
     }
 }
 
-/// A name for a migration that begins.
+/// A random id for a new migration.
 pub(super) fn new_id() -> MigrationId {
     MigrationId(format!("{:08x}", rand::random::<u32>()))
 }
 
-/// Writes a record down and drops the oldest beyond [`KEPT`].
+/// Writes a record and deletes the oldest beyond [`KEPT`].
 pub(super) fn save(layout: &Directories, record: MigrationRecord) {
     let dir = layout.migrations();
     if let Err(error) = write(&dir, record) {
-        tracing::warn!(dir = %dir.display(), %error, "a migration that has ended leaves no record");
+        tracing::warn!(dir = %dir.display(), %error, "cannot write the record of a migration");
     }
 }
 
 fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    // Digits enough for the next 300 years: the names sort as the times do.
+    // Enough digits for the next 300 years, so that names sort by time.
     let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
     let content = serde_json::to_vec_pretty(&Kept { format: FORMAT, record })?;
-    // Whole or not at all, but not synced: beside a disk that is written to a sync takes longer than all else
-    // at the end of a migration, and whoever waits for it has waited for the migration.
+    // Atomic, but not synced: while a disk is busy, a sync takes longer than everything else at the end of a
+    // migration, and the caller would wait for it.
     let beside = path.with_extension("new");
     fs::write(&beside, &content)?;
     fs::rename(&beside, &path)?;

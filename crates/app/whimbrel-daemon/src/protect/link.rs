@@ -1,7 +1,8 @@
-//! Connections of a protection: one for pages, others for words that must not wait behind them.
+//! Links of a protection: a connection for pages, and control links for messages that must not wait behind
+//! them.
 //!
-//! Nothing here waits for longer than it is told to, and a link can be cut from another thread: a host that
-//! was unplugged in the middle of a transfer says nothing for a long time.
+//! Every wait here has a limit, and a link can be closed from another thread: a host that was unplugged in
+//! the middle of a transfer stays silent for a long time.
 
 use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;
@@ -16,15 +17,15 @@ use whimbrel_migrate::link::{Answer, Link, LinkError};
 use whimbrel_protect::protocol::{self, ProtectionId, StandbyOutcome};
 use whimbrel_wire::{CallError, Connection, Request};
 
-/// All pages of a protection are one stream.
+/// Stream number: all pages of a protection are one ordered stream.
 const STREAM: u16 = 3;
 
-/// The connection that pages travel over.
+/// The connection for pages.
 pub(in crate::protect) struct PageLink {
     connection: Connection,
     runtime: tokio::runtime::Handle,
     cut: watch::Sender<bool>,
-    /// Bytes a second that go over it at most, whatever else is asked of it.
+    /// Limit in bytes a second, which later limits can only lower.
     rate_max: Option<u64>,
 }
 
@@ -40,7 +41,7 @@ impl PageLink {
         Ok(link)
     }
 
-    /// Ends it: whoever waits is told at once.
+    /// Closes the link; all waiting calls fail at once.
     pub(in crate::protect) fn cut(&self) {
         self.cut.send_replace(true);
         self.connection.close();
@@ -75,7 +76,7 @@ impl Link for PageLink {
     }
 }
 
-/// The lower of two limits, of which either may be none.
+/// The lower of two optional limits.
 fn within(most: Option<u64>, rate: Option<u64>) -> Option<u64> {
     most.into_iter().chain(rate).min()
 }
@@ -110,7 +111,7 @@ fn link_error(error: CallError) -> LinkError {
     }
 }
 
-/// A way to ask another host short questions: connects when it must, and again after a failure.
+/// A control link to another host: connects on demand, and again after a failure.
 pub(in crate::protect) struct ControlLink {
     host: Arc<Daemon>,
     to: HostName,
@@ -126,7 +127,7 @@ impl ControlLink {
         &self.to
     }
 
-    /// Asks; none if no answer came within `patience`.
+    /// Sends a request; none if no reply arrived within `patience`.
     pub(in crate::protect) fn ask<H: Serialize, R: DeserializeOwned>(
         &self,
         kind: u16,
@@ -136,7 +137,7 @@ impl ControlLink {
         self.ask_with(kind, header, Bytes::new(), patience)
     }
 
-    /// Asks with a payload.
+    /// Sends a request with a payload.
     pub(in crate::protect) fn ask_with<H: Serialize, R: DeserializeOwned>(
         &self,
         kind: u16,
@@ -150,14 +151,14 @@ impl ControlLink {
         let request = Request::new(kind, header.into(), payload);
         let left = patience.saturating_sub(begun.elapsed()).max(Duration::from_millis(1));
         let reply = self.host.runtime.block_on(async {
-            tokio::time::timeout(left, connection.call(request)).await.map_err(|_| "it is silent".to_owned())
+            tokio::time::timeout(left, connection.call(request)).await.map_err(|_| "timed out".to_owned())
         });
         let reply = reply.and_then(|reply| reply.map_err(|error| crate::server::peer_rpc::chain(&error)));
         match reply {
             Ok(reply) => postcard::from_bytes(&reply.header).ok(),
             Err(error) => {
-                tracing::debug!(host = %self.to, error, "no answer");
-                // A connection that was silent may be dead without knowing it.
+                tracing::debug!(host = %self.to, error, "no reply on a control link");
+                // A silent connection may be dead without knowing it.
                 *self.lock() = None;
                 connection.close();
                 None
@@ -165,7 +166,7 @@ impl ControlLink {
         }
     }
 
-    /// Connects if it is not connected, so that a question that is urgent does not wait for that.
+    /// Connects in advance, so that an urgent request does not wait for that.
     pub(in crate::protect) fn warm(&self) {
         drop(self.connection(Duration::from_secs(1)));
     }
@@ -175,7 +176,7 @@ impl ControlLink {
         if known.is_some() {
             return known;
         }
-        // A host that is gone lets a dial hang for longer than anybody here may wait.
+        // A host that is gone would block the call longer than any caller may wait.
         let (host, to) = (self.host.clone(), self.to.clone());
         let (told, hears) = std::sync::mpsc::channel();
         let dial = move || {
@@ -188,7 +189,7 @@ impl ControlLink {
                 Some(connection)
             }
             Ok(Err(error)) => {
-                tracing::debug!(host = %self.to, error = &error as &dyn std::error::Error, "not reached");
+                tracing::debug!(host = %self.to, error = &error as &dyn std::error::Error, "cannot connect a control link");
                 None
             }
             Err(_) => None,
@@ -199,7 +200,7 @@ impl ControlLink {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells it as the standby that the protection ends. It may keep its pages for one that follows.
+    /// Tells the standby that the protection ends. It may retain its pages for another one.
     pub(in crate::protect) fn end(
         &self,
         id: ProtectionId,
@@ -209,7 +210,7 @@ impl ControlLink {
         self.ask(protocol::END, &protocol::EndProtection { id, keep }, patience)
     }
 
-    /// Tells it as the standby that the machine is its own.
+    /// Tells the standby that it owns the machine.
     pub(in crate::protect) fn yield_to_standby(
         &self,
         id: ProtectionId,

@@ -1,12 +1,8 @@
-//! Protection of machines by hot standbys, on this host: as the primary, as the standby, as the witness.
+//! Protection service: this host as the primary, the standby or the witness of protected machines.
 //!
-//! The rules are those of `whimbrel-protect`. Here is who works on what: `guard` is a machine of this host
-//! that is protected, `attempt` and `epochs` protect it, `group` cuts several at one instant, `inputs` lets
-//! output go before an epoch is whole, `beats` keeps its lease, `settle` finds out whose it is when hosts
-//! lose each other, `standing` keeps machines of others, `keeping` stores epochs of them, `filling` and
-//! `heir` protect a machine that moves while pages of it are missing, `witness` decides between two others,
-//! `arbiter` asks whoever decides, which may be an `etcd`; `notes` is what outlives the daemon, `recover`
-//! what a daemon does with it.
+//! The rules are those of `whimbrel-protect`. `primary` protects machines of this host, `standby` hosts
+//! standbys of other hosts' machines, `takeover` determines who owns a machine and takes it over, and
+//! `witness` asks a witness or is one. `records` holds what survives a restart of the daemon.
 
 pub(crate) mod link;
 pub(crate) mod primary;
@@ -40,26 +36,26 @@ use whimbrel_protect::{
 };
 use witness::service::WitnessTable;
 
-/// Kinds of messages of a protection.
+/// Message kinds of a protection.
 pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
 
-/// Everything about protections that a host knows.
+/// State of all protections on this host.
 pub(crate) struct Protections {
     leases: WitnessTable,
     groups: Groups,
     notes: ProtectionRecords,
-    /// Notes of this host as a primary, by machine.
+    /// Records in memory, by protection.
     noted: Mutex<HashMap<ProtectionId, ProtectionRecord>>,
     guards: Mutex<BTreeMap<MachineName, Arc<ProtectionHandle>>>,
     standings: Mutex<HashMap<ProtectionId, Arc<HostedStandby>>>,
-    /// What each standby host has of the machines that are protected there.
+    /// Pages that each standby host has of the machines protected there.
     known: Mutex<HashMap<HostName, SharedPages>>,
-    /// Protections that ended here without the standby's knowledge: it is told when it can be.
+    /// Protections that ended here while the standby could not be reached; it is notified later.
     to_tell: Mutex<BTreeSet<ProtectionId>>,
 }
 
 impl Protections {
-    /// What earlier daemons left.
+    /// Loads the records of earlier daemons.
     pub(crate) fn open(layout: &Directories) -> Result<Self, DaemonError> {
         let notes = ProtectionRecords::open(layout.protections())?;
         let noted: HashMap<_, _> = notes.all()?.into_iter().map(|note| (note.id, note)).collect();
@@ -77,7 +73,7 @@ impl Protections {
         })
     }
 
-    /// What a standby host has of all machines that this host protects there.
+    /// Pages that a standby host has of all machines protected there.
     fn known_at(&self, standby: &HostName) -> SharedPages {
         let mut known = lock(&self.known);
         known.entry(standby.clone()).or_insert_with(|| SharedPages::new(rand::random())).clone()
@@ -87,7 +83,7 @@ impl Protections {
         lock(&self.standings).get(&id).cloned()
     }
 
-    /// What stands by here for a machine of `from` that is known by this handover.
+    /// Finds the hosted standby of a machine of `from` by its handover.
     fn standing_by(&self, from: &HostName, handover: HandoverId) -> Option<Arc<HostedStandby>> {
         let standings = lock(&self.standings);
         standings.values().find(|one| one.is_of(from, handover)).cloned()
@@ -101,11 +97,11 @@ impl Protections {
         lock(&self.standings).remove(&id);
     }
 
-    /// What has become of a protection that nobody stands by for here.
+    /// Outcome of a protection without a hosted standby here.
     fn fate(&self, id: ProtectionId) -> StandbyOutcome {
         match lock(&self.noted).get(&id) {
             Some(ProtectionRecord { side: ProtectionSide::TookOver { .. }, .. }) => StandbyOutcome::TakenOver,
-            // What a daemon did not note it cannot take over: its memory of the epochs is gone.
+            // Without a record no takeover is possible: the epochs in memory are lost.
             _ => StandbyOutcome::Ended,
         }
     }
@@ -116,8 +112,8 @@ impl Protections {
         Ok(())
     }
 
-    /// A takeover's note is known as soon as it is tried: after a failed write nobody is told that it did not
-    /// happen.
+    /// Records a takeover in memory before the write: after a failed write, nobody may be told that it did
+    /// not happen.
     fn take_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
         lock(&self.noted).insert(note.id, note.clone());
         self.notes.put(&note)
@@ -128,8 +124,8 @@ impl Protections {
         self.notes.remove(id);
     }
 
-    /// Whether an earlier daemon ended while it loaded this machine, which its host had given to it and has
-    /// again now. It is of no more use here.
+    /// Whether an earlier daemon ended while it loaded this machine, which the primary had yielded and owns
+    /// again. It is of no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
         let is_it = |note: &&ProtectionRecord| {
@@ -138,14 +134,14 @@ impl Protections {
         lock(&self.noted).values().any(|note| is_it(&note))
     }
 
-    /// Nothing that was being loaded is left.
+    /// Removes the records of interrupted loads.
     pub(crate) fn nothing_is_loading(&self) {
         let loading = |note: &&ProtectionRecord| matches!(note.side, ProtectionSide::Loading { .. });
         let ids: Vec<ProtectionId> = lock(&self.noted).values().filter(loading).map(|note| note.id).collect();
         ids.into_iter().for_each(|id| self.remove_note(id));
     }
 
-    /// The protections of machine `name` that this host must settle before it runs it.
+    /// Protections of machine `name` whose ownership must be determined before it may run here.
     fn unsettled(&self, name: &MachineName) -> Vec<ProtectionRecord> {
         let noted = lock(&self.noted);
         let ours = |note: &&ProtectionRecord| {
@@ -158,7 +154,7 @@ impl Protections {
         lock(&self.to_tell).insert(id);
     }
 
-    /// The guard is none any more. Another one of the same machine stays.
+    /// Removes the handle, unless the machine has another one by now.
     fn leave_guard(&self, guard: &Arc<ProtectionHandle>) {
         let mut guards = lock(&self.guards);
         if guards.get(&guard.name).is_some_and(|now| Arc::ptr_eq(now, guard)) {
@@ -174,7 +170,7 @@ impl Protections {
         lock(&self.standings).values().find(|standing| standing.name() == name).cloned()
     }
 
-    /// Adds what is known of protections to what is told of machines.
+    /// Adds protections to the information about machines.
     pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
         for machine in machines {
             machine.protection = match (self.guard(&machine.name), self.standing_of(&machine.name)) {
@@ -186,7 +182,7 @@ impl Protections {
         }
     }
 
-    /// The last time that this host took the machine over.
+    /// The last takeover of the machine by this host.
     fn taken_over(&self, name: &MachineName) -> Option<TakeoverInfo> {
         let noted = lock(&self.noted);
         let found = noted.values().filter(|note| note.name == *name).filter_map(|note| match &note.side {

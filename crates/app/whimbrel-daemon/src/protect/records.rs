@@ -1,9 +1,9 @@
-//! Protections of this host, written down: what a later daemon must know before it lets a machine run.
+//! Protection records: what a restarted daemon must know before it runs a machine.
 //!
-//! A primary's note is durable before the standby hears of the protection, and struck out only when no
-//! standby can take over by it any more. A machine with such a note is nobody's to run until it is settled
-//! whose it is. A standby's note is durable before it runs a machine that it took over. One JSON file each,
-//! in DATA/protections.
+//! A primary's record is durable before the standby hears of the protection, and removed only when no standby
+//! can take over by it any more. A machine with such a record must not run until its owner is determined. A
+//! standby's record is durable before it runs a machine that it took over. One JSON file each, in
+//! DATA/protections.
 
 use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
 
-/// One protection.
+/// Record of one protection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProtectionRecord {
     format: u32,
@@ -29,38 +29,37 @@ pub(crate) struct ProtectionRecord {
     pub(crate) side: ProtectionSide,
 }
 
-/// Which side of it this host is.
+/// Side of the protection that this host is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "side")]
 pub(crate) enum ProtectionSide {
-    /// The machine ran here.
+    /// Primary: the machine ran here.
     Primary {
-        /// What was asked for.
+        /// The request of the user.
         request: ProtectRequest,
-        /// Whether this host has given the machine up: then it never runs here unless the standby lets go of
-        /// it.
+        /// Whether this host has yielded the machine: then it never runs here unless the standby returns it.
         gave_up: bool,
     },
-    /// The machine ran here and stays here, that is decided. The standby has not heard of it yet.
+    /// Primary of an ended protection: the machine stays here. The standby has not been notified yet.
     Ended {
-        /// Who is to hear of it.
+        /// Host that must be notified.
         standby: HostName,
-        /// Who may forget it then.
+        /// Witness that may then delete the protection.
         witness: Option<WitnessAddress>,
-        /// Whether its pages are of use for another protection.
+        /// Whether another protection can use its pages.
         keep: bool,
     },
-    /// The machine was given to it and is being loaded. A daemon that finds this drops what was loaded: the
-    /// primary is told that the protection has ended, and still has the machine.
+    /// Standby that loads a yielded machine. A restarted daemon discards it and tells the primary, which
+    /// still has the machine, that the protection has ended.
     Loading {
-        /// From whom.
+        /// The primary host.
         from: HostName,
     },
-    /// It took the machine over.
+    /// Standby that took the machine over.
     TookOver {
-        /// From whom.
+        /// The primary host.
         from: HostName,
-        /// When.
+        /// Time of the takeover.
         at_ms: u64,
     },
 }
@@ -76,12 +75,12 @@ impl ProtectionRecord {
     }
 }
 
-/// The directory of them.
+/// The directory of all records.
 #[derive(Debug, Clone)]
 pub(crate) struct ProtectionRecords(PathBuf);
 
 impl ProtectionRecords {
-    /// Makes the directory if it is missing.
+    /// Opens the directory, and creates it if it is missing.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         Ok(Self(dir))
@@ -91,40 +90,40 @@ impl ProtectionRecords {
         self.0.join(format!("{id}.json"))
     }
 
-    /// Makes a note durable.
+    /// Writes a record durably.
     pub(crate) fn put(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
         write(&self.path(note.id), note)
     }
 
-    /// Strikes it out. One that comes back costs a question to others.
+    /// Removes a record. If it reappears, the other hosts are asked once more.
     pub(crate) fn remove(&self, id: ProtectionId) {
         remove(&self.path(id));
     }
 
-    /// All of them. One that cannot be read keeps the daemon from starting: its machine may be another
-    /// host's.
+    /// Reads all records. An unreadable one prevents the daemon from starting: its machine may belong to
+    /// another host.
     pub(crate) fn all(&self) -> Result<Vec<ProtectionRecord>, DaemonError> {
         read_all(&self.0, |note: &ProtectionRecord| note.format)
     }
 }
 
-/// Writes one JSON file whole and durable.
+/// Writes a JSON file atomically and durably.
 pub(in crate::protect) fn write(path: &Path, content: &impl Serialize) -> Result<(), DaemonError> {
     let text = serde_json::to_vec_pretty(content).expect("ids, names and numbers");
     atomic_file::replace(path, &text).map_err(|source| DaemonError::io("write", path, source))
 }
 
-/// Removes a file whose content is of no use any more.
+/// Removes a file that is no longer needed.
 pub(in crate::protect) fn remove(path: &Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "a note of a protection is left over");
+            tracing::warn!(path = %path.display(), %error, "cannot remove the record of a protection");
         }
         _ => {}
     }
 }
 
-/// All JSON files of a directory.
+/// Reads all JSON files of a directory.
 pub(in crate::protect) fn read_all<T: serde::de::DeserializeOwned>(
     dir: &Path,
     format: impl Fn(&T) -> u32,
@@ -139,7 +138,7 @@ pub(in crate::protect) fn read_all<T: serde::de::DeserializeOwned>(
         let one: T = serde_json::from_slice(&fs::read(&path).map_err(bad)?)
             .map_err(|error| bad(std::io::Error::from(error)))?;
         if format(&one) != FORMAT {
-            let reason = format!("format {} is not {FORMAT}, which this version reads", format(&one));
+            let reason = format!("format {} is unknown; this version reads {FORMAT}", format(&one));
             return Err(bad(std::io::Error::new(std::io::ErrorKind::InvalidData, reason)));
         }
         found.push(one);

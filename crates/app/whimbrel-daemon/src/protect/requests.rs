@@ -1,4 +1,4 @@
-//! What users ask: protect, unprotect, failover.
+//! User requests of a protection: protect, unprotect, failover.
 
 use super::{
     lock,
@@ -17,11 +17,12 @@ use whimbrel_api::{FailoverRequest, MachineInfo, Operation, OperationKind, Opera
 use whimbrel_core::{MachineName, WitnessAddress};
 use whimbrel_migrate::protocol::HandoverId;
 
-/// How long an answer of a guard's thread is waited for: it may be settling with hosts that do not answer.
+/// How long to wait for the protection thread, which may be determining the owner with hosts that do not
+/// answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Daemon {
-    /// Keeps a standby of a machine on another host from now on.
+    /// Starts the protection of a machine by a standby on another host.
     pub(crate) fn protect(
         self: &Arc<Self>,
         name: &MachineName,
@@ -31,10 +32,10 @@ impl Daemon {
         let machine = self.machine(name)?;
         let witness = request.witness.as_ref().and_then(WitnessAddress::host);
         if request.host == self.name || witness == Some(&self.name) {
-            return Err(DaemonError::invalid("a standby and a witness are other hosts than the machine's"));
+            return Err(DaemonError::invalid("the machine's host cannot be its standby or witness"));
         }
         if witness == Some(&request.host) {
-            return Err(DaemonError::invalid("the witness is a third host: the standby cannot be its own"));
+            return Err(DaemonError::invalid("the witness must be a third host, not the standby"));
         }
         self.route(&request.host)?;
         witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
@@ -52,7 +53,7 @@ impl Daemon {
         }))
     }
 
-    /// Starts the thread that protects a machine, `again` if it was protected before.
+    /// Starts the thread that protects a machine; `again` if it was protected before.
     pub(in crate::protect) fn start_guard(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -81,7 +82,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the protection of a machine; it runs on here.
+    /// Ends the protection of a machine, which keeps running here.
     pub(crate) fn unprotect(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
         let machine = self.machine(name)?;
         self.end_protection(name)?;
@@ -100,7 +101,7 @@ impl Daemon {
         answered.map_err(|_| DaemonError::Busy { name: name.clone(), with: "a protection".into() })?
     }
 
-    /// Before its user switches a machine off: a standby must not take it for dead.
+    /// Ends the protection before a user switches the machine off, so that the standby does not take over.
     pub(crate) fn unprotect_before_stop(&self, name: &MachineName) -> Result<(), DaemonError> {
         match self.protecting.guard(name) {
             Some(_) => self.end_protection(name),
@@ -108,7 +109,8 @@ impl Daemon {
         }
     }
 
-    /// Lets the standby have a machine: asked of its host, or of the standby if that host is dead.
+    /// Switches a machine over to its standby, on request to its host, or to the standby if that host is
+    /// dead.
     pub(crate) fn failover(
         self: &Arc<Self>,
         name: &MachineName,

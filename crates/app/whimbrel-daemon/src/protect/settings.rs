@@ -1,4 +1,4 @@
-//! What was asked for, checked, as the engine takes it.
+//! Protection settings: checks a request to protect a machine and converts it for the protection crate.
 
 use crate::{core::error::DaemonError, migrate::source::meant_rate};
 use std::time::Duration;
@@ -12,17 +12,17 @@ use whimbrel_protect::{
 /// Lengths of epochs, in milliseconds.
 const EPOCHS: std::ops::RangeInclusive<u64> = 25..=1000;
 const EPOCH: u64 = 50;
-/// How many times as long epochs may last of which nobody waits for anything.
+/// Factors by which epochs may be longer while no output waits.
 const STRETCHES: std::ops::RangeInclusive<u32> = 1..=20;
 const STRETCH: u32 = 4;
-/// The same where output does not wait for them.
+/// Lengths of epochs in mode replay, where output does not wait for them.
 const SELDOM: std::ops::RangeInclusive<u64> = 100..=10_000;
 const SELDOM_EPOCH: u64 = 1000;
-/// Terms of leases, in milliseconds. The default is what takes over within half a second; a host that may be
-/// busy for longer than that at once needs more.
+/// Lease terms, in milliseconds. The default takes over within half a second; a host that may be busy for
+/// longer than that at a time needs more.
 const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
 const TERM: u64 = 400;
-/// Times between epochs that are kept, in milliseconds, and how many are.
+/// Intervals between stored epochs, in milliseconds, and the number of stored epochs.
 const KEPT_EVERY: std::ops::RangeInclusive<u64> = 1000..=7 * 86_400_000;
 const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
 
@@ -31,14 +31,14 @@ const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
 pub(in crate::protect) struct ProtectionSettings {
     pub(in crate::protect) request: ProtectRequest,
     pub(in crate::protect) epoch: Duration,
-    /// How many times as long an epoch may last of which nobody waits for anything.
+    /// Factor by which an epoch may be longer while no output waits.
     pub(in crate::protect) stretch: u32,
     pub(in crate::protect) term: Duration,
     pub(in crate::protect) coding: CodecOptions,
     pub(in crate::protect) keep: Option<SnapshotRule>,
-    /// Bytes a second that go to the standby at most.
+    /// Most bytes a second that are sent to the standby.
     pub(in crate::protect) rate_max: Option<u64>,
-    /// Whether output waits for inputs to be at the standby, and not for epochs.
+    /// Whether output waits until the standby has the inputs, instead of the epoch.
     pub(in crate::protect) replay: bool,
 }
 
@@ -60,7 +60,7 @@ impl ProtectionSettings {
         let epoch = within("an epoch", request.epoch_ms, epochs, usual)?;
         if replay && request.group.is_some() {
             return Err(DaemonError::invalid(
-                "mode replay lets output go before an epoch is whole: it has no groups",
+                "mode replay releases output before an epoch is complete: it cannot be used in a group",
             ));
         }
         let stretch = stretch(request)?;
@@ -69,14 +69,14 @@ impl ProtectionSettings {
         if then.is_some_and(|then| {
             *then == request.host || request.witness.as_ref().and_then(WitnessAddress::host) == Some(then)
         }) {
-            return Err(DaemonError::invalid("who protects it next is neither its standby nor its witness"));
+            return Err(DaemonError::invalid("the next standby cannot be the standby or the witness"));
         }
         let keep = request.keep.map(|rule| {
-            within("the time between epochs that are kept", Some(rule.every_ms), KEPT_EVERY, 0)?;
+            within("the interval between stored epochs", Some(rule.every_ms), KEPT_EVERY, 0)?;
             match KEPT.contains(&rule.count) {
                 true => Ok(SnapshotRule { every_ms: rule.every_ms, count: rule.count }),
                 false => Err(DaemonError::invalid(format!(
-                    "{} epochs to keep are not between {} and {}",
+                    "{} stored epochs are not between {} and {}",
                     rule.count,
                     KEPT.start(),
                     KEPT.end()
@@ -87,7 +87,7 @@ impl ProtectionSettings {
             && group.parse::<MachineName>().is_err()
         {
             return Err(DaemonError::invalid(format!(
-                "{group:?} cannot be a group: it is written like the name of a machine"
+                "{group:?} is not a valid group name: the rules are those of machine names"
             )));
         }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
@@ -95,24 +95,25 @@ impl ProtectionSettings {
         Ok(Self { request: request.clone(), epoch, stretch, term, coding, keep, rate_max, replay })
     }
 
-    /// What the standby is to ask of itself when it has taken the machine over. The two go on in turn.
+    /// The protection that the standby requests after a takeover. Its next standby is this one's, so that the
+    /// two alternate.
     pub(in crate::protect) fn of_whoever_takes_over(&self) -> Option<String> {
         let host = self.request.then.clone()?;
         let next = ProtectRequest { host, then: Some(self.request.host.clone()), ..self.request.clone() };
         Some(serde_json::to_string(&next).expect("names and numbers"))
     }
 
-    /// Most that the table of hashes takes: what it needs if every page of the guest's memory is written to,
-    /// which is 1/16 of it with blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for
-    /// pages of disks.
+    /// Most bytes of the table of hashes: enough if every page of the guest's memory is written, which is
+    /// 1/16 of memory with blocks of 64 bytes, 1/32 with 128, 1/64 with 256; and a quarter of that for pages
+    /// of disks.
     pub(in crate::protect) fn hash_bytes_max(&self, memory: u64) -> usize {
         let blocks = self.coding.block.in_page() as u64;
         (memory / 4096 * blocks * 5 + (1 << 20)) as usize
     }
 }
 
-/// Epochs of a group are cut when all are due, so one that is not would have the others wait; by inputs
-/// nothing waits for epochs.
+/// Checks the stretch factor. A group captures epochs when all are due, so a longer one would delay the
+/// others; in mode replay nothing waits for epochs.
 fn stretch(request: &ProtectRequest) -> Result<u32, DaemonError> {
     let whole = request.mode == ProtectMode::Epoch && request.group.is_none();
     match request.stretch {
@@ -120,11 +121,11 @@ fn stretch(request: &ProtectRequest) -> Result<u32, DaemonError> {
         Some(times) if !STRETCHES.contains(&times) => {
             let (least, most) = (STRETCHES.start(), STRETCHES.end());
             Err(DaemonError::invalid(format!(
-                "epochs {times} times as long are not between {least} and {most} times"
+                "a stretch factor of {times} is not between {least} and {most}"
             )))
         }
         Some(2..) if request.mode == ProtectMode::Replay || request.group.is_some() => {
-            Err(DaemonError::invalid("epochs of a group, or of mode replay, are never stretched"))
+            Err(DaemonError::invalid("epochs of a group or of mode replay cannot be stretched"))
         }
         Some(times) => Ok(times),
     }
@@ -135,7 +136,7 @@ fn coding(request: &ProtectRequest) -> Result<CodecOptions, DaemonError> {
         return match (request.block, &request.without[..], request.codec) {
             (None | Some(ProtectBlock::Page), [], ProtectCodec::Zstd) => Ok(CodecOptions::REMUS),
             _ => Err(DaemonError::invalid(
-                "mode remus sends whole pages as they are: it takes no block and no codec and leaves nothing out",
+                "mode remus sends whole pages as they are: it cannot be combined with a block size, a codec or omitted steps",
             )),
         };
     }
@@ -153,7 +154,7 @@ fn coding(request: &ProtectRequest) -> Result<CodecOptions, DaemonError> {
         wkdm: with(CodeStep::Wkdm),
         general: match request.codec {
             ProtectCodec::Gzip if !with(CodeStep::Zstd) => {
-                return Err(DaemonError::invalid("a step that is left out needs no codec"));
+                return Err(DaemonError::invalid("gzip cannot be combined with an omitted compression step"));
             }
             _ if !with(CodeStep::Zstd) => FallbackCompressor::None,
             ProtectCodec::Zstd => FallbackCompressor::Zstd,

@@ -1,15 +1,15 @@
-//! Giving a suspended machine to another host, and taking one that lies there: who may resume it.
+//! Handoff: moves the right to resume a suspended machine to another host.
 //!
-//! Two hosts have the capsule; the right to go on as that machine belongs to one of them at a time. The host
-//! that has it writes down, durably, that it gave it away *before* the other one is told, so whatever is lost
-//! in between, at most one of them may resume it. If the word does not arrive, nobody may; asking again is
-//! harmless, and the user may take it back.
+//! Two hosts have the capsule, and one of them at a time has the right to resume the machine. The host that
+//! has it records durably that it gave the right away *before* the other one is told, so whatever is lost in
+//! between, at most one of them may resume the machine. If the message is lost, nobody may; repeating it is
+//! harmless, and the user may reclaim the machine.
 //!
 //! ```text
-//! push   here: DESCRIBE ->            there: fetches the manifest and what the machine starts with
-//!        here: given, durably; YOURS ->      there: a suspended machine
-//! resume there: CLAIM ->              here: given, durably
-//!        there: a suspended machine, resumed
+//! push    here:  PrepareHandoff ->               there: fetches the manifest and what a resume needs
+//!         here:  record, durable; GrantMachine -> there: a suspended machine
+//! resume  there: ClaimMachine ->                 here:  record, durable
+//!         there: a suspended machine, resumed
 //! ```
 
 use crate::{
@@ -26,14 +26,14 @@ use std::sync::Arc;
 use whimbrel_core::{CapsuleId, HostName, MachineName};
 use whimbrel_wire::{Call, range};
 
-/// A suspended machine comes here: fetch what describes it.
+/// Announces a suspended machine: the other host fetches its manifest.
 pub(crate) struct PrepareHandoff;
-/// It belongs to the host that hears this.
+/// Grants the machine to the host that receives this.
 pub(crate) struct GrantMachine;
-/// The caller wants to go on as a machine that lies suspended here.
+/// Claims a machine that is suspended on the receiving host.
 pub(crate) struct ClaimMachine;
 
-/// A machine and the capsule that it is suspended as.
+/// A machine and its capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HandoffSubject {
     pub(crate) machine: MachineName,
@@ -59,7 +59,7 @@ impl Call for ClaimMachine {
 }
 
 impl Daemon {
-    /// DESCRIBE: another host wants to give a machine to this one.
+    /// Handles [`PrepareHandoff`]: another host is about to grant a machine to this one.
     pub(crate) fn prepare_handoff(
         self: &Arc<Self>,
         from: &HostName,
@@ -71,7 +71,7 @@ impl Daemon {
         self.describe_from(from, &what.capsule, &[refs::of_machine(&what.machine)]).map(drop)
     }
 
-    /// YOURS: this host may go on as the machine. Heard twice, it changes nothing.
+    /// Handles [`GrantMachine`]: this host may resume the machine. Repeating it changes nothing.
     pub(crate) fn accept_handoff(&self, what: &HandoffSubject) -> Result<(), DaemonError> {
         let mut came = false;
         let _claim = self.claim_if(&what.machine, || {
@@ -92,8 +92,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// CLAIM: another host wants to go on as a machine of this one. False: it is none of this host's, or not
-    /// suspended as this capsule, so the other host makes a copy.
+    /// Handles [`ClaimMachine`]: another host wants to resume a machine of this one. Returns false if this
+    /// host does not have it suspended as this capsule, so the other host makes a copy.
     pub(crate) fn release_to(&self, to: &HostName, what: &HandoffSubject) -> Result<bool, DaemonError> {
         let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
         let mut turn = machine.try_lock("resume elsewhere", None)?;
@@ -112,7 +112,7 @@ impl Daemon {
         Ok(true)
     }
 
-    /// From here on this host does not resume the machine. Durable when it returns.
+    /// Records durably that this host does not resume the machine any more.
     pub(crate) fn record_handoff(
         &self,
         turn: &mut crate::machine::entry::MachineLock<'_>,
@@ -125,9 +125,9 @@ impl Daemon {
         turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
     }
 
-    /// Whether a machine of this name could come here; false if it came already, and perhaps went on. A
-    /// machine that is this host's own is in the way, also when it only lies suspended: its capsule would
-    /// lose its name.
+    /// Whether a machine of this name could be granted to this host; false if it was granted already. A
+    /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
+    /// name.
     pub(crate) fn check_free_for(
         &self,
         name: &MachineName,

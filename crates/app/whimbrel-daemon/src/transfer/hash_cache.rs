@@ -1,7 +1,7 @@
-//! The hash cache of this host: pages that lie in its files and need not travel.
+//! Hash cache of this host: finds pages in local files so that transfers can skip them.
 //!
-//! Files are added by the user; the RAM files and disk images of machines come by themselves. The cache is an
-//! aid: when its table is damaged or cannot be had, capsules travel whole and nothing else changes.
+//! The user adds files; memory files and disk images of machines are added automatically. The cache is
+//! optional: if its table is damaged or cannot be opened, transfers send all pages.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -20,7 +20,7 @@ use whimbrel_core::{ByteSize, Digest, PAGE_SIZE};
 use whimbrel_hashcache::{CacheError, Geometry, HashCache, OnMissing, SourceKind};
 use whimbrel_image::ShortDigest;
 
-/// Bytes of the table: the pages of 14 GiB. It is sparse until it is used.
+/// Bytes of the table: the pages of 14 GiB. The file is sparse until it is filled.
 const TABLE: u64 = 64 << 20;
 
 /// The cache, opened when it is first needed.
@@ -30,14 +30,14 @@ pub(crate) struct HashCacheService {
 }
 
 impl Daemon {
-    /// The cache, unless it cannot be had.
+    /// The cache, unless it cannot be opened.
     pub(crate) fn page_cache(&self) -> Option<Arc<HashCache>> {
         let open = || {
             let path = self.layout.page_cache();
             let cache = HashCache::open(&path, OnMissing::Recreate(Geometry::for_file_size(TABLE)));
             cache.map(Arc::new).inspect_err(|error| {
                 let error = error as &dyn std::error::Error;
-                tracing::warn!(error, "there is no cache of pages: capsules travel whole");
+                tracing::warn!(error, "cannot open the hash cache: transfers send all pages");
             })
         };
         self.page_cache.cache.get_or_init(|| open().ok()).clone()
@@ -47,7 +47,7 @@ impl Daemon {
         self.page_cache().ok_or_else(|| DaemonError::Cache { source: "its table cannot be opened".into() })
     }
 
-    /// What the cache knows.
+    /// Statistics of the cache.
     pub(crate) fn cache_info(&self) -> Result<CacheInfo, DaemonError> {
         let stats = self.page_cache_or_error()?.stats();
         let source = |source: whimbrel_hashcache::SourceStats| CacheSource {
@@ -66,7 +66,7 @@ impl Daemon {
         })
     }
 
-    /// Reads a file for the cache, or forgets it.
+    /// Starts to add a file to the cache, or to remove it.
     pub(crate) fn cache_add(self: &Arc<Self>, request: CacheAddRequest) -> Result<Operation, DaemonError> {
         let cache = self.page_cache_or_error()?;
         let path = match (request.path, &request.machine) {
@@ -108,12 +108,12 @@ fn add(
         }
     });
     if reporter.is_cancelled() {
-        return Err(DaemonError::Cancelled { left: "what was read until then is known".into() });
+        return Err(DaemonError::Cancelled { left: "the pages read so far are in the cache".into() });
     }
     added.map(|added| added.pages).map_err(cache_error)
 }
 
-/// The cache as the sync asks it; the digest is checked by both.
+/// The cache for transfers; both sides check the digest.
 pub(crate) struct HashCachePages(pub(crate) Arc<HashCache>);
 
 impl whimbrel_transfer::PageLookup for HashCachePages {

@@ -1,8 +1,8 @@
-//! How files that hold disks are cut: where the pages of their guests' files lie in a raw or qcow2 image.
+//! Alignment of image files: finds where the pages of guest files are in a raw or qcow2 image.
 //!
-//! Of a qcow2 image only what lies plain in the file is looked at, as by the cache that this is for:
-//! compressed clusters and a backing file read as zeros. What cannot be read has no cuts, which costs what
-//! could have been found and nothing else.
+//! In a qcow2 image only uncompressed clusters are examined, as in the hash cache for which this is:
+//! compressed clusters and a backing file read as zeros. An unreadable image has no alignment, which only
+//! makes the cache find less.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 use whimbrel_alignment::{PageAlignment, ReadAt, inspect};
@@ -11,10 +11,10 @@ use whimbrel_hashcache::{
     qcow2::{Extent, Map},
 };
 
-/// Pieces of a qcow2 image that are kept in mind (6 MiB); one that is scattered more is not looked at.
+/// Most extents of a qcow2 image that are held in memory (6 MiB); a more fragmented image is skipped.
 const EXTENTS_MAX: usize = 1 << 18;
 
-/// Where file pages lie in the image that a file holds, if not at every 4 KiB.
+/// Alignment of the image in a file, unless pages are at multiples of 4 KiB.
 pub(crate) fn cuts_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignment> {
     let file = File::open(path).ok()?;
     let layout = match kind {
@@ -36,7 +36,7 @@ pub(crate) fn cuts_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignmen
     layout.cuts().ok().filter(|cuts| !cuts.is_identity())
 }
 
-/// The plain parts of a qcow2 image, in its order; zeros between them.
+/// The uncompressed parts of a qcow2 image in guest order; zeros between them.
 struct Plain {
     file: File,
     extents: Vec<Extent>,

@@ -1,8 +1,9 @@
-//! Capsules that travel: pull, push, and machines that are given from host to host.
+//! Transfers of capsules: pull, push, and the push of a machine with its right to run.
 //!
-//! What travels is decided by `whimbrel-transfer`; here is who asks whom, what is written down when, and what
-//! the user hears. A capsule that is named here before all of it came is partial: machines may be made of it
-//! at once, and what they touch is fetched (see `images`).
+//! `whimbrel-transfer` decides which objects are sent; this module decides which host is asked, what is
+//! recorded when, and what the user sees. A capsule that is named here before all of it has arrived is
+//! partial: machines can start from it at once, and pages that they touch are fetched (see
+//! `capsule::images`).
 
 use crate::{
     capsule::{checkpoint::CheckpointOptions, history},
@@ -40,23 +41,23 @@ use whimbrel_transfer::{
 };
 use whimbrel_wire::Connection;
 
-/// How often one looks how far the other host is.
+/// Interval at which the progress of the other host is polled.
 const STATUS: Duration = Duration::from_millis(500);
-/// How long a pull waits for a host that does not answer: a cable may be back by then.
+/// How long a pull waits for a host that does not answer: a cable may be replugged by then.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Ancestors that are named as possible older versions.
+/// Most ancestors that are offered as bases of the transfer.
 const BASES: usize = 8;
 
 /// A capsule found on another host.
 pub(crate) struct LocatedCapsule {
     pub(crate) host: HostName,
     pub(crate) capsule: CapsuleId,
-    /// What it is called there.
+    /// Name of the capsule there.
     pub(crate) name: Option<RefName>,
 }
 
 impl Daemon {
-    /// What a trusted host offers to this one.
+    /// Capsules that a trusted host offers to this one.
     pub(crate) fn remote_capsules(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, DaemonError> {
         let entries = self.catalog(host, "*")?;
         let tell = |entry: RefEntry| RemoteCapsule {
@@ -101,7 +102,7 @@ impl Daemon {
         for connection in self.neighbourhood() {
             match self.locate_on(&connection.peer().name, capsule) {
                 Ok(Some(found)) => return Ok(found),
-                // Some are kept, and none of them is meant: that says more than that nothing was found.
+                // Some capsules match, but not clearly: a better message than that nothing was found.
                 Err(error @ DaemonError::Invalid { .. }) => refusal = error,
                 Ok(None) | Err(_) => {}
             }
@@ -120,7 +121,7 @@ impl Daemon {
             CapsuleRef::Past(past) => {
                 let kept = self.catalog(host, &history::pattern(&past.machine))?;
                 let kept = kept.into_iter().map(|entry| (entry.name, entry.capsule));
-                // Without its name: of what is kept there only this one comes here.
+                // Without its name: of the history there only this capsule is pulled.
                 return history::pick(past, kept, crate::now_ms()).map(|(_, capsule)| found(None, capsule));
             }
             CapsuleRef::Name(name) => name,
@@ -132,7 +133,7 @@ impl Daemon {
                 return Ok(found(Some(entry.name), entry.capsule));
             }
         }
-        // The beginning of an id, as `ls --host` shows it.
+        // A prefix of an id, as `ls --host` shows it.
         let begins = |entry: &RefEntry| {
             name.as_str().len() >= 4 && entry.capsule.to_string().starts_with(name.as_str())
         };
@@ -140,7 +141,7 @@ impl Daemon {
         Ok(entry.and_then(|entry| found(Some(entry.name), entry.capsule)))
     }
 
-    /// Brings a capsule here.
+    /// Starts the operation that pulls a capsule.
     pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, DaemonError> {
         if let Some(pool) = request.pool.clone() {
             return self.pull_from_pool(&pool, request);
@@ -149,13 +150,13 @@ impl Daemon {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
             let begun = Instant::now();
-            reporter.progress("looking for it", Unit::Items, 0, None);
+            reporter.progress("searching", Unit::Items, 0, None);
             let found = host.locate(request.host.as_ref(), &request.capsule)?;
             let name = request.tag.or(found.name.clone()).or_else(|| nameless("pulled", &found.capsule));
             let names: Vec<RefName> = name.into_iter().collect();
             if let Some(taken) = names.iter().find(|name| !host.may_point(name, &found.capsule)) {
                 return Err(DaemonError::invalid(format!(
-                    "{} is a machine of this host: say with --tag what the capsule is to be called here",
+                    "{} is a machine of this host: use --tag to give the capsule another name here",
                     refs::known_as(taken)
                 )));
             }
@@ -185,7 +186,7 @@ impl Daemon {
         }))
     }
 
-    /// Fetches what describes a capsule, and what its machine starts with, and names it here.
+    /// Fetches the manifest of a capsule and the objects that a resume needs, and names the capsule here.
     pub(crate) fn describe_from(
         &self,
         host: &HostName,
@@ -211,17 +212,17 @@ impl Daemon {
             }
             let objects = remote.objects(kind, &missing).map_err(|error| fetch_error(host, error))?;
             let objects: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
-            self.store.shadow_writer().store(kind, &objects).map_err(refs::store_error("keep what came"))
+            self.store.shadow_writer().store(kind, &objects).map_err(refs::store_error("store the objects"))
         };
-        // A manifest alone says nothing: it may be what an attempt that failed has left.
-        let was_whole = self.store.is_complete(capsule).map_err(refs::store_error("look for the capsule"))?;
+        // A manifest alone means nothing: a failed attempt may have left it.
+        let was_whole = self.store.is_complete(capsule).map_err(refs::store_error("look up the capsule"))?;
         if !was_whole {
-            self.store.expect_partial(capsule).map_err(refs::store_error("make room for the capsule"))?;
+            self.store.expect_partial(capsule).map_err(refs::store_error("prepare the capsule"))?;
         }
         fetch(Kind::Manifest, vec![ObjectWant { digest: capsule.0, similar: None }])?;
-        self.store.shadow_writer().flush().map_err(refs::store_error("keep the manifest"))?;
+        self.store.shadow_writer().flush().map_err(refs::store_error("store the manifest"))?;
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
-        // The device state resembles that of the version before.
+        // The device state resembles that of the previous version.
         let older = manifest.parents.iter().find_map(|id| self.store.manifest(id).ok());
         let similar = |at: usize| older.as_ref().and_then(|older| older.device.get(at).copied());
         let device = manifest.device.iter().enumerate();
@@ -240,9 +241,9 @@ impl Daemon {
         Ok(manifest)
     }
 
-    /// Whether a capsule from elsewhere may have this name here. The name of a machine's newest capsule is
-    /// that machine's while it lives here: moved to an older version, or to that of a namesake, what it named
-    /// could be collected.
+    /// Whether a capsule of another host may have this name here. The name of a machine's newest capsule
+    /// belongs to that machine while it is here: with the name moved to an older version, or to that of a
+    /// namesake, the newest could be garbage-collected.
     pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
         let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
@@ -252,8 +253,7 @@ impl Daemon {
         !machine.is_some_and(lives_here) || same()
     }
 
-    /// Fetches all of a capsule that was described before. Returns bytes on the wire and pages that came over
-    /// it.
+    /// Fetches the rest of a partial capsule. Returns bytes on the wire and the pages in them.
     fn pull_all(
         &self,
         sources: &Arc<Holders>,
@@ -276,7 +276,7 @@ impl Daemon {
         Ok((report.sent + report.received, report.pages.delta + report.pages.plain))
     }
 
-    /// Fetches what is missing here of a capsule, from whichever host has it.
+    /// Fetches the missing objects of a capsule, from any host that has them.
     pub(crate) fn fetch_complete(
         &self,
         capsule: CapsuleId,
@@ -289,7 +289,8 @@ impl Daemon {
         })
     }
 
-    /// The same in the background, then into the memory of the machine; what it touches meanwhile goes first.
+    /// Fetches a capsule in the background, then loads it into the machine's memory; pages that the machine
+    /// touches meanwhile go first.
     pub(crate) fn fetch_complete_later(&self, capsule: CapsuleId, machine: PagerView) {
         let host = self.me.clone();
         thread::spawn(move || {
@@ -300,7 +301,7 @@ impl Daemon {
             };
             if let Err(error) = host.fetch_from_all(capsule, &mut { going_on }) {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(%capsule, error, "the rest of a capsule comes when it is touched");
+                tracing::warn!(%capsule, error, "cannot fetch a capsule in the background; its pages are fetched when touched");
                 return;
             }
             machine.prefetch_all();
@@ -326,7 +327,7 @@ impl Daemon {
         pulled.map_err(|error| pooled.err().unwrap_or(error))
     }
 
-    /// Other places on this host where pages may lie.
+    /// Other sources of pages on this host.
     pub(crate) fn holders(&self) -> Vec<Box<dyn PageLookup>> {
         let cache = self
             .page_cache()
@@ -334,7 +335,7 @@ impl Daemon {
         cache.into_iter().collect()
     }
 
-    /// Capsules that are here and of which this one may be a later version.
+    /// Local capsules of which this one may be a later version.
     fn bases_of(&self, capsule: &CapsuleId) -> Vec<CapsuleId> {
         let ancestors = self.store.log(capsule).unwrap_or_default();
         let mut bases: Vec<CapsuleId> = ancestors.into_iter().map(|(id, _)| id).skip(1).take(BASES).collect();
@@ -345,8 +346,8 @@ impl Daemon {
         bases
     }
 
-    /// TAKE: another host asks this one to fetch a capsule from it. Asked again while it does, it waits for
-    /// the first: a host whose link was cut asks anew, and nothing is fetched twice.
+    /// Handles a remote pull: another host asks this one to fetch a capsule from it. A repeated request waits
+    /// for the first: a host whose link was lost asks again, and nothing is fetched twice.
     pub(crate) fn take_from(
         self: &Arc<Self>,
         from: &HostName,
@@ -365,7 +366,7 @@ impl Daemon {
         })
     }
 
-    /// The host that the user means, if only one is possible.
+    /// The host that the user named, or the only trusted one.
     pub(crate) fn other_host(&self, named: Option<HostName>) -> Result<HostName, DaemonError> {
         if let Some(name) = named {
             return Ok(name);
@@ -374,11 +375,11 @@ impl Daemon {
         match &trusted[..] {
             [one] => Ok(one.name.clone()),
             [] => Err(DaemonError::invalid("no host is trusted: add one with `whimbrel trust add`")),
-            _ => Err(DaemonError::invalid("several hosts are trusted: say to which one")),
+            _ => Err(DaemonError::invalid("several hosts are trusted: name one")),
         }
     }
 
-    /// Brings a machine or a capsule to another host.
+    /// Starts the operation that pushes a machine or a capsule to another host.
     pub(crate) fn push(self: &Arc<Self>, request: PushRequest) -> Result<Operation, DaemonError> {
         if let Some(pool) = &request.pool {
             return self.push_to_pool(pool, &request);
@@ -435,7 +436,7 @@ impl Daemon {
         }
     }
 
-    /// Suspends a machine that is to be given away; one that is suspended, or was given to the same host,
+    /// Suspends a machine before its handoff; one that is suspended, or was handed off to the same host,
     /// stays so.
     fn suspend_to_give(
         self: &Arc<Self>,
@@ -455,7 +456,7 @@ impl Daemon {
         }
     }
 
-    /// Gives a suspended machine away; see `peers::giving` for the order.
+    /// Hands off a suspended machine; see `transfer::handoff` for the order.
     fn hand_off(
         &self,
         machine: &crate::machine::entry::Machine,
@@ -483,8 +484,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks the other host to fetch all of a capsule, and tells how far it is. A link that is cut is waited
-    /// for.
+    /// Asks the other host to fetch a capsule, and reports its progress. Waits for a link that was lost.
     pub(crate) fn send(
         &self,
         to: &HostName,
@@ -516,8 +516,8 @@ impl Daemon {
         }
     }
 
-    /// Makes a capsule of another host ready to be resumed here, with the right to go on as its machine where
-    /// that host has it and gives it.
+    /// Makes a capsule of another host ready to be resumed here, and claims the right to run its machine
+    /// where that host has it.
     pub(crate) fn fetch_to_resume(
         self: &Arc<Self>,
         host: Option<&HostName>,
@@ -527,8 +527,8 @@ impl Daemon {
         let found = self.locate(host, capsule)?;
         let names: Vec<RefName> = found.name.clone().into_iter().collect();
         let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
-        // Before anything is asked: a machine that was given to a host which has no place for it would be
-        // nobody's.
+        // Checked before anything is claimed: a machine granted to a host that cannot accept it would be
+        // lost.
         machine.iter().try_for_each(|machine| self.check_free_for(machine, &found.capsule).map(drop))?;
         let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
         if let Some(machine) = machine {
@@ -544,7 +544,7 @@ impl Daemon {
     }
 }
 
-/// One TAKE, for as long as the connection lasts.
+/// Sends one remote pull request, as long as the connection lasts.
 fn send_over(
     link: &Arc<WireLink>,
     ask: &RemotePullRequest,
@@ -572,14 +572,14 @@ fn send_over(
 fn stop_if_cancelled(reporter: &ProgressReporter) -> Result<(), DaemonError> {
     match reporter.is_cancelled() {
         true => Err(DaemonError::Cancelled {
-            left: "the other host goes on fetching while it can; push again to see how far it is".to_owned(),
+            left: "the other host continues to fetch; push again to see its progress".to_owned(),
         }),
         false => Ok(()),
     }
 }
 
-/// A name for a capsule that was asked for by its id: without one it would not be listed, and soon be
-/// collected.
+/// A name for a capsule that was requested by its id: without one it would not be listed, and would be
+/// garbage-collected soon.
 fn nameless(how: &str, capsule: &CapsuleId) -> Option<RefName> {
     format!("{how}.{}", capsule.short()).parse().ok()
 }
@@ -592,7 +592,7 @@ fn not_found(capsule: &CapsuleRef) -> DaemonError {
     DaemonError::NotFound { what: "capsule", name: capsule.to_string() }
 }
 
-/// What went wrong with the other host.
+/// An error of a transfer with the other host.
 pub(crate) fn sync_error(host: &HostName, source: LinkError) -> DaemonError {
     DaemonError::Sync { host: host.clone(), source: source.into() }
 }
@@ -604,7 +604,7 @@ pub(crate) fn fetch_error(host: &HostName, source: whimbrel_store::RemoteObjects
 fn pull_error(host: &HostName, source: SyncError) -> DaemonError {
     match source {
         SyncError::Cancelled => {
-            DaemonError::Cancelled { left: "what came is kept; call it again to go on".to_owned() }
+            DaemonError::Cancelled { left: "fetched objects are kept; pull again to continue".to_owned() }
         }
         source => DaemonError::Sync { host: host.clone(), source: source.into() },
     }

@@ -1,5 +1,4 @@
-//! What a machine of this host lacks: from the files here that have it, from the pools that do, then from the
-//! hosts.
+//! Remote objects of the store: fetches missing objects from local files, then pools, then other hosts.
 
 use super::store_service::TransferState;
 use crate::daemon::Daemon;
@@ -10,18 +9,18 @@ use whimbrel_image::pack_frame::Kind;
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
 use whimbrel_transfer::DemandFetcher;
 
-/// All trusted hosts as the place where missing objects come from.
+/// Fetches missing objects from pools and from all trusted hosts.
 pub(crate) struct PeerObjects(pub(crate) Weak<Daemon>);
 
 impl PeerObjects {
     fn host(&self) -> Result<Arc<Daemon>, RemoteObjectsError> {
-        let closing = || RemoteObjectsError { source: "the daemon is closing down".into(), retryable: true };
+        let closing = || RemoteObjectsError { source: "the daemon is shutting down".into(), retryable: true };
         self.0.upgrade().ok_or_else(closing)
     }
 }
 
 impl TransferState {
-    /// The fetcher over the present list of hosts.
+    /// The fetcher for the present list of hosts.
     fn remote(&self, host: &Daemon) -> Arc<DemandFetcher> {
         let sources = host.sources();
         let mut kept = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,17 +75,17 @@ impl RemoteObjects for PeerObjects {
     }
 }
 
-/// What came goes where something was missing.
+/// Inserts fetched objects where some were missing.
 fn fill(found: &mut [Option<Vec<u8>>], came: Vec<Vec<u8>>) {
     found.iter_mut().filter(|slot| slot.is_none()).zip(came).for_each(|(slot, came)| *slot = Some(came));
 }
 
 fn all(found: Vec<Option<Vec<u8>>>) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
-    let short = || RemoteObjectsError { source: "less came than was asked for".into(), retryable: false };
+    let short = || RemoteObjectsError { source: "too few objects arrived".into(), retryable: false };
     found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
 }
 
-/// What of `wants` was not found.
+/// The part of `wants` that was not found.
 fn missing(wants: &[PageWant], found: &[Option<Vec<u8>>]) -> Vec<PageWant> {
     let mut at = 0;
     wants.iter().filter_map(|want| without(want, found, &mut at)).collect()
@@ -97,7 +96,7 @@ fn cached(cache: &HashCache, digest: &whimbrel_core::Digest) -> Option<Vec<u8>> 
     cache.get(digest, &mut page).then(|| page.to_vec())
 }
 
-/// What is left of `want` once the pages found (from `at` on) are taken out of it; none if nothing is.
+/// The part of `want` without the pages found (from `at` on); none if that is empty.
 fn without(want: &PageWant, found: &[Option<Vec<u8>>], at: &mut usize) -> Option<PageWant> {
     let slots = (0..256usize).filter(|slot| want.slots[slot / 64] >> (slot % 64) & 1 == 1);
     let mut left = PageWant { slots: [0; 4], digests: Vec::new(), ..want.clone() };

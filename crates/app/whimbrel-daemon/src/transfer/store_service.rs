@@ -1,4 +1,4 @@
-//! What other hosts ask of the store here, and how this host asks them.
+//! Store service: answers requests of other hosts about this host's store, and lists hosts to fetch from.
 
 use crate::server::peer_rpc::{REFUSED, chain, refused};
 use crate::{
@@ -21,31 +21,31 @@ use whimbrel_transfer::{
 };
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
-/// How long at least nobody asks a host that sent wrong data.
+/// How long a host that sent wrong data is avoided at least.
 const BLAMED: Duration = Duration::from_secs(600);
 
-/// What the sync needs to remember.
+/// State of transfers between hosts.
 #[derive(Default)]
 pub(crate) struct TransferState {
-    /// Who announced what.
+    /// Capsules and images that other hosts have announced.
     pub(crate) holdings: Holdings,
     sources: Mutex<Option<Asked>>,
-    /// The fetcher over them.
+    /// The fetcher that uses `sources`.
     pub(super) remote: Mutex<Option<Arc<DemandFetcher>>>,
-    /// Capsules that are being taken from others.
+    /// Pulls in progress that other hosts have requested.
     taking: Mutex<BTreeMap<CapsuleId, RemotePullProgress>>,
     taken: Condvar,
 }
 
-/// Whom to ask.
+/// The list of hosts to fetch from.
 struct Asked {
-    /// The trusted names that the list was made of.
+    /// The trusted hosts of which the list was made.
     trusted: Vec<HostName>,
     sources: Arc<Holders>,
     since: Instant,
 }
 
-/// A capsule that is being taken; ends when dropped.
+/// A pull in progress; ends when dropped.
 pub(crate) struct InboundPull<'a> {
     syncing: &'a TransferState,
     capsule: CapsuleId,
@@ -56,7 +56,7 @@ impl TransferState {
         self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to take a capsule, once nobody else does.
+    /// Starts a pull, after waiting for one of the same capsule.
     pub(crate) fn start_pull(&self, capsule: CapsuleId) -> InboundPull<'_> {
         let taking = self.taking();
         let waited = self.taken.wait_while(taking, |taking| taking.contains_key(&capsule));
@@ -90,7 +90,7 @@ impl whimbrel_transfer::Holder for Neighbour {
     }
 
     fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
-        let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is closing down"))?;
+        let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is shutting down"))?;
         let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(chain(&error)))?;
         Ok(Arc::new(WireLink(connection)))
     }
@@ -105,7 +105,7 @@ impl Daemon {
         Box::new(Neighbour { host: self.me.clone(), name: name.clone() })
     }
 
-    /// All trusted hosts as holders. One list for all who fetch, so that it knows how each of them is doing.
+    /// All trusted hosts as holders. All fetches share one list, so that it knows the health of each host.
     pub(crate) fn sources(&self) -> Arc<Holders> {
         let trusted: Vec<HostName> =
             self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
@@ -132,15 +132,15 @@ impl Daemon {
     }
 }
 
-/// What a peer may see.
+/// Capsules and refs that a peer may read.
 struct Allowed<'a> {
     host: &'a Daemon,
     identity: &'a PeerIdentity,
 }
 
 impl Access for Allowed<'_> {
-    /// Capsules that a ref which the peer may read leads to, ancestors included: they are the versions of the
-    /// same thing.
+    /// Allows capsules that a ref which the peer may read leads to, including ancestors: they are versions of
+    /// the same thing.
     fn allowed(&self, capsule: &CapsuleId) -> bool {
         let Ok(refs) = self.host.store.list_refs() else { return false };
         let mut level: Vec<CapsuleId> =
@@ -162,7 +162,7 @@ impl Access for Allowed<'_> {
     }
 }
 
-/// Who asks: what of a [`Holder`] outlives the call.
+/// The identity of a requesting host, which outlives its call.
 #[derive(Clone)]
 pub(crate) struct Requester {
     pub(crate) name: HostName,
@@ -175,7 +175,7 @@ impl Requester {
     }
 }
 
-/// Answers a request of the store's range. Blocks.
+/// Answers a request of the store's message range. Blocks.
 pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     match request.kind {
         RemotePull::KIND => {
@@ -206,6 +206,6 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
 }
 
 fn refusal(error: &DaemonError) -> Refusal {
-    tracing::warn!(error = error as &dyn std::error::Error, "a request about capsules was refused");
+    tracing::warn!(error = error as &dyn std::error::Error, "refused a request about capsules");
     refused(&chain(error))
 }

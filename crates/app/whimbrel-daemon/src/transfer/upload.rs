@@ -1,11 +1,10 @@
-//! Uploading every capsule of a machine to another host or to a pool, in the background, so that it survives
-//! the host that made it.
+//! Uploads: a background push of every new capsule of a machine to another host or a pool.
 //!
-//! What is followed is one JSON file, replaced whole. One thread does the uploading: it looks when a capsule
-//! was made and, as long as something is left to do, every few seconds; it goes on after the daemon was
-//! restarted. Only the newest capsule of a machine is sent: those it overtook are its ancestors, and their
-//! pages come with it where they are still needed. A pool gets besides, in the order of their times, those
-//! that are kept here of a protected machine, each as a version: by host and standby alike.
+//! The uploaded machines are one JSON file, replaced atomically. One thread uploads: it runs when a capsule
+//! is made and, while something is left to do, every few seconds; it continues after a restart of the daemon.
+//! Only the newest capsule of a machine is sent: earlier ones are its ancestors, and their pages come with it
+//! where they are still needed. A pool also gets the epoch capsules of a protected machine in order of time,
+//! each as a version, from the primary and the standby alike.
 
 use crate::{
     capsule::history,
@@ -30,14 +29,14 @@ use whimbrel_transfer::{
 };
 use whimbrel_wire::atomic_file;
 
-/// How soon an upload that failed is tried again.
+/// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Where the capsules of a machine go.
+/// Destination of a machine's capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum UploadTarget {
-    /// Another host.
+    /// Name of another host.
     Host(HostName),
     /// A folder of a pool.
     Pool(PoolPath),
@@ -52,31 +51,31 @@ impl fmt::Display for UploadTarget {
     }
 }
 
-/// A machine whose capsules go somewhere.
+/// A machine whose capsules are uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Followed {
     to: UploadTarget,
-    /// The last capsule that is whole there.
+    /// The last capsule that is complete there.
     sent: Option<CapsuleId>,
-    /// Of those that were kept, the time of the last one that is there.
+    /// Time of the last epoch capsule that is there.
     #[serde(default)]
     kept_ms: u64,
 }
 
-/// A capsule that is to be uploaded.
+/// A capsule to upload.
 struct Due {
     time_ms: u64,
     capsule: CapsuleId,
-    /// It was kept of a protected machine; else it is a machine's newest.
+    /// Whether it is an epoch capsule; otherwise it is the machine's newest.
     kept: bool,
 }
 
-/// What is followed, and the bell of the thread that does it.
+/// The uploaded machines, and the notifier of the upload thread.
 #[derive(Default)]
 pub(crate) struct UploadService {
     bell: Notifier,
     table: Mutex<BTreeMap<MachineName, Followed>>,
-    /// Why the last attempt failed, of machines of which something is left to do. Locked last.
+    /// Error of the last failed attempt of each machine. Locked last.
     stalled: Mutex<BTreeMap<MachineName, String>>,
 }
 
@@ -89,7 +88,7 @@ impl UploadService {
         self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says of machines where their capsules go, and whether they get there.
+    /// Adds the destination and errors of uploads to the information about machines.
     pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
         let table = self.table();
         for machine in machines {
@@ -100,26 +99,26 @@ impl UploadService {
         }
     }
 
-    /// There may be something to do.
+    /// Wakes the upload thread.
     pub(crate) fn notify(&self) {
         self.bell.notify();
     }
 }
 
 impl Daemon {
-    /// Reads what was followed before, and goes on with it.
+    /// Loads the uploaded machines and starts the upload thread.
     pub(crate) fn start_following(self: &Arc<Self>) {
         let path = self.layout.uploads();
         match std::fs::read(&path) {
             Ok(text) => match serde_json::from_slice(&text) {
                 Ok(table) => *self.following.table() = table,
                 Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "it is not known which capsules to upload")
+                    tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
                 }
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "it is not known which capsules to upload")
+                tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
             }
         }
         self.following.notify();
@@ -127,7 +126,7 @@ impl Daemon {
         std::thread::spawn(move || {
             while let Some(host) = host.upgrade() {
                 let left = host.upload_what_is_new();
-                // Told again from time to time: a host that was away may have missed it.
+                // Repeated from time to time: a host that was unreachable may have missed it.
                 host.announce();
                 host.following.bell.wait(if left { RETRY } else { Duration::from_secs(60) });
                 if !host.sleep_unless_closing(Duration::ZERO) {
@@ -137,12 +136,12 @@ impl Daemon {
         });
     }
 
-    /// A capsule is new here, or whole now.
+    /// Wakes the upload thread for a capsule that is new or complete now.
     pub(crate) fn announce_soon(&self) {
         self.following.notify();
     }
 
-    /// Begins or ends following a machine.
+    /// Starts or stops the uploads of a machine.
     pub(crate) fn start_upload(
         self: &Arc<Self>,
         subject: &CapsuleRef,
@@ -152,11 +151,11 @@ impl Daemon {
             CapsuleRef::Name(name) => name.as_str().parse::<MachineName>().ok(),
             CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
         };
-        // One that was followed and lives elsewhere by now can be let go.
+        // Uploads of a machine that has moved away can still be stopped.
         let is_ours =
             |name: &MachineName| self.machine(name).is_ok() || self.following.table().contains_key(name);
         let name = named.filter(is_ours);
-        let name = name.ok_or_else(|| DaemonError::invalid("only a machine of this host can be followed"))?;
+        let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
             self.route(to)?;
         }
@@ -166,7 +165,7 @@ impl Daemon {
                 let mut table = host.following.table();
                 let before = table.clone();
                 match &to {
-                    // Said again, it goes on where it is.
+                    // Repeated with the same destination, it continues.
                     Some(to) if table.get(&name).is_some_and(|followed| followed.to == *to) => {}
                     Some(to) => {
                         drop(table.insert(name, Followed { to: to.clone(), sent: None, kept_ms: 0 }));
@@ -181,12 +180,12 @@ impl Daemon {
         }))
     }
 
-    /// The machine is no longer this host's. What of it is elsewhere stays there, what is here stays here.
+    /// Stops the uploads of a machine that has left this host. Existing capsules stay where they are.
     pub(crate) fn stop_upload(&self, name: &MachineName) {
         let mut table = self.following.table();
         if table.remove(name).is_some() {
             self.following.stalled().remove(name);
-            // Unwritten, it is tried again after the next start, and finds nothing new.
+            // If the write fails, the upload is tried again after the next start, and finds nothing new.
             let _ = self.save_following(&table);
         }
     }
@@ -197,13 +196,13 @@ impl Daemon {
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// Uploads what is new of every followed machine. Whether something is left to do.
+    /// Uploads new capsules of all machines. Returns whether something is left to do.
     fn upload_what_is_new(&self) -> bool {
         let table = self.following.table().clone();
         let mut stalled = BTreeMap::new();
         for (name, followed) in table {
             if let Err(error) = self.upload_all(&name, &followed) {
-                tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "not uploaded yet");
+                tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
                 stalled.insert(name, crate::server::peer_rpc::chain(&error));
             } else {
                 self.following.stalled().remove(&name);
@@ -214,7 +213,7 @@ impl Daemon {
         left
     }
 
-    /// Uploads what is due of a machine, one after the other; what was done is done if a later one fails.
+    /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones.
     fn upload_all(&self, name: &MachineName, followed: &Followed) -> Result<(), DaemonError> {
         for due in self.due(name, followed)? {
             match &followed.to {
@@ -226,11 +225,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Capsules of a followed machine that are not where they are to be, in the order of their times.
+    /// Capsules of a machine that are missing at the destination, in order of time.
     fn due(&self, name: &MachineName, followed: &Followed) -> Result<Vec<Due>, DaemonError> {
         let newest =
             self.store.get_ref(&refs::of_machine(name)).map_err(refs::store_error("read the refs"))?;
-        // What is not whole here cannot go to a pool yet; a host fetches the rest from where it is.
+        // A partial capsule cannot go to a pool yet; a host fetches the rest from where it is.
         let to_host = matches!(followed.to, UploadTarget::Host(_));
         let newest = newest.filter(|id| Some(*id) != followed.sent && (to_host || !self.is_partial(id)));
         let time_of = |id: &CapsuleId| self.store.manifest(id).map_or(u64::MAX, |manifest| manifest.time);
@@ -254,12 +253,12 @@ impl Daemon {
                 false => entry.sent = Some(due.capsule),
             }
         }
-        // Unwritten, it is found to be there the next time.
+        // If the write fails, the next attempt finds the capsule there.
         let _ = self.save_following(&table);
     }
 
-    /// Makes a capsule a version of the machine's file. One that is no longer kept by now is not missed;
-    /// which those are is looked at again before each attempt.
+    /// Makes a capsule a version of the machine's file. An epoch capsule that was deleted meanwhile is
+    /// skipped; the list is read again before each attempt.
     fn upload_to_pool(&self, name: &MachineName, place: &PoolPath, due: &Due) -> Result<(), DaemonError> {
         if due.kept && !history::all_of(&self.store, name)?.contains(&(due.time_ms, due.capsule)) {
             return Ok(());
@@ -285,7 +284,7 @@ impl Daemon {
         taken.map(drop).map_err(|error| crate::transfer::pull::sync_error(to, error))
     }
 
-    /// Tells the hosts that are connected what this one holds.
+    /// Announces the capsules of this host to the connected hosts.
     fn announce(&self) {
         let connections = self.neighbours.all();
         if connections.is_empty() {
@@ -302,7 +301,7 @@ impl Daemon {
         }
         for message in announcements(&held) {
             for connection in &connections {
-                // Who does not hear it now hears the next one.
+                // A host that misses it gets the next one.
                 let _ = call::<Announce>(&WireLink(connection.clone()), &message, Bytes::new());
             }
         }

@@ -1,68 +1,69 @@
-//! Who may forget what: the time after the commit as two pure state machines, one for each side.
+//! Completion of postcopy: two pure state machines, one for each side, that decide when each may drop its
+//! records.
 //!
 //! ```text
-//!   source                                          target
-//!   Keeping  ---- attend (again after each loss) ->  Lacking
-//!            <--- fetch ---------------------------  Lacking
-//!            ---- pages --------------------------->  (stores them where nothing is)
-//!                                                     the last page is here, all of it durable:
-//!                                                     the target writes down that nothing is owed
-//!            <--- whole (again at each attend) ----  Whole
+//!   source                                              target
+//!   Keeping  ---- offer fetch (again after a loss) --->  Lacking
+//!            <--- fetch ------------------------------  Lacking
+//!            ---- pages ----------------------------->  (stores those that are absent)
+//!                                                       the last page is here, all of it durable:
+//!                                                       the target removes its record of missing pages
+//!            <--- complete (again at each offer) -----  Whole
 //!   Released
 //! ```
 //!
-//! The source keeps everything until it hears *whole*, which is said only after the target has written down
-//! that it lacks nothing. Either may crash at any time: what they find on their disks when they come back is
-//! [`ServeState::recovered`] and [`FetchState::recovered`]. No I/O and no clock here.
-//! `tests/postcopy_model.rs` checks it against every order of messages, losses, repetitions and crashes.
+//! The source keeps everything until it receives *complete*, which the target sends only after it has
+//! recorded durably that no page is missing. Either side may crash at any time: [`ServeState::recovered`] and
+//! [`FetchState::recovered`] are the states after a restart. No I/O and no clock here.
+//! `tests/postcopy_model.rs` checks this against every order of messages, losses, repetitions and crashes.
 
-/// The source's side, from the commit on.
+/// State of the source, from the commit on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServeState {
     /// The target may lack pages: memory and disks stay.
     Keeping,
-    /// The target lacks nothing. Nothing is left here.
+    /// The target has every page. Nothing is left here.
     Released,
 }
 
-/// What the source hears.
+/// Event on the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServeEvent {
     /// A connection to the target is lost, or could not be made.
     LinkLost,
-    /// The target asks for pages.
+    /// The target requests pages.
     Fetch,
-    /// The target says that it lacks nothing.
+    /// The target reports that no page is missing.
     Whole,
-    /// This daemon came back and found that it keeps the machine's pages.
+    /// The daemon restarted and found the record of pages that it serves.
     Restarted,
 }
 
-/// What the source must do.
+/// Action of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServeAction {
     /// Connect and offer to serve; again after each loss.
     Attend,
     /// Send the pages, as they were at the pause.
     SendPages,
-    /// End the paused machine here, free what it held, strike the record out.
+    /// Kill the paused machine here, free its resources, remove the record.
     Release,
-    /// Nothing is left to send: say so.
+    /// Refuse the request: no pages are served any more.
     Refuse,
 }
 
 impl ServeState {
-    /// The handover was committed.
+    /// State after the commit of the handover, and its actions.
     pub fn initial() -> (ServeState, &'static [ServeAction]) {
         (ServeState::Keeping, &[ServeAction::Attend])
     }
 
-    /// A new daemon found, or did not find, a record that pages are kept for this handover.
+    /// State after a restart; `kept` tells whether there is a record of pages that are served.
     pub fn recovered(kept: bool) -> (ServeState, &'static [ServeAction]) {
         if kept { ServeState::Keeping.step(ServeEvent::Restarted) } else { (ServeState::Released, &[]) }
     }
 
-    /// The one transition function.
+    /// Transition function of the source.
     pub fn step(self, event: ServeEvent) -> (ServeState, &'static [ServeAction]) {
         use {ServeAction::*, ServeEvent::*, ServeState::*};
         match (self, event) {
@@ -75,53 +76,53 @@ impl ServeState {
     }
 }
 
-/// The target's side.
+/// State of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchState {
     /// Pages are missing here.
     Lacking,
-    /// None is. The source may not know yet.
+    /// No page is missing. The source may not know yet.
     Whole,
 }
 
-/// What the target hears or finds.
+/// Event on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchEvent {
     /// The source offers a connection.
     Attended,
-    /// A connection to the source is lost, with whatever was asked over it.
+    /// A connection to the source is lost, with the requests on it.
     LinkLost,
     /// The last missing page is stored.
     LastStored,
-    /// The machine is gone from here for good: forgotten, or kept whole in a capsule.
+    /// The machine is gone from here for good: deleted, or saved completely in a capsule.
     Gone,
 }
 
-/// What the target must do, in order.
+/// Actions of the target, to be carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchAction {
-    /// Ask for what is missing.
+    /// Request missing pages.
     Ask,
-    /// What was asked for and did not come is to be asked for again.
+    /// Schedule the requests without a reply again.
     TakeBack,
-    /// Make what came durable, then strike out, durably, that something is owed.
+    /// Make the fetched pages durable, then remove the record of missing pages durably.
     RemoveRecord,
-    /// Tell the source that nothing is missing.
+    /// Report to the source that no page is missing.
     SayWhole,
 }
 
 impl FetchState {
-    /// The machine was committed to this side with pages missing.
+    /// State after a commit with missing pages.
     pub fn initial() -> (FetchState, &'static [FetchAction]) {
         (FetchState::Lacking, &[])
     }
 
-    /// A new daemon found, or did not find, a record that pages are owed by this handover.
+    /// State after a restart; `owed` tells whether there is a record of missing pages.
     pub fn recovered(owed: bool) -> (FetchState, &'static [FetchAction]) {
         (if owed { FetchState::Lacking } else { FetchState::Whole }, &[])
     }
 
-    /// The one transition function.
+    /// Transition function of the target.
     pub fn step(self, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         use {FetchAction::*, FetchEvent::*, FetchState::*};
         match (self, event) {

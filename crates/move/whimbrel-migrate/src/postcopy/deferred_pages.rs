@@ -1,5 +1,4 @@
-//! What stays behind: at the pause, what is hot goes with the machine as far as that is cheap, the rest is
-//! owed.
+//! Deferred pages: decides at the pause which pages are sent at once and which the target fetches later.
 
 use super::{
     PageServer,
@@ -12,24 +11,24 @@ use whimbrel_capture::StopReason;
 use whimbrel_core::PageSet;
 use whimbrel_machine::{Machine, MachineError};
 
-/// A migration that may leave pages with the source.
+/// Migration that may leave missing pages on the target.
 pub struct DeferredPages {
     giving: Arc<PageServer>,
-    /// Pages that may go in the pause.
+    /// Most pages that are sent in the pause.
     pages_max: u64,
-    /// What is left with the source, a set for each array; empty before the pause.
+    /// Pages that the target fetches later, a set for each array; empty before the pause.
     owed: Vec<PageSet>,
-    /// Of that, what was written last.
+    /// Pages of these that were written last.
     hot: Vec<PageSet>,
 }
 
 impl DeferredPages {
-    /// At most `pages_max` pages go in the pause; `giving` serves the others from then on.
+    /// Sends at most `pages_max` pages in the pause; `giving` serves the others from then on.
     pub fn new(giving: Arc<PageServer>, pages_max: u64) -> Self {
         Self { giving, pages_max, owed: Vec::new(), hot: Vec::new() }
     }
 
-    /// Takes out of `left` what is to stay: nothing if the rounds came to a good end, or if little is left.
+    /// Removes the pages from `left` that are sent later: none if the rounds succeeded, or if few are left.
     pub(crate) fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let count: u64 = left.iter().map(PageSet::count).sum();
         let good_end = matches!(why, StopReason::LittleLeft | StopReason::WithinDowntime);
@@ -52,13 +51,13 @@ impl DeferredPages {
         }
     }
 
-    /// Tells the target what it is owed, and begins to serve it. The machine is paused for good, unless the
-    /// migration fails.
+    /// Sends the list of missing pages to the target, and starts to serve them. The machine stays paused,
+    /// unless the migration fails.
     pub(crate) fn announce(&self, link: &dyn Link, handover: HandoverId) -> Result<(), BoxError> {
         if !self.giving.view().connected {
             let why =
-                self.giving.view().stalled.unwrap_or_else(|| "it has made no connection for that".to_owned());
-            return Err(format!("the target cannot ask for them: {why}").into());
+                self.giving.view().stalled.unwrap_or_else(|| "no fetch connection was accepted".to_owned());
+            return Err(format!("the target cannot fetch them: {why}").into());
         }
         self.giving.open(self.pages());
         let mut answers = Vec::new();
@@ -74,23 +73,23 @@ impl DeferredPages {
         Ok(())
     }
 
-    /// Pages that are left with the source.
+    /// Number of pages that the target fetches later.
     pub fn pages(&self) -> u64 {
         self.owed.iter().map(PageSet::count).sum()
     }
 }
 
-/// A target that may fetch has to be able to ask before the machine is paused.
+/// Longest wait before the pause for the target's fetch connection.
 const ATTEND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A machine that is let run until the target can ask for its pages, and then a little longer, so that what
-/// it writes then shows what is hot.
+/// Machine that runs until the target can fetch its pages, and then a little longer, so that the pages
+/// written meanwhile show which are hot.
 pub struct DelayedPause<M> {
-    /// The machine.
+    /// Machine to pause.
     pub machine: M,
-    /// Who gives its pages, if any may be left.
+    /// Server of its pages, if any may be missing.
     pub giving: Option<Arc<PageServer>>,
-    /// How much longer.
+    /// Additional time before the pause.
     pub linger: Duration,
 }
 
@@ -101,7 +100,7 @@ impl<M: Machine> Machine for DelayedPause<M> {
 
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
-        // Without it the migration fails as soon as it has to leave pages.
+        // Without a fetch connection the migration fails as soon as pages have to be deferred.
         if let Some(giving) = &self.giving {
             giving.wait_connected(ATTEND_PATIENCE);
         }

@@ -1,48 +1,49 @@
-//! The reply to a fetch: zero pages as runs, all others in one zstd frame. Pure functions over bytes.
+//! Fetch reply: the encoding of fetched pages. Zero pages are runs, all others one zstd frame. Pure functions
+//! over bytes.
 
 use super::messages::{FETCH_PAGES_MAX, Fetched};
 use whimbrel_core::{PAGE_SIZE, PageRun};
 
-/// What keeps up with several Gbit/s on one core.
+/// Level that keeps up with several Gbit/s on one core.
 const ZSTD_LEVEL: i32 = 1;
 
-/// What is wrong with a fetch or its reply.
+/// Error of a fetch or its reply.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchReplyError {
-    /// More pages or runs than one fetch may have, or none.
-    #[error("{pages} pages in {runs} runs are asked for at once")]
+    /// The fetch has too many pages or runs, or none.
+    #[error("one fetch requests {pages} pages in {runs} runs")]
     TooLarge {
-        /// Pages.
+        /// Number of pages.
         pages: u64,
-        /// Runs.
+        /// Number of runs.
         runs: usize,
     },
-    /// A page lies outside the array.
+    /// A page is outside the array.
     #[error("page {page} is outside an array of {len} pages")]
     OutOfRange {
-        /// The page.
+        /// Number of the page.
         page: u64,
-        /// The array's length.
+        /// Length of the array in pages.
         len: u64,
     },
-    /// The reply does not hold what was asked for.
-    #[error("the reply does not hold the pages that were asked for")]
+    /// The reply does not hold the requested pages.
+    #[error("the reply does not hold the requested pages")]
     Reply,
-    /// The compressor failed.
-    #[error("the pages cannot be compressed")]
+    /// The pages could not be compressed.
+    #[error("cannot compress the pages")]
     Compress {
-        /// Why.
+        /// Cause reported by the compressor.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// Pages in `runs`.
+/// Number of pages in `runs`.
 pub(crate) fn count(runs: &[PageRun]) -> u64 {
     runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
 }
 
-/// Refuses what a sound target would not ask of an array of `len` pages.
+/// Refuses a fetch that a correct target never sends for an array of `len` pages.
 pub(crate) fn check(runs: &[PageRun], len: u64) -> Result<(), FetchReplyError> {
     let pages = count(runs);
     if pages == 0 || pages > FETCH_PAGES_MAX || runs.len() as u64 > FETCH_PAGES_MAX {
@@ -54,7 +55,7 @@ pub(crate) fn check(runs: &[PageRun], len: u64) -> Result<(), FetchReplyError> {
     }
 }
 
-/// The reply for the pages of `runs`, whose content one after the other is `data`.
+/// Encodes the reply for the pages of `runs`, whose concatenated content is `data`.
 pub(crate) fn encode(runs: &[PageRun], data: &[u8]) -> Result<(Fetched, Vec<u8>), FetchReplyError> {
     let mut fetched = Fetched { zero: Vec::new() };
     let mut rest = Vec::with_capacity(data.len());
@@ -77,7 +78,7 @@ pub(crate) fn encode(runs: &[PageRun], data: &[u8]) -> Result<(Fetched, Vec<u8>)
     Ok((fetched, payload))
 }
 
-/// The content of the pages of `runs`, one after the other.
+/// Decodes a reply into the concatenated content of the pages of `runs`.
 pub(crate) fn decode(
     runs: &[PageRun],
     fetched: &Fetched,

@@ -1,49 +1,48 @@
-//! In which order missing pages are asked for: around the last faults, then what was written lately, then the
-//! rest.
+//! Fetch schedule: the order in which missing pages are requested. Those around the last faults come first,
+//! then those written lately, then the rest.
 //!
-//! Pure: no connection, no clock. What is here is advice only. Which pages are missing the target's stores
-//! know; when the schedule has nothing more to ask, they are asked again, and a new schedule is made of what
-//! they say.
+//! Pure: no connection, no clock. The schedule is only advice, because the target's page stores decide what
+//! is missing. When it has nothing more to request, a new schedule is made of what they report.
 
 use std::collections::VecDeque;
 use whimbrel_core::{PageRun, PageSet};
 
-/// Pages before and after a fault that count as its neighbourhood; guests walk upwards more often than down.
+/// Pages before and after a fault that belong to its neighbourhood; guests walk upwards more often than down.
 const BEFORE: u64 = 8;
 const AFTER: u64 = 56;
-/// Faults whose neighbourhoods wait; older ones are forgotten, their pages come in their turn.
+/// Most faults whose neighbourhoods wait; the pages of older ones come in their usual order.
 const FAULTS_MAX: usize = 64;
-/// Neighbouring pages are asked for together.
+/// Neighbouring pages that are requested together.
 const CHUNK: u64 = 32;
 
-/// Pages to ask for in one message.
+/// Pages to request in one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchRange {
-    /// Which array.
+    /// Index of the array.
     pub array: usize,
-    /// Which pages of it.
+    /// Pages of the array.
     pub runs: Vec<PageRun>,
 }
 
-/// What is missing and has not been asked for, and in which order it will be.
+/// Missing pages that were not requested, and their order.
 #[derive(Debug)]
 pub struct FetchSchedule {
     arrays: Vec<Part>,
-    /// The latest first.
+    /// Neighbourhoods of faults, the latest first.
     faults: VecDeque<(usize, PageRun)>,
     queue: VecDeque<(usize, PageRun)>,
 }
 
 #[derive(Debug)]
 struct Part {
-    /// Missing and not asked for.
+    /// Pages that are missing and not requested.
     open: PageSet,
-    /// Asked for and not come.
+    /// Pages that are requested and have not arrived.
     asked: PageSet,
 }
 
 impl FetchSchedule {
-    /// These pages are missing, a set for each array; those that are in `hot` too come first.
+    /// Schedule of these missing pages, a set for each array; those that are in `hot` too come first.
     pub fn new(missing: Vec<PageSet>, hot: &[PageSet]) -> Self {
         let mut queue = VecDeque::new();
         for (array, hot) in hot.iter().enumerate().take(missing.len()) {
@@ -56,7 +55,7 @@ impl FetchSchedule {
         Self { arrays: missing.into_iter().map(part).collect(), faults: VecDeque::new(), queue }
     }
 
-    /// A page was waited for: what lies around it comes next.
+    /// Reports a fault: the pages around it come next.
     pub fn touched(&mut self, array: usize, page: u64) {
         let Some(part) = self.arrays.get(array).filter(|part| page < part.open.len()) else { return };
         let start = page.saturating_sub(BEFORE);
@@ -65,12 +64,12 @@ impl FetchSchedule {
         self.faults.truncate(FAULTS_MAX);
     }
 
-    /// What to ask for next, at most `max` pages. None if everything that is missing was asked for.
+    /// Pages to request next, at most `max`. None if all missing pages were requested.
     pub fn next(&mut self, max: u64) -> Option<FetchRange> {
         while let Some((array, run)) = self.faults.pop_front() {
             let runs = self.take(array, run, max);
             if !runs.is_empty() {
-                // More of it may be left.
+                // More pages of the neighbourhood may be left.
                 self.faults.push_front((array, run));
                 return Some(FetchRange { array, runs });
             }
@@ -96,7 +95,7 @@ impl FetchSchedule {
         ask
     }
 
-    /// Takes at most `max` open pages of `run`.
+    /// Takes at most `max` unrequested pages of `run`.
     fn take(&mut self, array: usize, run: PageRun, max: u64) -> Vec<PageRun> {
         let part = &mut self.arrays[array];
         let mut runs: Vec<PageRun> = Vec::new();
@@ -113,12 +112,12 @@ impl FetchSchedule {
         runs
     }
 
-    /// What was asked for is stored.
+    /// Reports that the requested pages are stored.
     pub fn arrived(&mut self, ask: &FetchRange) {
         ask.runs.iter().for_each(|run| self.here(ask.array, *run));
     }
 
-    /// These pages are here, however they came.
+    /// Reports that these pages are here, from whatever source.
     pub fn here(&mut self, array: usize, run: PageRun) {
         if let Some(part) = self.arrays.get_mut(array) {
             part.open.remove_run(run);
@@ -126,7 +125,7 @@ impl FetchSchedule {
         }
     }
 
-    /// What was asked for did not come.
+    /// Reports that the requested pages did not arrive.
     pub fn lost(&mut self, ask: &FetchRange) {
         let Some(part) = self.arrays.get_mut(ask.array) else { return };
         for run in &ask.runs {
@@ -138,7 +137,7 @@ impl FetchSchedule {
         }
     }
 
-    /// Pages that are not known to be here.
+    /// Number of pages that are not known to be here.
     pub fn missing(&self) -> u64 {
         self.arrays.iter().map(|part| part.open.count() + part.asked.count()).sum()
     }
@@ -191,7 +190,7 @@ mod tests {
         ) {
             let missing = vec![set(&memory), set(&disk)];
             let mut schedule = FetchSchedule::new(missing.clone(), &[set(&hot)]);
-            // What is really missing, and what is under way.
+            // Pages that are really missing, and requests in flight.
             let (mut truth, mut under_way) = (missing, Vec::<FetchRange>::new());
             let all_of = |asks: &[FetchRange], array: usize| {
                 let mut set = PageSet::empty(LEN);

@@ -1,91 +1,90 @@
-//! The messages of post-copy. docs/protocols/migrate.md tells when each is sent.
+//! Messages of postcopy. docs/protocols/migrate.md describes when each is sent.
 
 use crate::protocol::HandoverId;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::PageRun;
 
-/// Pages that the source keeps; header [`MissingPages`], payload as in `sets.rs`. Between the last pages and
-/// `FINISH`, in order.
+/// Lists pages that stay on the source; header [`MissingPages`], payload as in `page_set_codec.rs`. Between
+/// the last pages and `FINISH`, in order.
 pub const MISSING_PAGES: u16 = 0x0106;
-/// From the source: the target may fetch over this connection; header [`OfferFetch`], reply
-/// [`OfferFetchReply`].
+/// From the source: offers this connection for fetching; header [`OfferFetch`], reply [`OfferFetchReply`].
 pub const OFFER_FETCH: u16 = 0x0110;
-/// From the target: send these pages; header [`Fetch`], reply header [`Fetched`] and payload as in
-/// `frame.rs`.
+/// From the target: requests pages; header [`Fetch`], reply header [`Fetched`] and payload as in
+/// `fetch_reply.rs`.
 pub const FETCH: u16 = 0x0111;
-/// From the target: it lacks nothing; header [`HandoverId`].
+/// From the target: reports that no page is missing; header [`HandoverId`].
 pub const COMPLETE: u16 = 0x0112;
 
 /// Most pages in one fetch, and most runs.
 pub const FETCH_PAGES_MAX: u64 = 256;
 
-/// A part of what the source keeps of one array; parts add up.
+/// Header of some missing pages of one array; the messages add up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingPages {
-    /// This attempt.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// Which array, as an index into the offer's arrays.
+    /// Index of the array in the offer's arrays.
     pub array: u32,
-    /// Whether these are pages that were written lately: worth asking for first.
+    /// Whether these pages were written lately, and should be fetched first.
     pub hot: bool,
 }
 
-/// What a connection is for.
+/// Priority of a fetch connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FetchPriority {
-    /// Pages that somebody waits for.
+    /// Connection for pages that a reader waits for.
     Urgent,
-    /// All others.
+    /// Connection for all other pages.
     Bulk,
 }
 
-/// Offers a connection.
+/// Offer of a fetch connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferFetch {
-    /// Whose pages.
+    /// Id of the handover whose pages it serves.
     pub handover: HandoverId,
-    /// What for.
+    /// Priority of the connection.
     pub lane: FetchPriority,
 }
 
-/// What the target says to that.
+/// Reply of the target to an offered connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OfferFetchReply {
-    /// It will ask.
+    /// The target will send requests.
     Waiting,
-    /// It lacks nothing of this handover's machine.
+    /// The target has every page of this handover's machine.
     Whole,
 }
 
-/// Asks for pages.
+/// Request for pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
-    /// Whose.
+    /// Id of the handover.
     pub handover: HandoverId,
-    /// Which array.
+    /// Index of the array.
     pub array: u32,
-    /// Which pages, at most [`FETCH_PAGES_MAX`].
+    /// Requested pages, at most [`FETCH_PAGES_MAX`].
     pub runs: Vec<PageRun>,
-    /// How the target fares, for whoever looks at the source.
+    /// Progress of the target, for status displays on the source.
     pub stand: FetchProgress,
 }
 
-/// How a target fares.
+/// Progress of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FetchProgress {
-    /// Pages that it lacks.
+    /// Number of missing pages.
     pub missing: u64,
-    /// Pages that were waited for.
+    /// Number of page requests that a reader waited for.
     pub faults: u64,
-    /// For how long altogether, in microseconds.
+    /// Total time of these waits, in microseconds.
     pub waited_us: u64,
-    /// The longest of these waits.
+    /// Longest of these waits, in microseconds.
     pub longest_us: u64,
 }
 
-/// Pages that were asked for, in the order in which they were.
+/// Reply to a request for pages, in its order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetched {
-    /// Those of them that are zero, and not in the payload.
+    /// Zero pages among them, which are not in the payload.
     pub zero: Vec<PageRun>,
 }

@@ -1,18 +1,18 @@
-//! Post-copy: the machine runs on the target before all of it is there.
+//! Postcopy: the machine runs on the target before all of its pages are there.
 //!
-//! The handover is that of every migration, with one commit point. What is not sent at the pause ([`leave`])
-//! stays with the source, which keeps it until the target says that it lacks nothing ([`giving`]). The target
-//! fetches a page when it is touched, over a connection of its own, and asks for the others in the
-//! background, those around the last faults first ([`taking`], in the order of [`schedule`]). Who owes what
-//! to whom, and when the source may forget, is [`phase`].
+//! The handover is that of every migration, with one commit point. Pages that are not sent at the pause
+//! ([`deferred_pages`]) stay on the source until the target reports that no page is missing
+//! ([`page_server`]). The target fetches a page at once when it is touched, and the others in the background,
+//! those around the last faults first ([`page_fetcher`], in the order of [`fetch_schedule`]). [`completion`]
+//! decides when the source may free its pages.
 //!
-//! What is not here: connections, userfaultfd, overlays: the host brings them as [`page_fetcher::Lane`] and
-//! [`page_fetcher::Store`].
+//! Connections, userfaultfd and overlays belong to the daemon, which passes them in as
+//! [`page_fetcher::FetchConnection`] and [`page_fetcher::PageStore`].
 //!
-//! Invariants: nothing but the target's word that it lacks nothing, said after it is durable there, lets the
-//! source forget; what the target's stores say is missing is the only truth about what is missing, so
-//! whatever is lost on the way is asked for again; a page that came never overwrites one that is there. A
-//! lost link costs waiting and nothing else.
+//! Invariants: the source frees its pages only after the target has reported that no page is missing, and the
+//! target reports that only when everything is durable there. The target's page stores alone decide what is
+//! missing, so whatever is lost is requested again. A page that arrives never overwrites one that is there. A
+//! lost connection costs only time.
 
 pub mod completion;
 pub mod deferred_pages;

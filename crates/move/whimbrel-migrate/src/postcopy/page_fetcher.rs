@@ -1,9 +1,9 @@
-//! The target's side of post-copy: fetches what is touched at once, and everything else in the background.
+//! Page fetcher: the target side of postcopy. It fetches touched pages at once, and all others in the
+//! background.
 //!
-//! Two connections, which the source makes: over one travels what somebody waits for, over the other all the
-//! rest, a few messages under way at any time. A connection that is lost costs what was asked over it, which
-//! is asked for again over the next one. What is missing is what the stores say; see
-//! [`super::fetch_schedule`] for the order.
+//! It uses two connections that the source opens: one for pages that a reader waits for, the other for all
+//! the rest, with a few requests in flight. Requests that are lost with a connection are repeated over the
+//! next one. The page stores decide what is missing; the order is that of [`super::fetch_schedule`].
 
 use super::{
     completion::{FetchAction, FetchEvent, FetchState},
@@ -24,74 +24,74 @@ use std::{
 };
 use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
 
-/// Messages under way in the background, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
+/// Background requests in flight, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
 /// neighbourhood.
 const UNDER_WAY: usize = 8;
 const PAGES: u64 = 32;
-/// How long a read waits for a connection before it says that there is none.
+/// Time that a read waits for a connection before it fails.
 const WAIT_FOR_LANE: Duration = Duration::from_millis(200);
 /// Pause after a refusal.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Contents of disks that were read ahead of their turn and wait to be stored.
+/// Most disk pages that were read on demand and wait to be stored.
 const SPARE_MAX: usize = 64;
 
-/// A connection to the source.
+/// Connection to the source for fetching.
 pub trait FetchConnection: Send + Sync {
     /// Sends a request.
     fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError>;
 
-    /// Ends it: whoever waits for an answer hears that none comes.
+    /// Closes the connection: waiting readers get an error.
     fn close(&self);
 }
 
-/// An answer on its way.
+/// Reply that has not arrived yet.
 pub trait PendingReply: Send {
-    /// Blocks until it is here (header and payload) or the connection is known to be lost.
+    /// Blocks until the reply (header and payload) arrives or the connection is known to be lost.
     fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError>;
 }
 
-/// An array of the machine as a place for pages that come.
+/// Array of the machine that stores fetched pages.
 pub trait PageStore: Send + Sync {
-    /// Those of `owed` that are not here.
+    /// Pages of `owed` that are not here.
     fn missing(&self, owed: &PageSet) -> PageSet;
 
-    /// Stores pages where nothing is. What is here stays as it is.
+    /// Stores pages where none is. Pages that are here stay as they are.
     fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError>;
 
-    /// Makes what was stored as durable as the array is.
+    /// Makes the stored pages as durable as the array is.
     fn sync(&self) -> Result<(), BoxError>;
 }
 
-/// Why a page cannot be had now.
+/// Reason why a page cannot be fetched now.
 #[derive(Debug, thiserror::Error)]
 pub enum PageFetchError {
-    /// The source has not made a connection, or it is lost.
-    #[error("{from} is not connected and keeps pages of this machine")]
+    /// The source has not opened a connection, or it is lost.
+    #[error("{from} is not connected and has pages of this machine")]
     NotConnected {
-        /// The source.
+        /// Name of the source.
         from: HostName,
     },
-    /// The source did not give it.
-    #[error("{from} does not give pages of this machine")]
+    /// The source refused the request.
+    #[error("{from} refuses to send pages of this machine")]
     Refused {
-        /// The source.
+        /// Name of the source.
         from: HostName,
-        /// Why.
+        /// Refusal of the source.
         #[source]
         source: LinkError,
     },
-    /// The source sent something else.
-    #[error("{from} sent something else than the pages that were asked for")]
+    /// The source sent an invalid reply.
+    #[error("{from} sent an invalid reply to a request for pages")]
     Reply {
-        /// The source.
+        /// Name of the source.
         from: HostName,
-        /// What is wrong with it.
+        /// Cause reported by the decoder.
         #[source]
         source: BoxError,
     },
 }
 
-/// The pages that a machine of this host is owed.
+/// Fetcher of the missing pages of one machine.
 pub struct PageFetcher {
     handover: HandoverId,
     from: HostName,
@@ -106,31 +106,31 @@ struct State {
     hot: Vec<PageSet>,
     urgent: Option<Arc<dyn FetchConnection>>,
     bulk: Option<Arc<dyn FetchConnection>>,
-    /// Pages that were waited for since the background looked.
+    /// Pages that a reader waited for, and that the background has not handled yet.
     touched: VecDeque<(usize, u64)>,
-    /// Contents that were read for somebody and are not stored.
+    /// Contents that were read on demand and are not stored yet.
     spare: VecDeque<(usize, PageRun, Vec<u8>)>,
     stand: FetchProgress,
     stalled: Option<String>,
 }
 
-/// What can be seen of it.
+/// Status of a page fetcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageFetcherStatus {
-    /// Who keeps the pages.
+    /// Host that has the missing pages.
     pub from: HostName,
-    /// How many were owed when the machine came.
+    /// Number of pages that were missing when the machine arrived.
     pub owed: u64,
-    /// How it fares.
+    /// Progress of the fetching.
     pub stand: FetchProgress,
-    /// Whether there is a connection.
+    /// Whether there is a connection for urgent pages.
     pub connected: bool,
-    /// Why pages do not come, if that is known.
+    /// Reason why pages do not arrive, if known.
     pub stalled: Option<String>,
 }
 
 impl PageFetcher {
-    /// Nothing is owed yet to a machine whose arrays have these lengths.
+    /// Creates a fetcher for arrays of these lengths, without missing pages yet.
     pub fn new(handover: HandoverId, from: HostName, lengths: &[u64]) -> Self {
         let empty = || lengths.iter().map(|len| PageSet::empty(*len)).collect();
         let state = State {
@@ -153,17 +153,17 @@ impl PageFetcher {
         }
     }
 
-    /// By which handover.
+    /// Handover by which the machine arrived.
     pub fn handover(&self) -> HandoverId {
         self.handover
     }
 
-    /// Who keeps the pages.
+    /// Host that has the missing pages.
     pub fn from(&self) -> &HostName {
         &self.from
     }
 
-    /// The source says that these pages stay with it. Returns the set that they add up to.
+    /// Adds pages that the source announces as missing. Returns the array's set so far.
     pub fn add_missing(&self, array: usize, hot: bool, piece: &[u8]) -> Result<PageSet, BoxError> {
         let mut state = self.state();
         let sets = if hot { &mut state.hot } else { &mut state.owed };
@@ -174,7 +174,7 @@ impl PageFetcher {
         Ok(set)
     }
 
-    /// What an earlier daemon wrote down as owed.
+    /// Restores the missing pages that an earlier daemon has recorded.
     pub fn restore_missing(&self, sets: Vec<(u32, PageSet)>) {
         let mut state = self.state();
         for (array, set) in sets {
@@ -185,19 +185,19 @@ impl PageFetcher {
         state.stand.missing = state.owed.iter().map(PageSet::count).sum();
     }
 
-    /// What was owed of an array when the machine came.
+    /// Pages of an array that were missing when the machine arrived.
     pub fn missing_at_start(&self, array: usize) -> PageSet {
         self.state().owed.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
     }
 
-    /// Nothing of an array is needed any more: it is gone with the machine's QEMU.
+    /// Drops the missing pages of an array that is gone with the machine's QEMU.
     pub fn waive(&self, array: usize) {
         if let Some(owed) = self.state().owed.get_mut(array) {
             *owed = PageSet::empty(owed.len());
         }
     }
 
-    /// The source offers a connection.
+    /// Accepts a connection that the source offers.
     pub fn accept_connection(&self, kind: FetchPriority, lane: Arc<dyn FetchConnection>) -> OfferFetchReply {
         let mut state = self.state();
         if state.lacker.step(FetchEvent::Attended).1 == [FetchAction::SayWhole] {
@@ -210,13 +210,13 @@ impl PageFetcher {
         let before = place.replace(lane);
         state.stalled = None;
         drop(state);
-        // Who waits for an answer over the old one asks again over the new one.
+        // Readers that wait for a reply over the old connection repeat the request over the new one.
         before.iter().for_each(|lane| lane.close());
         self.changed.notify_all();
         OfferFetchReply::Waiting
     }
 
-    /// Reads pages, those that are owed from the source: for somebody who waits. `keep` sets content aside to
+    /// Reads pages for a waiting reader, and fetches those that are missing. `keep` sets the content aside to
     /// be stored later, for arrays whose reader does not store it.
     pub fn read(&self, array: usize, run: PageRun, out: &mut [u8], keep: bool) -> Result<(), PageFetchError> {
         out.fill(0);
@@ -231,7 +231,7 @@ impl PageFetcher {
         Ok(())
     }
 
-    /// The pages of `run` that were owed when the machine came.
+    /// Pages of `run` that were missing when the machine arrived.
     pub fn missing_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
         let state = self.state();
         let Some(owed) = state.owed.get(array) else { return Vec::new() };
@@ -260,7 +260,7 @@ impl PageFetcher {
         lane.ask(FETCH, header)
     }
 
-    /// Takes an answer apart; a lost connection is no longer used.
+    /// Decodes a reply; stops using a lost connection.
     fn answer(
         &self,
         lane: &Arc<dyn FetchConnection>,
@@ -293,7 +293,7 @@ impl PageFetcher {
         }
     }
 
-    /// The connection of this kind, waited for at most so long.
+    /// Connection of this kind; waits at most `patience` for one.
     fn lane(&self, kind: FetchPriority, patience: Duration) -> Option<Arc<dyn FetchConnection>> {
         let of = |state: &State| match kind {
             FetchPriority::Urgent => state.urgent.clone(),
@@ -321,8 +321,8 @@ impl PageFetcher {
         self.changed.notify_all();
     }
 
-    /// Brings everything that is missing into `stores`, one for each array (none: nothing is brought there),
-    /// until nothing is, or until it is closed. Whether nothing is.
+    /// Fetches all missing pages into `stores`, one for each array (none: that array is skipped), until none
+    /// is missing or the fetcher is closed. Returns whether none is missing.
     pub fn fetch_all(&self, stores: &[Option<Arc<dyn PageStore>>]) -> bool {
         while !self.is_closed() {
             let missing = self.missing(stores);
@@ -352,8 +352,8 @@ impl PageFetcher {
         owed.iter().enumerate().map(missing).collect()
     }
 
-    /// Everything is here and durable, and written down as such: no page is asked for again. Tells the
-    /// source, which hears it at its next offer of a connection if not now.
+    /// Records that every page is here, durable and recorded: no page is requested again. Reports it to the
+    /// source, which otherwise learns it at its next offer of a connection.
     pub fn mark_complete(&self) {
         let lane = {
             let mut state = self.state();
@@ -366,11 +366,11 @@ impl PageFetcher {
             .map_err(BoxError::from)
             .and_then(|header| Ok(lane.ask(COMPLETE, header)?.wait()?));
         if let Err(error) = told {
-            tracing::debug!(handover = %self.handover, error = &*error, "the source did not hear that nothing is owed");
+            tracing::debug!(handover = %self.handover, error = &*error, "the source did not receive the completion");
         }
     }
 
-    /// Whoever waits for a page or a connection stops waiting; nothing is asked for any more.
+    /// Closes the fetcher: readers stop waiting, and nothing is requested any more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut state = self.state();
@@ -380,17 +380,17 @@ impl PageFetcher {
         self.changed.notify_all();
     }
 
-    /// After [`PageFetcher::close`], for the next life of the machine here.
+    /// Opens the fetcher again after [`PageFetcher::close`], when the machine restarts here.
     pub fn reopen(&self) {
         self.closed.store(false, Ordering::Release);
     }
 
-    /// Whether [`PageFetcher::close`] was called since it was last open.
+    /// Whether the fetcher is closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// What can be seen of it.
+    /// Current status of the fetcher.
     pub fn status(&self) -> PageFetcherStatus {
         let state = self.state();
         PageFetcherStatus {
@@ -407,7 +407,7 @@ impl PageFetcher {
     }
 }
 
-/// The background while one schedule lasts.
+/// Background fetching with one schedule.
 struct Bringing<'a> {
     taking: &'a PageFetcher,
     stores: &'a [Option<Arc<dyn PageStore>>],
@@ -415,7 +415,7 @@ struct Bringing<'a> {
     under_way: VecDeque<UnderWay>,
 }
 
-/// Where a request went, what it asks for, and its answer.
+/// Connection of a request, its pages, and its reply.
 type UnderWay = (Arc<dyn FetchConnection>, FetchRange, Box<dyn PendingReply>);
 
 impl Bringing<'_> {
@@ -436,7 +436,7 @@ impl Bringing<'_> {
         }
     }
 
-    /// Enters what happened meanwhile.
+    /// Applies the faults and pages that readers reported meanwhile.
     fn drain_events(&mut self) {
         let (touched, spare) = {
             let mut state = self.taking.state();
@@ -444,7 +444,7 @@ impl Bringing<'_> {
             (std::mem::take(&mut state.touched), std::mem::take(&mut state.spare))
         };
         for (array, page) in touched {
-            // It was answered, so it is here or about to be; its neighbours come next.
+            // The page itself was answered, so it is here or about to be; its neighbours come next.
             self.schedule.touched(array, page);
         }
         for (array, run, content) in spare {
@@ -452,7 +452,7 @@ impl Bringing<'_> {
         }
     }
 
-    /// Asks until enough is under way. False if there is no connection to ask over.
+    /// Sends requests until enough are in flight. False if there is no connection.
     fn fill_up(&mut self) -> bool {
         while self.under_way.len() < UNDER_WAY {
             let Some(ask) = self.schedule.next(PAGES) else { return true };
@@ -464,7 +464,7 @@ impl Bringing<'_> {
                 Ok(coming) => self.under_way.push_back((lane, ask, coming)),
                 Err(error) => {
                     self.schedule.lost(&ask);
-                    // Taken apart for its effects: the connection is no longer used.
+                    // Called for its effect: the connection is no longer used.
                     let _ = self.taking.answer(&lane, &ask, Err(error));
                     return false;
                 }
@@ -500,7 +500,7 @@ impl Bringing<'_> {
     fn pause(&mut self, why: String) {
         let mut state = self.taking.state();
         if state.stalled.as_ref() != Some(&why) {
-            tracing::warn!(handover = %self.taking.handover, why, "pages of a machine do not come");
+            tracing::warn!(handover = %self.taking.handover, why, "missing pages of a machine do not arrive");
         }
         state.stalled = Some(why);
         let open = |_: &mut State| !self.taking.is_closed();

@@ -1,8 +1,7 @@
-//! The source's side of post-copy: it keeps the pages as they were at the pause, and sends what it is asked
-//! for.
+//! Page server: the source side of postcopy. It serves the pages as they were at the pause.
 //!
-//! Nothing is sent before [`PageServer::open`]: until then pages change. Nothing is forgotten before the
-//! target says that it lacks nothing ([`super::completion`]).
+//! Requests before [`PageServer::open`] are refused, because pages still change. Nothing is freed before the
+//! target reports that no page is missing ([`super::completion`]).
 
 use super::{
     completion::{ServeAction, ServeEvent, ServeState},
@@ -16,7 +15,7 @@ use std::{
 };
 use whimbrel_machine::{PageArray, PageError};
 
-/// The pages of one handover.
+/// Server of the pages of one handover.
 pub struct PageServer {
     handover: HandoverId,
     arrays: Vec<Mutex<Box<dyn PageArray>>>,
@@ -25,75 +24,75 @@ pub struct PageServer {
 }
 
 struct State {
-    /// None before the pause.
+    /// State of completion; none before the pause.
     keeper: Option<ServeState>,
-    /// The pages are gone from here although the target may lack some.
+    /// Whether the pages are gone from here although the target may lack some.
     ended: bool,
     view: PageServerStatus,
 }
 
-/// What can be seen of it.
+/// Status of a page server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageServerStatus {
-    /// Pages that stayed here at the pause; none if a daemon that does not know took them up.
+    /// Pages that stayed here at the pause; none if a restarted daemon does not know.
     pub owed: Option<u64>,
-    /// How the target fares, as it last said.
+    /// Progress of the target, as it last reported.
     pub stand: FetchProgress,
-    /// Pages that were sent since the pause.
+    /// Number of pages sent since the pause.
     pub sent: u64,
-    /// Bytes on the wire for that, both ways.
+    /// Bytes on the wire for these, both ways.
     pub bytes: u64,
-    /// Whether the target asked for anything since this daemon serves.
+    /// Whether the target requested anything since this daemon serves.
     pub asked: bool,
-    /// Whether the target can ask at the moment.
+    /// Whether the target has a fetch connection.
     pub connected: bool,
-    /// Why not, if that is known.
+    /// Reason why it has none, if known.
     pub stalled: Option<String>,
-    /// The target lacks nothing.
+    /// Whether the target has every page.
     pub whole: bool,
 }
 
-/// Why a target gets no answer.
+/// Reason why a request is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PageServerError {
-    /// The header is garbage.
-    #[error("the message header cannot be read")]
+    /// The header cannot be decoded.
+    #[error("cannot decode the message header")]
     Header {
-        /// Why.
+        /// Cause reported by the decoder.
         #[source]
         source: postcard::Error,
     },
-    /// It asks for another machine's pages.
+    /// The request is for another machine's pages.
     #[error("this connection is for the pages of another handover")]
     Handover,
-    /// It asks before it may, or after it said that it lacks nothing.
-    #[error("pages are not given now: the machine {reason}")]
+    /// The request came too early, or after the target reported that no page is missing.
+    #[error("no pages are served now: the machine {reason}")]
     Closed {
-        /// `still runs here`, …
+        /// State of the machine: `still runs here`, …
         reason: &'static str,
     },
-    /// There is no such array.
+    /// The machine has no such array.
     #[error("there is no array {array}")]
     Array {
-        /// Its index.
+        /// Index of the array.
         array: u32,
     },
-    /// What it asks for is senseless, or could not be encoded.
-    #[error("cannot give the pages")]
+    /// The request is invalid, or the reply could not be encoded.
+    #[error("cannot serve the pages")]
     Frame(#[from] FetchReplyError),
     /// The pages could not be read.
     #[error("cannot read the pages")]
     Read(#[source] PageError),
-    /// No message has this kind.
-    #[error("message kind {kind:#06x} is not one of a target")]
+    /// The message kind does not belong to page fetching.
+    #[error("message kind {kind:#06x} does not belong to page fetching")]
     Kind {
-        /// The kind.
+        /// Number of the kind.
         kind: u16,
     },
 }
 
 impl PageServer {
-    /// These arrays, in the order of the offer, for whoever has this handover. Closed until
+    /// Creates a server of these arrays, in the order of the offer, for this handover. Closed until
     /// [`PageServer::open`].
     pub fn new(handover: HandoverId, arrays: Vec<Box<dyn PageArray>>) -> Self {
         let state = State { keeper: None, ended: false, view: PageServerStatus::default() };
@@ -101,12 +100,12 @@ impl PageServer {
         Self { handover, arrays, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// For which handover.
+    /// Handover whose pages are served.
     pub fn handover(&self) -> HandoverId {
         self.handover
     }
 
-    /// The machine is paused, its pages change no more; so many stayed here.
+    /// Starts to serve once the machine is paused and its pages no longer change; `owed` pages stayed here.
     pub fn open(&self, owed: u64) {
         let mut state = self.state();
         state.keeper = Some(ServeState::initial().0);
@@ -114,28 +113,28 @@ impl PageServer {
         state.view.stand.missing = owed;
     }
 
-    /// The same for pages that a daemon before this one kept.
+    /// Starts to serve again after a restart of the daemon.
     pub fn open_again(&self) {
         self.state().keeper = Some(ServeState::recovered(true).0);
     }
 
-    /// Whether pages are given: the machine is paused.
+    /// Whether pages are served: the machine is paused.
     pub fn is_open(&self) -> bool {
         self.state().keeper.is_some()
     }
 
-    /// So many more bytes went over the connections.
+    /// Adds bytes that the connections carried to the status.
     pub fn carried(&self, bytes: u64) {
         self.state().view.bytes += bytes;
     }
 
-    /// The pages are gone from here.
+    /// Ends the server because the pages are gone from here.
     pub fn end(&self) {
         self.state().ended = true;
         self.changed.notify_all();
     }
 
-    /// Handles a message of the target; reply header and payload.
+    /// Handles a message of the target; returns the reply's header and payload.
     pub fn handle(&self, kind: u16, header: &[u8]) -> Result<(Vec<u8>, Vec<u8>), PageServerError> {
         let malformed = |source| PageServerError::Header { source };
         match kind {
@@ -179,14 +178,14 @@ impl PageServer {
     fn may_give(&self) -> Result<(), PageServerError> {
         let mut state = self.state();
         if state.ended {
-            return Err(PageServerError::Closed { reason: "was ended here by its user" });
+            return Err(PageServerError::Closed { reason: "was stopped here by its user" });
         }
         let keeper = state.keeper.ok_or(PageServerError::Closed { reason: "still runs here" })?;
         let (next, actions) = keeper.step(ServeEvent::Fetch);
         state.keeper = Some(next);
         match actions {
             [ServeAction::SendPages] => Ok(()),
-            _ => Err(PageServerError::Closed { reason: "lacks nothing, said its host" }),
+            _ => Err(PageServerError::Closed { reason: "has every page, as its host reported" }),
         }
     }
 
@@ -194,7 +193,7 @@ impl PageServer {
         let mut state = self.state();
         let view = &mut state.view;
         view.sent += pages;
-        // Two connections: the later word may be the older one.
+        // There are two connections, so the report that arrives later may be the older one.
         if !view.asked || stand.missing <= view.stand.missing {
             view.stand.missing = stand.missing;
         }
@@ -207,7 +206,7 @@ impl PageServer {
         self.changed.notify_all();
     }
 
-    /// The target lacks nothing: what is kept here may go.
+    /// Records that the target has every page, so that those here may be freed.
     pub fn whole(&self) {
         let mut state = self.state();
         let Some(keeper) = state.keeper else { return };
@@ -218,7 +217,7 @@ impl PageServer {
         self.changed.notify_all();
     }
 
-    /// Whether the target can ask, and why not.
+    /// Records whether the target has a fetch connection, and why not.
     pub fn connected(&self, connected: bool, stalled: Option<String>) {
         let mut state = self.state();
         state.view.connected = connected;
@@ -230,13 +229,13 @@ impl PageServer {
         self.changed.notify_all();
     }
 
-    /// Whether nothing more is to be served: the target lacks nothing, or the pages are gone.
+    /// Whether nothing more is to be served: the target has every page, or the pages are gone.
     pub fn is_over(&self) -> bool {
         let state = self.state();
         state.ended || state.keeper == Some(ServeState::Released)
     }
 
-    /// Waits until that is so, at most for `patience`; whether it is.
+    /// Waits at most `patience` until nothing more is to be served; returns whether that is so.
     pub fn wait_over(&self, patience: Duration) -> bool {
         let going_on = |state: &mut State| !state.ended && state.keeper != Some(ServeState::Released);
         let waited = self.changed.wait_timeout_while(self.state(), patience, going_on);
@@ -244,14 +243,14 @@ impl PageServer {
         state.ended || state.keeper == Some(ServeState::Released)
     }
 
-    /// Waits until the target can ask, at most for `patience`; whether it can.
+    /// Waits at most `patience` until the target has a fetch connection; returns whether it has one.
     pub fn wait_connected(&self, patience: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.state(), patience, |state| !state.view.connected);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.view.connected
     }
 
-    /// What can be seen of it.
+    /// Current status of the server.
     pub fn view(&self) -> PageServerStatus {
         self.state().view.clone()
     }

@@ -1,50 +1,51 @@
-//! Sets of pages as bytes: runs in postcard form, compressed. For messages and for what a target writes down
-//! (docs/formats/owed.md). What is damaged, too long or outside its array is refused.
+//! Page set codec: sets of pages as compressed runs in postcard form, for messages and for the target's
+//! record of missing pages (docs/formats/owed.md). Damaged or too long sets, and pages outside the array, are
+//! refused.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PageRun, PageSet};
 
-/// Most runs in one encoded piece: at most 20 bytes each.
+/// Most runs in one encoded part: at most 20 bytes each.
 pub(crate) const RUNS_MAX: usize = 1 << 16;
 const DECODED_MAX: usize = RUNS_MAX * 20 + 16;
 
-/// Bytes are no set of pages.
+/// Error of bytes that are no page set.
 #[derive(Debug, thiserror::Error)]
 pub enum PageSetCodecError {
-    /// They do not decompress to what a piece may be.
-    #[error("the set of pages does not decompress")]
+    /// The bytes do not decompress to the size of a part.
+    #[error("cannot decompress the page set")]
     Compressed {
-        /// Why.
+        /// Cause reported by the compressor.
         #[source]
         source: std::io::Error,
     },
-    /// What comes out is not a list of runs.
-    #[error("the set of pages is not a list of runs")]
+    /// The decompressed bytes are not a list of runs.
+    #[error("the page set is not a list of runs")]
     Runs {
-        /// Why.
+        /// Cause reported by the decoder.
         #[source]
         source: postcard::Error,
     },
-    /// They are more than a piece may have.
-    #[error("{runs} runs of pages come in one piece")]
+    /// The part has more runs than allowed.
+    #[error("one part of the page set has {runs} runs")]
     TooMany {
-        /// How many.
+        /// Number of runs.
         runs: usize,
     },
-    /// A page lies outside.
+    /// A page is outside the array.
     #[error("page {page} is outside an array of {len} pages")]
     OutOfRange {
-        /// The page.
+        /// Number of the page.
         page: u64,
-        /// The array's length.
+        /// Length of the array in pages.
         len: u64,
     },
-    /// The stored sets are cut short or damaged.
-    #[error("the stored sets of pages are damaged")]
+    /// The stored sets are truncated or damaged.
+    #[error("the stored page sets are damaged")]
     Damaged,
 }
 
-/// One message's part of a set.
+/// Encodes the part of a set for one message.
 pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, PageSetCodecError> {
     let raw = postcard::to_stdvec(runs).map_err(|source| PageSetCodecError::Runs { source })?;
     zstd::bulk::compress(&raw, 1).map_err(|source| PageSetCodecError::Compressed { source })
@@ -68,7 +69,7 @@ pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), PageSet
     Ok(())
 }
 
-/// A set in pieces that fit into messages; none for an empty set.
+/// Encodes a set in parts that fit into messages; none for an empty set.
 pub(crate) fn pieces(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecError> {
     let runs: Vec<PageRun> = set.runs().collect();
     runs.chunks(RUNS_MAX).map(encode_runs).collect()
@@ -76,18 +77,17 @@ pub(crate) fn pieces(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecError> {
 
 #[derive(Serialize, Deserialize)]
 struct Kept {
-    /// Index of the array.
     array: u32,
-    /// Its length.
+    /// Length of the array in pages.
     pages: u64,
-    /// As in a message.
+    /// Encoded parts, as in messages.
     pieces: Vec<Vec<u8>>,
 }
 
 const MAGIC: &[u8; 8] = b"WMBOWED1";
 const DIGEST: usize = 32;
 
-/// Some arrays' sets, each with its index, as a file's content.
+/// Encodes the sets of some arrays, each with its index, as the content of a file.
 pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, PageSetCodecError> {
     let kept =
         |(array, set): &(u32, PageSet)| Ok(Kept { array: *array, pages: set.len(), pieces: pieces(set)? });
@@ -99,7 +99,7 @@ pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, PageSetCodecError
     Ok(bytes)
 }
 
-/// The sets in a file's content, of arrays that have these lengths.
+/// Decodes the content of a file, for arrays of these lengths.
 pub fn decode_sets(bytes: &[u8], lengths: &[u64]) -> Result<Vec<(u32, PageSet)>, PageSetCodecError> {
     let body = bytes
         .len()

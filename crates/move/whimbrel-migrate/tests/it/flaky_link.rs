@@ -1,4 +1,4 @@
-//! Whole migrations between two fake hosts over a link that fails where a seed says.
+//! Tests of complete migrations between two fake hosts over a link that fails where a seed says.
 //!
 //! The fears: a page lost or stale on the target, both sides running, the machine gone, a second migration
 //! after a failed one that misses pages. The machine keeps writing while it is copied.
@@ -29,7 +29,7 @@ use whimbrel_migrate::{
 
 const PAGES: u64 = 256;
 
-/// What the machine boots from. Some of it lies in its memory, as a boot loader leaves it.
+/// Boot file of the machine. Some of it is in its memory, as a boot loader leaves it.
 fn kernel() -> Vec<u8> {
     (0..40_000u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8 ^ (at >> 9) as u8).collect()
 }
@@ -38,7 +38,7 @@ fn kernel() -> Vec<u8> {
 const KERNEL_PAGES: PageRun = PageRun::new(18, 6);
 const KERNEL_FROM: usize = 1234;
 
-/// The machine on the source: it writes a little whenever the engine looks at it while it runs.
+/// Machine on the source: it writes a little whenever the engine scans it while it runs.
 struct World {
     memory: Vec<u8>,
     dirty: PageSet,
@@ -104,15 +104,15 @@ impl Machine for Guest {
     }
 }
 
-/// What the target host holds of arriving machines.
+/// Content of the incoming machines on the target host.
 #[derive(Default)]
 struct FakeTarget {
     running: Mutex<Vec<Vec<u8>>>,
     reserved: AtomicU64,
     strays: AtomicU64,
-    /// What an arriving machine begins as; empty for zeros.
+    /// Baselines of an incoming machine; empty for zeros.
     base: Vec<u8>,
-    /// A byte of the kernel is another one when it is read.
+    /// Whether a byte of the kernel differs when it is read.
     is_damaged: bool,
 }
 
@@ -143,7 +143,7 @@ impl TargetHost for Landings {
     }
 }
 
-/// What comes for the machine while it stands still.
+/// Frames that arrive for the machine during the downtime.
 fn late() -> LateFrame {
     LateFrame { port: 1, frame: (*b"late").into() }
 }
@@ -195,7 +195,7 @@ impl IncomingMachine for Landed {
 
 const BASE: CapsuleId = CapsuleId(Digest([3; 32]));
 
-/// The base as the source has it.
+/// Baseline as the source has it.
 struct Base(Vec<u8>);
 
 impl BaselineContent for Base {
@@ -224,13 +224,13 @@ fn older(memory: &[u8], seed: u64) -> Vec<u8> {
     old
 }
 
-/// Delivers messages to the arrivals until its budget is used up; the fatal one is lost on its way there or,
-/// handled, on its way back.
+/// Delivers messages to the incoming machines until its budget is used up; the last one is lost on its way
+/// there or, handled, on its way back.
 struct Flaky {
     arrivals: Arc<IncomingMigrations>,
     budget: AtomicU64,
     lose_the_answer: bool,
-    /// Pages of the kernel of which only the place was told.
+    /// Number of pages of the kernel that were sent as offsets.
     named: AtomicU64,
 }
 

@@ -1,18 +1,17 @@
-//! The handover, checked against everything that may happen around it.
+//! Model test of the handover, against everything that may happen around it.
 //!
 //! The transition functions are those of the product (`whimbrel_migrate::handover`); here are two hosts,
 //! their disks, the QEMUs and the network, none of which can be trusted:
 //!
 //! - Any message may be lost, repeated, delayed and overtaken by any other, also those of an earlier attempt.
-//!   Only what travels on the connection of the pages (offer, the last pages, their answers) ends with that
+//!   Only messages on the connection of the pages (offer, the last pages, their replies) end with that
 //!   connection, which the two sides notice at different times.
-//! - Either daemon dies between any two things it does, and comes back to find what was durable, and what
-//!   survives a daemon (QEMU, files on a tmpfs). A host loses power, which takes those too. A host never
-//!   comes back.
+//! - Either daemon dies between any two of its effects, and restarts with what was durable and what survives
+//!   a daemon (QEMU, files on a tmpfs). A host loses power, and those too. A host never comes back.
 //! - Either QEMU dies. The user migrates again after a failed attempt.
 //!
-//! What is checked, in every state that can be reached: [`PROPERTIES`]. That the checker can fail is checked
-//! by breaking the rules one at a time.
+//! [`PROPERTIES`] are checked in every state that can be reached. Breaking the rules one at a time checks
+//! that the checker can fail.
 
 use crate::model::{Handover, PROPERTIES, Rules};
 use stateright::{Checker, Model};
@@ -30,10 +29,10 @@ fn the_handover_is_safe_and_ends_whatever_happens() {
     assert!(unique > 10_000, "the model reached only {unique} states");
 }
 
-/// The property that most faults break.
+/// Property that most faults break.
 const ENDS_WELL: &str = PROPERTIES[6].0;
 
-/// Checks a handover with a fault in its rules; answers which properties it breaks.
+/// Checks a handover with a fault in its rules; returns the properties that it breaks.
 fn broken(rules: Rules) -> Vec<&'static str> {
     let checked = Handover { rules }.checker().spawn_bfs().join();
     let found = checked.discoveries().into_keys();

@@ -1,4 +1,5 @@
-//! Pages that are written all the time: sent once ahead, so that in the pause they are differences.
+//! Tests of hot pages: pages that are written all the time are sent once ahead, so that they are deltas in
+//! the pause.
 
 use bytes::Bytes;
 use std::{
@@ -24,7 +25,7 @@ use whimbrel_migrate::{
 const PAGES: u64 = 2048;
 const HOT: std::ops::Range<u64> = 700..900;
 
-/// Memory of random bytes; whoever looks finds eight bytes of every hot page changed.
+/// Memory of random bytes; every scan finds eight bytes of every hot page changed.
 #[derive(Clone)]
 struct Guest(Arc<Mutex<(Vec<u8>, bool)>>);
 
@@ -80,7 +81,7 @@ impl Machine for Guest {
     }
 }
 
-/// Agrees to everything, has no page that it is asked for, and counts.
+/// Target that accepts everything, has no page of any query, and counts.
 #[derive(Default)]
 struct Agreeable {
     bytes: AtomicU64,
@@ -114,7 +115,7 @@ impl Link for Agreeable {
     }
 }
 
-/// Three rounds, with a look before every cluster.
+/// Three rounds, with a scan before every cluster.
 struct Three;
 
 impl StopPolicy for Three {

@@ -1,7 +1,7 @@
-//! Messages about a handover that come when it is not there any more, or not yet.
+//! Tests of late messages: those about a handover that no longer exists, or not yet.
 //!
-//! The fears: a machine that waits for ever because the word on it came before its offer; a source that waits
-//! for ever because the target forgot that the machine came.
+//! The fears: a machine that waits for ever because its commit or abort came before its offer; a source that
+//! waits for ever because the target forgot that the machine arrived.
 
 use bytes::Bytes;
 use std::sync::{
@@ -16,12 +16,12 @@ use whimbrel_migrate::{
 
 const ID: HandoverId = HandoverId([7; 16]);
 
-/// Counts what becomes of arrivals, and may do something while one is reserved.
+/// Host that counts the outcomes of incoming machines, and may act while one is reserved.
 #[derive(Default)]
 struct Counts {
     discarded: AtomicU32,
     run: AtomicU32,
-    /// What it was told of its device state: how it would begin, and all of it.
+    /// Device state that it received: the early state, and all of it.
     states: Mutex<Vec<Vec<u8>>>,
     arrivals: OnceLock<Weak<IncomingMigrations>>,
     meanwhile: Option<fn(&IncomingMigrations)>,

@@ -1,9 +1,9 @@
-//! A machine with a disk that it writes to without a pause, faster than rounds get it across, over a link
+//! Tests of mirrored writes: a machine writes to a disk all the time, faster than rounds send it, over a link
 //! that fails where a seed says.
 //!
-//! The fears: a disk that is another on the target, rounds that never end, a write of the guest that fails or
-//! waits for ever because the target is gone, a later migration that misses what an earlier one took for
-//! carried.
+//! The fears: a disk that differs on the target, rounds that never end, a write of the guest that fails or
+//! waits for ever because the target is gone, a later migration that lacks what an earlier one sent as
+//! mirrored.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ use whimbrel_migrate::{
 const MEMORY: u64 = 256;
 const DISK: u64 = 512;
 
-/// Memory of zeros that nobody writes to.
+/// Memory of zeros that is never written.
 struct Memory;
 
 impl PageArray for Memory {
@@ -187,9 +187,9 @@ impl IncomingMachine for Landed {
     fn discard(&mut self) {}
 }
 
-/// Delivers so many messages, and none after them. It is slower than the guest writes.
+/// Link that delivers some messages, and none after them. It is slower than the guest writes.
 struct Flaky {
-    /// How often the guest has written.
+    /// Number of writes of the guest.
     wrote: Arc<AtomicU64>,
     arrivals: IncomingMigrations,
     left: AtomicU64,
@@ -268,8 +268,8 @@ impl StopPolicy for Patient {
     }
 }
 
-/// Tries to move the machine over a link that delivers `messages`; the pages of the last round if it went,
-/// and what was carried.
+/// Tries to migrate the machine over a link that delivers `messages`; returns the pages of the last round if
+/// it succeeded, and the number of mirrored writes.
 fn attempt(
     number: u8,
     guest: &mut Guest,
@@ -345,7 +345,7 @@ proptest! {
         });
         // The target compares the disks when it is to load the machine.
         let Some((last, carried)) = arrived else { panic!("the last link never breaks") };
-        // And what was written to those before the pause.
+        // The rest of a round, and what was written to its pages before the pause.
         prop_assert!(last <= 2 * LITTLE, "{last} pages were left for the pause, {carried} writes were carried");
         let store = ledgers[1].collect(Consumer::Store).unwrap();
         prop_assert!(!store.is_empty(), "what was carried is still to be stored");

@@ -1,8 +1,8 @@
-//! Post-copy between a fake source and a fake target over a link that fails where a seed says, while the
-//! machine reads and writes what it has.
+//! Tests of postcopy between a fake source and a fake target over a link that fails where a seed says, while
+//! the machine reads and writes its pages.
 //!
-//! The fears: a page that never comes, one that comes and overwrites what the machine wrote, a source that
-//! forgets what the target lacks, a wait that never ends.
+//! The fears: a page that never arrives, one that overwrites what the machine wrote, a source that frees
+//! pages which the target lacks, a wait that never ends.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -36,7 +36,7 @@ fn content(array: u8, page: u64) -> Vec<u8> {
     }
 }
 
-/// The source's array: stands still.
+/// Array of the source, which never changes.
 struct Kept(u8);
 
 impl PageArray for Kept {
@@ -61,7 +61,7 @@ impl PageArray for Kept {
     }
 }
 
-/// The target's array: what is here and what it holds.
+/// Array of the target: which pages are here, and their content.
 struct Place(Mutex<Vec<Option<Vec<u8>>>>);
 
 impl Place {
@@ -91,7 +91,7 @@ impl PageStore for Place {
     }
 }
 
-/// A connection that is cut after so many requests; every other cut loses the answer to one that was handled.
+/// Connection that fails after some requests; every other failure loses the reply to one that was handled.
 struct Cable {
     giving: Arc<PageServer>,
     left: AtomicU64,
@@ -134,7 +134,7 @@ impl FetchConnection for Cable {
     }
 }
 
-/// The source's part: connects again whenever a cable is cut, until the target lacks nothing.
+/// Source: connects again whenever a connection fails, until the target has every page.
 fn attend(giving: &Arc<PageServer>, taking: &PageFetcher, lives: &[u64]) {
     let mut lives = lives.iter().copied().chain(std::iter::repeat(10_000));
     let mut cables: [Option<Arc<Cable>>; 2] = [None, None];
@@ -159,7 +159,7 @@ fn attend(giving: &Arc<PageServer>, taking: &PageFetcher, lives: &[u64]) {
     }
 }
 
-/// The machine: touches pages as a seed says, writes to some, and checks what it reads.
+/// Machine: touches pages as a seed says, writes to some, and checks what it reads.
 fn live(taking: &PageFetcher, places: &[Arc<Place>; 2], mut seed: u64, steps: u64) -> Vec<(usize, u64, u8)> {
     let mut written = Vec::new();
     for _ in 0..steps {
@@ -175,7 +175,7 @@ fn live(taking: &PageFetcher, places: &[Arc<Place>; 2], mut seed: u64, steps: u6
                     thread::yield_now();
                 }
                 if array == 0 {
-                    // A fault is answered where nothing is, and only there.
+                    // A fault is answered only where no page is.
                     places[0].fill(PageRun::new(page, 1), &out).unwrap();
                 }
                 out
@@ -200,7 +200,7 @@ proptest! {
     ) {
         let giving = Arc::new(PageServer::new(ID, vec![Box::new(Kept(0)), Box::new(Kept(1))]));
         let taking = PageFetcher::new(ID, "alpha".parse().unwrap(), &[PAGES, PAGES]);
-        // All of memory, and every page of the disk but the first ones, which were sent.
+        // All of memory, and every page of the disk except the first ones, which were sent.
         let mut disk = PageSet::full(PAGES);
         disk.remove_run(PageRun::new(0, 50));
         taking.restore_missing(vec![(0, PageSet::full(PAGES)), (1, disk.clone())]);
@@ -255,7 +255,7 @@ fn nothing_is_given_before_the_pause_nor_for_another_handover_nor_after_the_end(
     assert!(read(&other).unwrap_err().contains("another handover"));
     read(&taking).unwrap();
     giving.end();
-    assert!(read(&taking).unwrap_err().contains("ended here by its user"));
+    assert!(read(&taking).unwrap_err().contains("stopped here by its user"));
     assert!(giving.is_over());
 }
 
@@ -285,7 +285,7 @@ fn what_is_said_to_be_owed_adds_up_and_is_checked() {
             .unwrap(),
     );
     assert_eq!((taking.missing_at_start(0), taking.status().stand.missing), (set, 9));
-    // Nothing that is not owed is asked of anybody.
+    // Pages that are not missing are not requested.
     let mut out = [7; PAGE_SIZE];
     taking.read(0, PageRun::new(300, 1), &mut out, false).unwrap();
     assert!(out == [0; PAGE_SIZE]);

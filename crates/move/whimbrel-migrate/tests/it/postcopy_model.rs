@@ -1,10 +1,10 @@
-//! Post-copy after the commit, checked against everything that may happen around it.
+//! Model test of postcopy after the commit, against everything that may happen around it.
 //!
-//! The transition functions are those of the product (`whimbrel_migrate::postcopy::completion`). Around them:
-//! a source with its record and its pages, a target with its record, two pages of a disk and a guest that
-//! writes to them, and a network on which whatever was sent may be lost, repeated, delayed and overtaken.
-//! Either daemon dies at any time and comes back to what is durable; the target loses power, and with it what
-//! was not synced.
+//! The transition functions are those of the product (`whimbrel_migrate::postcopy::completion`). Around them
+//! are a source with its record and its pages, a target with its record, two pages of a disk, a guest that
+//! writes to them, and a network on which any message may be lost, repeated, delayed and overtaken. Either
+//! daemon dies at any time and restarts with what is durable; the target loses power, and with it what was
+//! not synced.
 
 use stateright::{Checker, Model, Property};
 use whimbrel_migrate::postcopy::completion::{
@@ -13,14 +13,14 @@ use whimbrel_migrate::postcopy::completion::{
 
 const PAGES: usize = 2;
 
-/// The rules under test: the product's, or broken ones.
+/// Rules under test: the product's, or broken ones.
 #[derive(Clone, Copy)]
 struct Rules {
     keeper: fn(ServeState, ServeEvent) -> (ServeState, &'static [ServeAction]),
     keeper_recovered: fn(bool) -> (ServeState, &'static [ServeAction]),
     lacker: fn(FetchState, FetchEvent) -> (FetchState, &'static [FetchAction]),
     lacker_recovered: fn(bool) -> (FetchState, &'static [FetchAction]),
-    /// Whether a page that comes is stored only where none is.
+    /// Whether an arriving page is stored only where none is.
     fills_only: bool,
 }
 
@@ -47,20 +47,20 @@ enum Page {
 struct World {
     /// None while the daemon is down.
     keeper: Option<ServeState>,
-    /// The record that pages are kept, and the pages.
+    /// Record of the pages that are served, and the pages.
     kept: bool,
     lacker: Option<FetchState>,
-    /// The record that pages are owed.
+    /// Record of the missing pages.
     owed: bool,
     pages: [Page; PAGES],
-    /// Written by the guest, and not lost with the power since.
+    /// Pages written by the guest, and not lost with the power since.
     written: [bool; PAGES],
-    /// What the target still does of its last actions.
+    /// Actions that the target still has to do.
     to_do: &'static [FetchAction],
     sent: Sent,
 }
 
-/// What was sent stays deliverable: lost is what is never delivered, repeated what is delivered again.
+/// Messages. Those that were sent stay deliverable: a lost one is never delivered, a repeated one again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Sent {
     attend: bool,
@@ -77,7 +77,7 @@ enum Step {
     DeliverFetch(usize),
     DeliverPage(usize),
     DeliverWhole,
-    /// The target does the next of its actions.
+    /// Carries out the next action of the target.
     Act,
     GuestWrites(usize),
     GuestSyncs,
@@ -129,7 +129,7 @@ impl Postcopy {
             Step::Act => self.act(&mut next)?,
             Step::GuestWrites(page) => {
                 next.lacker?;
-                // A version that is durable is not lost by a newer one that is not.
+                // A durable version is not lost by a newer one that is not durable.
                 let synced =
                     matches!(next.pages[page], Page::Came { synced: true } | Page::Written { synced: true });
                 next.pages[page] = Page::Written { synced };
@@ -221,15 +221,15 @@ impl Postcopy {
         Some(())
     }
 
-    /// The target sees whether anything is missing.
+    /// Makes the target check whether anything is missing.
     fn look(&self, world: &mut World) {
         if world.lacker == Some(FetchState::Lacking) && !world.pages.contains(&Page::Missing) {
-            // Busy, it looks again later: each page and each start of the daemon makes it.
+            // A busy target checks again later: each page and each start of the daemon makes it.
             let _ = self.target(world, FetchEvent::LastStored);
         }
     }
 
-    /// Whether both sides come to an end once nothing fails any more.
+    /// Whether both sides finish once nothing fails any more.
     fn ends_well(&self, world: &World) -> bool {
         let mut world = world.clone();
         for step in [Step::SourceDies, Step::SourceComes, Step::TargetDies, Step::TargetComes] {

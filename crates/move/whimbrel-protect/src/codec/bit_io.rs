@@ -1,6 +1,6 @@
-//! Numbers of a few bits one after the other, the first in the lowest bits.
+//! Bit streams of the page codec: numbers of a few bits each, the first in the lowest bits.
 
-/// Writes numbers; can be cut back to an earlier length.
+/// Writes a bit stream, which can be truncated to an earlier length.
 #[derive(Debug, Default, Clone)]
 pub(super) struct BitWriter {
     bytes: Vec<u8>,
@@ -28,7 +28,7 @@ impl BitWriter {
         self.len
     }
 
-    /// Forgets everything after the first `len` bits.
+    /// Truncates the stream to its first `len` bits.
     pub(super) fn cut(&mut self, len: usize) {
         self.len = len.min(self.len);
         self.bytes.truncate(self.len.div_ceil(8));
@@ -49,7 +49,7 @@ impl BitWriter {
     }
 }
 
-/// Reads them back.
+/// Reads a bit stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
@@ -61,7 +61,7 @@ impl<'a> BitReader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// The next `count` bits; none if there are not that many.
+    /// The next `count` bits; none at the end of the stream.
     pub(super) fn pull(&mut self, count: u32) -> Option<u32> {
         let mut value = 0;
         for bit in 0..count {

@@ -1,11 +1,10 @@
-//! Which blocks of a page differ from what was sent last (the paper's section 3.1): hashes of all blocks,
-//! kept from then.
+//! Block hashes: a table that finds the blocks of a page that differ from what was sent last (the paper's
+//! section 3.1).
 //!
-//! A hash is 32 bits of xxh3, seeded anew for every table. Two blocks of one hash are told apart by the
-//! page's digest, at the standby. Memory: a page that was dirty once has its hashes, which is 4 bytes a
-//! block: 1/16 of the page at 64 bytes, 1/32 at 128, 1/64 at 256. Never more than the bound given; a page for
-//! which there is no room always counts as new. The device state, which is small and comes with every epoch,
-//! has room whatever else is known.
+//! A hash is 32 bits of xxh3, seeded anew for every table. A collision is detected at the standby by the
+//! page's digest. Memory: each page that was ever dirty has its hashes, 4 bytes a block: 1/16 of the page at
+//! 64 bytes, 1/32 at 128, 1/64 at 256. The table never exceeds its bound; a page without space in it always
+//! counts as new. The device state, which is small and sent with every epoch, always has space.
 
 use super::BlockSize;
 use crate::protocol::DEVICES;
@@ -13,15 +12,15 @@ use std::collections::BTreeMap;
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Hashes are kept for so many neighbouring pages at once.
+/// Consecutive pages that share one table entry.
 const GROUP: u64 = 64;
 
-/// What differs in a page.
+/// Change of a page since it was sent last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageChange {
-    /// Nothing is known of what was sent: all of it.
+    /// The whole page; it is not known what was sent.
     New,
-    /// These blocks: bit `n` is block `n`.
+    /// Changed blocks: bit `n` is block `n`.
     Blocks(u64),
 }
 
@@ -51,17 +50,17 @@ impl BlockHashes {
         GROUP as usize * block.in_page() * 4 + 32
     }
 
-    /// Bytes it takes at the moment.
+    /// Bytes that the table takes at present.
     pub fn bytes(&self) -> usize {
         self.groups.len() * Self::group_bytes(self.block)
     }
 
-    /// Compares `page` with what was sent last; from now on it is what was sent last.
+    /// Compares `page` with what was sent last, and records it as sent.
     pub fn change(&mut self, array: u32, number: u64, page: &[u8]) -> PageChange {
         debug_assert_eq!(page.len(), PAGE_SIZE);
         let (key, at) = ((array, number / GROUP), (number % GROUP) as usize);
         if self.block == BlockSize::Page {
-            // The kernel has said that it is dirty: it would only be hashed to be sent.
+            // The dirty log reports it as dirty: a hash would be of no use.
             return PageChange::New;
         }
         let count = self.block.in_page();
@@ -86,14 +85,14 @@ impl BlockHashes {
         if was_known { PageChange::Blocks(changed) } else { PageChange::New }
     }
 
-    /// It is not known any more what the standby has of this page.
+    /// Forgets what the standby has of this page.
     pub fn forget(&mut self, array: u32, number: u64) {
         if let Some(group) = self.groups.get_mut(&(array, number / GROUP)) {
             group.known &= !(1 << (number % GROUP));
         }
     }
 
-    /// It is not known any more what the standby has.
+    /// Forgets what the standby has.
     pub fn forget_all(&mut self) {
         self.groups.clear();
     }

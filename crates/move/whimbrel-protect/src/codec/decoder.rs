@@ -1,4 +1,4 @@
-//! Opens pieces: the pages of one, assembled from what came and from what is here, and checked.
+//! Decoder: assembles and checks the pages of a batch from its content and from pages that are here.
 
 use super::{
     BlockSize, CHECK_BYTES, PIECE_PAGES_MAX,
@@ -17,28 +17,28 @@ use super::{
 use std::io::{self, Read as _};
 use whimbrel_core::PAGE_SIZE;
 
-/// Where assembled pages go, and where their older versions come from.
+/// Destination of decoded pages, and source of their older versions.
 pub trait PageSink {
-    /// Why it fails.
+    /// Error of the destination.
     type Error: From<DamagedEpochPages>;
 
-    /// The version of a page that the primary sent last.
+    /// Reads the version of a page that the primary sent last.
     fn older(&self, page: u64, out: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// A page of this or another machine; whether it can be read. It is checked before it is used.
+    /// Reads a referenced page of this or another machine, if possible. The content is checked before use.
     fn named(&self, name: &PageReference, out: &mut [u8]) -> bool;
 
-    /// A page is here; none stands for zeros.
+    /// Stores a page; none stands for zeros.
     fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), Self::Error>;
 }
 
-/// Opens pieces.
+/// Decodes batches of pages.
 pub struct Decoder {
     zstd: zstd::bulk::Decompressor<'static>,
     blocks: Vec<u8>,
 }
 
-/// A page of a piece.
+/// A page of a batch.
 struct Entry {
     page: u64,
     kind: u64,
@@ -46,13 +46,13 @@ struct Entry {
 }
 
 impl Decoder {
-    /// A decoder.
+    /// Creates a decoder with an empty buffer.
     pub fn new() -> io::Result<Self> {
         Ok(Self { zstd: zstd::bulk::Decompressor::new()?, blocks: Vec::new() })
     }
 
-    /// Opens a piece of an array of `len` pages. Returns the pages that did not come out as their digests
-    /// say; they were not given to `into` and must come again.
+    /// Decodes a batch for an array of `len` pages. Returns the pages whose digest was wrong; they were not
+    /// stored and must be sent again.
     pub fn decode<A: PageSink>(
         &mut self,
         payload: &[u8],
@@ -77,7 +77,7 @@ impl Decoder {
             match entry.kind {
                 PAGE_WHOLE => {}
                 PAGE_NAMED => {
-                    let name = names.pull().ok_or(damaged("a page has no name"))?;
+                    let name = names.pull().ok_or(damaged("a page has no reference"))?;
                     is_here = into.named(&name, &mut page);
                 }
                 _ => into.older(entry.page, &mut page)?,
@@ -97,7 +97,7 @@ impl Decoder {
         Ok(wrong)
     }
 
-    /// Brings `count` blocks to where they are taken from.
+    /// Decodes `count` blocks into the buffer.
     fn blocks(&mut self, parts: &[&[u8]], block: BlockSize, count: usize) -> Result<(), DamagedEpochPages> {
         let raw = self.raw(parts, count * block.bytes())?;
         let (mut raw, size) = (&raw[..], block.bytes());
@@ -127,9 +127,9 @@ impl Decoder {
                 }
                 BLOCK_WORDS => words.pull(out).ok_or(damaged("a block of words is damaged"))?,
                 BLOCK_SHARED => {
-                    let ago = pull_number(&mut shared).ok_or(damaged("a shared block has no place"))?;
+                    let ago = pull_number(&mut shared).ok_or(damaged("a shared block has no distance"))?;
                     let from = usize::try_from(ago).ok().filter(|ago| (1..=index).contains(ago));
-                    let from = index - from.ok_or(damaged("a shared block is not here"))?;
+                    let from = index - from.ok_or(damaged("a shared block is out of range"))?;
                     out.copy_from_slice(&before[from * size..][..size]);
                 }
                 _ => return Err(damaged("a block of an unknown kind")),
@@ -138,12 +138,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// The bytes of plain blocks; there cannot be more than `most`.
+    /// The bytes of plain blocks, at most `most`.
     fn raw(&mut self, parts: &[&[u8]], most: usize) -> Result<Vec<u8>, DamagedEpochPages> {
         let length = parts[Section::RawLength as usize].first_chunk::<4>();
         let length = u32::from_le_bytes(*length.ok_or(damaged("a length is missing"))?) as usize;
         if length > most {
-            return Err(damaged("it is said to hold more than its pages"));
+            return Err(damaged("its blocks exceed its pages"));
         }
         let bytes = parts[Section::Raw as usize];
         let raw = match *parts[Section::RawCode as usize] {
@@ -152,20 +152,20 @@ impl Decoder {
                 self.zstd.decompress(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?
             }
             [RAW_GZIP] => gunzip(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?,
-            _ => return Err(damaged("its blocks are in an unknown code")),
+            _ => return Err(damaged("its blocks are compressed by an unknown method")),
         };
         if raw.len() == length { Ok(raw) } else { Err(damaged("its blocks have another length")) }
     }
 }
 
-/// At most `length` bytes and one, which says that there are more.
+/// Reads one byte more than `length` to detect excess data.
 fn gunzip(bytes: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
     let mut raw = Vec::with_capacity(length);
     flate2::read::GzDecoder::new(bytes).take(length as u64 + 1).read_to_end(&mut raw)?;
     Ok(raw)
 }
 
-/// The pages of a piece.
+/// Decodes the list of pages.
 fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, DamagedEpochPages> {
     let mut bytes = parts[Section::Pages as usize];
     let mut masks = parts[Section::Masks as usize];
@@ -174,9 +174,9 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
     while !bytes.is_empty() {
         let number = pull_number(&mut bytes).ok_or(damaged("the list of pages is damaged"))?;
         let (distance, kind) = (number >> PAGE_BITS, number & ((1 << PAGE_BITS) - 1));
-        page = page.checked_add(distance).filter(|page| *page < len).ok_or(damaged("a page is outside"))?;
+        page = page.checked_add(distance).filter(|page| *page < len).ok_or(damaged("a page is too high"))?;
         if entries.len() >= PIECE_PAGES_MAX || (distance == 0 && !entries.is_empty()) {
-            return Err(damaged("it lists too many pages"));
+            return Err(damaged("the list of pages is too long or not ascending"));
         }
         let mask = match kind {
             PAGE_WHOLE => all,
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn each_step_makes_less_of_a_typical_epoch() {
-        // Of each page a few words change: counters, a pointer, and one block that is the same in all of
+        // In each page a few words change: counters, a pointer, and one block that is the same in all of
         // them.
         let sent = |coding: CodecOptions| -> ByteCounts {
             let noise = |page| {

@@ -1,9 +1,8 @@
-//! Makes pieces: pages of one array, reduced to what the standby lacks.
+//! Encoder: reduces pages of one array to a batch of what the standby lacks.
 //!
-//! Whatever a page looks like, it is in the piece: one whose blocks all seem to be as they were still travels
-//! as its digest, so that a hash that hides a change is found out. Each block that travels is first looked
-//! for among those of this piece (compared byte by byte before it is shared), then offered to the codes in
-//! the order of their price.
+//! Every page is in the batch: one whose blocks all seem unchanged is still sent as its digest, so that a
+//! hash collision is detected. Each block to send is first looked up among those of this batch (compared byte
+//! by byte before it is shared), then offered to the codes in the order of their cost.
 
 use super::{
     BlockSize, ByteCounts, CHECK_BYTES, CodecOptions, FallbackCompressor, PIECE_PAGES_MAX,
@@ -26,7 +25,7 @@ pub(super) const PAGE_WHOLE: u64 = 1;
 pub(super) const PAGE_BLOCKS: u64 = 2;
 pub(super) const PAGE_SAME: u64 = 3;
 pub(super) const PAGE_NAMED: u64 = 4;
-/// Bits of how a page travels.
+/// Bits of a page's kind.
 pub(super) const PAGE_BITS: u32 = 3;
 
 pub(super) const BLOCK_RAW: u32 = 0;
@@ -34,26 +33,26 @@ pub(super) const BLOCK_SPARSE: u32 = 1;
 pub(super) const BLOCK_WORDS: u32 = 2;
 pub(super) const BLOCK_SHARED: u32 = 3;
 
-/// zstd's fastest ordinary level: what is left for it is what nothing cheaper could shrink.
+/// zstd's fastest ordinary level: it gets only what no cheaper code could shrink.
 const ZSTD_LEVEL: i32 = 1;
 
-/// The array that is the machine's memory.
+/// Index of the array that is the machine's memory.
 const MEMORY: u32 = 0;
 
-/// Makes pieces of one protection.
+/// Encodes batches of pages of one protection.
 pub struct Encoder {
     coding: CodecOptions,
     hashes: BlockHashes,
     zstd: zstd::bulk::Compressor<'static>,
     piece: Piece,
     first_copy: bool,
-    /// If pages of other machines may be named.
+    /// Present if pages of other machines may be referenced.
     member: Option<SharingMachine>,
-    /// Pages that the standby did not get right: they are not named once more.
+    /// Pages that the standby got wrong: they are not referenced again.
     plain: HashSet<(u32, u64)>,
 }
 
-/// The sections of the piece in the making.
+/// The sections of the batch in progress.
 #[derive(Default)]
 struct Piece {
     pages: Vec<u8>,
@@ -65,7 +64,7 @@ struct Piece {
     words: wkdm::Packer,
     raw: Vec<u8>,
     names: ReferenceWriter,
-    /// Every block that travels, one after the other, and by its hash where the first of its kind is.
+    /// All blocks of the batch, and for each hash the first block that has it.
     blocks: Vec<u8>,
     known: HashMap<u64, u32>,
     volume: ByteCounts,
@@ -86,13 +85,12 @@ impl Encoder {
         })
     }
 
-    /// From now on pages that the standby has of this or another machine are named, if anything is shared at
-    /// all.
+    /// From now on, refers to pages that the standby has of this or another machine, if sharing is on.
     pub fn share_with(&mut self, member: SharingMachine) {
         self.member = Some(member).filter(|_| self.coding.share);
     }
 
-    /// Pages of the last piece that were named: the standby may ask for them again.
+    /// Pages of the last batch that were sent as references; the standby may request them again.
     pub fn named(&self) -> &[u64] {
         self.piece.names.pages()
     }
@@ -102,8 +100,8 @@ impl Encoder {
         self.hashes.bytes()
     }
 
-    /// A first copy begins, or has ended: it is not known any more what the standby has. While it lasts only
-    /// memory is remembered: most of a disk is never written again, and would take the room of what is.
+    /// Starts or ends seeding. A start forgets what the standby has. During seeding only hashes of memory are
+    /// recorded: most of a disk is never written again, and would displace what is.
     pub fn first_copy(&mut self, lasts: bool) {
         if lasts {
             self.hashes.forget_all();
@@ -111,7 +109,7 @@ impl Encoder {
         self.first_copy = lasts;
     }
 
-    /// The standby assembled something else from this page: all of it travels next.
+    /// Forgets a page that the standby got wrong, so that all of it is sent next.
     pub fn forget(&mut self, array: u32, page: u64) {
         self.hashes.forget(array, page);
         if self.member.is_some() {
@@ -119,7 +117,7 @@ impl Encoder {
         }
     }
 
-    /// Makes a piece of at most [`PIECE_PAGES_MAX`] pages, in ascending order, each with its content.
+    /// Encodes a batch of at most [`PIECE_PAGES_MAX`] pages, in ascending order, each with its content.
     pub fn encode<'a>(
         &mut self,
         array: u32,
@@ -143,7 +141,7 @@ impl Encoder {
             false => self.hashes.change(array, number, content),
         };
         let block = self.coding.block;
-        // The base line sends what it finds, zeros too.
+        // Remus mode sends what it finds, zeros too.
         if self.coding != CodecOptions::REMUS && whimbrel_core::is_zero(content) {
             return push_number(distance << PAGE_BITS | PAGE_ZERO, &mut piece.pages);
         }
@@ -172,11 +170,12 @@ impl Encoder {
         }
     }
 
-    /// By what name the standby has all of this page, as far as is known.
+    /// A reference by which the standby probably has all of this page.
     fn name(&mut self, array: u32, number: u64, content: &[u8]) -> Option<PageReference> {
         let member = self.member.as_ref()?;
         let plain = self.plain.remove(&(array, number));
-        // Of whole pages every one is new in every epoch: only most of a first copy stays as it is.
+        // Without blocks, every page counts as new in every epoch; only during seeding do most pages stay as
+        // recorded.
         if self.coding.block == BlockSize::Page && !self.first_copy && !plain {
             return None;
         }
@@ -289,7 +288,7 @@ pub(super) const fn mask_bytes(block: BlockSize) -> usize {
     block.in_page().div_ceil(8)
 }
 
-/// Bytes of the digests of `pages` pages at most: what a piece comes to beside blocks.
+/// Most bytes of a batch of `pages` pages beside its blocks.
 pub const fn overhead_max(pages: usize) -> usize {
     pages * (CHECK_BYTES + 8 + 10)
 }

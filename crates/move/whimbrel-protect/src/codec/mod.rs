@@ -1,15 +1,15 @@
-//! How pages of an epoch travel: only the blocks that changed, each distinct one once, each as small as is
-//! cheap.
+//! Page codec: encodes the pages of an epoch as changed blocks, each distinct block once and cheaply
+//! compressed.
 //!
 //! After "Enhancing the Performance of High Availability Lightweight Live Migration" (FGBI), section 3:
-//! [`changes`] finds the blocks of a page that differ from what was sent before, by hashes kept from then;
-//! [`encode`] shares identical blocks and picks a code for each: offsets and values ([`sparse`]), words of a
-//! dictionary ([`wkdm`]), or zstd (or gzip, as in the paper) over all others. [`decode`] is the way back.
-//! Pure functions over bytes; what comes from outside is bounded before it is allocated.
+//! [`block_hashes`] finds the blocks of a page that differ from what was sent before, by their hashes;
+//! [`encoder`] shares identical blocks and picks a code for each: offsets and values ([`sparse`]), words of a
+//! dictionary ([`wkdm`]), or zstd (or gzip, as in the paper) over all others. [`decoder`] does the reverse.
+//! Pure functions over bytes; input from outside is bounded before it is allocated.
 //!
-//! A hash that stayed the same although the block did not would leave an old block at the standby. So a page
-//! that travels in blocks carries a BLAKE3 digest of all of it, and the standby asks for the page again if
-//! its own differs.
+//! Two versions of a block with equal hashes would leave an old block at the standby. Therefore a page that
+//! is sent in blocks has a BLAKE3 digest of the whole page, and the standby requests the page again if its
+//! own differs.
 
 mod bit_io;
 pub mod block_hashes;
@@ -24,21 +24,20 @@ pub mod wkdm;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::PAGE_SIZE;
 
-/// Most pages in a piece: 4 MiB of content, so that a piece fits one message even if nothing about it can be
-/// made smaller.
+/// Most pages in a batch: 4 MiB of content, so that a batch fits one message even if nothing compresses.
 pub const PIECE_PAGES_MAX: usize = 1024;
-/// Bytes of a page's digest: the first half of its BLAKE3. 128 bits, for errors and not for enemies: whoever
-/// could aim at it owns the guest already and would damage only its own copy.
+/// Bytes of a page's digest: the first half of its BLAKE3. 128 bits detect errors, not attacks: only the
+/// guest could construct a collision, and it would damage only its own copy.
 pub const CHECK_BYTES: usize = 16;
 
 /// The unit in which changes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockSize {
-    /// 64 bytes.
+    /// Blocks of 64 bytes.
     B64,
-    /// 128 bytes.
+    /// Blocks of 128 bytes.
     B128,
-    /// 256 bytes.
+    /// Blocks of 256 bytes.
     B256,
     /// The whole page.
     Page,
@@ -61,25 +60,25 @@ impl BlockSize {
     }
 }
 
-/// What is done to pages on their way. Each step can be left out, to see what it brings.
+/// Steps of the codec. Each can be turned off, to measure its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CodecOptions {
     /// The unit in which changes are found.
     pub block: BlockSize,
-    /// Blocks that are in the piece already are named instead of sent, and whole pages that the standby has.
+    /// Whether to refer to repeated blocks of the batch, and to whole pages that the standby has.
     pub share: bool,
-    /// Blocks of few nonzero bytes travel as offsets and values.
+    /// Whether to encode blocks of few nonzero bytes as offsets and values.
     pub sparse: bool,
-    /// Blocks of similar words travel as words of a dictionary.
+    /// Whether to encode blocks of similar words by a dictionary.
     pub wkdm: bool,
-    /// What all other blocks go through together.
+    /// Compressor of all other blocks together.
     pub general: FallbackCompressor,
 }
 
-/// What blocks go through that nothing cheaper has shrunk.
+/// Compressor of blocks that no cheaper code has shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FallbackCompressor {
-    /// Nothing.
+    /// No compression at all.
     None,
     /// zstd at its fastest ordinary level.
     Zstd,
@@ -88,7 +87,7 @@ pub enum FallbackCompressor {
 }
 
 impl CodecOptions {
-    /// Whole pages as they are: Remus, the base line.
+    /// Whole pages without compression, as Remus: the reference for comparisons.
     pub const REMUS: Self = Self {
         block: BlockSize::Page,
         share: false,
@@ -97,35 +96,35 @@ impl CodecOptions {
         general: FallbackCompressor::None,
     };
 
-    /// Everything, in blocks of `block`.
+    /// All steps, in blocks of size `block`.
     pub const fn fine(block: BlockSize) -> Self {
         Self { block, share: true, sparse: true, wkdm: true, general: FallbackCompressor::Zstd }
     }
 }
 
-/// A page's digest as it travels.
+/// Digest of a page as it is sent.
 pub fn check_of(page: &[u8]) -> [u8; CHECK_BYTES] {
     let digest = whimbrel_core::Digest::of(page);
     std::array::from_fn(|index| digest.as_bytes()[index])
 }
 
-/// What became of the bytes, a step after the other.
+/// Bytes that remain after each step of the codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ByteCounts {
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Bytes of them.
+    /// Bytes of the pages.
     pub dirty: u64,
     /// Bytes of the blocks that changed.
     pub changed: u64,
-    /// Of these, bytes of blocks that were not shared.
+    /// Bytes of changed blocks that were not shared.
     pub unshared: u64,
-    /// Bytes that left, of blocks as well as of everything that says where they belong.
+    /// Bytes sent, including all metadata.
     pub sent: u64,
 }
 
 impl ByteCounts {
-    /// Adds another one.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: ByteCounts) {
         self.pages += other.pages;
         self.dirty += other.dirty;

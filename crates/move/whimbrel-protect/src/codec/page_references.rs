@@ -1,8 +1,8 @@
-//! The names of pages that the standby has, in a piece: which machines, then of each page whose it is, in
-//! which array and where.
+//! Page references: the section of a batch that refers to pages the standby has, by machine, array and
+//! number.
 //!
-//! Pages of one file or one image mostly lie in the same order in both machines: a page's number is told as
-//! the distance from the one after the page named before, so that most names take three bytes.
+//! Pages of one file or image mostly have the same order in both machines, so a page number is encoded as the
+//! distance from the page after the previous one. Most references take three bytes.
 
 use super::{
     sections::{DamagedEpochPages, pull_number, push_number},
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::protocol::ProtectionId;
 
-/// Most machines whose pages one piece names.
+/// Most machines to which one batch refers.
 const MACHINES_MAX: usize = 64;
 
-/// The names of a piece in the making.
+/// References of the batch in progress.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceWriter {
     machines: Vec<ProtectionId>,
@@ -30,7 +30,7 @@ impl ReferenceWriter {
         self.next = 0;
     }
 
-    /// The pages that were named.
+    /// The pages that were sent as references.
     pub(super) fn pages(&self) -> &[u64] {
         &self.pages
     }
@@ -39,7 +39,7 @@ impl ReferenceWriter {
         self.machines.len() < MACHINES_MAX || self.machines.contains(&name.of)
     }
 
-    /// Names page `number` of the piece.
+    /// Adds a reference for page `number` of the batch.
     pub(super) fn push(&mut self, number: u64, name: PageReference) {
         let known = self.machines.iter().position(|machine| *machine == name.of);
         let machine = known.unwrap_or_else(|| {
@@ -49,13 +49,13 @@ impl ReferenceWriter {
         push_number(machine as u64, &mut self.names);
         push_number(name.array.into(), &mut self.names);
         let distance = name.page.wrapping_sub(self.next).cast_signed();
-        // Small numbers of either sign come to small ones.
+        // Zigzag code: small numbers of either sign become small ones.
         push_number((distance << 1 ^ distance >> 63).cast_unsigned(), &mut self.names);
         self.next = name.page.wrapping_add(1);
         self.pages.push(number);
     }
 
-    /// The section; empty if nothing is named.
+    /// The encoded section; empty without references.
     pub(super) fn encoded(&self) -> Vec<u8> {
         if self.pages.is_empty() {
             return Vec::new();
@@ -67,7 +67,7 @@ impl ReferenceWriter {
     }
 }
 
-/// Reads names one after the other.
+/// Reads the references of a section in order.
 pub(super) struct ReferenceReader<'a> {
     machines: &'a [[u8; 16]],
     names: &'a [u8],
@@ -82,7 +82,7 @@ impl<'a> ReferenceReader<'a> {
         Ok(Self { machines: machines.as_chunks().0, names, next: 0 })
     }
 
-    /// The next one; none if it is garbage.
+    /// The next reference; none if the section is damaged or ends.
     pub(super) fn pull(&mut self) -> Option<PageReference> {
         let machine = usize::try_from(pull_number(&mut self.names)?).ok()?;
         let of = ProtectionId(*self.machines.get(machine)?);

@@ -1,13 +1,13 @@
-//! What the standby host holds of all machines that this host protects there (the paper's section 3.2, across
-//! machines): whole pages that have travelled, by their hash, and whose they were.
+//! Shared pages: a table of pages that the standby host has of all machines protected there (the paper's
+//! section 3.2, across machines), by hash.
 //!
-//! A page found here is named instead of sent. That is a guess, and nothing depends on it: the other machine
-//! may have written the page since, may have been taken over or be gone. So a named page carries its digest,
-//! and the standby asks for it again if what it finds by the name is not that. Pages of the same machine are
-//! named as well: what a guest has read from its disk is in its memory.
+//! A page found here is sent as a reference. The table is a guess, and correctness does not depend on it: the
+//! other machine may have written the page since, may have been taken over or be gone. So a reference has the
+//! page's digest, and the standby requests the page itself if it finds other content. Pages of the same
+//! machine are referenced as well: what a guest has read from its disk is in its memory.
 //!
-//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] places for all machines of one standby host together: 18
-//! MB. What finds no place is not remembered.
+//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] entries for all machines of one standby host together:
+//! 18 MB. Further pages are not recorded.
 
 use crate::protocol::{DEVICES, ProtectionId};
 use std::{
@@ -17,21 +17,21 @@ use std::{
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Most pages that are remembered: what a table of 2^20 buckets takes before it grows.
+/// Most recorded pages: what a table of 2^20 buckets holds before it grows.
 pub const PLACES_MAX: usize = (1 << 20) / 8 * 7;
 
-/// Which page of which machine.
+/// A page of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageReference {
     /// The protection of the machine.
     pub of: ProtectionId,
-    /// The array.
+    /// Index of the array.
     pub array: u32,
-    /// The page.
+    /// Number of the page.
     pub page: u64,
 }
 
-/// The table of one standby host. Clones are the same one.
+/// The table of one standby host. Clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedPages {
     table: Arc<Mutex<Table>>,
@@ -44,7 +44,7 @@ struct Table {
     places: HashMap<u64, Place, BuildHasherDefault<AsItIs>>,
 }
 
-/// A [`PageReference`], small.
+/// A [`PageReference`] in compact form.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     member: u16,
@@ -52,7 +52,7 @@ struct Place {
     page: u32,
 }
 
-/// The keys are hashes already, with a seed that nobody outside knows.
+/// Hasher for keys that are seeded hashes already.
 #[derive(Debug, Default)]
 struct AsItIs(u64);
 
@@ -70,7 +70,7 @@ impl Hasher for AsItIs {
     }
 }
 
-/// One machine's share in the table, until it is dropped.
+/// One machine's membership in the table, until it is dropped.
 #[derive(Debug)]
 pub struct SharingMachine {
     known: SharedPages,
@@ -78,12 +78,12 @@ pub struct SharingMachine {
 }
 
 impl SharedPages {
-    /// An empty table, whose hashes are of this `seed`.
+    /// An empty table whose hashes use `seed`.
     pub fn new(seed: u64) -> Self {
         Self { table: Arc::default(), seed }
     }
 
-    /// A machine whose pages may be named by others, and that may name theirs. None if there are too many.
+    /// Adds a machine, which shares pages with the others. None if there are too many.
     pub fn join(&self, id: ProtectionId) -> Option<SharingMachine> {
         let mut table = self.lock();
         let index = (0..=u16::MAX).find(|index| !table.members.contains_key(index))?;
@@ -92,7 +92,7 @@ impl SharedPages {
         Some(SharingMachine { known: self.clone(), index })
     }
 
-    /// Pages that are remembered.
+    /// Number of recorded pages.
     pub fn places(&self) -> usize {
         self.lock().places.len()
     }
@@ -103,8 +103,8 @@ impl SharedPages {
 }
 
 impl SharingMachine {
-    /// Where a page like this one was seen last; or from now on it is what was seen at this place. With
-    /// `anew` the second in any case.
+    /// The recorded place of a page with this content. If there is none, or if `anew`, records this place
+    /// instead.
     pub(super) fn name(&self, array: u32, page: u64, content: &[u8], anew: bool) -> Option<PageReference> {
         if array == DEVICES {
             return None;

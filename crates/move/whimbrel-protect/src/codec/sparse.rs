@@ -1,15 +1,15 @@
-//! A block of mostly zeros: how many bytes are not zero, and of each its offset and its value (the paper's
-//! section 3.2, kind 1).
+//! Sparse code of a block of mostly zeros: the count of nonzero bytes, then offset and value of each (the
+//! paper's section 3.2, kind 1).
 //!
-//! Offsets take one byte up to blocks of 256 bytes and two in a page. Worth it while that comes to a third of
-//! the block; counting is the test, and it is what the loop over the block does anyway.
+//! An offset takes one byte in blocks of up to 256 bytes and two in a page. The code is used if it takes at
+//! most a third of the block; the loop over the block counts the bytes anyway.
 
 /// Bytes of an offset in a block of `block` bytes.
 const fn offset_bytes(block: usize) -> usize {
     if block <= 256 { 1 } else { 2 }
 }
 
-/// Appends `block` to `out` if that pays; whether it did.
+/// Appends `block` to `out` if that saves space. Returns whether it did.
 pub fn encode(block: &[u8], out: &mut Vec<u8>) -> bool {
     let entry = offset_bytes(block.len()) + 1;
     let most = block.len() / 3 / entry;
@@ -26,8 +26,8 @@ pub fn encode(block: &[u8], out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Reads a block of `block.len()` bytes from the beginning of `bytes`; the rest of `bytes`, none if it is
-/// garbage.
+/// Decodes a block of `block.len()` bytes from the start of `bytes`. Returns the rest of `bytes`, none if it
+/// is damaged.
 pub fn decode<'a>(bytes: &'a [u8], block: &mut [u8]) -> Option<&'a [u8]> {
     let (count, mut rest) = bytes.split_first_chunk::<2>()?;
     block.fill(0);

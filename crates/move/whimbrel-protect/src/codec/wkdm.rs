@@ -1,11 +1,11 @@
-//! Words of a small dictionary: for blocks whose 32-bit words repeat, or differ only in their lowest bits, as
-//! pointers do.
+//! Dictionary code: for blocks whose 32-bit words repeat, or differ only in their lowest bits, as pointers
+//! do.
 //!
 //! The scheme of WKdm as its authors describe it (Wilson, Kaplan and Smaragdakis, USENIX 1999, section 4; the
 //! paper's reference 17), written anew: a direct-mapped dictionary of 16 recent words, found by a hash of a
 //! word's upper 22 bits. A word is zero, equal to the dictionary's, equal in the upper bits, or new. Two bits
-//! a word say which; entries, lower bits and new words follow in streams of their own. The dictionary lives
-//! on from block to block within a piece, since in a block of 64 bytes alone there is little to repeat.
+//! a word say which; entries, lower bits and new words follow in streams of their own. The dictionary
+//! continues from block to block within a batch, since a block of 64 bytes alone has little to repeat.
 
 use super::bit_io::{BitReader, BitWriter};
 
@@ -17,12 +17,12 @@ const PARTIAL: u32 = 1;
 const NEW: u32 = 2;
 const EXACT: u32 = 3;
 
-/// Where a word stands in the dictionary.
+/// Index of a word's dictionary entry.
 fn entry_of(word: u32) -> usize {
     ((word >> LOW_BITS).wrapping_mul(0x9e37_79b1) >> 28) as usize
 }
 
-/// Writes blocks.
+/// Encodes blocks of a batch.
 #[derive(Debug, Default)]
 pub struct Packer {
     dictionary: [u32; ENTRIES],
@@ -32,18 +32,18 @@ pub struct Packer {
     words: Vec<u8>,
 }
 
-/// Lengths of the streams, to go back to.
+/// The state before a block, to go back to.
 type Mark = ([u32; ENTRIES], usize, usize, usize, usize);
 
 impl Packer {
-    /// Forgets everything: a new piece.
+    /// Resets the state for a new batch.
     pub fn clear(&mut self) {
         self.dictionary = [0; ENTRIES];
         [&mut self.tags, &mut self.entries, &mut self.lows].into_iter().for_each(BitWriter::clear);
         self.words.clear();
     }
 
-    /// Adds `block` if it comes to no more than five eighths of its size; whether it did.
+    /// Adds `block` if it takes at most five eighths of its size. Returns whether it did.
     pub fn push(&mut self, block: &[u8]) -> bool {
         let mark: Mark =
             (self.dictionary, self.tags.len(), self.entries.len(), self.lows.len(), self.words.len());
@@ -81,13 +81,13 @@ impl Packer {
         }
     }
 
-    /// The streams: what each word is, entries, lower bits, new words.
+    /// The streams: kinds of words, entries, lower bits, new words.
     pub fn streams(&self) -> [&[u8]; 4] {
         [self.tags.bytes(), self.entries.bytes(), self.lows.bytes(), &self.words]
     }
 }
 
-/// Reads blocks back.
+/// Decodes blocks of a batch.
 #[derive(Debug)]
 pub struct Unpacker<'a> {
     dictionary: [u32; ENTRIES],
@@ -98,13 +98,13 @@ pub struct Unpacker<'a> {
 }
 
 impl<'a> Unpacker<'a> {
-    /// Of the streams of one piece.
+    /// A decoder of these streams of one batch.
     pub fn new([tags, entries, lows, words]: [&'a [u8]; 4]) -> Self {
         let [tags, entries, lows] = [tags, entries, lows].map(BitReader::new);
         Self { dictionary: [0; ENTRIES], tags, entries, lows, words }
     }
 
-    /// The next block; none if there is not that much.
+    /// Decodes the next block; none if the streams end.
     pub fn pull(&mut self, block: &mut [u8]) -> Option<()> {
         for out in block.as_chunks_mut::<4>().0 {
             *out = self.word()?.to_le_bytes();

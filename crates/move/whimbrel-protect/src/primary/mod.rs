@@ -1,9 +1,8 @@
-//! The sending side: the first copy, then epoch after epoch.
+//! Epoch sender: the sending side of a protection, which seeds the standby and then sends epochs.
 //!
-//! [`crate::epoch::PrimaryEpochs`] says what comes when; this file does it over a [`Link`]. One epoch is on
-//! its way at a time, so what is kept of it is bounded by one cut, and a link that cannot follow makes epochs
-//! longer instead of memory fuller. After a failure every page of the epoch is unseen again, and nothing is
-//! known of what the standby has.
+//! [`crate::epoch::PrimaryEpochs`] decides what comes when; this module does it over a [`Link`]. One epoch is
+//! in flight at a time, so memory is bounded by one capture, and a link that is too slow makes epochs longer.
+//! After a failure every page of the epoch is dirty again, and the contents of the standby count as unknown.
 
 mod seeding;
 
@@ -30,11 +29,11 @@ use whimbrel_migrate::{
     protocol::{BLOB_PIECE_MAX, BootFileRange, Offered},
 };
 
-/// Pieces without an answer during the first copy: 4 MiB each at most, and as much of pages that were named.
+/// Most batches without a reply during seeding: 4 MiB each, and as much again for referenced pages.
 const UNANSWERED_MAX: usize = 8;
 
-/// Pages in a piece of an epoch: the standby takes one apart while the next is made. Fewer would find less to
-/// share, and cost a message each.
+/// Pages in a batch of an epoch: the standby decodes one while the next is encoded. A smaller batch would
+/// find fewer shared blocks, and cost a message each.
 const EPOCH_PIECE_PAGES: usize = 256;
 
 /// The sending side of one protection.
@@ -46,18 +45,18 @@ pub struct EpochSender<'a> {
     state: PrimaryEpochs,
     cut: EpochCapture,
     cut_at: Instant,
-    /// The device state that the standby has, in whole pages; nothing if that is not known.
+    /// The device state that the standby has, padded to whole pages; empty if unknown.
     devices: Vec<u8>,
 }
 
-/// An epoch that was committed: its output may leave.
+/// A committed epoch: its output may leave.
 #[derive(Debug, Clone, Copy)]
 pub struct Committed {
-    /// Which.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// What of it travelled.
+    /// Counts of pages and bytes.
     pub volume: ByteCounts,
-    /// Pages that were asked for again.
+    /// Pages that the standby requested again.
     pub again: u64,
     /// Bytes of its device state on the wire.
     pub device_bytes: u64,
@@ -75,8 +74,7 @@ impl Committed {
 }
 
 impl<'a> EpochSender<'a> {
-    /// The sending side, before the standby has heard anything. The table of hashes takes at most
-    /// `hash_bytes_max`.
+    /// A sender that has sent nothing yet. Its table of hashes takes at most `hash_bytes_max`.
     pub fn new(
         link: &'a dyn Link,
         id: ProtectionId,
@@ -89,13 +87,13 @@ impl<'a> EpochSender<'a> {
         Ok(Self { link, id, coding, encoder, state: PrimaryEpochs::Lost, cut, cut_at, devices: Vec::new() })
     }
 
-    /// Pages that the standby host has of this or another machine are named from now on.
+    /// From now on, refers to pages that the standby host has of this or another machine.
     pub fn share_with(&mut self, member: SharingMachine) {
         self.encoder.share_with(member);
     }
 
-    /// Offers the machine and brings its boot files. Answers whether the standby has pages of the protection
-    /// before.
+    /// Offers the machine and sends its boot files. Returns whether the standby has pages of the previous
+    /// protection.
     pub fn start(
         &self,
         begin: &StartRequest,
@@ -122,7 +120,8 @@ impl<'a> EpochSender<'a> {
         Ok(begun.has_pages)
     }
 
-    /// Follows every array from what the standby lacks on: all of it, or what differs from what it still has.
+    /// Attaches the standby's consumer to each dirty log, starting from what the standby lacks: everything,
+    /// or the pages that differ.
     pub fn attach_consumer(&self, ledgers: &mut [DirtyLog], has_pages: bool) -> Result<(), PrimaryError> {
         for (array, ledger) in ledgers.iter_mut().enumerate() {
             match has_pages {
@@ -133,13 +132,13 @@ impl<'a> EpochSender<'a> {
         Ok(())
     }
 
-    /// Follows from the pages on of which the standby has another version. Pages are read while the machine
-    /// writes them: what it writes after its page was read is in a later set.
+    /// Attaches the standby's consumer, starting from the pages that differ there. Pages are read while the
+    /// machine runs: what it writes to a page after it was read is in a later set.
     fn compare(&self, array: u32, ledger: &mut DirtyLog) -> Result<(), PrimaryError> {
         let mut differs = PageSet::empty(ledger.page_count());
         let mut content = vec![0; 256 * PAGE_SIZE];
         let all = whimbrel_core::PageRun::new(0, ledger.page_count());
-        // From here on what is written is unseen, whatever the comparison says.
+        // Writes from here on are dirty for the standby, whatever the comparison says.
         ledger.attach_from(Consumer::Standby, PageSet::empty(ledger.page_count()))?;
         for run in all.chunks(COMPARE_PAGES_MAX) {
             let mut checks = Vec::with_capacity(run.len as usize * crate::codec::CHECK_BYTES);
@@ -152,7 +151,7 @@ impl<'a> EpochSender<'a> {
             let reply = call(self.link, protocol::COMPARE_DIGESTS, &header, checks.into())?;
             let bits: Vec<u8> = postcard::from_bytes(&reply).map_err(PrimaryError::Answer)?;
             for (at, page) in run.pages().enumerate() {
-                // What the answer leaves out counts as different.
+                // Pages that the reply leaves out count as different.
                 if bits.get(at / 8).is_none_or(|byte| byte >> (at % 8) & 1 == 1) {
                     differs.insert(page);
                 }
@@ -162,9 +161,9 @@ impl<'a> EpochSender<'a> {
         Ok(())
     }
 
-    /// Copies everything that is unseen to the standby, in rounds while the machine runs and a last one after
-    /// a pause, and seals that as epoch 0. The machine of `subject` is to begin holding its output before it
-    /// goes on after the pause.
+    /// Seeds the standby: copies everything that is dirty, in rounds while the machine runs and a last one
+    /// after a pause, and ends that as epoch 0. The machine of `subject` must start to buffer its output
+    /// before it runs on after the pause.
     pub fn fill(
         &mut self,
         subject: &mut CaptureSource<'_>,
@@ -187,8 +186,8 @@ impl<'a> EpochSender<'a> {
         Ok(captured)
     }
 
-    /// Cuts the next epoch and sends it; returns when the standby has committed it. `stopped` is called
-    /// within the pause.
+    /// Captures the next epoch and sends it; returns when the standby has committed it. `stopped` is called
+    /// during the pause.
     pub fn epoch(
         &mut self,
         subject: &mut CaptureSource<'_>,
@@ -197,7 +196,7 @@ impl<'a> EpochSender<'a> {
     ) -> Result<Committed, PrimaryError> {
         let (state, action) = self.state.step(PrimaryEvent::Cut);
         let Some(PrimaryAction::CutAndSend(epoch)) = action else {
-            return Err(PrimaryError::Link(LinkError::Lost { source: "the standby was lost before".into() }));
+            return Err(PrimaryError::Link(LinkError::Lost { source: "the standby is lost already".into() }));
         };
         subject.follower = Consumer::Standby;
         self.cut.take(subject, stopped)?;
@@ -215,7 +214,7 @@ impl<'a> EpochSender<'a> {
         }
     }
 
-    /// How long the machine stood still for the last epoch and for what, and when it went on.
+    /// The last epoch's pause, and the time at which the machine ran on.
     pub fn last_pause(&self) -> (EpochPause, Instant) {
         (self.cut.pause, self.cut_at)
     }
@@ -236,10 +235,11 @@ impl<'a> EpochSender<'a> {
         sent
     }
 
-    /// Of the device state only pages travel that differ from the ones `before`, which the standby has.
+    /// Sends the pages and the end of an epoch. Of the device state, only pages are sent that differ from
+    /// `before`, which the standby has.
     ///
-    /// The seal follows the pages at once. A standby that lacks one of them refuses it, and it comes again
-    /// after what is missing.
+    /// The end follows the pages at once. A standby that got a page wrong refuses it, and it is sent again
+    /// after that page.
     fn send_cut(
         &mut self,
         epoch: u64,
@@ -269,7 +269,7 @@ impl<'a> EpochSender<'a> {
         match committed.again {
             0 => drop(sealed.wait()?),
             _ => {
-                // It was refused; what else may have become of it, the next one shows.
+                // Refused because of the wrong pages; the reply to the next one tells the outcome.
                 drop(sealed.wait());
                 call(self.link, protocol::EPOCH_END, &seal, Bytes::new())?;
             }
@@ -277,7 +277,7 @@ impl<'a> EpochSender<'a> {
         Ok(committed)
     }
 
-    /// Sends once more what did not come out right.
+    /// Sends the pages again that the standby got wrong.
     fn send_again(
         &mut self,
         under_way: Vec<(u32, ArrayPages<'_>, Box<dyn Answer>)>,
@@ -326,20 +326,20 @@ impl<'a> EpochSender<'a> {
     }
 }
 
-/// The sink of a first copy.
+/// The capture sink that seeds a standby.
 struct Filler<'s, 'a> {
     sender: &'s mut EpochSender<'a>,
-    /// Pages that wait for a piece: array and number, contents one after the other.
+    /// Pages waiting for the next batch: array and number, and their contents in the same order.
     list: Vec<(u32, u64)>,
     data: Vec<u8>,
     unanswered: VecDeque<Unanswered>,
 }
 
-/// A piece of a first copy.
+/// A batch sent during seeding.
 struct Unanswered {
     answer: Box<dyn Answer>,
     array: u32,
-    /// Pages that were named, which the standby may not have by that name: at most what the piece holds.
+    /// Referenced pages, which the standby may not have as assumed: at most those of the batch.
     named: Vec<(u64, Vec<u8>)>,
 }
 
@@ -363,8 +363,8 @@ impl Filler<'_, '_> {
             && let Some(Unanswered { answer, array, named }) = self.unanswered.pop_front()
         {
             let wrong = wrong_pages(answer).map_err(undelivered)?;
-            // There is nothing else to assemble pages from wrongly, save pages it got itself; those would
-            // come out wrong only if the standby lost them.
+            // Only a referenced page may be wrong. Other pages depend on nothing but the batch itself and
+            // what the standby received before.
             let is_named = |page: &&u64| named.iter().any(|(named, _)| named == *page);
             if let Some(page) = wrong.iter().find(|page| !is_named(page)) {
                 return Err(undelivered(PrimaryError::NeverRight { array, page: *page }));
@@ -420,7 +420,7 @@ fn undelivered(source: impl Into<BoxError>) -> SinkError {
     SinkError { destination: "the standby".to_owned(), source: source.into() }
 }
 
-/// A device state filled up with zeros to whole pages.
+/// Pads a device state with zeros to whole pages.
 fn whole_pages(device_state: &[u8]) -> Vec<u8> {
     let mut pages = Vec::with_capacity(device_state.len().next_multiple_of(PAGE_SIZE));
     pages.extend_from_slice(device_state);
@@ -432,7 +432,7 @@ fn encoded(header: &impl serde::Serialize) -> Vec<u8> {
     postcard::to_stdvec(header).expect("a header is always encodable")
 }
 
-/// A request that must be answered before the next step.
+/// Sends a request and waits for its reply.
 pub fn call(
     link: &dyn Link,
     kind: u16,
@@ -442,7 +442,7 @@ pub fn call(
     link.send(kind, encoded(header), payload)?.wait()
 }
 
-/// Whether a first copy that failed was cancelled by whoever watched it.
+/// Whether seeding failed because its observer cancelled it.
 pub fn was_cancelled(error: &PrimaryError) -> bool {
     matches!(error, PrimaryError::Copy(CaptureError::Cancelled))
 }

@@ -1,8 +1,9 @@
-//! A copy for a standby that somebody else inherits: rounds while the machine runs, and a last one while it
-//! stands still for good, sealed with the device state that the heir gets too.
+//! Seeding for inherited protection: rounds while the machine runs, then a last one after the final pause of
+//! the migration.
 //!
-//! The machine is paused by whoever moves it; nothing here pauses it or lets it go on. What a round took and
-//! did not deliver is lost to the ledgers' follower: a failure ends the protection, which has not begun.
+//! The last round ends with the device state that the target gets too. The migration pauses the machine;
+//! nothing here pauses or unpauses it. A failure ends the protection, which has not started, so pages that a
+//! round collected and did not deliver are not put back.
 
 use super::{EpochSender, Filler};
 use crate::{epoch::PrimaryEpochs, error::PrimaryError};
@@ -14,8 +15,8 @@ use whimbrel_core::{PAGE_SIZE, PageSet};
 const BATCH_PAGES: u64 = 256;
 
 impl EpochSender<'_> {
-    /// Sends what the standby has not seen, once; how many pages that were. `observe` is told how many of how
-    /// many were read, and stops it.
+    /// Sends the dirty pages once and returns their number. `observe` gets the pages read so far and in
+    /// total, and may cancel.
     pub fn copy_round(
         &mut self,
         ledgers: &mut [DirtyLog],
@@ -44,7 +45,7 @@ impl EpochSender<'_> {
         Ok(total)
     }
 
-    /// The last round, of a machine that stands still; then the standby is told that it is whole.
+    /// Sends the last round of a paused machine, then ends epoch 0.
     pub fn copy_last(
         &mut self,
         ledgers: &mut [DirtyLog],
@@ -55,7 +56,7 @@ impl EpochSender<'_> {
         self.seal(0, 0, device_state.to_vec(), ports)
     }
 
-    /// Goes on from a standby that somebody else has filled and sealed: the next epoch is the first.
+    /// Continues a standby that another host has seeded: the next epoch is 1.
     pub fn inherits(&mut self) {
         self.state = PrimaryEpochs::initial();
     }

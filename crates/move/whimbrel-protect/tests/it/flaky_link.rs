@@ -1,4 +1,5 @@
-//! Whole protections of a fake machine over a link that breaks where a seed says, before or after the standby
+//! Complete protections of a fake machine over a link that breaks where a seed says, before or after the
+//! standby
 //! has heard.
 //!
 //! The fears: a standby that is of no one instant, output that is released although the standby lacks what it
@@ -52,8 +53,8 @@ impl Machine for Watched {
     }
 }
 
-/// Of a cut: its number, a page that stays, one that changes now and then, and an end of another length each
-/// time.
+/// Device state of a capture: its number, a page that stays, one that changes now and then, and an end of
+/// another length each time.
 fn state_of(cut: usize) -> Vec<u8> {
     let mut state = vec![7; 3 * PAGE_SIZE + 100 * (cut % 3)];
     state[..8].copy_from_slice(&(cut as u64).to_le_bytes());
@@ -269,7 +270,7 @@ proptest! {
         world.protect(coding(which), (breaks_at, heard), false, 12);
         for ledger in &mut world.ledgers {
             ledger.unfollow(Consumer::Standby);
-            // It lives on unprotected.
+            // The machine runs on unprotected.
             (0..5).for_each(|_| ledger.refresh().unwrap());
         }
         world.receiver.lock().unwrap().restart();

@@ -8,17 +8,17 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use std::collections::BTreeMap;
 use whimbrel_protect::consistency_group::{ConsistencyGroup, GroupMember, GroupPhase, GroupRound};
 
-/// What a member's thread is at.
+/// Progress of a member's thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     /// The machine runs, its epoch is not due.
     Runs,
-    /// It has said so, and waits to get past this place.
+    /// Has reported that its epoch is due, and waits.
     Due(GroupRound),
-    /// It was let past, and stops its machine.
+    /// May pause, and stops its machine.
     Stopping,
     Stands(GroupRound),
-    /// It was let go on, and its epoch of this round is on its way.
+    /// Runs on, and sends its epoch of this round.
     Sending(u64),
     Sent(GroupRound),
 }
@@ -26,9 +26,9 @@ enum At {
 struct World {
     group: ConsistencyGroup,
     members: BTreeMap<GroupMember, At>,
-    /// The last round of which each one's standby has the epoch.
+    /// The last round that each member's standby has committed.
     there: BTreeMap<GroupMember, u64>,
-    /// Who stood still or was on the way to it when the round's pause began.
+    /// Members that were paused or stopping when the round's pause began.
     cut: Vec<GroupMember>,
     next: GroupMember,
     released: u64,
@@ -61,12 +61,12 @@ impl World {
         self.members.insert(member, next);
     }
 
-    /// No machine goes on before all of the round stand still.
+    /// No machine runs on before all of the round are paused.
     fn all_stood(&mut self, round: u64) {
         for (other, at) in &self.members {
             let fine = match at {
                 At::Stands(_) | At::Sending(_) | At::Sent(_) => true,
-                // It may be done with the round already, or not be of it.
+                // The member may be done with the round already, or not belong to it.
                 At::Runs | At::Due(_) => !self.cut.contains(other) || self.there.get(other) >= Some(&round),
                 At::Stopping => self.group.place().round > round,
             };
@@ -102,7 +102,7 @@ proptest! {
                 chance if chance >= 200 - leaves && !world.members.is_empty() => {
                     let which = random.random_range(0..world.members.len());
                     let member = *world.members.keys().nth(which).unwrap();
-                    // Its thread ends with it, wherever it was.
+                    // A member may leave at any point.
                     world.members.remove(&member);
                     world.group.leave(member);
                 }

@@ -45,7 +45,7 @@ struct World {
     yielded: bool,
 }
 
-/// Who decides.
+/// The witness of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Arbiter {
     Host(WitnessLease),
@@ -128,11 +128,11 @@ enum Action {
         primary_skips: bool,
     },
     Send(Message),
-    /// It stays under way, so that it may come again, until it is lost.
+    /// The message stays in flight, so that it may arrive again, until it is lost.
     Deliver(Message),
     Lose(Message),
     StandbyLooks,
-    /// It looks how a register stands, to know when it must.
+    /// The standby reads the register's state, to know when it must act.
     StandbyWatches,
     StandbyHearsNothing,
     PrimaryRestarts,
@@ -351,7 +351,7 @@ impl Model for Lease {
             Action::PrimaryRestarts => {
                 next.restarts += 1;
                 match world.primary.state() {
-                    // That it gave up is written down.
+                    // The yield is recorded durably.
                     PrimaryState::Gone => return None,
                     _ if self.broken.goes_on => next.primary.standby_is(StandbyOutcome::Ended),
                     _ => next.primary = PrimaryLease::recovered(true, TERM),

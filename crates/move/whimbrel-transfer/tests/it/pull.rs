@@ -1,4 +1,4 @@
-//! Whole pulls between two stores over links that fail.
+//! Tests of complete pulls between two stores over links that fail.
 //!
 //! The fears: a page that is not what it was, something sent twice, wrong data believed, a holder that could
 //! help not asked, a pull that does not come to an end.
@@ -158,7 +158,7 @@ fn two_holders_that_fail_in_turns_are_enough() {
         other.capsule(&memory, &[7; 5000], None);
         live(&mut memory, 300, seed + 100);
         let second = there.capsule(&memory, &[8; 5000], Some(first));
-        // The other has the second version without the first one beneath.
+        // Another host has the second version without the first one.
         let partly = Place::new();
         partly.capsule(&memory, &[8; 5000], None);
         let second_there = partly.store.manifest(&second).is_ok();

@@ -1,5 +1,4 @@
-//! A push over the real wire: one host asks another to take a capsule, which pulls it over the same TLS
-//! connection.
+//! Tests of a push over the real wire: one host asks another to pull a capsule over the same TLS connection.
 
 use crate::common::{Place, get, live, memory};
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use whimbrel_wire::{
     TrustedPeer, connect_tls, serve_tls,
 };
 
-/// A host with a store: serves it, and takes what it is asked to.
+/// Host with a store: serves it, and pulls what it is asked to.
 struct Host {
     store: whimbrel_store::Store,
     connections: Mutex<Vec<Connection>>,
@@ -23,7 +22,7 @@ struct Host {
 
 struct Calls(Arc<Host>);
 
-/// The peer of a call as a holder: the connection is there already.
+/// Peer of a call as a holder: the connection exists already.
 struct Caller(Connection);
 
 impl Holder for Caller {

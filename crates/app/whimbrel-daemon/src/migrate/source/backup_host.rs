@@ -1,10 +1,10 @@
-//! `--safe`: a third host that has all of the machine as of the pause, and follows it while pages are missing
-//! on the target.
+//! Backup host (`--safe`): a third host that has the machine as of the pause, and follows it while pages are
+//! missing on the target.
 //!
-//! What is asked for is checked before a byte moves; the copy is `protect::Filling`. A machine that is
-//! protected already, is paused or runs away from its network is refused, and so is every mode but `lazy`: in
-//! the others the machine is whole on one host at any time, or its last rounds would be sent twice while it
-//! stands still.
+//! The request is checked before any byte is sent; `protect::StandbySeeding` makes the copy. A machine that
+//! is protected already, is paused or runs away from its network is refused, and so is every mode but `lazy`:
+//! in the others one host has the complete machine at any time, or its last rounds would be sent twice during
+//! the downtime.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -21,34 +21,34 @@ use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::Consumer;
 use whimbrel_core::MachineName;
 
-/// How long the third host's word is waited for when the target says that it needs nothing more, and has not
-/// ended the protection.
+/// How long to wait for the backup host's report when the target needs nothing more but has not ended the
+/// protection.
 const UNDECIDED: Duration = Duration::from_secs(5);
-/// How often is looked.
+/// Interval at which that report is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What can be said of the request without the machine.
+/// Checks the request without the machine.
 pub(super) fn check(host: &Daemon, name: &MachineName, request: &MigrateRequest) -> Result<(), DaemonError> {
     let Some(third) = &request.safe else { return Ok(()) };
     if request.mode != MigrateMode::Lazy {
         return Err(DaemonError::invalid(
-            "--safe is for --mode lazy: in the other modes this host has all of it until the other one has",
+            "--safe is for --mode lazy: in the other modes one host always has the complete machine",
         ));
     }
     if *third == request.host || *third == host.name {
         return Err(DaemonError::invalid(format!(
-            "{third} has {name} in any case: --safe takes a third host"
+            "--safe requires a third host, and {third} is the source or the target of {name}"
         )));
     }
     if request.network.is_some() {
         return Err(DaemonError::invalid(
-            "--safe takes no --network: the third host has no tunnel to go on with",
+            "--safe cannot be combined with --network: the backup host has no tunnel",
         ));
     }
     host.route(third).map(drop)
 }
 
-/// Finds room at the third host.
+/// Reserves space at the backup host and starts its protection.
 pub(super) fn start(
     host: &Arc<Daemon>,
     record: &Record,
@@ -61,14 +61,14 @@ pub(super) fn start(
     }
     if live.away.is_some() || record.tunnel.is_some() {
         return Err(DaemonError::invalid(format!(
-            "{} runs away from its network, and the third host could not take it over there",
+            "{} runs away from its network, where the backup host could not take it over",
             record.name
         )));
     }
     StandbySeeding::start(host, (record, live), (&request.host, third), request.rate_max).map(Some)
 }
 
-/// Copies nearly all of it there.
+/// Copies most of the machine to the backup host.
 pub(super) fn fill<'a>(
     filling: Option<&'a StandbySeeding>,
     record: &Record,
@@ -84,15 +84,15 @@ pub(super) fn fill<'a>(
     filled.map(Some)
 }
 
-/// What the caller hears when the machine is on the third host.
+/// The error for the caller when the backup host has taken over.
 pub(super) fn went(name: &MachineName, inherited: &InheritedProtectionRecord) -> DaemonError {
     let InheritedProtectionRecord { standby, heir, .. } = inherited.clone();
     DaemonError::WentToThird { name: name.clone(), target: heir, third: standby }
 }
 
 impl Daemon {
-    /// The target needs nothing more: because it has all of it, or because the third host has. It ends the
-    /// protection before it says the first.
+    /// Checks who has the machine once the target needs nothing more: the target, because it has every page,
+    /// or the backup host. The target ends the protection before it reports that it has every page.
     pub(super) fn check_not_at_third(
         &self,
         name: &MachineName,

@@ -1,9 +1,8 @@
-//! What the machine has in common with capsules that both hosts hold: the source's side of
-//! [`whimbrel_migrate::baseline`].
+//! Baselines on the source: finds the capsules that both hosts have and the pages that may differ from them.
 //!
-//! Pages that may differ from the base are told by whoever knows without reading: the set of the next capsule
-//! where the base is the last one, what the overlay of a disk owns where the base lies under it. Otherwise
-//! all pages are looked at, by digest.
+//! See [`whimbrel_migrate::baseline`]. Pages that may differ are known without reading in two cases: the
+//! dirty log of the store, if the baseline is the machine's last capsule, and the allocated pages of a disk's
+//! overlay, if the baseline is its base. Otherwise all pages are compared by digest.
 
 use crate::{
     core::refs,
@@ -26,19 +25,19 @@ use whimbrel_migrate::{
 };
 use whimbrel_store::{Pin, StoredDisk, StoredImage};
 
-/// Capsules that are looked at on the way up from the machine's newest one.
+/// Most capsules that are examined on the way up from the machine's newest one.
 const LOOKED_AT: usize = 256;
 
-/// The parts of a machine that say what differs from a base.
+/// Parts of a machine that tell which pages differ from a baseline.
 pub(super) struct DirtySources<'a> {
     pub(super) record: &'a Record,
     pub(super) disks: &'a [RunningDisk],
-    /// Images that the sets of the next capsule are relative to.
+    /// Stored images to which the dirty log of the store is relative.
     pub(super) stored: &'a BTreeMap<String, Option<Digest>>,
 }
 
 impl Daemon {
-    /// Capsules that the machine comes from and that are whole here, the nearest first.
+    /// Ancestors of the machine that are complete here, the nearest first.
     pub(super) fn ancestors_here(&self, record: &Record) -> Vec<CapsuleId> {
         let (mut bases, mut seen) = (Vec::new(), BTreeSet::new());
         let mut next: VecDeque<CapsuleId> = record.last.into_iter().chain(record.origin).collect();
@@ -49,8 +48,7 @@ impl Daemon {
             if !seen.insert(id) {
                 continue;
             }
-            // What a capsule comes from is known from its manifest, which may have been all that came here of
-            // it.
+            // The ancestors are known from the manifest, which a partial capsule has too.
             let Ok(manifest) = self.store.manifest(&id) else { continue };
             if !self.is_partial(&id) {
                 bases.push(id);
@@ -60,7 +58,7 @@ impl Daemon {
         bases
     }
 
-    /// What an array begins as on the target, seen from here.
+    /// Baseline of an array on the target, as seen from the source.
     pub(super) fn base(
         &self,
         parts: &DirtySources<'_>,
@@ -72,16 +70,16 @@ impl Daemon {
         let capsule = match begun {
             Baseline::Capsule(capsule) => *capsule,
             Baseline::File => {
-                let disk = disk.ok_or("only disks lie over files")?;
+                let disk = disk.ok_or("only disks have a file as their baseline")?;
                 return Ok(ArrayBaseline {
                     may_differ: MayDiffer::These(parts.disks[disk].owned()),
                     content: None,
                 });
             }
-            Baseline::Zeros => return Err("an array that begins as zeros has no base".into()),
+            Baseline::Zeros => return Err("an array of zeros has no baseline".into()),
         };
         let pages = ledger.page_count();
-        // It was whole when it was named. If it is not any more there is nothing to compare with.
+        // Complete when it was offered. If it has since gone, everything may differ.
         let Ok(pin) = self.store.pin(&capsule) else {
             return Ok(ArrayBaseline { may_differ: MayDiffer::These(PageSet::full(pages)), content: None });
         };
@@ -131,7 +129,7 @@ impl Daemon {
     }
 }
 
-/// An image whose pages are those of the array: compared by digests, which the tree has.
+/// A stored image whose pages equal those of the array: compared by the digests of its tree.
 struct ByDigest {
     image: StoredImage,
     _pin: Pin,
@@ -146,7 +144,7 @@ impl BaselineContent for ByDigest {
         let digests: Vec<Option<Digest>> =
             run.pages().map(|page| self.image.digest(page)).collect::<Result<_, _>>()?;
         let pages = data.as_chunks::<PAGE_SIZE>().0;
-        // What is zero in the base needs no digest to be told.
+        // Pages that are zero in the baseline need no digest.
         let asked: Vec<&[u8; PAGE_SIZE]> =
             pages.iter().zip(&digests).filter(|(_, digest)| digest.is_some()).map(|(page, _)| page).collect();
         let mut found = page_digests(&asked).into_iter();
@@ -158,7 +156,7 @@ impl BaselineContent for ByDigest {
     }
 }
 
-/// An image whose pages lie elsewhere than those of the disk: compared by content.
+/// A stored image with another alignment than the disk: compared by content.
 struct ByContent {
     device: RawDisk,
     _pin: Pin,

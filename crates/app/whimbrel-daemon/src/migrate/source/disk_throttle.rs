@@ -1,10 +1,11 @@
-//! A machine that writes to its disks faster than they are copied has its writes carried to the target as
-//! well, from then on, and is held to half of what is copied, so that rounds have the other half of the link.
+//! Disk throttle: limits a machine that writes to its disks faster than they are copied, and mirrors its
+//! writes.
 //!
-//! After the first round that begins so a disk is the same on both sides but for what was being written in
-//! that moment, and it stays so, however hard the machine writes: disks always converge. The first round is
-//! as long as the disks are large; there it may write as it likes. All of it is let go with the value,
-//! whether the machine has gone or stays.
+//! Its writes are mirrored to the target from then on, and throttled to half of the copy rate, so that rounds
+//! have the other half of the link. After the first round that starts so, a disk is equal on both hosts
+//! except for writes in flight, and stays so however fast the machine writes: disks always converge. The
+//! first round, as long as the disks are large, has no limit. Dropping the value ends both, whether the
+//! machine has moved or stays.
 
 use crate::running::RunningDisk;
 use std::{sync::Arc, time::Duration};
@@ -13,20 +14,19 @@ use whimbrel_block::Mirror;
 use whimbrel_capture::RoundStats;
 use whimbrel_core::PAGE_SIZE;
 
-/// Part of what a round copies that a machine may write meanwhile.
+/// Share of a round's copy rate at which the machine may write.
 const SHARE: f64 = 0.5;
-/// Nobody is held to less, in bytes a second: a guest that waits seconds for a write takes its disk for
-/// broken.
+/// Lowest limit in bytes a second: a guest that waits seconds for a write considers its disk broken.
 const SLOWEST: f64 = 1e6;
-/// A shorter round says nothing about rates.
+/// Rates of a shorter round are not meaningful.
 const TELLING: Duration = Duration::from_millis(20);
-/// What is carried and not yet there comes on top of the pause, so it is as much as travels in this time,
-/// between limits.
+/// Mirrored bytes in flight lengthen the downtime, so they are limited to what the link carries in this time,
+/// within bounds.
 const AHEAD: Duration = Duration::from_millis(5);
 const AHEAD_MIN: f64 = 256e3;
 const AHEAD_MAX: f64 = 4e6;
 
-/// Keeps a machine's disks from running away from their copy.
+/// Throttles a machine's disks so that their copy converges.
 pub(super) struct DiskThrottle<'a> {
     disks: &'a [RunningDisk],
     mirrors: Vec<Arc<Mirror>>,
@@ -35,7 +35,7 @@ pub(super) struct DiskThrottle<'a> {
 }
 
 impl<'a> DiskThrottle<'a> {
-    /// Not yet.
+    /// A throttle without a limit.
     pub(super) fn new(disks: &'a [RunningDisk]) -> Self {
         let pages =
             |disk: &RunningDisk| whimbrel_block::Device::size(&**disk.device()).div_ceil(PAGE_SIZE as u64);
@@ -43,12 +43,12 @@ impl<'a> DiskThrottle<'a> {
         Self { disks, mirrors, written: written(disks), held: false }
     }
 
-    /// The mirrors of the disks by the arrays of these, of which memory is the first.
+    /// The mirrors and the arrays of their disks; array 0 is memory.
     pub(super) fn mirrors(&self) -> Vec<(usize, Arc<Mirror>)> {
         (1..).zip(self.mirrors.iter().cloned()).collect()
     }
 
-    /// A round has ended.
+    /// Handles the end of a round: sets the limit if the machine writes too fast.
     pub(super) fn ended(&mut self, round: &RoundStats) {
         let now = written(self.disks);
         let wrote = now - std::mem::replace(&mut self.written, now);
@@ -64,7 +64,7 @@ impl<'a> DiskThrottle<'a> {
         }
     }
 
-    /// What was carried, if anything was to be.
+    /// Removes the limit. Returns the mirrored writes, if there was one.
     pub(super) fn release(self) -> Option<MirroredWrites> {
         let costs: Vec<_> = self.mirrors.iter().map(|mirror| mirror.cost()).collect();
         let writes: u64 = costs.iter().map(|cost| cost.writes).sum();
@@ -82,7 +82,7 @@ impl Drop for DiskThrottle<'_> {
     fn drop(&mut self) {
         for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
             disk.brake().set_rate(None);
-            // First, so that no write waits any more.
+            // Before the mirrors are removed, so that no write waits for one.
             mirror.end();
             disk.mirrored().set(None);
         }
@@ -93,8 +93,8 @@ fn written(disks: &[RunningDisk]) -> u64 {
     disks.iter().map(|disk| disk.brake().written()).sum()
 }
 
-/// What all disks together are to be held to after a round in which the machine wrote so many bytes to them,
-/// if that is more than half of what the round copied.
+/// The limit of all disks together after a round in which the machine wrote this many bytes; none if that is
+/// at most half of what the round copied.
 fn limit(round: &RoundStats, wrote: u64) -> Option<u64> {
     if round.took < TELLING {
         return None;

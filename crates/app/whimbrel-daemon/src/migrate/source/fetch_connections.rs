@@ -1,7 +1,9 @@
-//! The source's connections in post-copy: made again whenever they are lost, until the target lacks nothing.
+//! Fetch connections of the source in postcopy: reopened whenever they are lost, until the target has every
+//! page.
 //!
-//! The target asks over the connections that the source makes, so it needs no way to the source. One is for
-//! what somebody waits for, one for all the rest. What is answered is `whimbrel_migrate::postcopy::Giving`.
+//! The source opens the connections and the target sends requests over them, so the target needs no route to
+//! the source. One is for pages that the guest waits for, one for all others.
+//! `whimbrel_migrate::postcopy::PageServer` answers.
 
 use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;
@@ -13,12 +15,12 @@ use whimbrel_migrate::postcopy::{
 };
 use whimbrel_wire::{Connection, Request};
 
-/// Pauses between attempts: the first and the longest.
+/// Delays between attempts: the first and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
-/// How often is looked whether a connection has ended.
+/// Interval at which connections are polled for their end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Serves `giving` to the target on a thread of its own, from now on and until it is over.
+/// Connects a page server to its target, from a thread of its own, until all pages are sent.
 pub(crate) fn keep_connected(
     host: &Arc<Daemon>,
     giving: Arc<PageServer>,
@@ -38,24 +40,23 @@ pub(crate) fn keep_connected(
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%to, error = &error as &dyn std::error::Error, "no pages can be given");
+                    tracing::debug!(%to, error = &error as &dyn std::error::Error, "cannot connect to the target of a postcopy migration");
                     giving.connected(false, Some(peer_rpc::chain(&error)));
                 }
             }
             if !host.sleep_unless_closing(pause) {
                 return;
             }
-            // Before the pause of the machine the target may not have heard of it yet: that takes no time to
-            // ask again.
+            // Before the machine's pause the target may not know the handover yet, so retrying stays cheap.
             pause = if giving.is_open() { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
         }
     };
     if let Err(error) = thread::Builder::new().name("giving".into()).spawn(serve) {
-        tracing::error!(%error, "no thread to give pages");
+        tracing::error!(%error, "cannot start the thread of a page server");
     }
 }
 
-/// New connections, if the target wants them now.
+/// Opens new connections, if the target wants them now.
 fn attend(
     host: &Arc<Daemon>,
     giving: &Arc<PageServer>,
@@ -68,8 +69,8 @@ fn attend(
         if lane == FetchPriority::Bulk {
             connection.limit_rate(rate.map(|rate| rate.0));
         }
-        // A target that has not heard of the handover yet has nothing either, so its word counts only from
-        // the pause on.
+        // A target that does not know the handover yet reports no missing pages either, so its answer counts
+        // only after the pause.
         let counts = giving.is_open();
         let header = postcard::to_stdvec(&OfferFetch { handover: giving.handover(), lane });
         let header = header.map_err(|error| DaemonError::invalid(error.to_string()))?;
@@ -90,7 +91,7 @@ fn attend(
     Ok(Some(lanes))
 }
 
-/// Returns when a connection has ended, or when nothing more is to be given.
+/// Watches the connections until one ends, or until no more pages are needed.
 fn watch(host: &Daemon, giving: &PageServer, lanes: &[Connection]) {
     let mut bytes = 0;
     while lanes.iter().all(|lane| lane.close_reason().is_none()) && !giving.wait_over(LOOK) {

@@ -1,4 +1,4 @@
-//! The limits of a migration, as they were asked for: checked, and completed by what is usual.
+//! Limits of a migration: checks the requested rates and rounds, and fills in defaults.
 
 use crate::core::error::DaemonError;
 use std::time::Duration;
@@ -6,21 +6,20 @@ use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::{PrecopyPolicy, Rates, RoundDecision, StopPolicy, precopy_policy::DOWNTIME_MAX};
 use whimbrel_core::ByteSize;
 
-/// What the rest may take to travel before a machine is paused that leaves pages behind: what goes with it
-/// then does not have to be waited for.
+/// Default downtime of a postcopy migration, which need not wait for the pages in its pause.
 const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
 /// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section
 /// 5.3).
 const STEP: u64 = 50 * MBIT;
-/// What the first round of the paper's experiments ran at (section 6).
+/// Rate of the first round in the paper's experiments (section 6).
 const MIN: u64 = 100 * MBIT;
-/// A first copy of everything, and one round of what was written meanwhile.
+/// A copy of everything, and one round of what was written meanwhile.
 const HYBRID_ROUNDS: u32 = 2;
 const MBIT: u64 = 1_000_000 / 8;
-/// Slower than any link that is meant: a GiB would take a day.
+/// Slower than any plausible link: a GiB would take a day.
 const SLOWEST: u64 = 10_000;
 
-/// How fast and how long, for a machine that runs or stands still already.
+/// The precopy policy for a machine that runs or is paused already.
 pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<PrecopyPolicy, DaemonError> {
     let rates = rates(request)?;
     let leaving = matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
@@ -37,11 +36,11 @@ pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Preco
             PrecopyPolicy { rounds_max: rounds.unwrap_or(HYBRID_ROUNDS), ..precopy }
         }
         (_, None) => precopy,
-        (_, Some(_)) => return Err(DaemonError::invalid("a number of rounds is for the mode hybrid")),
+        (_, Some(_)) => return Err(DaemonError::invalid("a number of rounds requires the mode hybrid")),
     })
 }
 
-/// The limit of what goes before the first round.
+/// The rate limit of what is sent before the first round.
 pub(super) fn first(request: &MigrateRequest) -> Result<Option<ByteSize>, DaemonError> {
     match policy(request, false)?.decide(&[], u64::MAX) {
         RoundDecision::Round { rate } | RoundDecision::Stop { rate, .. } => Ok(rate.map(ByteSize)),
@@ -72,11 +71,11 @@ fn rates(request: &MigrateRequest) -> Result<Rates, DaemonError> {
     Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(STEP) })
 }
 
-/// A rate that somebody asked for, if it can be meant.
+/// Checks that a requested rate is plausible.
 pub(crate) fn meant(what: &str, rate: Option<ByteSize>) -> Result<Option<u64>, DaemonError> {
     match bytes(rate) {
         Some(rate) if rate < SLOWEST => Err(DaemonError::invalid(format!(
-            "a {what} of {rate} bytes a second is too slow to be meant: rates are bytes a second, like 100M, unless \
+            "a {what} of {rate} bytes a second is implausibly slow: rates are bytes a second, like 100M, unless \
              they end in bit, like 800Mbit"
         ))),
         rate => Ok(rate),
@@ -87,7 +86,7 @@ fn bytes(rate: Option<ByteSize>) -> Option<u64> {
     rate.map(|rate| rate.0)
 }
 
-/// `800 Mbit/s, 100.0 MB a second`.
+/// Formats a rate, for example `800 Mbit/s, 100.0 MB a second`.
 fn spoken(rate: u64) -> String {
     format!("{} Mbit/s, {:.1} MB a second", rate / MBIT, rate as f64 / 1e6)
 }

@@ -1,7 +1,7 @@
-//! Moving a machine to another host: the source side of a migration.
+//! Migration source: moves a machine to another host.
 //!
 //! The commit point is the record: once it says `HandedOver` and is durable, this host never runs the machine
-//! again, and goes on telling the target so, also after a restart, until the target confirms.
+//! again. It notifies the target until the target confirms, also after a restart.
 
 mod backup_host;
 pub(crate) mod baselines;
@@ -46,7 +46,7 @@ use whimbrel_migrate::{
 };
 
 impl Daemon {
-    /// Moves a machine to another host.
+    /// Starts the operation that migrates a machine to another host.
     pub(crate) fn migrate(
         self: &Arc<Self>,
         name: &MachineName,
@@ -108,7 +108,7 @@ impl Daemon {
         }))
     }
 
-    /// Moves the machine and forgets it here.
+    /// Migrates the machine and deletes it here.
     fn move_and_retire(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -116,10 +116,10 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<Gone, DaemonError> {
         let mut turn = machine.try_lock("migrate", Some(reporter.id))?;
-        // What another host keeps of it comes here first: nobody has to ask two hosts for one machine.
+        // Missing pages are fetched first: no target has to fetch from two hosts.
         self.wait_until_complete(&mut turn, reporter)?;
         let link = PeerLink::connect(self, &request.host)?;
-        // Until the rounds begin and have their own limits.
+        // Until the rounds start and have their own limits.
         link.limit(limits::first(request)?);
         self.tell_over(&request.host, &link);
         let moved = self.move_out(&mut turn, &link, request, reporter)?;
@@ -177,7 +177,7 @@ impl Daemon {
         offer.third = filling.as_ref().map(StandbySeeding::third).transpose()?;
         let mut copying =
             backup_host::fill(filling.as_ref(), record, &mut live.ledgers, &live.ports, reporter)?;
-        // Until the machine has gone or not.
+        // In place until the migration has ended.
         let _marks = shared_storage::lay(record, &mut offer);
         let brake = GuestThrottle::new(live, request, reporter)?;
         let before = record.clone();
@@ -201,7 +201,7 @@ impl Daemon {
         let parts = baselines::DirtySources { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
             self.hand_over(record, &before, &offer, &mark)?;
-            // The home end is the target's from here on.
+            // From here on the home end belongs to the target.
             away.iter().for_each(crate::network::tunnel::AwayEnd::close);
             Ok(())
         };
@@ -233,7 +233,7 @@ impl Daemon {
             },
         });
         drop(copying);
-        // A machine that stays may write to its disks as it likes again.
+        // A machine that stays may write to its disks without a limit again.
         let slowed = ThrottleReport { mirrored: brake.release().map(Box::new), ..braked.release() };
         match outcome {
             Ok(done) => {
@@ -243,7 +243,7 @@ impl Daemon {
                     self.leave_home(record);
                 }
                 self.send_permits(&request.host, &record.name, done.handover, &record.self_service);
-                // From the commit on, so that a machine that waits for pages while it is started gets them.
+                // Set from the commit on, so that a machine that waits for pages while it starts gets them.
                 let giving = lazy.map(postcopy::PostcopyMigration::committed);
                 live.giving = giving.clone();
                 Ok(Moved::of(done, network, giving, Helped { slowed, freed }, was_paused))
@@ -259,9 +259,9 @@ impl Daemon {
         }
     }
 
-    /// Writes down, before the target hears of it, that there is a handover, and all that its commit point
-    /// needs but for the mark. None of the three files means anything without the mark, so they are written
-    /// at once: syncs that wait together wait once.
+    /// Durably records the handover before the target hears of it, and everything that its commit point needs
+    /// except the mark. None of the three files means anything without the mark, so they are written
+    /// concurrently: the syncs run together.
     fn make_ready_to_leave(
         &self,
         record: &mut Record,
@@ -283,7 +283,7 @@ impl Daemon {
         })
     }
 
-    /// The commit point: from here on the machine is the target's, whatever happens.
+    /// The commit point: from here on the machine belongs to the target, whatever happens.
     fn hand_over(
         &self,
         record: &mut Record,
@@ -291,12 +291,12 @@ impl Daemon {
         offer: &Offer,
         mark: &CommitMark,
     ) -> Result<(), BoxError> {
-        let leaving = record.leaving.clone().ok_or("it was not made ready to leave")?;
+        let leaving = record.leaving.clone().ok_or("the handover was not recorded before its commit")?;
         let PendingHandover { handover, to, keeps } = leaving;
         self.keep_network(record, offer, &to)?;
         if let Err(error) = mark.make(handover) {
-            // The write that failed may have reached the disk all the same: say again who runs it, and only
-            // then let the target forget it.
+            // The failed write may have reached the disk all the same: write again who runs the machine, and
+            // only then let the target discard it.
             *record = before.clone();
             record.save(&self.layout)?;
             return Err(error.into());
@@ -305,14 +305,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// The machine stays here: the target is told, now or later.
+    /// Aborts: the machine stays here. The target is notified now or later.
     fn call_off(self: &Arc<Self>, handover: HandoverId, to: &HostName, link: &PeerLink) {
         self.handovers.abandon(handover);
         self.tell_over(to, link);
         self.tell_given_up();
     }
 
-    /// Where the machine's network is once it was moved; none if it is to be the target's own.
+    /// Network of the machine after the migration; none if it uses the target's own.
     fn tunnel_after(&self, record: &Record, request: &MigrateRequest) -> Option<HomeNetwork> {
         match (&record.tunnel, request.network) {
             (Some(tunnel), _) if tunnel.home == request.host => Some(tunnel.clone()),
@@ -325,7 +325,7 @@ impl Daemon {
         }
     }
 
-    /// Before the machine is handed over this host knows that it has its network to keep.
+    /// Records that this host serves the machine's network, before the handover.
     fn keep_network(&self, record: &Record, offer: &Offer, to: &HostName) -> Result<(), BoxError> {
         match &offer.tunnel {
             Some(tunnel) if tunnel.home == self.name => {
@@ -375,7 +375,7 @@ impl Daemon {
         })
     }
 
-    /// Tells the target until it says that the machine runs there. Returns since when it does.
+    /// Notifies the target until it confirms that the machine runs there. Returns since when it runs.
     fn confirm(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -396,7 +396,7 @@ impl Daemon {
         })
     }
 
-    /// Goes on with a handover that an earlier daemon had committed.
+    /// Continues a handover that an earlier daemon has committed.
     pub(crate) fn finish_handover(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -410,7 +410,7 @@ impl Daemon {
             }
         };
         if let Err(error) = thread::Builder::new().name("handover".into()).spawn(finish) {
-            tracing::error!(%error, "no thread to finish a handover");
+            tracing::error!(%error, "cannot start the thread that finishes a handover");
         }
     }
 
@@ -422,7 +422,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let mut turn = machine.lock("migrate");
         let keeps = matches!(turn.record.phase, Phase::HandedOver { keeps: true, .. });
-        // First, so that a machine that waits for pages while it is started gets them.
+        // Set first, so that a machine that waits for pages while it starts gets them.
         let giving = keeps.then(|| self.keep_again(&mut turn, handover, to)).transpose()?;
         if let (Some(live), Some(giving)) = (&mut turn.live, &giving) {
             live.giving = Some(giving.clone());
@@ -447,24 +447,24 @@ impl Daemon {
     }
 }
 
-/// What came for a machine since it was handed over goes after it: its ports here are gone next.
+/// Sends late frames to the target before the machine's ports here are removed.
 fn send_last(link: &PeerLink, handover: HandoverId, turn: &MachineLock<'_>) {
     let last = turn.live.iter().flat_map(|live| late_frames::last(&live.ports)).collect::<Vec<_>>();
     let sent = whimbrel_migrate::late_frames::send(link, handover, &last);
     let heard = sent.and_then(|answers| answers.into_iter().try_for_each(|answer| answer.wait().map(drop)));
     if let Err(unheard) = heard {
-        tracing::debug!(%handover, %unheard, "what came for a machine that had left is lost");
+        tracing::debug!(%handover, %unheard, "late frames of a migrated machine are lost");
     }
 }
 
-/// What a thread made; its panic is whoever waits for it's.
+/// Joins a scoped thread and re-raises its panic.
 pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A machine that now belongs to its target.
+/// A machine that was handed over.
 struct Moved {
-    /// What the target may lack of it is kept here.
+    /// Present if pages may be missing on the target.
     giving: Option<Arc<PageServer>>,
     handover: HandoverId,
     rounds: Vec<whimbrel_capture::RoundStats>,
@@ -474,7 +474,7 @@ struct Moved {
     commit: PendingCommit,
     network: NetworkHandover,
     helped: Helped,
-    /// Its user has paused it.
+    /// Whether the user has paused the machine.
     paused: bool,
 }
 
@@ -491,13 +491,13 @@ impl Moved {
     }
 }
 
-/// What the guest did for it, or had done to it.
+/// How the guest was slowed down, and the memory that it freed.
 struct Helped {
     slowed: ThrottleReport,
     freed: Option<ByteSize>,
 }
 
-/// A machine that runs on its target and of which nothing is left here.
+/// Result of a completed migration.
 struct Gone {
     downtime_ms: f64,
     pause: DowntimeInfo,
@@ -543,7 +543,7 @@ fn stopped_by(why: StopReason) -> RoundsEnd {
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 fn in_full(error: &DaemonError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

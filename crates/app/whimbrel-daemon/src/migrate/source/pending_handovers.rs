@@ -1,12 +1,12 @@
-//! Handovers that this host has begun, written down until the target cannot misunderstand them any more.
+//! Pending handovers: a durable record of those that this host started and that a target may still wait for.
 //!
-//! A target that is prepared waits for word, however long. So a handover is written down before the target
-//! hears of it, and struck out once the target has confirmed that the machine runs there, or that it has
-//! forgotten it. What is found here by a later daemon, and is not committed by a machine's record, was given
-//! up by the crash.
+//! A prepared target waits for the source's decision, however long. So a handover is recorded before the
+//! target hears of it, and removed once the target has confirmed that the machine runs there, or that it has
+//! discarded it. A handover that a restarted daemon finds here, and that no machine's record commits, was
+//! aborted by the crash.
 //!
-//! One JSON file, replaced whole and durable before a target is asked. A handover that is told twice to be
-//! given up does no harm; one that is forgotten would keep a paused machine on the target for ever.
+//! One JSON file, replaced atomically and durable before a target is contacted. Aborting a handover twice
+//! does no harm; forgetting one would leave a paused machine on the target for ever.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -32,14 +32,14 @@ use whimbrel_migrate::{
 use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
-/// Pauses between attempts to reach targets that have not heard: the first and the longest.
+/// Delays between attempts to reach targets: the first and the longest.
 const TELL_AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// The handovers of a host.
+/// The pending handovers of a host.
 pub(crate) struct PendingHandovers {
     path: PathBuf,
     begun: Mutex<Vec<Begun>>,
-    /// Whether a thread goes round the targets.
+    /// Whether a thread is notifying targets.
     telling: AtomicBool,
 }
 
@@ -52,9 +52,9 @@ struct Begun {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stand {
-    /// A migration works on it, or its machine's record says that it was committed.
+    /// A migration is in progress, or the machine's record says that the handover was committed.
     UnderWay,
-    /// The machine stays here. The target may not know.
+    /// Aborted: the machine stays here. The target may not know.
     GivenUp,
 }
 
@@ -80,7 +80,7 @@ struct KeptOne {
 }
 
 impl PendingHandovers {
-    /// Those of the daemon before. Nothing is told to anyone until [`Daemon::tell_given_up`].
+    /// Loads the handovers of the previous daemon. Targets are notified only by [`Daemon::tell_given_up`].
     pub(crate) fn load(layout: &Directories) -> Result<Self, DaemonError> {
         let path = layout.data().join("handovers.json");
         let kept = match std::fs::read(&path) {
@@ -88,36 +88,36 @@ impl PendingHandovers {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(DaemonError::io("read", &path, error)),
         };
-        // Whether the machine is still here or has left with a later one makes no difference to these.
+        // The result is the same whether the machine is still here or has left by a later handover.
         let stand = Stand::of(Source::recovered(SourceRecord::Ours).0);
         let found = |one: KeptOne| Begun { handover: one.handover, to: one.to, stand };
         let begun = Mutex::new(kept.into_iter().map(found).collect());
         Ok(Self { path, begun, telling: AtomicBool::new(false) })
     }
 
-    /// Writes down, durably, that a machine is about to be offered.
+    /// Records durably that a machine is about to be offered.
     pub(crate) fn start(&self, handover: HandoverId, to: &HostName) -> Result<(), DaemonError> {
         let mut begun = self.begun();
         begun.push(Begun { handover, to: to.clone(), stand: Stand::UnderWay });
         self.save(&begun).inspect_err(|_| drop(begun.pop()))
     }
 
-    /// The machine's record says that this one was committed: it is not to be given up.
+    /// The machine's record says that this handover was committed, so it must not be aborted.
     pub(crate) fn is_committed(&self, handover: HandoverId) {
         self.set(handover, Stand::of(Source::recovered(SourceRecord::HandedOver).0));
     }
 
-    /// The machine stays here.
+    /// Aborts a handover: the machine stays here.
     pub(crate) fn abandon(&self, handover: HandoverId) {
         self.set(handover, Stand::GivenUp);
     }
 
-    /// The target knows how it ended.
+    /// Removes a handover whose outcome the target knows.
     pub(crate) fn end(&self, handover: HandoverId) {
         let mut begun = self.begun();
         begun.retain(|one| one.handover != handover);
         if let Err(error) = self.save(&begun) {
-            tracing::warn!(%handover, error = &error as &dyn std::error::Error, "the end of a handover is not written down");
+            tracing::warn!(%handover, error = &error as &dyn std::error::Error, "cannot remove the record of a handover");
         }
     }
 
@@ -145,24 +145,24 @@ impl PendingHandovers {
 fn parse(text: &[u8]) -> std::io::Result<Vec<KeptOne>> {
     let kept: Kept = serde_json::from_slice(text)?;
     if kept.format != FORMAT {
-        let reason = format!("format {} is not {FORMAT}, which this version reads", kept.format);
+        let reason = format!("format {} is unknown; this version reads {FORMAT}", kept.format);
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
     }
     Ok(kept.begun)
 }
 
 impl Daemon {
-    /// Tells a target, over a connection there is, of what was given up towards it.
+    /// Notifies a target of aborted handovers over an existing connection.
     pub(crate) fn tell_over(&self, to: &HostName, link: &dyn Link) {
         for (handover, _) in self.handovers.abandoned().into_iter().filter(|(_, host)| host == to) {
             match abort(link, handover) {
                 Ok(()) => self.handovers.end(handover),
-                Err(error) => tracing::debug!(%handover, %error, "a target did not hear what was given up"),
+                Err(error) => tracing::debug!(%handover, %error, "a target missed an aborted handover"),
             }
         }
     }
 
-    /// Tells targets of what was given up, in the background, until all have heard or the daemon ends.
+    /// Notifies targets of aborted handovers in the background, until all know or the daemon ends.
     pub(crate) fn tell_given_up(self: &Arc<Self>) {
         if self.handovers.abandoned().is_empty() || self.handovers.telling.swap(true, Ordering::AcqRel) {
             return;
@@ -176,12 +176,12 @@ impl Daemon {
             host.handovers.telling.store(false, Ordering::Release);
         };
         if let Err(error) = std::thread::Builder::new().name("given-up".into()).spawn(tell) {
-            tracing::error!(%error, "no thread to tell targets what was given up");
+            tracing::error!(%error, "cannot start the thread that notifies targets of aborted handovers");
             self.handovers.telling.store(false, Ordering::Release);
         }
     }
 
-    /// Whether any target is still to be told.
+    /// Returns whether a target still has to be notified.
     fn tell_all(&self) -> bool {
         let targets: std::collections::BTreeSet<_> =
             self.handovers.abandoned().into_iter().map(|(_, to)| to).collect();
@@ -189,7 +189,7 @@ impl Daemon {
             match PeerLink::connect(self, to) {
                 Ok(link) => self.tell_over(to, &link),
                 Err(error) => {
-                    tracing::debug!(%to, error = &error as &dyn std::error::Error, "a target is still to be told");
+                    tracing::debug!(%to, error = &error as &dyn std::error::Error, "cannot reach a target to notify it of an aborted handover");
                 }
             }
         }

@@ -1,9 +1,8 @@
-//! Migrations that let the machine run on the target before all of it is there: the source's part after the
-//! commit.
+//! Postcopy on the source: serves pages after the commit, while the machine runs on the target.
 //!
-//! The machine's record says `HandedOver` with `keeps` until the target lacks nothing. Memory stays in the
-//! RAM file of the paused QEMU, disks in their overlays: a later daemon takes both up and goes on serving.
-//! Only then is all of it freed.
+//! The machine's record says `HandedOver` with `keeps` until the target has every page. Memory stays in the
+//! memory file of the paused QEMU, disks in their overlays: a restarted daemon recovers both and continues to
+//! serve them. Only after that is everything freed.
 
 use super::fetch_connections;
 use crate::{
@@ -24,22 +23,22 @@ use whimbrel_migrate::{
     protocol::HandoverId,
 };
 
-/// How long a machine that moves without a round is watched first: what it writes then goes with it.
+/// How long a machine without rounds is watched first: pages it writes then are sent in the pause.
 const LINGER: Duration = Duration::from_millis(200);
-/// What is assumed of a link that has not shown what it can do: 1 Gbit/s.
+/// Assumed rate of a link that has not been measured: 1 Gbit/s.
 const RATE: u64 = 125_000_000;
-/// In the pause goes at least so much, whatever the link.
+/// Pages that may always be sent in the pause, on any link.
 const PAGES_MIN: u64 = 64;
-/// How often is told how far it is.
+/// Interval of progress reports.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// A migration that may leave pages here.
+/// A migration that may leave pages on the source.
 pub(super) struct PostcopyMigration {
     pub(super) giving: Arc<PageServer>,
     pub(super) leaving: DeferredPages,
 }
 
-/// Whether the request is for one.
+/// Whether the request is for a postcopy migration.
 pub(super) fn is_lazy(request: &MigrateRequest) -> bool {
     matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid)
 }
@@ -49,7 +48,7 @@ pub(super) fn linger(request: &MigrateRequest) -> Duration {
     if request.mode == MigrateMode::Lazy { LINGER } else { Duration::ZERO }
 }
 
-/// Begins to offer the pages of the machine, which are given from the pause on.
+/// Starts a page server, which serves the pages from the pause on.
 pub(super) fn start(
     host: &Arc<Daemon>,
     live: &RunningMachine,
@@ -70,13 +69,13 @@ pub(super) fn start(
 
 impl Drop for PostcopyMigration {
     fn drop(&mut self) {
-        // A migration that failed gives nothing. One that was committed has been taken out.
+        // A failed migration serves no pages. A committed one was taken out by `committed`.
         self.giving.end();
     }
 }
 
 impl PostcopyMigration {
-    /// The machine belongs to the target: from here on the pages are kept.
+    /// Returns the page server of a committed migration, which must continue.
     pub(super) fn committed(self) -> Arc<PageServer> {
         let this = std::mem::ManuallyDrop::new(self);
         this.giving.clone()
@@ -88,7 +87,7 @@ fn arrays_of(live: &RunningMachine) -> Result<Vec<Box<dyn PageArray>>, DaemonErr
     Ok(std::iter::once(live.memory.view()?).chain(disks).collect())
 }
 
-/// Memory that is gone with its QEMU.
+/// Memory that ended with its QEMU.
 struct Lost(u64);
 
 impl PageArray for Lost {
@@ -106,11 +105,11 @@ impl PageArray for Lost {
     }
     fn put_back(&mut self, _: &PageSet) {}
     fn read(&self, _: PageRun, _: &mut [u8]) -> Result<(), PageError> {
-        Err(PageError::new("memory", "read", "it ended with the QEMU that kept it"))
+        Err(PageError::new("memory", "read", "the memory ended with its QEMU"))
     }
 }
 
-/// What is left of a machine whose QEMU is gone: its disks.
+/// The arrays of a machine whose QEMU is gone: only the disks are left.
 fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
     let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(Lost(record.config.memory_pages()))];
     for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
@@ -121,8 +120,8 @@ fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>
 }
 
 impl Daemon {
-    /// Keeps the pages of a machine that runs on the target until that lacks nothing; then nothing of it is
-    /// left here.
+    /// Serves the pages of a machine that runs on the target until all are there, then deletes the machine
+    /// here.
     pub(super) fn keep_until_whole(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -136,7 +135,7 @@ impl Daemon {
                 if !host.is_open() {
                     return;
                 }
-                // It has all of the machine, and the target will never say that it has.
+                // The backup host has the complete machine, so the target will never report that.
                 if host.protecting.third_has(inherited.as_ref()) {
                     giving.whole();
                 }
@@ -149,11 +148,11 @@ impl Daemon {
             }
         };
         if let Err(error) = thread::Builder::new().name("keeping".into()).spawn(keep) {
-            tracing::error!(%error, "no thread to wait for the end of a migration");
+            tracing::error!(%error, "cannot start the thread that waits for the end of a migration");
         }
     }
 
-    /// Follows how the rest goes over. Cancelled, it goes on all the same.
+    /// Reports the progress of the page server. Cancelling ends only the report.
     pub(super) fn watch_until_complete(
         &self,
         machine: &Machine,
@@ -161,7 +160,7 @@ impl Daemon {
         (to, inherited): (&HostName, Option<&InheritedProtectionRecord>),
         reporter: &ProgressReporter,
     ) -> Result<PostcopyInfo, DaemonError> {
-        let stage = format!("it runs on {to}, which fetches the rest");
+        let stage = format!("runs on {to}, which fetches the remaining pages");
         loop {
             let over = giving.wait_over(TELL_EVERY);
             let view = giving.view();
@@ -175,15 +174,15 @@ impl Daemon {
             if over || reporter.is_cancelled() {
                 let name = machine.name();
                 let left = match over {
-                    true => format!("{name} runs on {to}, and what it lacked was ended here"),
-                    false => format!("{name} runs on {to}, which goes on fetching the rest of it from here"),
+                    true => format!("{name} runs on {to}; this host stopped sending its missing pages"),
+                    false => format!("{name} runs on {to}, which still fetches pages from this host"),
                 };
                 return Err(DaemonError::Cancelled { left });
             }
         }
     }
 
-    /// Goes on keeping what an earlier daemon kept.
+    /// Continues to serve pages that an earlier daemon served.
     pub(super) fn keep_again(
         self: &Arc<Self>,
         turn: &mut MachineLock<'_>,
@@ -193,7 +192,7 @@ impl Daemon {
         let arrays = match &turn.live {
             Some(live) => arrays_of(live)?,
             None => {
-                tracing::error!(machine = %turn.record.name, %to, "the memory that was kept for another host is gone");
+                tracing::error!(machine = %turn.record.name, %to, "the memory that another host still needs is gone");
                 arrays_left(self, &turn.record)?
             }
         };
@@ -204,7 +203,7 @@ impl Daemon {
     }
 }
 
-/// What callers are told of it.
+/// The figures that callers see.
 fn info_of(view: &PageServerStatus) -> PostcopyInfo {
     let ms = |micros: u64| micros as f64 / 1e3;
     PostcopyInfo {

@@ -1,8 +1,7 @@
-//! Marks beside the files that lie under a machine's disks, so that a target which reaches the same files
-//! knows them.
+//! Storage markers: files beside the base files of a disk by which the target recognises shared storage.
 //!
-//! A file with a random name and a random content, for as long as the migration lasts. Where none can be laid
-//! the file counts as this host's alone, and the disk is copied.
+//! A marker has a random name and random content, and exists while the migration runs. If one cannot be
+//! written, the file counts as private to this host, and the disk is copied.
 
 use crate::{
     machine::record::{DiskBase, Record},
@@ -16,20 +15,20 @@ use std::{
 };
 use whimbrel_migrate::protocol::{Offer, SharedFile};
 
-/// Marks that were laid; they go with the value.
+/// Written markers; dropping the value removes them.
 pub(super) struct StorageMarkers(Vec<PathBuf>);
 
 impl Drop for StorageMarkers {
     fn drop(&mut self) {
         for path in &self.0 {
             if let Err(error) = std::fs::remove_file(path) {
-                tracing::warn!(path = %path.display(), %error, "a mark beside a disk is left over");
+                tracing::warn!(path = %path.display(), %error, "cannot remove a storage marker");
             }
         }
     }
 }
 
-/// Lays a mark beside every file under a disk, and names them in the offer.
+/// Writes a marker beside every file under a disk, and lists them in the offer.
 pub(super) fn lay(record: &Record, offer: &mut Offer) -> StorageMarkers {
     let mut marks = StorageMarkers(Vec::new());
     for (disk, base) in (0..).zip(&record.bases) {
@@ -40,7 +39,7 @@ pub(super) fn lay(record: &Record, offer: &mut Offer) -> StorageMarkers {
                 marks.0.push(mark);
             }
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "no mark: a shared disk would not be known");
+                tracing::debug!(path = %path.display(), %error, "cannot write a storage marker; a shared disk would be copied");
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What an arriving machine begins as: the target's side of [`whimbrel_migrate::baseline`].
+//! Baselines on the target: chooses the content that the arrays of an incoming machine start from.
 //!
-//! Of the capsules that the source names the first one that is whole here is taken: disks lie over its
-//! images, and memory is filled from it while the source begins to send. Of the files that lie under the
-//! source's disks those are used that are the same here, which a mark proves that the source has just laid
-//! beside them.
+//! See [`whimbrel_migrate::baseline`]. Of the capsules that the source offers, the first complete one is
+//! taken: disks use its images as bases, and memory is filled from it while the source starts to send. Of the
+//! files under the source's disks, those are used that are the same here, which the source's storage marker
+//! proves.
 
 use crate::{daemon::Daemon, machine::record::DiskBase};
 use std::{
@@ -29,19 +29,19 @@ use whimbrel_store::{Pin, StoredImage};
 /// Threads that fill memory.
 const FILLERS: usize = 2;
 
-/// What a machine begins as here.
+/// The baselines of an incoming machine.
 pub(crate) struct IncomingBaseline {
-    /// By array.
+    /// Baseline of each array.
     pub(crate) begun_as: Vec<Baseline>,
-    /// By disk.
+    /// Base of each disk.
     pub(crate) bases: Vec<DiskBase>,
-    /// The capsule that the disks lie over.
+    /// The capsule whose images are the bases of the disks.
     pub(crate) capsule: Option<CapsuleId>,
     memory: Option<(StoredImage, Pin)>,
 }
 
 impl Daemon {
-    /// What an offered machine can begin as.
+    /// Chooses the baselines of an offered machine.
     pub(crate) fn choose_baseline(&self, offer: &Offer) -> IncomingBaseline {
         let whole: Vec<(CapsuleId, Manifest)> = offer
             .bases
@@ -60,7 +60,7 @@ impl Daemon {
         });
         let over = whole.iter().find_map(|(id, manifest)| {
             let bases = disks_over(offer, manifest)?;
-            // Whoever opens them pins it again, for as long as the machine lives.
+            // A check only: whoever opens the images pins them for the life of the machine.
             self.store.pin(id).ok()?;
             Some((*id, bases))
         });
@@ -75,7 +75,7 @@ impl Daemon {
     }
 }
 
-/// The disks of the offer over the images of a capsule, if it has all of them.
+/// Bases from the images of a capsule, if it has all disks.
 fn disks_over(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase>> {
     let base = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
         let image = manifest.image(&format!("disk{index}")).filter(|image| image.size() == disk.size.0)?;
@@ -88,7 +88,7 @@ fn disks_over(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase>> {
     if disks.is_empty() { None } else { disks.iter().enumerate().map(base).collect() }
 }
 
-/// The disks of the offer over the files that are the same here, or over nothing.
+/// Bases from files that are the same here; otherwise blank.
 fn disks_over_files(offer: &Offer, begun_as: &mut [Baseline]) -> Vec<DiskBase> {
     let base = |(index, begun_as): (usize, &mut Baseline)| {
         let file = offer.files.iter().find(|file| file.disk as usize == index);
@@ -103,8 +103,8 @@ fn disks_over_files(offer: &Offer, begun_as: &mut [Baseline]) -> Vec<DiskBase> {
     begun_as.iter_mut().enumerate().map(base).collect()
 }
 
-/// Whether the file at that place here is the source's: the mark that it laid beside it is there, and nobody
-/// has written the file since.
+/// Whether the file at that path here is the source's: the marker is beside it, and the file was not written
+/// since.
 fn is_same_file(file: &SharedFile) -> bool {
     let path = Path::new(&file.path);
     let is_name = Path::new(&file.mark).components().count() == 1 && !file.mark.starts_with('.');
@@ -119,13 +119,13 @@ fn is_same_file(file: &SharedFile) -> bool {
     marked().unwrap_or(false)
 }
 
-/// When a file was written last.
+/// Time at which a file was last written.
 pub(crate) fn changed_ns(meta: &std::fs::Metadata) -> i64 {
     meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())
 }
 
 impl IncomingBaseline {
-    /// Begins to fill `ram`, a machine's memory, in the background. Does nothing the second time.
+    /// Starts to fill `ram`, the memory of a machine, in the background. Does nothing the second time.
     pub(crate) fn fill(&mut self, ram: File) -> io::Result<BaselineFill> {
         let Some((image, pin)) = self.memory.take() else { return Ok(BaselineFill::nothing()) };
         let stop = Arc::new(AtomicBool::new(false));
@@ -142,7 +142,7 @@ impl IncomingBaseline {
     }
 }
 
-/// Memory on its way to what it begins as.
+/// A fill of memory from its baseline.
 pub(crate) struct BaselineFill {
     stop: Arc<AtomicBool>,
     state: Mutex<State>,
@@ -155,17 +155,17 @@ enum State {
 }
 
 impl BaselineFill {
-    /// There is nothing to wait for.
+    /// A fill without anything to do.
     pub(crate) fn nothing() -> Self {
         Self { stop: Arc::default(), state: Mutex::new(State::Done) }
     }
 
-    /// Waits until the memory is what it begins as.
+    /// Waits until the memory has its baseline.
     pub(crate) fn wait(&self) -> Result<(), Cause> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, State::Failed) {
             State::UnderWay(thread) => {
-                thread.join().map_err(|_| "memory could not be filled")??;
+                thread.join().map_err(|_| "filling memory failed")??;
                 *state = State::Done;
                 Ok(())
             }
@@ -173,7 +173,7 @@ impl BaselineFill {
                 *state = State::Done;
                 Ok(())
             }
-            State::Failed => Err("memory could not be filled from what it begins as".into()),
+            State::Failed => Err("memory could not be filled from its baseline".into()),
         }
     }
 }
@@ -181,7 +181,7 @@ impl BaselineFill {
 impl Drop for BaselineFill {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Nobody is interested any more in how it ended.
+        // The result no longer matters.
         let _ = self.wait();
     }
 }

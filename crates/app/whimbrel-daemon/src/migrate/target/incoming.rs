@@ -1,9 +1,9 @@
-//! Machines that arrive from other hosts: what the target side of a migration does here.
+//! Incoming machines: the target side of a migration in the daemon.
 //!
-//! An arriving machine has a durable record as soon as it has a QEMU, so that nothing is left to sync when
-//! the guest is paused; only its disks are. Whether all of it is here is a mark in its slot, which ends with
-//! the QEMU. Until it is marked a later daemon drops it. Marked, or found without its slot after a loss of
-//! power, it waits, paused, for its old host's word, across restarts.
+//! The record of an incoming machine is durable as soon as its QEMU runs, so only the disks are synced during
+//! the pause. A mark in the runtime directory, which ends with the QEMU, says that all pages have arrived. A
+//! restarted daemon discards a machine without the mark. It keeps a machine paused that has the mark, or that
+//! lost its runtime directory in a power failure, until the source commits or aborts, across restarts.
 
 use crate::{
     core::{error::DaemonError, failpoint::Failpoint},
@@ -45,29 +45,29 @@ use whimbrel_migrate::{
 };
 use whimbrel_qemu::{VmIdentity, Vmgenid};
 
-/// What other machines had may take so long to be given back. Memory goes at gigabytes a second.
+/// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
 const GIVING_BACK: Duration = Duration::from_secs(10);
 
-/// Reserves room on this host.
+/// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget(Weak<Daemon>);
 
-/// A machine on its way here.
+/// A machine on its way to this host.
 struct Arriving {
     host: Arc<Daemon>,
     handover: HandoverId,
     record: Record,
     vmgenid: Option<Vmgenid>,
     missing: Vec<Digest>,
-    /// Its user has paused it, and it stays so.
+    /// Whether the user has paused the machine, which stays paused.
     paused: bool,
-    /// What it begins as, and its memory on the way there.
+    /// Baselines, and the fill of memory from its baseline.
     beginning: Option<IncomingBaseline>,
     filling: BaselineFill,
     settling: BackgroundSync,
-    /// Before it is prepared; afterwards the machine has it.
+    /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
-    /// The protection that comes with it.
+    /// Protection that the machine inherits.
     heir: Option<InheritedProtection>,
     runs_since: Option<Instant>,
 }
@@ -91,7 +91,7 @@ impl TargetHost for DaemonTarget {
 
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
-        let host = self.0.upgrade().ok_or("the host is closing down")?;
+        let host = self.0.upgrade().ok_or("the host is shutting down")?;
         check_fit(&host, offer)?;
         let heir = InheritedProtection::expect(&host, offer)?;
         let claim = host.claim_name(&offer.name, false)?;
@@ -99,7 +99,7 @@ impl TargetHost for DaemonTarget {
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
         record.arrived_by = Some(offer.handover);
-        // Its disks read from the capsule that they lie over, which is kept for as long as they do.
+        // The disks read from the capsule of their bases, which is retained as long as they are.
         record.origin = beginning.capsule.or(offer.origin);
         record.last = offer.origin.filter(|last| beginning.capsule.is_some_and(|capsule| capsule != *last));
         record.vmgenid = Some(offer.vmgenid.clone());
@@ -108,12 +108,12 @@ impl TargetHost for DaemonTarget {
             crate::migrate::target::missing_pages::expect(&host, &mut record, offer.handover, from);
         }
         if let Some(away) = host.is_away(&record) {
-            // Better now than when the machine is here and hears nobody.
+            // Fail now rather than when the machine is here without its network.
             host.route(&away.home)?;
         }
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
         let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
-        let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is none")?);
+        let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
         let machine = host.insert(Machine::new(record.clone(), None));
         drop(claim);
         let mut landing = Arriving {
@@ -140,7 +140,7 @@ impl TargetHost for DaemonTarget {
 }
 
 impl Daemon {
-    /// Whether a file that a machine boots from is here; what only a capsule has is from now on.
+    /// Whether a boot file is here. One that only a capsule has is written to the boot files.
     fn has_boot_file(&self, digest: &Digest) -> bool {
         if self.layout.boot_file(digest).exists() {
             return true;
@@ -150,7 +150,7 @@ impl Daemon {
     }
 }
 
-/// The page of this digest, in a file that the cache of pages knows or in the store.
+/// Reads the page of this digest from the hash cache or the store.
 fn page_here(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
     if host.page_cache().is_some_and(|cache| cache.get(digest, out)) {
         return true;
@@ -165,8 +165,8 @@ fn page_here(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-/// What can be checked before anything is made. What machines that have left still take is waited for where
-/// room is short.
+/// Checks the offer before anything is created. If memory or disk space is short, waits until ended machines
+/// have freed theirs.
 fn check_fit(host: &Daemon, offer: &Offer) -> Result<(), Cause> {
     match compatibility::check(offer, &here(host, offer)?) {
         Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })
@@ -182,7 +182,7 @@ fn here(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
     let room =
         |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
-    // One that stays on its home network needs no bridge here.
+    // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
     let missing = |bridge: &String| !has_interface(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
@@ -198,16 +198,16 @@ fn here(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     })
 }
 
-/// Whether this host has a network interface of this name. A socket is asked and not `/sys`, which may show
-/// the interfaces of another network namespace than this process is in.
+/// Whether this host has a network interface of this name. Queries a socket because `/sys` may show the
+/// interfaces of another network namespace.
 fn has_interface(name: &str) -> bool {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     let asked = socket(AddressFamily::INET, SocketType::DGRAM, None);
-    // Where nobody can be asked, plugging the port in will tell.
+    // Without an answer, plugging in the port will tell.
     asked.map_or(true, |socket| netdevice::name_to_index(&socket, name).is_ok())
 }
 
-/// Room that the disks of a machine take: what it has written, and what lies under that.
+/// Space that the disks of a machine take: allocated pages and bases.
 pub(crate) fn disk_bytes(record: &Record, live: &RunningMachine) -> u64 {
     let disks = record.bases.iter().zip(&record.config.disks).zip(&live.disks);
     let bytes = disks.map(|((base, config), disk)| {
@@ -216,7 +216,7 @@ pub(crate) fn disk_bytes(record: &Record, live: &RunningMachine) -> u64 {
             DiskBase::File { path } => {
                 std::fs::metadata(path).map_or(config.size.0, |meta| meta.blocks() * 512)
             }
-            // How much of an image is there, the store would have to count.
+            // The store would have to count how much of an image is allocated.
             DiskBase::Image { .. } => config.size.0,
         };
         disk.owned_bytes().saturating_add(under).min(config.size.0)
@@ -224,14 +224,14 @@ pub(crate) fn disk_bytes(record: &Record, live: &RunningMachine) -> u64 {
     bytes.sum()
 }
 
-/// What this host calls its processor; a host that does not say is like any other that does not.
+/// Name of this host's processor; empty names count as equal.
 pub(crate) fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name"));
     name.map(|name| name.trim_start_matches([' ', '\t', ':']).to_owned()).unwrap_or_default()
 }
 
-/// What the kernel says may still be had without swapping.
+/// Memory that the kernel reports as available without swapping.
 fn memory_available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -239,7 +239,7 @@ fn memory_available() -> Option<u64> {
 }
 
 impl Arriving {
-    /// Starts its QEMU once everything that QEMU reads by name is here.
+    /// Starts its QEMU once everything that QEMU opens by name is here.
     fn make_ready(&mut self) -> Result<(), DaemonError> {
         if self.missing.is_empty() && self.live.is_none() {
             let live =
@@ -251,7 +251,7 @@ impl Arriving {
             if self.paused {
                 live.stay_paused()?;
             }
-            // Ahead of the pause, in which every sync is downtime.
+            // Before the pause, in which every sync is downtime.
             self.record.process = Some(live.process_record());
             self.record.save(&self.host.layout)?;
             self.heir.iter().try_for_each(|heir| heir.note(&self.host))?;
@@ -259,15 +259,15 @@ impl Arriving {
         Ok(())
     }
 
-    /// The old host's word came for a machine whose QEMU has ended while it waited. It is this host's from
-    /// now on, as one that crashed: its disks are here, and nobody else may ever run it.
+    /// Handles a commit for a machine whose QEMU has ended while it waited. The machine belongs to this host
+    /// from now on, as crashed: its disks are here, and nobody else may ever run it.
     fn end_of_the_owned(&self, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
         if matches!(turn.record.phase, Phase::Prepared { .. }) {
             match turn.live.take() {
                 Some(live) => live.end(),
                 None => self.end_left_over(turn),
             }
-            let reason = "its QEMU ended before its old host had let it go".to_owned();
+            let reason = "its QEMU ended before the source had committed".to_owned();
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
@@ -275,8 +275,8 @@ impl Arriving {
         turn.record.save(&self.host.layout)
     }
 
-    /// It is this host's, whose daemon was restarted since the machine was prepared: the third host is to
-    /// have it.
+    /// Handles a commit after this host's daemon was restarted with the machine prepared: it yields the
+    /// machine to the backup host.
     fn yield_to_backup(&self) -> Result<(), DaemonError> {
         let mut turn = self.machine.lock("arrival");
         if matches!(turn.record.phase, Phase::Prepared { .. }) {
@@ -288,14 +288,14 @@ impl Arriving {
         self.host.yield_to_backup(&self.machine)
     }
 
-    /// A QEMU that could not be taken up may live all the same.
+    /// Kills a QEMU that could not be recovered but may still be alive.
     fn end_left_over(&self, turn: &MachineLock<'_>) {
         if let (None, Some(process)) = (&turn.live, &turn.record.process) {
             runtime_dir::clear(&self.host.layout.slot(&process.slot));
         }
     }
 
-    /// Pages of memory may be written once it is what it begins as.
+    /// Waits until memory has its baseline; only then may pages of it be written.
     fn filled(&self, array: usize) -> Result<(), Cause> {
         if array == 0 { self.filling.wait() } else { Ok(()) }
     }
@@ -307,7 +307,7 @@ impl Arriving {
     }
 
     fn live(&mut self) -> Result<&mut RunningMachine, Cause> {
-        self.live.as_mut().ok_or_else(|| "pages came before the boot files".into())
+        self.live.as_mut().ok_or_else(|| "pages arrived before the boot files".into())
     }
 }
 
@@ -355,7 +355,7 @@ impl IncomingMachine for Arriving {
 
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), Cause> {
         self.filled(array)?;
-        let live = self.live.as_ref().ok_or("pages are asked for before there are any")?;
+        let live = self.live.as_ref().ok_or("pages were requested before the machine exists")?;
         match array.checked_sub(1) {
             None => Ok(live.memory.read(run, out)?),
             Some(disk) => Ok(live.disks[disk].device().read_at(run.offset(), out)?),
@@ -366,8 +366,7 @@ impl IncomingMachine for Arriving {
         let array = owed.array as usize;
         self.filled(array)?;
         let taking = crate::migrate::target::missing_pages::fetcher_of(&self.host, &self.record);
-        let stale =
-            taking.ok_or("pages stay behind that were to come")?.add_missing(array, owed.hot, piece)?;
+        let stale = taking.ok_or("missing pages without postcopy")?.add_missing(array, owed.hot, piece)?;
         if owed.hot { Ok(()) } else { Ok(self.live()?.disown(array, &stale)?) }
     }
 
@@ -401,7 +400,7 @@ impl IncomingMachine for Arriving {
             port.add_addresses(addresses);
         }
         host.newcomers.insert(finish.handover, &live.ports);
-        // After its disks: once it is marked, this host may be asked to run the machine.
+        // Synced after the disks: with the mark set, this host may be asked to run the machine.
         live.mark_whole()?;
         let mut turn = self.machine.lock("arrival");
         turn.record = self.record.clone();
@@ -429,10 +428,10 @@ impl IncomingMachine for Arriving {
             }
             let (record, live) = turn.parts()?;
             let events = live.events();
-            // Its own port takes the place of the tunnel's end.
+            // The machine's own port replaces the tunnel's end.
             host.is_home(record);
             live.open_ports();
-            // Nobody else may run it any more: switches may turn while the CPUs are started.
+            // No other host may run it any more: switches may relearn its addresses while the CPUs start.
             live.ports.iter().for_each(crate::running::NetworkPort::announce);
             if !live.stays_paused() {
                 live.set_paused(false)?;
@@ -445,7 +444,7 @@ impl IncomingMachine for Arriving {
             events
         };
         supervisor::watch(&self.host, &self.machine, events);
-        tracing::info!(machine = %self.machine.name(), handover = %self.handover, "a machine has arrived");
+        tracing::info!(machine = %self.machine.name(), handover = %self.handover, "a migration to this host has completed");
         Failpoint::Running.reached();
         Ok(())
     }
@@ -464,7 +463,7 @@ impl IncomingMachine for Arriving {
         if let Err(error) = Record::forget(&self.host.layout, self.machine.name()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "an arrival that was given up is left over"
+                "cannot delete an aborted incoming machine"
             );
         }
         turn.record.phase = Phase::Stopped;
@@ -475,8 +474,7 @@ impl IncomingMachine for Arriving {
     }
 }
 
-/// Has the device state of a machine loaded while what its disks got is made durable: loading does not write
-/// to them.
+/// Loads the device state while the disks are synced: loading does not write to them.
 fn beside_its_disks(
     live: &mut RunningMachine,
     load: impl FnOnce(&mut RunningMachine) -> Result<(), DaemonError>,
@@ -491,8 +489,8 @@ fn beside_its_disks(
     })
 }
 
-/// Whether an arrival that an earlier daemon left is to be dropped: its source was never told that it is
-/// whole.
+/// Whether to discard an incoming machine that an earlier daemon left: its source was never told that all
+/// pages had arrived.
 pub(crate) fn is_unfinished(host: &Daemon, record: &Record) -> bool {
     let Phase::Prepared { ahead, .. } = record.phase else { return false };
     let waiting = waiting(host, record.process.as_ref(), ahead);
@@ -508,19 +506,20 @@ fn waiting(host: &Daemon, process: Option<&ProcessRecord>, ahead: bool) -> Waiti
     }
 }
 
-/// Nothing is left of an arrival that was cut off.
+/// Discards an incoming machine whose migration was interrupted.
 pub(crate) fn drop_unfinished(host: &Daemon, record: &Record) {
-    tracing::info!(machine = %record.name, "an arrival that was cut off is dropped");
+    tracing::info!(machine = %record.name, "discarding an incoming machine whose migration was interrupted");
     host.protecting.inherits_nothing(record);
     if let Some(process) = &record.process {
         runtime_dir::clear(&host.layout.slot(&process.slot));
     }
     if let Err(error) = Record::forget(&host.layout, &record.name) {
-        tracing::warn!(error = &error as &dyn std::error::Error, "an arrival that was cut off is left over");
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot delete an unfinished migration");
     }
 }
 
-/// Takes up a machine that was prepared when the daemon died: it goes on waiting for its old host's word.
+/// Recovers a machine that was prepared when the daemon ended: it continues to wait for the source's
+/// decision.
 pub(crate) fn wait_on(
     host: &Arc<Daemon>,
     record: Record,
@@ -536,7 +535,7 @@ pub(crate) fn wait_on(
         record,
         vmgenid: None,
         missing,
-        // A mark in its slot says so, if it is.
+        // A mark in its runtime directory says whether the user paused it.
         paused: false,
         beginning: None,
         filling: BaselineFill::nothing(),
@@ -547,6 +546,6 @@ pub(crate) fn wait_on(
         runs_since: None,
     };
     if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {
-        tracing::error!(error = &error as &dyn std::error::Error, "an arrival cannot be taken up");
+        tracing::error!(error = &error as &dyn std::error::Error, "cannot recover an incoming machine");
     }
 }

@@ -1,10 +1,9 @@
-//! Machines of this host of which pages are still on the host that they came from: who keeps what, found
-//! again after a restart, and struck out once all of it is here.
+//! Missing pages: machines here whose memory or disks are still partly on the source host.
 //!
-//! What was owed of the disks is beside the machine's record, durable before the machine may run here; what
-//! was owed of memory is in the slot, and ends with the memory. Neither changes: what is missing now,
-//! overlays and RAM file know. A machine that is switched off meanwhile goes on fetching its disks when it is
-//! started again.
+//! The set of missing disk pages is stored durably beside the record before the machine may run; the set of
+//! missing memory pages is stored in the runtime directory and ends with the memory. Neither file changes:
+//! overlays and the memory file show which pages have arrived. A machine that is switched off fetches the
+//! rest of its disks at the next start. All of it is removed once every page is here.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -43,31 +42,30 @@ use whimbrel_wire::{CallError, Connection, Pending, Request, atomic_file};
 
 /// Largest file of sets that is read.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// How often is looked whether all of a machine is here.
+/// Interval at which the progress of a fetch is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// In a machine's record: part of it is elsewhere.
+/// Part of a machine's record while some of its pages are on another host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingPagesRecord {
-    /// The handover it came by.
+    /// Handover by which the machine arrived.
     pub(crate) handover: HandoverId,
-    /// Who keeps it.
+    /// Host that has the pages.
     pub(crate) from: HostName,
 }
 
-/// What is known of one.
+/// State of one handover.
 enum Entry {
     Known(Arc<PageFetcher>),
-    /// What was written down cannot be read: nothing of it may be used, and its old host is to keep
-    /// everything.
+    /// The stored sets cannot be read: the machine must not be used, and the source must not free its pages.
     Unreadable(Arc<str>),
 }
 
-/// All of them on this host.
+/// The page fetchers of this host.
 #[derive(Default)]
 pub(crate) struct PageFetchers {
     table: Mutex<HashMap<HandoverId, Entry>>,
-    /// The records of machines were read: a handover that is not in the table owes nothing.
+    /// Whether all records of machines were read: only then does an unknown handover have no missing pages.
     known: AtomicBool,
 }
 
@@ -94,7 +92,7 @@ impl PageFetchers {
         }
     }
 
-    /// Nothing is owed by this handover any more, or the machine never came.
+    /// Removes a handover whose pages are all here, or whose machine never arrived.
     pub(crate) fn remove(&self, handover: HandoverId) -> Option<Arc<PageFetcher>> {
         match self.table().remove(&handover)? {
             Entry::Known(taking) => Some(taking),
@@ -102,12 +100,12 @@ impl PageFetchers {
         }
     }
 
-    /// All records were read.
+    /// Records that all records of machines were read.
     pub(crate) fn are_known(&self) {
         self.known.store(true, Ordering::Release);
     }
 
-    /// The old host of a machine offers to send what it keeps of it.
+    /// Handles a fetch connection that a source offers.
     pub(crate) fn accept_connection(
         &self,
         from: &HostName,
@@ -120,17 +118,17 @@ impl PageFetchers {
         let Some(taking) = self.of(attend.handover) else {
             return match self.known.load(Ordering::Acquire) {
                 true => Ok(OfferFetchReply::Whole),
-                false => Err("the records of machines here cannot be read".to_owned()),
+                false => Err("the records of machines here have not been read".to_owned()),
             };
         };
         if taking.from() != from {
-            return Err(format!("{from} keeps nothing of this machine"));
+            return Err(format!("{from} has no pages of this machine"));
         }
         Ok(taking.accept_connection(attend.lane, Arc::new(PeerLane(connection))))
     }
 }
 
-/// A connection that the old host made.
+/// A fetch connection over the wire.
 struct PeerLane(Connection);
 
 struct PeerComing(Pending);
@@ -160,24 +158,24 @@ fn link_error(error: CallError) -> LinkError {
     }
 }
 
-/// A machine's arrays in pages: memory, then the disks.
+/// Lengths of a machine's arrays in pages: memory, then the disks.
 fn lengths(record: &Record) -> Vec<u64> {
     let disks = record.config.disks.iter().map(|disk| disk.size.0 / PAGE_SIZE as u64);
     std::iter::once(record.config.memory_pages()).chain(disks).collect()
 }
 
-/// A machine that is arriving, of which pages may stay with its old host.
+/// Prepares for an incoming machine whose pages may stay on its source.
 pub(crate) fn expect(host: &Daemon, record: &mut Record, handover: HandoverId, from: &HostName) {
     record.owed = Some(MissingPagesRecord { handover, from: from.clone() });
     host.owings.insert(Arc::new(PageFetcher::new(handover, from.clone(), &lengths(record))));
 }
 
-/// What a record says is owed, as of this daemon.
+/// The page fetcher of a record's missing pages.
 pub(crate) fn fetcher_of(host: &Daemon, record: &Record) -> Option<Arc<PageFetcher>> {
     host.owings.of(record.owed.as_ref()?.handover)
 }
 
-/// Writes down what is owed, before the machine may run here.
+/// Stores the sets of missing pages, before the machine may run here.
 pub(crate) fn save_sets(
     host: &Daemon,
     record: &Record,
@@ -207,7 +205,7 @@ fn disks_file(host: &Daemon, record: &Record) -> PathBuf {
     host.layout.machine(&record.name).join("owed")
 }
 
-/// Finds again what was owed when the last daemon ended.
+/// Restores the missing pages of a machine after a restart of the daemon.
 pub(crate) fn recall(host: &Daemon, record: &Record) {
     let Some(owed) = &record.owed else { return };
     let taking = PageFetcher::new(owed.handover, owed.from.clone(), &lengths(record));
@@ -218,7 +216,7 @@ pub(crate) fn recall(host: &Daemon, record: &Record) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let why = format!(
-                    "what is owed of {} cannot be read from {}: {error}",
+                    "the missing pages of {} cannot be read from {}: {error}",
                     record.name,
                     path.display()
                 );
@@ -231,7 +229,7 @@ pub(crate) fn recall(host: &Daemon, record: &Record) {
     host.owings.insert(Arc::new(taking));
 }
 
-/// Refuses a machine of which it is not known what is elsewhere: what is here would be taken for all of it.
+/// Refuses a machine whose missing pages are unknown: the pages here would be taken for all of them.
 pub(crate) fn check(host: &Daemon, record: &Record) -> Result<(), DaemonError> {
     let why = record.owed.as_ref().and_then(|owed| host.owings.unreadable(owed.handover));
     why.map_or(Ok(()), |why| Err(DaemonError::Memory { source: why.to_string().into() }))
@@ -246,11 +244,11 @@ fn read_sets(path: &Path, lengths: &[u64]) -> io::Result<Vec<(u32, PageSet)>> {
 }
 
 impl Daemon {
-    /// Brings what is missing of a machine that runs here, in the background.
+    /// Starts to fetch the missing pages of a running machine in the background.
     pub(crate) fn start_fetching(self: &Arc<Self>, machine: &Arc<Machine>, live: &mut RunningMachine) {
         let (host, machine) = (self.me.clone(), Arc::downgrade(machine));
         live.start_fetching(move || {
-            // Not on the thread that brings: whoever has the turn may wait for that one's end.
+            // Not on the fetch thread: the holder of the machine lock may wait for that one to end.
             let settle = move || {
                 let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
                 let mut turn = machine.lock("settling");
@@ -259,12 +257,12 @@ impl Daemon {
                 }
             };
             if let Err(error) = thread::Builder::new().name("settle".into()).spawn(settle) {
-                tracing::error!(%error, "no thread to write down that all of a machine is here");
+                tracing::error!(%error, "cannot start the thread that records a complete machine");
             }
         });
     }
 
-    /// The same for a machine that was switched off before all of its disks was here, and runs again.
+    /// Starts to fetch the missing disk pages of a machine that was switched off and runs again.
     pub(crate) fn start_fetching_disks(self: &Arc<Self>, machine: &Arc<Machine>) {
         let mut turn = machine.lock("start");
         if turn.record.owed.is_some()
@@ -274,34 +272,33 @@ impl Daemon {
         }
     }
 
-    /// All of it is here and durable: writes that down, then tells the host that kept it.
+    /// Records that all pages are here and durable, then notifies the source.
     pub(crate) fn mark_complete(&self, turn: &mut MachineLock<'_>) {
         let Some(owed) = turn.record.owed.take() else { return };
         if let Err(error) = turn.record.save(&self.layout) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "that all of a machine is here is not written down"
+                "cannot record that all pages of a machine are here"
             );
             turn.record.owed = Some(owed);
             return;
         }
         let _ = std::fs::remove_file(disks_file(self, &turn.record));
-        tracing::info!(machine = %turn.record.name, from = %owed.from, "all of a machine is here");
+        tracing::info!(machine = %turn.record.name, from = %owed.from, "all pages of a machine are here");
         self.release(owed.handover);
     }
 
-    /// Tells the host that kept pages of a machine that nobody needs them any more.
+    /// Notifies the source that the pages of a machine are no longer needed.
     pub(crate) fn release(&self, handover: HandoverId) {
         let Some(taking) = self.owings.remove(handover) else { return };
-        // An answer may take as long as a lost connection does; the other host hears it at its next attempt
-        // if not now.
+        // The call may block on a lost connection. If it fails, the source learns it at its next attempt.
         let tell = move || taking.mark_complete();
         if let Err(error) = thread::Builder::new().name("release".into()).spawn(tell) {
-            tracing::error!(%error, "no thread to tell that nothing is owed");
+            tracing::error!(%error, "cannot start the thread that notifies the source of a complete machine");
         }
     }
 
-    /// Waits until all of a machine is here, for work that needs it whole.
+    /// Waits until a machine is complete, for operations that need all of it.
     pub(crate) fn wait_until_complete(
         &self,
         turn: &mut MachineLock<'_>,
@@ -309,13 +306,13 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let Some(owed) = turn.record.owed.clone() else { return Ok(()) };
         let Some(taking) = self.owings.of(owed.handover) else { return Ok(()) };
-        let stage = format!("waiting for the rest of it, which is on {}", owed.from);
+        let stage = format!("waiting for the remaining pages from {}", owed.from);
         while !turn.live()?.is_complete() {
             let view = taking.status();
             let here = view.owed.saturating_sub(view.stand.missing);
             reporter.progress(&stage, Unit::Pages, here, Some(view.owed));
             if reporter.is_cancelled() {
-                return Err(DaemonError::Cancelled { left: "the machine runs on here".into() });
+                return Err(DaemonError::Cancelled { left: "the machine keeps running here".into() });
             }
             if !turn.live()?.qemu.process().is_alive() {
                 let name = turn.record.name.clone();
@@ -327,8 +324,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A machine has ended here: nobody needs what its memory lacked. If its disks lack nothing, nothing is
-    /// owed any more.
+    /// Discards the missing memory of a machine that has ended. If no disk page is missing either, the
+    /// machine is complete.
     pub(crate) fn discard_missing_memory(&self, turn: &mut MachineLock<'_>) {
         let Some(taking) = fetcher_of(self, &turn.record) else { return };
         taking.waive(0);

@@ -1,4 +1,4 @@
-//! Epoch after epoch of one machine: when the next one is cut, what holds its output back, and what ends it.
+//! Epochs of one machine: when the next one is captured, what buffers its output, and what ends them.
 
 use super::{
     group::Membership,
@@ -35,34 +35,34 @@ use whimbrel_protect::{
 };
 use whimbrel_qemu::MachineEvent;
 
-/// Rounds of the first copy: until an epoch's worth is left, or they no longer help.
+/// Rounds of seeding: until an epoch's worth of pages is left, or until more rounds do not help.
 const FIRST_COPY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
 
-/// How often it is looked whether something has happened, between epochs that are long.
+/// Interval at which events are polled during long epochs.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// How long the others of a group are waited for before it is looked whether there is something else to do.
+/// How long to wait for the other members of a group before polling for events.
 const GATHERS: Duration = Duration::from_millis(100);
 
-/// What ended the epochs.
+/// Reason for which the epochs ended.
 pub(in crate::protect) enum EpochsEnd {
     /// The standby was lost, or something else failed.
     Failed(DaemonError),
-    /// Somebody wants no protection any more.
+    /// A user ended the protection.
     Unprotect(Sender<Result<(), DaemonError>>),
-    /// Somebody wants the standby to have the machine. Its last epoch is there, and it stands still here.
+    /// A user requested a failover. The standby has the last epoch, and the machine is paused here.
     Failover { answer: Sender<Result<f64, DaemonError>>, paused_at: Instant },
-    /// Its QEMU has died.
+    /// QEMU has died.
     QemuGone,
-    /// Its guest has switched it off.
+    /// The guest has shut down.
     SwitchedOff,
-    /// All of a machine is here that lacked pages: it was protected for as long as that.
+    /// The last missing page of an inherited protection has arrived.
     Whole,
-    /// The daemon ends.
+    /// The daemon is shutting down.
     Closing,
 }
 
-/// The sending side, as the host's settings want it.
+/// Creates the epoch sender for these settings.
 pub(in crate::protect) fn sender<'a>(
     link: &'a dyn Link,
     id: ProtectionId,
@@ -73,7 +73,7 @@ pub(in crate::protect) fn sender<'a>(
     Sending::new(link, id, settings.coding, rand::random(), hash_bytes_max).map_err(failed)
 }
 
-/// The machine during its first copy: before it goes on after the last pause, its output is held.
+/// The machine during seeding: output is buffered before it runs on after the last pause.
 struct Holding<'a> {
     machine: PausableMachine<'a>,
     beats: &'a Heartbeat,
@@ -92,7 +92,7 @@ impl Machine for Holding<'_> {
 
     fn unpause(&mut self) -> Result<(), MachineError> {
         self.beats.ports().for_each(|port| port.hold(HoldLimits::default()));
-        // From the seal on the standby might take over, so the lease counts from before it.
+        // From the epoch end on the standby might take over, so the lease is armed before it.
         self.beats.arm();
         *lock(self.cut) = barriers(self.beats);
         if let Some(shipping) = self.shipping {
@@ -106,29 +106,29 @@ impl Machine for Holding<'_> {
     }
 }
 
-/// Ends the epoch of every port.
+/// Ends the output epoch of every port.
 pub(in crate::protect) fn barriers(beats: &Heartbeat) -> Vec<(Arc<Port>, Epoch)> {
     let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
     beats.ports().filter_map(barrier).collect()
 }
 
-/// Lets go what was held up to these epochs, if anything of the machine may be seen now.
+/// Releases output up to these epochs, if the machine may be visible now.
 fn release(beats: &Heartbeat, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
     release_all(beats, std::mem::take(&mut *lock(cut)));
 }
 
-/// The same of a cut that is nobody else's.
+/// Releases output up to epochs that the caller owns.
 pub(in crate::protect) fn release_all(beats: &Heartbeat, cut: Vec<(Arc<Port>, Epoch)>) {
     for (port, epoch) in cut {
         if beats.may_run()
             && let Err(error) = port.release(epoch)
         {
-            tracing::warn!(%error, "output of a protected machine is not released");
+            tracing::warn!(%error, "cannot release output of a protected machine");
         }
     }
 }
 
-/// Protects the machine until something ends it.
+/// Protects the machine until an event ends the epochs.
 pub(in crate::protect) fn run(
     host: &Arc<Daemon>,
     guard: &ProtectionHandle,
@@ -187,8 +187,8 @@ fn attach_consumer(
     epochs.all(told)
 }
 
-/// Goes on from a standby that the machine's old host has filled: epoch after epoch, until all of the machine
-/// is here or something else ends it.
+/// Continues a standby that the source has seeded, until all missing pages are here or another event ends the
+/// epochs.
 pub(in crate::protect) fn inherit(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -216,19 +216,18 @@ struct Epochs<'a, 'l> {
     sending: &'a mut Sending<'l>,
     events: Receiver<MachineEvent>,
     cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
-    /// In a group, while epochs follow each other.
+    /// Present in a group while epochs run.
     membership: Option<Membership>,
-    /// If it is protected by its inputs.
+    /// Present in mode replay.
     shipping: Option<&'a InputShipper<'a>>,
-    /// Whether it came here with the machine, of which pages may be missing: then it can neither be filled
-    /// anew nor outlast that.
+    /// Whether the protection is inherited: it cannot be seeded again, and ends when no page is missing.
     inherited: bool,
-    /// The epoch that is cut next.
+    /// Number of the next epoch.
     next: u64,
 }
 
 impl<'a, 'l> Epochs<'a, 'l> {
-    /// Of a machine that is still to be filled into its standby.
+    /// Epochs of a machine whose standby is still to be seeded.
     fn new(
         host: &'a Daemon,
         guard: &'a ProtectionHandle,
@@ -243,10 +242,10 @@ impl<'a, 'l> Epochs<'a, 'l> {
 }
 
 impl Epochs<'_, '_> {
-    /// The first copy, or one that catches up: how long the machine stood still.
+    /// Seeds the standby, for the first time or again. Returns how long the machine was paused.
     fn fill(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
         self.guard.set_state(ProtectState::Filling);
-        // Others do not wait for a whole copy.
+        // Nobody in a group waits for seeding.
         self.membership = None;
         let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let machine = PausableMachine { qemu, disks, keep_paused: false, keeping: &[] };
@@ -282,7 +281,7 @@ impl Epochs<'_, '_> {
         if stretch.is_any() {
             self.beats.look_at_output();
         }
-        // Epochs that are long must not be what is looked after between them.
+        // Events must be handled also during long epochs.
         let look_every = if self.shipping.is_some() { LOOK } else { length };
         let (mut begun, mut last_cut) = (Instant::now(), Instant::now());
         let mut earliest = begun + length;
@@ -305,8 +304,9 @@ impl Epochs<'_, '_> {
             match self.epoch(false, &mut last_cut) {
                 Ok(delay) => stretch.committed(delay),
                 Err(DaemonError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
-                    // Never more than is bounded: the standby is filled anew, and output waits for that long.
-                    tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; the standby catches up");
+                    // The size of an epoch is bounded: the standby is seeded again, and output waits that
+                    // long.
+                    tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; seeding the standby again");
                     if let Err(error) = self.fill(told) {
                         return self.ended(error);
                     }
@@ -316,16 +316,16 @@ impl Epochs<'_, '_> {
             let now = Instant::now();
             earliest = begun + length;
             if earliest <= now {
-                // The link does not follow: the next epoch is as long as it takes.
+                // The link is too slow: the next epoch is as long as it takes.
                 earliest = now + (now - begun) / 4;
                 self.guard.committed_late();
             }
         }
     }
 
-    /// A last epoch, after which the machine does not go on here.
+    /// Sends a last epoch, after which the machine stays paused here.
     fn fail_over(&mut self, answer: Sender<Result<f64, DaemonError>>, last_cut: &mut Instant) -> EpochsEnd {
-        // It is its own.
+        // The last epoch does not wait for the group.
         self.membership = None;
         let paused_at = Instant::now();
         match self.epoch(true, last_cut) {
@@ -337,15 +337,15 @@ impl Epochs<'_, '_> {
         }
     }
 
-    /// Whether the next epoch is to be cut now: in a group once it is due for all. No if there may be
-    /// something else to do.
+    /// Whether to capture the next epoch now: in a group once it is due for all members. False if there may
+    /// be something else to do.
     fn is_gathered(&self) -> bool {
         let until = Instant::now() + GATHERS;
         let mut go_on = || !self.host.is_closing() && !self.guard.has_command() && Instant::now() < until;
         self.membership.as_ref().is_none_or(|membership| membership.gather(&mut go_on))
     }
 
-    /// What has happened to the machine or the daemon meanwhile.
+    /// Checks for events of the machine or the daemon.
     fn news(&mut self) -> Option<EpochsEnd> {
         if self.host.is_closing() {
             return Some(EpochsEnd::Closing);
@@ -365,12 +365,12 @@ impl Epochs<'_, '_> {
         }
     }
 
-    /// What an error comes to: a QEMU that is gone fails in many ways.
+    /// Reports a dead QEMU instead of an error that it caused.
     fn ended(&mut self, error: DaemonError) -> EpochsEnd {
         if self.host.is_closing() {
             return EpochsEnd::Closing;
         }
-        // Its socket is gone a moment before it is. Of an error of the link QEMU knows nothing.
+        // The QMP socket closes a moment before the process ends. Errors of the link say nothing about QEMU.
         let patience = if is_of_link(&error) { Duration::ZERO } else { Duration::from_secs(1) };
         if self.live.qemu.process().wait(patience) {
             return if self.beats.is_armed() { EpochsEnd::QemuGone } else { EpochsEnd::Failed(error) };
@@ -378,8 +378,8 @@ impl Epochs<'_, '_> {
         EpochsEnd::Failed(error)
     }
 
-    /// Cuts an epoch, sends it, and lets its output go: how long after the cut. With `stay` the machine does
-    /// not go on.
+    /// Captures an epoch, sends it, and releases its output. Returns the time since the capture. With `stay`
+    /// the machine stays paused.
     fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
         let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
         let mut machine = PausableMachine { qemu, disks, keep_paused: stay, keeping: &[] };
@@ -435,7 +435,7 @@ fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {
 
 pub(in crate::protect) fn failed(error: PrimaryError) -> DaemonError {
     match was_cancelled(&error) {
-        true => DaemonError::Cancelled { left: "the machine runs on unprotected".into() },
+        true => DaemonError::Cancelled { left: "the machine keeps running unprotected".into() },
         false => DaemonError::Protect { source: error.into() },
     }
 }

@@ -1,9 +1,8 @@
-//! Groups on this host: threads of guards that wait for each other.
+//! Consistency groups on this host: lets the protection threads of several machines wait for each other.
 //!
-//! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch,
-//! and none before its first copy is whole, while that is made anew, or once its standby is lost: the others
-//! do not wait for it then. Waiting ends when the caller has something better to do; in the middle of a pause
-//! nobody is waited for longer than [`STANDS`].
+//! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch:
+//! not during seeding or once its standby is lost, when the others do not wait for it. A wait ends when the
+//! caller has something else to do; during a pause no member is waited for longer than [`STANDS`].
 
 use crate::protect::lock;
 use std::{
@@ -13,12 +12,12 @@ use std::{
 };
 use whimbrel_protect::consistency_group::{ConsistencyGroup, GroupMember, GroupPhase};
 
-/// How long machines stand still for one of them that does not.
+/// How long paused machines wait for a member that does not pause.
 const STANDS: Duration = Duration::from_secs(1);
-/// How often whoever waits looks whether it still wants to.
+/// Interval at which a waiting thread checks whether it still has to wait.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// All groups of this host, by name. One of which nobody is a member any more begins anew.
+/// All groups of this host, by name. A group without members is deleted.
 #[derive(Default)]
 pub(in crate::protect) struct Groups(Mutex<BTreeMap<String, Arc<Shared>>>);
 
@@ -29,7 +28,7 @@ struct Shared {
     members: Mutex<GroupMember>,
 }
 
-/// A machine's place in a group, until it is dropped.
+/// Membership of a machine in a group, until it is dropped.
 pub(in crate::protect) struct Membership {
     shared: Arc<Shared>,
     member: GroupMember,
@@ -37,7 +36,7 @@ pub(in crate::protect) struct Membership {
 }
 
 impl Groups {
-    /// Joins a group, which is there from then on.
+    /// Joins a group, which is created if needed.
     pub(in crate::protect) fn join(&self, name: &str) -> Membership {
         let mut groups = lock(&self.0);
         groups.retain(|known, shared| known == name || !lock(&shared.group).is_empty());
@@ -53,13 +52,13 @@ impl Groups {
 }
 
 impl Membership {
-    /// The next epoch is due: waits until that is so for all. False if `go_on` says no before.
+    /// Waits until the epochs of all members are due. Returns false if `go_on` does before.
     pub(in crate::protect) fn gather(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
         loop {
             match self.wait(GroupPhase::Gather, None, go_on) {
                 Waited::Past => return true,
                 Waited::Stopped => return false,
-                // It came in the middle of a round, or was late in one.
+                // Joined or was late in the middle of a round.
                 Waited::NotAsked => {
                     if !go_on() {
                         return false;
@@ -70,13 +69,13 @@ impl Membership {
         }
     }
 
-    /// The machine stands still, all of it taken: waits until all do.
+    /// Waits until all members are paused and captured.
     pub(in crate::protect) fn stands(&self) {
         let until = Instant::now() + STANDS;
         self.wait(GroupPhase::Pause, Some(until), &mut || true);
     }
 
-    /// The standby has the epoch: waits until all have theirs, or `go_on` says no.
+    /// Waits until the epochs of all members are committed, or `go_on` returns false.
     pub(in crate::protect) fn sent(&self, go_on: &mut dyn FnMut() -> bool) {
         self.wait(GroupPhase::Send, None, go_on);
     }
@@ -95,7 +94,7 @@ impl Membership {
                 tracing::warn!(
                     group = self.name,
                     late = late.len(),
-                    "machines of a group went on without those that did not stop"
+                    "machines of a group continued without those that did not pause"
                 );
                 late.into_iter().for_each(|member| group.join(member));
                 self.shared.changed.notify_all();

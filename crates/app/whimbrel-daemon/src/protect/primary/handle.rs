@@ -1,5 +1,4 @@
-//! A machine of this host that is protected, as others see it: what it is asked for, what is told about it,
-//! and the words to and from the thread that protects it, which is `attempt`.
+//! Protection handle: the interface between other threads and the thread that protects a machine.
 
 use crate::core::error::DaemonError;
 use crate::protect::settings::ProtectionSettings;
@@ -17,12 +16,11 @@ use whimbrel_core::{ByteSize, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{codec::ByteCounts, stats::Stats};
 
-/// A protected machine, as others see it.
+/// Interface to a protected machine.
 pub(crate) struct ProtectionHandle {
     pub(in crate::protect) name: MachineName,
     pub(in crate::protect) settings: ProtectionSettings,
-    /// The same for all protections of this machine to this standby, so that pages it keeps are known to be
-    /// of it.
+    /// Constant for all protections of this machine to this standby, which identifies retained pages by it.
     pub(in crate::protect) handover: HandoverId,
     shared: Mutex<Shared>,
     wake: Condvar,
@@ -40,15 +38,15 @@ struct Shared {
     witness_answers: Option<bool>,
 }
 
-/// What somebody wants of the thread; it answers.
+/// A command to the protection thread, with a channel for its answer.
 pub(in crate::protect) enum ProtectionCommand {
-    /// End the protection, the machine stays here.
+    /// End the protection; the machine stays here.
     Unprotect(Sender<Result<(), DaemonError>>),
-    /// Let the standby have the machine; how long it stood still.
+    /// Switch over to the standby; the answer is the downtime in milliseconds.
     Failover(Sender<Result<f64, DaemonError>>),
 }
 
-/// What whoever began the protection is told.
+/// An event for the caller that started the protection.
 pub(in crate::protect) enum ProtectionEvent {
     Progress(Progress),
     Protected { pause_ms: f64, wire_bytes: u64 },
@@ -79,13 +77,13 @@ impl ProtectionHandle {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the thread for something.
+    /// Sends a command to the thread.
     pub(in crate::protect) fn command(&self, command: ProtectionCommand) {
         self.shared().commands.push_back(command);
         self.wake.notify_all();
     }
 
-    /// Whoever began it does not want it any more.
+    /// Cancels the start of the protection.
     pub(in crate::protect) fn cancel(&self) {
         self.shared().cancelled = true;
         self.wake.notify_all();
@@ -95,18 +93,18 @@ impl ProtectionHandle {
         self.shared().cancelled
     }
 
-    /// Whether somebody wants something of the thread.
+    /// Whether a command is waiting.
     pub(in crate::protect) fn has_command(&self) -> bool {
         !self.shared().commands.is_empty()
     }
 
-    /// Has the thread look how things are, if it waits.
+    /// Wakes the thread if it waits.
     pub(in crate::protect) fn nudge(&self) {
         self.shared().nudged = true;
         self.wake.notify_all();
     }
 
-    /// What somebody wants, waited for until `until` or until it is nudged.
+    /// Waits for a command, until `until` or until it is woken.
     pub(in crate::protect) fn wait_command(&self, until: Instant) -> Option<ProtectionCommand> {
         let mut shared = self.shared();
         loop {
@@ -121,7 +119,7 @@ impl ProtectionHandle {
         }
     }
 
-    /// Whether its standby was whole once.
+    /// Whether the standby was complete once.
     pub(in crate::protect) fn was_protected(&self) -> bool {
         self.shared().stats.epochs > 0
             || self.shared().epoch > 0
@@ -138,7 +136,7 @@ impl ProtectionHandle {
             match answers {
                 true => tracing::info!(machine = %self.name, "the witness answers"),
                 false => {
-                    tracing::warn!(machine = %self.name, "the witness does not answer; the machine goes on as long as its standby does")
+                    tracing::warn!(machine = %self.name, "the witness does not answer; the machine runs as long as its standby answers")
                 }
             }
         }
@@ -152,12 +150,12 @@ impl ProtectionHandle {
         add(&mut shared.stats);
     }
 
-    /// The epoch began later than it was to.
+    /// Counts an epoch that started late.
     pub(in crate::protect) fn committed_late(&self) {
         self.shared().stats.stretched += 1;
     }
 
-    /// What is told about it.
+    /// The information for users.
     pub(in crate::protect) fn info(&self) -> ProtectionInfo {
         let shared = self.shared();
         ProtectionInfo {
@@ -204,7 +202,7 @@ fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
     }
 }
 
-/// Waits for word on a protection, passing progress on; ends it if whoever waits is told to.
+/// Waits until the machine is protected and reports progress; cancels if `progress` returns false.
 pub(in crate::protect) fn wait_protected(
     guard: &ProtectionHandle,
     hears: &Receiver<ProtectionEvent>,

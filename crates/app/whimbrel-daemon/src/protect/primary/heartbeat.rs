@@ -1,9 +1,9 @@
-//! The primary's lease at work: asks for it again and again, and shuts the machine off from the world the
-//! moment it runs out.
+//! Heartbeats and lease of the primary: renews the lease, and fences the machine when it expires.
 //!
-//! Three threads a protection: one renews at the witness, one beats to the standby, one watches the clock.
-//! The last one does not wait for anybody, so nothing that hangs can keep the gates open. A standby that is
-//! silent for a whole term has its link cut, which ends whatever waits for it.
+//! Three threads for each protection: one renews the lease at the witness, one sends heartbeats to the
+//! standby, one watches the clock. The last one never waits for anybody, so nothing that hangs can keep the
+//! gates of the network ports open. The page link of a standby that is silent for a whole term is closed,
+//! which ends all waits for it.
 
 use super::handle::ProtectionHandle;
 use crate::protect::{
@@ -25,19 +25,19 @@ use whimbrel_protect::{
     protocol::{self, HeartbeatReply, ProtectionId},
 };
 
-/// How much longer a standby may be silent while it is filled for the first time.
+/// Additional time for which a standby may be silent during seeding.
 const FIRST_COPY_SILENT: Duration = Duration::from_secs(10);
-/// How often the clock is looked at.
+/// Interval at which the clock is polled.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The lease of one protection.
+/// Lease of one protection.
 pub(in crate::protect) struct Heartbeat {
     pub(in crate::protect) id: ProtectionId,
     pub(in crate::protect) term: Duration,
     pub(in crate::protect) standby: Arc<ControlLink>,
     pub(in crate::protect) witness: Option<WitnessClient>,
     lease: Mutex<PrimaryLease>,
-    /// From when on the standby might take over: only then is anything shut.
+    /// Whether the standby might take over: only then are gates closed.
     armed: AtomicBool,
     stop: AtomicBool,
     ports: Vec<Weak<Port>>,
@@ -62,12 +62,12 @@ impl Heartbeat {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything of the machine may be seen now.
+    /// Whether the machine may be visible to the outside now.
     pub(in crate::protect) fn may_run(&self) -> bool {
         !self.is_armed() || self.lease().may_run(BootTime::now())
     }
 
-    /// From now on the standby might take over.
+    /// Records that the standby might take over from now on.
     pub(in crate::protect) fn arm(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
@@ -76,12 +76,12 @@ impl Heartbeat {
         self.armed.load(Ordering::SeqCst)
     }
 
-    /// Every port that is still there.
+    /// The network ports that still exist.
     pub(in crate::protect) fn ports(&self) -> impl Iterator<Item = Arc<Port>> {
         self.ports.iter().filter_map(Weak::upgrade)
     }
 
-    /// From now on the guard's thread looks when the machine begins to wait for an epoch.
+    /// Wakes the protection thread when output starts to wait for an epoch.
     pub(in crate::protect) fn look_at_output(&self) {
         for port in self.ports() {
             let guard = self.guard.clone();
@@ -89,17 +89,17 @@ impl Heartbeat {
         }
     }
 
-    /// Whether anything that the machine sent is held back.
+    /// Whether any output is buffered.
     pub(in crate::protect) fn output_waits(&self) -> bool {
         self.ports().any(|port| port.holds())
     }
 
-    /// How long an answer is waited for.
+    /// Timeout of requests to the witness and the standby.
     pub(in crate::protect) fn patience(&self) -> Duration {
         self.term.max(Duration::from_millis(200))
     }
 
-    /// Asks the witness, if there is one, and enters what it says.
+    /// Queries the witness, if there is one, and applies its reply.
     pub(in crate::protect) fn ask_witness(&self, question: &WitnessQuery) {
         let Some(witness) = &self.witness else { return };
         let asked = BootTime::now();
@@ -112,7 +112,7 @@ impl Heartbeat {
         }
     }
 
-    /// Asks the standby for its promise.
+    /// Sends a heartbeat to the standby and applies its reply.
     pub(in crate::protect) fn send_heartbeat(&self) {
         let asked = BootTime::now();
         let heard: Option<HeartbeatReply> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.patience());
@@ -132,8 +132,8 @@ impl Heartbeat {
         }
     }
 
-    /// Renews the lease at the witness: as often as a lease without a standby's promise needs it once that is
-    /// getting old.
+    /// Renews the lease at the witness. Once the standby's promise gets old, it renews as often as a lease
+    /// alone requires.
     fn renew(&self) {
         let mut renewed: Option<BootTime> = None;
         while let (Some(witness), false) = (&self.witness, self.is_over()) {
@@ -147,7 +147,7 @@ impl Heartbeat {
         }
     }
 
-    /// Shuts and opens the gates as the lease says, and cuts off a silent standby.
+    /// Opens and closes the gates as the lease demands, and closes the link to a silent standby.
     fn watch(&self) {
         let (begun, mut shut) = (BootTime::now(), false);
         while !self.is_over() {
@@ -159,12 +159,11 @@ impl Heartbeat {
                     self.ports().for_each(|port| port.set_gates(gates));
                     shut = !may;
                     if shut && lease.state() == PrimaryState::Guarded {
-                        tracing::error!(standby = %self.standby.to(), "the lease has run out: nothing of the machine is seen any more");
+                        tracing::error!(standby = %self.standby.to(), "the lease has run out: the machine is fenced");
                     }
                 }
             }
-            // A first copy holds nothing up: one that is made on busy hosts is not given up for a late
-            // heartbeat.
+            // Seeding delays no output: a late heartbeat on busy hosts does not end it.
             let patience = if self.is_armed() { Duration::ZERO } else { FIRST_COPY_SILENT };
             let silent = now > lease.promise_until().max(begun.after(self.term * 4)).after(patience);
             if (silent || shut)
@@ -174,15 +173,14 @@ impl Heartbeat {
             }
             std::thread::sleep(LOOK.min(self.term / 32));
         }
-        // Whoever ended this has opened the gates; this thread may have shut them a moment later, on what it
-        // knew before.
+        // The thread that ended this has opened the gates; this one may have closed them a moment later.
         if shut && self.may_run() {
             self.ports().for_each(|port| port.set_gates(Gates::OPEN));
         }
     }
 }
 
-/// The threads of a lease. They end when this is dropped.
+/// The threads of a lease; dropping this ends them.
 pub(in crate::protect) struct HeartbeatThreads {
     beats: Arc<Heartbeat>,
     threads: Vec<JoinHandle<()>>,
@@ -211,8 +209,7 @@ impl HeartbeatThreads {
 impl Drop for HeartbeatThreads {
     fn drop(&mut self) {
         self.beats.stop.store(true, Ordering::SeqCst);
-        // They sleep a quarter of a term at most, or wait for an answer as long as they are patient: nobody
-        // waits for that.
+        // Not joined: they sleep for a quarter of a term, or wait for a reply until its timeout.
         self.threads.drain(..).for_each(drop);
     }
 }

@@ -1,13 +1,12 @@
-//! The target's part of a move with a third host behind it: the protection that it inherits.
+//! Inherited protection: the target's part of a postcopy migration with a backup host.
 //!
-//! The standby is whole as of the pause when the machine is committed to this host. From then on epochs of
-//! what is written here go there, and output waits for them, until the last missing page has come. Then the
-//! protection ends.
+//! At the commit the backup host has the machine as of the pause. From then on this host sends it epochs, and
+//! output waits for their commits, until the last missing page has arrived. Then the protection ends.
 //!
-//! Its note is durable before the source hears that this host is ready. The machine's turn is taken, and the
-//! machine let run, by the thread that protects it: nobody works on it in between. If the pages that are
-//! missing cannot be had, its QEMU is ended, which gives the machine to the third host, and frees whoever
-//! waits for those pages.
+//! Its record is durable before the source hears that this host is ready. The protection thread takes the
+//! machine lock and starts the machine, so no other operation comes in between. If the missing pages cannot
+//! be fetched, it kills the QEMU, which yields the machine to the backup host and unblocks everything that
+//! waits for the pages.
 
 use super::{handle::ProtectionHandle, heartbeat::Heartbeat, run};
 use crate::protect::{
@@ -43,16 +42,16 @@ use whimbrel_net::HoldLimits;
 use whimbrel_protect::{clock::BootTime, inherited_primary, lease, protocol::ProtectionId};
 use whimbrel_qemu::{ProcessIdentity, QemuProcess};
 
-/// How long the pages that are missing may not come before the machine is given to the third host.
+/// How long missing pages may not arrive, after an error, before the machine is yielded to the backup host.
 const SOURCE_PATIENCE: Duration = Duration::from_secs(5);
-/// The same while nothing is known to be wrong: over a link that is slow enough a message may take that long.
+/// Limit when no error is known: on a slow link one message may take that long.
 const SILENT_PATIENCE: Duration = Duration::from_secs(30);
-/// How often is looked whether they do.
+/// Interval at which the progress is polled.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the standby's first promise is waited for.
+/// How long to wait for the first promise of the standby.
 const FIRST_PROMISE: Duration = Duration::from_secs(1);
 
-/// A protection that this host inherits with a machine that is on its way here.
+/// A protection that this host inherits with an incoming machine.
 pub(crate) struct InheritedProtection {
     pub(in crate::protect) id: ProtectionId,
     handover: HandoverId,
@@ -63,16 +62,16 @@ pub(crate) struct InheritedProtection {
 }
 
 impl InheritedProtection {
-    /// What an offer says of it, checked: this host can reach the other two.
+    /// Reads the protection from an offer, and checks that this host can reach the other two.
     pub(crate) fn expect(host: &Arc<Daemon>, offer: &Offer) -> Result<Option<Self>, DaemonError> {
         let Some(third) = &offer.third else { return Ok(None) };
         let unreadable = |error| {
-            DaemonError::invalid(format!("how the machine is to be protected cannot be read: {error}"))
+            DaemonError::invalid(format!("cannot decode the settings of an inherited protection: {error}"))
         };
         let request: ProtectRequest = serde_json::from_str(&third.request).map_err(unreadable)?;
         let settings = ProtectionSettings::of(&request)?;
         if request.host == host.name || settings.replay || settings.keep.is_some() {
-            return Err(DaemonError::invalid("a protection that cannot be inherited"));
+            return Err(DaemonError::invalid("this protection cannot be inherited"));
         }
         for other in [Some(&request.host), request.witness.as_ref().and_then(WitnessAddress::host)] {
             other.map(|other| host.route(other)).transpose()?;
@@ -84,14 +83,14 @@ impl InheritedProtection {
         Ok(Some(Self { id, handover: third.handover, name, settings, link, standby }))
     }
 
-    /// Writes down, before the source hears that the machine is here, whose heir this host is.
+    /// Records the inherited protection durably, before the source hears that the machine is here.
     pub(crate) fn note(&self, host: &Daemon) -> Result<(), DaemonError> {
         let side = ProtectionSide::Primary { request: self.settings.request.clone(), gave_up: false };
         host.protecting.put_note(ProtectionRecord::new(self.id, &self.name, self.handover, side))
     }
 
-    /// What is written from now on is what the third host lacks. Before the devices are loaded, which may
-    /// write.
+    /// Attaches the standby's consumer to the dirty logs. Must come before the device state is loaded, which
+    /// may write pages.
     pub(crate) fn attach_consumer(ledgers: &mut [DirtyLog]) -> Result<(), PageError> {
         ledgers.iter_mut().try_for_each(|ledger| {
             let nothing = PageSet::empty(ledger.page_count());
@@ -113,11 +112,11 @@ impl InheritedProtection {
         let work = move || run::inherit(&host, &machine, &guard, self, &runs);
         let thread = thread::Builder::new().name("protect".into()).spawn(work);
         thread.map_err(|source| DaemonError::io("start a thread for", layout.data(), source))?;
-        // A thread that could not let it run has done what follows from that.
+        // A thread that could not run the machine has handled the failure itself.
         Ok(hears.recv().ok())
     }
 
-    /// Its lease, of which nothing is granted yet.
+    /// Creates the lease, which is not granted yet.
     pub(in crate::protect) fn beats(
         &self,
         host: &Arc<Daemon>,
@@ -140,7 +139,7 @@ impl InheritedProtection {
 
 type Ports = Vec<std::sync::Weak<whimbrel_net::Port>>;
 
-/// Holds all output, and asks the standby until it promises not to take over yet.
+/// Buffers all output, and sends heartbeats until the standby promises not to take over yet.
 pub(in crate::protect) fn hold(beats: &Heartbeat) {
     beats.ports().for_each(|port| port.hold(HoldLimits::default()));
     beats.arm();
@@ -150,7 +149,7 @@ pub(in crate::protect) fn hold(beats: &Heartbeat) {
     }
 }
 
-/// Ends the QEMU of an heir whose pages cannot be had, as long as this lives.
+/// A watch that kills the QEMU if its missing pages cannot be fetched; dropping it ends the watch.
 pub(in crate::protect) struct SourceWatch(Arc<AtomicBool>);
 
 impl SourceWatch {
@@ -167,11 +166,11 @@ impl SourceWatch {
             if !waits_for_nothing(&taking, &beats, &over) {
                 return;
             }
-            tracing::error!(from = %taking.from(), to = %beats.standby.to(), "the pages that a machine lacks cannot be had: it is given to the host that has all of it");
+            tracing::error!(from = %taking.from(), to = %beats.standby.to(), "missing pages cannot be fetched: yielding the machine to the backup host");
             QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
         };
         if let Err(error) = thread::Builder::new().name("source-watch".into()).spawn(work) {
-            tracing::error!(%error, "no thread to look after the host that keeps pages");
+            tracing::error!(%error, "cannot start the thread that watches the source of missing pages");
         }
         watch
     }
@@ -183,8 +182,7 @@ impl Drop for SourceWatch {
     }
 }
 
-/// Returns true when pages have not come for too long and the standby lives; false when there is nothing to
-/// watch any more.
+/// Returns true when pages have not arrived for too long and the standby is alive; false when the watch ends.
 fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool) -> bool {
     let (mut missing, mut since) = (None, Instant::now());
     while !over.load(Ordering::Acquire) {
@@ -193,7 +191,7 @@ fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool)
         if missing != Some(view.stand.missing) {
             (missing, since) = (Some(view.stand.missing), Instant::now());
         }
-        // A host that is gone without a word still looks connected for a while.
+        // A host that is gone still appears connected for a while.
         let is_known = !view.connected || view.stalled.is_some();
         let patience = if is_known { SOURCE_PATIENCE } else { SILENT_PATIENCE };
         let lacks = view.stand.missing > 0 && since.elapsed() > patience;
@@ -205,13 +203,13 @@ fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool)
 }
 
 impl crate::protect::Protections {
-    /// Whether this host is noted as the heir of a protection of this machine, which an earlier daemon had
+    /// Whether this host has recorded that it inherits a protection of this machine, which an earlier daemon
     /// prepared.
     pub(crate) fn is_heir(&self, name: &MachineName) -> bool {
         !self.unsettled(name).is_empty()
     }
 
-    /// A machine that was on its way here never was this host's: it inherits nothing.
+    /// Removes the records of an incoming machine that never was this host's.
     pub(crate) fn inherits_nothing(&self, record: &Record) {
         self.unsettled(&record.name).iter().for_each(|note| self.remove_note(note.id));
     }

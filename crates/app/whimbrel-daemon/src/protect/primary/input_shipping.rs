@@ -1,9 +1,9 @@
-//! Protection by inputs, at the primary: what reaches the machine is told to the standby every millisecond or
-//! so, and what the machine sends leaves once all that came before it is known there.
+//! Input shipping at the primary: sends inputs to the standby every millisecond or so, and releases output.
 //!
-//! The order of a turn is [`turn`]'s. One thread a machine, over a connection of its own, so that nothing
-//! waits behind pages. While there is no whole epoch at the standby nothing leaves. Whatever fails cuts the
-//! link of pages, which ends the protection.
+//! Output leaves once the standby has all inputs that came before it; [`turn`] has the order of steps. One
+//! thread for each machine, over a connection of its own, so that nothing waits behind pages. While the
+//! standby has no complete epoch, no output leaves. Any failure closes the page link, which ends the
+//! protection.
 
 use super::heartbeat::Heartbeat;
 use crate::daemon::Daemon;
@@ -21,7 +21,7 @@ use whimbrel_protect::{
     protocol::{self, INPUTS_BYTES_MAX, INPUTS_FRAMES_MAX},
 };
 
-/// From the end of a turn to the next one.
+/// Pause between two rounds of shipping.
 const TURNS: Duration = Duration::from_millis(1);
 
 /// The inputs of one protected machine.
@@ -30,30 +30,29 @@ pub(in crate::protect) struct InputShipper<'a> {
     link: &'a PageLink,
     line: ControlLink,
     inputs: Arc<InputLog>,
-    /// Held for a whole turn: whoever wants nothing to be released waits for that.
+    /// Locked during a whole round: taking the lock waits until nothing is being released.
     stand: Mutex<Stand>,
-    /// An epoch that was cut, and the first input that may not be in it: until the standby knows. Never held
-    /// for long.
+    /// A captured epoch and the first input that it may lack, until the standby knows. Locked only briefly.
     image: Mutex<Option<(u64, u64)>>,
     told: Condvar,
-    /// Microseconds of the longest turn since somebody looked.
+    /// Microseconds of the longest round since the last epoch.
     slowest: AtomicU64,
 }
 
-/// What is to be done with inputs.
+/// State of the shipping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stand {
-    /// Nothing: no epoch is whole, or about to be.
+    /// No epoch is complete or captured: nothing is sent.
     Idle,
-    /// Tell.
+    /// Send inputs, release nothing.
     Telling,
-    /// Tell, and let go what waits for that.
+    /// Send inputs, then release output.
     Releasing,
     /// The protection ends.
     Over,
 }
 
-/// The standby could not be told.
+/// Error: the standby was not reached.
 struct Untold;
 
 impl<'a> InputShipper<'a> {
@@ -66,7 +65,7 @@ impl<'a> InputShipper<'a> {
         Self { beats, link, line, inputs, stand, image, told: Condvar::new(), slowest: AtomicU64::new(0) }
     }
 
-    /// The work of the thread, until it is over.
+    /// Runs the thread until the shipping ends.
     pub(in crate::protect) fn run(&self) {
         loop {
             let mut stand = lock(&self.stand);
@@ -79,7 +78,7 @@ impl<'a> InputShipper<'a> {
             };
             self.slowest.fetch_max(begun.elapsed().as_micros() as u64, Ordering::Relaxed);
             if told.is_err() {
-                tracing::warn!(standby = %self.line.to(), "the standby does not take what reaches a machine");
+                tracing::warn!(standby = %self.line.to(), "cannot send the inputs of a machine to its standby");
                 *stand = Stand::Over;
                 self.link.cut();
             }
@@ -88,7 +87,7 @@ impl<'a> InputShipper<'a> {
         }
     }
 
-    /// The standby is about to be of no one instant: nothing leaves from now on.
+    /// Stops all release of output: seeding makes the standby incomplete.
     pub(in crate::protect) fn nothing_is_whole(&self) {
         let mut stand = lock(&self.stand);
         if *stand != Stand::Over {
@@ -97,13 +96,13 @@ impl<'a> InputShipper<'a> {
         }
     }
 
-    /// An epoch is cut: the machine stands still, for good if it is the `last` one. From which input on that
-    /// epoch needs them.
+    /// Handles the capture of an epoch, during its pause; `last` if the machine stays paused. Returns the
+    /// first input that the epoch lacks.
     pub(in crate::protect) fn cut(&self, epoch: u64, last: bool) -> u64 {
         let began = self.inputs.start();
         let needed = if last { self.inputs.next() } else { began };
         *lock(&self.image) = Some((epoch, needed));
-        // Nobody has a turn for long before the first one.
+        // Before the first epoch no round takes long.
         if epoch == 0 {
             let mut stand = lock(&self.stand);
             if *stand == Stand::Idle {
@@ -113,7 +112,7 @@ impl<'a> InputShipper<'a> {
         needed
     }
 
-    /// Waits until the standby knows which inputs the epoch that was cut needs. Not for longer than it may be
+    /// Waits until the standby knows which inputs the captured epoch lacks; at most as long as it may be
     /// silent.
     pub(in crate::protect) fn wait_told(&self) {
         let waits =
@@ -123,8 +122,8 @@ impl<'a> InputShipper<'a> {
         }
     }
 
-    /// The epoch that needs inputs from this one on is whole: how long output waited at most since the last
-    /// one.
+    /// Handles the commit of an epoch that lacks inputs from `needed` on. Returns the longest time that
+    /// output waited since the last one.
     pub(in crate::protect) fn wait_until_shipped(&self, needed: u64) -> Duration {
         self.inputs.release(needed);
         let mut stand = lock(&self.stand);
@@ -139,14 +138,14 @@ impl<'a> InputShipper<'a> {
         self.inputs.is_filling()
     }
 
-    /// Ends the thread, and the recording.
+    /// Ends the thread and the recording of inputs.
     pub(in crate::protect) fn end(&self) {
         *lock(&self.stand) = Stand::Over;
         self.beats.ports().for_each(|port| port.record(None));
     }
 }
 
-/// One turn.
+/// One round of shipping.
 struct Turn<'s, 'a>(&'s InputShipper<'a>);
 
 impl InputChannel for Turn<'_, '_> {

@@ -1,11 +1,12 @@
-//! A machine as it is offered to a standby: like to the target of a migration, with nothing that could make
-//! it begin as something else than zeros, so that what the standby lacks is what differs from nothing.
+//! Offer to a standby: the machine is described as to the target of a migration.
+//!
+//! All baselines are zeros, so that what the standby lacks is what differs from zeros.
 
 use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, running::RunningMachine};
 use whimbrel_core::Digest;
 use whimbrel_migrate::protocol::{ArrayOffer, HandoverId, Offer};
 
-/// The offer of a machine.
+/// Describes a machine for its standby.
 pub(in crate::protect) fn of(
     host: &Daemon,
     record: &Record,

@@ -1,9 +1,8 @@
-//! One protection of a machine after the other: from the first copy until somebody else has it or nobody
-//! does.
+//! Protection thread: starts protections of a machine one after another, until it moves or none is wanted.
 //!
-//! One thread a machine. While it is protected the thread has the machine's turn, so nothing else changes it:
-//! whoever wants to stop it, or to end the protection, asks the thread. When the standby is lost the thread
-//! settles whose the machine is (`settle`), lets go of the turn, and comes back when the standby does.
+//! One thread for each machine. While the machine is protected, the thread holds the machine lock, so nothing
+//! else changes it: requests to stop it or to end the protection go to the thread. When the standby is lost,
+//! the thread determines the owner (`takeover::ownership`), releases the lock, and tries again later.
 
 use super::{
     epochs::{self, EpochsEnd},
@@ -37,18 +36,18 @@ use whimbrel_protect::{
     protocol::{ProtectionId, StartRequest},
 };
 
-/// How long a standby that was lost is left alone before it is tried again.
+/// How long to wait before a lost standby is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
-/// How one protection ended.
+/// End of one protection.
 pub(in crate::protect) enum RunEnd {
-    /// There is nothing left to protect here, or nobody wants it protected.
+    /// There is nothing left to protect here, or the protection was ended.
     Over,
-    /// It did not begin, or lost its standby: the machine runs here alone.
+    /// The start failed, or the standby was lost: the machine runs here alone.
     Alone { reason: String, error: Option<DaemonError> },
 }
 
-/// The thread of a guard. `again` says whether the machine was protected before.
+/// Runs the protection thread. `again` says whether the machine was protected before.
 pub(in crate::protect) fn run(
     host: &Arc<Daemon>,
     machine: &Arc<Machine>,
@@ -76,8 +75,7 @@ pub(in crate::protect) fn run(
     host.protecting.leave_guard(guard);
 }
 
-/// The thread of a guard whose protection came here with the machine. `runs` is told since when the machine
-/// runs.
+/// Runs the thread of an inherited protection. `runs` gets the time since when the machine runs.
 pub(in crate::protect) fn inherit(
     host: &Arc<Daemon>,
     machine: &Arc<Machine>,
@@ -88,13 +86,13 @@ pub(in crate::protect) fn inherit(
     let (told, _nobody) = std::sync::mpsc::channel();
     let end = Attempt { host, machine, guard, id: heir.id, told: &told }.inherited(heir, runs);
     if let RunEnd::Alone { reason, .. } = end {
-        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and pages of it may be on another host");
+        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and some of its pages may be on another host");
     }
     host.protecting.leave_guard(guard);
     supervisor::check(host, machine);
 }
 
-/// Waits before the standby is tried again; whether it is to be.
+/// Waits before the standby is tried again. Returns whether to try.
 fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
     let until = Instant::now() + TRY_AGAIN;
     while Instant::now() < until {
@@ -118,7 +116,7 @@ fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
     true
 }
 
-/// One protection, from its beginning to its end.
+/// One protection, from its start to its end.
 struct Attempt<'a> {
     host: &'a Arc<Daemon>,
     machine: &'a Arc<Machine>,
@@ -137,7 +135,7 @@ impl Attempt<'_> {
             Ok(turn) => turn,
             Err(error) => return failed(error),
         };
-        // Somebody may have ended it since the turn was let go of.
+        // The machine may have ended since the lock was released.
         if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.live().map(drop)) {
             return match self.guard.was_protected() {
                 true => RunEnd::Over,
@@ -150,7 +148,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Up to where the standby has room for the machine and all is written down.
+    /// Starts the protection: the standby has accepted the machine, and the record is durable.
     fn start(
         &self,
         turn: &mut MachineLock<'_>,
@@ -185,7 +183,7 @@ impl Attempt<'_> {
             let verdict = witness.ask(&question, Duration::from_secs(5));
             if verdict != Some(lease::WitnessReply::Yes) {
                 let says =
-                    verdict.map_or("it does not answer".to_owned(), |verdict| format!("it says {verdict:?}"));
+                    verdict.map_or("no answer".to_owned(), |verdict| format!("its reply is {verdict:?}"));
                 return Err(DaemonError::invalid(format!(
                     "{} does not act as a witness: {says}",
                     witness.name()
@@ -217,14 +215,14 @@ impl Attempt<'_> {
         match begun {
             Ok(has_pages) => Ok((link, beats, has_pages)),
             Err(error) => {
-                // The standby has never had a whole epoch of this one: it cannot take over by it.
+                // The standby has never had a complete epoch of this protection, so it cannot take over.
                 self.call_off(&beats);
                 Err(error)
             }
         }
     }
 
-    /// Nothing came of it, and nothing can: no epoch was ever sealed.
+    /// Ends a protection that never had a complete epoch.
     fn call_off(&self, beats: &Heartbeat) {
         let keep = self.guard.was_protected();
         ownership::tell_ended(self.host, self.guard, beats, keep);
@@ -257,7 +255,7 @@ impl Attempt<'_> {
         end
     }
 
-    /// Lets a machine run that has come here, and protects it.
+    /// Runs an incoming machine and protects it.
     fn inherited(&self, heir: InheritedProtection, runs: &Sender<Instant>) -> RunEnd {
         let mut turn = self.machine.lock("protection");
         let ports =
@@ -267,7 +265,7 @@ impl Attempt<'_> {
             Ok((outcome, beating)) => (outcome, Some(beating)),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(machine = %self.guard.name, error, "a machine that has come does not run here");
+                tracing::error!(machine = %self.guard.name, error, "cannot run a machine with an inherited protection");
                 turn.live.iter().for_each(|live| live.qemu.process().kill());
                 (EpochsEnd::QemuGone, None)
             }
@@ -285,7 +283,7 @@ impl Attempt<'_> {
         beats: &Arc<Heartbeat>,
         runs: &Sender<Instant>,
     ) -> Result<(EpochsEnd, HeartbeatThreads), DaemonError> {
-        // Whatever becomes of it now is for its protection to say, which is noted.
+        // From here on the protection decides about the machine, which is recorded.
         turn.record.phase = Phase::Here;
         turn.record.since_ms = crate::now_ms();
         let (record, live) = turn.parts()?;
@@ -307,10 +305,10 @@ impl Attempt<'_> {
         let taking = crate::migrate::target::missing_pages::fetcher_of(self.host, record);
         let watch = SourceWatch::start(taking, beats, process, log);
         let _ = runs.send(since);
-        // The turn is kept for as long as it is protected, and all that time it is looked at.
+        // The lock is held as long as the machine is protected; publish its state meanwhile.
         turn.publish();
         let (record, live) = turn.parts()?;
-        tracing::info!(machine = %self.guard.name, standby = %beats.standby.to(), "a machine has arrived with its protection");
+        tracing::info!(machine = %self.guard.name, standby = %beats.standby.to(), "a migration with a backup host has completed here");
         let memory = record.config.memory.0;
         let outcome = epochs::inherit(self.host, self.guard, live, memory, (&heir.link, beats), self.told);
         drop(watch);
@@ -330,7 +328,7 @@ impl Attempt<'_> {
             EpochsEnd::Unprotect(answer) => match self.determine_owner(&mut turn, beats, false) {
                 Ownership::Alone => {
                     self.release_output(&mut turn, beats, false);
-                    // Whoever hears of it may work on the machine at once.
+                    // The caller may use the machine as soon as it gets the answer.
                     drop(turn);
                     self.host.protecting.leave_guard(self.guard);
                     let _ = answer.send(Ok(()));
@@ -348,14 +346,14 @@ impl Attempt<'_> {
                         let _ = answer.send(Ok(paused_at.elapsed().as_secs_f64() * 1e3));
                     }
                     _ => {
-                        let _ = answer.send(Err(DaemonError::invalid("the standby did not take it")));
+                        let _ = answer.send(Err(DaemonError::invalid("the standby did not take over")));
                         turn.live.iter_mut().for_each(crate::running::RunningMachine::unpause);
                     }
                 }
                 self.done(turn, beats, given)
             }
             EpochsEnd::QemuGone => {
-                // Its guest is lost here, and the standby has all of it that anybody has seen.
+                // The guest is lost here, and the standby has all of it that anybody has seen.
                 let given = ownership::yield_to_standby(self.host, self.guard, beats);
                 self.done(turn, beats, given)
             }
@@ -386,8 +384,8 @@ impl Attempt<'_> {
         ownership::determine_owner(self.host, self.guard, beats, turn.live.as_mut(), keep)
     }
 
-    /// The machine is this host's alone: whatever it has said may be heard. Its standby is told afterwards,
-    /// which may take long.
+    /// Releases all output: only this host has the machine. The standby is notified afterwards, which may
+    /// take long.
     fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
         beats.ports().for_each(|port| port.release_all());
@@ -403,11 +401,11 @@ impl Attempt<'_> {
         match settled {
             Ownership::Gone => ownership::retire(self.host, self.machine, turn, self.guard, beats),
             Ownership::Alone => {
-                // It was to be given away and was not: it is this host's, whatever is left of it.
+                // The standby returned the machine, so it belongs to this host, whatever is left of it.
                 let mut turn = turn;
                 self.release_output(&mut turn, beats, false);
             }
-            // A later daemon settles it: the note says that it must.
+            // A later daemon determines the owner, because the record remains.
             Ownership::Closing => {}
         }
         debug_assert!(

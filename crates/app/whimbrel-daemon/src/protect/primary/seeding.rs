@@ -1,9 +1,9 @@
-//! The source's part of a move with a third host behind it: fills the standby that the target inherits, and
-//! is its witness from the commit on.
+//! Seeding for inherited protection: the source's part of a migration with a backup host.
 //!
-//! The rules are those of `whimbrel_protect::inherited_primary`. A note that the third host is to be told of
-//! the end is durable before that hears anything, and struck out by the commit: whatever ends the move before
-//! that, it is told. A failure here fails the migration, and the machine goes on where it is, whole.
+//! It seeds the standby that the target inherits, and is its witness from the commit on, by the rules of
+//! `whimbrel_protect::inherited_primary`. A record that the backup host must be notified of the end is
+//! durable before that host hears anything, and the commit removes it: if the migration ends before, the
+//! backup host is notified. A failure here fails the migration, and the machine keeps running here, complete.
 
 use super::epochs;
 use crate::protect::{
@@ -36,16 +36,16 @@ use whimbrel_protect::{
     protocol::{self, HeartbeatReply, ProtectionId, StandbyOutcome, StartRequest},
 };
 
-/// How long a lease lasts: a host that is busy with a move answers late.
+/// Term of the lease: a host that is busy with a migration answers late.
 const TERM_MS: u64 = 2000;
-/// Rounds before the target is asked for room, and what may be left after them.
+/// Most rounds before the target is contacted, and the number of pages at which they end.
 const ROUNDS_MAX: usize = 8;
 const PAGES_LEFT_MAX: u64 = 1024;
-/// How often the standby hears of who fills it, and how long its answer is waited for.
+/// Interval of heartbeats during seeding, and the timeout of their reply.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A standby that is being filled for a target.
+/// A standby that is being seeded for a target.
 pub(crate) struct StandbySeeding {
     host: Arc<Daemon>,
     name: MachineName,
@@ -59,8 +59,8 @@ pub(crate) struct StandbySeeding {
 }
 
 impl StandbySeeding {
-    /// Up to where the third host has room for the machine. With `rate_max` no more goes there from the
-    /// target once the machine is there; the copy before that is this host's and has no limit.
+    /// Starts the protection at the backup host. `rate_max` limits the epochs that the target sends later;
+    /// seeding by this host has no limit.
     pub(crate) fn start(
         host: &Arc<Daemon>,
         (record, live): (&Record, &RunningMachine),
@@ -73,7 +73,7 @@ impl StandbySeeding {
         let (link, line) = (PageLink::connect(host, standby, None)?, ControlLink::new(host, standby));
         let side = ProtectionSide::Ended { standby: standby.clone(), witness: None, keep: false };
         host.protecting.put_note(ProtectionRecord::new(id, &record.name, handover, side))?;
-        // From here on its drop tells the third host that nothing came of it.
+        // From here on, dropping it notifies the backup host.
         let (host, name, target) = (host.clone(), record.name.clone(), target.clone());
         let filling = Self { host, name, id, handover, settings, link, line, target, committed: false };
         let begin = StartRequest {
@@ -96,20 +96,20 @@ impl StandbySeeding {
         epochs::sender(&self.link, self.id, &self.settings, record.config.memory.0)
     }
 
-    /// What the target is told of it.
+    /// What the target must know of the protection.
     pub(crate) fn third(&self) -> Result<BackupHost, DaemonError> {
         let request = serde_json::to_string(&self.settings.request);
         let request = request.map_err(|error| DaemonError::invalid(error.to_string()))?;
         Ok(BackupHost { protection: self.id.0, handover: self.handover, request })
     }
 
-    /// What this host's record says of it from before the commit on.
+    /// The part of this host's record, written before the commit.
     pub(crate) fn inherited(&self) -> InheritedProtectionRecord {
         let (id, standby) = (self.id, self.settings.request.host.clone());
         InheritedProtectionRecord { id, standby, heir: self.target.clone(), term_ms: TERM_MS as u32 }
     }
 
-    /// Copies nearly all of the machine, which runs.
+    /// Copies most of the running machine.
     pub(crate) fn fill<'a>(
         &'a self,
         record: &Record,
@@ -133,7 +133,7 @@ impl StandbySeeding {
         heard == Some(HeartbeatReply::Promise)
     }
 
-    /// The machine is the target's: this host decides between it and the third one from now on.
+    /// Handles the commit: the target has the machine, and this host is the witness from now on.
     pub(crate) fn committed(mut self) {
         self.committed = true;
         self.host.protecting.hand_on(SourceRecord::HandedOver, &self.name, &self.inherited());
@@ -153,7 +153,7 @@ impl Drop for StandbySeeding {
     }
 }
 
-/// What the target is to ask of the standby.
+/// The request that the target makes of the standby.
 fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) -> ProtectRequest {
     ProtectRequest {
         host: standby.clone(),
@@ -172,7 +172,7 @@ fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) ->
     }
 }
 
-/// The copy that goes to the third host.
+/// The rounds that seed the backup host.
 pub(crate) struct SeedRounds<'a> {
     filling: &'a StandbySeeding,
     sending: EpochSender<'a>,
@@ -184,7 +184,7 @@ pub(crate) struct SeedRounds<'a> {
 impl SeedRounds<'_> {
     fn round(&mut self, ledgers: &mut [DirtyLog]) -> Result<u64, DaemonError> {
         let Self { filling, sending, reporter, beaten, .. } = self;
-        let stage = format!("copying to {}", filling.line.to());
+        let stage = format!("seeding {}", filling.line.to());
         let sent = sending.copy_round(ledgers, &mut |done, total| {
             reporter.progress(&stage, Unit::Pages, done, Some(total));
             if beaten.elapsed() > BEAT_EVERY {
@@ -200,11 +200,11 @@ impl SeedRounds<'_> {
 impl source::BackupSink for SeedRounds<'_> {
     fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError> {
         self.round(ledgers)?;
-        // It is about to be whole: that it hears nobody for the length of the pause is no reason to ask who
-        // is alive.
+        // The standby will be complete after the next round. A heartbeat keeps it from asking the witness
+        // during the pause.
         match self.filling.send_heartbeat() {
             true => Ok(()),
-            false => Err(format!("{} does not answer", self.filling.line.to()).into()),
+            false => Err(format!("the backup host {} does not answer", self.filling.line.to()).into()),
         }
     }
 
@@ -217,9 +217,8 @@ impl source::BackupSink for SeedRounds<'_> {
 }
 
 impl crate::protect::Protections {
-    /// If a machine was handed over, says its record, whose protection another host inherits: its standby
-    /// must not be told that it has ended, and this host is its witness. Found by a later daemon, it is the
-    /// same again.
+    /// If the machine's record says that it was handed over with an inherited protection, makes this host its
+    /// witness; the standby must not be told that the protection has ended. A restarted daemon does so again.
     pub(crate) fn hand_on(
         &self,
         record: SourceRecord,
@@ -234,16 +233,16 @@ impl crate::protect::Protections {
         let InheritedProtectionRecord { id, standby, heir, term_ms } = inherited;
         if let Err(error) = self.leases.recover(*id, heir, standby, *term_ms) {
             let error = &error as &dyn std::error::Error;
-            tracing::error!(machine = %name, %standby, error, "nobody decides whether the third host may take the machine over");
+            tracing::error!(machine = %name, %standby, error, "cannot register a protection here: its standby cannot take over");
         }
     }
 
-    /// Whether it is open between an heir and the third host who has the machine.
+    /// Whether ownership between the target and the backup host is undecided.
     pub(crate) fn is_undecided(&self, inherited: Option<&InheritedProtectionRecord>) -> bool {
         inherited.is_some_and(|inherited| self.leases.is_open(inherited.id))
     }
 
-    /// Whether the third host has taken over a machine that was handed over here.
+    /// Whether the backup host has taken over a machine that was handed over here.
     pub(crate) fn third_has(&self, inherited: Option<&InheritedProtectionRecord>) -> bool {
         inherited.is_some_and(|inherited| self.leases.was_taken(inherited.id))
     }

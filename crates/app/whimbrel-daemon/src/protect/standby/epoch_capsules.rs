@@ -1,9 +1,10 @@
-//! Epochs of a machine that waits here, stored as capsules: time travel.
+//! Epoch capsules: stores epochs of a hosted standby as capsules, for time travel.
 //!
-//! At the rate that was asked for an epoch's end begins a copy ([`whimbrel_protect::start_snapshot`]); one
-//! thread a standby reads it, little by little while epochs go on, and writes it to the store against the
-//! capsule before. Nothing of the protection waits for that thread: what fails here costs a capsule, is said
-//! in the log, and is tried again when the next one is due.
+//! At the configured rate, the end of an epoch starts a snapshot
+//! ([`whimbrel_protect::standby::EpochReceiver::start_snapshot`]). One thread for each standby reads it
+//! little by little while epochs continue, and writes it to the store relative to the previous capsule. The
+//! protection never waits for that thread: a failure here costs one capsule, is logged, and the next one is
+//! tried when it is due.
 
 use super::hosted::HostedStandby;
 use crate::protect::lock;
@@ -30,14 +31,14 @@ use whimbrel_protect::{
 };
 use whimbrel_store::{CapsuleWriter, ImageWriter, Pin, Store};
 
-/// Label of a kept capsule: whose standby kept it, and which epoch it is.
+/// Label of an epoch capsule: the number of the epoch, and the primary.
 const EPOCH_LABEL: &str = "epoch";
-/// How much later than others those get a processor who make capsules small.
+/// Niceness of the threads that compress capsules.
 const NICE: i32 = 10;
-/// How long a thread with nothing to do waits before it looks whether all is over.
+/// Interval at which an idle thread checks whether the standby has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What is kept of one machine.
+/// Writes the epoch capsules of one machine.
 pub(in crate::protect) struct EpochCapsuleWriter {
     rule: SnapshotRule,
     arrays: Vec<ArrayOffer>,
@@ -48,7 +49,7 @@ pub(in crate::protect) struct EpochCapsuleWriter {
     last: Mutex<Option<LastEpochCapsule>>,
 }
 
-/// The last capsule that was kept: copies are relative to its images.
+/// The last epoch capsule: new ones are relative to its images.
 pub(in crate::protect) struct LastEpochCapsule {
     capsule: CapsuleId,
     images: BTreeMap<String, Option<Digest>>,
@@ -56,7 +57,7 @@ pub(in crate::protect) struct LastEpochCapsule {
 }
 
 impl EpochCapsuleWriter {
-    /// By this rule; `last` is what the pages that the receiver counts as known are in.
+    /// A writer with this rule; `last` is the capsule that has the pages which the receiver counts as stored.
     pub(in crate::protect) fn new(rule: SnapshotRule, offer: &Offer, last: Option<LastEpochCapsule>) -> Self {
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), Vec::new());
         record.origin = offer.origin;
@@ -72,12 +73,12 @@ impl EpochCapsuleWriter {
         }
     }
 
-    /// For the protection that follows.
+    /// Takes the last capsule for the next protection.
     pub(in crate::protect) fn take_last(&self) -> Option<LastEpochCapsule> {
         lock(&self.last).take()
     }
 
-    /// An epoch is whole: it is kept if it is time for one.
+    /// Starts a snapshot of a committed epoch if one is due.
     pub(in crate::protect) fn epoch_is_whole(&self, receiver: &mut EpochReceiver) {
         let (mut due, now) = (lock(&self.due), Instant::now());
         if now < *due {
@@ -93,7 +94,7 @@ impl EpochCapsuleWriter {
         }
     }
 
-    /// The thread.
+    /// Runs the thread that writes capsules.
     pub(in crate::protect) fn work(&self, standing: &HostedStandby) {
         let Some(work) = lock(&self.work).take() else { return };
         while !standing.is_over() {
@@ -109,11 +110,11 @@ impl EpochCapsuleWriter {
             standing.with_own_receiver(|receiver| receiver.snapshot_done(copy, stored.is_ok()));
             match stored {
                 Ok(capsule) => {
-                    tracing::info!(machine = %self.record.name, %capsule, "an epoch is kept");
+                    tracing::info!(machine = %self.record.name, %capsule, "stored an epoch as a capsule");
                 }
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(machine = %self.record.name, error, "an epoch is not kept; its pages are in the next one");
+                    tracing::warn!(machine = %self.record.name, error, "cannot store an epoch as a capsule; the next one has its pages");
                 }
             }
         }
@@ -126,7 +127,7 @@ impl EpochCapsuleWriter {
         time_ms: u64,
     ) -> Result<CapsuleId, DaemonError> {
         let host = standing.host();
-        let write = refs::store_error("keep an epoch");
+        let write = refs::store_error("store an epoch");
         let writer = patient_writer(&host.store)?;
         let base =
             |name: &str| lock(&self.last).as_ref().and_then(|last| last.images.get(name).copied().flatten());
@@ -168,7 +169,7 @@ impl EpochCapsuleWriter {
             let next = next.unwrap_or(Err(SnapshotLost::Over)).map_err(lost)?;
             for ((array, page), data) in next.pages.iter().zip(next.data.chunks_exact(PAGE_SIZE)) {
                 let put = images[*array as usize].put(PageRun::new(*page, 1), data);
-                put.map_err(refs::store_error("keep an epoch"))?;
+                put.map_err(refs::store_error("store an epoch"))?;
             }
             if next.last {
                 return Ok(());
@@ -177,15 +178,15 @@ impl EpochCapsuleWriter {
     }
 }
 
-/// A writer whose threads give way to epochs and to machines: a thread has the priority of the one that
-/// starts it. Whoever reads the pages keeps its own, since epochs wait for it.
+/// Creates a writer with threads of low priority, which epochs and machines precede: a thread inherits the
+/// niceness of its creator. The thread that reads the pages keeps its own, since epochs wait for it.
 fn patient_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
     let begin = || {
         if let Err(error) = rustix::process::nice(NICE) {
-            tracing::debug!(%error, "capsules are made at the usual priority");
+            tracing::debug!(%error, "capsules are compressed at normal priority");
         }
         store.writer()
     };
     let begun = std::thread::scope(|scope| scope.spawn(begin).join());
-    begun.map_err(|_| DaemonError::Panicked)?.map_err(refs::store_error("keep an epoch"))
+    begun.map_err(|_| DaemonError::Panicked)?.map_err(refs::store_error("store an epoch"))
 }

@@ -1,13 +1,12 @@
-//! The standby's side on this host: machines that wait here to be taken over.
+//! Hosted standbys: the standby side of a protection in the daemon.
 //!
-//! Pages go to a [`EpochReceiver`], who may run to a [`lease::StandbyLease`]; this file answers messages with
-//! both and does what the rules say: asks the witness when the primary is silent, writes down that the
-//! machine is this host's, runs it. One thread a standby watches the clock, and whether the QEMU that waits
-//! is still there.
+//! [`EpochReceiver`] stores pages; [`lease::StandbyLease`] decides who may run the machine. This module
+//! passes messages to both and carries out the decisions: it asks the witness when the primary is silent,
+//! records that the machine belongs to this host, and starts it. One thread for each standby watches the
+//! clock and the waiting QEMU.
 //!
-//! Locks are taken in the order receiver, rules, current. Whether there is something to take over from is
-//! read, and cleared, with the rules in hand: nobody decides to take over what is about to be of no one
-//! instant.
+//! Lock order: receiver, lease, committed epoch. The committed epoch is read for a decision, and cleared,
+//! only with the lease locked: nobody decides to take over a machine that is about to be of no one instant.
 
 use super::epoch_capsules::{EpochCapsuleWriter, LastEpochCapsule};
 use crate::protect::standby::page_sharing::SiblingStandbys;
@@ -42,39 +41,39 @@ use whimbrel_protect::{
     standby::{CommittedEpoch, EpochReceiver},
 };
 
-/// How long the pages of a protection that ended wait for the next one, and how long a first copy may be
+/// How long the pages of an ended protection are retained for the next one, and how long seeding may be
 /// silent.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
-/// A machine that waits here.
+/// A standby of another host's machine.
 pub(crate) struct HostedStandby {
     pub(in crate::protect) host: Arc<Daemon>,
     pub(in crate::protect) id: ProtectionId,
     pub(in crate::protect) name: MachineName,
-    /// The primary: who began the protection, or whoever inherits it from that.
+    /// The primary: the host that started the protection, or the one that inherits it.
     pub(in crate::protect) from: HostName,
-    /// Who fills it for that one.
+    /// The host that seeds it for an inheriting primary.
     filler: Option<HostName>,
     voice: Mutex<AcceptedPrimary>,
     term: Duration,
     witness: Option<Arc<WitnessClient>>,
     pub(in crate::protect) handover: HandoverId,
     pub(in crate::protect) rules: Mutex<lease::StandbyLease>,
-    /// None once another protection has it, or once it is gone.
+    /// None once another protection has it, or once it is discarded.
     pub(in crate::protect) receiver: Mutex<Option<EpochReceiver>>,
-    /// What there is to take over from.
+    /// The epoch to take over from.
     pub(in crate::protect) current: Arc<CommittedEpoch>,
-    /// What reached the machine since, if it is protected by that. Locked last.
+    /// Inputs since that epoch, in mode replay. Locked last.
     pub(in crate::protect) log: Mutex<InputLog>,
-    /// How the machine is to be protected here, once it is this host's.
+    /// The next protection, after a takeover by this host.
     pub(in crate::protect) then: Option<ProtectionSettings>,
-    /// If epochs are to be kept.
+    /// Present if epochs are stored as capsules.
     keeping: Option<EpochCapsuleWriter>,
     pub(in crate::protect) over: AtomicBool,
 }
 
 impl Daemon {
-    /// Answers a message of the range of protections.
+    /// Handles a message of a protection.
     pub(crate) fn answer_protection(
         self: &Arc<Self>,
         asker: &HostName,
@@ -136,16 +135,16 @@ impl Daemon {
         let used = self.protecting.standing(begin.id).is_some();
         let keeps_too_much = begin.keep.is_some_and(|keep| keep.every_ms < 100 || keep.count > 100_000);
         if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
-            return Err(DaemonError::invalid("an offer that no sound host would make"));
+            return Err(DaemonError::invalid("the request to start a protection is out of bounds"));
         }
         if let (Some(_), Some(source)) = (&begin.heir, begin.witness.as_ref().and_then(WitnessAddress::host))
         {
-            // Who decides once the machine has moved: asked when it cannot be reached any more, it would be
-            // too late.
+            // The witness after the migration: a missing route would be noticed too late, when the witness is
+            // needed.
             self.route(source)?;
         }
         let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
-        // Whatever came in between: what is here by the same handover is older pages of the same machine.
+        // Pages of the same handover are older pages of the same machine, whatever came in between.
         let old = self.protecting.standing_by(from, begin.offer.handover);
         let left = old.and_then(|old| old.release(&arrays, &begin));
         let has_pages = left.is_some();
@@ -163,7 +162,7 @@ impl Daemon {
                         return Ok(StartReply { offered: Offered::Misfit(*misfit), has_pages });
                     }
                     Err(Err(source)) => {
-                        return Err(DaemonError::Qemu { action: "make room for a standby", source });
+                        return Err(DaemonError::Qemu { action: "reserve space for a standby", source });
                     }
                 };
                 let missing = arrival.blobs_missing();
@@ -220,17 +219,16 @@ impl Daemon {
         thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
     }
 
-    /// How this host is to protect a machine that it has taken over. Known to be possible before there is
-    /// anything to take over.
+    /// Settings of the next protection after a takeover, checked before there is anything to take over.
     fn next_settings(&self, text: &str) -> Result<ProtectionSettings, DaemonError> {
         let garbage =
-            |error| DaemonError::invalid(format!("what comes after a takeover cannot be read: {error}"));
+            |error| DaemonError::invalid(format!("invalid settings of the next protection: {error}"));
         let settings = ProtectionSettings::of(&serde_json::from_str(text).map_err(garbage)?)?;
         self.route(&settings.request.host)?;
         Ok(settings)
     }
 
-    /// The protection of this id, if it is one of a machine of `asker`.
+    /// The hosted standby of this id, if `asker` may send it messages.
     pub(in crate::protect) fn standing_of_host(
         &self,
         asker: &HostName,
@@ -247,7 +245,7 @@ impl Daemon {
     ) -> Result<T, DaemonError> {
         let standing = self.standing_of_host(asker, id).ok_or_else(|| unknown(id))?;
         let mut receiver = lock(&standing.receiver);
-        // Looked at with the receiver in hand: whoever takes over needs it too.
+        // Checked with the receiver locked, which a takeover needs too.
         if lock(&standing.rules).fate() != StandbyOutcome::Standing {
             return Err(standby_error(StandbyError::NotFollowing));
         }
@@ -277,8 +275,8 @@ impl Daemon {
         fate
     }
 
-    /// The primary never runs the machine again. Answers when it runs here, or when it has turned out that it
-    /// cannot.
+    /// Handles a yield: the primary never runs the machine again. Answers when the machine runs here, or when
+    /// it cannot.
     fn take_yielded(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
         let Some(standing) = self.standing_of_host(asker, id) else { return Ok(self.protecting.fate(id)) };
         let action = {
@@ -290,21 +288,21 @@ impl Daemon {
             if let Some(witness) =
                 standing.witness.clone().filter(|_| standing.fate() == StandbyOutcome::TakenOver)
             {
-                // It decides nothing any more; the witness only has it right.
+                // Only informs the witness, which no longer decides.
                 let tell = move || {
                     let _ = witness.ask(&WitnessQuery::TakeOver { yielded: true }, KEPT_FOR / 100);
                 };
                 drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
             }
         }
-        // Not before whoever takes over is done: until then it may still turn out that it cannot.
+        // Waits for the takeover in progress, which may still fail.
         drop(lock(&standing.receiver));
         Ok(standing.fate())
     }
 }
 
 impl HostedStandby {
-    /// Whether a host is listened to.
+    /// Whether messages of this host are accepted.
     fn accepts(&self, asker: &HostName) -> bool {
         let is_primary = self.from == *asker;
         if !is_primary && self.filler.as_ref() != Some(asker) {
@@ -324,7 +322,7 @@ impl HostedStandby {
         lock(&self.rules).fate()
     }
 
-    /// A copy that is no epoch begins. Not if somebody is about to take over what it would be written into.
+    /// Clears the committed epoch before seeding starts again, unless a takeover is about to use it.
     fn is_filled_anew(&self) -> Result<(), StandbyError> {
         let rules = lock(&self.rules);
         if rules.fate() != StandbyOutcome::Standing {
@@ -334,14 +332,14 @@ impl HostedStandby {
         Ok(())
     }
 
-    /// Whether the QEMU that waits is still there, as far as that can be told now.
+    /// Whether the waiting QEMU is alive, as far as is known.
     fn is_alive(&self) -> bool {
         match self.receiver.try_lock() {
             Ok(receiver) => receiver.as_ref().is_none_or(EpochReceiver::is_alive),
             Err(TryLockError::Poisoned(receiver)) => {
                 receiver.get_ref().as_ref().is_none_or(EpochReceiver::is_alive)
             }
-            // It is at work, and looked at again soon.
+            // In use, so it is checked again soon.
             Err(TryLockError::WouldBlock) => true,
         }
     }
@@ -358,7 +356,7 @@ impl HostedStandby {
         &self.from
     }
 
-    /// What it receives into; none once it is no longer this one's.
+    /// Calls `work` with the receiver, unless another protection has it.
     pub(in crate::protect) fn with_own_receiver<T>(
         &self,
         work: impl FnOnce(&mut EpochReceiver) -> T,
@@ -378,8 +376,8 @@ impl HostedStandby {
         self.from == *from && self.handover == handover
     }
 
-    /// Gives its pages to the protection that follows, if it is of the same machine and this one cannot take
-    /// over any more.
+    /// Releases the pages to the next protection, if it is of the same machine and this one can no longer
+    /// take over.
     fn release(
         &self,
         arrays: &[u64],
@@ -416,7 +414,7 @@ impl HostedStandby {
         self.host.protecting.leave(self.id);
     }
 
-    /// Watches the clock until the protection is over.
+    /// Watches the clock and QEMU until the protection is over.
     fn watch(&self) {
         let mut ended_at = None;
         while !self.over.load(Ordering::SeqCst) {
@@ -426,7 +424,7 @@ impl HostedStandby {
                 let current = self.is_current();
                 let silent = !current && now > rules.wakes().after(KEPT_FOR);
                 if (silent || !alive) && rules.end() == StandbyLeaseAction::Discard {
-                    tracing::error!(machine = %self.name, from = %self.from, alive, "nobody stands by for it here any more");
+                    tracing::error!(machine = %self.name, from = %self.from, alive, "the standby of a machine has ended here");
                 }
                 (rules.tick(current, now), rules.fate(), rules.wakes())
             };
@@ -448,7 +446,7 @@ impl HostedStandby {
         }
     }
 
-    /// Keeps the one question that is urgent from being a long one.
+    /// Keeps the witness's connection open, so that the urgent query is answered at once.
     fn keep_line(&self) {
         let Some(witness) = &self.witness else { return };
         while !self.over.load(Ordering::SeqCst) {
@@ -459,7 +457,7 @@ impl HostedStandby {
         }
     }
 
-    /// Asks the witness whether the machine is this host's, and does what follows.
+    /// Asks the witness for the machine and carries out its decision.
     fn ask_witness(&self) {
         let Some(witness) = &self.witness else { return };
         tracing::warn!(machine = %self.name, primary = %self.from, witness = %witness.name(), "the primary is silent, asking the witness");
@@ -467,16 +465,16 @@ impl HostedStandby {
         let verdict: Option<WitnessReply> = witness.ask(&WitnessQuery::TakeOver { yielded: false }, patience);
         let action = lock(&self.rules).witness_said(verdict, BootTime::now());
         match action {
-            // It has logged why it could not.
+            // A failed takeover is logged by itself.
             StandbyLeaseAction::TakeOver => drop(self.take_over(TakeoverCause::Silent)),
             StandbyLeaseAction::Discard => {
-                tracing::info!(machine = %self.name, "the primary goes on alone, says the witness");
+                tracing::info!(machine = %self.name, "the witness has decided for the primary, which continues alone");
             }
             StandbyLeaseAction::Nothing | StandbyLeaseAction::AskWitness => {}
         }
     }
 
-    /// A person wants the machine here.
+    /// Handles a failover that a person requested here.
     pub(in crate::protect) fn by_hand(&self) -> Result<(), DaemonError> {
         let action = {
             let mut rules = lock(&self.rules);
@@ -490,7 +488,7 @@ impl HostedStandby {
         match self.fate() {
             StandbyOutcome::TakenOver => Ok(()),
             _ => Err(DaemonError::invalid(format!(
-                "{} is not taken over: {} lives, or its lease still runs, or nothing of it is whole here yet",
+                "{} is not taken over: {} is alive, or its lease is still valid, or no epoch is complete here yet",
                 self.name, self.from
             ))),
         }
@@ -500,12 +498,12 @@ impl HostedStandby {
         self.witness.is_some()
     }
 
-    /// What is told about it.
+    /// The information for users.
     pub(in crate::protect) fn info(&self) -> ProtectionInfo {
         let (epoch, at) = self.current.epoch();
         let state = match (self.fate(), epoch) {
             (StandbyOutcome::Ended, _) => {
-                ProtectState::Unprotected { reason: "its host goes on alone".to_owned() }
+                ProtectState::Unprotected { reason: "the primary continues alone".to_owned() }
             }
             (_, None) => ProtectState::Filling,
             (_, Some(_)) => ProtectState::Protected,
@@ -527,7 +525,7 @@ impl HostedStandby {
 
 fn parse<'a, T: serde::Deserialize<'a>>(header: &'a [u8]) -> Result<T, DaemonError> {
     postcard::from_bytes(header)
-        .map_err(|error| DaemonError::invalid(format!("the message header cannot be read: {error}")))
+        .map_err(|error| DaemonError::invalid(format!("cannot decode the message header: {error}")))
 }
 
 fn encoded(reply: &impl serde::Serialize) -> Vec<u8> {

@@ -1,8 +1,7 @@
-//! What reached a machine that waits here, if it is protected by that: kept while its host lives, given to it
-//! once more when it is this host's.
+//! Input replay on this host: stores the inputs of a hosted standby, and replays them after a takeover.
 //!
-//! What is kept and for how long is [`whimbrel_protect::input_replay::Log`]'s. It fails when the host's
-//! connection or the machine's ports do.
+//! [`whimbrel_protect::input_replay::InputLog`] decides what is stored and for how long. Fails only if the
+//! connection of the primary or the machine's ports fail.
 
 use super::hosted::{HostedStandby, lock};
 use crate::core::error::DaemonError;
@@ -21,21 +20,20 @@ impl HostedStandby {
         payload: &[u8],
     ) -> Result<(), StandbyError> {
         let mut log = lock(&self.log);
-        // Looked at with the log in hand: whoever takes over looks into it afterwards.
+        // Checked with the log locked: a takeover reads the log afterwards.
         if lock(&self.rules).fate() != StandbyOutcome::Standing {
             return Err(StandbyError::NotFollowing);
         }
         log.add(inputs, payload, self.current.epoch().0)
     }
 
-    /// What reached the machine after the epoch that it goes on from reaches it once more, before anything
-    /// else does.
+    /// Replays the inputs after the epoch of the takeover, before any other input reaches the machine.
     pub(in crate::protect) fn replay(&self, from: Option<u64>) -> Result<(), DaemonError> {
         let (frames, left) = lock(&self.log).take(from);
         if frames.is_empty() {
             return Ok(());
         }
-        tracing::info!(machine = %self.name, frames = frames.len(), "what reached it since its last epoch is given to it once more");
+        tracing::info!(machine = %self.name, frames = frames.len(), "replaying the inputs since the last epoch");
         let machine = self.host.machine(&self.name)?;
         let mut turn = machine.lock("replay");
         let (_, live) = turn.parts()?;

@@ -1,4 +1,4 @@
-//! The standby side of a protection: hosted standbys and the epochs that they keep.
+//! The standby side of a protection: hosted standbys, epoch capsules and input replay.
 
 mod epoch_capsules;
 pub(crate) mod hosted;

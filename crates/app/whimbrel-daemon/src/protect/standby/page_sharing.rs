@@ -1,9 +1,9 @@
-//! Pages that one standby here has of another: of two machines that began as one, most are the same.
+//! Page sharing: lets one hosted standby read pages of another, for machines that have equal pages.
 //!
-//! Whoever asks holds its own receiver, and the other may ask at the same time for a page of this one. So
-//! nobody waits for another's receiver for long, and a page that cannot be read in time is asked of the
-//! primary again. Only machines of one primary lend to each other: a host must not find out what is in the
-//! machines of others.
+//! The caller holds its own receiver, and the other may request a page of this one at the same time. So
+//! nobody waits long for another's receiver, and a page that cannot be read in time is requested from the
+//! primary again. Only machines of one primary share pages: a host must not find out what is in the machines
+//! of others.
 
 use super::hosted::HostedStandby;
 use crate::daemon::Daemon;
@@ -14,11 +14,11 @@ use std::{
 use whimbrel_core::HostName;
 use whimbrel_protect::{codec::shared_pages::PageReference, standby::SiblingPages};
 
-/// How long a piece may wait for others' receivers in all, and how often it looks.
+/// How long a batch may wait for other receivers in total, and the polling interval.
 const PATIENCE: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_micros(200);
 
-/// The standbys of machines of one primary, for one piece.
+/// The standbys of machines of one primary, for one batch.
 pub(in crate::protect) struct SiblingStandbys<'a> {
     host: &'a Daemon,
     primary: &'a HostName,

@@ -1,4 +1,4 @@
-//! Who owns a protected machine after contact was lost, and the takeover by its standby.
+//! Takeover: determines the owner of a protected machine after contact was lost, and takes machines over.
 
 pub(crate) mod ownership;
 mod recovery;

@@ -1,9 +1,8 @@
-//! Whose is the machine? Asked when primary and standby have lost each other, and by a daemon that finds a
-//! protection of its predecessor.
+//! Ownership: determines which host has a protected machine, after contact was lost or the daemon restarted.
 //!
-//! The rules are [`Primary`](whimbrel_protect::lease::Primary). This file asks those who know, again and
-//! again, while nothing of the machine is seen unless the lease allows it; and does what follows when the
-//! machine is the standby's.
+//! The rules are in [`PrimaryLease`](whimbrel_protect::lease::PrimaryLease). This module asks the witness and
+//! the standby until one of them decides. Until then the machine is fenced unless its lease is valid. If the
+//! standby owns it, the machine here is ended.
 
 use crate::protect::{
     primary::{handle::ProtectionHandle, heartbeat::Heartbeat},
@@ -30,21 +29,21 @@ use whimbrel_protect::{
     protocol::StandbyOutcome,
 };
 
-/// Pauses between questions: the first and the longest.
+/// Delays between attempts: the first and the longest.
 const ASK_AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
-/// Whose it is.
+/// The result of determining the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::protect) enum Ownership {
-    /// This host's, and no standby can take it over.
+    /// Only this host has the machine, and no standby can take it over.
     Alone,
-    /// The standby's.
+    /// The standby has the machine.
     Gone,
-    /// Not known yet, and the daemon ends.
+    /// The daemon is shutting down before the owner is known.
     Closing,
 }
 
-/// Finds out. A standby that keeps its pages can be told to with `keep`.
+/// Determines the owner. With `keep` the standby retains its pages if the protection ends.
 pub(in crate::protect) fn determine_owner(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -72,7 +71,7 @@ pub(in crate::protect) fn determine_owner(
         };
         match stand {
             PrimaryState::Alone | PrimaryState::Gone => continue,
-            // Nobody decides but a person, who would have said that this host is dead.
+            // Without a witness only a person decides, who would have declared this host dead.
             PrimaryState::Guarded if beats.witness.is_none() => return Ownership::Alone,
             PrimaryState::Guarded | PrimaryState::Unsure => {}
         }
@@ -80,7 +79,7 @@ pub(in crate::protect) fn determine_owner(
             stop(live.as_deref_mut());
             let reason = match &beats.witness {
                 Some(witness) => format!("neither {} nor {} answers", witness.name(), beats.standby.to()),
-                None => format!("{} does not answer, and may have taken it over", beats.standby.to()),
+                None => format!("{} does not answer, and may have taken over", beats.standby.to()),
             };
             guard.set_state(ProtectState::Fenced { reason });
         }
@@ -91,20 +90,20 @@ pub(in crate::protect) fn determine_owner(
     }
 }
 
-/// The machine stands still for as long as nobody knows whose it is.
+/// Pauses the machine while its owner is unknown.
 fn stop(live: Option<&mut RunningMachine>) {
     if let Some(live) = live.filter(|live| !live.is_paused())
         && let Err(error) = live.set_paused(true)
     {
         tracing::error!(
             error = &error as &dyn std::error::Error,
-            "a machine whose lease has run out does not stop; it is cut off all the same"
+            "cannot pause a machine whose lease has run out; its network stays fenced"
         );
     }
 }
 
-/// Gives the machine to the standby: written down first, so that this host never runs it, then said until it
-/// is heard.
+/// Yields the machine to the standby: records that durably, so that this host never runs it, then notifies
+/// the standby until it answers.
 pub(in crate::protect) fn yield_to_standby(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -117,10 +116,7 @@ pub(in crate::protect) fn yield_to_standby(
     let side = ProtectionSide::Primary { request, gave_up: true };
     let note = ProtectionRecord::new(beats.id, &guard.name, guard.handover, side);
     while let Err(error) = host.protecting.put_note(note.clone()) {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            "cannot write down that a machine is given up"
-        );
+        tracing::error!(error = &error as &dyn std::error::Error, "cannot record that a machine is yielded");
         if !host.sleep_unless_closing(Duration::from_secs(1)) {
             return Ownership::Closing;
         }
@@ -128,7 +124,7 @@ pub(in crate::protect) fn yield_to_standby(
     say_until_heard(host, guard, beats)
 }
 
-/// Says that the machine is the standby's until it runs there, or has turned out to have nothing to run.
+/// Notifies the standby of the yield until the machine runs there, or cannot run there.
 pub(in crate::protect) fn say_until_heard(
     host: &Daemon,
     guard: &ProtectionHandle,
@@ -142,7 +138,7 @@ pub(in crate::protect) fn say_until_heard(
                 return Ownership::Gone;
             }
             Some(StandbyOutcome::Ended) => return Ownership::Alone,
-            // It has no whole epoch. Told to end, it never will.
+            // The standby has no complete epoch. An ended protection never will.
             Some(StandbyOutcome::Standing) => {
                 if beats.standby.end(beats.id, false, beats.patience()) == Some(StandbyOutcome::Ended) {
                     return Ownership::Alone;
@@ -150,7 +146,7 @@ pub(in crate::protect) fn say_until_heard(
             }
             Some(StandbyOutcome::Asking) | None => {}
         }
-        let reason = format!("{} is to take it over and does not answer", beats.standby.to());
+        let reason = format!("{} does not answer, and is to take the machine over", beats.standby.to());
         guard.set_state(ProtectState::Fenced { reason });
         if !host.sleep_unless_closing(pause) {
             return Ownership::Closing;
@@ -159,8 +155,8 @@ pub(in crate::protect) fn say_until_heard(
     }
 }
 
-/// The machine is this host's. Where that is decided only the standby is to hear of it; without a witness it
-/// is not before the standby has heard, and is settled again by a later daemon.
+/// Records that the machine belongs to this host. If that is decided, only the standby must be notified;
+/// without a witness, it is decided when the standby knows, and until then a restarted daemon asks again.
 pub(in crate::protect) fn note_alone(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat, keep: bool) {
     match beats.lease().state() {
         PrimaryState::Alone | PrimaryState::Gone => tell_ended(host, guard, beats, keep),
@@ -168,8 +164,8 @@ pub(in crate::protect) fn note_alone(host: &Daemon, guard: &ProtectionHandle, be
     }
 }
 
-/// No standby can take over by this protection any more: it is told, now or when it can be reached again.
-/// Until it has heard it keeps a QEMU and all of the memory.
+/// Notifies the standby, now or later, that it cannot take over by this protection any more. Until then it
+/// retains a QEMU and all of the memory.
 pub(in crate::protect) fn tell_ended(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat, keep: bool) {
     let standby = beats.standby.to().clone();
     let witness = beats.witness.as_ref().map(|witness| witness.name().clone());
@@ -183,14 +179,14 @@ pub(in crate::protect) fn tell_ended(host: &Daemon, guard: &ProtectionHandle, be
     let side = ProtectionSide::Ended { standby, witness, keep };
     match host.protecting.put_note(ProtectionRecord::new(beats.id, &guard.name, guard.handover, side)) {
         Ok(()) => host.protecting.tell_ended(beats.id),
-        // The note of before says that it is to be settled, which comes to the same.
+        // The earlier record makes the next daemon determine the owner, with the same result.
         Err(error) => {
-            tracing::error!(machine = %guard.name, error = &error as &dyn std::error::Error, "the end of a protection could not be written down")
+            tracing::error!(machine = %guard.name, error = &error as &dyn std::error::Error, "cannot record the end of a protection")
         }
     }
 }
 
-/// The machine is the standby's: here it ends, and the record says so until the standby has confirmed it.
+/// Ends the machine here after a takeover. Its record says so until the standby has confirmed.
 pub(in crate::protect) fn retire(
     host: &Arc<Daemon>,
     machine: &Arc<Machine>,
@@ -201,7 +197,7 @@ pub(in crate::protect) fn retire(
     let to = guard.settings.request.host.clone();
     tracing::warn!(machine = %guard.name, standby = %to, "the machine was taken over; it ends here");
     turn.record.phase = Phase::HandedOver { handover: guard.handover, to: to.clone(), keeps: false };
-    // What it lacked is with its next host as well: nobody needs to keep it.
+    // The new owner has the missing pages as well, so the source may free them.
     let owed = turn.record.owed.take();
     let saved = turn.record.save(&host.layout);
     match (turn.live.take(), &turn.record.process) {
@@ -216,15 +212,15 @@ pub(in crate::protect) fn retire(
     match saved {
         Ok(()) => {
             host.protecting.remove_note(beats.id);
-            // The witness may have said so before the standby heard its yes: then it must be able to ask
-            // again.
+            // The witness may have decided before the standby got its reply: then the standby must be able to
+            // ask again.
             if let Some(witness) = &beats.witness
                 && beats.standby.end(beats.id, false, beats.patience()) == Some(StandbyOutcome::TakenOver)
             {
                 witness.forget();
             }
         }
-        // The note stays, and a later daemon asks again.
+        // The record remains, and a later daemon asks again.
         Err(error) => report(&error),
     }
     drop(turn);
@@ -232,5 +228,5 @@ pub(in crate::protect) fn retire(
 }
 
 fn report(error: &DaemonError) {
-    tracing::error!(error = error as &dyn std::error::Error, "a takeover could not be written down");
+    tracing::error!(error = error as &dyn std::error::Error, "cannot record a takeover by the standby");
 }

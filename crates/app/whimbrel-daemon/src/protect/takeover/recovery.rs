@@ -1,7 +1,6 @@
-//! What a daemon does with protections of its predecessor: nothing of such a machine is seen, and it stands
-//! still, until those who know have said whose it is.
+//! Recovery of protections after a restart of the daemon: fences each machine until its owner is determined.
 //!
-//! Its guest may have run on without a daemon meanwhile, but had neither network nor disks: both are the
+//! The guest may have run without a daemon meanwhile, but had neither network nor disks: both are the
 //! daemon's.
 
 use super::ownership::{self, Ownership};
@@ -33,20 +32,20 @@ use whimbrel_protect::{
     protocol::{ProtectionId, StandbyOutcome},
 };
 
-/// How often a standby is told that it need not stand by any more.
+/// Interval at which standbys are notified of ended protections.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
 
 impl Daemon {
-    /// Whether a machine is to be settled with others before anything else; then that has begun.
+    /// Starts to determine the owner of a machine, if it was protected. Returns whether it was.
     pub(crate) fn recover_protected(self: &Arc<Self>, record: &Record) -> bool {
         let notes = self.protecting.unsettled(&record.name);
         let Some(note) = notes.first().cloned() else { return false };
         let ProtectionSide::Primary { request, gave_up } = note.side.clone() else { return false };
         match record.phase {
             Phase::Here => {}
-            // Not this host's yet; if it comes to be, the note is what it inherits.
+            // Not this host's machine yet; at the commit it inherits the protection of this record.
             Phase::Prepared { .. } => return false,
-            // Its record says already whose it is.
+            // The machine's own record already tells the owner.
             Phase::HandedOver { .. } => {
                 notes.iter().for_each(|note| self.protecting.remove_note(note.id));
                 return false;
@@ -59,12 +58,12 @@ impl Daemon {
         let settings = match ProtectionSettings::of(&request) {
             Ok(settings) => settings,
             Err(error) => {
-                tracing::error!(machine = %record.name, error = &error as &dyn std::error::Error, "a note of a protection makes no sense");
+                tracing::error!(machine = %record.name, error = &error as &dyn std::error::Error, "the record of a protection is invalid");
                 return true;
             }
         };
-        // One that lacks pages has written something that nobody counts any more, and may wait for a page for
-        // ever.
+        // A machine with missing pages has written pages that are no longer tracked, and may wait for a page
+        // for ever.
         let lacks = record.owed.is_some();
         if let (true, Some(process)) = (lacks, &record.process) {
             runtime_dir::end(&self.layout.slot(&process.slot));
@@ -72,10 +71,10 @@ impl Daemon {
         let live = record.process.as_ref().filter(|_| !lacks).and_then(|process| {
             let adopted = RunningMachine::adopt(self, record, process);
             adopted.inspect_err(|error| {
-                tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot be taken up");
+                tracing::warn!(machine = %record.name, error = error as &dyn std::error::Error, "cannot recover a protected machine");
             }).ok()
         });
-        tracing::warn!(machine = %record.name, standby = %request.host, "a protected machine: asking whose it is");
+        tracing::warn!(machine = %record.name, standby = %request.host, "determining the owner of a protected machine");
         let machine = self.insert(Machine::new(record.clone(), live));
         let guard = Arc::new(ProtectionHandle::new(record.name.clone(), settings, note.handover));
         guard.set_state(ProtectState::Fenced { reason: format!("{} is being asked", request.host) });
@@ -92,15 +91,15 @@ impl Daemon {
             }
         };
         match std::thread::Builder::new().name("settle".into()).spawn(work) {
-            // Nobody else gets the turn before it.
+            // No other thread gets the machine lock first.
             Ok(_) => drop(has_turn.recv()),
-            Err(error) => tracing::error!(%error, "no thread to settle whose a machine is"),
+            Err(error) => tracing::error!(%error, "no thread to determine the owner of a machine"),
         }
         true
     }
 
-    /// Gives a machine that has come here, and that an earlier daemon had prepared, to the host that it
-    /// inherits as its standby.
+    /// Yields a machine that an earlier daemon had prepared, and that is now committed, to the standby that
+    /// it inherits.
     pub(crate) fn yield_to_backup(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<(), DaemonError> {
         let notes = self.protecting.unsettled(machine.name());
         let Some(note) = notes.first() else { return Ok(()) };
@@ -120,7 +119,7 @@ impl Daemon {
         thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
     }
 
-    /// Tells standbys, over and over, of protections that ended without their knowledge.
+    /// Notifies standbys of protections that ended without their knowledge, until all know.
     pub(crate) fn tell_ended_protections(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
         let tell = move || {
@@ -132,7 +131,7 @@ impl Daemon {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("tell-ended".into()).spawn(tell) {
-            tracing::error!(%error, "no thread to tell standbys that they need not stand by");
+            tracing::error!(%error, "cannot start the thread that notifies standbys of ended protections");
         }
     }
 
@@ -158,12 +157,12 @@ impl Daemon {
                 Some(StandbyOutcome::Ended) => {
                     lock(&self.protecting.to_tell).remove(&id);
                     self.protecting.remove_note(id);
-                    // Nothing is taken any more: how long its leases lasted does not matter.
+                    // The term does not matter, for nothing is taken over any more.
                     let forget = |witness| WitnessClient::new(self, witness, id, Duration::MAX).forget();
                     witness.iter().for_each(forget);
                 }
                 Some(StandbyOutcome::TakenOver) => {
-                    tracing::error!(machine = %name, host = %standby, "a person let it take the machine over although it ran here; it is stopped here");
+                    tracing::error!(machine = %name, host = %standby, "a person switched the machine over although it ran here; stopping it here");
                     lock(&self.protecting.to_tell).remove(&id);
                     self.stop_taken_over(&name, id);
                 }
@@ -172,7 +171,7 @@ impl Daemon {
         }
     }
 
-    /// Without a witness a person decided. The machine is the other host's, whatever it has done here
+    /// Without a witness a person decides. The machine belongs to the other host, whatever it did here
     /// meanwhile.
     fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
         let Some(note) = lock(&self.protecting.noted).get(&id).cloned() else { return };
@@ -200,13 +199,13 @@ struct Unsettled<'a> {
 }
 
 impl Unsettled<'_> {
-    /// Settles every protection of the machine that is noted; whether it runs here afterwards.
+    /// Determines the owner by every record of the machine. Returns whether it runs here afterwards.
     fn determine_owner(&self, mut turn: MachineLock<'_>, gave_up: bool) -> bool {
         for note in self.notes {
             let beats = beats(self.host, self.guard, note);
             let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
             let settled = match gave_up || !alive {
-                // Its guest is lost here: the standby is to have it, if it has all of it.
+                // The guest is lost here: the standby takes over if it has a complete epoch.
                 true => ownership::yield_to_standby(self.host, self.guard, &beats),
                 false => ownership::determine_owner(self.host, self.guard, &beats, turn.live.as_mut(), true),
             };
@@ -222,7 +221,7 @@ impl Unsettled<'_> {
         self.unpause(turn)
     }
 
-    /// The machine is this host's.
+    /// Runs the machine, which belongs to this host.
     fn unpause(&self, mut turn: MachineLock<'_>) -> bool {
         let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
         if !alive {
@@ -231,15 +230,12 @@ impl Unsettled<'_> {
             }
             turn.live.take().into_iter().for_each(RunningMachine::end);
             let reason =
-                "it was gone when the daemon came back, and its standby had no whole epoch".to_owned();
+                "it had ended when the daemon restarted, and its standby had no complete epoch".to_owned();
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
             if let Err(error) = turn.record.save(&self.host.layout) {
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "a crash could not be written down"
-                );
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot record a crash");
             }
             return false;
         }
@@ -254,7 +250,7 @@ impl Unsettled<'_> {
     }
 }
 
-/// The lease of a protection of which nothing but a note is known.
+/// The lease of a protection of which only a record is left.
 fn beats(host: &Arc<Daemon>, guard: &Arc<ProtectionHandle>, note: &ProtectionRecord) -> Heartbeat {
     let settings = &guard.settings;
     let witness = settings.request.witness.as_ref();
@@ -265,7 +261,7 @@ fn beats(host: &Arc<Daemon>, guard: &Arc<ProtectionHandle>, note: &ProtectionRec
     Heartbeat::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(guard))
 }
 
-/// What was protected is protected again.
+/// Protects the machine again.
 fn protect_again(
     host: &Arc<Daemon>,
     machine: &Arc<Machine>,

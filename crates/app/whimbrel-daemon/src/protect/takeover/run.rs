@@ -1,7 +1,7 @@
-//! Taking a machine over: written down, loaded, run, and protected anew.
+//! Takeover of a machine: records it, loads it, runs it, and protects it again.
 //!
-//! Whether it may be taken over is decided before, by the rules in `standing.rs`. A machine that was *taken*
-//! is this host's whatever happens here; one that was *yielded* and does not load is given back.
+//! `standby::hosted` decides before whether to take over. A machine that was *taken* over belongs to this
+//! host whatever happens here; one that was *yielded* and does not load is returned.
 
 use crate::protect::standby::hosted::{HostedStandby, lock, standby_error, unknown};
 use crate::{
@@ -15,20 +15,20 @@ use std::{
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::standby::EpochReceiver;
 
-/// Why a machine is taken over.
+/// Cause of a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::protect) enum TakeoverCause {
-    /// Its host gave it up, and still has it.
+    /// The primary yielded the machine, and still has it.
     Yielded,
-    /// Its host is silent, and the witness said yes.
+    /// The primary is silent, and the witness said yes.
     Silent,
-    /// A person said that its host is dead.
+    /// A person declared the primary dead.
     ByHand,
 }
 
 impl HostedStandby {
-    /// The machine is this host's. Written down first, run second. One that was yielded and does not load is
-    /// given back: its host still has all of it.
+    /// Takes the machine over: records it first, runs it second. A yielded machine that does not load is
+    /// returned, since the primary still has all of it.
     pub(in crate::protect) fn take_over(&self, why: TakeoverCause) -> Result<(), DaemonError> {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
@@ -41,7 +41,7 @@ impl HostedStandby {
             return Ok(());
         }
         let (loaded, noted) = std::thread::scope(|scope| {
-            // Loading shows nothing to anybody: what is decided is written down meanwhile.
+            // Loading has no visible effect, so the takeover is recorded meanwhile.
             let note = (why != TakeoverCause::Yielded).then(|| scope.spawn(|| self.note_taken()));
             let loaded = receiver.take_over();
             let noted = note.map(|note| note.join().unwrap_or(Err(DaemonError::Panicked)));
@@ -68,13 +68,14 @@ impl HostedStandby {
             }
             Err(error) => {
                 let error = error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, from = %self.from, why = why.text(), error, "a machine that is this host's does not run");
+                tracing::error!(machine = %self.name, from = %self.from, why = why.text(), error, "cannot run a machine that was taken over");
             }
         }
         run
     }
 
-    /// Protects what was taken over, if its host had said where. Tried until it succeeds or somebody ends it.
+    /// Protects the machine again, if the primary had named the next standby. Retried until it succeeds or a
+    /// user ends it.
     fn protect_next(&self) {
         let Some(settings) = self.then.clone() else { return };
         let to = settings.request.host.clone();
@@ -82,7 +83,7 @@ impl HostedStandby {
             self.host.start_guard(&machine, settings, HandoverId(rand::random()), true).map(drop)
         });
         match begun {
-            Ok(()) => tracing::info!(machine = %self.name, standby = %to, "it is to be protected again"),
+            Ok(()) => tracing::info!(machine = %self.name, standby = %to, "protecting the machine again"),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(machine = %self.name, error, "a machine that was taken over runs unprotected");
@@ -90,19 +91,19 @@ impl HostedStandby {
         }
     }
 
-    /// Writes down that a machine is being loaded that its host gets back if this daemon ends meanwhile.
+    /// Records that a yielded machine is being loaded, which is returned if this daemon ends meanwhile.
     fn note_loading(&self) -> Result<(), DaemonError> {
         let side = ProtectionSide::Loading { from: self.from.clone() };
         self.host.protecting.put_note(ProtectionRecord::new(self.id, &self.name, self.handover, side))
     }
 
-    /// What was yielded cannot be run here: it is its host's again.
+    /// Returns a yielded machine that cannot run here to the primary.
     fn return_machine(
         &self,
         mut held: MutexGuard<'_, Option<EpochReceiver>>,
         error: &(dyn std::error::Error + 'static),
     ) {
-        tracing::error!(machine = %self.name, from = %self.from, error, "a machine does not load here and is given back");
+        tracing::error!(machine = %self.name, from = %self.from, error, "cannot load a yielded machine; returning it to its primary");
         held.iter_mut().for_each(EpochReceiver::release_pages);
         lock(&self.rules).returns_machine();
         drop(held);
@@ -110,14 +111,13 @@ impl HostedStandby {
         self.host.protecting.remove_note(self.id);
     }
 
-    /// Writes down that the machine is this host's. Nobody else may ever run it, so this is tried until it is
-    /// done.
+    /// Records the takeover. Retried until it succeeds, because no other host may ever run the machine.
     fn note_taken(&self) -> Result<(), DaemonError> {
         let side = ProtectionSide::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
         let note = ProtectionRecord::new(self.id, &self.name, self.handover, side);
         while let Err(error) = self.host.protecting.take_note(note.clone()) {
             let text = crate::server::peer_rpc::chain(&error);
-            tracing::error!(machine = %self.name, error = text, "a takeover cannot be written down; tried again");
+            tracing::error!(machine = %self.name, error = text, "cannot record a takeover; trying again");
             if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
                 return Err(error);
             }
@@ -129,9 +129,9 @@ impl HostedStandby {
 impl TakeoverCause {
     fn text(self) -> &'static str {
         match self {
-            Self::Yielded => "its host gave it up",
-            Self::Silent => "its host is silent and its lease has run out",
-            Self::ByHand => "a person said that its host is dead",
+            Self::Yielded => "yielded by the primary",
+            Self::Silent => "the primary is silent and its lease has run out",
+            Self::ByHand => "a person declared the primary dead",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The witness of a protection, whoever that is: another host, or an etcd.
+//! Witness client: queries the witness of a protection, which is another host or an etcd.
 
 use super::etcd::Etcd;
 use crate::daemon::Daemon;
@@ -10,10 +10,10 @@ use whimbrel_protect::{
     protocol::{self, ProtectionId, WitnessRequest},
 };
 
-/// How often a connection to a host that is a witness is looked after.
+/// Interval at which the connection to a witness host is checked.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
-/// Time between renewals at an etcd while the standby answers: ten terms, this at most. Each is a write to
-/// the disks of most of its members, and part of its history.
+/// Longest interval of renewals at an etcd while the standby answers; usually ten terms. Each renewal is a
+/// write to the disks of most members, and stays in the history.
 const SELDOM: Duration = Duration::from_secs(2);
 
 /// The witness of one protection.
@@ -49,7 +49,7 @@ impl WitnessClient {
         &self.name
     }
 
-    /// Asks; none if no answer came within `patience`.
+    /// Sends a query; none if no reply arrived within `patience`.
     pub(in crate::protect) fn ask(
         &self,
         question: &WitnessQuery,
@@ -65,8 +65,8 @@ impl WitnessClient {
         }
     }
 
-    /// Time between two renewals. The standby's promise is enough for as long as it answers, and a write to
-    /// an etcd is dear.
+    /// Interval of renewals. While the standby answers, its promise is enough, and a write to an etcd is
+    /// expensive.
     pub(in crate::protect) fn renewed_every(&self, standby_answers: bool) -> Duration {
         match &self.kind {
             Kind::Etcd(_) if standby_answers => (self.term * 10).min(SELDOM).max(self.term / 4),
@@ -74,7 +74,8 @@ impl WitnessClient {
         }
     }
 
-    /// Sees to it that a question that is urgent can be answered at once; to be called again after so long.
+    /// Prepares for an urgent query, so that it is answered at once. Must be called again after the returned
+    /// time.
     pub(in crate::protect) fn look_after(&self) -> Duration {
         match &self.kind {
             Kind::Host(line) => {
@@ -88,7 +89,7 @@ impl WitnessClient {
         }
     }
 
-    /// All who take part know how it ended.
+    /// Closes and deletes the protection once both hosts know the outcome.
     pub(in crate::protect) fn forget(&self) {
         let patience = Duration::from_millis(500);
         let _ = self.ask(&WitnessQuery::Close, patience);

@@ -1,8 +1,8 @@
-//! This host as a witness: who may run the machines that two other hosts protect.
+//! Witness service: decides for two other hosts which one may run a machine that they protect.
 //!
-//! The rules are those of [`WitnessLease`]. Here is the table, who may ask what, and what is durable: that a
-//! protection is registered, and how it ended, each before anybody is told. When leases run out is not; a
-//! restarted witness waits for a whole term first.
+//! The rules are those of [`WitnessLease`]. This module holds the table, checks who may ask, and makes
+//! durable that a protection is registered and how it ended, each before anybody is told. Expiry times are
+//! not durable; a restarted witness waits for a whole term first.
 
 use crate::core::error::DaemonError;
 use crate::protect::records;
@@ -21,27 +21,27 @@ use whimbrel_protect::{
 };
 
 const FORMAT: u32 = 1;
-/// Protections at once. One that has ended is forgotten when its hosts say so.
+/// Most protections at once. An ended one is deleted when its hosts say so.
 const REGISTERED_MAX: usize = 4096;
-/// How long those of a protection were silent when it may be forgotten to make room: one that is decided, and
-/// one that is not. Who asks about it after all hears that it is unknown, which lets nobody run anything: the
-/// hosts ask each other, as without a witness.
+/// How long the hosts of a protection must be silent before it may be deleted to free space: a decided one,
+/// and an open one. A later query is answered with unknown, which allows nobody to run anything: the hosts
+/// ask each other, as without a witness.
 const SILENT: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
-/// Terms that are taken, in milliseconds.
+/// Terms that are accepted, in milliseconds.
 const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
 
-/// All that is registered here.
+/// All protections registered here.
 pub(crate) struct WitnessTable {
     dir: PathBuf,
     table: Mutex<HashMap<ProtectionId, Entry>>,
-    /// What was given away since this daemon began, also if it is forgotten by now.
+    /// Protections decided for the standby since this daemon started, also deleted ones.
     taken: Mutex<HashSet<ProtectionId>>,
 }
 
 struct Entry {
     kept: Kept,
     rules: WitnessLease,
-    /// When one of its hosts last asked. Of one that is found again, when it was found.
+    /// Last query of one of its hosts; after a restart, the time of the restart.
     heard: BootTime,
 }
 
@@ -73,7 +73,7 @@ impl Kept {
 }
 
 impl WitnessTable {
-    /// Those of the daemon before.
+    /// Loads the protections of the previous daemon.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         std::fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         let kept: Vec<Kept> = records::read_all(&dir, |kept: &Kept| kept.format)?;
@@ -85,7 +85,7 @@ impl WitnessTable {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Answers a host called `asker`.
+    /// Answers a query of the host `asker`.
     pub(crate) fn answer(
         &self,
         asker: &HostName,
@@ -118,7 +118,7 @@ impl WitnessTable {
         if rules.state() != entry.kept.stand {
             let kept = Kept { stand: rules.state(), ..entry.kept.clone() };
             records::write(&self.path(asked.id), &kept)?;
-            tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "a protection is decided");
+            tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "the witness has decided a protection");
             if kept.stand == WitnessState::Taken {
                 self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(asked.id);
             }
@@ -128,8 +128,8 @@ impl WitnessTable {
         Ok(verdict)
     }
 
-    /// This host is the witness of a protection that `primary` has inherited from it. Known already, it stays
-    /// as it is.
+    /// Makes this host the witness of a protection that `primary` has inherited from it. A known one stays
+    /// unchanged.
     pub(crate) fn recover(
         &self,
         id: ProtectionId,
@@ -138,17 +138,17 @@ impl WitnessTable {
         term_ms: u32,
     ) -> Result<(), DaemonError> {
         match self.register(&mut self.table(), primary, id, (standby, term_ms))? {
-            WitnessReply::Full => Err(DaemonError::invalid("no more protections can be registered here")),
+            WitnessReply::Full => Err(DaemonError::invalid("this witness has no space left")),
             _ => Ok(()),
         }
     }
 
-    /// Whether a protection is known here and not decided.
+    /// Whether a protection is registered here and undecided.
     pub(crate) fn is_open(&self, id: ProtectionId) -> bool {
         self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Open)
     }
 
-    /// Whether the standby of a protection was given the machine.
+    /// Whether a protection was decided for the standby.
     pub(crate) fn was_taken(&self, id: ProtectionId) -> bool {
         let taken = self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Taken);
         taken || self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
@@ -178,12 +178,12 @@ impl WitnessTable {
         Ok(WitnessReply::Yes)
     }
 
-    /// Forgets protections whose hosts have not returned for long.
+    /// Deletes protections whose hosts were silent for too long.
     fn make_room(&self, table: &mut HashMap<ProtectionId, Entry>, now: BootTime) {
         table.retain(|id, entry| {
             let stays = !entry.may_be_forgotten(now);
             if !stays {
-                tracing::warn!(protection = %id, primary = %entry.kept.primary, standby = %entry.kept.standby, stand = ?entry.kept.stand, "a protection whose hosts do not return is forgotten");
+                tracing::warn!(protection = %id, primary = %entry.kept.primary, standby = %entry.kept.standby, stand = ?entry.kept.stand, "deleting a protection whose hosts are silent");
                 records::remove(&self.path(*id));
             }
             stays

@@ -1,21 +1,21 @@
-//! A capsule as one file of a pool: where its pages, nodes and blobs lie in it.
-//! `docs/formats/pooled-capsule.md`. Pure.
+//! Capsule file: a capsule as one file of a pool, with its pages, nodes and blobs. Pure.
 //!
-//! Pages stand in groups of [`GROUP`] at their places in the image, and groups begin at multiples of their
-//! size. The file is cut there too, so that a group which did not change is a chunk that the pool has
-//! already, however much moved before it. What is zero in a whole group is left out. Whatever is read from
-//! such a file is compared with the digest it was asked by: the index is advice, and a wrong one costs a
-//! read.
+//! Format: `docs/formats/pooled-capsule.md`. Pages are in groups of [`GROUP`] in the order of the image, and
+//! groups start at multiples of their size. Chunks of the file are such groups, so that an unchanged group is
+//! a chunk that the pool has already, however much moved before it. A group of zeros is omitted. Whatever is
+//! read from such a file is compared with the digest that was requested: the index is only a hint, and a
+//! wrong one costs a read.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{FAN_OUT, Node};
 
-/// Pages of a group: little travels for a page that changed, and a chunk costs the manager a row.
+/// Pages of a group: few, so that little is sent for a changed page; not fewer, because each chunk costs the
+/// manager a row.
 pub(super) const GROUP: usize = 8;
 /// Bytes of a group, and of a chunk of the file.
 pub(super) const CHUNK: usize = GROUP * PAGE_SIZE;
-/// Bytes at the end of the file that say where the rest is.
+/// Bytes of the trailer, which locates the index.
 pub(super) const TRAILER: usize = 64;
 const MAGIC: [u8; 8] = *b"WHPOOLC\x01";
 /// Longest index that is read: that of some hundred million pages.
@@ -25,7 +25,7 @@ const NODE_MAX: u32 = 16 << 10;
 /// Longest blob: initial RAM disks are the largest.
 const BLOB_MAX: u64 = 1 << 30;
 
-/// A piece of the file.
+/// A range of the file that holds a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileRange {
     pub(super) digest: Digest,
@@ -33,36 +33,36 @@ pub(super) struct FileRange {
     pub(super) length: u64,
 }
 
-/// A node of an image.
+/// Location of a node of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodePlace {
     pub(super) digest: Digest,
     pub(super) at: u64,
     pub(super) length: u32,
-    /// Where the groups of its pages begin, if it lists pages.
+    /// Start of the groups of its pages, if it is a leaf.
     pub(super) pages: Option<u64>,
 }
 
-/// What lies where.
+/// Locations of all objects in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CapsuleFileIndex {
     pub(super) nodes: Vec<NodePlace>,
-    /// Device state, boot files and what else the manifest names; the manifest last.
+    /// Device state, boot files and other objects of the manifest; the manifest last.
     pub(super) blobs: Vec<FileRange>,
 }
 
-/// The file is no capsule, or not one that can be read.
+/// The file is not a readable capsule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the file is no capsule: {reason}")]
+#[error("the file is not a capsule: {reason}")]
 pub(crate) struct BadCapsuleFile {
     reason: &'static str,
 }
 
-/// What stands at the end of the file.
+/// The end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Trailer {
     pub(super) capsule: CapsuleId,
-    /// Where the index is.
+    /// Start of the index.
     pub(super) at: u64,
     pub(super) length: u64,
 }
@@ -77,18 +77,18 @@ impl Trailer {
         bytes
     }
 
-    /// The trailer of a file of `size` bytes.
+    /// Decodes the trailer of a file of `size` bytes.
     pub(super) fn decode(bytes: &[u8], size: u64) -> Result<Self, BadCapsuleFile> {
         let bytes: &[u8; TRAILER] =
             bytes.try_into().map_err(|_| BadCapsuleFile { reason: "it is too short" })?;
         if bytes[..8] != MAGIC {
-            return Err(BadCapsuleFile { reason: "it does not end like one" });
+            return Err(BadCapsuleFile { reason: "it has no valid trailer" });
         }
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
         let (at, length) = (number(40), number(48));
         let fits = at.checked_add(length).is_some_and(|end| end <= size - TRAILER as u64);
         if !fits || length > INDEX_MAX {
-            return Err(BadCapsuleFile { reason: "its index cannot be where it says" });
+            return Err(BadCapsuleFile { reason: "its index is outside the file" });
         }
         Ok(Self { capsule: CapsuleId(Digest(std::array::from_fn(|n| bytes[8 + n]))), at, length })
     }
@@ -100,7 +100,7 @@ impl CapsuleFileIndex {
         bytes.ok_or(BadCapsuleFile { reason: "its index would be too long" })
     }
 
-    /// The index of a file of `size` bytes.
+    /// Decodes the index of a file of `size` bytes.
     pub(super) fn decode(bytes: &[u8], size: u64) -> Result<Self, BadCapsuleFile> {
         let index: Self =
             postcard::from_bytes(bytes).map_err(|_| BadCapsuleFile { reason: "its index cannot be read" })?;
@@ -112,7 +112,7 @@ impl CapsuleFileIndex {
         let blobs = index.blobs.iter().all(|blob| blob.length <= BLOB_MAX && within(blob.at, blob.length));
         match nodes && blobs {
             true => Ok(index),
-            false => Err(BadCapsuleFile { reason: "its index names what is behind its end" }),
+            false => Err(BadCapsuleFile { reason: "its index refers to data beyond the end" }),
         }
     }
 }
@@ -123,12 +123,12 @@ fn has_group(leaf: &Node, group: usize) -> bool {
     leaf.present()[first / 64] >> (first % 64) & ((1 << GROUP) - 1) != 0
 }
 
-/// Groups of a leaf that lie in the file, in order.
+/// Groups of a leaf that are in the file, in order.
 pub(super) fn groups(leaf: &Node) -> impl Iterator<Item = usize> {
     (0..FAN_OUT / GROUP).filter(|group| has_group(leaf, *group))
 }
 
-/// How far behind the first group of a leaf the page of `slot` lies, if there is one.
+/// Offset of the page of `slot` from the first group of its leaf, if there is one.
 pub(super) fn page_at(leaf: &Node, slot: usize) -> Option<u64> {
     leaf.child(slot)?;
     let before = groups(leaf).take_while(|group| *group < slot / GROUP).count();

@@ -1,8 +1,8 @@
-//! A capsule that a pool holds: what is asked for by digest is read from where it lies in the capsule's file.
+//! Capsule reader: reads objects of a capsule in a pool by their digests.
 //!
-//! Only the index is in memory. Pages are found by the leaf that lists them; of a page whose leaf is of
-//! another capsule (one that was written here over this one) the place is looked up in all leaves, which are
-//! read once for that. Digests of what is read are for the caller to compare.
+//! Only the index is in memory. Pages are found by the leaf that lists them; a page whose leaf belongs to
+//! another capsule (one that was made here on top of this one) is looked up in all leaves, which are read
+//! once for that. The caller compares digests.
 
 use super::capsule_file::{CapsuleFileIndex, FileRange, GROUP, NodePlace, TRAILER, Trailer, page_at};
 use bytes::Bytes;
@@ -21,9 +21,9 @@ use whimbrel_pool::{
 };
 use whimbrel_store::PageWant;
 
-/// Reads under way at once.
+/// Most concurrent reads.
 const READS: usize = 16;
-/// Longest read for wanted pages that lie in a row.
+/// Longest read of adjacent wanted pages.
 const RUN: u64 = 1 << 20;
 
 /// An open capsule of a pool.
@@ -34,7 +34,7 @@ pub(super) struct PooledCapsule {
     index: CapsuleFileIndex,
     nodes: HashMap<Digest, NodePlace>,
     blobs: HashMap<Digest, FileRange>,
-    /// Where every page lies; made when a leaf is not known.
+    /// Offset of every page; built when a leaf is not known.
     pages: OnceLock<HashMap<Digest, u64>>,
 }
 
@@ -63,12 +63,12 @@ impl PooledCapsule {
         self.capsule
     }
 
-    /// Where the groups of a leaf begin, if it is here.
+    /// Start of the groups of a leaf, if it is here.
     pub(super) fn pages_at(&self, leaf: &Digest) -> Option<u64> {
         self.nodes.get(leaf)?.pages
     }
 
-    /// The chunks of a range of the file that begins and ends with one.
+    /// The chunks of a range of the file, aligned to chunks.
     pub(super) fn pieces(&self, range: Range<u64>) -> Option<&[ChunkRef]> {
         self.file.pieces_of(range)
     }
@@ -78,24 +78,24 @@ impl PooledCapsule {
         &self.index.nodes
     }
 
-    /// What it has besides nodes and pages.
+    /// Digests of all objects except nodes and pages.
     pub(super) fn blobs(&self) -> impl Iterator<Item = &Digest> {
         self.index.blobs.iter().map(|blob| &blob.digest)
     }
 
-    /// Whether it has an object that is no page.
+    /// Whether it has an object that is not a page.
     pub(super) fn has(&self, digest: &Digest) -> bool {
         self.nodes.contains_key(digest) || self.blobs.contains_key(digest)
     }
 
-    /// An object that is no page. Blocks.
+    /// Reads an object that is not a page. Blocks.
     pub(super) fn object(&self, digest: &Digest) -> Option<Result<Bytes, PoolError>> {
         let node = self.nodes.get(digest).map(|node| (node.at, u64::from(node.length)));
         let (at, length) = node.or_else(|| self.blobs.get(digest).map(|blob| (blob.at, blob.length)))?;
         Some(self.pool.block(self.file.read_at(at, length as usize)))
     }
 
-    /// All pages of a leaf that is in `place`, with their digests, those that `wanted` says. Blocks.
+    /// Reads the pages of the leaf in `place` whose digests are `wanted`. Blocks.
     pub(super) fn pages_of(
         &self,
         place: &NodePlace,
@@ -109,8 +109,8 @@ impl PooledCapsule {
         self.read_pages(offsets)
     }
 
-    /// The wanted pages that lie here, in their order; `leaf` knows nodes that are on this host. Without
-    /// `thorough`, pages of leaves of other capsules are not looked for. Blocks.
+    /// Reads the wanted pages that are here, in order; `leaf` looks up nodes on this host. Without
+    /// `thorough`, pages of leaves of other capsules are not searched. Blocks.
     pub(super) fn pages(
         &self,
         wants: &[PageWant],
@@ -125,7 +125,7 @@ impl PooledCapsule {
         Ok(places.into_iter().map(|place| place.and_then(|_| read.next())).collect())
     }
 
-    /// Where each wanted page is, if it is here.
+    /// Offset of each wanted page, if it is here.
     fn places(
         &self,
         want: &PageWant,
@@ -168,7 +168,7 @@ impl PooledCapsule {
         Ok(all)
     }
 
-    /// The pages at these offsets, neighbours in one read, several reads at a time.
+    /// Reads the pages at these offsets: adjacent ones in one read, several reads at a time.
     fn read_pages(&self, offsets: Vec<u64>) -> Result<Vec<Bytes>, Cause> {
         let page = PAGE_SIZE as u64;
         let mut order: Vec<usize> = (0..offsets.len()).collect();
@@ -204,5 +204,5 @@ impl PooledCapsule {
     }
 }
 
-/// Pages worth fetching when one is waited for: those of its chunk come with it.
+/// Pages to fetch when one is wanted: those of its chunk are read anyway.
 pub(super) const CLUSTER: u64 = GROUP as u64;

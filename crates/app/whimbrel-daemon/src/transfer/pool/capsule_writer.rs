@@ -1,9 +1,9 @@
-//! A capsule of this host becomes a version of a file in a pool.
+//! Capsule writer: writes a capsule of this host as a version of a file in a pool.
 //!
-//! Pages go leaf by leaf, a leaf that occurs twice once, then nodes, blobs, the index. Groups that an older
-//! version of the file has are taken over from it without being read (`older`); of the rest the pool keeps
-//! chunks that it has. So a later version of a machine costs what changed. The file appears whole when all of
-//! it is safe, or not at all.
+//! Pages are written leaf by leaf, each distinct leaf once, then nodes, blobs, the index. Groups that a
+//! previous version of the file has are reused without reading them (`previous_version`); the pool
+//! deduplicates chunks of the others. So a later version of a machine costs only its changes. The file
+//! appears when all of it is safe, or not at all.
 
 use super::{
     capsule_file::{CHUNK, CapsuleFileIndex, FileRange, GROUP, NodePlace, Trailer, groups},
@@ -20,16 +20,16 @@ use whimbrel_store::{Store, StoreError};
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a capsule was not written.
+/// Reasons why a capsule was not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CapsuleWriteError {
-    /// It cannot be read here.
+    /// The capsule cannot be read here.
     #[error("cannot read the capsule")]
     Store(#[from] StoreError),
-    /// The pool does not take it.
-    #[error("the pool does not take it")]
+    /// The pool refused or failed.
+    #[error("the pool cannot store the capsule")]
     Pool(#[source] Cause),
-    /// The user did not want it any more.
+    /// The user cancelled the push.
     #[error("cancelled")]
     Cancelled,
 }
@@ -48,13 +48,12 @@ struct Sender<'a> {
     store: &'a Store,
     file: &'a WriteFile,
     older: Option<&'a PreviousVersion<'a>>,
-    /// Bytes written.
     at: u64,
     index: CapsuleFileIndex,
     pages: u64,
 }
 
-/// A node, and where it is met first.
+/// A node, and the place of its first occurrence.
 struct Met<'a> {
     digest: Digest,
     level: u8,
@@ -62,8 +61,8 @@ struct Met<'a> {
     page: u64,
 }
 
-/// Writes a capsule that is whole here. The caller commits the file. Returns how many pages were not in the
-/// `older` version.
+/// Writes a complete capsule. The caller commits the file. Returns how many pages were not in the `older`
+/// version.
 pub(super) fn write(
     store: &Store,
     capsule: &CapsuleId,
@@ -90,7 +89,7 @@ pub(super) fn write(
         sender.put(&bytes)?;
     }
     for digest in manifest.blobs().chain([capsule.0]) {
-        // From the begin of a chunk: kernels and initial RAM disks are the same in every version.
+        // Aligned to a chunk: kernels and initial RAM disks are equal in every version.
         sender.align()?;
         let bytes = store.blob(&digest)?;
         sender.index.blobs.push(FileRange { digest, at: sender.at, length: bytes.len() as u64 });
@@ -131,7 +130,7 @@ impl Sender<'_> {
         if over > 0 { self.put(&vec![0; CHUNK - over]) } else { Ok(()) }
     }
 
-    /// The groups of a leaf; says where they begin.
+    /// Writes the groups of a leaf. Returns where they start.
     fn leaf(&mut self, met: &Met<'_>) -> Result<u64, CapsuleWriteError> {
         let leaf = Local(self.store).node(&met.digest)?;
         let begin = self.at;
@@ -141,7 +140,7 @@ impl Sender<'_> {
             None => vec![None; all.len()],
         };
         let all: Vec<(usize, Option<Vec<ChunkRef>>)> = all.into_iter().zip(known).collect();
-        // Neighbours of the image that are both there, or both not.
+        // Adjacent groups of the image that are both known, or both not.
         let together = |a: &(usize, Option<_>), b: &(usize, Option<_>)| {
             a.1.is_some() == b.1.is_some() && (a.1.is_some() || a.0 + 1 == b.0)
         };
@@ -154,7 +153,7 @@ impl Sender<'_> {
         Ok(begin)
     }
 
-    /// Groups that the older version has.
+    /// Reuses groups that the older version has.
     fn take_over(&mut self, run: &[(usize, Option<Vec<ChunkRef>>)]) -> Result<(), CapsuleWriteError> {
         let pieces: Vec<ChunkRef> =
             run.iter().filter_map(|(_, pieces)| pieces.as_ref()).flatten().copied().collect();
@@ -163,7 +162,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Groups that have to be read here, in one piece.
+    /// Reads adjacent groups from the store and writes them.
     fn read(
         &mut self,
         met: &Met<'_>,

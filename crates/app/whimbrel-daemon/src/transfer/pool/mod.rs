@@ -1,14 +1,13 @@
-//! Capsules in a checkpoint pool: pushed to it, pulled from it, and machines that run while most of their
-//! pages are there.
+//! Capsules in a pool: push, pull, and machines that run while most of their pages are in the pool.
 //!
-//! A capsule is one file of the pool (`layout`), each push of a machine a version of it, so what the pool
-//! does for files it does for machines: only new chunks travel, they are kept several times and checked, a
-//! version appears whole, policies drop old ones. The daemon is a client of the pool with the key of its
-//! host. What is missing here of a capsule is read from the pool before other hosts are asked (`fetch`);
-//! where it lies is noted (`notes`), so that the next daemon finds it too, and pinned there (`holding`), so
-//! that no policy takes it away.
+//! A capsule is one file of the pool (`capsule_file`), and each push of a machine a version of it. So
+//! machines get what files get: only new chunks are sent, chunks are replicated and checked, a version
+//! appears atomically, policies remove old ones. The daemon is a client of the pool with the key of its host.
+//! Missing objects of a capsule are read from the pool before other hosts are asked (`remote_objects`). A
+//! record names the pool of a partial capsule (`partial_records`), so that a restarted daemon finds it, and a
+//! pin there (`pins`) keeps policies from removing the version.
 //!
-//! A pool has no say about who may run a machine: what is pushed is a copy, as with `export`.
+//! A pool does not decide who may run a machine: what is pushed is a copy, as with `export`.
 
 mod capsule_file;
 mod capsule_reader;
@@ -40,25 +39,25 @@ use whimbrel_pool::{
 };
 use whimbrel_wire::Identity;
 
-/// How long a manager that is away is waited for. Whoever waits for a page asks again.
+/// How long to wait for a manager that does not answer. A reader of a page retries.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a benefactor may be silent: a machine may stand still meanwhile, and another has a copy.
+/// How long a benefactor may be silent: a machine may be blocked meanwhile, and another one has a copy.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Bytes of chunks kept for readers; the store keeps what came.
+/// Bytes of chunks cached for readers; the store keeps fetched objects.
 const CACHE: usize = 16 << 20;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The pools that this host uses, and what it needs of them.
+/// The pools that this host uses.
 pub(crate) struct Pools {
-    /// By the text of their managers.
+    /// Open pools, by the text of their managers.
     open: Mutex<HashMap<String, Pool>>,
     notes: PartialRecords,
-    /// Pools in which this host may pin versions, by name.
+    /// Pools in which this host may have pinned versions, by name.
     pinned_in: Mutex<BTreeMap<String, PoolPath>>,
-    /// Held by whoever compares notes with pins, or makes one and the other.
+    /// Locked while records and pins are compared or changed together.
     settling: Mutex<()>,
-    /// What is needed in pools may have changed.
+    /// Wakes the thread that renews pins.
     bell: Notifier,
     key: PathBuf,
     secret: PathBuf,
@@ -108,9 +107,9 @@ impl Daemon {
         Ok(open.entry(name).or_insert(pool).clone())
     }
 
-    /// Forgets where capsules were once nothing is missing here.
+    /// Removes the records of partial capsules once nothing is missing here.
     pub(crate) fn sweep_pooled(&self) -> Result<(), DaemonError> {
-        if self.store.partials().map_err(store_error("look for what is missing"))?.is_empty() {
+        if self.store.partials().map_err(store_error("list partial capsules"))?.is_empty() {
             self.pools.notes.clear();
         }
         self.pools.bell.notify();

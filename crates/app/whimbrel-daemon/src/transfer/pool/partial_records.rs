@@ -1,9 +1,9 @@
-//! Which capsules here are in part in a pool: a note for each, durable before the capsule is named here, and
-//! what is open of them.
+//! Partial records: the pool of each partial capsule here, durable before the capsule is named, and its open
+//! reader.
 //!
-//! A note goes when all of its capsule came. Until then it stays, also when the capsule itself is forgotten:
-//! another that was written over it may lack the same pages. With the last capsule that is not whole here,
-//! all of them go.
+//! A record is removed when its capsule is complete. Until then it remains, also when the capsule itself is
+//! deleted: a descendant may lack the same pages. When no capsule here is partial any more, all records are
+//! removed.
 
 use super::{capsule_reader::PooledCapsule, pool_path::PoolPath};
 use crate::core::error::DaemonError;
@@ -17,12 +17,13 @@ use std::{
 use whimbrel_core::CapsuleId;
 use whimbrel_wire::atomic_file;
 
-/// For so long a note is needed though nothing leads to its capsule yet: a machine may just be made of it.
+/// How long a new record is needed although nothing leads to its capsule yet: a machine may be about to use
+/// it.
 const NEW: Duration = Duration::from_secs(3600);
-/// Longest note that is read.
+/// Longest record that is read.
 const NOTE_MAX: u64 = 64 << 10;
 
-/// Where a capsule is.
+/// Location of a capsule in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartialRecord {
     pub(super) pool: PoolPath,
@@ -30,27 +31,27 @@ pub(super) struct PartialRecord {
     pub(super) version: u64,
 }
 
-/// A capsule that is noted.
+/// A record and its open capsule.
 pub(super) struct OpenPartial {
     pub(super) note: PartialRecord,
     open: Mutex<Option<Arc<PooledCapsule>>>,
-    /// Since when it is needed, and for what, if it was made by this daemon.
+    /// Time and subject of a record that this daemon made.
     begun: Option<(Instant, String)>,
 }
 
 impl OpenPartial {
-    /// One that is open, for what will be called `subject` here.
+    /// A new record with its open capsule, needed by `subject`.
     pub(super) fn new(note: PartialRecord, held: Arc<PooledCapsule>, subject: String) -> Self {
         Self { note, open: Mutex::new(Some(held)), begun: Some((Instant::now(), subject)) }
     }
 
-    /// What it was made for, if that was just now.
+    /// The subject of a new record.
     pub(super) fn newcomer(&self) -> Option<&str> {
         let (since, subject) = self.begun.as_ref()?;
         (since.elapsed() < NEW).then_some(subject)
     }
 
-    /// The open capsule; whoever comes while it is opened waits for that.
+    /// The open capsule; concurrent callers wait while it is opened.
     pub(super) fn held<E>(
         &self,
         open: impl FnOnce(&PartialRecord) -> Result<PooledCapsule, E>,
@@ -63,14 +64,14 @@ impl OpenPartial {
     }
 }
 
-/// All of them.
+/// All records of this host.
 pub(super) struct PartialRecords {
     dir: PathBuf,
     table: Mutex<BTreeMap<CapsuleId, Arc<OpenPartial>>>,
 }
 
 impl PartialRecords {
-    /// Reads what there is; a note that cannot be read is left alone and told of.
+    /// Reads all records; one that cannot be read is logged and skipped.
     pub(super) fn load(dir: PathBuf) -> Result<Self, DaemonError> {
         let mut table = BTreeMap::new();
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -86,7 +87,7 @@ impl PartialRecords {
                         .insert(capsule, Arc::new(OpenPartial { note, open: Mutex::default(), begun: None })),
                 ),
                 None => {
-                    tracing::warn!(path = %path.display(), "where the rest of a capsule is cannot be read")
+                    tracing::warn!(path = %path.display(), "cannot read the record of a partial capsule")
                 }
             }
         }
@@ -109,7 +110,7 @@ impl PartialRecords {
         self.table().iter().map(|(id, noted)| (*id, noted.clone())).collect()
     }
 
-    /// Notes where the rest of a capsule is.
+    /// Stores a record durably.
     pub(super) fn add(&self, capsule: CapsuleId, noted: Arc<OpenPartial>) -> Result<(), DaemonError> {
         let path = self.dir.join(capsule.to_string());
         let failed = |source| DaemonError::io("write", &path, source);
@@ -120,16 +121,16 @@ impl PartialRecords {
         Ok(())
     }
 
-    /// All of a capsule is here.
+    /// Removes the record of a complete capsule.
     pub(super) fn remove(&self, capsule: &CapsuleId) {
         if self.table().remove(capsule).is_some()
             && let Err(error) = std::fs::remove_file(self.dir.join(capsule.to_string()))
         {
-            tracing::warn!(%error, %capsule, "a note of where a capsule was is left over");
+            tracing::warn!(%error, %capsule, "cannot remove the record of a partial capsule");
         }
     }
 
-    /// Nothing is missing here any more.
+    /// Removes all records when nothing is missing here any more.
     pub(super) fn clear(&self) {
         let all: Vec<CapsuleId> = self.table().keys().copied().collect();
         all.iter().for_each(|capsule| self.remove(capsule));

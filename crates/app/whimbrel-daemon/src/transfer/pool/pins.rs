@@ -1,10 +1,10 @@
-//! Versions of pools that capsules here are in part in stay pinned there, under the names of this host and of
-//! what needs them.
+//! Pins in pools: keeps versions there that partial capsules here need.
 //!
-//! One thread compares what is needed here with what this host pins, as the pool has it, and sets that right;
-//! so nothing of it need be remembered here, and pins that a daemon before has left are let go. A version is
-//! pinned before it is noted where the rest of its capsule is. What is needed follows from refs and machines:
-//! a note that none of them leads to goes, and the pin with it.
+//! A pin is held in the names of this host and of what needs it. One thread compares what is needed here with
+//! what this host pins, as the pool has it, and corrects the difference; so no list of pins is stored here,
+//! and pins that an earlier daemon left are released. A version is pinned before the record of its partial
+//! capsule is written. What is needed follows from refs and machines: a record that none of them leads to is
+//! removed, with its pin.
 
 use super::{failed, partial_records::OpenPartial, pool_path::PoolPath};
 use crate::{
@@ -27,17 +27,16 @@ use whimbrel_pool::{
     protocol::code,
 };
 
-/// Between two times that a pin is renewed: the least that a manager may be told to believe in one is far
-/// longer.
+/// Interval of renewals; the shortest pin timeout that a manager accepts is far longer.
 const RENEWED: Duration = Duration::from_secs(600);
-/// How soon a pool that was away is asked again.
+/// Delay before a pool that was unreachable is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// A version of a pool, and who needs it.
+/// Versions of a pool and their pin holders.
 type Pins = BTreeSet<(u64, String)>;
 
 impl Daemon {
-    /// Goes on with the pins of the daemon before.
+    /// Starts the thread that renews pins, including those of the previous daemon.
     pub(crate) fn start_holding(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
         thread::spawn(move || {
@@ -48,7 +47,7 @@ impl Daemon {
         });
     }
 
-    /// Pins a version for what is called `subject` here, then notes that the rest of a capsule is there.
+    /// Pins a version for `subject`, then records the pool of a partial capsule.
     pub(super) fn pin_and_note(
         &self,
         capsule: CapsuleId,
@@ -72,8 +71,8 @@ impl Daemon {
         format!("{}/{subject}", self.name)
     }
 
-    /// Strikes notes that nothing needs, pins what is needed and lets go what is not. Whether all pools have
-    /// heard it.
+    /// Removes records that nothing needs, pins what is needed and releases other pins. Returns whether all
+    /// pools were reached.
     fn reconcile_pins(&self) -> bool {
         let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = match self.wanted_pins() {
@@ -81,7 +80,7 @@ impl Daemon {
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "it is not known what pools must keep"
+                    "cannot determine which pins are needed"
                 );
                 return false;
             }
@@ -98,14 +97,14 @@ impl Daemon {
                 Ok(()) => {}
                 Err(error) => {
                     all_said = false;
-                    tracing::debug!(error = &error as &dyn std::error::Error, "pins are not renewed yet");
+                    tracing::debug!(error = &error as &dyn std::error::Error, "cannot renew pins yet");
                 }
             }
         }
         all_said
     }
 
-    /// What has to stay in each pool, and for whom.
+    /// The versions needed in each pool, and their holders.
     fn wanted_pins(&self) -> Result<BTreeMap<String, Pins>, DaemonError> {
         let mut needed = self.needed_notes()?;
         let mut wanted: BTreeMap<String, Pins> = BTreeMap::new();
@@ -124,13 +123,13 @@ impl Daemon {
         Ok(wanted)
     }
 
-    /// The noted capsules that refs and machines lead to, with the names of those.
+    /// Recorded capsules that refs and machines lead to, with the names of those.
     fn needed_notes(&self) -> Result<BTreeMap<CapsuleId, BTreeSet<String>>, DaemonError> {
         let mut needed: BTreeMap<CapsuleId, BTreeSet<String>> = BTreeMap::new();
         if self.pools.notes.entries().is_empty() {
             return Ok(needed);
         }
-        let partial = self.store.partials().map_err(store_error("look for what is missing"))?;
+        let partial = self.store.partials().map_err(store_error("list partial capsules"))?;
         let refs = self.store.list_refs().map_err(store_error("read the refs"))?;
         let name_of = |name: &str| history::machine_in(name).unwrap_or(name).to_owned();
         let mut roots: Vec<(String, CapsuleId)> =
@@ -147,8 +146,8 @@ impl Daemon {
         Ok(needed)
     }
 
-    /// The noted capsules that a partial one may lack pages of: the nearest among its ancestors. If those are
-    /// not all known, any.
+    /// Recorded capsules of which a partial one may lack pages: the nearest among its ancestors. If not all
+    /// of those are known, all recorded ones.
     fn notes_under(&self, root: CapsuleId) -> Vec<CapsuleId> {
         let (mut open, mut seen, mut found) = (vec![root], BTreeSet::new(), Vec::new());
         while let Some(capsule) = open.pop() {
@@ -168,12 +167,12 @@ impl Daemon {
     }
 }
 
-/// Says to a pool what this host needs there.
+/// Pins the needed versions in a pool and releases all others of this host.
 async fn reconcile(pool: &Pool, wanted: &Pins) -> Result<(), PoolError> {
     for (version, holder) in wanted {
         match pool.hold(*version, holder).await {
             Err(error) if error.code() == Some(code::NOT_FOUND) => {
-                tracing::error!(version, holder, "a pool has no longer what a machine here lives from");
+                tracing::error!(version, holder, "a pool no longer has a version that a machine here needs");
             }
             held => drop(held?),
         }

@@ -1,4 +1,5 @@
-//! Where in which pool: `MANAGER[,MANAGER…][/FOLDER]`, a manager as `whimbrel pool manager` prints it.
+//! Pool path: a folder of a pool, as `MANAGER[,MANAGER…][/FOLDER]` with managers as `whimbrel pool manager`
+//! prints them.
 
 use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize};
@@ -11,9 +12,9 @@ const FOLDER_MAX: usize = 1024;
 /// A folder of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolPath {
-    /// Its managers; any of them.
+    /// Managers of the pool; one is enough.
     pub(super) managers: Vec<ManagerAddress>,
-    /// From the root, without a slash at either end.
+    /// Path from the root, without a slash at either end.
     pub(super) folder: String,
 }
 
@@ -24,7 +25,7 @@ impl FromStr for PoolPath {
         let mut managers = Vec::new();
         let mut rest = text;
         loop {
-            // Behind the address comes a key, behind that another manager, a folder or nothing.
+            // After the address comes a key, then another manager, a folder or nothing.
             let key = rest.find('/').map_or(rest.len(), |slash| slash + 1);
             let end = rest[key..].find(['/', ',']).map_or(rest.len(), |end| key + end);
             let manager = rest[..end].parse().map_err(|error| DaemonError::invalid(format!("{error}")))?;
@@ -37,7 +38,7 @@ impl FromStr for PoolPath {
         let folder = rest.trim_matches('/').to_owned();
         let odd = |part: &str| part.is_empty() || part == "." || part == ".." || part == ".versions";
         if folder.len() > FOLDER_MAX || (!folder.is_empty() && folder.split('/').any(odd)) {
-            return Err(DaemonError::invalid(format!("{folder:?} is no folder of a pool")));
+            return Err(DaemonError::invalid(format!("{folder:?} is not a valid folder of a pool")));
         }
         Ok(Self { managers, folder })
     }

@@ -1,10 +1,8 @@
-//! What an older version of a capsule's file has of a newer capsule: groups of pages that are neither read
-//! here nor sent again.
+//! Previous version of a capsule's file: finds groups of pages that need not be read here or sent again.
 //!
 //! Leaves of the new capsule are compared with those of the old one: the same leaf anywhere, or the one at
-//! the same place of the image with the same name. Where a group of the old file lies is believed as its
-//! index says it; whoever can write to the folder could spoil what is there anyway, and whoever reads
-//! compares digests.
+//! the same place of the image with the same name. The index of the old file is trusted: whoever can write to
+//! the folder could damage its files anyway, and readers compare digests.
 
 use super::{
     capsule_file::{CHUNK, GROUP, groups, page_at},
@@ -21,16 +19,16 @@ use whimbrel_store::Store;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An older version that was looked through.
+/// A previous version whose leaves are known.
 pub(super) struct PreviousVersion<'a> {
     nodes: OldNodes<'a>,
-    /// By the name of the image and the first page.
+    /// Leaves by the name of the image and the first page.
     leaves: HashMap<(String, u64), Digest>,
-    /// What is taken over has to be sealed as what is written now.
+    /// Whether new chunks are encrypted; reused chunks must be as well.
     sealed: bool,
 }
 
-/// Nodes of the old capsule: here, or in its file.
+/// Nodes of the old capsule, from the store or its file.
 struct OldNodes<'a> {
     held: &'a PooledCapsule,
     store: &'a Store,
@@ -49,11 +47,11 @@ impl Nodes for OldNodes<'_> {
 }
 
 impl<'a> PreviousVersion<'a> {
-    /// Looks through an open version of the file; nothing is taken over from one that cannot be read. Blocks.
+    /// Reads an open version of the file; an unreadable one is not used. Blocks.
     pub(super) fn of(held: &'a PooledCapsule, store: &'a Store, sealed: bool) -> Option<Self> {
         let read = Self::read(held, store, sealed);
         let unread = |error: &Cause| {
-            tracing::debug!(error = &**error as &dyn std::error::Error, "the version before cannot be read");
+            tracing::debug!(error = &**error as &dyn std::error::Error, "cannot read the previous version");
         };
         read.inspect_err(unread).ok()
     }
@@ -74,7 +72,8 @@ impl<'a> PreviousVersion<'a> {
         Ok(Self { nodes, leaves, sealed })
     }
 
-    /// The chunks of each group of a leaf that begins at `page` of `image`, where the old version has them.
+    /// For each group of a leaf that starts at `page` of `image`, its chunks in the old version, if it has
+    /// them.
     pub(super) fn groups(
         &self,
         image: &str,
@@ -106,7 +105,7 @@ impl<'a> PreviousVersion<'a> {
 }
 
 impl PooledCapsule {
-    /// An object that is no page, compared with its digest. Blocks.
+    /// Reads an object that is not a page, and checks its digest. Blocks.
     fn checked(&self, digest: &Digest) -> Result<bytes::Bytes, Cause> {
         let wrong = || io::Error::from(io::ErrorKind::InvalidData);
         let bytes = self.object(digest).ok_or_else(wrong)??;

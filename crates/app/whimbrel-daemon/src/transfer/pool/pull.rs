@@ -1,5 +1,4 @@
-//! Capsules of a pool to this host: found, described so that machines may be made of them, brought as a
-//! whole.
+//! Pull from a pool: finds a capsule, fetches its manifest so that machines can start from it, or all of it.
 
 use super::{
     capsule_file::NodePlace,
@@ -31,12 +30,12 @@ use whimbrel_store::Expected;
 struct Found {
     note: PartialRecord,
     held: Arc<PooledCapsule>,
-    /// The name of its file.
+    /// Name of its file.
     name: RefName,
 }
 
 impl Daemon {
-    /// Finds the capsule that is meant in a folder of a pool.
+    /// Finds a capsule in a folder of a pool.
     fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<Found, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {
@@ -47,7 +46,7 @@ impl Daemon {
                 (name, Some(crate::now_ms().saturating_sub(past.ago_ms)))
             }
             CapsuleRef::Id(_) => {
-                return Err(DaemonError::invalid("in a pool a capsule is found by the name of its file"));
+                return Err(DaemonError::invalid("a capsule in a pool is named by its file, not by its id"));
             }
         };
         let nothing = || DaemonError::NotFound { what: "capsule", name: format!("{place}/{name}") };
@@ -56,7 +55,7 @@ impl Daemon {
             let Some(until) = until else { return Ok(Some(file.version)) };
             let versions = pool.versions(file.id).await?;
             let until = i64::try_from(until).unwrap_or(i64::MAX);
-            // When it was taken, not when it came here: what is followed may come late.
+            // Ordered by the time of the capsule, not of the upload, which may be late.
             let time = |version: &VersionInfo| match version.modified {
                 0 => version.created / 1_000_000,
                 taken => taken / 1_000_000,
@@ -73,7 +72,7 @@ impl Daemon {
         Ok(Found { note: PartialRecord { pool: place.clone(), version }, held, name })
     }
 
-    /// Brings a capsule here from a pool.
+    /// Starts the operation that pulls a capsule from a pool.
     pub(crate) fn pull_from_pool(
         self: &Arc<Self>,
         place: &str,
@@ -84,7 +83,7 @@ impl Daemon {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         Ok(self.operations().start(OperationKind::Pull, subject, move |reporter| {
             let begun = Instant::now();
-            reporter.progress("looking for it", Unit::Items, 0, None);
+            reporter.progress("searching", Unit::Items, 0, None);
             let found = host.find_in_pool(&place, &request.capsule)?;
             let called = request.tag.as_ref().unwrap_or(&found.name).to_string();
             let (capsule, _) = host.describe_pooled(&found, Some(called), |manifest| {
@@ -103,7 +102,7 @@ impl Daemon {
         }))
     }
 
-    /// What a capsule from a pool is called here.
+    /// Names of a pulled capsule here.
     fn name_here(
         &self,
         found: &Found,
@@ -113,7 +112,7 @@ impl Daemon {
         let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, manifest));
         if !self.may_point(&name, &found.held.capsule()) {
             return Err(DaemonError::invalid(format!(
-                "{} is a machine of this host: say with --tag what the capsule is to be called here",
+                "{} is a machine of this host: use --tag to give the capsule another name here",
                 refs::known_as(&name)
             )));
         }
@@ -132,8 +131,8 @@ impl Daemon {
         self.describe_pooled(&found, called, |manifest| Ok(vec![own_name(&found.name, manifest)]))
     }
 
-    /// Fetches what describes a capsule, and names it here; what needs it will be `called` so, or as its
-    /// machine was.
+    /// Fetches the manifest of a capsule and what a resume needs, and names it here. Its pin is for `called`,
+    /// or for its machine's name.
     fn describe_pooled(
         &self,
         found: &Found,
@@ -141,9 +140,9 @@ impl Daemon {
         names: impl FnOnce(&Manifest) -> Result<Vec<RefName>, DaemonError>,
     ) -> Result<(CapsuleId, Manifest), DaemonError> {
         let (capsule, held) = (found.held.capsule(), &found.held);
-        let was_whole = self.store.is_complete(&capsule).map_err(store_error("look for the capsule"))?;
+        let was_whole = self.store.is_complete(&capsule).map_err(store_error("look up the capsule"))?;
         if !was_whole {
-            self.store.expect_partial(&capsule).map_err(store_error("make room for the capsule"))?;
+            self.store.expect_partial(&capsule).map_err(store_error("prepare the capsule"))?;
         }
         let place = &found.note.pool;
         self.fetch_object(place, held, Kind::Manifest, &capsule.0)?;
@@ -164,8 +163,7 @@ impl Daemon {
         Ok((capsule, manifest))
     }
 
-    /// Fetches what pools have of a capsule, and of those that it was written over: it may lack the same
-    /// pages.
+    /// Fetches what pools have of a capsule and of its ancestors, of which it may lack pages.
     pub(crate) fn fetch_from_pools(
         &self,
         capsule: CapsuleId,
@@ -179,13 +177,12 @@ impl Daemon {
         if !brought.is_empty()
             && let Err(error) = self.store.complete(&capsule)
         {
-            tracing::debug!(%capsule, error = &error as &dyn std::error::Error, "the rest is not in a pool");
+            tracing::debug!(%capsule, error = &error as &dyn std::error::Error, "a capsule is still partial after fetching from pools");
         }
         Ok(())
     }
 
-    /// Fetches all of a capsule that is in part in a pool; `progress` hears of bytes. Returns bytes and pages
-    /// that came.
+    /// Fetches all of a partial capsule; `progress` gets bytes. Returns the bytes and pages fetched.
     fn fetch_pooled(
         &self,
         capsule: CapsuleId,
@@ -199,11 +196,11 @@ impl Daemon {
             (bytes, pages) = (bytes + came * PAGE_SIZE as u64, pages + came);
             let whole = (bytes + 1) * held.nodes().len() as u64 / (at as u64 + 1);
             if progress(bytes, whole.max(bytes)).is_break() {
-                let left = "what came is kept; call it again to go on".to_owned();
+                let left = "fetched objects are kept; pull again to continue".to_owned();
                 return Err(DaemonError::Cancelled { left });
             }
         }
-        // They came when it was named here, and may have gone with its name.
+        // Fetched when the capsule was named here, but perhaps garbage-collected with its name.
         for blob in held.blobs() {
             let kind = if *blob == capsule.0 { Kind::Manifest } else { Kind::Blob };
             self.fetch_object(&noted.note.pool, &held, kind, blob)?;
@@ -229,12 +226,12 @@ impl Daemon {
         let nothing = || DaemonError::NotFound { what, name: digest.to_string() };
         let object = held.object(digest).ok_or_else(nothing)?;
         let object = object.map_err(|error| failed(pool)(error.into()))?;
-        // Under the digest that is computed here: another than was asked for is missed later.
+        // Stored under the digest computed here: with a wrong object, the requested one is still missing.
         let kept = self.store.shadow_writer().store(kind, &[&object[..]]);
-        kept.map_err(store_error("keep what came"))
+        kept.map_err(store_error("store the objects"))
     }
 
-    /// Fetches a node and, if it is a leaf, those of its pages that are not here; returns how many came.
+    /// Fetches a node and, if it is a leaf, its missing pages. Returns how many pages were fetched.
     fn fetch_node(
         &self,
         pool: &PoolPath,
@@ -247,16 +244,16 @@ impl Daemon {
         }
         let failed = failed(pool);
         let leaf = self.node_here(&place.digest);
-        let leaf = leaf.ok_or_else(|| failed("a node is not what it should be".into()))?;
+        let leaf = leaf.ok_or_else(|| failed("a node is damaged".into()))?;
         let missing = |digest: &Digest| self.store.has(&[*digest]) != [true];
         let pages = held.pages_of(place, &leaf, missing).map_err(failed)?;
         let all: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
         let kept = self.store.shadow_writer().store(Kind::Pages, &all);
-        kept.map(|()| all.len() as u64).map_err(store_error("keep what came"))
+        kept.map(|()| all.len() as u64).map_err(store_error("store the objects"))
     }
 }
 
-/// The ref for a capsule of this name: that of its machine's newest capsule, if it has the machine's name.
+/// The ref for a capsule of this name: its machine's newest, if it has the machine's name.
 fn own_name(name: &RefName, manifest: &Manifest) -> RefName {
     let machine = refs::machine_of(manifest).ok().filter(|machine| machine.as_str() == name.as_str());
     machine.map_or_else(|| name.clone(), |machine| refs::of_machine(&machine))

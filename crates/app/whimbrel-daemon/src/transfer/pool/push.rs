@@ -1,4 +1,5 @@
-//! Capsules of this host into a pool: where the file is, whether it is there already, what it cost.
+//! Push to a pool: finds the file, checks whether the capsule is there already, writes it, and counts the
+//! bytes.
 
 use super::{
     capsule_file,
@@ -28,7 +29,7 @@ use whimbrel_pool::{
     protocol::{NewNode, Node as File, code},
 };
 
-/// How far a transfer is.
+/// Progress of a push.
 pub(crate) struct PushProgress {
     stage: &'static str,
     unit: Unit,
@@ -42,20 +43,20 @@ impl PushProgress {
     }
 }
 
-/// Hears how far a transfer is, and says whether to go on.
+/// Receives the progress of a push, and decides whether to continue.
 pub(crate) type Tell<'a> = dyn FnMut(PushProgress) -> ControlFlow<()> + 'a;
 
-/// When a capsule does not become a version of a file, since it is one.
+/// Condition under which a capsule that is a version of the file already is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SkipIf {
-    /// The newest: an older one that is pushed again becomes the newest.
+    /// The capsule is the newest version: an older one that is pushed again becomes the newest.
     Newest,
-    /// Any.
+    /// The capsule is any version of the file.
     Any,
 }
 
 impl Daemon {
-    /// Copies a capsule into a pool.
+    /// Starts the operation that copies a capsule to a pool.
     pub(crate) fn push_to_pool(
         self: &Arc<Self>,
         place: &str,
@@ -63,14 +64,14 @@ impl Daemon {
     ) -> Result<Operation, DaemonError> {
         let place: PoolPath = place.parse()?;
         if request.host.is_some() {
-            return Err(DaemonError::invalid("either to a host or to a pool"));
+            return Err(DaemonError::invalid("a push goes either to a host or to a pool"));
         }
         if request.follow || request.unfollow {
             return self.start_upload(&request.subject, request.follow.then_some(UploadTarget::Pool(place)));
         }
         let (capsule, manifest) = self.find(&request.subject)?;
         if self.is_partial(&capsule) {
-            return Err(DaemonError::invalid("the capsule is here in part only: pull all of it first"));
+            return Err(DaemonError::invalid("the capsule is only partial here: pull all of it first"));
         }
         let name = name_in_pool(&request.subject, &capsule, &manifest);
         let (host, subject) = (self.clone(), request.subject.to_string());
@@ -88,7 +89,7 @@ impl Daemon {
         }))
     }
 
-    /// Makes a capsule the newest version of a file; bytes that travelled, and pages that the version before
+    /// Makes a capsule the newest version of a file. Returns bytes sent, and pages that the previous version
     /// lacks.
     pub(crate) fn send_to_pool(
         &self,
@@ -98,9 +99,9 @@ impl Daemon {
         unless: SkipIf,
         tell: &mut Tell<'_>,
     ) -> Result<(u64, u64), DaemonError> {
-        let _ = tell(PushProgress::stage("looking what is there"));
+        let _ = tell(PushProgress::stage("checking the pool"));
         let pool = self.pool(place)?;
-        let _pin = self.store.pin(&capsule).map_err(store_error("keep the capsule"))?;
+        let _pin = self.store.pin(&capsule).map_err(store_error("pin the capsule"))?;
         let ours = |error: PoolError| failed(place)(error.into());
         let folder = pool.block(make_folders(&pool, &place.folder)).map_err(ours)?;
         let there = pool.block(child(&pool, folder, name)).map_err(ours)?;
@@ -122,19 +123,19 @@ impl Daemon {
             tell(PushProgress { stage: "sending", unit: Unit::Bytes, done, whole: Some(whole) })
         });
         let pages = written.inspect_err(|_| file.abandon()).map_err(|error| not_sent(place, error))?;
-        let _ = tell(PushProgress::stage("waiting until all of it is safe"));
+        let _ = tell(PushProgress::stage("waiting until all chunks are safe"));
         let node = file.commit().map_err(ours)?;
         Ok((sent_for(&pool, node).map_err(ours)?, pages))
     }
 }
 
-/// What travelled for the newest version of a file.
+/// Bytes sent for the newest version of a file.
 fn sent_for(pool: &Pool, file: Option<File>) -> Result<u64, PoolError> {
     let versions = file.map(|file| pool.block(pool.versions(file.id))).transpose()?;
     Ok(versions.and_then(|versions| versions.first().map(|version| version.sent)).unwrap_or(0))
 }
 
-/// Whether a capsule of this time is the newest version of a file, or any.
+/// Whether a capsule of this time is the newest version of a file, or any version.
 fn is_version(
     pool: &Pool,
     file: &File,
@@ -155,14 +156,14 @@ fn not_sent(place: &PoolPath, error: CapsuleWriteError) -> DaemonError {
     match error {
         CapsuleWriteError::Store(error) => store_error("read the capsule")(error),
         CapsuleWriteError::Cancelled => {
-            DaemonError::Cancelled { left: "nothing is seen of it in the pool".into() }
+            DaemonError::Cancelled { left: "the pool shows no part of it".into() }
         }
         error @ CapsuleWriteError::Pool(_) => failed(place)(error.into()),
     }
 }
 
-/// The name of a capsule's file: that of the machine or tag; of one that was named otherwise, the machine and
-/// the id's begin.
+/// Name of a capsule's file: that of the machine or tag; for a capsule named otherwise, the machine and the
+/// short id.
 fn name_in_pool(subject: &CapsuleRef, capsule: &CapsuleId, manifest: &Manifest) -> String {
     match subject {
         CapsuleRef::Name(name) => refs::known_as(name).to_owned(),
@@ -175,7 +176,7 @@ fn name_in_pool(subject: &CapsuleRef, capsule: &CapsuleId, manifest: &Manifest) 
 }
 
 fn make(parent: u64, name: &str, folder: bool) -> NewNode {
-    // Memory of machines: for nobody but their owner.
+    // Memory of machines is private to its owner.
     let mode = if folder { 0o700 } else { 0o600 };
     NewNode { parent, name: name.to_owned(), folder, mode, uid: 0, gid: 0 }
 }
@@ -187,14 +188,14 @@ async fn child(pool: &Pool, folder: u64, name: &str) -> Result<Option<File>, Poo
     }
 }
 
-/// The folder at a path, made where it is missing.
+/// Finds the folder of a path, and creates missing folders.
 async fn make_folders(pool: &Pool, path: &str) -> Result<u64, PoolError> {
     let mut folder = pool.find("").await?.id;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         folder = match child(pool, folder, name).await? {
             Some(found) => found.id,
             None => match pool.make(&make(folder, name, true)).await {
-                // Somebody was faster.
+                // Another client has created it.
                 Err(error) if error.code() == Some(code::EXISTS) => pool.lookup(folder, name).await?.id,
                 made => made?.id,
             },

@@ -1,8 +1,8 @@
-//! What a machine here lacks and a pool has: the part of the pools in the store's `Elsewhere`.
+//! Remote objects in pools: fetches objects that the store lacks from pools.
 //!
-//! All capsules that are in part in a pool are looked through; there are few, and their indexes are in memory
-//! once they were needed. What cannot be read now is left to other hosts, and said if those have it neither:
-//! the reader waits and asks again.
+//! All recorded partial capsules are searched; there are few, and their indexes are in memory once they were
+//! needed. What cannot be read now is requested from other hosts. If those do not have it either, the error
+//! is reported: the reader waits and retries.
 
 use super::{
     capsule_reader::{CLUSTER, PooledCapsule},
@@ -14,14 +14,14 @@ use whimbrel_core::Digest;
 use whimbrel_image::Node;
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjectsError};
 
-/// What was found, in the order of what was wanted, and why not more.
+/// Objects found, in the order of the request, and the error if a pool was unreachable.
 pub(crate) struct PoolObjects {
     pub(crate) found: Vec<Option<Vec<u8>>>,
     pub(crate) away: Option<RemoteObjectsError>,
 }
 
 impl Daemon {
-    /// The open capsule of a note.
+    /// Opens the capsule of a record.
     pub(super) fn held(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
         noted.held(|note| {
             let pool = self.pool(&note.pool)?;
@@ -34,12 +34,12 @@ impl Daemon {
         Node::decode(&self.store.blob(digest).ok()?).ok()
     }
 
-    /// Pages worth fetching when one is waited for, if pools have pages of machines here.
+    /// Number of pages to fetch when one is wanted, if pools have pages of machines here.
     pub(crate) fn pooled_cluster(&self) -> Option<u64> {
         (!self.pools.notes.all().is_empty()).then_some(CLUSTER)
     }
 
-    /// Objects that are no pages.
+    /// Fetches objects that are not pages.
     pub(crate) fn objects_from_pools(&self, wants: &[ObjectWant]) -> PoolObjects {
         let mut from = PoolObjects { found: vec![None; wants.len()], away: None };
         for noted in self.pools.notes.all() {
@@ -66,7 +66,7 @@ impl Daemon {
         from
     }
 
-    /// Pages: want by want, slots ascending. The capsules that have the leaves are asked first.
+    /// Fetches pages, in ascending order within each want. Capsules that have the leaves are asked first.
     pub(crate) fn pages_from_pools(&self, wants: &[PageWant]) -> PoolObjects {
         let digests: Vec<Digest> = wants.iter().flat_map(|want| &want.digests).copied().collect();
         let mut from = PoolObjects { found: vec![None; digests.len()], away: None };
@@ -95,7 +95,7 @@ impl Daemon {
 
 impl PoolObjects {
     fn is_away(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
-        tracing::debug!(error = &*source as &dyn std::error::Error, "a pool does not give what it has");
+        tracing::debug!(error = &*source as &dyn std::error::Error, "cannot read from a pool");
         self.away = Some(RemoteObjectsError { source, retryable: true });
     }
 }

@@ -1,8 +1,8 @@
-//! What becomes of any state once nothing breaks any more.
+//! Healing of the handover model: the outcome of any state once nothing fails any more.
 //!
-//! Whatever was under way is lost, connections end and both sides notice, daemons that are down come back
-//! unless their host is lost. Then only what is said again counts: commits and aborts, which are repeated
-//! until they are answered.
+//! Messages in flight are lost, connections end and both sides notice, daemons that are down restart unless
+//! their host is lost. Then only repeated messages count: commits and aborts, which are repeated until they
+//! are answered.
 
 use super::{
     ATTEMPTS, Rules, Wire, World,
@@ -10,7 +10,7 @@ use super::{
 };
 use whimbrel_migrate::handover::{Source, SourceEvent, TargetEvent, TargetRecord};
 
-/// Whether the world settles with one owner of the machine and nothing that waits in vain.
+/// Whether the world ends with one owner of the machine and nothing that waits in vain.
 pub(crate) fn ends_well(rules: &Rules, world: &World) -> bool {
     let healed = heal(rules, world);
     let (source, target) = (&healed.source, &healed.target);
@@ -66,7 +66,7 @@ fn heal(rules: &Rules, world: &World) -> World {
     now
 }
 
-/// The source says again what was not answered, and the target answers.
+/// Repeats the messages of the source that were not answered, and lets the target answer.
 fn ask_again(now: &mut World, rules: &Rules, attempt: usize) {
     let unanswered = match now.source.minds[attempt] {
         Some(Source::Committed) => true,

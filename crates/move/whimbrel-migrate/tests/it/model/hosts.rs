@@ -1,5 +1,5 @@
-//! The two hosts: what each has in memory, on its disk and in its processes, and how the actions of the rules
-//! change it.
+//! Hosts of the handover model: the memory, disk and processes of each, and the effects of the actions on
+//! them.
 
 use super::{ATTEMPTS, Rules, Wire, World};
 use whimbrel_migrate::handover::{
@@ -10,9 +10,9 @@ use whimbrel_migrate::handover::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Power {
     Up,
-    /// No daemon runs.
+    /// The daemon does not run.
     Down,
-    /// Nor ever will.
+    /// The host never comes back.
     Lost,
 }
 
@@ -20,9 +20,9 @@ pub(crate) enum Power {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Disk<Record> {
     Nothing,
-    /// This host's, never moved.
+    /// The machine belongs to this host and was never migrated.
     Ours,
-    /// About this attempt.
+    /// Record of this attempt.
     By(usize, Record),
 }
 
@@ -48,12 +48,12 @@ pub(crate) enum Slot {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SourceHost {
     pub(crate) power: Power,
-    /// What the daemon thinks of each attempt.
+    /// Daemon's state of each attempt.
     pub(crate) minds: [Option<Source>; ATTEMPTS],
     pub(crate) begun: usize,
     /// Only `By(_, HandedOver)`, `Ours` and `Nothing`.
     pub(crate) disk: Disk<SourceRecord>,
-    /// The durable notes of what was begun.
+    /// Durable records of the attempts that have begun.
     pub(crate) noted: [bool; ATTEMPTS],
     pub(crate) qemu: Qemu,
 }
@@ -63,7 +63,7 @@ pub(crate) struct TargetHost {
     pub(crate) power: Power,
     pub(crate) minds: [Option<Target>; ATTEMPTS],
     pub(crate) disk: Disk<TargetRecord>,
-    /// Whether disks and record suffice to go on without the QEMU.
+    /// Whether disks and record suffice to run the machine without the QEMU.
     pub(crate) whole: bool,
     pub(crate) slot: Slot,
 }
@@ -116,10 +116,10 @@ impl TargetHost {
     }
 }
 
-/// One thing that happens whole or not at all.
+/// Effect that happens entirely or not at all.
 type Effect<'a> = &'a dyn Fn(&mut World);
 
-/// Lets effects happen until the daemon dies; answers whether it lives.
+/// Runs effects until the daemon dies; returns whether it lives.
 fn run(world: &mut World, effects: &[Effect<'_>], left: &mut Option<usize>) -> bool {
     for effect in effects {
         match left {
@@ -227,7 +227,7 @@ impl World {
                 }
                 self.target_does(attempt, (rules.target)(state, event), cut);
             }
-            // Giving up what was never heard of is no error, but its offer may still be on its way.
+            // Aborting an unknown handover is no error, but its offer may still arrive.
             (None, TargetEvent::Abort) => {
                 self.target_does(attempt, Target::forget_unheard(), cut);
             }
@@ -290,7 +290,7 @@ impl World {
     pub(crate) fn target_restarts(&mut self, rules: &Rules) {
         self.target.power = Power::Up;
         let Disk::By(attempt, record) = self.target.disk else {
-            // A slot that no record owns is swept.
+            // A runtime directory that no record owns is removed.
             self.target.slot = Slot::None;
             return;
         };
@@ -328,7 +328,7 @@ impl TargetHost {
         }
     }
 
-    /// One whose QEMU has ended is this host's all the same, as one that crashed.
+    /// A machine whose QEMU has ended belongs to this host all the same, as one that crashed.
     fn start(&mut self) {
         if self.slot != Slot::None {
             self.slot = Slot::Running;

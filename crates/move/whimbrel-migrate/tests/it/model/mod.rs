@@ -1,4 +1,4 @@
-//! The world of the handover: hosts, disks, QEMUs, a network, and the faults of all of them.
+//! Model of the handover: hosts, disks, QEMUs, a network, and the faults of all of them.
 
 mod heal;
 mod hosts;
@@ -10,13 +10,13 @@ use whimbrel_migrate::handover::{
     Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent, TargetRecord, Waiting,
 };
 
-/// How often the user tries to move the machine.
+/// Number of times the user migrates the machine.
 pub(crate) const ATTEMPTS: usize = 2;
 
 /// A property of a state.
 type Holds = fn(&Handover, &World) -> bool;
 
-/// What holds in every state that can be reached.
+/// Properties of every state that can be reached.
 pub(crate) const PROPERTIES: [(&str, Holds); 7] = [
     ("at most one side runs", |_, w| !(w.source.qemu == Qemu::Running && w.target.slot == Slot::Running)),
     ("the source never runs again after the commit", |_, w| {
@@ -44,7 +44,7 @@ pub(crate) struct Rules {
     pub(crate) target: fn(Target, TargetEvent) -> (Target, &'static [TargetAction]),
     pub(crate) source_recovered: fn(SourceRecord) -> (Source, &'static [SourceAction]),
     pub(crate) target_recovered: fn(TargetRecord, Waiting) -> (Target, &'static [TargetAction]),
-    /// Whether what was begun is noted durably.
+    /// Whether the start of a handover is recorded durably.
     pub(crate) keep_notes: bool,
     /// Whether a target refuses an offer whose handover it has seen the end of.
     pub(crate) refuse_ended: bool,
@@ -63,7 +63,7 @@ impl Default for Rules {
     }
 }
 
-/// Everything there is.
+/// State of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) source: SourceHost,
@@ -71,25 +71,25 @@ pub(crate) struct World {
     pub(crate) wires: [Wire; ATTEMPTS],
 }
 
-/// The messages of one attempt. What was sent stays deliverable: lost is what is never delivered, repeated
-/// what is delivered again, late what is delivered after younger ones.
+/// Messages of one attempt. A message that was sent stays deliverable: a lost one is never delivered, a
+/// repeated one again, a late one after younger ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Wire {
-    /// On the connection of the pages: it ends for each side when that side notices.
+    /// Messages on the connection of the pages, which ends for each side when that side notices.
     pub(crate) open_at_source: bool,
     pub(crate) open_at_target: bool,
     pub(crate) offer: bool,
     pub(crate) accepted: bool,
     pub(crate) last: bool,
     pub(crate) ready: bool,
-    /// Over any connection, at any time.
+    /// Messages over any connection, at any time.
     pub(crate) commit: bool,
     pub(crate) runs: bool,
     pub(crate) abort: bool,
     pub(crate) forgot: bool,
 }
 
-/// What may happen next. `cut` is the number of effects after which the daemon dies.
+/// Step of the model. `cut` is the number of effects after which the daemon dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Begin { cut: Option<usize> },
@@ -108,7 +108,7 @@ pub(crate) enum Step {
     TargetQemuDies,
 }
 
-/// The model.
+/// Model of the handover for the checker.
 #[derive(Clone)]
 pub(crate) struct Handover {
     pub(crate) rules: Rules,

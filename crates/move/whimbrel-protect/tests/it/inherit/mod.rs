@@ -37,7 +37,7 @@ const FAULTS: u8 = 1;
 enum Action {
     Tick,
     Send(Message),
-    /// It stays under way, so that it may come again, until it is lost.
+    /// The message stays in flight, so that it may arrive again, until it is lost.
     Deliver(Message),
     Lose(Message),
     Pause,

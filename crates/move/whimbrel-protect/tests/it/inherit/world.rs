@@ -87,7 +87,7 @@ pub(crate) enum Message {
 pub(crate) struct Broken {
     /// The source is the witness before it has committed.
     pub(crate) decides_early: bool,
-    /// It commits before the third host has the state of the pause.
+    /// The source commits before the backup host has the state of the pause.
     pub(crate) commits_early: bool,
     /// The heir's output leaves when its epoch is cut.
     pub(crate) lets_out_early: bool,
@@ -395,7 +395,7 @@ impl World {
                 world.pages_are_lost(broken);
             }
             if world.is_up(Host::Third) {
-                // Who is asked in vain is asked again later.
+                // A witness that was not reached is asked again later.
                 world.standby.witness_said(None, world.now());
                 world.standby.tick(world.has.is_some(), world.now());
             }

@@ -1,4 +1,4 @@
-//! What a standby fills: memory and a disk that are nothing but bytes.
+//! Test memory of a standby: a machine's memory and disk as plain bytes.
 
 use std::sync::{Arc, Mutex};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};

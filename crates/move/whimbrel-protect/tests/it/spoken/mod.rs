@@ -1,12 +1,12 @@
-//! What members of a protection say to each other, as numbers: a state of a model must be hashed and ordered,
-//! which those types are not.
+//! Messages of a protection as numbers: a model's state must be hashed and ordered, which those types are
+//! not.
 
 use whimbrel_protect::{
     lease::{WitnessQuery, WitnessReply},
     protocol::{HeartbeatReply, StandbyOutcome},
 };
 
-/// Who would take the machine over asks for it.
+/// The standby's query to take over.
 pub(crate) const TAKE: WitnessQuery = WitnessQuery::TakeOver { yielded: false };
 
 const VERDICTS: [WitnessReply; 5] =

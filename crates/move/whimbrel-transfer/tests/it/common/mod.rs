@@ -1,4 +1,4 @@
-//! Two stores, capsules in them, and links between that fail where they are told to.
+//! Test setup: two stores, capsules in them, and links between them that fail on demand.
 #![allow(dead_code)] // Each test file uses its own part of it.
 
 use std::{
@@ -277,7 +277,7 @@ pub(crate) fn get(
     pull(to, sources, capsule, &["it".parse().unwrap()], options)
 }
 
-/// The same, without patience and without a name: what a process does that is killed soon.
+/// Pulls without waiting for holders and without a ref, as a process does that is killed soon.
 pub(crate) fn try_get(
     to: &Store,
     sources: &Holders,

@@ -1,9 +1,9 @@
-//! How this host shows itself to an etcd: files in the folder `etcd` of its data, which its owner puts there.
+//! Credentials of this host for an etcd witness: files in the folder `etcd` of its data directory.
 //!
-//! `ca.pem`: every etcd is spoken to by TLS 1.3 and must have a certificate of this authority for the name or
-//! address it is known by. `client.pem` and `client.key`: what this host shows then. `user`: a name, a colon
-//! and a password in one line. What is not there is not used; what is there and no good is an error, and
-//! nothing is said to any etcd: never less than what was asked for.
+//! `ca.pem`: connections use TLS 1.3, and every etcd must have a certificate of this authority for its name
+//! or address. `client.pem` and `client.key`: the certificate of this host. `user`: a name, a colon and a
+//! password in one line. An absent file is not used. An invalid file is an error, and no etcd is contacted:
+//! the connection is never less secure than configured.
 
 use std::{fs, io, path::Path, sync::Arc};
 use tokio_rustls::{
@@ -14,45 +14,45 @@ use tokio_rustls::{
     },
 };
 
-/// Longest file that is read.
+/// Largest file that is read.
 const FILE_MAX: u64 = 1 << 20;
 
-/// A file cannot be used.
+/// Errors of a credentials file.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::protect) enum CredentialsError {
-    /// It cannot be read.
+    /// A file cannot be read.
     #[error("cannot read etcd/{file}")]
     Read {
         file: &'static str,
         #[source]
         source: io::Error,
     },
-    /// It holds no certificates, or no key.
-    #[error("etcd/{file} has not what it should have in PEM form")]
+    /// A file holds no certificates, or no key.
+    #[error("etcd/{file} has no certificate or key in PEM form")]
     Pem {
         file: &'static str,
         #[source]
         source: pem::Error,
     },
-    /// A certificate or key is not what TLS takes.
+    /// TLS does not accept a certificate or key.
     #[error("the certificates in etcd cannot be used")]
     Tls(#[source] rustls::Error),
-    /// It is not `NAME:PASSWORD`.
+    /// The file `user` is not `NAME:PASSWORD`.
     #[error("etcd/user is not a name, a colon and a password in one line")]
     User,
-    /// A certificate without an authority, or without its key.
-    #[error("etcd/{there} is of no use without etcd/{missing}")]
+    /// A certificate without an authority or without its key.
+    #[error("etcd/{there} requires etcd/{missing}")]
     Lacks { there: &'static str, missing: &'static str },
 }
 
-/// What is shown to an etcd.
+/// Credentials for an etcd.
 #[derive(Clone, Default)]
 pub(in crate::protect) struct Credentials {
     pub(in crate::protect) tls: Option<TlsConnector>,
     pub(in crate::protect) user: Option<User>,
 }
 
-/// A user of an etcd.
+/// User name and password for an etcd.
 #[derive(Clone)]
 pub(in crate::protect) struct User {
     pub(in crate::protect) name: String,
@@ -60,7 +60,7 @@ pub(in crate::protect) struct User {
 }
 
 impl Credentials {
-    /// By the files of this folder, which need not be there.
+    /// Reads the files of this folder, which may be absent.
     pub(in crate::protect) fn of(folder: &Path) -> Result<Self, CredentialsError> {
         let lacks = |there, missing| Err(CredentialsError::Lacks { there, missing });
         let authorities = certificates(folder, "ca.pem")?;
@@ -95,7 +95,7 @@ fn tls(
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// By what name the certificate of `HOST:PORT` must be.
+/// The name that the certificate of `HOST:PORT` must have.
 pub(in crate::protect) fn server_name(endpoint: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     ServerName::try_from(host.trim_start_matches('[').trim_end_matches(']').to_owned())

@@ -1,14 +1,14 @@
-//! An etcd as the witness: one key a protection, changed in single transactions, over its JSON gateway.
+//! An etcd as the witness: one key for each protection, changed in single transactions over its JSON gateway.
 //!
-//! The rules are those of [`RegisterWitness`]. Here is how a transaction is said and heard (etcd 3.4,
-//! `/v3/kv/txn`), and that a question never takes longer than it may: members are asked one after the other,
-//! the one that answered last first, each for its share of the patience. One that was asked and did not
-//! answer in time may have done it all the same, so every attempt may be made again.
+//! The rules are those of [`RegisterWitness`]. This module encodes and decodes transactions (etcd 3.4,
+//! `/v3/kv/txn`), and bounds the time of a query: members are asked one after the other, the one that
+//! answered last first, each for its share of the timeout. A member that did not answer in time may have made
+//! the change all the same, so every request can be repeated.
 //!
-//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` says to people whose
-//! it is. Whoever may write there decides who runs machines: who that is, is for the etcd to say, to which
-//! this host shows what `login` has. A user is known there by a token, which is asked for with the password
-//! when there is none or it is refused.
+//! Keys: `whimbrel/protections/ID` is `open`, `taken` or `closed`; `whimbrel/about/ID` tells people which
+//! hosts take part. Whoever may write these keys decides which host runs a machine; the etcd controls access
+//! by the `credentials` of this host. A user gets a token, which is requested with the password when there is
+//! none or it is refused.
 
 mod credentials;
 
@@ -39,22 +39,22 @@ use whimbrel_protect::{
     register_witness::{RegisterReply, RegisterRequest, RegisterWitness},
 };
 
-/// Longest answer that is read. What is asked for has one key.
+/// Longest reply that is read; an expected one has one key.
 const ANSWER_MAX: usize = 64 << 10;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Connection = http1::SendRequest<Full<Bytes>>;
 
-/// What one protection's host asks of an etcd.
+/// Client of an etcd for one protection of this host.
 pub(in crate::protect) struct Etcd {
     runtime: tokio::runtime::Handle,
     endpoints: Vec<String>,
-    /// Which of them answered last, and a connection to it that nobody uses.
+    /// Index of the member that answered last, and an idle connection.
     last: AtomicUsize,
     idle: Mutex<Option<(usize, Connection)>>,
-    /// What this host shows; nothing is asked where that cannot be had.
+    /// Credentials of this host; without them no query is sent.
     login: Result<Credentials, CredentialsError>,
-    /// By what the user is known.
+    /// Token of the user.
     token: Mutex<Option<String>>,
     id: ProtectionId,
     primary: String,
@@ -71,7 +71,7 @@ impl Etcd {
         let login = Credentials::of(&host.layout.data().join("etcd"));
         if let Err(error) = &login {
             let error = error as &dyn std::error::Error;
-            tracing::error!(error, "no etcd is asked: what this host is to show there cannot be had");
+            tracing::error!(error, "the credentials for etcd cannot be used; no etcd is asked");
         }
         Self::with(host.runtime.clone(), login, endpoints, id, host.name.to_string(), term)
     }
@@ -89,7 +89,7 @@ impl Etcd {
         Self { runtime, endpoints, last, idle, login, token, id, primary, ballot }
     }
 
-    /// Asks; none if no member answered within `patience`.
+    /// Sends a query; none if no member answered within `patience`.
     pub(in crate::protect) fn ask(
         &self,
         question: &WitnessQuery,
@@ -106,7 +106,7 @@ impl Etcd {
         Some(RegisterWitness::verdict(question, outcome))
     }
 
-    /// Looks how it stands, so that it is known in time for how long nothing has changed.
+    /// Reads the state, so that the time since its last change is known when it is needed.
     pub(in crate::protect) fn poll(&self, patience: Duration) {
         let _ = self.transact(RegisterRequest::Look, "", patience);
     }
@@ -121,13 +121,13 @@ impl Etcd {
                 Some(outcome)
             }
             Err(error) => {
-                tracing::warn!(protection = %self.id, error = &*error as &dyn std::error::Error, "an etcd answers what makes no sense");
+                tracing::warn!(protection = %self.id, error = &*error as &dyn std::error::Error, "an etcd sent an invalid reply");
                 None
             }
         }
     }
 
-    /// The answer of the first member that gives one.
+    /// The reply of the first member that answers.
     async fn ask_any(&self, body: &Bytes, patience: Duration) -> Option<Bytes> {
         let (begun, count) = (Instant::now(), self.endpoints.len());
         let first = self.last.load(Ordering::Relaxed);
@@ -141,26 +141,25 @@ impl Etcd {
                     return Some(reply);
                 }
                 Ok(Err(failure)) => failure,
-                Err(_) => "it is silent".into(),
+                Err(_) => "the member is silent".into(),
             };
             tracing::debug!(
                 etcd = self.endpoints[which],
                 error = &*failure as &dyn std::error::Error,
-                "no answer"
+                "no reply from an etcd member"
             );
         }
         None
     }
 
     async fn ask_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
-        let Ok(login) = &self.login else { return Err("this host cannot show what it should".into()) };
+        let Ok(login) = &self.login else { return Err("the credentials for etcd cannot be used".into()) };
         let endpoint = &self.endpoints[which];
         let mut connection = match self.idle(which) {
             Some(connection) => connection,
             None => connect(endpoint, login).await?,
         };
-        // Taken, so that one that makes an etcd wait for ever, as after a restored backup, is not shown
-        // again.
+        // Taken out, so that a token on which an etcd hangs, as after a restored backup, is not used again.
         let mut token = lock(&self.token).take();
         let mut is_new = false;
         let reply = loop {
@@ -171,7 +170,7 @@ impl Etcd {
             let (status, reply) =
                 post(&mut connection, endpoint, "/v3/kv/txn", token.as_deref(), body).await?;
             match status {
-                // The token is over, or the member was started anew.
+                // The token has expired, or the member was restarted.
                 StatusCode::UNAUTHORIZED if token.is_some() && !is_new => token = None,
                 status if status.is_success() => break reply,
                 status => return Err(refusal(status, &reply)),
@@ -182,7 +181,7 @@ impl Etcd {
         Ok(reply)
     }
 
-    /// The connection of before, if it is to this member and still good. Another one is given up.
+    /// Takes the idle connection, if it is to this member and still open. Otherwise it is dropped.
     fn idle(&self, which: usize) -> Option<Connection> {
         let (to, connection) = lock(&self.idle).take()?;
         (to == which && !connection.is_closed()).then_some(connection)
@@ -200,7 +199,7 @@ async fn connect(endpoint: &str, login: &Credentials) -> Result<Connection, Fail
 
 async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> Result<Connection, Failure> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends when the sender is dropped, and tells the sender why it ends earlier.
+    // The task ends when the sender is dropped; an earlier error reaches the sender.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -225,7 +224,7 @@ async fn post(
     Ok((status, Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes()))
 }
 
-/// The token of a user.
+/// Requests a token for the user.
 async fn authenticate(connection: &mut Connection, endpoint: &str, user: &User) -> Result<String, Failure> {
     #[derive(Deserialize)]
     struct Authenticated {
@@ -251,7 +250,7 @@ fn word(stand: WitnessState) -> &'static str {
     }
 }
 
-/// A transaction in the words of etcd, where bytes are base64 and long numbers are text.
+/// Encodes a transaction for etcd, where bytes are base64 and long numbers are strings.
 fn transaction(id: ProtectionId, attempt: RegisterRequest, about: &str) -> Value {
     let text = |text: &str| BASE64_STANDARD.encode(text);
     let (key, about_key) =
@@ -269,7 +268,8 @@ fn transaction(id: ProtectionId, attempt: RegisterRequest, about: &str) -> Value
             let compare: Vec<Value> = [value("EQUAL")].into_iter().chain(over.map(of)).collect();
             (Value::from(compare), json!([put(&key, word(stand))]))
         }
-        // What always holds would count as done: a revision is never negative.
+        // Compares with a condition that never holds (a revision is never negative), so that success is not
+        // reported.
         RegisterRequest::Look => {
             (json!([{ "key": key, "target": "MOD", "result": "LESS", "modRevision": "0" }]), json!([]))
         }
@@ -307,25 +307,22 @@ struct Entry {
     mod_revision: String,
 }
 
-/// What an answer comes to. Etcd leaves out what is zero, empty or false.
+/// Decodes a reply. Etcd omits values that are zero, empty or false.
 fn outcome(attempt: RegisterRequest, reply: &[u8]) -> Result<RegisterReply, Failure> {
     let reply: Reply = serde_json::from_slice(reply)?;
     if reply.succeeded {
         return match attempt {
-            RegisterRequest::Look => Err("it did what cannot be".into()),
+            RegisterRequest::Look => Err("a condition succeeded that never holds".into()),
             _ => Ok(RegisterReply::Done),
         };
     }
-    let found = reply
-        .responses
-        .into_iter()
-        .find_map(|part| part.response_range)
-        .ok_or("it does not say how it stands")?;
+    let found =
+        reply.responses.into_iter().find_map(|part| part.response_range).ok_or("the reply has no state")?;
     let Some(entry) = found.kvs.into_iter().next() else { return Ok(RegisterReply::Stands(None)) };
     let value = BASE64_STANDARD.decode(&entry.value)?;
     let all = [WitnessState::Open, WitnessState::Taken, WitnessState::Closed];
     let stand =
-        all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("a stand that there is not")?;
+        all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("the state is unknown")?;
     Ok(RegisterReply::Stands(Some((stand, entry.mod_revision.parse()?))))
 }
 

@@ -42,7 +42,7 @@ fn make_certificates(folder: &Path) {
     assert!(sh(folder, script), "{}", fs::read_to_string(folder.join("log")).unwrap());
 }
 
-/// Ports that nobody has. Another one may take them before they are used: then it is tried again.
+/// Free ports. Another process may take them before they are used: then the start is retried.
 fn ports() -> [u16; 2] {
     [(); 2]
         .map(|()| TcpListener::bind("127.0.0.1:0").unwrap())
@@ -113,7 +113,7 @@ fn an_etcd_with_tls_and_a_password_is_asked_by_who_has_both_and_by_nobody_else()
     fs::write(shown.path().join("user"), "root:se:cret\n").unwrap();
     let known = etcd();
     assert!(known.ask(&register, PATIENCE).is_some());
-    // A token that the etcd does not know, as after its restart, is asked for anew.
+    // A token that the etcd does not know, as after its restart, is requested again.
     *lock(&known.token) = Some("gone.1".to_owned());
     assert!(known.ask(&WitnessQuery::Close, PATIENCE).is_some());
     assert_ne!(lock(&known.token).as_deref(), Some("gone.1"));
