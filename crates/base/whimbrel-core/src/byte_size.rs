@@ -1,4 +1,4 @@
-//! Sizes as people write them: `512M`, `2GiB`, `65536`.
+//! Byte sizes as people write them: `512M`, `2GiB`, `65536`.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -8,13 +8,13 @@ use std::{fmt, str::FromStr};
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
 
-/// The text is no size.
+/// Error for a text that is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a size: write a whole number of bytes or add K, M, G or T (powers of 1024), like 512M"
 )]
 pub struct ParseSizeError {
-    /// What was given.
+    /// The rejected text, at most 80 characters of it.
     pub text: String,
 }
 

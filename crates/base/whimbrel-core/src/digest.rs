@@ -7,11 +7,11 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest(pub [u8; 32]);
 
-/// The text is not 64 hexadecimal digits.
+/// Error for a text that is not 64 hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a digest is 64 hexadecimal digits, this is {text:?}")]
 pub struct ParseDigestError {
-    /// What was given (at most 80 characters of it).
+    /// The rejected text, at most 80 characters of it.
     pub text: String,
 }
 
@@ -26,12 +26,12 @@ impl Digest {
         self.to_string()[..12].to_owned()
     }
 
-    /// The 32 bytes.
+    /// The digest's 32 bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The first eight bytes as a number: digests are uniform, so this is a ready-made hash.
+    /// The first eight bytes as a number. Digests are uniform, so it serves as a hash.
     pub fn prefix(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])

@@ -1,42 +1,41 @@
-//! What a machine is made of. The capsule carries this, so a machine can be built again anywhere.
+//! Machine configuration. Every capsule contains it, so any host can build the machine again.
 
 use crate::{ByteSize, Digest};
 use serde::{Deserialize, Serialize};
 
-/// The configuration of a machine: everything both ends of a move must agree on, nothing about a host.
+/// The configuration of a machine: what source and target must agree on, nothing about a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineConfig {
     /// Guest memory, a multiple of 1 MiB.
     pub memory: ByteSize,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// QEMU machine type. Versioned (`pc-q35-7.2`) once the machine has run, so that another QEMU can load
-    /// it.
+    /// QEMU machine type. Versioned (`pc-q35-7.2`) after the first run, so that another QEMU can load it.
     pub machine: String,
     /// QEMU CPU model.
     pub cpu: String,
-    /// What executes guest instructions.
+    /// The accelerator that executes guest instructions.
     pub accel: Accel,
     /// Disks, in the order of their device ids `disk0`, `disk1`, …
     pub disks: Vec<DiskConfig>,
     /// Network ports, in the order of their device ids `net0`, `net1`, …
     pub nics: Vec<NicConfig>,
-    /// A kernel that QEMU loads directly; none boots from `disk0`.
+    /// A kernel that QEMU loads directly; without one the machine boots from `disk0`.
     pub boot: Option<Boot>,
 }
 
-/// What executes guest instructions. State does not load under the other one.
+/// The accelerator that executes guest instructions. Device state loads only under the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// QEMU's own translator; works everywhere.
+    /// QEMU's own binary translator; works everywhere.
     Tcg,
-    /// Hardware virtualisation.
+    /// Hardware virtualisation by the kernel.
     Kvm,
 }
 
-/// One disk.
+/// One disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
@@ -44,17 +43,17 @@ pub struct DiskConfig {
     pub size: ByteSize,
 }
 
-/// One network port.
+/// One network port of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicConfig {
     /// Hardware address, as six hexadecimal bytes with colons.
     pub mac: String,
-    /// Bridge on the host that the port joins; none leaves it unplugged.
+    /// Bridge on the host that the port joins; without one the port is unplugged.
     pub bridge: Option<String>,
 }
 
-/// A kernel that QEMU loads without a boot loader. The files travel with the capsule as blobs.
+/// A kernel that QEMU loads without a boot loader. The files are stored in the capsule as blobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Boot {

@@ -4,7 +4,7 @@ use crate::Digest;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Why a text cannot be a name.
+/// Error for a text that cannot be a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} cannot be a {what}: use 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit"
@@ -12,7 +12,7 @@ use std::{fmt, str::FromStr};
 pub struct NameError {
     /// The kind of name.
     pub what: &'static str,
-    /// What was given (at most 80 characters of it).
+    /// The rejected text, at most 80 characters of it.
     pub text: String,
 }
 
@@ -76,7 +76,7 @@ name!(
     "machine name"
 );
 name!(
-    /// The name of a host, unique among those who trust each other.
+    /// The name of a host, unique among hosts that trust each other.
     HostName,
     "host name"
 );

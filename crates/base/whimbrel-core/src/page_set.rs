@@ -1,6 +1,6 @@
-//! Sets of pages: what is dirty, what is missing, what was sent.
+//! Page sets: which pages of an array are dirty, missing or already sent.
 //!
-//! A dense bitmap: one bit a page, so 32 KiB for a GiB. Every operation works a word (64 pages) at a time.
+//! A set is a dense bitmap, 32 KiB for a GiB. Every operation handles a word (64 pages) at a time.
 
 use crate::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
@@ -9,9 +9,9 @@ use std::{fmt, ops::Range};
 /// Neighbouring pages `start .. start + len` of one page array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PageRun {
-    /// First page.
+    /// The first page.
     pub start: u64,
-    /// How many.
+    /// Number of pages.
     pub len: u64,
 }
 
@@ -26,12 +26,12 @@ impl PageRun {
         self.start + self.len
     }
 
-    /// The page numbers.
+    /// The page numbers of the run.
     pub const fn pages(&self) -> Range<u64> {
         self.start..self.end()
     }
 
-    /// Offset of the first byte.
+    /// Offset of its first byte in the array.
     pub const fn offset(&self) -> u64 {
         self.start * PAGE_SIZE as u64
     }
@@ -41,7 +41,7 @@ impl PageRun {
         self.len as usize * PAGE_SIZE
     }
 
-    /// The run cut into pieces of at most `max` pages.
+    /// Splits the run into runs of at most `max` pages.
     pub fn chunks(self, max: u64) -> impl Iterator<Item = PageRun> {
         self.pages()
             .step_by(max.max(1) as usize)
@@ -57,7 +57,7 @@ pub struct PageSet {
 }
 
 impl PageSet {
-    /// The empty set over pages `0..len`.
+    /// An empty set over pages `0..len`.
     pub fn empty(len: u64) -> Self {
         Self { len, words: vec![0; len.div_ceil(64) as usize] }
     }
@@ -69,12 +69,12 @@ impl PageSet {
         set
     }
 
-    /// How many pages the array has, in the set or not.
+    /// Number of pages in the array, whether in the set or not.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// How many pages are in the set.
+    /// Number of pages in the set.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|w| u64::from(w.count_ones())).sum()
     }
@@ -89,7 +89,7 @@ impl PageSet {
         page < self.len && self.words[(page / 64) as usize] >> (page % 64) & 1 == 1
     }
 
-    /// Adds `page`; true if it was new. Pages past the length are a caller's error and panic.
+    /// Adds `page`; true if it was new. Panics if the page is not below the set's length.
     pub fn insert(&mut self, page: u64) -> bool {
         assert!(page < self.len, "page {page} of {}", self.len);
         let word = &mut self.words[(page / 64) as usize];
@@ -99,7 +99,7 @@ impl PageSet {
         new
     }
 
-    /// Takes `page` out; true if it was there.
+    /// Removes `page`; true if it was in the set.
     pub fn remove(&mut self, page: u64) -> bool {
         if !self.contains(page) {
             return false;
@@ -108,13 +108,13 @@ impl PageSet {
         true
     }
 
-    /// Adds every page of `run`; the part past the length is a caller's error and panics.
+    /// Adds every page of `run`. Panics if the run ends past the set's length.
     pub fn insert_run(&mut self, run: PageRun) {
         assert!(run.end() <= self.len, "run {run:?} in {} pages", self.len);
         self.each_word(run, |word, mask| *word |= mask);
     }
 
-    /// Takes every page of `run` out.
+    /// Removes every page of `run`.
     pub fn remove_run(&mut self, run: PageRun) {
         let end = run.end().min(self.len);
         if run.start < end {
@@ -138,12 +138,12 @@ impl PageSet {
         self.zip(other, |a, b| *a |= b);
     }
 
-    /// Takes all pages of `other` out.
+    /// Removes all pages of `other`.
     pub fn subtract(&mut self, other: &PageSet) {
         self.zip(other, |a, b| *a &= !b);
     }
 
-    /// Keeps only pages that `other` holds too.
+    /// Retains only pages that are also in `other`.
     pub fn intersect(&mut self, other: &PageSet) {
         self.zip(other, |a, b| *a &= b);
     }
@@ -153,7 +153,7 @@ impl PageSet {
         self.words.iter_mut().zip(&other.words).for_each(|(a, b)| apply(a, *b));
     }
 
-    /// Empties the set and returns what it held.
+    /// Empties the set and returns its previous content.
     pub fn take(&mut self) -> PageSet {
         std::mem::replace(self, PageSet::empty(self.len))
     }
@@ -163,12 +163,12 @@ impl PageSet {
         Runs { set: self, page: 0 }
     }
 
-    /// The pages in order.
+    /// The pages in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.runs().flat_map(|run| run.pages())
     }
 
-    /// The first page at or after `from` that is (`want` true) or is not in the set.
+    /// The first page at or after `from` that is in the set (`want` true) or is not in it (`want` false).
     fn next_page(&self, from: u64, want: bool) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut mask = u64::MAX << (from % 64);

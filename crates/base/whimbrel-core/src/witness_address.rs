@@ -1,36 +1,36 @@
-//! Who decides between two hosts that lose each other: a third host, or an etcd. Written as one word.
+//! The address of a witness: the third host, or the etcd, that decides when primary and standby lose contact.
 
 use crate::HostName;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What begins the addresses of an etcd.
+/// Prefix of etcd addresses.
 const ETCD: &str = "etcd://";
-/// Members of one etcd that may be named. Clusters have three or five.
+/// Most members of an etcd that may be named; clusters have three or five.
 const ENDPOINTS_MAX: usize = 9;
-/// Longest name of a host of an etcd: RFC 1035, section 2.3.4.
+/// Longest host name of an etcd member: RFC 1035, section 2.3.4.
 const NAME_MAX: usize = 253;
 
-/// The text names no witness.
+/// Error for a text that is not a witness address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} cannot be a witness: name a host, or an etcd as etcd://HOST:PORT[,HOST:PORT]")]
 pub struct WitnessAddressError {
-    /// What was given (at most 80 characters of it).
+    /// The rejected text, at most 80 characters of it.
     pub text: String,
 }
 
-/// A witness of protections.
+/// The witness of a protection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum WitnessAddress {
     /// A host that the others trust.
     Host(HostName),
-    /// An etcd: `HOST:PORT` of its members, of which any will do.
+    /// An etcd: `HOST:PORT` of its members, any of which can be asked.
     Etcd(Vec<String>),
 }
 
 impl WitnessAddress {
-    /// The host that it is, if it is one.
+    /// The witness host, unless the witness is an etcd.
     pub fn host(&self) -> Option<&HostName> {
         match self {
             Self::Host(host) => Some(host),
@@ -39,7 +39,7 @@ impl WitnessAddress {
     }
 }
 
-/// A name, an IPv4 address or an IPv6 address in brackets; then a port.
+/// Accepts a name, an IPv4 address or an IPv6 address in brackets, then a port.
 fn is_endpoint(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let bracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));

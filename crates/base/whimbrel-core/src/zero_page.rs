@@ -1,9 +1,9 @@
-//! The zero test: most pages of an idle machine are empty, so this runs at memory bandwidth.
+//! Zero page test. Most pages of an idle machine are zero, so it must run at memory bandwidth.
 
 /// Whether every byte of `bytes` is zero.
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Blocks of 128 bytes OR together without a branch inside, which the compiler turns into vector code;
-    // the early exit between blocks makes a used page cost one block.
+    // ORing 128 bytes without a branch lets the compiler emit vector instructions. The exit between blocks
+    // means that a used page costs one block.
     let mut blocks = bytes.chunks_exact(128);
     blocks.by_ref().all(|block| block.iter().fold(0, |or, byte| or | byte) == 0)
         && blocks.remainder().iter().all(|byte| *byte == 0)

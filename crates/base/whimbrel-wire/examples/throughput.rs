@@ -1,4 +1,4 @@
-//! What one connection over loopback carries, and how long an empty call takes. Run with `--release`.
+//! Measures the throughput of one connection over loopback and the time of an empty call. Use `--release`.
 
 use bytes::Bytes;
 use std::{collections::VecDeque, error::Error, sync::Arc, time::Instant};

@@ -1,5 +1,5 @@
-//! Files that appear whole or not at all, and stay: written beside their place, synced, put in place, and the
-//! folder synced. A leftover of a crash is a file that begins with `.new-`, and harms nobody.
+//! Atomic, durable file writes: write a temporary file, sync it, move it into place, sync the folder. A crash
+//! may leave a temporary file, named `.new-*`, which can be deleted.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,20 +20,20 @@ fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = folder(path).join(format!(".new-{}-{serial}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside) {
-            // Of a process of the same number that crashed: in a container they all have the same.
+            // Left by a crashed process with the same id; in containers process ids repeat.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             opened => break (beside, opened?),
         }
     };
     let written = file.write_all(content).and_then(|()| file.sync_all());
     if written.is_err() {
-        // The file is of no use; that it stays behind when even this fails is told by its name.
+        // If this fails too, the name of the file shows that it is a leftover.
         let _ = fs::remove_file(&beside);
     }
     written.map(|()| beside)
 }
 
-/// Puts `content` at `path`, over whatever was there. Mode 0600.
+/// Replaces the file at `path`, if any, with `content`. Mode 0600.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = write_beside(path, content)?;
     let placed = fs::rename(&beside, path);
@@ -44,10 +44,10 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     File::open(folder(path))?.sync_all()
 }
 
-/// Puts `content` at `path`, which must not exist (`AlreadyExists` otherwise). Mode 0600.
+/// Creates `path` with `content`; `AlreadyExists` if there is such a file. Mode 0600.
 pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
     let beside = write_beside(path, content)?;
-    // A link, unlike a rename, refuses to take the place of a file that a rival made meanwhile.
+    // A link, unlike a rename, does not replace a file that another process created meanwhile.
     let linked = fs::hard_link(&beside, path);
     fs::remove_file(&beside)?;
     linked?;

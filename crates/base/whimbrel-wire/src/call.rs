@@ -1,34 +1,34 @@
-//! Requests, replies and refusals, and how typed headers become bytes.
+//! Calls: requests, replies and refusals, and the encoding of their typed headers.
 
 use crate::{CallError, frame::MAX_HEADER};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 
-/// In which order a request is handled.
+/// The order in which a request is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RequestOrder {
-    /// At once, beside any other. Without a payload it may overtake what was sent before it.
+    /// At once, concurrently with others. Without a payload it may overtake requests sent before it.
     #[default]
     Any,
-    /// After every earlier request of the same stream has been answered. Streams do not wait for each other.
+    /// After every earlier request of the same stream was answered. Streams do not wait for each other.
     Stream(u16),
 }
 
-/// A request, as sent and as received.
+/// A request, either sent or received.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
-    /// What is asked for; the high byte names the engine, see [`crate::range`].
+    /// The message kind; its high byte names the engine, see [`crate::range`].
     pub kind: u16,
     /// Small typed header, at most 64 KiB.
     pub header: Bytes,
     /// Raw bytes, at most 8 MiB.
     pub payload: Bytes,
-    /// When it is handled.
+    /// Order in which it is handled.
     pub order: RequestOrder,
 }
 
-/// A positive answer.
+/// A positive answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reply {
     /// Small typed header, at most 64 KiB.
@@ -37,12 +37,12 @@ pub struct Reply {
     pub payload: Bytes,
 }
 
-/// Why a request was refused. Codes below 256 belong to the wire, the others to the engine of the request.
+/// The code of a refusal. Codes below 256 belong to the wire protocol, the others to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code(pub u16);
 
 impl Code {
-    /// Nobody answers this kind.
+    /// No service answers this kind.
     pub const UNKNOWN_KIND: Code = Code(1);
     /// The caller lacks the right.
     pub const FORBIDDEN: Code = Code(2);
@@ -50,28 +50,28 @@ impl Code {
     pub const BAD_HEADER: Code = Code(3);
     /// The handler failed without an answer.
     pub const INTERNAL: Code = Code(4);
-    /// What is asked for does not exist.
+    /// The requested thing does not exist.
     pub const NOT_FOUND: Code = Code(5);
-    /// The answer is over the limits.
+    /// The answer exceeds the limits.
     pub const TOO_LONG: Code = Code(6);
 }
 
-/// A negative answer.
+/// A negative answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{text} (code {})", code.0)]
 pub struct Refusal {
-    /// What a program decides by.
+    /// The cause, for programs.
     pub code: Code,
-    /// What a person reads; cut to 1,000 characters when sent.
+    /// The cause, for people; truncated to 1,000 characters when sent.
     pub text: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
 }
 
-/// What a service says to a request.
+/// The answer of a service to a request.
 pub type Answer = Result<Reply, Refusal>;
 
-/// A typed call: a kind and what its headers are.
+/// A typed call: a kind and the types of its headers.
 pub trait Call {
     /// The kind of the request.
     const KIND: u16;
@@ -82,58 +82,58 @@ pub trait Call {
 }
 
 impl Request {
-    /// A request without order.
+    /// An unordered request of these parts.
     pub fn new(kind: u16, header: Bytes, payload: Bytes) -> Self {
         Self { kind, header, payload, order: RequestOrder::Any }
     }
 
-    /// The request of call `C`.
+    /// The request of the call `C`.
     pub fn of<C: Call>(header: &C::Header, payload: Bytes) -> Result<Self, CallError> {
         let header = encode(header).map_err(|error| header_error("encode", C::KIND, error))?;
         Ok(Self::new(C::KIND, header, payload))
     }
 
-    /// The same, handled in order within `stream`.
+    /// Makes it an ordered request of `stream`.
     pub fn ordered(self, stream: u16) -> Self {
         Self { order: RequestOrder::Stream(stream), ..self }
     }
 
-    /// The header as call `C` has it; a service passes the refusal on with `?`.
+    /// The header as the type of the call `C`; a service returns the refusal with `?`.
     pub fn decode<C: Call>(&self) -> Result<C::Header, Refusal> {
         decode(&self.header).map_err(|error| Refusal::new(Code::BAD_HEADER, error.to_string()))
     }
 }
 
 impl Reply {
-    /// The reply of call `C`.
+    /// The reply of the call `C`.
     pub fn of<C: Call>(header: &C::Reply, payload: Bytes) -> Answer {
         let header = encode(header).map_err(|error| Refusal::new(Code::INTERNAL, error.to_string()))?;
         Ok(Self { header, payload })
     }
 
-    /// The header as call `C` has it.
+    /// The header as the type of the call `C`.
     pub fn decode<C: Call>(&self) -> Result<C::Reply, CallError> {
         decode(&self.header).map_err(|error| header_error("decode", C::KIND, error))
     }
 }
 
 impl Refusal {
-    /// A refusal that stays one.
+    /// A refusal that is not retryable.
     pub fn new(code: Code, text: impl Into<String>) -> Self {
         Self { code, text: text.into(), retryable: false }
     }
 
-    /// Refuses a kind nobody answers.
+    /// Refuses a kind that no service answers.
     pub fn unknown_kind(kind: u16) -> Self {
-        Self::new(Code::UNKNOWN_KIND, format!("nobody answers requests of kind {kind:#06x}"))
+        Self::new(Code::UNKNOWN_KIND, format!("no service answers requests of kind {kind:#06x}"))
     }
 
-    /// The same, for now.
+    /// Marks the refusal as retryable.
     pub fn retryable(self) -> Self {
         Self { retryable: true, ..self }
     }
 
-    /// Flag byte, code, text: no serde, so that every version can read why it was refused.
+    /// Encodes flag byte, code and text without serde, so that every version can read a refusal.
     pub(crate) fn to_header(&self) -> Bytes {
         let text: String = self.text.chars().take(1000).collect();
         let mut out = vec![u8::from(self.retryable)];
@@ -157,7 +157,7 @@ fn encode<T: Serialize>(header: &T) -> Result<Bytes, postcard::Error> {
     Ok(bytes.into())
 }
 
-/// The whole header must be used up: rest would mean the sides disagree on its shape.
+/// Decodes a complete header: a remainder means that the sides disagree on its type.
 fn decode<T: DeserializeOwned>(header: &[u8]) -> Result<T, postcard::Error> {
     match postcard::take_from_bytes(header)? {
         (value, []) => Ok(value),

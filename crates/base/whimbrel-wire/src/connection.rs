@@ -1,10 +1,9 @@
-//! A connection as its users see it: calls, pending replies, counters, the end.
+//! A connection as its users see it: calls, pending replies, counters and the end.
 //!
-//! Handles are cheap clones. The connection closes politely when the last [`Connection`] and the last
-//! [`Pending`] of it are gone; what was sent before still goes out. Dropping a `Pending` only forgets the
-//! reply: the request is carried out, and nothing gets out of step. Replies come in any order and may be
-//! awaited in any; one that came is kept until its `Pending` is awaited, so a caller bounds them by how many
-//! it keeps.
+//! Handles are cheap clones. When the last [`Connection`] and the last [`Pending`] are dropped, the
+//! connection sends what is queued and closes. Dropping a `Pending` discards only the reply: the request is
+//! still carried out. Replies arrive in any order and may be awaited in any. A reply is kept until its
+//! `Pending` is awaited, so callers bound the memory by the number of `Pending`s that they hold.
 
 use crate::{
     Call, CallError, CloseReason, Refusal, Reply, Request, RequestOrder,
@@ -28,7 +27,7 @@ use std::{
 };
 use tokio::sync::{Notify, oneshot, watch};
 
-/// Everything the tasks and the handles of one connection share.
+/// State that the tasks and handles of one connection share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) outbox: SendQueue,
@@ -47,14 +46,14 @@ struct Calls {
     waiting: HashMap<u64, oneshot::Sender<Arrived>>,
 }
 
-/// Counters and clocks; all times are microseconds since the connection began.
+/// Counters and clocks; times are microseconds since the start of the connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionCounters {
     began: Instant,
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
     pub(crate) heard_at: AtomicU64,
-    /// When the write under way began or last made progress; `u64::MAX` without one.
+    /// Start or last progress of the current write; `u64::MAX` if there is none.
     pub(crate) write_at: AtomicU64,
     pub(crate) round_trip: AtomicU64,
 }
@@ -109,8 +108,7 @@ impl Shared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection is over: every waiting and every later call fails with `reason`. The first reason
-    /// counts.
+    /// Ends the connection: every waiting and later call fails with `reason`, which only the first call sets.
     pub(crate) fn end(&self, reason: CloseReason) {
         let mut calls = self.calls();
         self.ended.send_if_modified(|ended| {
@@ -123,7 +121,7 @@ impl Shared {
         self.send.of(Class::Bulk).close();
         self.send.of(Class::Control).close();
         self.outbox.clear();
-        // Dropping a sender wakes its caller, who then asks for the reason.
+        // Dropping a sender wakes its caller, which then reads the reason.
         drop(forgotten);
     }
 
@@ -131,7 +129,7 @@ impl Shared {
         self.ended.borrow().clone().unwrap_or(CloseReason::Local)
     }
 
-    /// Hands a reply to whoever waits for it.
+    /// Passes a reply to the call that waits for it.
     pub(crate) fn reply(&self, frame: WireFrame) -> Result<(), WireFrameError> {
         let request = frame.head.request;
         let waiting =
@@ -142,12 +140,12 @@ impl Shared {
         } else {
             Ok(Reply { header: frame.header, payload: frame.payload })
         };
-        // A caller who has gone gets nothing.
+        // The caller may have dropped its `Pending`.
         drop(waiting.send(answer));
         Ok(())
     }
 
-    /// Sends a frame as soon as there is credit for it; false when the connection is over.
+    /// Queues a frame once there is credit for it; false if the connection has ended.
     pub(crate) async fn send_frame(&self, frame: WireFrame) -> bool {
         let credit = self.send.of(Class::of(&frame.head));
         let sent = credit.take(frame.head.frame_len()).await;
@@ -158,7 +156,7 @@ impl Shared {
     }
 }
 
-/// Closes the connection when the last handle is gone.
+/// Closes the connection when the last handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Link {
     shared: Arc<Shared>,
@@ -170,27 +168,27 @@ impl Drop for Link {
     }
 }
 
-/// A handle on a connection to another host.
+/// A handle of a connection to another host.
 #[derive(Clone)]
 pub struct Connection {
     link: Arc<Link>,
     pub(crate) peer: Arc<crate::Peer>,
 }
 
-/// What a connection carried, in bytes of frames (TLS and TCP add under 1 %).
+/// Byte counters of a connection, counted in wire frames (TLS and TCP add under 1 %).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
-    /// Handed to the carrier.
+    /// Bytes passed to the transport.
     pub sent: u64,
-    /// Got from the carrier.
+    /// Bytes received from the transport.
     pub received: u64,
-    /// Sent or queued, and not yet used up by the peer.
+    /// Bytes sent or queued that the peer has not used up.
     pub in_flight: u64,
-    /// Received, and not yet used up here.
+    /// Bytes received that this side has not used up.
     pub queued: u64,
 }
 
-/// A reply on its way. A future; plain threads call [`Pending::wait`].
+/// A future reply. Threads outside a runtime call [`Pending::wait`].
 #[derive(Debug)]
 #[must_use = "dropping it forgets the reply"]
 pub struct Pending {
@@ -213,7 +211,7 @@ impl Connection {
         &self.link.shared
     }
 
-    /// Who is at the other end.
+    /// Peer at the other end of the connection.
     pub fn peer(&self) -> &crate::Peer {
         &self.peer
     }
@@ -223,8 +221,8 @@ impl Connection {
         self.start(request).await?.await
     }
 
-    /// Sends a request, waiting only for credit. Requests started one after the other are sent in that order,
-    /// save that one without payload and order may overtake. Cancelled before it is done, it sent nothing.
+    /// Sends a request, waiting only for credit. Requests are sent in the order of the calls, but an
+    /// unordered one without payload may overtake others. If the future is dropped early, nothing was sent.
     pub async fn start(&self, request: Request) -> Result<Pending, CallError> {
         let unsendable = |source| CallError::Unsendable { source };
         if request.kind & 0xff00 == crate::range::WIRE {
@@ -253,7 +251,7 @@ impl Connection {
         Ok(Pending { reply, link: self.link.clone() })
     }
 
-    /// A typed call: header in, header and payload out.
+    /// Makes a typed call and returns the reply's header and payload.
     pub async fn request<C: Call>(
         &self,
         header: &C::Header,
@@ -263,24 +261,24 @@ impl Connection {
         Ok((reply.decode::<C>()?, reply.payload))
     }
 
-    /// [`Connection::call`] for plain threads. Needs no runtime; blocks the thread.
+    /// [`Connection::call`] for threads outside a runtime; blocks the thread.
     pub fn call_blocking(&self, request: Request) -> Result<Reply, CallError> {
         block_on(self.call(request))
     }
 
-    /// [`Connection::start`] for plain threads. Needs no runtime; blocks the thread until there is credit.
+    /// [`Connection::start`] for threads outside a runtime; blocks the thread until there is credit.
     pub fn send_blocking(&self, request: Request) -> Result<Pending, CallError> {
         block_on(self.start(request))
     }
 
-    /// Limits what is sent to `rate` bytes a second from now on; `None` lifts the limit.
+    /// Limits the send rate to `rate` bytes a second from now on; `None` removes the limit.
     pub fn limit_rate(&self, rate: Option<u64>) {
         let now = Duration::from_micros(self.shared().meters.now());
         self.shared().limit.lock().unwrap_or_else(PoisonError::into_inner).set_rate(rate, now);
         self.shared().limit_changed.notify_one();
     }
 
-    /// What was carried so far.
+    /// The counters of the connection so far.
     pub fn traffic(&self) -> Traffic {
         let both = |of: &dyn Fn(Class) -> u64| of(Class::Bulk) + of(Class::Control);
         Traffic {
@@ -291,23 +289,23 @@ impl Connection {
         }
     }
 
-    /// Time from the last ping to its answer, behind whatever was queued then; none before the first.
+    /// Round trip time of the last ping, including its time in queues; `None` before the first.
     pub fn round_trip(&self) -> Option<Duration> {
         let micros = self.shared().meters.round_trip.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
-    /// Closes the connection politely; calls that wait for a reply fail with [`CloseReason::Local`].
+    /// Closes the connection after sending what is queued; waiting calls fail with [`CloseReason::Local`].
     pub fn close(&self) {
         self.shared().outbox.goodbye("");
     }
 
-    /// Waits for the end and says why.
+    /// Waits for the end of the connection and returns the reason.
     pub async fn closed(&self) -> CloseReason {
         closed(self.shared()).await
     }
 
-    /// Why the connection ended, if it did.
+    /// The reason why the connection ended, if it has.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.shared().ended.borrow().clone()
     }
@@ -326,7 +324,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Pending {
-    /// Waits for the reply on a plain thread. Needs no runtime; blocks the thread.
+    /// Waits for the reply in a thread outside a runtime; blocks the thread.
     pub fn wait(self) -> Result<Reply, CallError> {
         block_on(self)
     }
@@ -353,7 +351,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future that needs no runtime (a semaphore, a oneshot) on this thread.
+/// Runs on this thread a future that needs no runtime (a semaphore, a oneshot).
 fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

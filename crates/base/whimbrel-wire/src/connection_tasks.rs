@@ -1,8 +1,8 @@
-//! The tasks of a connection: one reads and hands out, one gathers and writes, one watches the clock.
+//! The tasks of a connection: one reads and dispatches, one gathers and writes, one watches for a dead peer.
 //!
-//! They never wait for a service or a caller, so a busy side still answers pings. The watch ends the
-//! connection when nothing is heard, or a write makes no progress, for `dead_after`. It does not ask how much
-//! is heard: a slow line is not a dead one, and a peer that trickles holds one frame of memory at most.
+//! None of them waits for a service or a caller, so a busy side still answers pings. The watch ends the
+//! connection when nothing was received, or a write made no progress, for `dead_after`. The amount does not
+//! matter: a slow line is not dead, and a peer that sends slowly holds at most one frame of memory.
 
 use crate::{
     CloseReason, Connection, Endpoint, WireFrameError,
@@ -25,12 +25,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How long a closing side waits for the peer to close too.
+/// Time for the peer to close after this side did.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
-/// No frame of the connection itself has a longer header: a goodbye with 200 characters.
+/// Longest header of a connection frame; the longest in use is a goodbye with 200 characters.
 const MAX_OWN: u32 = 1024;
 
-/// A task that ends when its owner does.
+/// A task that is aborted when its handle is dropped.
 struct Owned(JoinHandle<CloseReason>);
 
 impl Drop for Owned {
@@ -82,14 +82,14 @@ async fn supervise(shared: &Arc<Shared>, mut reading: Owned, mut writing: Owned,
         CloseReason::Protocol { source } => source.to_string(),
         _ => String::new(),
     };
-    // Before the end is known: a handle dropped because of it would say goodbye without the reason.
+    // Before the reason is set, which makes callers drop handles: these queue a goodbye without a reason.
     if polite {
         shared.outbox.goodbye(&told);
     }
     shared.end(reason);
     if polite {
-        // Last words go out and the peer's are read, so that no reset destroys them; bounded, since the peer
-        // may be past listening.
+        // Send what is queued and read what the peer sends, because a reset would destroy both. Bounded,
+        // since the peer may not read any more.
         let _ = timeout(LINGER, async {
             if !writing.0.is_finished() {
                 writing.ended().await;
@@ -102,7 +102,7 @@ async fn supervise(shared: &Arc<Shared>, mut reading: Owned, mut writing: Owned,
     }
 }
 
-/// Pings, and returns when the peer is dead.
+/// Pings the peer and returns when it counts as dead.
 async fn watch(shared: &Shared, dead_after: Duration) -> CloseReason {
     let limit = dead_after.as_micros() as u64;
     loop {
@@ -155,7 +155,7 @@ fn is_own(head: &FrameHead) -> bool {
     head.kind & 0xff00 == range::WIRE
 }
 
-/// The next frame and the credit it holds. Credit is checked when the head is there, before the payload is.
+/// The next frame and its credit. The credit is checked when the head has arrived, before the payload.
 fn next(
     decoder: &mut Decoder,
     admitted: &mut Option<HeldCredit>,
@@ -174,7 +174,7 @@ fn next(
     Ok(decoder.next_frame()?.map(|frame| (frame, admitted.take())))
 }
 
-/// Acts on a frame; returns the reason when it was the goodbye.
+/// Handles a frame; returns the close reason if it was the goodbye.
 fn take(
     frame: WireFrame,
     held: Option<HeldCredit>,
@@ -183,7 +183,7 @@ fn take(
 ) -> Result<Option<CloseReason>, WireFrameError> {
     let Some(held) = held else { return take_own(&frame, shared) };
     if matches!(frame.head.flags, Flags::REPLY | Flags::REFUSAL) {
-        // Its credit goes back at once: a caller waiting for one reply must not be stuck behind others.
+        // The credit is returned at once: a caller that awaits one reply must not wait for others to be read.
         shared.reply(frame)?;
     } else {
         dispatcher.request(frame, held);
@@ -225,7 +225,7 @@ async fn write_until_goodbye(io: &mut (impl AsyncWrite + Unpin), shared: &Shared
     let mut flushed = true;
     loop {
         gathered.clear();
-        // Checked at every turn, so grants ride along with whatever is written.
+        // In every iteration, so that grants are sent with whatever is written.
         gather_grants(shared, &mut gathered);
         let batch = shared.outbox.gather(&mut gathered);
         if gathered.is_empty() {
@@ -254,7 +254,7 @@ fn gather_grants(shared: &Shared, out: &mut BytesMut) {
     }
 }
 
-/// Writes all of `bytes`, in pieces when there is a limit.
+/// Writes all of `bytes`, in small writes if the rate is limited.
 async fn write_paced(
     io: &mut (impl AsyncWrite + Unpin),
     shared: &Shared,
@@ -274,7 +274,7 @@ async fn write_paced(
     Ok(())
 }
 
-/// Waits until the limit lets the next piece go and says how long that may be.
+/// Waits until the rate limit allows a write and returns its largest size.
 async fn pace(shared: &Shared) -> usize {
     loop {
         let now = Duration::from_micros(shared.meters.now());
@@ -285,7 +285,7 @@ async fn pace(shared: &Shared) -> usize {
         if delay.is_zero() {
             return piece;
         }
-        // A changed rate or a closed connection must not wait for a debt of the old rate.
+        // A changed rate or a closed connection must not wait for the delay of the old rate.
         tokio::select! {
             () = sleep(delay) => {}
             () = shared.limit_changed.notified() => {}
@@ -294,7 +294,7 @@ async fn pace(shared: &Shared) -> usize {
     }
 }
 
-/// Notes that a write is under way while `writing` waits.
+/// Records the start of a write in the counters until `writing` completes.
 async fn progress<T>(shared: &Shared, writing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     shared.meters.write_at.store(shared.meters.now(), Ordering::Relaxed);
     let outcome = writing.await;

@@ -1,31 +1,31 @@
-//! Flow control: how many bytes may be under way, each way, in two classes.
+//! Flow control by credit: how many bytes may be in flight in each direction, in two classes.
 //!
-//! **Bulk** is every frame with a payload and every ordered request; **control** is the rest. Classes have
-//! windows of their own, so a cancel gets through while page batches wait. A frame costs its whole length, so
-//! headers cannot be used to get around the limit. The sender takes credit before a frame is queued. The
-//! receiver gives it back for a request when it has been answered, so a busy service holds a window and no
-//! more; for a reply when it has arrived: it was asked for, and a caller that awaits its replies in another
-//! order than they come must not be stuck for want of the one at the far side of a full window.
+//! **Bulk** is every wire frame with a payload and every ordered request; **control** is the rest. Each class
+//! has its own window, so a cancel gets through while page batches wait. A wire frame costs its whole length,
+//! so headers count too. The sender takes credit before it queues a frame. The receiver returns the credit of
+//! a request after answering it, so a busy service holds at most one window. It returns the credit of a reply
+//! on arrival: the reply was requested, and a caller that awaits replies in another order than they arrive
+//! would deadlock on a full window.
 //!
-//! No deadlock by hoarding: a receiver keeps back less than a quarter of a window before it sends a grant,
-//! and the other three quarters hold the largest frame (see [`MIN_WINDOW`]).
+//! A receiver cannot deadlock the sender by withholding: it sends a grant at the latest when a quarter of a
+//! window was used up, and the other three quarters hold the largest wire frame (see [`MIN_WINDOW`]).
 
 use crate::frame::{Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrameError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
-/// Bytes of bulk in flight unless settings say otherwise: 250 ms at 1 Gbit/s.
+/// Default bytes of bulk in flight: 250 ms at 1 Gbit/s.
 pub const DEFAULT_WINDOW: u32 = 32 << 20;
-/// Smallest bulk window: three quarters of it hold the largest frame.
+/// Smallest bulk window; three quarters of it hold the largest wire frame.
 pub const MIN_WINDOW: u32 = 12 << 20;
-/// Bytes of control in flight: some hundred thousand empty calls.
+/// Bytes of control in flight, some hundred thousand empty calls.
 pub const CONTROL_WINDOW: u32 = 4 << 20;
 
 const LARGEST: u32 = HEAD_SIZE as u32 + MAX_HEADER + MAX_PAYLOAD;
 const _: () =
     assert!(LARGEST <= MIN_WINDOW / 4 * 3 && HEAD_SIZE as u32 + MAX_HEADER <= CONTROL_WINDOW / 4 * 3);
 
-/// Which window a frame counts against.
+/// The window that a wire frame counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Bulk,
@@ -58,7 +58,7 @@ impl<T> PerClass<T> {
     }
 }
 
-/// The sender's side of one class. Waiters are served in the order they came.
+/// The sender's side of one class. Waiters are served in order of arrival.
 #[derive(Debug)]
 pub(crate) struct SendCredit {
     free: Semaphore,
@@ -70,7 +70,7 @@ impl SendCredit {
         Self { free: Semaphore::new(window as usize), in_flight: AtomicU64::new(0) }
     }
 
-    /// Waits for `bytes` of credit; false when the connection ended meanwhile.
+    /// Waits for `bytes` of credit; false if the connection ended meanwhile.
     pub(crate) async fn take(&self, bytes: u32) -> bool {
         let Ok(permit) = self.free.acquire_many(bytes).await else { return false };
         permit.forget();
@@ -78,7 +78,7 @@ impl SendCredit {
         true
     }
 
-    /// The peer gave `bytes` back.
+    /// Adds `bytes` of credit that the peer returned.
     pub(crate) fn grant(&self, bytes: u64) -> Result<(), WireFrameError> {
         let used =
             self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| used.checked_sub(bytes));
@@ -87,12 +87,12 @@ impl SendCredit {
         Ok(())
     }
 
-    /// Wakes every waiter: there will be no more credit.
+    /// Fails all waiters, because there will be no more credit.
     pub(crate) fn close(&self) {
         self.free.close();
     }
 
-    /// Bytes sent or queued and not yet given back.
+    /// Bytes sent or queued whose credit was not returned.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Acquire)
     }
@@ -102,9 +102,9 @@ impl SendCredit {
 #[derive(Debug)]
 pub(crate) struct ReceiveCredit {
     window: u64,
-    /// Received and not yet granted back, used up or not.
+    /// Bytes received and not yet granted back, used up or not.
     held: AtomicU64,
-    /// Used up, to be granted.
+    /// Bytes used up and not yet granted back.
     used: AtomicU64,
 }
 
@@ -113,7 +113,7 @@ impl ReceiveCredit {
         Self { window: u64::from(window), held: AtomicU64::new(0), used: AtomicU64::new(0) }
     }
 
-    /// A frame of `bytes` begins to arrive.
+    /// Counts a wire frame of `bytes` whose head has arrived.
     pub(crate) fn admit(&self, bytes: u32) -> Result<(), WireFrameError> {
         let held = self.held.fetch_add(u64::from(bytes), Ordering::AcqRel) + u64::from(bytes);
         match held.checked_sub(self.window) {
@@ -122,21 +122,21 @@ impl ReceiveCredit {
         }
     }
 
-    /// `bytes` were used up. True when it is time to tell the peer.
+    /// Counts `bytes` as used up. True if a grant is due.
     pub(crate) fn release(&self, bytes: u32) -> bool {
         let before = self.used.fetch_add(u64::from(bytes), Ordering::AcqRel);
         let due = self.window / 4;
         before < due && before + u64::from(bytes) >= due
     }
 
-    /// What to grant now.
+    /// The bytes to grant now.
     pub(crate) fn grant(&self) -> u64 {
         let used = self.used.swap(0, Ordering::AcqRel);
         self.held.fetch_sub(used, Ordering::AcqRel);
         used
     }
 
-    /// Bytes that arrived and were not used up.
+    /// Bytes that arrived and are not used up.
     pub(crate) fn queued(&self) -> u64 {
         self.held.load(Ordering::Acquire).saturating_sub(self.used.load(Ordering::Acquire))
     }

@@ -1,9 +1,9 @@
-//! Incoming requests: who asks, may they, in which order, and what becomes of the answer.
+//! The dispatcher of incoming requests: checks rights, orders requests, runs handlers, sends answers.
 //!
-//! Unordered requests run at once, up to a number of handlers; those of one stream run one after the other. A
-//! request's bytes stay on the peer's account until its answer has left, and no new handler starts while
-//! answers of a whole window wait for a peer that does not take them. Handlers are dropped when the
-//! connection ends: what must be finished then belongs into a task of its own.
+//! Unordered requests run at once, up to a number of handlers; requests of one stream run one after the
+//! other. A request's bytes count against the peer's credit until its answer was sent. No new handler starts
+//! while a window of answers waits for the peer's credit. Handlers are dropped when the connection ends: work
+//! that must finish belongs in a task of its own.
 
 use crate::{
     Answer, Connection, PublicKey, Refusal, Request, Rights, Role,
@@ -29,34 +29,34 @@ use tokio::{
 };
 use whimbrel_core::HostName;
 
-/// A future in a box.
+/// A boxed, sendable future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What vouches for a peer.
+/// How the peer was authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerIdentity {
-    /// It proved to have the secret of this key.
+    /// The peer proved that it has the secret of this key.
     Key(PublicKey),
-    /// The user's ssh vouches for this destination.
+    /// The user's ssh authenticated this destination.
     Ssh(String),
-    /// Whoever started this process and holds its standard input and output.
+    /// The process that started this one and holds its standard input and output.
     Stdio,
 }
 
-/// Who is at the other end of a connection.
+/// Peer at the other end of a connection.
 #[derive(Clone)]
 pub struct Peer {
-    /// What vouches for it.
+    /// How the peer was authenticated.
     pub identity: PeerIdentity,
-    /// The name it is trusted under; without a trust file, the name it gave.
+    /// The name in the trust list; without a trust list, the name in the peer's hello.
     pub name: HostName,
-    /// What it is.
+    /// The kind of program that the peer is.
     pub role: Role,
-    /// What it may ask of us.
+    /// Rights of the peer on this host.
     pub rights: Rights,
-    /// Version both speak.
+    /// Protocol version that both sides use.
     pub version: u16,
-    /// Bytes of bulk in flight, each way.
+    /// Bytes of bulk that may be in flight in each direction.
     pub window: u32,
     pub(crate) link: Weak<Link>,
 }
@@ -67,25 +67,25 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// Answers requests.
+/// Handler of incoming requests.
 pub trait Service: Send + Sync + 'static {
-    /// Answers one request. The payload's credit goes back to the peer when the answer has left, so not
-    /// answering is how a service slows its peer down. Must not block the thread.
+    /// Answers one request. The payload's credit is returned to the peer after the answer was sent, so a
+    /// service slows its peer down by not answering. Must not block the thread.
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer>;
 
-    /// A connection came about, and none of its requests is handled before this returns: the handle calls the
-    /// peer, a kept handle keeps the connection open. Must not block.
+    /// Called for a new connection before any of its requests is handled. The handle can call the peer, and
+    /// keeps the connection open while it exists. Must not block.
     fn connected(&self, _connection: Connection) {}
 }
 
-/// Refuses everything: the side that only calls.
+/// Refuses every request, for sides that only call.
 impl Service for () {
     fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         Box::pin(async move { Err(Refusal::unknown_kind(request.kind)) })
     }
 }
 
-/// A request and the number its answer must carry.
+/// A request and the id that its answer must carry.
 struct Job {
     id: u64,
     request: Request,
@@ -94,20 +94,20 @@ struct Job {
 
 type Streams = HashMap<u16, VecDeque<Job>>;
 
-/// What every handler of a connection shares.
+/// State that all handlers of a connection share.
 struct Desk {
     service: Arc<dyn Service>,
     peer: Arc<Peer>,
     shared: Arc<Shared>,
     slots: Semaphore,
-    /// Streams that have a task; the task ends when its queue is empty.
+    /// Requests of streams that have a task; the task ends when its queue is empty.
     streams: Mutex<Streams>,
     /// Bytes of answers that wait for credit.
     backlog: AtomicU64,
     less_backlog: Notify,
 }
 
-/// Starts handlers; dropping it drops them all.
+/// Starts handlers; dropping the dispatcher drops them all.
 pub(crate) struct Dispatcher {
     desk: Arc<Desk>,
     tasks: JoinSet<()>,
@@ -132,7 +132,7 @@ impl Dispatcher {
         Self { desk: Arc::new(desk), tasks: JoinSet::new() }
     }
 
-    /// Takes a request in.
+    /// Queues or starts a request.
     pub(crate) fn request(&mut self, frame: WireFrame, held: HeldCredit) {
         while self.tasks.try_join_next().is_some() {}
         let ordered = frame.head.flags == Flags::ORDERED;
@@ -164,7 +164,7 @@ impl Desk {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next request of `stream`, or none, and then the stream has no task any more.
+    /// The next request of `stream`. If there is none, the stream is removed and its task ends.
     fn next(&self, stream: u16) -> Option<Job> {
         let mut streams = self.streams();
         let job = streams.get_mut(&stream)?.pop_front();
@@ -188,7 +188,7 @@ impl Desk {
         let frame = answer_frame(kind, id, answer);
         let bytes = u64::from(frame.head.frame_len());
         self.backlog.fetch_add(bytes, Ordering::AcqRel);
-        // Without a connection there is nobody to tell.
+        // An answer is lost if the connection has ended.
         let _sent = self.shared.send_frame(frame).await;
         self.backlog.fetch_sub(bytes, Ordering::AcqRel);
         self.less_backlog.notify_waiters();
@@ -213,7 +213,7 @@ impl Desk {
                 format!("requests of kind {kind:#06x} are not allowed"),
             ));
         }
-        // A panic is one handler's failure: the caller gets an answer, the connection lives on.
+        // A panic fails only its request: the caller gets a refusal and the connection stays open.
         let mut handled = pin!(async { self.service.handle(&self.peer, request).await });
         std::future::poll_fn(|context| {
             let polled = catch_unwind(AssertUnwindSafe(|| handled.as_mut().poll(context)));
@@ -236,7 +236,7 @@ fn answer_frame(kind: u16, request: u64, answer: Answer) -> WireFrame {
         Err(refusal) => refusal,
     };
     let header = refusal.to_header();
-    // At most 1,000 characters: four bytes each are far below the limit of a header.
+    // At most 1,000 characters of four bytes, far below the limit of a header.
     frame(Flags::REFUSAL, header, Bytes::new()).expect("a refusal is short")
 }
 

@@ -1,4 +1,4 @@
-//! This side of any connection: its name, service and limits; and the hello over any pair of byte streams.
+//! The local endpoint of connections: its name, service and limits, and the hello over a byte stream.
 
 use crate::{
     ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service,
@@ -11,18 +11,18 @@ use tokio::{
 };
 use whimbrel_core::HostName;
 
-/// Limits of a connection.
+/// Limits of an endpoint's connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSettings {
-    /// Bytes of bulk in flight each way; at least [`crate::MIN_WINDOW`], the smaller of both sides counts.
+    /// Bytes of bulk in flight in each direction, at least [`crate::MIN_WINDOW`]; the smaller side's counts.
     pub window: u32,
-    /// A peer that makes no progress for so long is dead.
+    /// A peer that makes no progress for this long counts as dead.
     pub dead_after: Duration,
-    /// How long each stage of connecting may take.
+    /// Timeout of each step of connecting.
     pub handshake: Duration,
     /// Unordered requests handled at once per connection.
     pub max_handlers: usize,
-    /// Connections that may be in their handshake at once: what strangers can occupy.
+    /// Connections that may be in their handshake at once, which bounds what untrusted peers can use.
     pub max_handshakes: usize,
 }
 
@@ -38,23 +38,23 @@ impl Default for EndpointSettings {
     }
 }
 
-/// This side of connections.
+/// The local side of connections.
 #[derive(Clone)]
 pub struct Endpoint {
-    /// What we call ourselves.
+    /// Name that this side sends in its hello.
     pub name: HostName,
-    /// What we are.
+    /// The kind of program that this side is.
     pub role: Role,
-    /// Answers what peers ask.
+    /// Service that answers the peers' requests.
     pub service: Arc<dyn Service>,
-    /// Limits.
+    /// Limits of the connections.
     pub settings: EndpointSettings,
-    /// Versions we offer.
+    /// Versions that this side offers.
     pub versions: VersionRange,
 }
 
 impl Endpoint {
-    /// A host called `name` whose peers are answered by `service` (`()` refuses everything).
+    /// A host called `name` whose peers' requests `service` answers (`()` refuses them all).
     pub fn new(name: HostName, service: impl Service) -> Self {
         let settings = EndpointSettings::default();
         Self { name, role: Role::HOST, service: Arc::new(service), settings, versions: VersionRange::OURS }
@@ -72,16 +72,16 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// What the carrier knows of a peer before it speaks.
+/// The peer as the transport knows it before the hello.
 pub(crate) struct TransportPeer {
     pub(crate) identity: PeerIdentity,
     pub(crate) rights: Rights,
-    /// The name it is trusted under; without one it goes by the name it gives.
+    /// The name in the trust list; without one, the name in the peer's hello is used.
     pub(crate) name: Option<HostName>,
 }
 
-/// Says hello over a byte stream and makes it a connection. The stream is trusted to lead to `identity`.
-/// Must be called inside a runtime, which then runs the connection.
+/// Exchanges hellos over a byte stream and starts a connection. The caller has authenticated the other end as
+/// `identity`. Must be called inside a runtime, which then runs the connection.
 pub async fn connect_io(
     reader: impl AsyncRead + Unpin + Send + 'static,
     writer: impl AsyncWrite + Unpin + Send + 'static,
@@ -116,7 +116,7 @@ pub(crate) async fn connect_known(
         window,
         link,
     });
-    // First, so that no request is handled by a service that does not know the connection yet.
+    // Called first, so that the service knows the connection before it handles a request of it.
     endpoint.service.connected(connection.clone());
     connection_tasks::start(reader, writer, shared, &connection, endpoint);
     Ok(connection)
@@ -150,13 +150,13 @@ async fn exchange(
     Hello::parse(&whole).map_err(bad)
 }
 
-/// Ends a stream so that the peer still gets what we sent: a socket closed over unread bytes would reset and
-/// take our last words with it. Bounded in time and bytes.
+/// Ends a stream so that the peer still receives what was sent: closing a socket with unread bytes would send
+/// a reset. Bounded in time and bytes.
 pub(crate) async fn part(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
     let parting = async {
         writer.shutdown().await?;
         tokio::io::copy(&mut reader.take(1 << 20), &mut tokio::io::sink()).await
     };
-    // However it goes, the stream is dropped next.
+    // The result does not matter, the stream is dropped next.
     let _ = timeout(connection_tasks::LINGER, parting).await;
 }

@@ -1,10 +1,10 @@
-//! Why an identity, a trust file, a connection or a call failed. One enum for each family.
+//! Errors of an identity, a trust list, a connection or a call, one enum for each.
 
 use crate::{HelloError, PublicKey, Refusal, WireFrameError};
 use std::{error::Error, io, path::PathBuf, process::ExitStatus, sync::Arc, time::Duration};
 use whimbrel_core::HostName;
 
-/// The identity of this host cannot be had.
+/// Failure to load or create the identity of this host.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file operation failed.
@@ -12,39 +12,39 @@ pub enum IdentityError {
     File {
         /// `create` or `read`.
         action: &'static str,
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         source: io::Error,
     },
-    /// Others can read the secret.
+    /// Other users can read the secret.
     #[error("the secret key {path} has mode {mode:o}, others can read it: expected 600")]
     Exposed {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// The file holds no ed25519 key.
     #[error("{path} holds no ed25519 key")]
     Damaged {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the parser.
         source: rcgen::Error,
     },
-    /// The key could not be made or used.
-    #[error("cannot make a key")]
+    /// The key could not be generated or used.
+    #[error("cannot generate or use a key")]
     Key {
-        /// Why.
+        /// Cause reported by the cryptographic library.
         source: rcgen::Error,
     },
-    /// A key of another kind.
+    /// The key is of another kind.
     #[error("the key is not an ed25519 key")]
     NotEd25519,
 }
 
-/// The trust file cannot be used as asked.
+/// Failure to use or change the trust list.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
     /// A file operation failed.
@@ -52,61 +52,61 @@ pub enum TrustError {
     File {
         /// `read`, `lock` or `write`.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         source: io::Error,
     },
-    /// The file is no trust file.
+    /// The file is not a trust list.
     #[error("{path} is damaged")]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Place and cause of the error.
         source: Box<toml::de::Error>,
     },
-    /// The file is larger than any trust file.
-    #[error("{path} is too large for a trust file")]
+    /// The file is larger than any trust list.
+    #[error("{path} is too large for a trust list")]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The new content cannot be written as TOML.
     #[error("cannot encode {path}")]
     Encode {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the encoder.
         source: Box<toml::ser::Error>,
     },
-    /// Name or key are there already.
-    #[error("name or key are trusted already, as {name}")]
+    /// The name or the key is in the list already.
+    #[error("the name or the key is already trusted, as {name}")]
     Known {
         /// The name of the entry.
         name: HostName,
     },
-    /// Nothing would vouch for the host.
-    #[error("{name} has no key: only a host that is reached over ssh does without")]
+    /// The entry has neither a key nor an ssh address.
+    #[error("{name} has no key: only hosts that are reached over ssh need none")]
     NoKey {
         /// The name of the entry.
         name: HostName,
     },
-    /// No such entry.
+    /// The list has no such entry.
     #[error("no trusted host is called {name}")]
     Unknown {
-        /// The name asked for.
+        /// The name that was looked up.
         name: HostName,
     },
 }
 
-/// How far a connection came.
+/// A step of connecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectStep {
-    /// TCP connection.
+    /// The TCP connection.
     Dial,
-    /// TLS handshake.
+    /// The TLS handshake.
     Tls,
-    /// First message.
+    /// The exchange of hellos.
     Hello,
 }
 
@@ -120,77 +120,77 @@ impl std::fmt::Display for ConnectStep {
     }
 }
 
-/// No connection came about.
+/// Failure to connect to a peer, or to accept one.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Input or output failed.
     #[error("connection failed during {stage}")]
     Io {
-        /// When.
+        /// Step that failed.
         stage: ConnectStep,
-        /// Why.
+        /// Cause reported by the transport.
         source: io::Error,
     },
-    /// The peer was silent for too long.
+    /// A step took longer than its timeout.
     #[error("the peer did not finish {stage} within {after:?}")]
     Timeout {
-        /// When.
+        /// Step that timed out.
         stage: ConnectStep,
-        /// The deadline.
+        /// The timeout that was exceeded.
         after: Duration,
     },
-    /// Somebody else answers there.
+    /// The peer presented another key than the pinned one.
     #[error("the peer presented the key {presented}, not the pinned {expected}")]
     WrongKey {
-        /// Pinned.
+        /// The pinned key.
         expected: PublicKey,
-        /// Presented.
+        /// The presented key.
         presented: PublicKey,
     },
-    /// Somebody we do not trust called.
-    #[error("a stranger with the key {key} is not trusted here")]
+    /// An untrusted peer tried to connect.
+    #[error("the peer's key {key} is not trusted here")]
     Stranger {
-        /// The key to put into the trust file, should it be trusted.
+        /// The key to add to the trust list to trust the peer.
         key: PublicKey,
     },
-    /// The peer does not trust us, or pinned another key.
+    /// The peer does not trust this host's key, or pinned another.
     #[error("the peer does not trust our key {ours}")]
     NotTrusted {
-        /// The key the peer would have to trust.
+        /// The key that the peer would have to trust.
         ours: PublicKey,
     },
-    /// TLS failed.
+    /// The TLS library reported an error.
     #[error("TLS failed")]
     Tls {
-        /// Why.
+        /// Cause reported by the TLS library.
         source: rustls::Error,
     },
-    /// The trust file cannot be used.
-    #[error("cannot tell whom to trust")]
+    /// The trust list cannot be read.
+    #[error("cannot read the trust list")]
     Trust {
-        /// Why.
+        /// Cause from the trust list.
         source: Arc<TrustError>,
     },
-    /// The first message is none, or no version is common.
-    #[error("the hosts cannot talk")]
+    /// The peer's hello is invalid or has no version in common with ours.
+    #[error("the exchange of hellos failed")]
     Hello {
-        /// Why.
+        /// Problem with the hello.
         source: HelloError,
     },
-    /// The ssh child ended early.
+    /// The ssh process exited early.
     #[error("ssh to {destination} ended ({status}): {}", on_one_line(stderr))]
     Ssh {
-        /// Where to.
+        /// Destination given to ssh.
         destination: String,
-        /// Its status.
+        /// Exit status of ssh.
         status: ExitStatus,
-        /// The end of what it said.
+        /// The end of its standard error.
         stderr: String,
     },
-    /// A destination that ssh would read as an option.
+    /// A destination that is empty, or that ssh would read as an option.
     #[error("{destination:?} is not an ssh destination")]
     Destination {
-        /// What was given.
+        /// The rejected destination.
         destination: String,
     },
 }
@@ -199,60 +199,60 @@ fn on_one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CloseReason {
-    /// This side closed it.
+    /// Closed by this side.
     #[error("closed by this side")]
     Local,
-    /// The peer said goodbye.
+    /// The peer sent a goodbye.
     #[error("closed by the peer{}{reason}", if reason.is_empty() { "" } else { ": " })]
     Peer {
-        /// Why, if it said so (at most 200 characters).
+        /// The peer's reason, at most 200 characters; may be empty.
         reason: String,
     },
     /// The stream ended without a goodbye.
-    #[error("the connection was cut")]
+    #[error("the connection was lost")]
     Cut,
     /// Input or output failed.
     #[error("the connection failed")]
     Io {
-        /// Why.
+        /// Cause reported by the transport.
         source: Arc<io::Error>,
     },
-    /// Nothing was heard, or could be written, for too long.
-    #[error("the peer is dead: no progress for {silent:?}")]
+    /// Nothing was received, or a write made no progress, for too long.
+    #[error("the peer does not respond: no progress for {silent:?}")]
     Dead {
-        /// How long.
+        /// Time without progress.
         silent: Duration,
     },
-    /// The peer broke the protocol.
-    #[error("the peer broke the protocol")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the protocol")]
     Protocol {
-        /// How.
+        /// The violation that was found.
         source: WireFrameError,
     },
 }
 
-/// A call brought no reply.
+/// Failure of a call.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CallError {
-    /// The peer answered no.
+    /// The peer refused the request.
     #[error("refused by the peer")]
     Refused {
-        /// What it said.
+        /// The peer's refusal.
         source: Refusal,
     },
-    /// The connection ended first. Whether the request was carried out is unknown.
+    /// The connection ended before the reply. Whether the request was carried out is unknown.
     #[error("no reply")]
     Closed {
-        /// Why it ended.
+        /// The reason why the connection ended.
         source: CloseReason,
     },
-    /// The request is over the limits, or of a kind the wire keeps to itself, and was not sent.
+    /// The request exceeds the limits, or its kind belongs to the connection; it was not sent.
     #[error("the request cannot be sent")]
     Unsendable {
-        /// Why not.
+        /// The limit that is exceeded.
         source: WireFrameError,
     },
     /// A header could not be encoded or decoded.
@@ -262,7 +262,7 @@ pub enum CallError {
         action: &'static str,
         /// Kind of the request.
         kind: u16,
-        /// Why.
+        /// Cause reported by the encoding.
         source: Arc<dyn Error + Send + Sync>,
     },
 }

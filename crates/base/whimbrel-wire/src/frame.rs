@@ -1,137 +1,135 @@
-//! Frames: a fixed head, a small header, a raw payload. Pure: bytes in, frames out.
+//! Wire frames: a fixed head, a small header and a raw payload. Pure: bytes in, wire frames out.
 //!
-//! Invariants: a length is checked before anything is allocated for it; a payload is received straight into
-//! the buffer it stays in; the decoder gives the same frames however the bytes were cut. There is no
-//! checksum: both carriers authenticate every byte already. The magic catches what they cannot, a program
-//! that prints into the stream (a login script behind ssh). After an error a stream is out of step and must
-//! be closed.
+//! Invariants: a length is checked before memory is allocated for it; a payload is received directly into its
+//! final buffer; the decoder returns the same wire frames however the stream is split. There is no checksum,
+//! because both transports authenticate every byte. The magic detects a program that prints into the stream,
+//! such as a login script behind ssh. After an error the stream is out of sync and must be closed.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The first two bytes of every frame, `Wf` as a little-endian number.
+/// The first two bytes of every wire frame: `Wf` as a little-endian number.
 const MAGIC: u16 = u16::from_le_bytes(*b"Wf");
-/// Bytes of a frame's head.
+/// Bytes of a wire frame's head.
 pub const HEAD_SIZE: usize = 24;
-/// Longest header in bytes: headers are typed and small, bulk belongs into the payload.
+/// Longest header in bytes. Headers are typed and small; bulk data belongs in the payload.
 pub const MAX_HEADER: u32 = 64 << 10;
-/// Longest payload in bytes: two 4 MiB batches of pages; more would let one frame block a slow line for long.
+/// Longest payload in bytes: two 4 MiB batches of pages. A longer frame would block a slow line for long.
 pub const MAX_PAYLOAD: u32 = 8 << 20;
-/// What the decoder reads ahead: enough for hundreds of small frames a system call, little to copy for large
-/// ones.
+/// Bytes that the decoder reads ahead: hundreds of small frames in a system call, little copying for large.
 const READ_AHEAD: usize = 32 << 10;
 
-/// Flag bits of a frame.
+/// Flag bits of a wire frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags(u16);
 
 impl Flags {
-    /// A request without order.
+    /// An unordered request.
     pub const NONE: Flags = Flags(0);
-    /// The frame answers a request.
+    /// The wire frame answers a request.
     pub const REPLY: Flags = Flags(1);
     /// With `REPLY`: the answer is a refusal.
     pub const REFUSAL: Flags = Flags(1 | 2);
-    /// The request is handled in order of arrival within its stream.
+    /// The request is handled in order of arrival in its stream.
     pub const ORDERED: Flags = Flags(4);
 
-    /// The flags of `bits`, if they are a combination that means something.
+    /// The flags of `bits`, if the combination is defined.
     pub fn from_bits(bits: u16) -> Option<Self> {
         matches!(bits, 0 | 1 | 3 | 4).then_some(Self(bits))
     }
 
-    /// As sent.
+    /// The bits as sent.
     pub fn bits(self) -> u16 {
         self.0
     }
 }
 
-/// The head of a frame, decoded.
+/// The decoded head of a wire frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHead {
-    /// What the frame is.
+    /// Whether it is a request, a reply or a refusal.
     pub flags: Flags,
-    /// What is asked for, or was.
+    /// Message kind of the request.
     pub kind: u16,
-    /// With `ORDERED`: the stream whose order counts.
+    /// With `ORDERED`: the stream in which the request is ordered.
     pub stream: u16,
-    /// Number of the request, counted by the side that asks.
+    /// Id of the request, counted by the requesting side.
     pub request: u64,
-    /// Bytes of header.
+    /// Length of the header in bytes.
     pub header_len: u32,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub payload_len: u32,
 }
 
-/// One frame. Its head's lengths are those of its parts.
+/// One wire frame. The lengths in its head are those of its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireFrame {
-    /// The head.
+    /// The decoded head.
     pub head: FrameHead,
     /// Small typed header.
     pub header: Bytes,
-    /// Raw bytes.
+    /// Raw payload bytes.
     pub payload: Bytes,
 }
 
-/// The bytes are not this protocol, or break one of its promises.
+/// A violation of the protocol by the peer's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireFrameError {
-    /// No frame begins here.
-    #[error("the stream is out of step: {found:#06x} where a frame should begin")]
+    /// The bytes do not start a wire frame.
+    #[error("the stream is out of sync: {found:#06x} where a frame should begin")]
     Magic {
-        /// What stands in place of the magic.
+        /// The bytes found instead of the magic.
         found: u16,
     },
-    /// Flags nobody defined.
+    /// An undefined combination of flags.
     #[error("frame with unknown flags {flags:#06x}")]
     Flags {
-        /// The bits.
+        /// The flag bits.
         flags: u16,
     },
     /// A header over [`MAX_HEADER`].
     #[error("frame header of {len} bytes, the limit is {MAX_HEADER}")]
     HeaderTooLong {
-        /// Claimed length.
+        /// Length in the head.
         len: u64,
     },
     /// A payload over [`MAX_PAYLOAD`].
     #[error("frame payload of {len} bytes, the limit is {MAX_PAYLOAD}")]
     PayloadTooLong {
-        /// Claimed length.
+        /// Length in the head.
         len: u64,
     },
     /// The stream ended inside a frame.
     #[error("the stream ended inside a frame")]
     Torn,
-    /// More bytes than credit was given for.
+    /// The peer sent more bytes than its credit.
     #[error("the peer sent {over} bytes more than it has credit for")]
     CreditExceeded {
-        /// Bytes over.
+        /// Bytes above the credit.
         over: u64,
     },
-    /// More credit given back than was used.
-    #[error("the peer gave back {over} bytes of credit more than were used")]
+    /// The peer returned more credit than was used.
+    #[error("the peer returned {over} bytes of credit more than were used")]
     GrantExceeded {
-        /// Bytes over.
+        /// Bytes above the used credit.
         over: u64,
     },
-    /// A reply to nothing.
+    /// A reply to an unknown request.
     #[error("reply to request {request}, which was never sent")]
     UnknownReply {
-        /// The number in the reply.
+        /// The request id in the reply.
         request: u64,
     },
-    /// A frame of the connection itself that makes no sense.
+    /// A malformed connection frame.
     #[error("malformed connection frame of kind {kind:#06x}")]
     Malformed {
-        /// Its kind.
+        /// Kind of the connection frame.
         kind: u16,
     },
 }
 
-/// The head as it lies on the wire: little-endian, no padding.
+/// The head's layout on the wire: little-endian, no padding.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHead {
@@ -147,7 +145,7 @@ struct RawHead {
 const _: () = assert!(size_of::<RawHead>() == HEAD_SIZE);
 
 impl WireFrame {
-    /// A frame of these parts; refuses parts over the limits.
+    /// Builds a wire frame; parts over the limits are refused.
     pub fn new(
         flags: Flags,
         kind: u16,
@@ -170,7 +168,7 @@ fn bounded(len: u64, limit: u32) -> Option<u32> {
 }
 
 impl FrameHead {
-    /// Bytes of the whole frame on the wire.
+    /// Length of the whole wire frame in bytes.
     pub fn frame_len(&self) -> u32 {
         HEAD_SIZE as u32 + self.header_len + self.payload_len
     }
@@ -194,7 +192,7 @@ impl FrameHead {
     }
 }
 
-/// Appends the bytes of `head` to `out`; header and payload follow it on the wire.
+/// Appends the bytes of `head` to `out`. Header and payload follow it on the wire.
 pub fn encode_head(head: &FrameHead, out: &mut BytesMut) {
     let raw = RawHead {
         magic: MAGIC.into(),
@@ -208,7 +206,7 @@ pub fn encode_head(head: &FrameHead, out: &mut BytesMut) {
     out.extend_from_slice(raw.as_bytes());
 }
 
-/// A frame whose payload is on its way.
+/// A wire frame whose payload is incomplete.
 #[derive(Debug)]
 struct Filling {
     head: FrameHead,
@@ -222,10 +220,9 @@ impl Filling {
     }
 }
 
-/// Cuts a stream of bytes into frames. Put bytes into [`Decoder::space`], then take frames until there is
-/// none.
+/// Splits a byte stream into wire frames. Callers fill [`Decoder::space`] and take frames until none is left.
 ///
-/// It holds at most one frame and 32 KiB.
+/// The decoder holds at most one frame and 32 KiB.
 #[derive(Debug, Default)]
 pub struct Decoder {
     ahead: BytesMut,
@@ -233,8 +230,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Where the next bytes of the stream go: the payload that is being filled, or the read-ahead buffer.
-    /// Never without room once [`Decoder::next_frame`] returned `None`.
+    /// The buffer for the next bytes of the stream: the incomplete payload or the read-ahead buffer. It has
+    /// room once [`Decoder::next_frame`] has returned `None`.
     pub fn space(&mut self) -> impl BufMut + '_ {
         match &mut self.filling {
             Some(filling) => {
@@ -248,8 +245,8 @@ impl Decoder {
         }
     }
 
-    /// The head of the frame that comes next, as soon as it is there: lets a receiver refuse a frame before
-    /// memory is spent on it.
+    /// The head of the next frame as soon as it has arrived, so that a receiver can refuse a frame before
+    /// memory is allocated for it.
     pub fn peek(&self) -> Result<Option<FrameHead>, WireFrameError> {
         match &self.filling {
             Some(filling) => Ok(Some(filling.head)),
@@ -259,7 +256,7 @@ impl Decoder {
         }
     }
 
-    /// The next complete frame.
+    /// The next complete wire frame.
     pub fn next_frame(&mut self) -> Result<Option<WireFrame>, WireFrameError> {
         if self.filling.is_none() {
             let Some(head) = self.peek()? else { return Ok(None) };
@@ -268,7 +265,7 @@ impl Decoder {
                 return Ok(None);
             }
             self.ahead.advance(HEAD_SIZE);
-            // Copied, not split off: a header of ten bytes must not keep 32 KiB alive.
+            // Copied, because a slice of ten bytes would keep 32 KiB allocated.
             let header = Bytes::copy_from_slice(&self.ahead[..head.header_len as usize]);
             self.ahead.advance(head.header_len as usize);
             let mut payload = BytesMut::with_capacity(head.payload_len as usize);
@@ -285,7 +282,7 @@ impl Decoder {
         }))
     }
 
-    /// Says whether the stream may end here.
+    /// Fails if the stream may not end here.
     pub fn finish(&self) -> Result<(), WireFrameError> {
         if self.filling.is_none() && self.ahead.is_empty() { Ok(()) } else { Err(WireFrameError::Torn) }
     }

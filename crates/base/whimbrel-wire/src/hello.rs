@@ -1,8 +1,8 @@
-//! The first message of both sides, and the choice of a version. Pure.
+//! The hello: the first message of both sides, from which they choose a version. Pure.
 //!
-//! Both send at once, so agreeing costs one trip. The layout is frozen: every future version must be able to
-//! parse it, if only to say which versions it speaks. New fields go behind the name, where old hosts skip
-//! them.
+//! Both sides send at once, so it costs one round trip. The layout is frozen: every future version must be
+//! able to parse it, at least to read which versions the peer speaks. New fields go behind the name, where
+//! old hosts skip them.
 //!
 //! ```text
 //! 0  magic "WHIMBREL"   8   u16 length of the whole hello, 24..=1024
@@ -15,40 +15,40 @@ use std::fmt;
 use whimbrel_core::HostName;
 
 const MAGIC: &[u8; 8] = b"WHIMBREL";
-/// The part of fixed place; also how much is read before anything is believed.
+/// The length of the fixed part, which is read and checked first.
 pub(crate) const FIXED: usize = 24;
 const MAX_HELLO: u16 = 1024;
 
 /// A version of the protocol and the reason for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
-    /// Its number.
+    /// Number of the version.
     pub number: u16,
-    /// What it brought and why that could not be had without a new number.
+    /// The change, and why it needs a new number.
     pub why: &'static str,
 }
 
-/// Every version this build speaks, oldest first. An entry leaves the list when we stop speaking it.
+/// Every version that this build speaks, oldest first. An entry is removed when support for it ends.
 pub const VERSIONS: &[Version] = &[Version {
     number: 1,
     why: "the first: calls both ways, two classes of credit, ordered streams, pings, goodbye with a reason",
 }];
 
-/// The versions somebody speaks, `oldest..=newest`.
+/// A range of versions, `oldest..=newest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRange {
-    /// First.
+    /// First version of the range.
     pub oldest: u16,
-    /// Last.
+    /// Last version of the range.
     pub newest: u16,
 }
 
 impl VersionRange {
-    /// What this build speaks.
+    /// The versions that this build speaks.
     pub const OURS: VersionRange =
         VersionRange { oldest: VERSIONS[0].number, newest: VERSIONS[VERSIONS.len() - 1].number };
 
-    /// The newest version both speak.
+    /// The newest version in both ranges.
     pub fn common(self, other: Self) -> Option<u16> {
         let newest = self.newest.min(other.newest);
         (newest >= self.oldest.max(other.oldest)).then_some(newest)
@@ -61,57 +61,57 @@ impl fmt::Display for VersionRange {
     }
 }
 
-/// What kind of program speaks. Unknown roles of later versions are carried as they are.
+/// The kind of program that speaks. Unknown roles of later versions are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Role(pub u8);
 
 impl Role {
-    /// A `whimbrel host`.
+    /// The daemon, `whimbrel host`.
     pub const HOST: Role = Role(1);
     /// A command that works on a store or serves over ssh.
     pub const TOOL: Role = Role(2);
 }
 
-/// The first message.
+/// The first message of a side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// Versions the sender speaks.
     pub versions: VersionRange,
-    /// What the sender is.
+    /// The kind of program that the sender is.
     pub role: Role,
-    /// Bytes of bulk the sender is ready to hold; the smaller of both sides counts, each way.
+    /// Bytes of bulk that the sender can hold. The smaller window of both sides is used in each direction.
     pub window: u32,
-    /// What the sender calls itself: a claim, not an identity.
+    /// The name that the sender claims; it is not authenticated.
     pub name: HostName,
 }
 
-/// The first message is none, or we cannot agree.
+/// Failure to parse the hello or to agree on a version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Another protocol, or a login script that talks.
+    /// The peer speaks another protocol, or a login script prints into the stream.
     #[error("the peer does not speak this protocol: it began with {begin:?}")]
     NotWhimbrel {
         /// The first bytes, escaped.
         begin: String,
     },
-    /// A hello that contradicts itself.
+    /// A hello with an invalid field.
     #[error("malformed hello: {field}")]
     Malformed {
-        /// The field that cannot be.
+        /// The invalid field.
         field: &'static str,
     },
     /// No version in common.
     #[error("no common version: we speak {ours}, the peer speaks {theirs}")]
     NoCommonVersion {
-        /// Ours.
+        /// Versions of this side.
         ours: VersionRange,
-        /// The peer's.
+        /// Versions of the peer.
         theirs: VersionRange,
     },
 }
 
 impl Hello {
-    /// The bytes to send.
+    /// The hello as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
         let mut out = Vec::with_capacity(FIXED + name.len());
@@ -126,7 +126,7 @@ impl Hello {
         out
     }
 
-    /// How many bytes follow the fixed part.
+    /// Number of bytes that follow the fixed part.
     pub(crate) fn rest_len(fixed: &[u8; FIXED]) -> Result<usize, HelloError> {
         if &fixed[..8] != MAGIC {
             return Err(HelloError::NotWhimbrel { begin: fixed.escape_ascii().to_string() });
@@ -136,7 +136,7 @@ impl Hello {
         if known { Ok(usize::from(length) - FIXED) } else { Err(HelloError::Malformed { field: "length" }) }
     }
 
-    /// Reads a whole hello. Fields behind the name are skipped.
+    /// Parses a complete hello. Fields behind the name are skipped.
     pub fn parse(bytes: &[u8]) -> Result<Self, HelloError> {
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(|| HelloError::NotWhimbrel {
             begin: bytes.iter().take(FIXED).flat_map(|b| b.escape_ascii()).map(char::from).collect(),
@@ -156,7 +156,7 @@ impl Hello {
         Ok(Self { versions, role: Role(fixed[14]), window, name })
     }
 
-    /// The version and window both sides will use. Both sides come to the same answer.
+    /// The version and window for the connection; both sides compute the same.
     pub fn agree(&self, theirs: &Hello) -> Result<(u16, u32), HelloError> {
         let version = self
             .versions

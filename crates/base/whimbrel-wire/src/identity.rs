@@ -1,8 +1,7 @@
-//! The identity of a host: an ed25519 key it made itself, and the certificate that carries it through TLS.
+//! The identity of a host: an ed25519 key that it generated, and the certificate that carries the key in TLS.
 //!
-//! The certificate is only an envelope, made anew at every start: no authority, name or date in it is ever
-//! looked at. The secret is `identity.key` (PKCS #8 in PEM, mode 0600); like ssh, we refuse one others can
-//! read.
+//! The certificate is generated at every start; its issuer, name and dates are never checked. The secret is
+//! `identity.key` (PKCS #8 in PEM, mode 0600). As in ssh, a secret that others can read is refused.
 
 use crate::{IdentityError, PublicKey, atomic_file};
 use rcgen::{CertificateParams, KeyPair, PKCS_ED25519};
@@ -19,7 +18,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity kept in `dir`; the first call makes the folder and the key, durably.
+    /// Loads the identity from `dir`. The first call creates the folder and a key, durably.
     pub fn load_or_create(dir: &Path) -> Result<Self, IdentityError> {
         let path = dir.join(FILE);
         let file = |action, source| IdentityError::File { action, path: path.clone(), source };
@@ -27,7 +26,7 @@ impl Identity {
             fs::create_dir_all(dir).map_err(|source| file("create", source))?;
             let key = KeyPair::generate_for(&PKCS_ED25519).map_err(|source| IdentityError::Key { source })?;
             match atomic_file::create(&path, key.serialize_pem().as_bytes()) {
-                // Another process was faster: its key is the key.
+                // Another process was faster; use its key.
                 Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(|source| file("create", source))?,
             }
@@ -41,7 +40,7 @@ impl Identity {
         Self::from_key(&KeyPair::from_pkcs8_pem_and_sign_algo(&pem, &PKCS_ED25519).map_err(damaged)?)
     }
 
-    /// A fresh identity that is kept nowhere.
+    /// A new identity that is not stored.
     pub fn ephemeral() -> Result<Self, IdentityError> {
         Self::from_key(&KeyPair::generate_for(&PKCS_ED25519).map_err(|source| IdentityError::Key { source })?)
     }
@@ -54,7 +53,7 @@ impl Identity {
         Ok(Self { public: PublicKey(public), certificate, pkcs8: key.serialize_der() })
     }
 
-    /// The key others put into their trust file.
+    /// The public key, which other hosts put into their trust lists.
     pub fn public_key(&self) -> PublicKey {
         self.public
     }

@@ -1,13 +1,13 @@
-//! The protocol between hosts: frames, versions, identities, TLS and ssh carriers.
+//! The protocol between hosts: wire frames, versions, identities, and the transports TLS and ssh.
 //!
 //! One connection carries many calls at once, in both directions, with a bounded number of bytes in flight.
-//! `frame`, `hello`, `credit` and `limit` are pure (bytes or numbers in, decisions out, no I/O and no clock);
-//! `connection`, `dispatch` and `pump` run them over any byte stream; `tls` and `ssh` make such streams.
-//! What the calls mean is no business of this crate: an engine owns a range of kinds and its own headers.
+//! `frame`, `hello`, `credit` and `token_bucket` are pure: no I/O and no clock. `connection`, `dispatcher`
+//! and `connection_tasks` run them over any byte stream; `tls` and `ssh` make such streams. This crate does
+//! not know what calls mean: each engine has a range of kinds and its own headers.
 //!
-//! Invariants: nothing is read from a peer before its length was checked; no peer can make this side hold
-//! more for a connection than its windows of requests and one reply for each call it made; a call ends in a
-//! reply or in a typed error, never in silence. The bytes are described in `docs/protocols/wire.md`.
+//! Invariants: a length is checked before anything is read for it. For one connection, a peer can make this
+//! side hold at most its windows of requests and one reply for each call of this side. A call ends in a reply
+//! or in a typed error. The bytes are described in `docs/protocols/wire.md`.
 
 pub mod atomic_file;
 mod call;

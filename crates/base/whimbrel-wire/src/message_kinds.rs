@@ -1,52 +1,52 @@
-//! Ranges of kinds: the high byte of a kind says which engine answers it, and which right a caller needs.
+//! Message kinds: the high byte of a kind names the engine that answers it and the right that a caller needs.
 
 use serde::{Deserialize, Serialize};
 
-/// First kinds of the ranges, 256 kinds each.
+/// First kinds of the ranges; each has 256 kinds.
 pub mod range {
     /// The connection itself: credit, keep-alive, goodbye.
     pub const WIRE: u16 = 0x0000;
-    /// Migration.
+    /// Migration of machines.
     pub const MIGRATE: u16 = 0x0100;
-    /// Sync between stores.
+    /// Transfer of capsules between stores.
     pub const STORE: u16 = 0x0200;
-    /// Protection by replicated checkpoints.
+    /// Protection by replicated epochs.
     pub const PROTECT: u16 = 0x0300;
-    /// The checkpoint pool.
+    /// The pool of spare disk.
     pub const POOL: u16 = 0x0400;
-    /// Wide-area sessions.
+    /// Sessions on exports of another host.
     pub const SESSION: u16 = 0x0500;
-    /// Frames of machines that run away from home.
+    /// Tunnel: frames of machines that run away from home.
     pub const TUNNEL: u16 = 0x0600;
 }
 
-/// The frames of the connection itself.
+/// Wire frames of the connection itself.
 pub(crate) mod wire {
-    /// Header: two u64, bytes of bulk and of control credit given back.
+    /// Header: two u64, the bytes of bulk and of control credit that are returned.
     pub(crate) const GRANT: u16 = 0x0001;
-    /// Header: a u64 the peer sends back.
+    /// Header: a u64 that the peer sends back.
     pub(crate) const PING: u16 = 0x0002;
     /// Header: the u64 of the ping.
     pub(crate) const PONG: u16 = 0x0003;
-    /// Header: UTF-8, why; empty when nothing is wrong. The last frame of a side.
+    /// Header: the reason in UTF-8, empty after a normal end. The last wire frame of a side.
     pub(crate) const GOODBYE: u16 = 0x0004;
 }
 
-/// What a trusted peer may ask for.
+/// A kind of call that a trusted peer may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// Move machines here.
+    /// Migrate machines to this host.
     Migrate,
     /// Read and write capsules.
     Store,
-    /// Replicate machines here.
+    /// Use this host as a standby.
     Protect,
-    /// Use the checkpoint pool.
+    /// Use the pool on this host.
     Pool,
-    /// Open sessions.
+    /// Open sessions on this host's exports.
     Session,
-    /// Be in the network of machines whose home is here.
+    /// Connect to the network of machines whose home is here.
     Tunnel,
 }
 
@@ -55,7 +55,7 @@ impl Right {
     pub const ALL: [Right; 6] =
         [Right::Migrate, Right::Store, Right::Protect, Right::Pool, Right::Session, Right::Tunnel];
 
-    /// The first kind of the range this right opens.
+    /// The first kind of the range that this right opens.
     pub const fn range(self) -> u16 {
         match self {
             Right::Migrate => range::MIGRATE,
@@ -68,13 +68,13 @@ impl Right {
     }
 }
 
-/// A set of rights. Kinds outside every range (0x0700 and up) need none: they are for tests and experiments.
+/// A set of rights. Kinds outside every range (0x0700 and up, for tests and experiments) need no right.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rights(pub Vec<Right>);
 
 impl Rights {
-    /// Everything: what a peer gets unless its entry says less, and what an ssh login gives.
+    /// All rights: the default for an entry of the trust list, and the rights of every ssh login.
     pub fn all() -> Self {
         Self(Right::ALL.to_vec())
     }

@@ -1,42 +1,41 @@
-//! Where another host is reached, and by which carrier: `host:port` is TLS, `ssh:DESTINATION` the user's ssh.
+//! The address of a peer and its transport: `host:port` is TLS, `ssh:DESTINATION` is the user's ssh.
 //!
-//! Pure text. What looks like an option of ssh, or could be more than one word, is no address.
+//! Pure text. A text that ssh would read as an option, or that has blanks, is not an address.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 const SSH: &str = "ssh:";
-/// A DNS name is at most 253 long; user, port and brackets fit beside it.
+/// A DNS name has at most 253 bytes; this leaves room for user, port and brackets.
 const MAX: usize = 320;
 
-/// Where a host is reached.
+/// The address of a peer, with its transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum PeerAddress {
     /// TLS over TCP, as `host:port`.
     Tcp(String),
-    /// ssh, as ssh reads a destination: `user@host`, a name from its configuration, or
-    /// `ssh://user@host:port`.
+    /// ssh, with a destination as ssh reads it: `user@host`, `ssh://user@host:port` or a configured name.
     Ssh(String),
 }
 
-/// The text is no address.
+/// Error for a text that is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address of a host: use HOST:PORT, ssh:DESTINATION or ssh://USER@HOST:PORT")]
+#[error("{text:?} is not a host address: use HOST:PORT, ssh:DESTINATION or ssh://USER@HOST:PORT")]
 pub struct ParseAddressError {
-    /// What was given (at most 80 characters of it).
+    /// The rejected text, at most 80 characters of it.
     pub text: String,
 }
 
 impl PeerAddress {
-    /// The address that ssh calls `destination`.
+    /// The address with the ssh destination `destination`.
     pub fn ssh(destination: &str) -> Result<Self, ParseAddressError> {
         let host = destination.strip_prefix("ssh://").unwrap_or(destination);
         if is_word(host) { Ok(Self::Ssh(destination.to_owned())) } else { Err(no_address(destination)) }
     }
 }
 
-/// One word that no program takes for an option.
+/// Whether a program would read `text` as one argument that is not an option.
 fn is_word(text: &str) -> bool {
     (1..=MAX).contains(&text.len())
         && !text.starts_with('-')

@@ -1,8 +1,7 @@
 //! The public key of a host and its text form.
 //!
-//! `whk1-` and 56 letters of base32 (RFC 4648 alphabet, lower case, no padding) over 35 bytes: the ed25519
-//! key and three bytes of checksum, so that a slip in copying is noticed before a handshake fails for a
-//! riddle.
+//! The text is `whk1-` and 56 letters of base32 (RFC 4648 alphabet, lower case, no padding) over 35 bytes:
+//! the ed25519 key and three bytes of checksum, which reveals a copying mistake before a handshake fails.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -16,19 +15,19 @@ const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 #[serde(try_from = "String", into = "String")]
 pub struct PublicKey(pub [u8; 32]);
 
-/// The text is no public key.
+/// Error for a text that is not a public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseKeyError {
-    /// Wrong prefix, length or letters.
+    /// The prefix, the length or a letter is wrong.
     #[error("a key is whk1- and 56 letters or digits, this is {text:?}")]
     Form {
-        /// What was given (at most 80 characters of it).
+        /// The rejected text, at most 80 characters of it.
         text: String,
     },
-    /// It looks like a key but was not copied faithfully.
-    #[error("the checksum of the key {text:?} is wrong, it was not copied faithfully")]
+    /// The checksum is wrong, so the key was not copied exactly.
+    #[error("the checksum of the key {text:?} is wrong: the key was not copied exactly")]
     Checksum {
-        /// What was given.
+        /// The rejected text.
         text: String,
     },
 }
@@ -41,14 +40,14 @@ impl PublicKey {
         [a, b, c]
     }
 
-    /// Sixteen letters in four groups, for people who compare two screens.
+    /// Sixteen letters in four groups, for comparison by people.
     pub fn fingerprint(&self) -> String {
         let text = base32(&Digest::of(&self.0).0[..10]);
         [&text[..4], &text[4..8], &text[8..12], &text[12..]].join("-")
     }
 }
 
-/// Every 5 bytes become 8 letters; callers pass multiples of 5.
+/// Encodes groups of 5 bytes as 8 letters; callers pass multiples of 5.
 fn base32(bytes: &[u8]) -> String {
     let group = |five: &[u8]| five.iter().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
     let letters = |bits: u64| (0..8).rev().map(move |at| ALPHABET[(bits >> (5 * at) & 31) as usize] as char);

@@ -1,31 +1,32 @@
-//! Patterns over the names of capsules: which refs of ours a trusted host may read or write. Pure.
+//! Ref patterns: which refs of this host a trusted host may read or write. Pure.
 //!
-//! `*` stands for any run of characters, `?` for one; everything else for itself. A pattern that no ref can
-//! match (a slash in it, or a blank) is refused when it is read: in a list of rights it could only mislead.
+//! `*` matches any number of characters, `?` matches one, everything else itself. A pattern that no ref can
+//! match, such as one with a slash or a blank, is refused when it is parsed, because it would only mislead in
+//! a list of rights.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Longer than any ref name; more says nothing more.
+/// Longest pattern in bytes; no ref name is longer.
 const MAX_PATTERN: usize = 64;
-/// Patterns in one list.
+/// Most patterns in one list.
 const MAX_PATTERNS: usize = 64;
 
-/// The text is no pattern, or a list is too long.
+/// Error for a text that is not a pattern, or for a list that is too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// No ref name can match it.
+    /// A pattern that cannot match any ref name.
     #[error(
         "{text:?} cannot match any ref: use 1 to {MAX_PATTERN} letters, digits, '-', '_', '.', '*' and '?', like 'golden*'"
     )]
     Unmatchable {
-        /// What was given, at most 80 characters of it.
+        /// The rejected text, at most 80 characters of it.
         text: String,
     },
-    /// A list of more than anybody would write.
+    /// A list with too many patterns.
     #[error("{found} patterns in one list, the limit is {MAX_PATTERNS}")]
     TooMany {
-        /// How many there are.
+        /// Number of patterns in the list.
         found: usize,
     },
 }
@@ -36,16 +37,16 @@ pub enum PatternError {
 pub struct RefPattern(String);
 
 impl RefPattern {
-    /// The pattern as it was written.
+    /// The pattern as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it matches the whole of `name`. Takes at most length times length steps, whatever the pattern.
+    /// Whether the pattern matches all of `name`, in at most pattern length times name length steps.
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
         let (mut at, mut seen) = (0, 0);
-        // Where to go on if what followed the last star does not fit: one character later.
+        // Where to continue after a mismatch: the last star, matching one character more.
         let mut star = None;
         while seen < name.len() {
             match pattern.get(at) {
@@ -101,18 +102,18 @@ impl fmt::Display for RefPattern {
     }
 }
 
-/// Several patterns; a name matches them if it matches one. The empty list matches nothing.
+/// A list of patterns; a name matches the list if it matches one of them. The empty list matches nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<RefPattern>", into = "Vec<RefPattern>")]
 pub struct RefPatterns(Vec<RefPattern>);
 
 impl RefPatterns {
-    /// Whether one of them matches the whole of `name`.
+    /// Whether one of the patterns matches all of `name`.
     pub fn matches(&self, name: &str) -> bool {
         self.0.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// The patterns.
+    /// The patterns in order.
     pub fn as_slice(&self) -> &[RefPattern] {
         &self.0
     }
@@ -138,7 +139,7 @@ impl From<RefPatterns> for Vec<RefPattern> {
 impl FromStr for RefPatterns {
     type Err = PatternError;
 
-    /// Patterns with commas between them; an empty text is the empty list.
+    /// Parses patterns separated by commas; an empty text is the empty list.
     fn from_str(text: &str) -> Result<Self, PatternError> {
         let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
         parts.map(str::parse).collect::<Result<Vec<_>, _>>()?.try_into()
@@ -160,7 +161,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The definition, as slow as it is plain.
+    /// The definition by recursion, which is slow.
     fn by_definition(pattern: &[u8], name: &[u8]) -> bool {
         match (pattern.split_first(), name.split_first()) {
             (None, None) => true,

@@ -1,7 +1,7 @@
-//! What a connection has yet to send. Everything in it has credit already, so it is bounded by the windows.
+//! The send queue of a connection. Every queued wire frame has credit, so the windows bound the queue.
 //!
-//! Order: the connection's own frames, then control, then bulk, each first in first out. One large bulk frame
-//! at a time leaves, so control waits for at most one of them. After a goodbye nothing more is taken in.
+//! Order: connection frames, then control, then bulk, each first in first out. Large bulk frames are sent one
+//! at a time, so control waits for at most one of them. After a goodbye nothing more is queued.
 
 use crate::{
     credit::Class,
@@ -15,9 +15,9 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Payloads up to here are copied beside their heads: one large write beats many small ones.
+/// Payloads up to this size are copied behind their heads: one large write is faster than many small ones.
 const COPIED: usize = 8 << 10;
-/// How much is gathered into one write.
+/// Bytes gathered into one write.
 const GATHERED: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ struct Queues {
     end: End,
 }
 
-/// How far the goodbye has come.
+/// Progress of the goodbye.
 #[derive(Debug, Default)]
 enum End {
     #[default]
@@ -38,12 +38,12 @@ enum End {
     Said,
 }
 
-/// What to write next.
+/// The content of one write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBatch {
     /// A payload that follows the gathered bytes; may be empty.
     pub(crate) payload: Bytes,
-    /// Whether this ends in the goodbye.
+    /// Whether the gathered bytes end with the goodbye.
     pub(crate) last: bool,
 }
 
@@ -63,7 +63,7 @@ impl SendQueue {
         self.filled.notify_one();
     }
 
-    /// Queues a frame that has credit.
+    /// Queues a wire frame that has credit.
     pub(crate) fn push(&self, frame: WireFrame) {
         self.change(|queues| match (&queues.end, Class::of(&frame.head)) {
             (End::Open, Class::Bulk) => queues.bulk.push_back(frame),
@@ -76,12 +76,12 @@ impl SendQueue {
         self.change(|queues| queues.ping = Some(value));
     }
 
-    /// Answers the newest ping; a flood of pings is answered once.
+    /// Answers the newest ping only, so a flood of pings gets one answer.
     pub(crate) fn pong(&self, value: u64) {
         self.change(|queues| queues.pong = Some(value));
     }
 
-    /// What is queued still leaves, then the goodbye.
+    /// Queues a goodbye, which is sent after all queued wire frames.
     pub(crate) fn goodbye(&self, reason: &str) {
         self.change(|queues| {
             if matches!(queues.end, End::Open) {
@@ -90,7 +90,7 @@ impl SendQueue {
         });
     }
 
-    /// Drops what is queued: nobody will get it.
+    /// Drops the queued wire frames when the connection is lost.
     pub(crate) fn clear(&self) {
         self.change(|queues| {
             queues.bulk.clear();
@@ -98,7 +98,7 @@ impl SendQueue {
         });
     }
 
-    /// Something outside the queues is to be sent, a grant.
+    /// Wakes the writer to send a grant, which is not in the queues.
     pub(crate) fn wake(&self) {
         self.filled.notify_one();
     }
@@ -107,7 +107,7 @@ impl SendQueue {
         self.filled.notified().await;
     }
 
-    /// Gathers what can go now behind the bytes in `out`.
+    /// Appends to `out` the wire frames that can be sent now.
     pub(crate) fn gather(&self, out: &mut BytesMut) -> WriteBatch {
         let mut queues = self.lock();
         let pings = [(wire::PING, queues.ping.take()), (wire::PONG, queues.pong.take())];
@@ -147,7 +147,7 @@ impl Queues {
     }
 }
 
-/// Encodes a frame of the connection itself. Its header is bounded by who calls: 16 bytes, or 200 characters.
+/// Encodes a connection frame. Callers pass headers of 16 bytes or 200 characters, so encoding cannot fail.
 pub(crate) fn encode_own(kind: u16, header: &[u8], out: &mut BytesMut) {
     let header = Bytes::copy_from_slice(header);
     if let Ok(frame) = WireFrame::new(Flags::NONE, kind, 0, 0, header, Bytes::new()) {

@@ -1,8 +1,7 @@
-//! The user's own ssh as a carrier: `ssh DESTINATION whimbrel serve --stdio`, frames over its standard input
-//! and output. No TLS inside: ssh has proved who is there, and the login says what they may do (everything).
+//! The ssh transport: runs `ssh DESTINATION whimbrel serve --stdio`; wire frames use its input and output.
 //!
-//! ssh runs without a terminal and never asks: what it cannot do without a password fails, with its own
-//! words.
+//! There is no TLS inside: ssh has authenticated the peer, and a login has all rights. ssh runs without a
+//! terminal and never prompts: where it would need a password it fails, and the error contains its message.
 
 use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, PeerIdentity, Rights, connection, endpoint::connect_io,
@@ -27,15 +26,15 @@ use tokio::{
     time::timeout,
 };
 
-/// How much of what ssh complains is kept for the error.
+/// Bytes of ssh's standard error that are retained for the error.
 const MAX_STDERR: usize = 4096;
-/// How long a failed ssh may take to say why.
+/// Time for a failed ssh to exit and print its error.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long an ssh whose connection has ended may take to end: more than goodbyes may.
+/// Time for ssh to exit after its connection has ended; longer than goodbyes may take.
 const PARTING: Duration = Duration::from_secs(5);
-/// The user's configuration holds for all the rest. These are about the stream: no terminal, no questions, no
-/// forwarded ports or agents, no command of the configuration's own, and an end to trying before a hello is
-/// given up, so that ssh can say why.
+/// Options for the stream: no terminal, no prompts, no forwarded ports or agents, no remote command from the
+/// configuration, and a connect timeout below that of the hello, so that ssh can report the cause. Everything
+/// else comes from the user's configuration.
 const OPTIONS: [&str; 7] = [
     "-T",
     "-a",
@@ -46,16 +45,16 @@ const OPTIONS: [&str; 7] = [
     "-oConnectTimeout=8",
 ];
 
-/// How to run ssh.
+/// The ssh command line of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SshCommand {
-    /// The program, `ssh` unless told.
+    /// The program, by default `ssh`.
     pub program: OsString,
     /// Options before the destination, like `-F FILE`.
     pub options: Vec<OsString>,
     /// `user@host` or a name from the user's ssh configuration.
     pub destination: String,
-    /// What to run there, as the remote shell reads it.
+    /// The remote command, as the remote shell reads it.
     pub remote: String,
 }
 
@@ -77,7 +76,7 @@ impl SshCommand {
     }
 }
 
-/// Starts ssh and says hello to what runs there. ssh ends with the connection.
+/// Starts ssh and exchanges hellos with the remote command. ssh ends with the connection.
 pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connection, ConnectError> {
     let mut child = ssh.spawn()?;
     let piped = (child.stdout.take(), child.stdin.take(), child.stderr.take());
@@ -92,7 +91,7 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
             let shared = connection.shared().clone();
             tokio::spawn(async move {
                 connection::closed(&shared).await;
-                // Its pipes are closed, so it ends by itself, unless its network is gone: then it is killed.
+                // With closed pipes ssh exits by itself, unless its network is gone; then it is killed.
                 if timeout(PARTING, child.wait()).await.is_err() {
                     let _ = child.kill().await;
                 }
@@ -103,7 +102,7 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
     }
 }
 
-/// The last bytes of what ssh says; it is read to its end, so that ssh never waits for us.
+/// The last bytes of ssh's standard error. It is read to its end, so that ssh never blocks on writing.
 async fn tail(mut stderr: ChildStderr) -> String {
     let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
     while let Ok(read @ 1..) = stderr.read(&mut piece).await {
@@ -113,7 +112,7 @@ async fn tail(mut stderr: ChildStderr) -> String {
     String::from_utf8_lossy(&kept).trim().to_owned()
 }
 
-/// An ssh that ended tells more than the end of its pipe does.
+/// Replaces the error with ssh's exit status and message, if ssh has exited.
 async fn why(
     mut child: Child,
     complaints: JoinHandle<String>,
@@ -128,20 +127,20 @@ async fn why(
     ConnectError::Ssh { destination: ssh.destination.clone(), status, stderr }
 }
 
-/// Bytes from whoever started this process.
+/// Byte stream from the process that started this one.
 pub type StdioReader = Pin<Box<dyn AsyncRead + Send>>;
-/// Bytes to whoever started this process.
+/// Byte stream to the process that started this one.
 pub type StdioWriter = Pin<Box<dyn AsyncWrite + Send>>;
 
-/// Standard input and output of this process as a stream. The caller must print nothing to standard output
-/// from here on. Must be called inside a runtime.
+/// Standard input and output of this process as a stream. Must be called inside a runtime. The caller must
+/// not print to standard output afterwards.
 pub fn stdio() -> io::Result<(StdioReader, StdioWriter)> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     Ok((readable(input)?, writable(output)?))
 }
 
-/// sshd gives a socket, a shell a pipe; both are watched without a thread. Anything else goes through one.
+/// sshd passes a socket and a shell a pipe, which are polled; other files are read on a thread.
 fn readable(fd: OwnedFd) -> io::Result<StdioReader> {
     let file = File::from(fd);
     let kind = file.metadata()?.file_type();

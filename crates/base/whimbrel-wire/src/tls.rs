@@ -1,8 +1,8 @@
-//! TLS 1.3 over TCP with pinned keys: no authorities, no names, no dates, no resumption.
+//! The TLS transport: TLS 1.3 over TCP with pinned keys, without authorities, names, dates or resumption.
 //!
-//! Both sides present a certificate that is only an envelope for an ed25519 key. Whom to believe is decided
-//! by that key alone; that the peer has its secret is proved by the handshake signature, which rustls checks.
-//! A stranger costs a handshake and holds nothing: their number at once and their time are bounded.
+//! Both sides present a certificate that only carries an ed25519 key, and only that key decides whether the
+//! peer is trusted. The handshake signature, which rustls checks, proves that the peer has its secret. An
+//! untrusted peer costs one handshake; their number and their time are bounded.
 
 use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Rights, Trust,
@@ -36,7 +36,7 @@ const SEND_BUFFER: usize = 256 << 10;
 
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
-    // AES-128 first: as safe here as AES-256 and a fifth faster.
+    // AES-128 first: as secure here as AES-256, and a fifth faster.
     provider
         .cipher_suites
         .sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -49,25 +49,25 @@ fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, rustls::Error> 
     key.map(PublicKey).ok_or(CertificateError::BadEncoding.into())
 }
 
-/// Which keys are believed.
+/// The keys that a verifier accepts.
 #[derive(Debug)]
 enum Pin {
     Only(PublicKey),
     Listed(Arc<Trust>),
 }
 
-/// Why a key was not believed; travels through rustls as the cause of its error.
+/// The reason why a key was rejected; rustls passes it on as the cause of its error.
 #[derive(Debug, Clone, thiserror::Error)]
 enum Disbelief {
-    #[error("another key than the pinned {expected}")]
+    #[error("the key is not the pinned {expected}")]
     Wrong { expected: PublicKey, presented: PublicKey },
     #[error("not a trusted key: {key}")]
     Stranger { key: PublicKey },
-    #[error("cannot tell whom to trust")]
+    #[error("cannot read the trust list")]
     Unreadable { source: Arc<TrustError> },
 }
 
-/// Believes pinned keys, for either side of a handshake.
+/// A verifier of pinned keys, for either side of a handshake.
 #[derive(Debug)]
 struct Pinned {
     pin: Pin,
@@ -104,9 +104,9 @@ impl Pinned {
     }
 }
 
-/// TLS 1.2 is never offered; should it be spoken all the same, it is not believed.
+/// TLS 1.2 is never offered; a peer that uses it anyway is rejected.
 fn no_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
-    Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+    Err(rustls::Error::General("TLS 1.2 is not supported".to_owned()))
 }
 
 impl ServerCertVerifier for Pinned {
@@ -196,7 +196,7 @@ fn client_config(identity: &Identity, expected: PublicKey) -> Result<ClientConfi
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_auth_cert(vec![identity.certificate()], identity.secret())
         .map_err(tls_error)?;
-    // A resumed session would skip the look at the key.
+    // A resumed session would skip the check of the key.
     config.resumption = rustls::client::Resumption::disabled();
     config.enable_sni = false;
     Ok(config)
@@ -217,7 +217,7 @@ fn server_config(identity: &Identity, trust: Arc<Trust>) -> Result<ServerConfig,
     Ok(config)
 }
 
-/// Says what an error of a handshake, or of the first read after it, means.
+/// Turns the error of a handshake, or of the first read after it, into its specific form.
 fn explain(error: ConnectError, ours: PublicKey) -> ConnectError {
     let (stage, source) = match error {
         ConnectError::Io { stage, source } => (stage, source),
@@ -246,15 +246,14 @@ fn explain(error: ConnectError, ours: PublicKey) -> ConnectError {
 
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    // BBR keeps a lossy long line busy where the default backs off; a kernel without it keeps its default.
+    // BBR keeps a lossy long line busy where the default backs off. A kernel without BBR uses its default.
     if let Err(error) = rustix::net::sockopt::set_tcp_congestion(stream, "bbr") {
         tracing::trace!(%error, "no BBR on this kernel");
     }
     Ok(())
 }
 
-/// Connects to `address` (`host:port`), where the host with the key `expected` must answer. Several
-/// connections for bulk are several calls.
+/// Connects to `address` (`host:port`), where the host with the key `expected` must answer.
 pub async fn connect_tls(
     address: &str,
     expected: PublicKey,
@@ -268,7 +267,7 @@ pub async fn connect_tls(
     let stream = dialled.map_err(io(ConnectStep::Dial))?;
     tune(&stream).map_err(io(ConnectStep::Dial))?;
     let connector = TlsConnector::from(Arc::new(client_config(identity, expected)?));
-    // Not sent: SNI is off.
+    // Not sent, because SNI is off.
     let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
     let ours = identity.public_key();
     let shaken = timeout(after, connector.connect(name, stream)).await.map_err(late(ConnectStep::Tls))?;
@@ -291,7 +290,7 @@ async fn carry(
     connect_known(reader, writer, peer, endpoint).await
 }
 
-/// What every accepted connection needs.
+/// State that every accepted connection needs.
 struct Server {
     acceptor: TlsAcceptor,
     trust: Arc<Trust>,
@@ -299,10 +298,10 @@ struct Server {
     ours: PublicKey,
 }
 
-/// Serves whoever `trust` lists until the future is dropped, which closes the connections it accepted.
+/// Serves the peers in `trust` until the future is dropped, which closes the accepted connections.
 ///
 /// # Errors
-/// Only when TLS cannot be set up. A peer that fails is logged, a stranger with its key.
+/// Only if TLS cannot be set up. A failed connection is logged, for an untrusted peer with its key.
 pub async fn serve_tls(
     listener: TcpListener,
     identity: &Identity,
@@ -323,7 +322,7 @@ pub async fn serve_tls(
                 peers.spawn(async move { server.attend(stream, from, place).await });
             }
             Err(error) => {
-                // Out of descriptors, or the peer was gone already: neither is a reason to stop listening.
+                // Out of descriptors, or the peer has gone; in both cases continue to listen.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -331,7 +330,7 @@ pub async fn serve_tls(
     }
 }
 
-/// Closes an accepted connection when its task is dropped, even if a service keeps a handle.
+/// Closes an accepted connection when its task is dropped, even if a service holds a handle.
 struct CloseOnDrop(Connection);
 
 impl Drop for CloseOnDrop {
@@ -350,7 +349,7 @@ impl Server {
                 CloseOnDrop(connection).0.closed().await;
             }
             Err(ConnectError::Stranger { key }) => {
-                tracing::warn!(%from, %key, "refused a stranger; to let it in: whimbrel trust add NAME {key}");
+                tracing::warn!(%from, %key, "untrusted peer refused; to trust it: whimbrel trust add NAME {key}");
             }
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
@@ -378,7 +377,7 @@ impl Server {
         let key = key.map_err(tls_error)?;
         let trusted =
             self.trust.find(&key).map_err(|source| ConnectError::Trust { source: Arc::new(source) })?;
-        // Looked up again for its rights; it may have been removed since the handshake began.
+        // Looked up again for its rights; the entry may have been removed during the handshake.
         let trusted = trusted.ok_or(ConnectError::Stranger { key })?;
         let identity = PeerIdentity::Key(key);
         let peer = TransportPeer { identity, rights: trusted.rights, name: Some(trusted.name) };

@@ -1,41 +1,41 @@
-//! A token bucket for sending. Pure: time comes in as a number, the answer is how long to wait.
+//! Token bucket that limits the send rate. Pure: the caller passes the time and gets the delay.
 //!
-//! It works by debt: a piece may go when there is no debt, and its bytes become debt. Waits that last a
-//! little too long (timers tick in milliseconds) are made up for by the next, up to [`BURST`], so the mean is
-//! exact.
+//! The bucket counts debt: bytes become debt when they are sent, and the next write may start when no debt is
+//! left. Timers overshoot, since they tick in milliseconds; later delays make up for it, up to [`BURST`], so
+//! the mean rate is exact.
 
 use std::time::Duration;
 
-/// How much idle time can be made up for. Small, so that a pause is not followed by a burst.
+/// Idle time that later delays can make up for; short, so that a pause is not followed by a burst.
 const BURST: Duration = Duration::from_millis(20);
 
-/// The state of a limit that may change at any time.
+/// The state of a rate limit, which may change at any time.
 #[derive(Debug, Default)]
 pub(crate) struct TokenBucket {
-    /// Bytes a second; none sends at once.
+    /// Bytes a second; `None` is unlimited.
     rate: Option<u64>,
-    /// When the debt is paid, on the caller's clock.
+    /// Time on the caller's clock at which no debt is left.
     free_at: Duration,
 }
 
 impl TokenBucket {
-    /// Changes the rate; zero counts as one byte a second. Debt made under the old rate is forgiven.
+    /// Changes the rate; zero counts as one byte a second. Debt of the old rate is cancelled.
     pub(crate) fn set_rate(&mut self, rate: Option<u64>, now: Duration) {
         self.rate = rate.map(|rate| rate.max(1));
         self.free_at = now;
     }
 
-    /// The largest piece to send at once: 10 ms worth, so that a change of rate is felt soon.
+    /// Largest write: 10 ms of the rate, so that a changed rate takes effect soon.
     pub(crate) fn piece(&self) -> usize {
         self.rate.map_or(usize::MAX, |rate| usize::try_from(rate / 100).unwrap_or(usize::MAX).max(1024))
     }
 
-    /// How long to wait before the next piece may go.
+    /// Delay before the next write.
     pub(crate) fn delay(&self, now: Duration) -> Duration {
         if self.rate.is_some() { self.free_at.saturating_sub(now) } else { Duration::ZERO }
     }
 
-    /// `bytes` were sent.
+    /// Adds `bytes` that were sent.
     pub(crate) fn spend(&mut self, bytes: usize, now: Duration) {
         if let Some(rate) = self.rate {
             let start = self.free_at.max(now.saturating_sub(BURST));

@@ -1,10 +1,8 @@
-//! Whom this host trusts: `trust.toml`, one `[[peer]]` each, by key like ssh's `authorized_keys`.
+//! The trust list of a host: `trust.toml` has a `[[peer]]` table for each peer, like ssh's `authorized_keys`.
 //!
-//! A host that is only gone to, over ssh, needs no key: ssh knows its own. Every other entry has one.
-//!
-//! The file is the truth: every look-up notices a changed file, so `whimbrel trust add` needs no restart. It
-//! is replaced atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never
-//! overwritten.
+//! Every entry has a key, except for a host that is only called over ssh, where ssh checks the host key.
+//! Every lookup notices a changed file, so `whimbrel trust add` needs no restart. The file is replaced
+//! atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
 
 use crate::{PeerAddress, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
 use serde::{Deserialize, Serialize};
@@ -17,52 +15,52 @@ use std::{
 };
 use whimbrel_core::HostName;
 
-/// More than any trust file needs; beyond it the file is not ours.
+/// Larger than any trust list; a larger file is refused.
 const MAX_FILE: u64 = 4 << 20;
 
-/// One trusted host.
+/// One trusted host of the list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustedPeer {
-    /// What we call it.
+    /// Local name of the host.
     pub name: HostName,
-    /// Its key. Without one it cannot come here by TLS, nor be reached by it.
+    /// The host's public key. Without one there is no TLS in either direction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PublicKey>,
-    /// Where it is reached; without one it can only come here.
+    /// The host's address; without one it cannot be called from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<PeerAddress>,
-    /// What it may ask of us.
+    /// Rights of the host on this host.
     #[serde(default = "Rights::all")]
     pub rights: Rights,
-    /// Which refs of ours it may read. Without this and `write` it may read and write all; with one of them
-    /// only what they say.
+    /// Refs here that the host may read. Without `read` and `write` it may read and write all refs; with
+    /// either, only the refs that match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<RefPatterns>,
-    /// Which refs of ours it may write.
+    /// Refs here that the host may write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<RefPatterns>,
 }
 
-/// The way to a trusted host.
+/// The route to a trusted host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
-    /// TLS to `address`, where this key must answer.
+    /// TLS to `address`, which must present this key.
     Tls {
-        /// As `host:port`.
+        /// The address as `host:port`.
         address: String,
         /// The pinned key.
         key: PublicKey,
     },
     /// The user's ssh.
     Ssh {
-        /// As ssh reads it.
+        /// The destination as ssh reads it.
         destination: String,
     },
 }
 
 impl TrustedPeer {
-    /// How it is reached, if it can be.
+    /// The route to the host, if its entry has one.
     pub fn route(&self) -> Option<Route> {
         match self.address.clone()? {
             PeerAddress::Tcp(address) => self.key.map(|key| Route::Tls { address, key }),
@@ -70,22 +68,22 @@ impl TrustedPeer {
         }
     }
 
-    /// Whether one of its lists narrows which refs it may use.
+    /// Whether the entry limits the refs that the host may use.
     pub fn is_limited(&self) -> bool {
         self.read.is_some() || self.write.is_some()
     }
 
-    /// Whether it may read the ref called `name`, as far as its lists say.
+    /// Whether the ref patterns let the host read the ref `name`.
     pub fn reads(&self, name: &str) -> bool {
         !self.is_limited() || self.read.as_ref().is_some_and(|patterns| patterns.matches(name))
     }
 
-    /// Whether it may write the ref called `name`, as far as its lists say.
+    /// Whether the ref patterns let the host write the ref `name`.
     pub fn writes(&self, name: &str) -> bool {
         !self.is_limited() || self.write.as_ref().is_some_and(|patterns| patterns.matches(name))
     }
 
-    /// An entry vouches for a host by its key or by ssh; one that does neither is a mistake.
+    /// Every entry needs a key or an ssh address.
     fn check(&self) -> Result<(), TrustError> {
         match (self.key, &self.address) {
             (None, None | Some(PeerAddress::Tcp(_))) => Err(TrustError::NoKey { name: self.name.clone() }),
@@ -105,10 +103,10 @@ struct TrustFile {
     peer: Vec<TrustedPeer>,
 }
 
-/// Tells one content of the file from another: inode, size, seconds and nanoseconds of change.
+/// Identifies the content of the file: inode, size, seconds and nanoseconds of its last change.
 type Stamp = (u64, u64, i64, i64);
 
-/// The trust file of a host.
+/// The trust list in the file `trust.toml`.
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
@@ -116,14 +114,14 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// The trust file `trust.toml` in `dir`; absent, it trusts nobody.
+    /// Opens `trust.toml` in `dir`; without the file, nobody is trusted.
     pub fn load(dir: &Path) -> Result<Self, TrustError> {
         let trust = Self { path: dir.join("trust.toml"), seen: Mutex::default() };
         trust.list()?;
         Ok(trust)
     }
 
-    /// All trusted hosts, as the file says now.
+    /// All trusted hosts of the current file.
     pub fn list(&self) -> Result<Vec<TrustedPeer>, TrustError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = match fs::metadata(&self.path) {
@@ -154,12 +152,12 @@ impl Trust {
         Ok(self.list()?.into_iter().find(|peer| peer.key == Some(*key)))
     }
 
-    /// The entry called `name`.
+    /// The entry of the host `name`.
     pub fn named(&self, name: &HostName) -> Result<Option<TrustedPeer>, TrustError> {
         Ok(self.list()?.into_iter().find(|peer| peer.name == *name))
     }
 
-    /// Trusts `peer`. Durable when it returns. A name or key that is already there is refused.
+    /// Adds `peer`, durably. A name or key that is already in the list is refused.
     pub fn add(&self, peer: TrustedPeer) -> Result<(), TrustError> {
         peer.check()?;
         self.change(|peers| {
@@ -171,8 +169,7 @@ impl Trust {
         })
     }
 
-    /// Says anew which refs the host called `name` may read and write, and returns its entry. Durable when it
-    /// returns.
+    /// Replaces the ref patterns of the host `name`, durably, and returns its entry.
     pub fn limit(
         &self,
         name: &HostName,
@@ -186,8 +183,7 @@ impl Trust {
         })
     }
 
-    /// Trusts the host called `name` no more and returns its entry. Durable when it returns; connections that
-    /// stand go on until they end.
+    /// Removes the host `name`, durably, and returns its entry. Open connections stay open until they end.
     pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
         self.change(|peers| {
             let at = peers.iter().position(|peer| peer.name == *name);

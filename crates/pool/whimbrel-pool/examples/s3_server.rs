@@ -1,8 +1,8 @@
-//! An S3 server on loopback that keeps objects as files, for tests: `s3_server ROOT ADDRESS:PORT [LOG]`.
-//! Prints its address.
+//! S3 server for tests: stores objects as files and listens on loopback. Usage: `s3_server ROOT ADDRESS:PORT
+//! [LOG]`. Prints its address.
 //!
-//! Buckets are the folders in ROOT. The key is `test`, the secret `test-secret`; who signs with others is
-//! refused. Every request is a line of LOG.
+//! Buckets are the folders in ROOT. The key is `test`, the secret `test-secret`; requests signed with others
+//! are refused. Every request is a line of LOG.
 
 use hyper::{
     Request,
@@ -26,7 +26,7 @@ async fn attend(socket: TcpStream, service: S3Service, log: Option<Arc<File>>) {
     let answer = service_fn(move |request: Request<Incoming>| {
         if let Some(mut log) = log.as_deref() {
             let line = format!("{} {}\n", request.method(), request.uri().path());
-            // A request is answered also where its line cannot be written.
+            // A request is answered even if its line cannot be written.
             let _ = log.write_all(line.as_bytes());
         }
         Service::call(&service, request)
@@ -50,8 +50,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", listener.local_addr()?);
     loop {
         let (socket, _) = listener.accept().await?;
-        // Head and body of an answer are two writes: the second would wait until the first is acknowledged.
-        // One that is gone already is noticed when it is served.
+        // Head and body of an answer are two writes; without this, the second would wait for the
+        // acknowledgement of the first. An error shows when the connection is served.
         let _ = socket.set_nodelay(true);
         tokio::spawn(attend(socket, service.clone(), log.clone()));
     }

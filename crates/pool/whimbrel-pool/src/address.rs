@@ -1,24 +1,24 @@
-//! How a manager is named: `host:port/KEY`, the key as `whimbrel key` prints keys.
+//! The address of a manager: `host:port/KEY`, with the key as `whimbrel key` prints it.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_wire::PublicKey;
 
-/// Where a manager is, and who it must be.
+/// Address of a manager and the key that it must have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ManagerAddress {
-    /// `host:port`.
+    /// Network address, `host:port`.
     pub address: String,
-    /// Its key.
+    /// The manager's public key.
     pub key: PublicKey,
 }
 
-/// The text names no manager.
+/// Error for a text that is not the address of a manager.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a manager is HOST:PORT/KEY as it says when it starts, this is {text:?}")]
+#[error("a manager is HOST:PORT/KEY as it prints it when it starts, this is {text:?}")]
 pub struct ManagerAddressError {
-    /// What was given (at most 120 characters of it).
+    /// The rejected text, at most 120 characters of it.
     pub text: String,
 }
 

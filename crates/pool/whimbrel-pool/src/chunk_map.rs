@@ -1,36 +1,36 @@
-//! The map of a version: its chunks in order, by number and length, compactly.
+//! The chunk map of a version: a compact list of its chunks in order, with number and length.
 //!
-//! A chunk is a zigzag varint of how far its number is from the one before plus one, and a varint of twice
-//! its length, plus one if it is sealed. Chunks that were written together have numbers in a row, so most
-//! take one byte, and three or four for the length. `docs/formats/pool.md`.
+//! A chunk is two varints. The first is the zigzag code of its number minus the previous number plus one. The
+//! second is twice its length, plus one if the chunk is encrypted. Chunks that were written together have
+//! consecutive numbers, so most take one byte, and three or four for the length. See `docs/formats/pool.md`.
 
 use crate::protocol::{ChunkId, MAX_CHUNK};
 
-/// Most chunks of one file. Long before, the map of most files is longer than [`MAX_MAP`].
+/// Most chunks of one file. The maps of most files reach [`MAX_MAP`] long before.
 pub const MAX_CHUNKS: usize = 1 << 24;
-/// Most bytes of a map, which a commit carries in one message: half a terabyte in the usual chunks, 11 GiB in
-/// single pages.
+/// Longest map in bytes, because a commit sends it in one message: half a terabyte in chunks of the default
+/// size, 11 GiB in single pages.
 pub const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
 
-/// A chunk of a file.
+/// A chunk in a chunk map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkRef {
-    /// Which.
+    /// Number of the chunk.
     pub chunk: ChunkId,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Only those with the secret can read it.
+    /// Whether the chunk is encrypted, so that only holders of the secret can read it.
     pub sealed: bool,
 }
 
-/// Why bytes are no map.
+/// Error for bytes that are not a chunk map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkMapError {
-    /// They end in the middle.
-    #[error("the map ends in the middle of a chunk")]
+    /// The map ends inside a chunk.
+    #[error("the map ends inside a chunk")]
     Short,
-    /// A number that cannot be.
-    #[error("the map has an impossible {0}")]
+    /// A value outside its limits.
+    #[error("the map has an invalid {0}")]
     Value(&'static str),
 }
 
@@ -59,7 +59,7 @@ fn get_varint(bytes: &mut &[u8]) -> Result<u64, ChunkMapError> {
     Err(ChunkMapError::Value("number"))
 }
 
-/// The bytes of a map.
+/// Encodes a chunk map.
 pub fn encode(pieces: &[ChunkRef]) -> Vec<u8> {
     let mut out = Vec::with_capacity(pieces.len() * 4);
     let mut expected = 1_u64;
@@ -72,7 +72,7 @@ pub fn encode(pieces: &[ChunkRef]) -> Vec<u8> {
     out
 }
 
-/// The chunks of a map.
+/// Decodes a chunk map.
 pub fn decode(mut bytes: &[u8]) -> Result<Vec<ChunkRef>, ChunkMapError> {
     let mut out = Vec::new();
     let mut expected = 1_u64;

@@ -1,7 +1,6 @@
-//! Connections between members of a pool: how one is dialled, and one kept for each peer.
+//! Connections between members of a pool: one is kept for each peer.
 //!
-//! A connection that ended is dialled again at the next use. Whom to believe is decided by the key that the
-//! manager gave.
+//! A closed connection is opened again at the next use. The manager names the key that authenticates a peer.
 
 use std::{collections::HashMap, sync::Arc};
 use tokio::sync::Mutex;
@@ -10,9 +9,9 @@ use whimbrel_wire::{
     BoxFuture, ConnectError, Connection, Endpoint, Identity, PublicKey, Service, connect_tls,
 };
 
-/// Makes connections: over TLS, or in memory where a test wants thousands.
+/// Opens connections: over TLS, or in memory for tests with thousands of them.
 pub trait Dialer: Send + Sync + 'static {
-    /// Connects to `address`, where `key` must answer.
+    /// Connects to `address`, which must present `key`.
     fn dial<'a>(
         &'a self,
         address: &'a str,
@@ -20,14 +19,14 @@ pub trait Dialer: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Connection, ConnectError>>;
 }
 
-/// Over TCP and TLS, as `identity`.
+/// Dialer over TCP and TLS that authenticates as `identity`.
 pub struct TlsDialer {
     identity: Arc<Identity>,
     endpoint: Endpoint,
 }
 
 impl TlsDialer {
-    /// A dialer that is called `name`; what a peer asks over its connections is answered by `service`.
+    /// A dialer with the name `name`; `service` answers what peers request over its connections.
     pub fn new(identity: Arc<Identity>, name: HostName, service: impl Service) -> Self {
         Self { identity, endpoint: Endpoint::new(name, service) }
     }
@@ -49,10 +48,10 @@ impl Dialer for TlsDialer {
     }
 }
 
-/// One peer, with its connection while it lives.
+/// One peer and its connection while it is open.
 type Slot = Arc<Mutex<Option<Connection>>>;
 
-/// Connections by peer.
+/// Cached connections, by peer.
 pub struct Links {
     dialer: Arc<dyn Dialer>,
     slots: std::sync::Mutex<HashMap<(String, PublicKey), Slot>>,
@@ -65,12 +64,12 @@ impl std::fmt::Debug for Links {
 }
 
 impl Links {
-    /// None yet.
+    /// An empty cache of connections.
     pub fn new(dialer: Arc<dyn Dialer>) -> Self {
         Self { dialer, slots: std::sync::Mutex::default() }
     }
 
-    /// The connection to a peer. Who comes while it is dialled waits for the same attempt.
+    /// The connection to a peer. Concurrent callers share one attempt to open it.
     pub async fn to(&self, address: &str, key: PublicKey) -> Result<Connection, ConnectError> {
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

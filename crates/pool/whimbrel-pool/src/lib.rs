@@ -1,16 +1,15 @@
-//! The checkpoint pool: a fast, deduplicating, replicated file system made of spare disk on ordinary
-//! machines.
+//! The pool: a fast, deduplicating, replicated file system made of the spare disk of ordinary hosts.
 //!
-//! S. Al Kiswany et al., "stdchk: A Checkpoint Storage System for Desktop Grid Computing" (ICDCS 2008). A
-//! [`manager`] has all metadata in a transactional database; [`benefactor`]s keep chunks under their digests;
-//! a [`client`] cuts a file into chunks ([`chunk`]), sends those that are new to several benefactors at once,
-//! and makes the file visible by one commit of its map ([`map`]) at close; [`mount`] is the client as a file
-//! system.
+//! S. Al Kiswany et al., "stdchk: A Checkpoint Storage System for Desktop Grid Computing" (ICDCS 2008). The
+//! [`manager`] has all metadata in a transactional database. [`benefactor`]s store chunks by digest. A
+//! [`client`] splits a file into chunks ([`chunk`]), sends the new ones to several benefactors at once, and
+//! makes the file visible at close by committing its chunk map ([`chunk_map`]). [`mount`] is the client as a
+//! file system.
 //!
-//! Invariants: a file is visible whole or not at all; no chunk is used without its digest having been
-//! compared; nothing that a living session may rely on is collected; what was committed survives any one
-//! process being killed at any instant. `docs/protocols/pool.md` has the exchange, `docs/operations/pool.md`
-//! how to run one.
+//! Invariants: a file is visible completely or not at all; no chunk is used before its digest was compared;
+//! no chunk that a live write session may rely on is collected; committed data survives the death of any one
+//! process at any instant. The exchange is in `docs/protocols/pool.md`, operation in
+//! `docs/operations/pool.md`.
 
 mod address;
 pub mod benefactor;

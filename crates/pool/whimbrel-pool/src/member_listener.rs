@@ -1,45 +1,44 @@
-//! What a manager and a benefactor have in common: a folder with a key and a list of those who may come, and
-//! a socket.
+//! The listening side of managers and benefactors: a folder with key and trust list, and a socket.
 
 use std::{io, net::SocketAddr, path::Path, sync::Arc};
 use tokio::net::TcpListener;
 use whimbrel_wire::{ConnectError, Endpoint, Identity, IdentityError, Trust, TrustError, serve_tls};
 
-/// Why a member cannot be reached.
+/// Failure to open or serve a member's socket.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
-    /// Its key.
+    /// The member's identity cannot be used.
     #[error("cannot use the identity")]
     Identity(#[from] IdentityError),
-    /// Its list of those who may come.
-    #[error("cannot keep whom to trust")]
+    /// The member's trust list cannot be used.
+    #[error("cannot read or change the trust list")]
     Trust(#[from] TrustError),
-    /// Its socket.
+    /// The socket cannot be opened.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Where.
+        /// Address of the socket.
         address: SocketAddr,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// It cannot serve.
-    #[error("cannot serve")]
+    /// TLS cannot be set up.
+    #[error("cannot serve connections")]
     Serve(#[from] ConnectError),
 }
 
-/// The side of a member that others come to.
+/// The socket of a member and what it needs to accept peers.
 #[derive(Debug)]
 pub(crate) struct MemberListener {
     pub(crate) identity: Arc<Identity>,
     pub(crate) trust: Arc<Trust>,
-    /// Where it listens.
+    /// Address of the socket.
     pub(crate) address: SocketAddr,
     listener: TcpListener,
 }
 
 impl MemberListener {
-    /// Opens the folder, or makes it, and the socket.
+    /// Opens the folder, creating it if necessary, and the socket.
     pub(crate) async fn open(data: &Path, listen: SocketAddr) -> Result<Self, FrontError> {
         let identity = Arc::new(Identity::load_or_create(data)?);
         let trust = Arc::new(Trust::load(data)?);
@@ -49,7 +48,7 @@ impl MemberListener {
         Ok(Self { identity, trust, address, listener })
     }
 
-    /// Answers those who are trusted, for ever.
+    /// Serves trusted peers; returns only on failure.
     pub(crate) async fn serve(self, endpoint: Endpoint) -> Result<(), FrontError> {
         Ok(serve_tls(self.listener, &self.identity, self.trust, endpoint).await?)
     }

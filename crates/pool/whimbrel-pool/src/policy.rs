@@ -1,51 +1,51 @@
-//! What a folder wants of its files: copies, cutting, and which versions are kept. Pure.
+//! Policy of a folder: copies and chunking of its files, and which versions are retained. Pure.
 //!
 //! A folder is an application (IV.D of the paper). Files named `A.Ni.Tj` are the states of application A on
-//! node Ni at timestep Tj: for a policy all timesteps of one node are versions of one thing. Other files have
-//! the versions that were written under their name.
+//! node Ni at timestep Tj. A policy treats all timesteps of one node as versions of one series. The versions
+//! of other files are those written under the same name.
 
 use crate::chunk::Chunking;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// When a write of a file counts as done.
+/// The point at which a write counts as done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Safety {
-    /// With one copy; the others are made in the background.
+    /// After one copy; the others are made in the background.
     Optimistic,
-    /// With all copies.
+    /// After all copies exist.
     #[default]
     Pessimistic,
 }
 
-/// Which old versions are kept. Nothing set keeps all.
+/// Rules that retain old versions. Without any, all versions are retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
-    /// The newest so many: 1 is the paper's automated replace.
+    /// Number of newest versions to retain; 1 is the paper's automated replace.
     pub last: Option<u32>,
-    /// Those younger than so many seconds: the paper's automated purge.
+    /// Maximum age in seconds; the paper's automated purge.
     pub seconds: Option<u64>,
-    /// The newest of each of so many days.
+    /// Number of days of which the newest version is retained.
     pub daily: Option<u32>,
-    /// The newest of each of so many weeks.
+    /// Number of weeks of which the newest version is retained.
     pub weekly: Option<u32>,
 }
 
-/// What holds for the files of a folder.
+/// The policy for the files of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// Copies of every chunk.
+    /// Number of copies of every chunk.
     pub copies: u8,
-    /// When `close` returns.
+    /// The point at which `close` returns.
     pub safety: Safety,
-    /// Benefactors a file is written to at once.
+    /// Stripe width: benefactors that a file is written to at once.
     pub width: u16,
-    /// How files are cut into chunks.
+    /// The way in which files are split into chunks.
     pub cutting: Chunking,
-    /// Which old versions are kept.
+    /// Rules that retain old versions.
     pub keep: Retention,
 }
 
@@ -56,20 +56,20 @@ impl Default for Policy {
     }
 }
 
-/// A policy that cannot be.
+/// Error for a policy with a value outside its limits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} must be {limits}, this is {found}")]
 pub struct PolicyError {
-    /// Which part.
+    /// Description of the value.
     pub field: &'static str,
-    /// What it may be.
+    /// Limits of the value.
     pub limits: &'static str,
-    /// What it is.
+    /// The rejected value.
     pub found: String,
 }
 
 impl Policy {
-    /// Refuses parameters that make no sense.
+    /// Refuses values outside their limits.
     pub fn check(&self) -> Result<(), PolicyError> {
         let bad = |field, limits, found: u64| Err(PolicyError { field, limits, found: found.to_string() });
         if !(1..=crate::protocol::MAX_COPIES as u8).contains(&self.copies) {
@@ -85,16 +85,16 @@ impl Policy {
     }
 }
 
-/// `A.Ni.Tj` taken apart.
+/// The parts of a name `A.Ni.Tj`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timestep<'a> {
-    /// `A.Ni`: what the timesteps are versions of.
+    /// `A.Ni`, the series whose versions are the timesteps.
     pub series: &'a str,
-    /// j.
+    /// Number of the timestep, the j of the name.
     pub step: u64,
 }
 
-/// The parts of a name of the form `A.Ni.Tj`, i and j decimal numbers.
+/// Splits a name of the form `A.Ni.Tj`, where i and j are decimal numbers.
 pub fn timestep(name: &str) -> Option<Timestep<'_>> {
     let number = |text: &str, letter: char| {
         let digits = text.strip_prefix(letter)?;
@@ -109,35 +109,35 @@ pub fn timestep(name: &str) -> Option<Timestep<'_>> {
     (!application.is_empty()).then_some(Timestep { series, step })
 }
 
-/// One version of something, as retention sees it.
+/// One version of a series, as input of retention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate<T> {
-    /// Which.
+    /// The caller's name for the version.
     pub what: T,
-    /// Order among those of the series: the timestep, or the number of the version.
+    /// Order in the series: the timestep, or the number of the version.
     pub order: u64,
-    /// Seconds since 1970 when it was committed.
+    /// Time of the commit in seconds since 1970.
     pub created: i64,
-    /// Never goes.
+    /// Whether the version is pinned and is never removed.
     pub pinned: bool,
 }
 
 const DAY: i64 = 86_400;
 
-/// A version that nothing but a pin keeps.
+/// A version that no rule of the policy retains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired<T> {
-    /// Which.
+    /// The caller's name for the version.
     pub what: T,
-    /// Why.
+    /// Reason, for people.
     pub why: &'static str,
-    /// It stays all the same.
+    /// Whether a pin retains the version.
     pub pinned: bool,
 }
 
-/// Which versions of one series may go, each with the reason, and which would if they were not pinned; `now`
-/// in seconds since 1970. The newest always stays, unless it is too old by `seconds` and nothing else keeps
-/// it and `even_newest` is set.
+/// The versions of one series that no rule retains, each with the reason; `now` is in seconds since 1970.
+/// Pinned versions are listed too. The newest version is always retained, unless `even_newest` is set, `last`
+/// is not, and the version is older than `seconds`.
 pub fn expired<T: Clone>(
     versions: &[Candidate<T>],
     keep: &Retention,
@@ -161,8 +161,8 @@ pub fn expired<T: Clone>(
         keep_newest_of_spans(&sorted, &mut kept, span, count.unwrap_or(0));
     }
     let why = match keep {
-        Retention { last: Some(_), .. } => "newer ones replace it",
-        _ => "its time is over",
+        Retention { last: Some(_), .. } => "replaced by newer versions",
+        _ => "older than the policy retains",
     };
     let newest_stays = !even_newest || keep.last.is_some();
     let goes = |(at, _): &(usize, &&Candidate<T>)| !kept[*at] && (*at != 0 || !newest_stays);

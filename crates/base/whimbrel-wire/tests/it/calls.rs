@@ -1,4 +1,5 @@
-//! Calls: many at once, both ways, in order where asked, and what the end of a connection does to them.
+//! Tests of calls: many at once, in both directions, in order where requested, and after the connection
+//! ended.
 
 use crate::hosts::*;
 use bytes::Bytes;

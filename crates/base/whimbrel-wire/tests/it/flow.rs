@@ -1,4 +1,5 @@
-//! Flow: credit holds memory down on both sides, hostile peers are cut, the rate limit keeps its word.
+//! Tests of flow control: credit bounds memory on both sides, hostile peers are cut off, the rate limit is
+//! exact.
 
 use crate::hosts::*;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -82,7 +83,7 @@ fn head(kind: u16, flags: u16, request: u64, header: u32, payload: u32) -> Bytes
     out
 }
 
-/// What becomes of a connection to a peer that says a proper hello and then `bytes`.
+/// The close reason of a connection whose peer sends a valid hello and then `bytes`.
 async fn fate_after(bytes: Bytes) -> CloseReason {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (reader, writer) = tokio::io::split(near);
@@ -90,7 +91,7 @@ async fn fate_after(bytes: Bytes) -> CloseReason {
     let endpoint = endpoint("server");
     let talking = tokio::spawn(async move {
         far_writer.write_all(b"WHIMBREL\x19\0\x01\0\x01\0\x01\x01\0\0\0\x02\0\0\0\0x").await.unwrap();
-        // The host may cut us off in the middle of it.
+        // The host may close the stream in the middle of it.
         let _ = far_writer.write_all(&bytes).await;
         let _ = far_reader.read_to_end(&mut Vec::new()).await;
     });

@@ -1,4 +1,5 @@
-//! Who may connect: strangers, impostors, old versions, garbage, and peers that stall at every stage.
+//! Tests of the handshake: untrusted peers, impostors, old versions, garbage, and peers that stall at every
+//! step.
 
 use crate::hosts::*;
 use std::{sync::Arc, time::Duration};
@@ -160,7 +161,7 @@ async fn a_client_that_stalls_in_the_handshake_is_cut_and_blocks_nobody() {
     soon(host.client().await.call(request(ECHO, [], Vec::new()))).await.unwrap();
     for mut stream in stalled {
         let mut rest = Vec::new();
-        // An end or a reset: either way the host let go.
+        // An end or a reset: in both cases the host closed the stream.
         let _ = soon(stream.read_to_end(&mut rest)).await;
         assert!(rest.len() < 100, "an alert at most");
     }

@@ -1,4 +1,4 @@
-//! Two real hosts on loopback, and everything that may go wrong between them.
+//! Tests with two real hosts on loopback, and everything that may fail between them.
 
 mod calls;
 mod flow;

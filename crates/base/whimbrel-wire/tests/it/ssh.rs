@@ -1,4 +1,4 @@
-//! The ssh carrier through a real sshd on loopback, with keys, configuration and port of its own.
+//! Tests of the ssh transport through a real sshd on loopback, with its own keys, configuration and port.
 
 use crate::hosts::*;
 use std::{
@@ -18,7 +18,7 @@ struct Sshd {
 
 impl Drop for Sshd {
     fn drop(&mut self) {
-        // It may be gone already; either way it is reaped.
+        // The process may have exited already; it is reaped in both cases.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

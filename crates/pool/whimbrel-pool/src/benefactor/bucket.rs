@@ -1,9 +1,8 @@
-//! An object store that keeps segments: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block and are given up after
-//! a few seconds.
+//! The object store of an object tier: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block for at most seconds.
 //!
-//! A prefix belongs to one benefactor: the object `owner` says to which, so that two never remove each
-//! other's segments. Nothing rests on conditional writes, which some servers accept and ignore: a segment's
-//! object is written once, under a number that is used once. What is read is checked by whoever reads it.
+//! A prefix belongs to one benefactor, named by the object `owner`, so that two never remove each other's
+//! segments. Nothing relies on conditional writes, which some servers accept and ignore: the object of a
+//! segment is written once, under a number that is never reused. Readers check what they read.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -15,31 +14,31 @@ use object_store::{
 use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
-/// How long a call is tried.
+/// Time for which a call is retried.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one attempt may take: a pack over a slow line.
+/// Timeout of one attempt: a segment over a slow line.
 const ATTEMPT: Duration = Duration::from_secs(60);
-/// Longest object that is read whole: a segment with the longest batch behind its limit.
+/// Longest object that is read at once: a segment with the longest batch behind its limit.
 const OBJECT_MAX: u64 = 64 << 20;
 const OWNER: &str = "owner";
-/// Longest object that says whose a prefix is.
+/// Longest object that names the owner.
 const OWNER_MAX: u64 = 64;
 
-/// How a benefactor uses an object store.
+/// Options of an object tier.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TierOptions {
-    /// Which.
+    /// Location of the object store.
     pub url: TierUrl,
-    /// Bytes of full segments that stay on the disk all the same; the oldest go first.
+    /// Bytes of full segments that stay on the disk; the oldest are uploaded first.
     pub keep_here: u64,
-    /// Credentials, region and what else is usual, by the names of the environment: `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, …; others are ignored.
+    /// Credentials, region and other settings by their names in the environment: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, …; names without `AWS_` are ignored.
     pub settings: Vec<(String, String)>,
 }
 
 impl fmt::Debug for TierOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the settings: there are secrets in them.
+        // Without the settings, because they contain secrets.
         f.debug_struct("TierOptions")
             .field("url", &self.url)
             .field("keep_here", &self.keep_here)
@@ -47,7 +46,7 @@ impl fmt::Debug for TierOptions {
     }
 }
 
-/// Where segments go: `s3://BUCKET[/PREFIX][?endpoint=URL]`.
+/// Location of segments: `s3://BUCKET[/PREFIX][?endpoint=URL]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierUrl {
     bucket: String,
@@ -55,11 +54,11 @@ pub struct TierUrl {
     endpoint: Option<String>,
 }
 
-/// The text is no address of an object store.
+/// Error for a text that is not the location of an object store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an object store is s3://BUCKET[/PREFIX][?endpoint=URL], this is {text:?}")]
 pub struct TierUrlError {
-    /// What was given (at most 120 characters of it).
+    /// The rejected text, at most 120 characters of it.
     pub text: String,
 }
 
@@ -91,31 +90,31 @@ impl fmt::Display for TierUrl {
     }
 }
 
-/// Why the object store did not do it.
+/// Failure of the object store.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
-    /// It failed, or cannot be reached.
-    #[error("the object store {place} did not {action}")]
+    /// The object store failed or cannot be reached.
+    #[error("the object store {place} failed to {action}")]
     Failed {
-        /// Which.
+        /// Location of the object store.
         place: String,
-        /// What it was to do.
+        /// The failed operation.
         action: &'static str,
-        /// Why.
+        /// Cause reported by the object store.
         #[source]
         source: Box<Error>,
     },
-    /// The prefix has another owner.
-    #[error("{place} has the chunks of another benefactor")]
+    /// The prefix belongs to another benefactor.
+    #[error("{place} belongs to another benefactor")]
     Foreign {
-        /// Which.
+        /// Location of the object store.
         place: String,
     },
 }
 
 type Result<T> = std::result::Result<T, TierError>;
 
-/// A prefix of a bucket. For threads that may block.
+/// A prefix of a bucket, for threads that may block.
 #[derive(Debug)]
 pub struct Bucket {
     store: Arc<dyn ObjectStore>,
@@ -124,13 +123,13 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A handle; nothing is asked yet.
+    /// Creates a handle without contacting the object store.
     pub fn new(options: TierOptions, runtime: Handle) -> Result<Self> {
         let TierOptions { url, settings, .. } = options;
         let retry =
             RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: PATIENCE };
         let client = ClientOptions::new().with_timeout(ATTEMPT).with_connect_timeout(PATIENCE / 2);
-        // A region has to be named, also where there is none.
+        // S3 requires a region, even for servers without regions.
         let mut builder = AmazonS3Builder::new().with_region("us-east-1");
         for (name, value) in settings.into_iter().filter(|(name, _)| name.starts_with("AWS_")) {
             if let Ok(key) = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
@@ -145,7 +144,7 @@ impl Bucket {
             builder = builder.with_endpoint(endpoint);
         }
         let built = builder.with_client_options(client.with_allow_http(plain)).build();
-        let store = built.map_err(|source| failed(&url, "take the settings")(source))?;
+        let store = built.map_err(|source| failed(&url, "accept the settings")(source))?;
         Ok(Self { store: Arc::new(store), url, runtime })
     }
 
@@ -157,13 +156,13 @@ impl Bucket {
         failed(&self.url, action)
     }
 
-    /// Keeps an object.
+    /// Stores an object.
     pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
-        put.map(drop).map_err(self.failed("take a segment"))
+        put.map(drop).map_err(self.failed("store a segment"))
     }
 
-    /// A range of an object, or all of it; none if there is no such object.
+    /// A range of an object, or all of it; none if the object does not exist.
     pub(super) fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Bytes>> {
         let path = self.path(name);
         let got = self.runtime.block_on(async {
@@ -173,23 +172,23 @@ impl Bucket {
                     let found = self.store.get(&path).await?;
                     let long = || Error::Generic {
                         store: "S3",
-                        source: "the object is no segment: too long".into(),
+                        source: "the object is too long for a segment".into(),
                     };
                     if found.meta.size > OBJECT_MAX { Err(long()) } else { found.bytes().await }
                 }
             }
         });
-        absent(got).map_err(self.failed("give a segment"))
+        absent(got).map_err(self.failed("return a segment"))
     }
 
-    /// Removes an object; one that is not there is removed.
+    /// Removes an object; succeeds if it does not exist.
     pub(super) fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         let gone = self.runtime.block_on(self.store.delete(&path));
         absent(gone).map(drop).map_err(self.failed("remove a segment"))
     }
 
-    /// The names of all objects.
+    /// Names of all objects of the prefix.
     pub(super) fn list(&self) -> Result<Vec<String>> {
         let prefix = Path::from(self.url.prefix.as_str());
         let all = self.store.list(Some(&prefix)).map_ok(|object| object.location);
@@ -198,8 +197,8 @@ impl Bucket {
         Ok(all.iter().filter_map(|path| path.filename()).map(str::to_owned).collect())
     }
 
-    /// Takes the prefix for the benefactor with this number, or finds that it has another owner. Without a
-    /// number, whoever owns it is believed: the disk of the owner was lost.
+    /// Claims the prefix for the benefactor with this number; fails if it has another owner. Without a
+    /// number, because the benefactor lost its disk, the recorded owner is returned.
     pub(super) fn own(&self, owner: Option<u64>) -> Result<u64> {
         let path = self.path(OWNER);
         let read = self.runtime.block_on(async {
@@ -207,7 +206,7 @@ impl Bucket {
             if found.meta.size > OWNER_MAX { Ok(Bytes::new()) } else { found.bytes().await }
         });
         let foreign = || TierError::Foreign { place: self.url.to_string() };
-        match absent(read).map_err(self.failed("say whose it is"))? {
+        match absent(read).map_err(self.failed("return its owner"))? {
             Some(bytes) => {
                 let text = std::str::from_utf8(&bytes).ok();
                 let found =
@@ -218,7 +217,7 @@ impl Bucket {
                 let mut number = [0; 8];
                 let source = || Error::Generic { store: "S3", source: "no random numbers".into() };
                 let random = aws_lc_rs::rand::fill(&mut number);
-                random.map_err(|_| self.failed("be taken")(source()))?;
+                random.map_err(|_| self.failed("set its owner")(source()))?;
                 let owner = owner.unwrap_or(u64::from_le_bytes(number));
                 self.put(OWNER, format!("{owner:016x}\n").into())?;
                 Ok(owner)

@@ -1,16 +1,14 @@
-//! The chunks of a benefactor: segment files that only grow, an index in memory, deletion by moving what is
-//! left.
+//! The chunk store of a benefactor: append-only segment files, an index in memory, and compaction.
 //!
-//! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; a client
-//! flushes what it relies on before it commits. A flush that comes while another is under way waits for it:
-//! what it relies on may be what that one syncs. A segment that is full is synced before the next begins, so
-//! after a crash only the newest can be torn, and it is read through with its checksums when the store is
-//! opened.
+//! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; clients flush
+//! chunks before they commit. A flush waits for one that is under way, because that one may be syncing the
+//! chunks in question. A full segment is synced before the next one starts, so only the newest can be torn by
+//! a crash; opening the store checks it completely.
 //!
-//! Why not the store of capsules: there, what may go follows from refs; here another machine decides chunk by
-//! chunk. After a failed write or sync the store refuses to write until it is opened again.
+//! The capsule store is not used because its garbage collection follows refs; here the manager decides on
+//! each chunk. After a failed write or sync the store is latched until it is opened again.
 //!
-//! With an object store behind it, full segments lie there; see `far`.
+//! With an object tier, full segments are in an object store; see `remote_segments`.
 
 use super::{
     error::{ChunkError, Result},
@@ -34,9 +32,9 @@ use std::{
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::PackFrame;
 
-/// A segment is closed at this size.
+/// Length at which a segment is full.
 pub(crate) const SEGMENT: u64 = 64 << 20;
-/// Bytes written at once where records are small.
+/// Bytes of small records that are gathered into one write.
 const GATHERED: usize = 64 << 10;
 const LOCK: &str = "lock";
 
@@ -50,7 +48,7 @@ pub(super) struct ChunkSlot {
 
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// None if it lies in the object store.
+    /// None if the segment is in the object store.
     pub(super) file: Option<Arc<File>>,
     pub(super) length: u64,
     pub(super) live: u64,
@@ -58,13 +56,13 @@ pub(super) struct Segment {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// In order, so that a range of digests is listed without looking at all of them.
+    /// Sorted, so that a range of digests is listed without reading all.
     pub(super) index: BTreeMap<Digest, ChunkSlot>,
     pub(super) segments: BTreeMap<u32, Segment>,
     unsynced: bool,
 }
 
-/// The chunks in a folder.
+/// The chunk store in a folder.
 #[derive(Debug)]
 pub struct ChunkStore {
     pub(super) dir: PathBuf,
@@ -72,38 +70,37 @@ pub struct ChunkStore {
     keep_free: u64,
     pub(super) behind: Option<ObjectTier>,
     pub(super) ahead: Readahead,
-    /// Held while full segments go to the object store.
+    /// Locked while full segments are uploaded.
     pub(super) offloading: Mutex<()>,
     state: Mutex<State>,
-    /// Held while the newest segment grows.
+    /// Locked while the newest segment grows.
     writing: Mutex<()>,
-    /// Held while it is synced.
+    /// Locked while the newest segment is synced.
     syncing: Mutex<()>,
     latched: AtomicBool,
     _lock: File,
 }
 
-/// How full a store is.
+/// Usage of a chunk store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes of its files.
+    /// Bytes of all segments.
     pub used: u64,
-    /// Bytes it can still take.
+    /// Bytes that can still be stored.
     pub free: u64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
-    /// Bytes it should give back: the disk has less free than it should keep.
+    /// Bytes to free, because the disk has less free space than `keep_free` or the capacity is exceeded.
     pub owed: u64,
 }
 
 impl ChunkStore {
-    /// Opens the store in `dir`, or makes it. It takes at most `capacity` bytes and leaves `keep_free` of the
-    /// disk free.
+    /// Opens or creates the store in `dir`, which uses at most `capacity` bytes and leaves `keep_free` free.
     pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
         Self::open_before(dir, capacity, keep_free, None)
     }
 
-    /// The same, with an object store behind it. Blocks while that is asked what it has.
+    /// Opens or creates the store with an object tier. Blocks while it lists the object store.
     pub fn open_before(
         dir: &Path,
         capacity: u64,
@@ -120,7 +117,7 @@ impl ChunkStore {
             numbers.extend(name.to_str().and_then(number_of));
         }
         numbers.sort_unstable();
-        // A process that was killed may have left in the page cache what nobody has synced.
+        // A killed process may have left unsynced data in the page cache.
         let mut state = State { unsynced: !numbers.is_empty(), ..State::default() };
         for number in &numbers {
             load(dir, *number, Some(number) == numbers.last(), &mut state)?;
@@ -158,7 +155,7 @@ impl ChunkStore {
         move |source| ChunkError::Io { action, path, source }
     }
 
-    /// Bytes and chunks.
+    /// Bytes and chunks of the store.
     pub fn usage(&self) -> Usage {
         let state = self.state();
         let used = state.segments.values().map(|segment| segment.length).sum();
@@ -170,7 +167,7 @@ impl ChunkStore {
         Usage { used, free, chunks, owed }
     }
 
-    /// Whether each is here; those that are count as just put.
+    /// Whether each chunk is in the store; those that are count as just put.
     pub fn touch(&self, digests: &[Digest]) -> Vec<bool> {
         let now = Instant::now();
         let mut state = self.state();
@@ -178,8 +175,7 @@ impl ChunkStore {
         digests.iter().map(touch).collect()
     }
 
-    /// Keeps chunks whose frames the caller has checked. If the object store falls behind, whoever puts waits
-    /// for it.
+    /// Stores chunks whose frames the caller has checked. Waits for uploads if they are too far behind.
     pub fn put(&self, chunks: &[(Digest, Bytes)]) -> Result<()> {
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
@@ -202,7 +198,7 @@ impl ChunkStore {
         if new.is_empty() { Ok(()) } else { self.append(&new, Instant::now()) }
     }
 
-    /// `writing` is held.
+    /// The caller holds `writing`.
     fn append(&self, chunks: &[&(Digest, Bytes)], touched: Instant) -> Result<()> {
         let (number, file, at) = self.newest()?;
         let mut slots = Vec::with_capacity(chunks.len());
@@ -212,7 +208,7 @@ impl ChunkStore {
             small.extend(segment::head(digest, frame.len()));
             let offset = end + small.len() as u64;
             slots.push((*digest, ChunkSlot { segment: number, offset, length: frame.len() as u32, touched }));
-            // Small records go out together; a large frame is not copied for that.
+            // Small records are written together; a large frame is not copied.
             let is_large = frame.len() > GATHERED;
             if !is_large {
                 small.extend_from_slice(frame);
@@ -233,7 +229,7 @@ impl ChunkStore {
             segment.live += end - at;
         }
         for (digest, slot) in slots {
-            // What compaction moves is here twice for a moment.
+            // A chunk that compaction moves has two records for a moment.
             if let Some(old) = state.index.insert(digest, slot) {
                 release(&mut state, &old);
             }
@@ -247,7 +243,7 @@ impl ChunkStore {
         Ok(())
     }
 
-    /// The segment that grows, or a new one. A full one is synced first.
+    /// The segment that grows, or a new one after syncing the full one.
     fn newest(&self) -> Result<(u32, Arc<File>, u64)> {
         let newest = {
             let state = self.state();
@@ -273,7 +269,7 @@ impl ChunkStore {
         Ok((number, file, 0))
     }
 
-    /// Makes everything that was put durable, and says which of `digests` are here.
+    /// Makes all chunks durable and returns which of `digests` are in the store.
     pub fn flush(&self, digests: &[Digest]) -> Result<Vec<bool>> {
         let _syncing = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.latched.load(Ordering::Relaxed) {
@@ -291,7 +287,7 @@ impl ChunkStore {
         Ok(self.touch(digests))
     }
 
-    /// The frame of a chunk, its checksum compared. A damaged one is forgotten.
+    /// Reads the frame of a chunk and checks its checksum. A damaged chunk is removed from the index.
     pub fn get(&self, digest: &Digest) -> Result<Bytes> {
         let found = {
             let state = self.state();
@@ -313,7 +309,7 @@ impl ChunkStore {
         };
         match self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment) {
             true => Err(ChunkError::Damaged { digest: *digest, source: damage }),
-            // It was moved, or deleted, while an object store was asked for it: that is no damage.
+            // The chunk was moved or deleted during the read, so this is no damage.
             false => self.get(digest),
         }
     }
@@ -326,8 +322,8 @@ impl ChunkStore {
         true
     }
 
-    /// Reads every chunk and compares its digest, forgetting what is damaged; returns how many were right,
-    /// and which not.
+    /// Reads every chunk and compares its digest. Damaged chunks are removed from the index. Returns the
+    /// number of intact chunks and the damaged ones.
     pub fn verify(&self) -> (u64, Vec<Digest>) {
         let all: Vec<Digest> = self.state().index.keys().copied().collect();
         let (mut right, mut damaged) = (0, Vec::new());
@@ -336,8 +332,8 @@ impl ChunkStore {
                 Ok(Ok(_)) => right += 1,
                 Err(ChunkError::Missing { .. }) => {}
                 Err(ChunkError::Tier(error)) => {
-                    // Nothing is known of what cannot be had now, and each more would be waited for.
-                    tracing::error!(error = &error as &dyn std::error::Error, "not all could be looked at");
+                    // Unreachable segments tell nothing about damage, and every further one would take time.
+                    tracing::error!(error = &error as &dyn std::error::Error, "the verification ended early");
                     break;
                 }
                 Ok(Err(_)) | Err(_) => {
@@ -349,7 +345,7 @@ impl ChunkStore {
         (right, damaged)
     }
 
-    /// Chunks of a range of digests with the seconds since they were last put, in order, at most `most`.
+    /// At most `most` chunks from a digest on, in order, with the seconds since each was last put.
     pub fn list(&self, from: &Digest, most: usize) -> Vec<(Digest, u32)> {
         let now = Instant::now();
         let state = self.state();
@@ -359,14 +355,12 @@ impl ChunkStore {
         state.index.range(from..).take(most).map(|(digest, slot)| (*digest, age(slot))).collect()
     }
 
-    /// Deletes chunks that were not put again since `listed`. Their space comes back with
-    /// [`ChunkStore::compact`].
+    /// Removes chunks not put again since `listed` from the index. [`ChunkStore::compact`] frees the space.
     pub fn delete(&self, digests: &[Digest], listed: Instant) -> u64 {
         digests.iter().filter(|digest| self.forget_if(digest, |slot| slot.touched < listed)).count() as u64
     }
 
-    /// Moves what is left of segments that are more than half empty, and removes them; returns the bytes
-    /// freed.
+    /// Moves the chunks out of segments that are more than half empty and deletes these; returns bytes freed.
     pub fn compact(&self) -> Result<u64> {
         let mut freed = 0;
         loop {
@@ -394,7 +388,7 @@ impl ChunkStore {
             let frame = match self.get(&digest) {
                 Ok(frame) => frame,
                 Err(error @ ChunkError::Tier(_)) => return Err(error),
-                // A damaged one is forgotten by reading it.
+                // Reading a damaged chunk removes it from the index.
                 Err(_) => continue,
             };
             let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -403,7 +397,7 @@ impl ChunkStore {
                 self.append(&[&(digest, frame)], slot.touched)?;
             }
         }
-        // The copies are durable before the originals go.
+        // The copies must be durable before the segment is deleted.
         self.flush(&[])?;
         let _still = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state().segments.get(&number).is_some_and(|segment| segment.file.is_none()) {
@@ -418,7 +412,7 @@ impl ChunkStore {
     }
 }
 
-/// Makes a folder and those above it, each durable in the one it is in.
+/// Creates a folder and its parents, each durably.
 fn create_dir(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -443,7 +437,7 @@ pub(super) fn release(state: &mut State, slot: &ChunkSlot) {
     }
 }
 
-/// Reads a segment into the index. The newest is read through and cut where it is torn.
+/// Loads a segment into the index. The newest is checked completely and truncated where it is torn.
 fn load(dir: &Path, number: u32, newest: bool, state: &mut State) -> Result<()> {
     let path = dir.join(name_of(number));
     let io = |action| {
@@ -456,7 +450,7 @@ fn load(dir: &Path, number: u32, newest: bool, state: &mut State) -> Result<()> 
     if end < length {
         tracing::warn!(segment = %path.display(), at = end, lost = length - end, "a segment is torn");
         if newest {
-            file.set_len(end).map_err(io("cut"))?;
+            file.set_len(end).map_err(io("truncate"))?;
         }
     }
     let length = if newest { end } else { length };

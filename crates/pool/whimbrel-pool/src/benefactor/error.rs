@@ -1,61 +1,61 @@
-//! Why a chunk is not kept or not given.
+//! Errors of storing and reading chunks.
 
 use super::{bucket::TierError, segment::FrameFault};
 use std::{io, path::PathBuf};
 use whimbrel_core::Digest;
 
-/// Why a chunk could not be put or got.
+/// Failure to store or read a chunk.
 #[derive(Debug, thiserror::Error)]
 pub enum ChunkError {
-    /// The disk failed.
+    /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// `write`, `sync`, …
+        /// The operation: `write`, `sync`, …
         action: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// An earlier write or sync failed.
-    #[error("the store refuses writes since an earlier one failed")]
+    /// The store is latched: an earlier write or sync failed.
+    #[error("the store refuses writes because an earlier one failed")]
     Latched,
-    /// Another process has it open.
+    /// Another process has the store open.
     #[error("{} is in use by another process", path.display())]
     InUse {
-        /// The folder.
+        /// Folder of the store.
         path: PathBuf,
     },
-    /// No room.
+    /// The store has too little free space.
     #[error("{needed} bytes do not fit, {free} are free")]
     Full {
-        /// What was to be put.
+        /// Bytes to be stored.
         needed: u64,
-        /// What there is.
+        /// Bytes that are free.
         free: u64,
     },
-    /// Not here.
+    /// The chunk is not in the store.
     #[error("no chunk {digest}")]
     Missing {
-        /// Which.
+        /// Digest of the chunk.
         digest: Digest,
     },
     /// The object store failed.
-    #[error("a segment cannot be had")]
+    #[error("a segment in the object store cannot be used")]
     Tier(#[from] TierError),
-    /// Segments are in an object store that was not named.
-    #[error("chunks of {} lie in an object store: say in which", path.display())]
+    /// Some segments are in an object store, but the options name none.
+    #[error("some chunks of {} are in an object store, which the options must name", path.display())]
     Far {
-        /// The folder.
+        /// Folder of the store.
         path: PathBuf,
     },
-    /// Here, and damaged; it is forgotten from now on.
+    /// The chunk was damaged and has been removed from the index.
     #[error("the chunk {digest} is damaged")]
     Damaged {
-        /// Which.
+        /// Digest of the chunk.
         digest: Digest,
-        /// How.
+        /// Damage that was found.
         #[source]
         source: FrameFault,
     },

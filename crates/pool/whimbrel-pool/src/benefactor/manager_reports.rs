@@ -1,11 +1,10 @@
-//! What a benefactor has to do with its manager: report again and again, and when it is asked to; ask what
-//! may go; leave politely.
+//! Heartbeats, at intervals and on request, inventories and leaving: calls of a benefactor to its manager.
 //!
-//! A report is soft state: a benefactor that is silent is soon not written to, and after a while its chunks
-//! are copied from elsewhere. A manager that is away is asked again until it is back; chunks are served
-//! meanwhile. Who may come is what the manager says in its answer; it asks for a report when it sends
-//! somebody here whom we may not know yet. Such wishes are met by the next report that begins, however many
-//! there are, so there is never more than one under way. Reports do not wait for the chores.
+//! A heartbeat is soft state: soon nothing is written to a silent benefactor, and after a while its chunks
+//! are re-replicated. An unreachable manager is retried until it returns; chunks are served meanwhile. The
+//! reply to a heartbeat lists the admitted members. The manager requests a heartbeat before it sends a member
+//! that this benefactor may not know. The next heartbeat answers all waiting requests, so at most one is
+//! under way. Heartbeats do not wait for inventories or uploads.
 
 use super::{
     BenefactorService, ChunkStore, pool_id_file,
@@ -33,24 +32,24 @@ use whimbrel_wire::{
     TrustedPeer,
 };
 
-/// Chunks of one inventory message.
+/// Chunks in one message of an inventory.
 const LISTED: usize = 20_000;
-/// Between attempts to reach a manager.
+/// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
-/// Wishes for a report that wait at once.
+/// Most waiting requests for a heartbeat.
 const WISHES: usize = 256;
 
-/// Hears which list of members is held, once there was a report.
+/// A request for a heartbeat, answered with the digest of the admitted members that are held.
 type Wish = oneshot::Sender<Digest>;
 
-/// Answers a manager: as anybody, and with a report.
+/// A service for the manager: all calls of a benefactor, and requests for heartbeats.
 pub(super) struct ReportService {
     chunks: BenefactorService,
     wishes: mpsc::Sender<Wish>,
 }
 
 impl ReportService {
-    /// With what hears of the wishes.
+    /// Creates the service and the receiver of its requests.
     pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<Wish>) {
         let (wishes, asked) = mpsc::channel(WISHES);
         (Self { chunks, wishes }, asked)
@@ -60,8 +59,8 @@ impl ReportService {
         request.decode::<RequestHeartbeat>()?;
         let refused = |why: &str| Refusal::new(code::STORAGE, why.to_owned()).retryable();
         let (wish, met) = oneshot::channel();
-        self.wishes.try_send(wish).map_err(|_| refused("too many want a report"))?;
-        let held = met.await.map_err(|_| refused("the report did not get through"))?;
+        self.wishes.try_send(wish).map_err(|_| refused("too many requests for a heartbeat are waiting"))?;
+        let held = met.await.map_err(|_| refused("the heartbeat did not reach the manager"))?;
         Reply::of::<RequestHeartbeat>(&held, Bytes::new())
     }
 }
@@ -75,7 +74,7 @@ impl Service for ReportService {
     }
 }
 
-/// The side that talks to the manager.
+/// The task that sends heartbeats and inventories to the manager.
 pub(super) struct ManagerReporter {
     pub(super) options: BenefactorOptions,
     pub(super) trust: Arc<Trust>,
@@ -85,7 +84,7 @@ pub(super) struct ManagerReporter {
 }
 
 impl ManagerReporter {
-    /// Until `leave`, and everything is elsewhere.
+    /// Runs until the benefactor may leave.
     pub(super) async fn take_part(
         self,
         leave: watch::Receiver<bool>,
@@ -111,14 +110,14 @@ impl ManagerReporter {
                 Ok(said) => {
                     self.keep_pool(said.pool)?;
                     if let Some(held) = self.admit(&said) {
-                        // Whoever does not wait for it any more need not hear it.
+                        // The requester may have stopped waiting.
                         wishes.drain(..).for_each(|wish: Wish| {
                             let _ = wish.send(held);
                         });
                     }
                     reported.send_replace(());
                     if said.may_leave {
-                        tracing::info!("everything is elsewhere; this benefactor leaves");
+                        tracing::info!("all chunks are replicated elsewhere; this benefactor leaves");
                         return Ok(());
                     }
                     Duration::from_secs(said.interval.clamp(1, 600).into())
@@ -130,8 +129,7 @@ impl ManagerReporter {
         }
     }
 
-    /// After each report: what is full goes to the object store, and what may go is asked for when it is
-    /// time.
+    /// Uploads full segments after each heartbeat, and sends an inventory when it is due.
     async fn do_chores(&self, mut reported: watch::Receiver<()>) {
         let mut listed: Option<Instant> = None;
         while reported.changed().await.is_ok() {
@@ -142,18 +140,18 @@ impl ManagerReporter {
                 match self.take_inventory().await {
                     Ok(true) => listed = Some(Instant::now()),
                     Ok(false) => {}
-                    Err(error) => tracing::warn!(%error, "the inventory was not taken"),
+                    Err(error) => tracing::warn!(%error, "the inventory failed"),
                 }
             }
         }
     }
 
-    /// What is full goes to the object store, also while nobody writes.
+    /// Uploads full segments, even if nothing is being written.
     async fn offload(&self) {
         let store = self.store.clone();
         let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
         if let Ok(Err(error)) = offloaded {
-            tracing::error!(error = &error as &dyn std::error::Error, "segments wait for the object store");
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot upload full segments");
         }
     }
 
@@ -178,13 +176,13 @@ impl ManagerReporter {
                 Err(Some(BenefactorError::Refused { text: source.text }))
             }
             Err(error) => {
-                tracing::warn!(%error, "not registered");
+                tracing::warn!(%error, "the heartbeat failed");
                 Err(None)
             }
         }
     }
 
-    /// The first manager that can be reached.
+    /// Connects to the first manager that can be reached.
     async fn manager(&self) -> Option<Connection> {
         for manager in &self.options.managers {
             match self.managers.to(&manager.address, manager.key).await {
@@ -197,7 +195,7 @@ impl ManagerReporter {
         None
     }
 
-    /// The pool that the data belongs to, once there was a first registration.
+    /// The pool that the data belongs to; none before the first registration.
     fn pool(&self) -> Result<Option<u64>> {
         let path = || self.options.data.clone();
         pool_id_file::read(&self.options.data).map_err(|source| BenefactorError::Pool {
@@ -213,13 +211,13 @@ impl ManagerReporter {
         }
         let path = || self.options.data.clone();
         pool_id_file::save(&self.options.data, pool).map_err(|source| BenefactorError::Pool {
-            action: "keep",
+            action: "store",
             path: path(),
             source,
         })
     }
 
-    /// Whoever the manager admits may come here too. Names the list, if all of it is held now.
+    /// Trusts exactly the admitted members; returns the digest of the list if all are in the trust list.
     fn admit(&self, said: &Registered) -> Option<Digest> {
         let known = self.trust.list().ok()?;
         let is = |peer: &TrustedPeer, name: &str, key| peer.key == Some(key) && peer.name.as_str() == name;
@@ -245,8 +243,8 @@ impl ManagerReporter {
         all.then(|| admission(&said.admitted))
     }
 
-    /// Lists all chunks to the manager, range by range, and deletes what it says may go.
-    /// False if no manager can be reached: then it is tried again soon.
+    /// Lists all chunks to the manager, range by range, and deletes those that it releases. False if no
+    /// manager can be reached, so that it is retried soon.
     async fn take_inventory(&self) -> std::result::Result<bool, CallError> {
         let mut from = Digest([0; 32]);
         loop {
@@ -267,7 +265,7 @@ impl ManagerReporter {
                     store.compact()
                 });
                 if let Ok(Err(error)) = freed.await {
-                    tracing::error!(%error, "garbage could not be removed");
+                    tracing::error!(%error, "garbage collection failed");
                 }
             }
             match last.and_then(after) {
@@ -278,7 +276,7 @@ impl ManagerReporter {
     }
 }
 
-/// Until it is time, or somebody wants a report: the manager, or whoever has this benefactor leave.
+/// Waits for the time, for a change of `leave`, or for requests for a heartbeat, which it returns.
 async fn pause(
     time: Duration,
     leave: &mut watch::Receiver<bool>,

@@ -1,5 +1,5 @@
-//! A benefactor: spare disk given to the pool. It keeps chunks, serves them, and asks the manager which may
-//! go.
+//! A benefactor: a process that offers spare disk to the pool. It stores and serves chunks, and asks the
+//! manager which ones it can delete.
 
 mod bucket;
 mod chunk_store;

@@ -1,14 +1,14 @@
-//! `DATA/pool`: to which pool the chunks of a benefactor belong.
+//! The file `DATA/pool`: id of the pool to which a benefactor's chunks belong.
 //!
-//! Written whole or not at all, and durable before it is relied on. What cannot be read is an error and not
-//! "none yet": else a damaged file would let chunks of one pool into another.
+//! It is written atomically and durably before it is relied on. Unreadable content is an error, because
+//! treating it as "no pool yet" would let chunks of one pool into another.
 
 use std::{fs, io, path::Path};
 use whimbrel_wire::atomic_file;
 
 const NAME: &str = "pool";
 
-/// The number of the pool, if one was kept.
+/// Reads the pool id; none if there is no file.
 pub(super) fn read(data: &Path) -> io::Result<Option<u64>> {
     let text = match fs::read_to_string(data.join(NAME)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -18,7 +18,7 @@ pub(super) fn read(data: &Path) -> io::Result<Option<u64>> {
     number.map(Some).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// Keeps the number of the pool.
+/// Stores the pool id.
 pub(super) fn save(data: &Path, pool: u64) -> io::Result<()> {
     atomic_file::replace(&data.join(NAME), format!("{pool:016x}\n").as_bytes())
 }

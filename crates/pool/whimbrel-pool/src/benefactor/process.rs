@@ -1,5 +1,4 @@
-//! A benefactor as a process: its folder, its socket, those who may come. What it has to do with the manager
-//! is in `member`.
+//! The benefactor process: its folder, socket and trust list. `manager_reports` has its calls to the manager.
 
 use super::{
     BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions,
@@ -21,68 +20,67 @@ use tokio::sync::watch;
 use whimbrel_core::HostName;
 use whimbrel_wire::Endpoint;
 
-/// How a benefactor runs.
+/// Options of a benefactor process.
 #[derive(Debug, Clone)]
 pub struct BenefactorOptions {
     /// Name for people.
     pub name: HostName,
-    /// Folder of its chunks and its key.
+    /// Folder of the chunks and the key.
     pub data: PathBuf,
-    /// Bytes it gives.
+    /// Bytes that it offers to the pool.
     pub capacity: u64,
-    /// Bytes of its disk that stay free.
+    /// Bytes of its disk that must stay free.
     pub keep_free: u64,
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Where clients reach it; unless given, where it listens, or from where it reaches the manager if it
-    /// listens everywhere.
+    /// Address for clients. The default is `listen`; for a wildcard, the local address towards the manager.
     pub advertise: Option<String>,
-    /// Its managers; the first that answers counts.
+    /// Managers; the first that answers is used.
     pub managers: Vec<ManagerAddress>,
-    /// Between inventories.
+    /// Time between inventories.
     pub inventory_every: Duration,
-    /// Where full segments go, if not only to the disk.
+    /// Object tier for full segments, if they are not only on the disk.
     pub tier: Option<TierOptions>,
 }
 
-/// Why a benefactor ended.
+/// Failure to open or run a benefactor.
 #[derive(Debug, thiserror::Error)]
 pub enum BenefactorError {
-    /// Its key, its list of those who may come, or its socket.
+    /// The key, the trust list or the socket failed.
     #[error(transparent)]
     Front(#[from] FrontError),
-    /// Its chunks.
+    /// The chunk store failed.
     #[error("cannot open the chunks")]
     Chunks(#[from] ChunkError),
-    /// The number of its pool.
-    #[error("cannot {action} the number of the pool in {}", path.display())]
+    /// The pool id cannot be read or stored.
+    #[error("cannot {action} the id of the pool in {}", path.display())]
     Pool {
-        /// `read` or `keep`.
+        /// The operation: `read` or `store`.
         action: &'static str,
-        /// The file.
+        /// Folder of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// It listens everywhere, and what others would reach it by is not known.
-    #[error("cannot tell by which address others reach this benefactor; say what to advertise")]
+    /// The socket is bound to a wildcard address and the address for clients is unknown.
+    #[error("cannot determine the address of this benefactor for clients; set the address to advertise")]
     Advertise {
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The folder has the data of another pool.
+    /// The folder has data of another pool.
     #[error("the manager refuses this benefactor: {text}")]
     Refused {
-        /// What it says.
+        /// Reason given by the manager.
         text: String,
     },
 }
 
 pub(super) type Result<T> = std::result::Result<T, BenefactorError>;
 
-/// The folders and key of a benefactor, opened.
+/// A benefactor whose folder, chunk store and socket are open.
 #[derive(Debug)]
 pub struct Benefactor {
     options: BenefactorOptions,
@@ -92,7 +90,7 @@ pub struct Benefactor {
 }
 
 impl Benefactor {
-    /// Opens the folder and the socket.
+    /// Opens the folder, the chunk store and the socket.
     pub async fn open(options: BenefactorOptions) -> Result<Self> {
         let front = MemberListener::open(&options.data, options.listen).await?;
         let store = Arc::new(open_chunks(&options).await?);
@@ -110,12 +108,12 @@ impl Benefactor {
         self.front.identity.public_key()
     }
 
-    /// Its chunks.
+    /// The chunk store of the benefactor.
     pub fn store(&self) -> &Arc<ChunkStore> {
         &self.store
     }
 
-    /// Serves until `leave` or the manager says drain and all is elsewhere, or for ever.
+    /// Serves until the benefactor was drained, by `leave` or the manager; else returns only on failure.
     pub async fn run(self, leave: watch::Receiver<bool>) -> Result<()> {
         let Self { options, front, store, address } = self;
         let (identity, trust) = (front.identity.clone(), front.trust.clone());
@@ -134,7 +132,7 @@ impl Benefactor {
     }
 }
 
-/// On a thread that may block: an object store is asked what it has.
+/// Opens the chunk store on a thread that may block, because it lists the object store.
 async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
     let (options, runtime) = (options.clone(), tokio::runtime::Handle::current());
     let opened = tokio::task::spawn_blocking(move || {
@@ -148,9 +146,8 @@ async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
     Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)
 }
 
-/// The address of this machine that others reach, for a socket bound to `bound`: the one from which the
-/// manager is reached, if the socket listens on all. Nothing is sent for that: a UDP socket only asks the
-/// routing table.
+/// The address of this host for clients: `bound`, or for a wildcard the local address of the route to a
+/// manager. Nothing is sent: connecting a UDP socket only looks up the route.
 fn reached_by(bound: SocketAddr, managers: &[ManagerAddress]) -> io::Result<SocketAddr> {
     if !bound.ip().is_unspecified() {
         return Ok(bound);

@@ -1,10 +1,11 @@
-//! Neighbours of a chunk in an object store, brought with one request.
+//! Readahead in the object store: neighbouring chunks of a segment are fetched with one request.
 //!
-//! Chunks that were written together lie in one pack in their order, and are mostly read so. Who reads on
-//! where the last read of a pack ended gets more than was asked for, up to [`WINDOW`], and whoever reads the
-//! same pack meanwhile waits for it. Anybody else gets just his chunk, and so does who has not used what came
-//! before: a file's other chunks may be read from other copies. Packs never change, so what is held is right
-//! as long as the index names its pack. Bounded: [`PACKS`] windows, of the packs read last.
+//! Chunks that were written together are adjacent in a segment and are mostly read in order. A read that
+//! continues where the last read of the segment ended fetches up to [`WINDOW`] bytes, and concurrent readers
+//! of that segment wait for it. Any other read fetches only its chunk, as does a reader that did not use the
+//! previous window, because the file's other chunks may be read from other copies. Uploaded segments never
+//! change, so cached bytes are valid as long as the index names their segment. At most [`PACKS`] windows are
+//! cached, of the segments read last.
 
 use bytes::Bytes;
 use std::{
@@ -13,16 +14,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Packs of which something is held.
+/// Segments of which a window is cached.
 const PACKS: usize = 16;
-/// Bytes brought at once when a pack begins to be read in its order, and at most.
+/// Bytes fetched at once when sequential reading of a segment starts, and at most.
 const WINDOW: (u64, u64) = (1 << 20, 4 << 20);
-/// A read that begins so little behind the last one goes on all the same: several threads read one file.
+/// Largest gap after the last read that still counts as sequential, because several threads read one file.
 const GAP: u64 = 1 << 20;
-/// Reads that are not believed after a window of which too little was used.
+/// Sequential reads without readahead after a window of which too little was used.
 const ALONE: u32 = 16;
 
-/// What is held of packs, and how they were read.
+/// Cached windows of segments, and how these were read.
 #[derive(Debug, Default)]
 pub(super) struct Readahead {
     packs: Mutex<VecDeque<(u32, Arc<Mutex<Held>>)>>,
@@ -32,12 +33,12 @@ pub(super) struct Readahead {
 struct Held {
     from: u64,
     bytes: Bytes,
-    /// How many of them were read.
+    /// Bytes of the window that were read.
     used: u64,
-    /// Where the furthest read ended; none before the first.
+    /// End of the furthest read; none before the first.
     next: Option<u64>,
     window: u64,
-    /// So many reads that go on get just their chunk.
+    /// Number of further sequential reads without readahead.
     alone: u32,
 }
 
@@ -49,11 +50,11 @@ impl Held {
         found
     }
 
-    /// What to ask for instead of a range that is not held, of a pack of `length` bytes; none if just that.
+    /// The range to fetch instead of an uncached range of a segment of `length` bytes; none for only that.
     fn more(&mut self, range: &Range<u64>, length: u64) -> Option<Range<u64>> {
         let next = self.next?;
         range.start.checked_sub(next).filter(|behind| *behind <= GAP)?;
-        // What was held and passed over, not what is cut off at its end.
+        // Bytes of the window that were skipped or read, without those after the last read.
         let passed = next.min(self.from + self.bytes.len() as u64).saturating_sub(self.from);
         let unused = self.used * 4 < passed * 3;
         (self.bytes, self.used) = (Bytes::new(), 0);
@@ -65,7 +66,7 @@ impl Held {
             return None;
         }
         self.window = (self.window * 2).clamp(WINDOW.0, WINDOW.1);
-        // What was passed over is asked for next by somebody else.
+        // A skipped part is included, because another thread will read it next.
         Some(next..(next + self.window).min(length).max(range.end))
     }
 }
@@ -75,8 +76,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Readahead {
-    /// A range of pack `number`, which has `length` bytes, with `get` to ask for one. None if there is none,
-    /// or less than that.
+    /// Reads a range of segment `number`, which has `length` bytes; `get` fetches a range. None if there is
+    /// no such segment or it is shorter.
     pub(super) fn read<E>(
         &self,
         (number, length): (u32, u64),
@@ -126,7 +127,7 @@ mod tests {
         (0..LENGTH).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect::<Vec<_>>().into()
     }
 
-    /// Reads chunks in this order, each of which must be right; requests, and bytes.
+    /// Reads chunks in this order and checks each; returns the number of requests and their bytes.
     fn read(pack: &Bytes, chunks: &[Range<u64>]) -> (usize, u64) {
         let (ahead, asked) = (Readahead::default(), Cell::new((0, 0)));
         for range in chunks {
@@ -150,7 +151,7 @@ mod tests {
         let pack = pack();
         let (requests, bytes) = read(&pack, &chunks(64 << 10));
         assert!(requests <= 5 && bytes <= LENGTH, "{requests} requests, {bytes} bytes");
-        // As several threads do.
+        // Out of order, like reads of several threads.
         let mut swapped = chunks(256 << 10);
         swapped.chunks_mut(3).for_each(<[_]>::reverse);
         let (requests, bytes) = read(&pack, &swapped);

@@ -1,10 +1,10 @@
-//! Segments that lie in an object store instead of the disk: how they go there, how they are found again.
+//! The object tier: full segments that are stored in an object store instead of on the disk.
 //!
-//! A segment that is full is synced, uploaded whole as `NNNNNNNN.seg`, its heads are written down in
-//! `NNNNNNNN.far` beside the others, and only then is the local file removed: at every instant one of the two
-//! places has it. An object without heads here (a disk that was lost, a crash between the two steps) is read
-//! through and taken in when the store is opened. A segment of which too little is left is emptied as any
-//! other, and its object removed before its heads.
+//! A full segment is synced and uploaded as `NNNNNNNN.seg`. Its record heads are stored on the disk as
+//! `NNNNNNNN.far`, and only then is the local file removed, so one of the two places always has the segment.
+//! An object without heads on the disk (after a lost disk, or a crash between the two steps) is read and
+//! added when the store is opened. Sparse segments are compacted like local ones; their object is removed
+//! before their heads.
 
 use super::{
     bucket::Bucket,
@@ -23,17 +23,17 @@ use std::{
 };
 use whimbrel_wire::atomic_file;
 
-/// A segment is closed at this size where it travels: chunks that are read alone are read by range.
+/// Length at which a segment is full if it will be uploaded. Single chunks are read by range.
 pub(super) const PACK: u64 = 8 << 20;
-/// The file with the number that the prefix in the object store is owned by.
+/// File with the number of the owner of the object store's prefix.
 const OWNER: &str = "owner";
 
-/// An object store behind a [`ChunkStore`].
+/// The object tier of a [`ChunkStore`].
 #[derive(Debug)]
 pub struct ObjectTier {
-    /// Which.
+    /// The object store for segments.
     pub tier: Bucket,
-    /// Bytes of full segments that stay on the disk; the oldest go first. With 0 all go.
+    /// Bytes of full segments that stay on the disk; the oldest are uploaded first. With 0 all are uploaded.
     pub keep_here: u64,
 }
 
@@ -45,7 +45,7 @@ fn number_of_heads(name: &str) -> Option<u32> {
     name.strip_suffix(".far").filter(|digits| digits.len() == 8)?.parse().ok()
 }
 
-/// Numbers of the segments whose heads are in a folder.
+/// Numbers of the segments whose heads are in the folder.
 pub(super) fn heads_in(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -54,7 +54,7 @@ pub(super) fn heads_in(dir: &Path) -> io::Result<BTreeSet<u32>> {
     Ok(numbers)
 }
 
-/// Chunks of a segment by its heads, each with where its frame lies, and the length of the segment.
+/// The chunks of a segment with the positions of their frames, and the length of the segment, from its heads.
 fn slots(
     number: u32,
     heads: &[u8],
@@ -71,7 +71,7 @@ fn slots(
     rest.is_empty().then_some((found, at))
 }
 
-/// The heads of the records of a segment, up to the first that is torn.
+/// The record heads of a segment up to the first torn record.
 fn heads(bytes: &[u8]) -> Vec<u8> {
     let (mut heads, mut rest) = (Vec::new(), bytes);
     while let Some((head, behind)) = rest.split_first_chunk::<RECORD>() {
@@ -83,7 +83,7 @@ fn heads(bytes: &[u8]) -> Vec<u8> {
     heads
 }
 
-/// Takes over what the object store has and enters it into the index.
+/// Claims the prefix and adds the segments of the object store to the index.
 pub(super) fn load(dir: &Path, behind: &ObjectTier, state: &mut State) -> Result<()> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
@@ -102,11 +102,11 @@ pub(super) fn load(dir: &Path, behind: &ObjectTier, state: &mut State) -> Result
     let here = heads_in(dir).map_err(io("read", dir))?;
     for name in behind.tier.list()? {
         let Some(number) = number_of(&name).filter(|number| !here.contains(number)) else { continue };
-        // One that is still here is uploaded again.
+        // A segment that is also on the disk is uploaded again.
         if !state.segments.contains_key(&number)
             && let Some(bytes) = behind.tier.get(&name, None)?
         {
-            tracing::warn!(segment = name, "found in the object store, unknown here");
+            tracing::warn!(segment = name, "added an unknown segment from the object store");
             let path = dir.join(heads_of(number));
             atomic_file::replace(&path, &heads(&bytes)).map_err(io("write", &path))?;
         }
@@ -125,16 +125,15 @@ fn insert(dir: &Path, number: u32, state: &mut State) -> Result<()> {
     };
     let bytes = fs::read(&path).map_err(io("read"))?;
     let found = slots(number, &bytes, Instant::now());
-    let (found, length) = found.ok_or_else(|| io("understand")(io::ErrorKind::InvalidData.into()))?;
+    let (found, length) = found.ok_or_else(|| io("parse")(io::ErrorKind::InvalidData.into()))?;
     if state.segments.remove(&number).is_some() {
-        // It was uploaded, and the process ended before it removed the file.
+        // The segment was uploaded, but the process ended before it removed the file.
         fs::remove_file(dir.join(name_of(number))).map_err(io("remove"))?;
         state.index.retain(|_, slot| slot.segment != number);
     }
     state.segments.insert(number, Segment { file: None, length, live: 0 });
     for (digest, slot) in found {
-        // What was copied out of a segment that was being emptied is in a later one; of this one the object
-        // may be gone.
+        // A later segment has a copy from compacting this one, whose object may be gone.
         if state.index.get(&digest).is_some_and(|known| known.segment > number) {
             continue;
         }
@@ -149,7 +148,7 @@ fn insert(dir: &Path, number: u32, state: &mut State) -> Result<()> {
 }
 
 impl ChunkStore {
-    /// Bytes of a segment in the object store; an object that is gone or shorter has none.
+    /// Bytes of a segment in the object store; none if the object is missing or shorter.
     pub(super) fn read_far(&self, slot: &ChunkSlot) -> Result<Option<Bytes>> {
         let Some(behind) = &self.behind else { return Ok(None) };
         let range = slot.offset..slot.offset + u64::from(slot.length);
@@ -159,7 +158,7 @@ impl ChunkStore {
         Ok(self.ahead.read((slot.segment, length), range, get)?)
     }
 
-    /// Uploads full segments until no more than should be are here.
+    /// Uploads full segments until at most `keep_here` bytes of them are on the disk.
     pub fn offload(&self) -> Result<()> {
         let Some(behind) = &self.behind else { return Ok(()) };
         let _one = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,24 +187,24 @@ impl ChunkStore {
         if let Some(segment) = self.state().segments.get_mut(&number) {
             segment.file = None;
         }
-        // Whoever reads from it has it open.
+        // Readers have the file open.
         fs::remove_file(self.dir.join(name_of(number))).map_err(|error| self.failed("remove", number)(error))
     }
 
-    /// Removes a segment of which nothing is left.
+    /// Removes a segment without chunks.
     pub(super) fn remove_far(&self, number: u32) -> Result<()> {
         let Some(behind) = &self.behind else { return Ok(()) };
-        // In this order: an object without heads would be taken in again.
+        // The object first, because an object without heads would be added again.
         behind.tier.delete(&name_of(number))?;
         fs::remove_file(self.dir.join(heads_of(number))).map_err(|error| self.failed("remove", number)(error))
     }
 
-    /// Whether more waits for the object store than should.
+    /// Whether more full segments wait for upload than may stay on the disk.
     pub(super) fn is_behind(&self) -> bool {
         let Some(behind) = &self.behind else { return false };
         let state = self.state();
         let here = state.segments.values().filter(|segment| segment.file.is_some());
-        // The one that grows is no backlog.
+        // The growing segment cannot be uploaded yet.
         here.map(|segment| segment.length).sum::<u64>() > behind.keep_here + PACK
     }
 }

@@ -1,12 +1,13 @@
-//! The bytes of a segment file: records, one chunk each, and how a file is read back after a crash.
+//! Segment files: their format, one record for each chunk, and how a file is read after a crash.
 //!
 //! ```text
 //! 0   magic "WHCK"     4  length of the frame, u32     8  digest of the chunk, 32 bytes
-//! 40  xxh3 of the 40 bytes before, u64                 48 the frame (docs/formats/image.md)     integers little-endian
+//! 40  xxh3 of the 40 bytes before, u64                 48 the frame (docs/formats/image.md)
+//! integers little-endian
 //! ```
 //!
-//! Records follow each other without gaps. Reading stops at the first that is torn: what follows it is
-//! unknown to the index, the manager hears so with the next inventory and has it copied from elsewhere.
+//! Records follow each other without gaps. Reading stops at the first torn record. Chunks behind it are not
+//! in the index, so the next inventory reports them missing and the manager has them re-replicated.
 
 use crate::{client::OVERHEAD, protocol::MAX_CHUNK};
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt};
@@ -14,10 +15,10 @@ use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{HEAD, PackFrame, PackFrameHeader};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes before the frame.
+/// Bytes of a record before the frame.
 pub(super) const RECORD: usize = 48;
 const MAGIC: [u8; 4] = *b"WHCK";
-/// A frame of the longest chunk, with room for what its head may grow by.
+/// Longest frame: the longest chunk with space for growth of its head.
 pub(super) const MAX_FRAME: usize = MAX_CHUNK + HEAD + 4096;
 
 /// The head of a record.
@@ -31,7 +32,7 @@ pub(super) fn head(digest: &Digest, frame: usize) -> [u8; RECORD] {
     out
 }
 
-/// The digest and frame length that a head names.
+/// The digest and frame length in the head of a record.
 pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
     let (body, sum) = head.split_at(40);
     let length = u32::from_le_bytes(body[4..8].try_into().ok()?);
@@ -40,16 +41,16 @@ pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
     right.then_some((digest, length))
 }
 
-/// A record found in a file.
+/// A record found in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentRecord {
     pub(super) digest: Digest,
-    /// Of the frame.
+    /// Offset of the frame.
     pub(super) offset: u64,
     pub(super) length: u32,
 }
 
-/// The records of a file, and where the first torn one begins. With `whole`, frames are checked too.
+/// The records of a file, and the offset of the first torn one. With `whole`, frames are checked too.
 pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<SegmentRecord>, u64)> {
     let size = file.metadata()?.len();
     let (mut out, mut at) = (Vec::new(), 0);
@@ -76,38 +77,38 @@ pub(super) fn scan(file: &File, whole: bool) -> io::Result<(Vec<SegmentRecord>, 
     Ok((out, at))
 }
 
-/// Why a frame is not the chunk it should be.
+/// Error for a frame that does not have the expected chunk.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
-    /// Not one frame of one chunk.
-    #[error("the bytes are no frame of a chunk")]
+    /// The bytes are not the frame of a chunk.
+    #[error("the bytes are not the frame of a chunk")]
     NoFrame {
-        /// Why.
+        /// Cause reported by the frame parser.
         #[source]
         source: whimbrel_image::pack_frame::PackFrameError,
     },
-    /// Too long, or bytes behind it.
-    #[error("the frame has an impossible length")]
+    /// The length is too large or differs from the head.
+    #[error("the frame has an invalid length")]
     Length,
-    /// Another chunk.
+    /// The content has another digest.
     #[error("the bytes have the digest {found}")]
     Digest {
-        /// What they have.
+        /// Digest of the content.
         found: Digest,
     },
 }
 
-/// The raw bytes of a chunk from its frame, if they are what `digest` names.
+/// Decodes a frame and checks that its content has the digest `digest`.
 pub fn open_frame(digest: &Digest, bytes: &[u8]) -> Result<Vec<u8>, FrameFault> {
     let mut raw = Vec::new();
     open_into(digest, bytes, &mut raw)?;
     Ok(raw)
 }
 
-/// Whether a frame holds the chunk that `digest` names.
+/// Checks that a frame has the chunk `digest`.
 pub(crate) fn check_frame(digest: &Digest, bytes: &[u8]) -> Result<(), FrameFault> {
     thread_local! {
-        /// Megabytes that are fresh for every chunk would cost more in page faults than the check.
+        /// Reused, because page faults of fresh megabytes for every chunk would cost more than the check.
         static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
     RAW.with_borrow_mut(|raw| open_into(digest, bytes, raw))
@@ -115,7 +116,7 @@ pub(crate) fn check_frame(digest: &Digest, bytes: &[u8]) -> Result<(), FrameFaul
 
 fn open_into(digest: &Digest, bytes: &[u8], raw: &mut Vec<u8>) -> Result<(), FrameFault> {
     let no_frame = |source| FrameFault::NoFrame { source };
-    // Before anything is allocated.
+    // Checked before anything is allocated.
     let head = PackFrameHeader::parse(bytes).map_err(no_frame)?;
     if head.raw > MAX_CHUNK + OVERHEAD || head.total() != bytes.len() || head.bases > 0 {
         return Err(FrameFault::Length);

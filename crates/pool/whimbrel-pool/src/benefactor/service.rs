@@ -1,7 +1,7 @@
-//! What a benefactor answers: put, get, flush, copy.
+//! The service that answers a benefactor's calls: put, get, flush and copy.
 //!
-//! A chunk is checked against its digest before it is kept, so a client cannot give a chunk a wrong name; and
-//! its checksum when it is read. Disk work runs on threads that may block.
+//! A chunk's digest is checked before it is stored, so a client cannot store content under a wrong digest.
+//! Its checksum is checked when it is read. Disk work runs on threads that may block.
 
 use super::{ChunkError, ChunkStore, check_frame};
 use crate::{
@@ -16,14 +16,14 @@ use std::sync::Arc;
 use whimbrel_core::Digest;
 use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, Refusal, Reply, Request, Service};
 
-/// Frames in one request of a copy, in bytes.
+/// Bytes of frames in one request of a copy.
 const COPY_BYTES: usize = 4 << 20;
 
-/// Answers for a store of chunks.
+/// The service of a chunk store.
 #[derive(Debug, Clone)]
 pub struct BenefactorService {
     store: Arc<ChunkStore>,
-    /// To other benefactors.
+    /// Connections to other benefactors.
     links: Arc<Links>,
 }
 
@@ -39,11 +39,11 @@ impl From<ChunkError> for Refusal {
     }
 }
 
-/// Runs what blocks where it may.
+/// Runs blocking work on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Code::INTERNAL, "the work failed"))
+    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Code::INTERNAL, "the task failed"))
 }
 
 fn invalid(text: &str) -> Refusal {
@@ -51,7 +51,7 @@ fn invalid(text: &str) -> Refusal {
 }
 
 impl BenefactorService {
-    /// Serves `store`; copies go out over `links`.
+    /// A service of `store`, which copies chunks over `links`.
     pub fn new(store: Arc<ChunkStore>, links: Arc<Links>) -> Self {
         Self { store, links }
     }
@@ -78,7 +78,7 @@ impl BenefactorService {
     }
 
     async fn flush(&self, request: Request) -> Answer {
-        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let store = self.store.clone();
         let here = blocking(move || store.flush(&digests)).await??;
         let missing: Vec<bool> = here.into_iter().map(|here| !here).collect();
@@ -87,12 +87,12 @@ impl BenefactorService {
 
     async fn copy(&self, request: Request) -> Answer {
         let to = request.decode::<CopyChunks>()?;
-        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let mut failed = vec![true; digests.len()];
         let mut batch: Vec<(usize, Digest, Bytes)> = Vec::new();
         for (at, digest) in digests.into_iter().enumerate() {
             let store = self.store.clone();
-            // What is not here, or damaged, stays marked as failed.
+            // A missing or damaged chunk stays marked as failed.
             let Ok(frame) = blocking(move || store.get(&digest)).await? else { continue };
             batch.push((at, digest, frame));
             let bytes: usize = batch.iter().map(|(.., frame)| frame.len()).sum();
@@ -129,11 +129,11 @@ impl BenefactorService {
     }
 }
 
-/// The frames of a request, by their lengths.
+/// Splits the payload of a request into frames.
 fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, Bytes)>, Refusal> {
     let total: usize = named.iter().map(|(_, length)| *length as usize).sum();
     if named.len() > MAX_BATCH || total != payload.len() {
-        return Err(invalid("the frames are not as long as the header says"));
+        return Err(invalid("the length of the frames differs from the header"));
     }
     Ok(named.into_iter().map(|(digest, length)| (digest, payload.split_to(length as usize))).collect())
 }

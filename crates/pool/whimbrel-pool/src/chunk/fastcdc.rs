@@ -1,12 +1,12 @@
-//! FastCDC: a gear hash over single bytes, harder to please before the average length and easier after it.
+//! FastCDC chunking: a gear hash over bytes; boundaries are rarer before the average length than after it.
 //!
 //! W. Xia et al., "The Design of Fast Content-Defined Chunking" (TPDS 2020): normalised chunking of level 2,
-//! two bytes a step. The table is ours and fixed: it comes from BLAKE3 of the name below. The mask takes the
-//! upper bits, on which the last 64 bytes have a say.
+//! two bytes a step. The table is our own and never changes; it is derived with BLAKE3 from the text below.
+//! The mask selects upper bits, which depend on the last 64 bytes.
 
 use std::sync::LazyLock;
 
-/// A number for every byte, and the same shifted for the first byte of a step.
+/// A random number for every byte, and the same numbers shifted for the first byte of a step.
 struct Table {
     plain: [u64; 256],
     shifted: [u64; 256],
@@ -21,12 +21,12 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     Table { plain, shifted: plain.map(|number| number << 1) }
 });
 
-/// Upper `bits` bits of 64, but the topmost, so that a mask can be shifted by one.
+/// Mask of `bits` upper bits without the topmost, so that it can be shifted by one.
 fn mask(bits: u32) -> u64 {
     ((1 << bits) - 1) << (63 - bits)
 }
 
-/// Where the chunk that begins `data` ends; `data` holds four times `average`, or all that is left.
+/// Length of the chunk at the start of `data`, which holds four times `average` bytes or all that is left.
 pub(super) fn cut(data: &[u8], average: usize) -> usize {
     let (least, middle) = (average / 4, average.min(data.len()));
     if data.len() <= least {
@@ -37,13 +37,13 @@ pub(super) fn cut(data: &[u8], average: usize) -> usize {
     if let Some(at) = found {
         return least + at;
     }
-    // Two bytes a step: what the first part left over begins the second.
+    // Steps are two bytes: an odd byte of the first part starts the second.
     let from = least + (middle.max(least) - least) / 2 * 2;
     let (_, found) = scan(&data[from..], hash, mask(bits - 2));
     found.map_or(data.len(), |at| from + at)
 }
 
-/// How many bytes come before the cut, if there is one.
+/// The hash and the length up to the boundary, if there is one.
 fn scan(data: &[u8], mut hash: u64, mask: u64) -> (u64, Option<usize>) {
     let table = &*TABLE;
     let early = mask << 1;

@@ -1,8 +1,8 @@
-//! Cutting a stream of bytes into chunks. Pure.
+//! Chunking: splitting a stream of bytes into chunks. Pure.
 //!
-//! A [`Chunking`] says how; [`Chunking::cut`] looks at the bytes since the last cut and says where the next
-//! one is. Where it cuts depends on the bytes of the chunk alone, so equal content is cut equally wherever it
-//! stands. The cut points are part of what is stored: the golden vectors in the tests fail when they change.
+//! [`Chunking::cut`] gets the bytes since the last boundary and returns the next one. A boundary depends only
+//! on the bytes of its chunk, so equal content is split equally at any offset. The boundaries are part of the
+//! stored format: the golden vectors in the tests fail when they change.
 
 mod fastcdc;
 mod window;
@@ -15,32 +15,32 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How a file is cut.
+/// A method of splitting files into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Chunking {
-    /// FsCH of the paper: pieces of one size.
+    /// FsCH of the paper: chunks of a fixed size.
     Fixed {
-        /// Bytes.
+        /// Bytes of a chunk.
         size: u32,
     },
-    /// FastCDC with a gear hash: the default.
+    /// FastCDC with a gear hash, the default.
     Content {
-        /// Bytes of a chunk on average; none is under a quarter or over four times that.
+        /// Average bytes of a chunk; every chunk has between a quarter and four times that.
         average: u32,
     },
-    /// CbCH with the paper's parameters: a cut after a window whose hash has so many zero bits.
+    /// CbCH with the paper's parameters: a boundary after each window whose hash has `bits` zero bits.
     Window {
-        /// m: bytes of the window.
+        /// Bytes of the window, the paper's m.
         window: u32,
-        /// k: bits that are zero.
+        /// Number of zero bits, the paper's k.
         bits: u8,
-        /// p: bytes the window advances; 1 is the paper's overlap, m its no-overlap.
+        /// Bytes by which the window advances, the paper's p: 1 is its overlap, m its no-overlap.
         advance: u32,
     },
-    /// For images of memory: cuts only between pages, after a page whose hash says so.
+    /// Chunking for images of memory: boundaries only between pages, after a page chosen by its hash.
     Pages {
-        /// Pages of a chunk on average; 1 makes every page a chunk, which finds pages in any order.
+        /// Average pages of a chunk. With 1 every page is a chunk, so pages are found in any order.
         average: u32,
     },
 }
@@ -52,7 +52,7 @@ impl Default for Chunking {
 }
 
 impl Chunking {
-    /// Refuses parameters out of bounds.
+    /// Refuses parameters outside their limits.
     pub fn check(&self) -> Result<(), PolicyError> {
         let within = |field, limits, found: u32, range: std::ops::RangeInclusive<usize>| {
             let bad = PolicyError { field, limits, found: found.to_string() };
@@ -72,7 +72,7 @@ impl Chunking {
         }
     }
 
-    /// The longest chunk it makes.
+    /// Length of the longest possible chunk.
     pub fn longest(&self) -> usize {
         match *self {
             Self::Fixed { size } => size as usize,
@@ -83,8 +83,7 @@ impl Chunking {
         }
     }
 
-    /// Where the chunk that begins `data` ends. `data` holds at least [`Chunking::longest`] bytes, or all
-    /// that is left.
+    /// Length of the chunk at the start of `data`: [`Chunking::longest`] bytes or more, or all that is left.
     pub fn cut(&self, data: &[u8]) -> usize {
         let most = data.len().min(self.longest());
         let data = &data[..most];
@@ -99,8 +98,7 @@ impl Chunking {
     }
 }
 
-/// A chunk is at least a quarter of the average, then ends with the first page whose hash is a multiple of
-/// the average.
+/// Ends the chunk at the first page whose hash is a multiple of the average, from a quarter of it on.
 fn cut_pages(data: &[u8], average: u32) -> usize {
     let least = (average / 4).max(1) as usize;
     let (pages, _) = data.as_chunks::<PAGE_SIZE>();

@@ -1,15 +1,15 @@
-//! CbCH as the paper has it (IV.C): a window of m bytes that advances by p; a cut where the hash of the
-//! window has k zero bits.
+//! CbCH chunking of the paper (IV.C): a window of m bytes advances by p; a boundary is where its hash has k
+//! zero bits.
 //!
-//! The hash is not named there. Ours is a polynomial over the bytes, rolled where the window advances by one
-//! byte (the paper's overlap, which cost it 1.1 MB/s), and xxh3 of the window elsewhere.
+//! The paper does not name the hash. Ours is a rolling polynomial over the bytes if the window advances by
+//! one byte (the paper's overlap, which reached 1.1 MB/s there), and xxh3 of the window otherwise.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Odd, and its powers spread over all bits.
+/// Base of the polynomial: odd, with powers that spread over all bits.
 const BASE: u64 = 0x9e37_79b9_7f4a_7c55;
 
-/// Where the chunk that begins `data` ends.
+/// Length of the chunk at the start of `data`.
 pub(super) fn cut(data: &[u8], window: usize, bits: u8, advance: usize) -> usize {
     if data.len() <= window {
         return data.len();

@@ -1,8 +1,8 @@
-//! Sets of byte ranges of a file. Pure.
+//! Byte ranges of a file as a set. Pure.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// Ranges that neither touch nor overlap.
+/// A set of ranges that neither touch nor overlap, as start and end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ByteRanges(BTreeMap<u64, u64>);
 
@@ -26,7 +26,7 @@ impl ByteRanges {
         self.0.insert(start, end);
     }
 
-    /// Takes away everything from `at` on.
+    /// Removes everything from `at` on.
     pub(crate) fn cut(&mut self, at: u64) {
         self.0.split_off(&at);
         if let Some(mut last) = self.0.last_entry()

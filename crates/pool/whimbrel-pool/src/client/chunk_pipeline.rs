@@ -1,6 +1,6 @@
-//! The thread of a write: bytes in order become chunks, chunks become batches.
+//! The chunk pipeline of a write: a thread that splits the byte stream into chunks and batches them.
 //!
-//! Cutting and hashing happen here, off the thread of whoever writes, so that both cores work.
+//! Chunking and hashing run here and not on the writer's thread, so that both use a core.
 
 use super::{
     PoolError, Result, Secret,
@@ -21,24 +21,24 @@ use std::{
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::Encoder;
 
-/// Bytes and chunks of a batch: about what the paper calls a chunk, in one message.
+/// Most bytes and chunks of a batch: about a chunk of the paper, in one message.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_CHUNKS: usize = 500;
-/// Bytes read at once from a file that was written locally.
+/// Bytes read at once from a local file.
 const BLOCK: usize = 1 << 20;
 
 enum Item {
-    /// Bytes that count against the budget.
+    /// Bytes that count against the memory budget.
     Data(Bytes),
-    /// A file with so many bytes; they do not count yet.
+    /// A local file and its length; its bytes do not count against the budget yet.
     Spooled(File, u64),
-    /// Chunks that are in the pool come next, whatever they hold.
+    /// Chunks of an older version that follow in the stream.
     Known(Vec<ChunkRef>),
-    /// Cut what is left, and say what there is since the last time.
+    /// Ends the last chunk and returns the chunks since the last drain.
     Settle(SyncSender<Result<Vec<ChunkRef>>>),
 }
 
-/// Takes bytes in order.
+/// The input side of the pipeline, which takes bytes in order.
 pub(super) struct ChunkPipeline {
     items: Sender<Item>,
     session: Arc<WriteSession>,
@@ -46,12 +46,12 @@ pub(super) struct ChunkPipeline {
 
 impl std::fmt::Debug for ChunkPipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Feed").field("session", &self.session.id()).finish_non_exhaustive()
+        f.debug_struct("ChunkPipeline").field("session", &self.session.id()).finish_non_exhaustive()
     }
 }
 
 impl ChunkPipeline {
-    /// With a secret, chunks are sealed.
+    /// Starts the pipeline; with a secret, chunks are encrypted.
     pub(super) fn start(session: Arc<WriteSession>, cutting: Chunking, secret: Option<Arc<Secret>>) -> Self {
         let (items, queue) = channel();
         let cutter = Cutter {
@@ -77,7 +77,7 @@ impl ChunkPipeline {
         self.items.send(item).map_err(|_| PoolError::GivenUp)
     }
 
-    /// Takes bytes in, waiting for room.
+    /// Appends bytes, waiting for memory.
     pub(super) fn data(&self, data: Bytes) -> Result<()> {
         self.session.budget.take(data.len(), || self.session.failure().is_some());
         match self.session.failure() {
@@ -86,17 +86,17 @@ impl ChunkPipeline {
         }
     }
 
-    /// Takes a file in that holds the next bytes.
+    /// Appends the content of a local file.
     pub(super) fn spooled(&self, file: File, length: u64) -> Result<()> {
         self.push(Item::Spooled(file, length))
     }
 
-    /// Ends the last chunk here, and puts chunks behind it that an older version has.
+    /// Ends the last chunk and appends chunks of an older version.
     pub(super) fn known(&self, pieces: Vec<ChunkRef>) -> Result<()> {
         self.push(Item::Known(pieces))
     }
 
-    /// Ends the last chunk here; returns the pieces since the last call when all of them are safe.
+    /// Ends the last chunk; returns the chunks since the last call once all of them are durable.
     pub(super) fn drain(&self) -> Result<Vec<ChunkRef>> {
         let (reply, answer) = sync_channel(1);
         self.push(Item::Settle(reply))?;
@@ -104,11 +104,11 @@ impl ChunkPipeline {
     }
 }
 
-/// What a part of the stream became.
+/// A chunk of the stream.
 enum Cut {
-    /// A chunk with this digest, so long.
+    /// A new chunk: its digest and length.
     New(Digest, u32),
-    /// A chunk that was there.
+    /// A chunk of an older version.
     Known(ChunkRef),
 }
 
@@ -120,7 +120,7 @@ struct Cutter {
     buffer: BytesMut,
     batch: Vec<NewChunk>,
     batch_bytes: usize,
-    /// Chunks that went out, or were found, in this session.
+    /// Chunks of this session that were sent or found.
     seen: HashSet<Digest>,
     cut: Vec<Cut>,
 }
@@ -144,8 +144,7 @@ impl Cutter {
         }
     }
 
-    /// What is left of the bytes before and what comes is one stream. Chunks that lie within one block are
-    /// not copied.
+    /// Appends bytes to those left over before. Chunks inside one block are not copied.
     fn take(&mut self, mut data: Bytes) {
         let longest = self.cutting.longest();
         while self.buffer.is_empty() && data.len() >= longest {

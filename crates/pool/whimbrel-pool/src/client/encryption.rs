@@ -1,12 +1,11 @@
-//! Chunks that only those with the secret can read: sealed before they leave the client, opened after they
-//! were checked.
+//! Encryption of chunks: a client encrypts before sending and decrypts after it has checked the digest.
 //!
-//! A sealed chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`, and
-//! that is what a benefactor keeps, checks and is named by: it needs no secret to know whether a copy is
-//! right. The nonce is a digest of the raw bytes under another key, so equal chunks are equal when sealed and
-//! are kept once, for those with the same secret; nobody else can tell whether a chunk has a content they
-//! guess. GCM-SIV, so that two contents with one nonce would give nothing away but that. Names, sizes and
-//! times of files are not hidden.
+//! An encrypted chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`.
+//! Benefactors store it, check it and name it by its digest, so they can tell without the secret whether a
+//! copy is right. The nonce is a digest of the raw bytes under a second key, so equal chunks with the same
+//! secret are encrypted equally and stored once; nobody without the secret can test a guess of the content.
+//! With GCM-SIV, two contents with one nonce would reveal no more than that. Names, sizes and times of files
+//! are not encrypted.
 
 use crate::protocol::MAX_CHUNK;
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -14,11 +13,11 @@ use std::{fmt, fs, io, path::Path};
 use whimbrel_image::pack_frame::{Encoder, Kind, PackFrame, PackFrameHeader};
 use whimbrel_wire::atomic_file;
 
-/// Bytes that sealing adds at most, the head of the inner frame among them.
+/// Most bytes that encryption adds, including the head of the inner frame.
 pub(crate) const OVERHEAD: usize = 128;
 const TAG: usize = 16;
 
-/// What is needed to read sealed chunks, and to write them.
+/// The secret with which chunks are encrypted and decrypted.
 pub struct Secret {
     naming: [u8; 32],
     key: LessSafeKey,
@@ -30,13 +29,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secret is another one, or the chunk was made by somebody else.
+/// Error for a chunk that was encrypted with another secret, or forged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the chunk is not sealed with this secret")]
+#[error("the chunk is not encrypted with this secret")]
 pub(crate) struct WrongSecret;
 
 impl Secret {
-    /// The secret made of 32 bytes.
+    /// Derives the keys from 32 bytes.
     pub fn new(bytes: &[u8; 32]) -> io::Result<Self> {
         let key = blake3::derive_key("whimbrel pool 2026-11-21 chunk encryption", bytes);
         let key = UnboundKey::new(&AES_256_GCM_SIV, &key).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -44,22 +43,21 @@ impl Secret {
         Ok(Self { naming, key: LessSafeKey::new(key) })
     }
 
-    /// Reads a file that [`Secret::create`] made: 64 hexadecimal digits.
+    /// Reads a file made by [`Secret::create`]: 64 hexadecimal digits.
     pub fn load(path: &Path) -> io::Result<Self> {
         let text = fs::read_to_string(path)?;
         let bytes: whimbrel_core::Digest = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
         Self::new(&bytes.0)
     }
 
-    /// Makes a new secret in a new file, which only its owner can read. Whoever loses it loses what was
-    /// sealed with it.
+    /// Creates a file with a new secret, readable only by its owner. Without the secret its chunks are lost.
     pub fn create(path: &Path) -> io::Result<()> {
         let mut bytes = [0; 32];
-        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("no random numbers"))?;
+        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("no random numbers are available"))?;
         atomic_file::create(path, format!("{}\n", whimbrel_core::Digest(bytes)).as_bytes())
     }
 
-    /// Seals raw bytes; `encoder` compresses them first, since what is sealed does not shrink.
+    /// Encrypts raw bytes; `encoder` compresses them first, because encrypted bytes do not shrink.
     pub(crate) fn seal(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
         let nonce = *blake3::keyed_hash(&self.naming, raw).as_bytes().first_chunk::<NONCE_LEN>()?;
         let frame = encoder.encode(Kind::Blob, raw, &[raw.len()]).ok()?;
@@ -73,12 +71,12 @@ impl Secret {
         Some(sealed)
     }
 
-    /// The raw bytes again.
+    /// Decrypts a chunk and returns its raw bytes.
     pub(crate) fn open(&self, mut sealed: Vec<u8>) -> Result<Vec<u8>, WrongSecret> {
         let (nonce, inner) = sealed.split_first_chunk_mut::<NONCE_LEN>().ok_or(WrongSecret)?;
         let nonce = Nonce::assume_unique_for_key(*nonce);
         let frame = self.key.open_in_place(nonce, Aad::empty(), inner).map_err(|_| WrongSecret)?;
-        // Sealed by somebody with the secret, and bounded all the same.
+        // The sender had the secret, but the limits apply nevertheless.
         let head = PackFrameHeader::parse(frame).map_err(|_| WrongSecret)?;
         if head.raw > MAX_CHUNK || head.bases > 0 {
             return Err(WrongSecret);

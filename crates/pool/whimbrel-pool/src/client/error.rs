@@ -1,102 +1,102 @@
-//! Why the pool did not do what was asked.
+//! Errors of a client of the pool.
 
 use crate::protocol::{BenefactorAddress, ChunkId, code};
 use std::{io, sync::Arc};
 use whimbrel_wire::{CallError, Code, ConnectError, PublicKey, Refusal};
 
-/// Why a call on the pool failed. Cheap to copy, since everybody who waits for a write hears of it.
+/// Failure of a call on the pool. Cheap to clone, because every waiter of a write gets it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PoolError {
-    /// The manager or a benefactor said no.
-    #[error("refused")]
+    /// The manager or a benefactor refused the request.
+    #[error("the request was refused")]
     Refused {
-        /// What it said.
+        /// The refusal that was received.
         #[source]
         source: Refusal,
     },
-    /// No manager could be reached for as long as we wait.
+    /// No manager could be reached before the timeout.
     #[error("no manager can be reached")]
     Away {
-        /// The last reason.
+        /// Cause of the last attempt.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A benefactor does not know us.
+    /// A benefactor does not trust this client's key.
     #[error(
-        "the benefactor at {address} does not know our key {ours}: have it admitted on every manager (`whimbrel pool admit`); \
-         a benefactor that reports to another manager than ours hears of it within seconds"
+        "the benefactor at {address} does not know our key {ours}: admit it on every manager (`whimbrel pool admit`); \
+         a benefactor of another manager learns of it within seconds"
     )]
     NotAdmitted {
-        /// Where it is.
+        /// Address of the benefactor.
         address: String,
-        /// The key that has to be admitted.
+        /// The key to admit.
         ours: PublicKey,
     },
     /// A benefactor could not be reached.
     #[error("the benefactor at {address} cannot be reached")]
     Unreached {
-        /// Where it is.
+        /// Address of the benefactor.
         address: String,
-        /// Why.
+        /// Cause reported by the transport.
         #[source]
         source: Arc<ConnectError>,
     },
     /// A call failed for another reason.
     #[error("a call failed")]
     Call {
-        /// Why.
+        /// Cause reported by the connection.
         #[source]
         source: Arc<CallError>,
     },
-    /// No benefactor that can be reached has a right copy.
+    /// No reachable benefactor has an intact copy.
     #[error("no copy of chunk {chunk} can be read")]
     Unreadable {
-        /// Which.
+        /// Number of the chunk.
         chunk: ChunkId,
-        /// Why one of those who should have it did not give it, if one was asked.
+        /// Cause of a failed read, if a benefactor was asked.
         #[source]
         because: Option<Arc<PoolError>>,
     },
-    /// The chunk was sealed with a secret, which is not ours.
-    #[error("chunk {chunk} is sealed with another secret than ours")]
+    /// The chunk is encrypted and the client has no secret or another one.
+    #[error("chunk {chunk} is encrypted with another secret than ours")]
     Sealed {
-        /// Which.
+        /// Number of the chunk.
         chunk: ChunkId,
     },
-    /// Nobody is left to write to, or what was written is gone again.
+    /// No benefactor is left to write to, or written chunks were lost.
     #[error("{lost} chunks could not be written")]
     Unwritten {
-        /// How many.
+        /// Number of chunks.
         lost: usize,
-        /// Why one of those who were left out was.
+        /// Cause for which one of the benefactors was excluded.
         #[source]
         because: Option<Arc<PoolError>>,
     },
-    /// A local file failed.
+    /// A local file operation failed.
     #[error("cannot {action}")]
     Local {
-        /// What.
+        /// The failed operation.
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: Arc<io::Error>,
     },
-    /// An answer makes no sense.
-    #[error("the answer has an impossible {what}")]
+    /// An answer violates the protocol.
+    #[error("the answer has an invalid {what}")]
     Answer {
-        /// What.
+        /// Description of the invalid part.
         what: &'static str,
     },
-    /// The writer died, or gave up.
-    #[error("the write was given up")]
+    /// The writer died or abandoned the write.
+    #[error("the write was abandoned")]
     GivenUp,
 }
 
-/// What calls on the pool return.
+/// Result of calls on the pool.
 pub type Result<T> = std::result::Result<T, PoolError>;
 
 impl PoolError {
-    /// The code of a refusal.
+    /// The code, if this is a refusal.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Refused { source } => Some(source.code),
@@ -104,12 +104,12 @@ impl PoolError {
         }
     }
 
-    /// The pool is full.
+    /// Whether the pool or a benefactor is full.
     pub fn is_full(&self) -> bool {
         self.code() == Some(code::FULL)
     }
 
-    /// A benefactor that cannot be connected to.
+    /// The error of a failed connection to a benefactor.
     pub(crate) fn unreached(place: &BenefactorAddress, error: ConnectError) -> Self {
         let address = place.address.clone();
         match error {

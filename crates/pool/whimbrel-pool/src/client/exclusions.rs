@@ -1,23 +1,22 @@
-//! Why benefactors were left out of a write, so that its error says what is wrong: a pool whose benefactors
-//! all failed is not full.
+//! Exclusions of benefactors from a write, with the cause: failed benefactors do not mean a full pool.
 
 use super::PoolError;
 use std::sync::Arc;
 
-/// Those of one write, together.
+/// Summary of the exclusions from one write.
 #[derive(Debug, Default)]
 pub(super) enum Exclusions {
-    /// None was.
+    /// No benefactor was excluded.
     #[default]
     Nobody,
-    /// None for being full, and the last of them for this.
+    /// None was excluded for being full; the cause of the last exclusion.
     For(Arc<PoolError>),
-    /// One was full.
+    /// A benefactor was excluded for being full.
     Full,
 }
 
 impl Exclusions {
-    /// One more.
+    /// Adds the cause of an exclusion.
     pub(super) fn add(&mut self, error: PoolError) {
         *self = match self {
             Self::Full => return,
@@ -26,8 +25,8 @@ impl Exclusions {
         };
     }
 
-    /// The error of so many chunks that found nobody, where the manager says `refused` to the wish for
-    /// others.
+    /// The error for `lost` chunks that no benefactor took, if the manager answered `refused` to a request
+    /// for more.
     pub(super) fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
         match (self, refused) {
             (Self::For(because), refused) if refused.as_ref().is_none_or(PoolError::is_full) => {

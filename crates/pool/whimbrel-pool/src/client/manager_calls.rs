@@ -1,5 +1,4 @@
-//! A handle on a pool: calls to the manager, which are made again while it is away, and the cache of who is
-//! where.
+//! The pool handle: calls to the manager, which are retried while it is unreachable, and cached addresses.
 
 use super::{PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache};
 use crate::{
@@ -22,29 +21,28 @@ use std::{
 use tokio::runtime::Handle;
 use whimbrel_wire::{Call, CallError, Connection};
 
-/// Between attempts to reach a manager.
+/// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How a pool is used.
+/// Options of a pool handle.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// Its managers; the first that answers counts.
+    /// Managers; the first that answers is used.
     pub managers: Vec<ManagerAddress>,
-    /// How long a manager that is away is waited for.
+    /// Time for which an unreachable manager is retried.
     pub manager_patience: Duration,
-    /// A benefactor that takes or gives nothing for so long is left out.
+    /// Timeout of a benefactor, after which it is not used.
     pub benefactor_patience: Duration,
-    /// Bytes of chunks kept for readers.
+    /// Bytes of chunks cached for readers.
     pub cache: usize,
-    /// Bytes read ahead of a reader that goes forward.
+    /// Bytes fetched ahead of a sequential reader.
     pub read_ahead: usize,
-    /// What chunks are sealed with and opened; without one they are not sealed, and sealed ones cannot be
-    /// read.
+    /// Secret for encryption. Without one, chunks are not encrypted and encrypted ones cannot be read.
     pub secret: Option<Arc<Secret>>,
 }
 
 impl PoolOptions {
-    /// The usual ones for these managers.
+    /// Default options with these managers.
     pub fn new(managers: Vec<ManagerAddress>) -> Self {
         Self {
             managers,
@@ -57,7 +55,7 @@ impl PoolOptions {
     }
 }
 
-/// A handle on a pool; clones share connections and cache.
+/// A pool handle; clones share connections and cache.
 #[derive(Debug, Clone)]
 pub struct Pool {
     pub(super) inner: Arc<Inner>,
@@ -74,7 +72,7 @@ pub(super) struct Inner {
 }
 
 impl Pool {
-    /// A handle; nothing is dialled yet. Calls run on `runtime`.
+    /// Creates a handle without connecting. Calls run on `runtime`.
     pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
         let cache = ChunkCache::new(options.cache);
         let links = Links::new(dialer);
@@ -82,17 +80,17 @@ impl Pool {
         Self { inner: Arc::new(Inner { options, runtime, links, places, cache, series }) }
     }
 
-    /// Whether what it writes is sealed.
+    /// Whether written chunks are encrypted.
     pub fn seals(&self) -> bool {
         self.inner.options.secret.is_some()
     }
 
-    /// Runs a call on a plain thread.
+    /// Runs a call in a thread outside the runtime.
     pub fn block<T>(&self, call: impl Future<Output = T>) -> T {
         self.inner.runtime.block_on(call)
     }
 
-    /// A typed call of the manager, made again until it is answered or patience ends.
+    /// Calls the manager, and retries until it answers or the timeout is over.
     pub async fn ask<C: Call>(&self, header: &C::Header, payload: Bytes) -> Result<(C::Reply, Bytes)> {
         let began = Instant::now();
         loop {
@@ -107,7 +105,7 @@ impl Pool {
             if began.elapsed() >= self.inner.options.manager_patience {
                 return Err(failed);
             }
-            tracing::debug!(error = %failed, "the manager is away; asked again");
+            tracing::debug!(error = %failed, "the manager is unreachable; retrying");
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -134,12 +132,12 @@ impl Pool {
         Ok(self.ask::<C>(header, Bytes::new()).await?.0)
     }
 
-    /// A child of a folder.
+    /// Finds a child of a folder.
     pub async fn lookup(&self, parent: NodeId, name: &str) -> Result<Node> {
         self.simple::<Lookup>(&(parent, name.to_owned())).await
     }
 
-    /// The node at a path from the root.
+    /// Finds the node at a path from the root.
     pub async fn find(&self, path: &str) -> Result<Node> {
         let mut node = self.node(whimbrel_fuse::ROOT).await?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -148,12 +146,12 @@ impl Pool {
         Ok(node)
     }
 
-    /// A node by its number.
+    /// Reads a node by its number.
     pub async fn node(&self, id: NodeId) -> Result<Node> {
         self.simple::<GetNode>(&id).await
     }
 
-    /// All children of a folder, by name.
+    /// Lists all children of a folder, by name.
     pub async fn list(&self, folder: NodeId) -> Result<Vec<Node>> {
         let mut all: Vec<Node> = Vec::new();
         loop {
@@ -169,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Makes a folder or an empty file.
+    /// Creates a folder or an empty file.
     pub async fn make(&self, make: &NewNode) -> Result<Node> {
         self.simple::<MakeNode>(make).await
     }
@@ -179,69 +177,68 @@ impl Pool {
         self.simple::<Remove>(&(parent, name.to_owned(), folder)).await
     }
 
-    /// Moves a file or folder.
+    /// Moves or renames a file or folder.
     pub async fn rename(&self, from: (NodeId, &str), to: (NodeId, &str), replace: bool) -> Result<()> {
         self.simple::<Rename>(&(from.0, from.1.to_owned(), to.0, to.1.to_owned(), replace)).await
     }
 
-    /// Changes attributes.
+    /// Changes attributes of a node.
     pub async fn change(&self, node: NodeId, change: NodeChange) -> Result<Node> {
         self.simple::<Change>(&(node, change)).await
     }
 
-    /// The versions of a file, newest first.
+    /// Lists the versions of a file, newest first.
     pub async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
         Ok(self.listed::<Versions, VersionInfo>(&node).await?.1)
     }
 
-    /// Drops a version that is not the current one.
+    /// Removes a version that is not the current one.
     pub async fn drop_version(&self, node: NodeId, number: u32) -> Result<()> {
         self.simple::<DropVersion>(&(node, number)).await
     }
 
-    /// Has policies leave a version alone, or not any more.
+    /// Pins a version for a user, or unpins it.
     pub async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
         self.simple::<Pin>(&(node, number, pinned)).await
     }
 
-    /// Pins a version, by its number in the pool, for as long as `holder` says so again within the time that
-    /// this returns.
+    /// Pins a version, by its number in the pool, for the returned time; repeated calls renew the pin.
     pub async fn hold(&self, version: u64, holder: &str) -> Result<Duration> {
         let seconds = self.simple::<HoldPin>(&(version, holder.to_owned())).await?;
         Ok(Duration::from_secs(seconds.into()))
     }
 
-    /// Ends a pin that this member holds; with `anybody`, that of whoever calls itself so.
+    /// Removes a pin of this host; with `anybody`, a pin that any host holds under this name.
     pub async fn release_pin(&self, version: u64, holder: &str, anybody: bool) -> Result<()> {
         self.simple::<ReleasePin>(&(version, holder.to_owned(), anybody)).await
     }
 
-    /// All pins, or those that this member holds.
+    /// Lists all pins, or only those of this host.
     pub async fn pins(&self, own: bool) -> Result<Vec<PinInfo>> {
         Ok(self.listed::<ListPins, PinInfo>(&own).await?.1)
     }
 
-    /// The policy set on a file or folder, and the one that holds there.
+    /// The policy set on a file or folder, and the one that applies to it.
     pub async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         self.simple::<GetPolicy>(&folder).await
     }
 
-    /// Sets the policy of a file or folder; none has it inherit.
+    /// Sets the policy of a file or folder; none inherits it.
     pub async fn set_policy(&self, folder: NodeId, policy: Option<Policy>) -> Result<()> {
         self.simple::<SetPolicy>(&(folder, policy)).await
     }
 
-    /// Applies policies now, or says what they would do.
+    /// Applies policies now, or only lists what they would remove.
     pub async fn purge(&self, dry: bool) -> Result<Vec<Purged>> {
         Ok(self.listed::<Purge, Purged>(&dry).await?.1)
     }
 
-    /// Has the benefactor of this name leave, or stay after all.
+    /// Starts or cancels draining of the benefactor with this name.
     pub async fn drain(&self, benefactor: &str, leave: bool) -> Result<()> {
         self.simple::<Drain>(&(benefactor.to_owned(), leave)).await
     }
 
-    /// The state of the pool.
+    /// Reads the status of the pool.
     pub async fn status(&self) -> Result<PoolStatus> {
         self.simple::<crate::protocol::GetStatus>(&()).await
     }

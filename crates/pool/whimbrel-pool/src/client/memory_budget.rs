@@ -1,8 +1,8 @@
-//! A number of bytes that may be under way: who wants more waits. The buffer of the sliding window.
+//! The memory budget of a write (the sliding window): writers wait while too many bytes are in flight.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Bytes that may be under way at once.
+/// A limit for bytes in flight.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     most: usize,
@@ -15,8 +15,7 @@ impl MemoryBudget {
         Self { most, used: Mutex::new(0), less: Condvar::new() }
     }
 
-    /// Waits for room for `bytes`; when nothing is under way there is room for anything. `stop` ends the
-    /// waiting.
+    /// Waits until `bytes` fit. If nothing is in flight, any number fits. `stop` ends the wait.
     pub(crate) fn take(&self, bytes: usize, stop: impl Fn() -> bool) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         while *used > 0 && *used + bytes > self.most && !stop() {
@@ -25,14 +24,14 @@ impl MemoryBudget {
         *used += bytes;
     }
 
-    /// `bytes` are not under way any more.
+    /// Returns `bytes` to the budget.
     pub(crate) fn release(&self, bytes: usize) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.saturating_sub(bytes);
         self.less.notify_all();
     }
 
-    /// Those who wait look again whether to stop.
+    /// Makes waiting threads check `stop` again.
     pub(crate) fn wake(&self) {
         let _used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         self.less.notify_all();

@@ -1,9 +1,7 @@
-//! The client: finds the manager, writes files to several benefactors at once, reads them back and checks
-//! every chunk.
+//! The client of a pool: finds the manager, writes to several benefactors at once, reads and checks chunks.
 //!
 //! [`Pool`] is a handle on a pool, [`WriteFile`] a file being written, [`ReadFile`] a version being read.
-//! Methods that block are for plain threads; what talks to the network runs on the runtime the pool was
-//! opened with.
+//! Blocking methods are for threads outside a runtime; network calls run on the runtime of the handle.
 
 mod byte_ranges;
 mod chunk_pipeline;

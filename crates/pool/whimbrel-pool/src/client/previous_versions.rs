@@ -1,9 +1,8 @@
-//! What this client wrote last of a file, or of a series of timesteps (`A.Ni.Tj`): the next one has much of
-//! it, and what it has need not be asked for chunk by chunk.
+//! Previous versions written by this client: the next of a file or series (`A.Ni.Tj`) shares their chunks.
 //!
-//! Only a help. Whoever builds on a version asks the manager first whether it is still there and which of its
-//! chunks stand, in a session that keeps them from then on. It is in memory and bounded; what was not written
-//! for longest goes first.
+//! These chunks need no queries. This is only an optimisation: before a session uses a version, it asks the
+//! manager which of its chunks still exist, and the session then protects these. The list is in memory and
+//! bounded; the oldest entry is dropped first.
 
 use super::write_session::WriteSession;
 use crate::{
@@ -17,24 +16,24 @@ use std::{
 };
 use whimbrel_core::Digest;
 
-/// Series that are remembered, and chunks of all of them: some sixteen megabytes.
+/// Most series, and most chunks of all of them: about 16 MiB.
 const SERIES: usize = 64;
 const CHUNKS: usize = 1 << 18;
-/// Of a file with fewer chunks one question is all there is to save.
+/// Fewest chunks of a listed version; below, it would save only one query.
 const WORTH: usize = 32;
 
-/// A version of which it is known what it holds.
+/// A version whose chunks are known.
 #[derive(Debug)]
 pub(super) struct KnownVersion {
     pub(super) version: u64,
-    /// Chunks of its map, each as often as it is in it.
+    /// Number of chunks in its map, with repetitions.
     pub(super) pieces: usize,
-    /// Where a chunk is in the map, and its number.
+    /// Position in the map and number of each chunk.
     chunks: HashMap<Digest, (usize, ChunkId)>,
 }
 
 impl KnownVersion {
-    /// The chunks that stand, by what is said of each place of the map.
+    /// The chunks that can be reused, given a bit for each position of the map.
     pub(super) fn standing(&self, stands: &[bool]) -> HashMap<Digest, ChunkId> {
         let stands = |at: &usize| stands.get(*at) == Some(&true);
         let standing = self.chunks.iter().filter(|(_, (at, _))| stands(at));
@@ -42,14 +41,14 @@ impl KnownVersion {
     }
 }
 
-/// The folder, and what all timesteps of a name have in common.
+/// Folder and name of a file, or of a series without its timestep.
 type Key = (NodeId, String);
 
 fn key(make: &NewNode) -> Key {
     (make.parent, timestep(&make.name).map_or(&*make.name, |step| step.series).to_owned())
 }
 
-/// What was written last, the oldest first.
+/// The versions written last, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct PreviousVersions {
     known: Mutex<VecDeque<(Key, Arc<KnownVersion>)>>,
@@ -60,13 +59,13 @@ impl PreviousVersions {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a new version of this file is likely to share.
+    /// The version with which a new version of this file probably shares chunks.
     pub(super) fn before(&self, make: &NewNode) -> Option<Arc<KnownVersion>> {
         let key = key(make);
         self.known().iter().find(|(known, _)| *known == key).map(|(_, before)| before.clone())
     }
 
-    /// Remembers what a session made a version.
+    /// Records a version that a session has committed.
     pub(super) fn wrote(&self, make: &NewNode, version: u64, pieces: &[ChunkRef], session: &WriteSession) {
         let key = key(make);
         self.known().retain(|(known, _)| *known != key);

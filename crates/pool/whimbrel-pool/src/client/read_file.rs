@@ -1,7 +1,7 @@
-//! Reading: the map of a version, chunks from whoever has them, every one checked, some read ahead.
+//! Reading a version: its chunk map, and its chunks from any benefactor, each checked, with readahead.
 //!
-//! A copy that is wrong or missing is reported to the manager, which marks the benefactor and has the copy
-//! made anew; the reader goes on with another. A chunk that several readers want at once is fetched once.
+//! A damaged or missing copy is reported to the manager, which counts a fault and has the copy replaced; the
+//! reader continues with another copy. A chunk that several readers need at once is fetched once.
 
 use super::{Pool, PoolError, Result};
 use crate::{
@@ -25,12 +25,12 @@ use whimbrel_wire::Code;
 
 /// Chunks located in one call.
 const LOCATED: usize = 256;
-/// Locations kept before they are forgotten.
+/// Most cached locations; above, all are dropped.
 const LOCATIONS: usize = 200_000;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// Chunks and where they are.
+/// Cached chunks and locations.
 #[derive(Debug)]
 pub(super) struct ChunkCache {
     most: usize,
@@ -54,7 +54,7 @@ impl ChunkCache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of a chunk, which may be empty yet; and whether somebody had it before.
+    /// The cell of a chunk, which may still be empty, and whether it existed before.
     fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
         let mut state = self.state();
         if let Some(cell) = state.cells.get(&piece.chunk) {
@@ -75,7 +75,7 @@ impl ChunkCache {
 }
 
 impl Pool {
-    /// Opens a version of a file for reading; 0 is the empty one.
+    /// Opens a version of a file for reading; 0 is an empty file.
     pub async fn read(&self, version: u64) -> Result<ReadFile> {
         if version == 0 {
             return Ok(ReadFile::new(self.clone(), Vec::new()));
@@ -98,7 +98,7 @@ impl Pool {
         Ok(ReadFile::new(self.clone(), pieces))
     }
 
-    /// Learns where chunks are, unless that is known.
+    /// Locates chunks whose places are unknown, or all of them if `anew`.
     async fn locate(&self, wanted: &[ChunkId], anew: bool) -> Result<()> {
         let unknown: Vec<ChunkId> = {
             let state = self.inner.cache.state();
@@ -121,7 +121,7 @@ impl Pool {
         Ok(())
     }
 
-    /// A chunk, checked.
+    /// The checked content of a chunk.
     pub(super) async fn chunk(&self, piece: &ChunkRef) -> Result<Bytes> {
         let (cell, _) = self.inner.cache.cell(piece);
         let fetched = cell.get_or_try_init(|| self.fetch(piece)).await?;
@@ -142,7 +142,7 @@ impl Pool {
         Err(PoolError::Unreadable { chunk: piece.chunk, because })
     }
 
-    /// The bytes of the file that a chunk stands for.
+    /// Decrypts a chunk if necessary and checks its length.
     fn opened(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
         let raw = match (piece.sealed, &self.inner.options.secret) {
             (false, _) => bytes,
@@ -158,8 +158,8 @@ impl Pool {
         }
     }
 
-    /// Tries everybody who should have it, beginning with another one for each chunk. Else why the last of
-    /// them did not give it.
+    /// Reads the chunk from one benefactor after the other, starting with a different one for each chunk. If
+    /// all fail, returns the error of the last.
     async fn fetch_from(
         &self,
         piece: &ChunkRef,
@@ -181,12 +181,12 @@ impl Pool {
                     match code {
                         Some(code::DAMAGED) => true,
                         Some(Code::NOT_FOUND) => false,
-                        // Not reached: it may have it all the same.
+                        // The benefactor was not reached, so its copy may be intact.
                         _ => continue,
                     }
                 }
             };
-            tracing::warn!(benefactor = id, chunk = piece.chunk, wrong, "a copy did not serve");
+            tracing::warn!(benefactor = id, chunk = piece.chunk, wrong, "a copy could not be read");
             let fault = Fault { chunk: piece.chunk, benefactor: id, wrong };
             let (pool, digest) = (self.clone(), located.digest);
             tokio::spawn(async move {
@@ -199,16 +199,16 @@ impl Pool {
     }
 }
 
-/// A version of a file, for reading.
+/// A version of a file, opened for reading.
 #[derive(Debug)]
 pub struct ReadFile {
     pool: Pool,
     pieces: Vec<ChunkRef>,
-    /// Where each piece ends.
+    /// Offset of the end of each chunk.
     ends: Vec<u64>,
-    /// Where the last read ended: one that begins there is sequential.
+    /// End of the last read; a read that starts there is sequential.
     last: AtomicU64,
-    /// The first piece that was not read ahead yet.
+    /// The first chunk that was not read ahead.
     ahead: AtomicU64,
 }
 
@@ -225,17 +225,17 @@ impl ReadFile {
         Self { pool, pieces, ends, last: AtomicU64::new(0), ahead: AtomicU64::new(0) }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Its chunks.
+    /// The chunks of the version.
     pub fn pieces(&self) -> &[ChunkRef] {
         &self.pieces
     }
 
-    /// The chunks of a range that begins and ends with one.
+    /// The chunks of a range, if the range starts and ends at chunk boundaries.
     pub fn pieces_of(&self, range: Range<u64>) -> Option<&[ChunkRef]> {
         let begin_of = |at: usize| at.checked_sub(1).map_or(0, |before| self.ends[before]);
         let first = self.ends.partition_point(|end| *end <= range.start);
@@ -244,7 +244,7 @@ impl ReadFile {
         self.pieces.get(first..last).filter(|_| whole)
     }
 
-    /// The bytes at `offset`, fewer than `length` only at the end.
+    /// The bytes at `offset`; fewer than `length` only at the end of the file.
     pub async fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
         let end = self.size().min(offset.saturating_add(length as u64));
         if offset >= end {
@@ -259,7 +259,7 @@ impl ReadFile {
             self.pieces[first..].iter().take(LOCATED).map(|piece| piece.chunk).collect();
         self.pool.locate(&wanted, false).await?;
         let mut out = BytesMut::new();
-        // Those behind the first are asked for while it is on its way.
+        // Fetches the others while the first is awaited.
         (first + 1..=last).for_each(|at| self.spawn(at));
         for at in first..=last {
             let chunk = self.pool.chunk(&self.pieces[at]).await?;
@@ -278,12 +278,12 @@ impl ReadFile {
         let Some(piece) = self.pieces.get(at).copied() else { return };
         let pool = self.pool.clone();
         self.pool.inner.runtime.spawn(async move {
-            // Whoever needs it asks again and hears of the error.
+            // A reader that needs the chunk fetches it again and gets the error.
             let _ = pool.chunk(&piece).await;
         });
     }
 
-    /// Has the chunks after `last` fetched as far as is read ahead, those before were.
+    /// Fetches the chunks after `last` up to the readahead limit, unless they were fetched ahead before.
     fn read_ahead(&self, first: usize, last: usize) {
         let far = self.ends[first].saturating_add(self.pool.inner.options.read_ahead as u64);
         let until = self.ends.partition_point(|end| *end <= far).min(self.pieces.len());

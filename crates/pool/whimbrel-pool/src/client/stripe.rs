@@ -1,7 +1,7 @@
-//! Who gets the next chunks of a write. Pure.
+//! The stripe of a write: chooses the benefactors for each batch of chunks. Pure.
 //!
-//! Round robin over the stripe (IV.A of the paper), past those whose queue is full: a slow benefactor is
-//! given as much as it takes and holds up nobody. One that fails, or takes nothing for too long, is left out
+//! The choice is round robin (IV.A of the paper) and skips benefactors with full queues, so a slow one gets
+//! as much as it takes and delays no other. One that fails, or makes no progress for too long, is excluded
 //! for the rest of the write.
 
 use crate::protocol::{BenefactorAddress, BenefactorId};
@@ -10,12 +10,12 @@ use crate::protocol::{BenefactorAddress, BenefactorId};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Lane {
     place: BenefactorAddress,
-    /// Bytes sent and not yet taken.
+    /// Bytes sent and not yet acknowledged.
     queued: u64,
     out: bool,
 }
 
-/// The benefactors of a write.
+/// The benefactors of a write session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stripe {
     lanes: Vec<Lane>,
@@ -24,14 +24,14 @@ pub(crate) struct Stripe {
     cap: u64,
 }
 
-/// What a stripe says to a wish.
+/// Result of [`Stripe::choose`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StripeChoice {
-    /// These, in this order.
+    /// The chosen benefactors, in this order.
     Places(Vec<BenefactorAddress>),
-    /// All who could take it have full queues.
+    /// All possible benefactors have full queues.
     Wait,
-    /// Nobody is left.
+    /// No benefactor is left.
     Nobody,
 }
 
@@ -41,7 +41,7 @@ impl Stripe {
         Self { lanes, next: 0, cap }
     }
 
-    /// More benefactors, or those it has again.
+    /// Adds benefactors that are not in the stripe.
     pub(crate) fn extend(&mut self, places: Vec<BenefactorAddress>) {
         for place in places {
             if !self.lanes.iter().any(|lane| lane.place.id == place.id) {
@@ -50,8 +50,7 @@ impl Stripe {
         }
     }
 
-    /// Chooses up to `copies` different benefactors for `bytes`, other than `not`, and queues the bytes
-    /// there.
+    /// Chooses up to `copies` benefactors that are not in `not`, and adds `bytes` to their queues.
     pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
         let able = |lane: &Lane| !lane.out && !not.contains(&lane.place.id);
         if !self.lanes.iter().any(able) {
@@ -59,7 +58,7 @@ impl Stripe {
         }
         let count = self.lanes.len();
         let order = (0..count).map(|step| (self.next + step) % count);
-        // An empty queue takes anything, so that a cap below the size of a batch stops nothing.
+        // An empty queue takes anything, so a limit below the size of a batch blocks nothing.
         let room = |lane: &Lane| lane.queued == 0 || lane.queued + bytes <= self.cap;
         let wanted = copies.min(self.lanes.iter().filter(|lane| able(lane)).count());
         let chosen: Vec<usize> =
@@ -72,29 +71,29 @@ impl Stripe {
         StripeChoice::Places(chosen.iter().map(|at| self.lanes[*at].place.clone()).collect())
     }
 
-    /// `bytes` queued at a benefactor were taken, or will never be.
+    /// Removes `bytes` from a benefactor's queue when they were taken or failed.
     pub(crate) fn done(&mut self, id: BenefactorId, bytes: u64) {
         if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.place.id == id) {
             lane.queued = lane.queued.saturating_sub(bytes);
         }
     }
 
-    /// Leaves a benefactor out from now on.
+    /// Excludes a benefactor from now on.
     pub(crate) fn leave_out(&mut self, id: BenefactorId) {
         self.lanes.iter_mut().filter(|lane| lane.place.id == id).for_each(|lane| lane.out = true);
     }
 
-    /// Those left out.
+    /// The excluded benefactors.
     pub(crate) fn left_out(&self) -> Vec<BenefactorId> {
         self.lanes.iter().filter(|lane| lane.out).map(|lane| lane.place.id).collect()
     }
 
-    /// How many still take part.
+    /// Number of benefactors that are not excluded.
     pub(crate) fn width(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.out).count()
     }
 
-    /// Where a benefactor is.
+    /// Address of a benefactor in the stripe.
     pub(crate) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
         self.lanes.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
     }

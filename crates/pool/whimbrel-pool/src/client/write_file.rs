@@ -1,14 +1,12 @@
-//! A file being written: what comes in order streams out, what comes out of order waits beside it until the
-//! end.
+//! A file being written: sequential writes are streamed; other writes go to a local overlay until the commit.
 //!
-//! A file is a map of chunks that are safe, a stream that grows at its end, and an overlay of changed ranges
-//! in a local file. Checkpoints are written from front to back and never touch the overlay.
+//! A file consists of the chunks that are durable in the pool, a stream that grows at its end, and an overlay
+//! of changed ranges in a local file. Checkpoints are written from front to back and never use the overlay.
 //! [`WriteFile::commit`] ends the stream, rewrites the chunks that the overlay changes, and makes the result
-//! visible in one step. Dropped before, it leaves nothing.
+//! visible in one step. A file that is dropped without a commit leaves nothing.
 //!
-//! The protocols of the paper (IV.B) differ in what stands between the program and the stream: memory
-//! (sliding window), files of limited size (incremental), one file that is sent after close (complete local
-//! write).
+//! The write modes of the paper (IV.B) differ in the buffer between program and stream: memory (sliding
+//! window), files of limited size (incremental), or one file that is sent after close (complete local write).
 
 use super::{
     Pool, PoolError, ReadFile, Result, byte_ranges::ByteRanges, chunk_pipeline::ChunkPipeline,
@@ -31,12 +29,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Zeros that a write behind the end may leave before it: they are written, so a longer hole is refused.
+/// Longest hole that a write past the end may leave; holes are written as zeros.
 const LONGEST_HOLE: u64 = 16 << 30;
-/// Bytes moved at once inside.
+/// Bytes copied at once.
 const BLOCK: usize = 1 << 20;
 
-/// What stands between the program and the pool.
+/// The buffer between the program and the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WriteMode {
     /// A buffer in memory.
@@ -44,19 +42,19 @@ pub enum WriteMode {
     SlidingWindow,
     /// Local files of this size, each sent while the next is written.
     Incremental {
-        /// Bytes of one.
+        /// Bytes of one local file.
         file: u64,
     },
     /// One local file, sent after close has returned.
     CompleteLocal,
 }
 
-/// How files are written.
+/// Options for writing files.
 #[derive(Debug, Clone)]
 pub struct WriteOptions {
-    /// What stands between.
+    /// The buffer between the program and the pool.
     pub protocol: WriteMode,
-    /// Bytes of memory under way at most.
+    /// Most bytes of memory in flight.
     pub buffer: usize,
     /// Folder of local files.
     pub spool: PathBuf,
@@ -68,23 +66,23 @@ impl Default for WriteOptions {
     }
 }
 
-/// A local file that is gone when it is closed.
+/// A local file that is deleted when it is closed.
 fn spool(options: &WriteOptions) -> Result<File> {
-    tempfile::tempfile_in(&options.spool).map_err(PoolError::local("make a local file"))
+    tempfile::tempfile_in(&options.spool).map_err(PoolError::local("create a local file"))
 }
 
 #[derive(Debug)]
 struct Inner {
     node: Option<Node>,
-    /// Chunks that are safe, from the begin of the file.
+    /// Durable chunks, from the start of the file.
     pieces: Vec<ChunkRef>,
     mapped: u64,
-    /// Where the stream ends: what is behind `mapped` is on its way.
+    /// End of the stream; bytes after `mapped` are being sent.
     streamed: u64,
     feed: Option<ChunkPipeline>,
-    /// The local file of the protocol that grows, and its length.
+    /// The growing local file of the write mode, and its length.
     local: Option<(File, u64)>,
-    /// Ranges before `mapped` that are in the overlay.
+    /// Ranges below `mapped` that are in the overlay.
     dirty: ByteRanges,
     overlay: Option<File>,
     changed: bool,
@@ -98,13 +96,13 @@ pub struct WriteFile {
     options: WriteOptions,
     policy: Policy,
     make: NewNode,
-    /// When its content was made, if not when it is committed.
+    /// Time of the content, if it is not that of the commit.
     made: Option<i64>,
     inner: Mutex<Inner>,
 }
 
 impl WriteFile {
-    /// Writes the file that `make` says: over `node` if it exists, from its present content unless `empty`.
+    /// Opens the file `make` for writing, over `node` if it exists, from its present content unless `empty`.
     pub async fn open(
         pool: &Pool,
         make: NewNode,
@@ -118,7 +116,7 @@ impl WriteFile {
             _ => Vec::new(),
         };
         let mapped = pieces.iter().map(|piece| u64::from(piece.length)).sum();
-        // An empty file is something to commit where there was none, or another.
+        // A new empty file must be committed, and so must one that is emptied.
         let changed = node.as_ref().is_none_or(|node| node.version == 0 || (empty && node.size > 0));
         let inner = Inner {
             node,
@@ -135,14 +133,14 @@ impl WriteFile {
         Ok(Self { pool: pool.clone(), options, policy, make, made: None, inner: Mutex::new(inner) })
     }
 
-    /// The same, cut in another way than the policy says: what is known of its content is worth more.
+    /// Replaces the chunking of the policy, for a caller that knows the content.
     #[must_use]
     pub fn cut_by(mut self, cutting: Chunking) -> Self {
         self.policy.cutting = cutting;
         self
     }
 
-    /// The same, with a time of its content, in nanoseconds since 1970, that is not that of the commit.
+    /// Sets the time of the content in nanoseconds since 1970, instead of the time of the commit.
     #[must_use]
     pub fn made_at(mut self, time: i64) -> Self {
         self.made = Some(time);
@@ -153,12 +151,12 @@ impl WriteFile {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes.
+    /// Current size in bytes.
     pub fn size(&self) -> u64 {
         self.inner().streamed
     }
 
-    /// The file, once it was committed or if it was there before.
+    /// The file, if it exists or was committed.
     pub fn node(&self) -> Option<NodeId> {
         self.inner().node.as_ref().map(|node| node.id)
     }
@@ -168,7 +166,7 @@ impl WriteFile {
         self.inner().changed
     }
 
-    /// Blocks.
+    /// Writes `data` at `offset`; blocks.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -195,8 +193,8 @@ impl WriteFile {
         self.append(inner, Bytes::copy_from_slice(data))
     }
 
-    /// Appends chunks of an older version, of which nothing is read or sent. If they are gone from the pool
-    /// by then, the commit is refused. Blocks.
+    /// Appends chunks of an older version without reading or sending them. If they no longer exist at the
+    /// commit, it is refused. Blocks.
     pub fn append_known(&self, pieces: &[ChunkRef]) -> Result<()> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -226,10 +224,10 @@ impl WriteFile {
         Ok(())
     }
 
-    /// Streams zeros until the file is `size` long.
+    /// Appends zeros until the file has `size` bytes.
     fn zeros(&self, inner: &mut Inner, size: u64) -> Result<()> {
         if size - inner.streamed > LONGEST_HOLE {
-            return Err(PoolError::local("leave so long a hole")(io::ErrorKind::FileTooLarge.into()));
+            return Err(PoolError::local("write so long a hole")(io::ErrorKind::FileTooLarge.into()));
         }
         let zeros = Bytes::from(vec![0; BLOCK]);
         while inner.streamed < size {
@@ -280,7 +278,7 @@ impl WriteFile {
         Ok(())
     }
 
-    /// Everything streamed so far becomes part of the map.
+    /// Waits until everything streamed is durable and adds it to the map.
     fn drain(&self, inner: &mut Inner) -> Result<()> {
         if let Some((file, length)) = inner.local.take() {
             self.feed(inner)?.spooled(file, length)?;
@@ -294,7 +292,7 @@ impl WriteFile {
         if inner.mapped == inner.streamed { Ok(()) } else { Err(PoolError::Answer { what: "length" }) }
     }
 
-    /// Blocks. The bytes as they would be after a commit.
+    /// Reads the bytes that a commit would make visible; blocks.
     pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -322,7 +320,7 @@ impl WriteFile {
         Ok(bytes.freeze())
     }
 
-    /// Blocks. Makes the file `size` long: cut, or grown with zeros.
+    /// Truncates the file to `size`, or extends it with zeros; blocks.
     pub fn set_size(&self, size: u64) -> Result<()> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -347,7 +345,7 @@ impl WriteFile {
             kept += u64::from(piece.length);
             count += 1;
         }
-        // The begin of the chunk that is cut through is written anew.
+        // The first part of the chunk that the new end divides is written again.
         let rest = self.read_settled(inner, kept..size)?;
         inner.pieces.truncate(count);
         inner.dirty.cut(kept);
@@ -355,7 +353,7 @@ impl WriteFile {
         if rest.is_empty() { Ok(()) } else { self.append(inner, rest) }
     }
 
-    /// Blocks. Makes what was written durable, without making it visible.
+    /// Makes the written data durable, but not visible; blocks.
     pub fn sync(&self) -> Result<()> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -363,8 +361,7 @@ impl WriteFile {
         inner.note(done)
     }
 
-    /// Blocks. Makes the file visible as it is now, as a new version; without a change since the last commit,
-    /// does nothing.
+    /// Commits the file as a new version, unless nothing has changed since the last commit; blocks.
     pub fn commit(&self) -> Result<Option<Node>> {
         let mut inner = self.inner();
         inner.usable()?;
@@ -378,12 +375,12 @@ impl WriteFile {
     fn publish(&self, inner: &mut Inner) -> Result<Node> {
         self.drain(inner)?;
         self.fold(inner)?;
-        // An empty file has no session yet.
+        // Creates the session if there is none, as for an empty file.
         let session = self.feed(inner)?.session().clone();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = Commit {
             session: session.id(),
-            // The next version is another session's.
+            // Each session has one commit.
             number: 0,
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
@@ -403,13 +400,13 @@ impl WriteFile {
         self.pool.inner.series.wrote(&self.make, node.version, &inner.pieces, &session);
         inner.node = Some(node.clone());
         inner.changed = false;
-        // The next write begins another session: this one must not keep garbage from going.
+        // The next write starts a new session, so end this one, which delays garbage collection.
         inner.feed = None;
         self.pool.inner.runtime.spawn(async move { session.end().await });
         Ok(node)
     }
 
-    /// Writes the chunks anew that the overlay changes, each run of neighbours as one stream.
+    /// Rewrites the chunks that the overlay changes, each run of adjacent chunks as one stream.
     fn fold(&self, inner: &mut Inner) -> Result<()> {
         if inner.dirty.is_empty() {
             return Ok(());
@@ -448,7 +445,7 @@ impl WriteFile {
         self.feed(inner)?.drain()
     }
 
-    /// Leaves nothing of what was not committed.
+    /// Discards everything that was not committed.
     pub fn abandon(&self) {
         let mut inner = self.inner();
         inner.broken = Some(PoolError::GivenUp);
@@ -459,7 +456,7 @@ impl WriteFile {
         }
     }
 
-    /// The protocol it is written by.
+    /// The write mode of the file.
     pub fn protocol(&self) -> WriteMode {
         self.options.protocol
     }
@@ -470,7 +467,7 @@ impl Inner {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// After an error nothing of the file can be relied on: it stays broken, and is not committed.
+    /// Records an error: the file then stays unusable and cannot be committed.
     fn note<T>(&mut self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
             self.broken.get_or_insert(error.clone());

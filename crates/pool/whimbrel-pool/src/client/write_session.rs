@@ -1,9 +1,8 @@
-//! The network side of a write: batches of chunks go out, those that are known do not; what failed goes
-//! elsewhere.
+//! A write session: sends batches of new chunks to benefactors, and to others if these fail.
 //!
-//! A batch is asked for, sent to as many benefactors as copies are wanted, and remembered with who took it.
-//! Before a commit [`WriteSession::secure`] has everybody make it durable, makes up for copies that were lost
-//! meanwhile, and enrolls the rest.
+//! For each batch the session asks which chunks are new, sends these to as many benefactors as copies are
+//! required, and records who took them. Before a commit, [`WriteSession::secure`] makes all copies durable,
+//! replaces lost ones, and registers the chunks.
 
 use super::{
     Pool, PoolError, Result,
@@ -33,30 +32,28 @@ use tokio::{sync::Notify, task::JoinSet};
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{Encoder, Kind};
 
-/// Bytes asked for at once: eagerly, for the size of a file is not known (IV.A).
+/// Bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
 const GRANT: u64 = 256 << 20;
-/// What is asked for when that much is not there.
+/// Bytes requested if the pool has less.
 const SMALL_GRANT: u64 = 1 << 20;
-/// A batch, and a block of what is written, twice.
+/// Smallest buffer beyond the longest chunks: a batch and a block of written data, twice.
 const LEAST_BUFFER: usize = 4 << 20;
 /// zstd level of chunks: a fifth of the processor time of sending them.
 pub(super) const LEVEL: i32 = 1;
-/// And of those of which a sample does not shrink: next to nothing, what comes out is as long as what goes
-/// in.
+/// zstd level of chunks whose samples do not shrink: takes almost no time and stores the bytes as they are.
 const NO_LEVEL: i32 = -1000;
 /// Bytes of a sample.
 const SAMPLE: usize = 8 << 10;
-/// Chunks of one order to copy: it is to be answered while we are patient.
+/// Chunks of one copy order, which must be answered before the timeout.
 const ORDERED: usize = 256;
-/// Chunks of one enrolment or one flush: far below [`MAX_LIST`](crate::protocol::MAX_LIST), since a long file
-/// has more.
+/// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
 const ENROLLED: usize = 20_000;
 
-/// A chunk of a write, as benefactors will know it.
+/// A chunk of a write as benefactors store it.
 #[derive(Debug)]
 pub(super) struct NewChunk {
     pub(super) digest: Digest,
-    /// Bytes of the file that it stands for; the others may be sealed.
+    /// Length of the file's bytes; `bytes` may be encrypted.
     pub(super) length: u32,
     pub(super) bytes: Bytes,
 }
@@ -72,31 +69,30 @@ struct State {
     left_out: Exclusions,
 }
 
-/// A write session.
+/// A write session of one file.
 #[derive(Debug)]
 pub(super) struct WriteSession {
     pool: Pool,
     id: u64,
     copies: usize,
-    /// A chunk with so many copies in reach is not sent.
+    /// Number of reachable copies for which a chunk is not sent.
     known_copies: u8,
     width: u16,
     stripe: Mutex<Stripe>,
-    /// A queue of the stripe became shorter.
+    /// Notified when a queue of the stripe became shorter.
     room: Notify,
     granted: AtomicU64,
-    /// Bytes of frames that were sent, once for each chunk.
+    /// Bytes of frames that were sent, counted once for each chunk.
     sent: AtomicU64,
     state: Mutex<State>,
-    /// The version that is built upon, and those of its chunks that stand.
+    /// The version that the file is based on, and its reusable chunks.
     base: OnceLock<(u64, HashMap<Digest, ChunkId>)>,
     idle: Condvar,
     pub(super) budget: MemoryBudget,
 }
 
 impl WriteSession {
-    /// Begins one under `policy`, with `buffer` bytes under way at most, but no fewer than what waits to be
-    /// cut and sent.
+    /// Starts a session under `policy` with a budget of at least `buffer` bytes.
     pub(super) async fn start(pool: &Pool, policy: &Policy, buffer: usize) -> Result<Arc<Self>> {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
@@ -113,7 +109,7 @@ impl WriteSession {
             Safety::Optimistic => 1,
             Safety::Pessimistic => policy.copies,
         };
-        // Where there are fewer benefactors, a chunk that all of them have need not be sent again.
+        // If there are fewer benefactors, a chunk that all of them have need not be sent.
         let known_copies = copies.min(u8::try_from(stripe.len()).unwrap_or(u8::MAX));
         let copies = usize::from(copies);
         let cap = (buffer as u64 * copies as u64 / stripe.len().max(1) as u64).max(4 << 20);
@@ -137,8 +133,7 @@ impl WriteSession {
         Ok(session)
     }
 
-    /// Takes chunks of an older version without asking for each, those that stand. If the manager does not
-    /// say, each is asked for.
+    /// Reuses the chunks of an older version without a query for each, if the manager answers.
     pub(super) async fn build_on(&self, before: &KnownVersion) {
         let asked = self.pool.ask::<FindReusable>(&(before.version, self.known_copies), Bytes::new()).await;
         match asked {
@@ -146,16 +141,16 @@ impl WriteSession {
                 let standing = before.standing(&get_bits(&bits, before.pieces));
                 let _ = self.base.set((before.version, standing));
             }
-            Err(error) => tracing::debug!(%error, version = before.version, "nothing is built upon"),
+            Err(error) => tracing::debug!(%error, version = before.version, "no chunks are reused"),
         }
     }
 
-    /// The version that is built upon; 0 for none.
+    /// The version that the file is based on; 0 if there is none.
     pub(super) fn base(&self) -> u64 {
         self.base.get().map_or(0, |(version, _)| *version)
     }
 
-    /// Whether a chunk is one of the version that is built upon, and stands: then it is there.
+    /// Whether a chunk is a reusable one of the base version.
     pub(super) fn stands(&self, digest: &Digest) -> bool {
         let Some(chunk) = self.base.get().and_then(|(_, standing)| standing.get(digest)) else {
             return false;
@@ -164,7 +159,7 @@ impl WriteSession {
         true
     }
 
-    /// Looks at the numbers of all chunks that were secured, or were known.
+    /// Calls `look` with the numbers of all chunks that are registered or were known.
     pub(super) fn with_numbers<T>(&self, look: impl FnOnce(&HashMap<Digest, ChunkId>) -> T) -> T {
         look(&self.state().ids)
     }
@@ -185,20 +180,20 @@ impl WriteSession {
         self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the write cannot go on, if it cannot.
+    /// The error of the write, if it failed.
     pub(super) fn failure(&self) -> Option<PoolError> {
         self.state().failed.clone()
     }
 
-    /// The write cannot go on.
+    /// Marks the write as failed.
     pub(super) fn fail(&self, error: PoolError) {
         self.state().failed.get_or_insert(error);
         self.budget.wake();
     }
 
-    /// Leaves a benefactor out from now on.
+    /// Excludes a benefactor from the rest of the write.
     fn leave_out(&self, id: BenefactorId, error: PoolError) {
-        tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "left out of the write");
+        tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "excluded from the write");
         self.stripe().leave_out(id);
         self.state().left_out.add(error);
     }
@@ -207,12 +202,12 @@ impl WriteSession {
         self.state().left_out.unwritten(lost, refused)
     }
 
-    /// Number of a chunk that was secured, or was known.
+    /// Number of a chunk that is registered or was known.
     pub(super) fn number(&self, digest: &Digest) -> Option<ChunkId> {
         self.state().ids.get(digest).copied()
     }
 
-    /// Sends a batch in the background; `bytes` go back to the budget when it is done.
+    /// Sends a batch in the background; `bytes` return to the budget afterwards.
     pub(super) fn dispatch(self: &Arc<Self>, batch: Batch, bytes: usize) {
         self.state().under_way += 1;
         let session = self.clone();
@@ -220,7 +215,7 @@ impl WriteSession {
             if session.failure().is_none()
                 && let Err(error) = session.deliver(batch).await
             {
-                tracing::warn!(%error, session = session.id, "a write fails");
+                tracing::warn!(%error, session = session.id, "a write failed");
                 session.fail(error);
             }
             session.budget.release(bytes);
@@ -229,7 +224,7 @@ impl WriteSession {
         });
     }
 
-    /// Waits, on a plain thread, until nothing is under way.
+    /// Waits, in a thread outside the runtime, until no batch is in flight.
     pub(super) fn wait(&self) {
         let mut state = self.state();
         while state.under_way > 0 {
@@ -266,7 +261,7 @@ impl WriteSession {
         Ok(())
     }
 
-    /// Counts what goes out and asks for more space before the grant is used up.
+    /// Counts sent bytes and reserves more space before the grant is used up.
     async fn reserve_more(&self, bytes: u64) -> Result<()> {
         let total = self.sent.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let needed = total * self.copies as u64;
@@ -274,14 +269,14 @@ impl WriteSession {
             return Ok(());
         }
         match self.ask_for(GRANT).await {
-            // What is granted already may still be used up; a benefactor that is full says so itself.
+            // The present grant may still be used up; a full benefactor refuses by itself.
             Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
             Err(error) if error.is_full() => self.ask_for(SMALL_GRANT).await,
             other => other,
         }
     }
 
-    /// More space, and whoever else can be written to.
+    /// Reserves space and adds benefactors to the stripe.
     async fn ask_for(&self, bytes: u64) -> Result<()> {
         let avoid = self.stripe().left_out();
         let written = self.sent() * self.copies as u64;
@@ -297,7 +292,7 @@ impl WriteSession {
         Ok(())
     }
 
-    /// Who has taken the frames in the end: as many as copies are wanted, or as there are.
+    /// Sends frames to as many benefactors as copies are required, or exist; returns those that took them.
     async fn put(&self, header: &[(Digest, u32)], payload: Bytes) -> Result<Vec<BenefactorId>> {
         let (mut have, mut tried, mut asked) = (Vec::new(), Vec::new(), false);
         while have.len() < self.copies {
@@ -312,7 +307,7 @@ impl WriteSession {
                         Err(error) if have.is_empty() => {
                             return Err(self.unwritten(header.len(), Some(error)));
                         }
-                        // Fewer copies than wanted; the manager makes the others when it can.
+                        // There are fewer copies than required; the manager makes the others later.
                         Err(_) => break,
                         Ok(()) => {}
                     }
@@ -323,7 +318,7 @@ impl WriteSession {
         if have.is_empty() { Err(self.unwritten(header.len(), None)) } else { Ok(have) }
     }
 
-    /// As the stripe chooses, waiting while its queues are full.
+    /// Chooses benefactors from the stripe, waiting while their queues are full.
     async fn choose(&self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
         loop {
             let mut room = std::pin::pin!(self.room.notified());
@@ -364,7 +359,7 @@ impl WriteSession {
         taken
     }
 
-    /// Makes what was written durable and known, so that a commit may name it. Nothing may be under way.
+    /// Makes written chunks durable and registers them for a commit. No batch may be in flight.
     pub(super) async fn secure(&self) -> Result<()> {
         if let Some(error) = self.failure() {
             return Err(error);
@@ -386,7 +381,7 @@ impl WriteSession {
         Ok(())
     }
 
-    /// Has everybody make durable what it took; who cannot, or lost it, does not have it.
+    /// Flushes all chunks. A benefactor that fails, or lost a chunk, is removed from the chunk's places.
     async fn flush(&self, pending: &mut [Written]) {
         let mut by_place: BTreeMap<BenefactorId, Vec<usize>> = BTreeMap::new();
         for (at, chunk) in pending.iter().enumerate() {
@@ -423,13 +418,13 @@ impl WriteSession {
         }
     }
 
-    /// Chunks with fewer copies than wanted are copied among the benefactors, as far as there are others.
+    /// Copies chunks with too few copies between benefactors, as far as there are others.
     async fn make_up(&self, pending: &mut [Written]) {
         let lacks = |chunk: &Written| !chunk.places.is_empty() && chunk.places.len() < self.copies;
         if !pending.iter().any(lacks) {
             return;
         }
-        // Without more benefactors there are fewer copies, and the manager makes the rest when it can.
+        // Without more benefactors, the manager makes the remaining copies later.
         let _ = self.ask_for(SMALL_GRANT).await;
         let mut orders: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>> = BTreeMap::new();
         for (at, chunk) in pending.iter().enumerate().filter(|(_, chunk)| lacks(chunk)) {
@@ -456,21 +451,21 @@ impl WriteSession {
                     let copied = chunks.iter().zip(failed).filter(|(_, failed)| !failed);
                     copied.for_each(|(at, _)| pending[*at].places.push(to));
                 }
-                Err(error) => tracing::warn!(%error, from, to, "copies were not made"),
+                Err(error) => tracing::warn!(%error, from, to, "chunks could not be copied"),
             }
         }
     }
 
-    /// Tells the manager that no more comes.
+    /// Ends the session at the manager.
     pub(super) async fn end(&self) {
         if let Err(error) = self.pool.ask::<EndSession>(&self.id, Bytes::new()).await {
-            tracing::debug!(%error, "the session ends by itself");
+            tracing::debug!(%error, "the session was not ended and will expire");
         }
     }
 }
 
 impl Pool {
-    /// A call of a benefactor, given up after a while without an answer.
+    /// Calls a benefactor, with a timeout.
     pub(super) async fn call_benefactor<C: whimbrel_wire::Call>(
         &self,
         place: &BenefactorAddress,
@@ -485,12 +480,12 @@ impl Pool {
         };
         tokio::time::timeout(patience, call).await.unwrap_or_else(|_| {
             let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
-            Err(PoolError::Local { action: "wait any longer", source: Arc::new(slow) })
+            Err(PoolError::Local { action: "get an answer in time", source: Arc::new(slow) })
         })
     }
 }
 
-/// The frames of chunks, one after the other.
+/// Encodes chunks as consecutive frames.
 fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
     let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
     let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
@@ -506,7 +501,7 @@ fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
     Ok((written, payload.freeze()))
 }
 
-/// Whether a chunk is worth compressing, by samples from its begin, middle and end. A short one just is.
+/// Whether compression pays, by samples from start, middle and end; always for a short chunk.
 fn shrinks(encoder: &mut Encoder, bytes: &[u8]) -> bool {
     if bytes.len() < SAMPLE * 8 {
         return true;
@@ -518,7 +513,7 @@ fn shrinks(encoder: &mut Encoder, bytes: &[u8]) -> bool {
     })
 }
 
-/// Renews the lease for as long as the session is held.
+/// Renews the lease while the session exists.
 async fn keep_alive(session: Weak<WriteSession>, every: Duration) {
     loop {
         tokio::time::sleep(every).await;
@@ -532,7 +527,7 @@ async fn keep_alive(session: Weak<WriteSession>, every: Duration) {
 }
 
 impl WriteSession {
-    /// [`WriteSession::secure`] on a plain thread.
+    /// Runs [`WriteSession::secure`] in a thread outside the runtime.
     pub(super) fn secure_blocking(&self) -> Result<()> {
         self.pool.block(self.secure())
     }

@@ -1,12 +1,11 @@
-//! Has benefactors hear of a member before it is sent to them.
+//! Admission of members at benefactors: each learns of a new member before that member connects to it.
 //!
-//! Whom the manager admits is in the answer to a benefactor's report. A member that was admitted since would
-//! be refused there until the next one. So before the manager names a benefactor to a member, it asks that
-//! benefactor for a report, unless the benefactor has said that it holds a list with the member on it. Nobody
-//! but admitted members has this happen, and a benefactor that does not answer is not asked again for a
-//! while; it is named all the same.
+//! The reply to a heartbeat lists the admitted members, so until its next heartbeat a benefactor would refuse
+//! a member that was admitted since. Before the manager names a benefactor to a member, it therefore requests
+//! a heartbeat, unless the benefactor has confirmed a list with the member. Only admitted members cause such
+//! requests. A benefactor that does not answer is named all the same, and not asked again for a while.
 //!
-//! A benefactor that reports to another manager has no connection here: it hears of members from that one.
+//! A benefactor that reports to another manager has no connection here; that manager tells it of members.
 
 use super::ManagerService;
 use crate::protocol::{RequestHeartbeat, admission};
@@ -20,37 +19,37 @@ use tokio::{task::JoinSet, time::timeout};
 use whimbrel_core::Digest;
 use whimbrel_wire::{PeerIdentity, PublicKey};
 
-/// How long a member waits for it at most.
+/// Longest time that a member waits for the benefactors.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A benefactor that did not answer is left alone for so long.
+/// Time before a benefactor that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A list of members, as benefactors are told it.
+/// A list of admitted members, as sent to benefactors.
 #[derive(Debug, PartialEq, Eq)]
 struct List {
     digest: Digest,
     keys: HashSet<PublicKey>,
 }
 
-/// What a benefactor was told last.
+/// The list sent last to one benefactor.
 #[derive(Debug, Default)]
 struct Told {
     list: Option<Arc<List>>,
-    /// It has said that it holds that list.
+    /// Whether the benefactor has confirmed that it holds the list.
     held: bool,
     asked_in_vain: Option<Instant>,
 }
 
-/// What benefactors were told, by their keys.
+/// Lists sent to benefactors, by their keys.
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
-    /// One list for all who were told the same.
+    /// The newest list, shared by all benefactors that got it.
     latest: Option<Arc<List>>,
     told: HashMap<PublicKey, Told>,
 }
 
 impl Admissions {
-    /// A benefactor is told a list.
+    /// Records that `admitted` is sent to a benefactor.
     pub(super) fn update(&mut self, benefactor: PublicKey, admitted: &[(String, PublicKey)]) {
         let digest = admission(admitted);
         let told = self.told.entry(benefactor).or_default();
@@ -65,7 +64,7 @@ impl Admissions {
         *told = Told { list: Some(latest), held: false, asked_in_vain: None };
     }
 
-    /// A benefactor says which list it holds.
+    /// Records which list a benefactor holds.
     fn holds(&mut self, benefactor: PublicKey, digest: Digest) {
         let told = self.told.entry(benefactor).or_default();
         match &told.list {
@@ -78,7 +77,7 @@ impl Admissions {
         self.told.entry(benefactor).or_default().asked_in_vain = Some(Instant::now());
     }
 
-    /// Whether a benefactor is to be asked before `member` is sent there.
+    /// Whether a heartbeat must be requested before `member` connects to the benefactor.
     fn is_needed(&self, benefactor: &PublicKey, member: &PublicKey) -> bool {
         let Some(told) = self.told.get(benefactor) else { return true };
         let knows = told.held && told.list.as_ref().is_some_and(|list| list.keys.contains(member));
@@ -91,7 +90,7 @@ impl ManagerService {
         self.shared.introductions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sees to it that these benefactors know `member`, as far as they answer soon.
+    /// Requests heartbeats so that these benefactors admit `member`, as far as they answer in time.
     pub(super) async fn introduce(&self, member: &PeerIdentity, benefactors: Vec<PublicKey>) {
         let PeerIdentity::Key(member) = member else { return };
         let mut asked = JoinSet::new();
@@ -105,7 +104,7 @@ impl ManagerService {
                 match timeout(PATIENCE, connection.request::<RequestHeartbeat>(&(), Bytes::new())).await {
                     Ok(Ok((held, _))) => service.introductions().holds(key, held),
                     failed => {
-                        tracing::debug!(?failed, benefactor = %key, "a member could not be introduced");
+                        tracing::debug!(?failed, benefactor = %key, "a benefactor was not told of a member");
                         service.introductions().asked_in_vain(key);
                     }
                 }
@@ -135,8 +134,7 @@ mod tests {
         all.update(benefactor, &after);
         all.holds(benefactor, admission(&after));
         assert!(!all.is_needed(&benefactor, &new));
-        // Admitted, removed and admitted again, with a report in between: not on the benefactor's word of
-        // before.
+        // Removed and admitted again: the earlier confirmation of the benefactor does not count.
         all.update(benefactor, &before);
         all.update(benefactor, &after);
         assert!(all.is_needed(&benefactor, &new));

@@ -1,8 +1,8 @@
-//! Chunks move from benefactors that hold more than their share to those that hold less: to one that joined,
-//! and away from one whose disk its owner needs.
+//! Balancing: moves chunks from benefactors with more than their share to those with less, such as new ones.
 //!
-//! Shares are reckoned in chunks that are counted, not in bytes that a benefactor says it holds: those go
-//! down only when it has asked what may go. Nothing moves while sessions write or repair has work.
+//! Chunks also leave a benefactor whose owner needs the disk. Shares are computed from counted chunks,
+//! because the bytes that a benefactor reports decrease only after garbage collection. Nothing moves while
+//! write sessions are open or repair has work.
 
 use super::{ManagerService, now, placement};
 use crate::{
@@ -11,16 +11,16 @@ use crate::{
 };
 use std::{collections::HashMap, time::Duration};
 
-/// Chunks moved in one order, and in one round.
+/// Most chunks moved in one order and in one round.
 const ORDER: u32 = 64;
 const ROUND: u64 = 4096;
-/// An order that takes longer is given up.
+/// Timeout of a copy order.
 const COPY_TIME: Duration = Duration::from_secs(60);
-/// Less than so many chunks, or than this part of a share, is no imbalance.
+/// An excess of fewer chunks, or of less than this part of a share, is ignored.
 const LEAST: u64 = 16;
 const TENTH: u64 = 10;
 
-/// Chunks to move from one to another.
+/// Chunks to move from one benefactor to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shift {
     from: BenefactorId,
@@ -28,13 +28,13 @@ struct Shift {
     chunks: u64,
 }
 
-/// What moves next, if anything should: from who is most over its share to who is most under it. Pure.
+/// The next move, from the benefactor most above its share to the one most below it, or none. Pure.
 fn shift(members: &[BenefactorRow], holdings: &HashMap<BenefactorId, u64>, now: i64) -> Option<Shift> {
     let online: Vec<&BenefactorRow> = members
         .iter()
         .filter(|member| placement::BenefactorState::of(member, now) == placement::BenefactorState::Online)
         .collect();
-    // What it can hold at all. What is owed is not there any more.
+    // Capacity for chunks, without the bytes that the owner needs.
     let weight = |member: &BenefactorRow| u128::from((member.used + member.free).saturating_sub(member.owed));
     let held = |member: &BenefactorRow| holdings.get(&member.id).copied().unwrap_or(0);
     let weights: u128 = online.iter().map(|member| weight(member)).sum();
@@ -50,7 +50,7 @@ fn shift(members: &[BenefactorRow], holdings: &HashMap<BenefactorId, u64>, now: 
 }
 
 impl ManagerService {
-    /// One round; returns how many chunks moved.
+    /// Runs one round and returns the number of moved chunks.
     pub async fn balance(&self) -> Result<u64, MetaError> {
         let meta = &self.shared.meta;
         if meta.sessions().await? > 0 || !meta.needy(1).await?.is_empty() {
@@ -72,7 +72,7 @@ impl ManagerService {
             let failed = match tokio::time::timeout(COPY_TIME, order).await {
                 Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, from = %source.name, to = %target.name, "chunks were not moved");
+                    tracing::warn!(%error, from = %source.name, to = %target.name, "balancing could not copy chunks");
                     break;
                 }
                 Err(_) => break,
@@ -90,7 +90,7 @@ impl ManagerService {
             moved += done.len() as u64;
         }
         if moved > 0 {
-            tracing::info!(chunks = moved, from = %source.name, to = %target.name, "moved for balance");
+            tracing::info!(chunks = moved, from = %source.name, to = %target.name, "balancing moved chunks");
         }
         Ok(moved)
     }

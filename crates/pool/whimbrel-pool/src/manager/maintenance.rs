@@ -1,6 +1,6 @@
-//! What the manager does by itself: repair, policies, leases that ran out, benefactors that are lost.
+//! Background maintenance of the pool: repair, policies, expired leases and lost benefactors.
 //!
-//! New writes come first: while sessions write, one round of repair copies little.
+//! New writes have priority: while write sessions are open, a round of repair copies few chunks.
 
 use super::{ManagerService, now, placement};
 use crate::{
@@ -14,25 +14,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Chunks looked at in one round of repair, and in one while somebody writes.
+/// Chunks in one round of repair, without and with open write sessions.
 const ROUND: u32 = 512;
 const ROUND_BESIDE_WRITES: u32 = 64;
-/// A copy order that takes longer is given up; its chunks come again.
+/// Timeout of a copy order; its chunks are tried again later.
 const COPY_TIME: Duration = Duration::from_secs(60);
 
-/// What one round of chores did.
+/// Result of a round of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MaintenanceReport {
-    /// Copies made.
+    /// Number of copies made.
     pub copied: u64,
-    /// Chunks without a copy that can be reached.
+    /// Chunks without a reachable copy.
     pub lost: u64,
-    /// Chunks that wait: nobody can take them, or a copy failed.
+    /// Chunks that wait, because no benefactor can take them or a copy failed.
     pub waiting: u64,
 }
 
 impl ManagerService {
-    /// One round of everything but policies.
+    /// Runs a round of everything except policies.
     pub async fn chores(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
         let (meta, now) = (&self.shared.meta, now());
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
@@ -40,14 +40,14 @@ impl ManagerService {
         let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
         for member in meta.members().await? {
             if !member.lost && now.saturating_sub(member.seen) > lost_after {
-                tracing::warn!(benefactor = %member.name, "a benefactor is lost; its chunks are copied from elsewhere");
+                tracing::warn!(benefactor = %member.name, "a benefactor is lost; its chunks are re-replicated");
                 meta.mark_lost(member.id, now).await?;
             }
         }
         self.repair().await
     }
 
-    /// Looks at the chunks that wait longest, and has copies made.
+    /// Has copies made of the chunks that wait longest.
     async fn repair(&self) -> Result<MaintenanceReport, MetaError> {
         let (meta, began) = (&self.shared.meta, Instant::now());
         let writing = meta.sessions().await? > 0;
@@ -91,7 +91,7 @@ impl ManagerService {
         Ok(report)
     }
 
-    /// Sends a shadow map to a source and commits what it copied; how many, and how many not.
+    /// Sends a shadow map to a source and commits its copies; returns how many were made and how many failed.
     async fn order(
         &self,
         source: whimbrel_wire::PublicKey,
@@ -109,7 +109,7 @@ impl ManagerService {
                 match copied {
                     Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
                     Ok(Err(error)) => {
-                        tracing::warn!(%error, to = %to.address, "copies were not made");
+                        tracing::warn!(%error, to = %to.address, "repair could not copy chunks");
                         vec![true; chunks.len()]
                     }
                     Err(_) => vec![true; chunks.len()],
@@ -126,14 +126,13 @@ impl ManagerService {
         Ok((copied.len() as u64, waiting.len() as u64))
     }
 
-    /// Applies the policies of all folders, or says what they would do. What only a pin keeps is told of too.
+    /// Applies the policies of all folders, or only lists what they would remove, with pinned versions.
     pub async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
         for ((folder, _), versions) in series(meta.retained().await?) {
-            // A file may have a policy of its own; timesteps are one thing of many files, which is the
-            // folder's.
+            // A file may have its own policy. For the many files of a series the folder's policy applies.
             let own =
                 versions.iter().map(|one| &one.what).find(|kept| kept.own && timestep(&kept.name).is_none());
             let whose = own.map_or(folder, |kept| kept.node);
@@ -146,9 +145,9 @@ impl ManagerService {
                 let mut pinned_by = if pinned { pinned_by(&kept) } else { Vec::new() };
                 if !dry && !pinned {
                     match meta.drop_version(kept.node, kept.info.number, true, now()).await {
-                        // Whoever removed it meanwhile did the same.
+                        // Somebody else removed it meanwhile.
                         Ok(()) | Err(MetaError::NotFound) => {}
-                        // It was pinned just now, or goes only with a file that has a pinned one.
+                        // The version was pinned just now, or its file has another version that is pinned.
                         Err(MetaError::Pinned { by, .. }) => pinned_by = vec![by],
                         Err(error) => return Err(error),
                     }
@@ -161,27 +160,27 @@ impl ManagerService {
     }
 }
 
-/// Who keeps a version from going.
+/// The pins that retain a version.
 fn pinned_by(kept: &RetainedVersion) -> Vec<String> {
     let by_hand = kept.info.pinned.then(|| "hand".to_owned());
     kept.info.holders.iter().cloned().chain(by_hand).collect()
 }
 
-/// Versions by what they are versions of: the timesteps of a node of an application, or one file.
+/// Groups versions by series: the timesteps of a node of an application, or one file.
 fn series(all: Vec<RetainedVersion>) -> BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> {
     let mut out: BTreeMap<(NodeId, String), Vec<Candidate<RetainedVersion>>> = BTreeMap::new();
     for kept in all {
         let step = timestep(&kept.name);
         let order = match &step {
-            // Versions of one timestep follow each other within it.
+            // Versions of one timestep are ordered within it.
             Some(step) => step.step << 16 | u64::from(kept.info.number.min(0xffff)),
             None => kept.info.number.into(),
         };
         let name = step.map_or(&*kept.name, |step| step.series).to_owned();
         let pinned = kept.info.pinned || !kept.info.holders.is_empty();
         let created = kept.info.created / 1_000_000_000;
-        // The current version of a file can only go with the file, which is right for a timestep and for one
-        // too old.
+        // The current version of a file can only be removed with the file, which is right for a timestep and
+        // for a version that is too old.
         out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
     }
     out

@@ -1,7 +1,7 @@
-//! The manager: all metadata, and the decisions that follow from it. No data goes through it.
+//! The manager of a pool: all metadata and the decisions based on it. File data does not pass through it.
 //!
-//! Everything it must not lose is in the database (`meta`); what it has in memory are connections and
-//! counters. It is killed and started again at any instant without loss of anything that was committed.
+//! All durable state is in the database (`meta`); memory holds only connections and counters. The manager can
+//! be killed and restarted at any instant without losing anything that was committed.
 
 mod admission;
 mod balance;
@@ -19,7 +19,7 @@ use crate::{meta::MetaError, protocol::code};
 use std::time::{SystemTime, UNIX_EPOCH};
 use whimbrel_wire::{Code, Refusal};
 
-/// Milliseconds since 1970.
+/// Current time in milliseconds since 1970.
 pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
@@ -49,7 +49,7 @@ impl From<MetaError> for Refusal {
             }
         };
         let refusal = Refusal::new(code, error.to_string());
-        // Another writer was faster, or the disk may recover: the same call may succeed.
+        // Another writer was faster, or the disk may recover, so a retry may succeed.
         if code == code::STORAGE { refusal.retryable() } else { refusal }
     }
 }

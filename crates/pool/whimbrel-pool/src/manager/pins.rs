@@ -1,8 +1,8 @@
-//! Pins of those who live from a version: held by a member under a name, for as long as it says so again and
-//! again.
+//! Pins that members hold on versions: a pin ends unless its holder renews it.
 //!
-//! The end of a pin is far behind the next word of its holder: whoever was away for days finds what it needs.
-//! It is the manager's clock that counts, and a manager that comes back gives everybody time to speak first.
+//! The time of a pin is far longer than the interval of renewals, so a holder that was away for days still
+//! finds its version. Only the manager's clock counts. A manager that restarts gives every holder time to
+//! renew.
 
 use super::{ManagerService, invalid, now, service::payload};
 use crate::{
@@ -12,24 +12,24 @@ use crate::{
 use bytes::Bytes;
 use whimbrel_wire::{Answer, Call, PeerIdentity, Refusal, Reply, Request};
 
-/// A manager that comes back leaves pins for this part of their time at least.
+/// After a restart, every pin lasts at least this part of the pin timeout.
 const GRACE_PART: u32 = 4;
 
-/// Seconds between two times in milliseconds, none if the second is the earlier one.
+/// Seconds between two times in milliseconds; 0 if the second is earlier.
 fn seconds(from: i64, to: i64) -> u64 {
     u64::try_from((to - from) / 1000).unwrap_or(0)
 }
 
 impl ManagerService {
     pub(super) async fn pins(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let PeerIdentity::Key(key) = identity else { return Err(invalid("a holder has a key")) };
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a holder must have a key")) };
         let (meta, now) = (&self.shared.meta, now());
         match request.kind {
             HoldPin::KIND => {
                 let (version, holder) = request.decode::<HoldPin>()?;
                 let odd = |letter: char| letter.is_control();
                 if holder.is_empty() || holder.len() > MAX_HOLDER || holder.contains(odd) {
-                    return Err(invalid("the holder has a name of up to 200 bytes"));
+                    return Err(invalid("the name of a holder must have 1 to 200 bytes"));
                 }
                 meta.hold(version, &key.0, &holder, now, now.saturating_add(self.pins_for())).await?;
                 let seconds = u32::try_from(self.shared.pins_for.as_secs()).unwrap_or(u32::MAX);
@@ -56,7 +56,7 @@ impl ManagerService {
         let (mut pins, now) = (Vec::with_capacity(rows.len()), now());
         for row in rows {
             let path = match self.shared.meta.path(row.node).await {
-                // It was removed meanwhile.
+                // The file was removed meanwhile.
                 Err(MetaError::NotFound) => continue,
                 path => path?,
             };
@@ -70,12 +70,12 @@ impl ManagerService {
         Ok(pins)
     }
 
-    /// Holders could not say anything while there was no manager.
+    /// Extends all pins after a restart, because holders could not renew them without a manager.
     pub(super) async fn prolong_pins(&self) -> Result<(), MetaError> {
         self.shared.meta.prolong_held(now().saturating_add(self.pins_for() / i64::from(GRACE_PART))).await
     }
 
-    /// Milliseconds.
+    /// The pin timeout in milliseconds.
     fn pins_for(&self) -> i64 {
         i64::try_from(self.shared.pins_for.as_millis()).unwrap_or(i64::MAX / 2)
     }

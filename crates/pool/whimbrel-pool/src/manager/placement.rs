@@ -1,4 +1,4 @@
-//! Where writes go and which chunks are copied where. Pure.
+//! Placement: which benefactors get new chunks, and which chunks repair copies where. Pure.
 
 use crate::{
     meta::{BenefactorRow, UnderReplicated},
@@ -6,19 +6,19 @@ use crate::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// A benefactor that is not heard of for so long is not written to, in milliseconds.
+/// Silence in milliseconds after which nothing is written to a benefactor.
 pub(crate) const SILENT: i64 = 15_000;
 
-/// What a benefactor is good for.
+/// State of a benefactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BenefactorState {
-    /// Everything.
+    /// Can be read and written.
     Online,
-    /// It serves what it has, and shall get nothing more.
+    /// Can be read, but gets no new chunks.
     Draining,
-    /// Not heard of lately; its copies still count.
+    /// Silent; its copies still count.
     Offline,
-    /// Given up; its copies do not count.
+    /// Lost; its copies do not count.
     Lost,
 }
 
@@ -42,13 +42,13 @@ impl BenefactorState {
     }
 }
 
-/// Bytes a benefactor can still promise.
+/// Free bytes that are not reserved.
 pub(crate) fn free(member: &BenefactorRow) -> u64 {
     member.free.saturating_sub(member.reserved)
 }
 
-/// The benefactors for a write: online, not avoided, those with most to give first. Fewer than `width` if
-/// there are no more.
+/// Chooses the benefactors for a write: online, not in `avoid`, those with most free space first. Fewer than
+/// `width` if there are no more.
 pub(crate) fn stripe(
     members: &[BenefactorRow],
     width: usize,
@@ -61,26 +61,25 @@ pub(crate) fn stripe(
             && free(member) > 0
     };
     let mut good: Vec<&BenefactorRow> = members.iter().filter(good).collect();
-    // A benefactor with twice the faults of others is no first choice.
+    // Benefactors with more faults are chosen last.
     good.sort_by_key(|member| (member.faults / 16, std::cmp::Reverse(free(member)), member.id));
     good.into_iter().take(width).map(|member| member.id).collect()
 }
 
-/// What is to be done for chunks that lack copies.
+/// The repair plan for chunks that lack copies.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Repair {
-    /// Have what they need, or are not used any more.
+    /// Chunks that have enough copies, or are not used any more.
     pub(crate) healed: Vec<(ChunkId, i64)>,
-    /// Nobody who can be reached has them.
+    /// Chunks without a reachable copy.
     pub(crate) lost: Vec<ChunkId>,
-    /// There is nobody to copy them to.
+    /// Chunks without a benefactor that can take a copy.
     pub(crate) stuck: Vec<ChunkId>,
-    /// The shadow map: from whom to whom which chunks.
+    /// The shadow map: chunks to copy, by source and target.
     pub(crate) copies: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>>,
 }
 
-/// Plans copies for `needy`, one more for each chunk that lacks some. Sources and targets share the work
-/// evenly.
+/// Plans one more copy for each chunk that lacks copies, evenly among sources and targets.
 pub(crate) fn repair(needy: &[UnderReplicated], members: &[BenefactorRow], now: i64) -> Repair {
     let states: HashMap<BenefactorId, BenefactorState> =
         members.iter().map(|m| (m.id, BenefactorState::of(m, now))).collect();

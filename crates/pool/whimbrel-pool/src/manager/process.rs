@@ -1,4 +1,4 @@
-//! A manager as a process: its folder, its socket, its chores.
+//! The manager process: its folder, socket and maintenance loop.
 
 use super::{ManagerService, service::Shared};
 use crate::{
@@ -10,33 +10,33 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use whimbrel_core::{HostName, NameError};
 use whimbrel_wire::{Endpoint, Trust};
 
-/// How a manager runs.
+/// Options of a manager process.
 #[derive(Debug, Clone)]
 pub struct ManagerOptions {
-    /// Folder of its key, whom it admits, and the database.
+    /// Folder of the key, the trust list and the database.
     pub data: PathBuf,
-    /// A `postgres://` URL to have the database there.
+    /// A `postgres://` URL, to use PostgreSQL instead of a file.
     pub database: Option<String>,
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Seconds after which a silent session ends.
+    /// Seconds of silence after which a write session ends.
     pub lease: u32,
-    /// Seconds between registrations.
+    /// Seconds between heartbeats of benefactors.
     pub interval: u32,
-    /// How long a version stays pinned for a holder that is not heard of any more.
+    /// Time for which a version stays pinned for a silent holder.
     pub pins_for: Duration,
-    /// After so long in silence a benefactor's chunks are copied from elsewhere.
+    /// Silence after which a benefactor is lost and its chunks are replicated from other copies.
     pub lost_after: Duration,
-    /// Between rounds of repair.
+    /// Time between rounds of repair.
     pub repair_every: Duration,
-    /// Between rounds of policies.
+    /// Time between rounds of policies.
     pub policies_every: Duration,
-    /// Between rounds of moving chunks to who holds less than its share.
+    /// Time between rounds of balancing.
     pub balance_every: Duration,
 }
 
 impl ManagerOptions {
-    /// The usual ones for this folder and address.
+    /// Default options for this folder and address.
     pub fn new(data: PathBuf, listen: SocketAddr) -> Self {
         Self {
             data,
@@ -53,21 +53,21 @@ impl ManagerOptions {
     }
 }
 
-/// Why a manager ended.
+/// Failure to open or run a manager.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// Its key, its list of members, or its socket.
+    /// The key, the trust list or the socket failed.
     #[error(transparent)]
     Front(#[from] FrontError),
-    /// Its database.
+    /// The database cannot be opened.
     #[error("cannot open the metadata")]
     Meta(#[from] MetaError),
-    /// Its name on the wire.
-    #[error("cannot name the manager")]
+    /// The name on the wire is invalid.
+    #[error("cannot set the name of the manager")]
     Name(#[from] NameError),
 }
 
-/// A manager, opened.
+/// A manager whose folder, database and socket are open.
 #[derive(Debug)]
 pub struct Manager {
     options: ManagerOptions,
@@ -86,20 +86,20 @@ impl Manager {
         Ok(Self { options, front, service })
     }
 
-    /// How members name it.
+    /// The address that members use.
     pub fn address(&self) -> ManagerAddress {
         ManagerAddress { address: self.front.address.to_string(), key: self.front.identity.public_key() }
     }
 
-    /// What it answers.
+    /// The service that answers requests.
     pub fn service(&self) -> &ManagerService {
         &self.service
     }
 
-    /// Serves for ever.
+    /// Serves and maintains the pool; returns only on failure.
     pub async fn run(self) -> Result<(), ManagerError> {
         let Self { options, front, service } = self;
-        // The name is one nobody looks at: a manager is known by its key.
+        // Nobody reads the name: a manager is identified by its key.
         let name: HostName = "manager".parse()?;
         let endpoint = Endpoint::new(name, service.clone());
         tokio::select! {
@@ -125,14 +125,14 @@ async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Resul
             }
             _ = balance.tick() => {
                 if let Err(error) = service.balance().await {
-                    tracing::error!(%error, "chunks were not moved for balance");
+                    tracing::error!(%error, "a round of balancing failed");
                 }
             }
             _ = policies.tick() => match service.apply_policies(false).await {
                 Ok(purged) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
-                    tracing::info!(path = gone.path, version = gone.version, why = gone.why, "purged");
+                    tracing::info!(path = gone.path, version = gone.version, why = gone.why, "removed");
                 }),
-                Err(error) => tracing::error!(%error, "policies were not applied"),
+                Err(error) => tracing::error!(%error, "a round of policies failed"),
             },
         }
     }

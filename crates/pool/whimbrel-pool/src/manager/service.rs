@@ -1,4 +1,4 @@
-//! What the manager answers. One short function a call; the work is in `meta` and `plan`.
+//! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
 use super::{admission::Admissions, internal, invalid, now, placement};
 use crate::{
@@ -21,38 +21,38 @@ use whimbrel_wire::{
     Trust,
 };
 
-/// Nodes of one answer to a listing.
+/// Nodes in one reply to a listing.
 const LISTING: u32 = 1000;
-/// Bytes of a map in one answer.
+/// Bytes of a chunk map in one reply.
 const MAP_PIECE: usize = 4 << 20;
-/// Chunks and versions of a pool whose sums are not counted for everybody who asks.
+/// Chunks and versions of a large pool, whose totals are not counted at every request.
 const LARGE: u64 = 1_000_000;
-/// Bytes a session is given at once at most.
+/// Most bytes granted to a write session at once.
 const GRANT: u64 = 1 << 30;
 
-/// Answers for one pool.
+/// The service of one pool; clones share its state.
 #[derive(Debug, Clone)]
 pub struct ManagerService {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What calls and chores share.
+/// State that calls and maintenance share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) meta: Meta,
     pub(super) trust: Arc<Trust>,
-    /// Seconds.
+    /// Seconds until a silent write session ends.
     pub(super) lease: u32,
     pub(super) interval: u32,
     pub(super) pins_for: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
     pub(super) introductions: Mutex<Admissions>,
     pub(super) repaired: AtomicU64,
-    /// Chunks without a copy that can be reached, at the last look.
+    /// Chunks without a reachable copy, at the last round of repair.
     pub(super) lost: AtomicU64,
-    /// Copies a second of late, in thousandths.
+    /// Copies a second in the last round of repair, in thousandths.
     pub(super) repair_rate: AtomicU64,
-    /// The last sums, when they were counted, and how long that took.
+    /// The last totals, the time when they were counted, and how long that took.
     pub(super) sums: tokio::sync::Mutex<Option<(PoolTotals, Instant, Duration)>>,
 }
 
@@ -62,7 +62,7 @@ impl Shared {
     }
 }
 
-/// A list as payload.
+/// Encodes a list as payload.
 pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
@@ -74,7 +74,7 @@ fn place(member: &BenefactorRow) -> BenefactorAddress {
 impl ManagerService {
     async fn register(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let status = request.decode::<Heartbeat>()?;
-        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor must have a key")) };
         let (meta, now) = (&self.shared.meta, now());
         let id = meta.register(key, &status, now).await?;
         let members = meta.members().await?;
@@ -102,7 +102,7 @@ impl ManagerService {
         Reply::of::<Heartbeat>(&said, Bytes::new())
     }
 
-    /// Has a benefactor leave, or stay after all.
+    /// Starts or cancels draining of a benefactor.
     async fn drain(&self, request: Request) -> Answer {
         let (name, leave) = request.decode::<Drain>()?;
         let (meta, members) = (&self.shared.meta, self.shared.meta.members().await?);
@@ -110,7 +110,7 @@ impl ManagerService {
         let [member] = named[..] else {
             return Err(Refusal::new(
                 code::NOT_FOUND,
-                format!("{} benefactors are called {name}", named.len()),
+                format!("{} benefactors have the name {name}", named.len()),
             ));
         };
         match leave {
@@ -122,11 +122,11 @@ impl ManagerService {
 
     async fn garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let inventory = request.decode::<FindGarbage>()?;
-        let listed = get_aged(&request.payload).ok_or_else(|| invalid("a torn list"))?;
-        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor has a key")) };
+        let listed = get_aged(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
+        let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor must have a key")) };
         let members = self.shared.meta.members().await?;
         let member = members.iter().find(|member| member.key == *key);
-        let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "not registered"))?;
+        let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "benefactor not registered"))?;
         let may_go = self.shared.meta.collect(member.id, &inventory, &listed, now()).await?;
         Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
@@ -150,7 +150,7 @@ impl ManagerService {
             if room < bytes {
                 return Err(Refusal::new(
                     code::FULL,
-                    format!("{room} bytes are free, {bytes} were asked for"),
+                    format!("{room} bytes are free, {bytes} were requested"),
                 ));
             }
             let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
@@ -169,7 +169,7 @@ impl ManagerService {
 
     async fn known(&self, request: Request) -> Answer {
         let (_, copies) = request.decode::<FindChunks>()?;
-        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let now = now();
         let chunks = self.shared.meta.known(&digests, copies.max(1), now - placement::SILENT, now).await?;
         Reply::of::<FindChunks>(&(), put_numbers(chunks))
@@ -183,7 +183,7 @@ impl ManagerService {
 
     async fn enroll(&self, request: Request) -> Answer {
         let session = request.decode::<RegisterChunks>()?;
-        let written = get_written(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let written = get_written(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let chunks = self.shared.meta.enroll(session, &written, now()).await?;
         Reply::of::<RegisterChunks>(&(), put_numbers(chunks))
     }
@@ -211,7 +211,7 @@ impl ManagerService {
     }
 
     async fn locate(&self, identity: &PeerIdentity, request: Request) -> Answer {
-        let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a torn list"))?;
+        let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let located = self.shared.meta.locate(&chunks).await?;
         let members = self.shared.meta.members().await?;
         let named: Vec<BenefactorAddress> = members.iter().filter(|member| !member.lost).map(place).collect();
@@ -253,9 +253,8 @@ impl ManagerService {
         Reply::of::<GetStatus>(&status, Bytes::new())
     }
 
-    /// Sums over the whole pool. Those of a large one are counted anew when they are older than ten times
-    /// what counting took: mounts ask for them again and again, and ten million chunks are not counted in no
-    /// time.
+    /// Totals of the whole pool. For a large pool they are counted again once they are older than ten times
+    /// the time of counting: mounts request them often, and counting ten million chunks takes long.
     async fn sums(&self) -> Result<PoolTotals, Refusal> {
         let mut known = self.shared.sums.lock().await;
         if let Some((sums, counted, took)) = *known
@@ -351,7 +350,7 @@ impl ManagerService {
             Locate::KIND => self.locate(identity, request).await,
             ReportFault::KIND => {
                 let fault = request.decode::<ReportFault>()?;
-                tracing::warn!(?fault, "a copy did not serve");
+                tracing::warn!(?fault, "a copy could not be read");
                 Reply::of::<ReportFault>(&self.shared.meta.fault(&fault, now()).await?, Bytes::new())
             }
             GetStatus::KIND => self.status().await,
@@ -370,7 +369,7 @@ impl ManagerService {
 
 impl Service for ManagerService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
-        // In a task of its own: a transaction that has begun is not torn when its caller goes away.
+        // Runs in its own task, so that a transaction is completed when its caller goes away.
         let (service, identity) = (self.clone(), peer.identity.clone());
         Box::pin(async move {
             let answered = tokio::spawn(async move { service.answer(&identity, request).await });

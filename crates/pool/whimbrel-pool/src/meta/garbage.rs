@@ -1,51 +1,49 @@
-//! Which chunk of a benefactor may go. Pure.
+//! Garbage collection of chunks: decides which of a benefactor's copies can be deleted. Pure.
 //!
-//! A session that writes may rely on a chunk before it commits: because it put it there, or because it was
-//! told that the chunk is known. So nothing goes that was put, freed or asked for since the oldest living
-//! session began. All of it is reckoned in durations, so the clocks of manager and benefactor need not agree.
+//! A write session may rely on a chunk before it commits, because it put the chunk or was told that it
+//! exists. So no chunk is deleted that was put, freed or queried after the oldest open session began. All
+//! times are durations, so the clocks of manager and benefactor need not agree.
 
-/// What the manager knows of a chunk that a benefactor lists.
+/// State of a listed chunk in the manager's database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChunkStatus {
-    /// Nothing: it was never enrolled, or is long gone.
+    /// Never registered, or deleted long ago.
     Unknown,
-    /// Enrolled, and this copy is counted.
+    /// Registered, and this copy is counted.
     Counted {
-        /// Versions use it.
+        /// Whether a version uses it.
         used: bool,
-        /// When it was last freed, enrolled or asked for.
+        /// When it was last freed, registered or queried.
         freed: i64,
     },
-    /// Enrolled, but this copy is not counted.
+    /// Registered, but this copy is not counted.
     Extra {
-        /// Versions use it.
+        /// Whether a version uses it.
         used: bool,
-        /// It has fewer copies than it should.
+        /// Whether it has fewer copies than required.
         lacking: bool,
     },
 }
 
-/// What becomes of it.
+/// Decision on one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GcDecision {
-    /// It stays.
+    /// Retain the copy.
     Keep,
-    /// It stays, and is counted from now on.
+    /// Retain and count the copy.
     Adopt,
-    /// It may go.
+    /// Delete the copy.
     Go,
 }
 
-/// A copy that was just made for repair or balance lies there before it is counted: longer than any such
-/// order takes.
+/// Age in milliseconds below which an uncounted copy is retained: one just made for repair or balancing is
+/// counted only when its order ends.
 const GRACE: i64 = 90_000;
 
-/// Decides on one chunk: `age` is the milliseconds since it was put there, `oldest` when the oldest session
-/// began.
+/// Decides on one copy. `age` is the milliseconds since it was put, `oldest` the start of the oldest session.
 ///
-/// Also a copy that is counted may have been put again: by a session that was told that the chunk is not
-/// known, because another benefactor was just giving up its copy. That session enrols the chunk anew, this
-/// copy with it.
+/// A counted copy may have been put again, by a session that was told that the chunk is unknown because
+/// another benefactor was deleting its copy. That session registers the chunk anew, together with this copy.
 pub(crate) fn judge(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);

@@ -1,12 +1,11 @@
-//! Making commits of SQLite durable together: of several that wait, one sync of the log serves all.
+//! Group commit for SQLite: one sync of the log makes several waiting commits durable.
 //!
-//! The database is told to write its log and not to sync it (`synchronous=NORMAL`: it still does so around
-//! checkpoints, so it is never torn). Who has committed waits here until a sync has ended that began after
-//! that. The log is written in order and has check sums, so what is durable is a beginning of what was
-//! committed: nobody's commit is kept without those it was built on. What others may have read of a commit
-//! before it was durable can be gone after a loss of power; what anybody was answered cannot.
+//! SQLite writes its log without syncing it (`synchronous=NORMAL`; it still syncs around checkpoints, so the
+//! database is never torn). A commit waits here for a sync that began after it. The log is written in order
+//! and has checksums, so after a power loss a prefix of the commits is left and no commit is kept without its
+//! predecessors. Data read before it was durable may be lost; data that was acknowledged is not.
 //!
-//! After a sync that failed nothing is answered any more: the kernel may have dropped what was not written.
+//! After a failed sync every later commit fails, because the kernel may have dropped the unwritten data.
 
 use std::{
     fs::File,
@@ -18,40 +17,40 @@ use std::{
     },
 };
 
-/// The syncs of a database's log.
+/// Group commit of one database.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
     log: PathBuf,
-    /// Commits that want to be durable.
+    /// Number of commits that wait or waited for a sync.
     asked: AtomicU64,
-    /// How many of them are. Held by whoever syncs.
+    /// Number of them that are durable. Locked by the task that syncs.
     done: tokio::sync::Mutex<u64>,
     failed: Arc<AtomicBool>,
 }
 
 impl GroupCommit {
-    /// Those of a database in a file.
+    /// The group commit of a database file.
     pub(crate) fn of(database: &str) -> Self {
         let log = PathBuf::from(format!("{database}-wal"));
         Self { log, asked: AtomicU64::new(0), done: tokio::sync::Mutex::new(0), failed: Arc::default() }
     }
 
-    /// Returns when everything that was committed before is durable.
+    /// Waits until everything committed before is durable.
     pub(crate) async fn wait(&self) -> io::Result<()> {
         let mine = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let mut done = self.done.lock().await;
         if self.failed.load(Ordering::Acquire) {
-            return Err(io::Error::other("a sync of the database failed before"));
+            return Err(io::Error::other("an earlier sync of the database failed"));
         }
         if *done >= mine {
             return Ok(());
         }
         let all = self.asked.load(Ordering::Acquire);
         let (log, failed) = (self.log.clone(), self.failed.clone());
-        // Noted where it happens: whoever waits may be gone before it ends.
+        // Recorded inside the task, because the waiting caller may be dropped before the sync ends.
         let note = move || sync(&log).inspect_err(|_| failed.store(true, Ordering::Release));
         let synced = tokio::task::spawn_blocking(note).await;
-        synced.unwrap_or_else(|_| Err(io::Error::other("the sync did not end")))?;
+        synced.unwrap_or_else(|_| Err(io::Error::other("the sync task failed")))?;
         *done = all;
         Ok(())
     }
@@ -60,7 +59,7 @@ impl GroupCommit {
 fn sync(log: &Path) -> io::Result<()> {
     match File::open(log) {
         Ok(file) => file.sync_data(),
-        // It is gone when all of it is in the database, which was synced.
+        // There is no log when all of it is in the database, which was synced.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -99,7 +98,7 @@ mod tests {
         let log = dir.path().join("pool.db-wal");
         std::fs::write(&log, "x").unwrap();
         let broken = GroupCommit { log: log.join("no folder"), ..GroupCommit::of("") };
-        // Begun, and mostly given up before it ends.
+        // Started, and mostly dropped before it ends.
         let _ = futures_util::FutureExt::now_or_never(broken.wait());
         while !broken.failed.load(Ordering::Acquire) {
             tokio::task::yield_now().await;

@@ -1,11 +1,9 @@
-//! What the manager knows, in a transactional database: SQLite in a file, or PostgreSQL, by the same
-//! statements.
+//! Metadata of the manager in a transactional database, SQLite or PostgreSQL, with the same statements.
 //!
-//! Nothing the manager must not lose is anywhere else, so a manager may be killed at any instant and several
-//! may run on one PostgreSQL. what is in `sql` is compiled once for each driver; only the types of columns
-//! differ, see `schema`.
+//! All durable state is here, so a manager can be killed at any instant, and several can use one PostgreSQL.
+//! The modules in `sql` are compiled once for each driver; only column types differ, see `schema`.
 //!
-//! Times are milliseconds since 1970 by the manager's clock. Only their differences decide anything.
+//! Times are milliseconds since 1970 by the manager's clock; only differences between them are used.
 
 mod garbage;
 mod group_commit;
@@ -30,74 +28,74 @@ pub(crate) use garbage::{ChunkStatus, GcDecision, judge};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 
-/// Why the metadata could not be read or changed.
+/// Failure to read or change the metadata.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {
-    /// The database failed.
+    /// The database failed or refused a statement.
     #[error("the database failed")]
     Storage {
-        /// Why.
+        /// Cause reported by the database driver.
         #[from]
         source: sqlx::Error,
     },
-    /// What was committed could not be made durable.
+    /// A commit could not be made durable.
     #[error("the database cannot be synced")]
     Sync {
-        /// Why.
+        /// Cause reported by the kernel.
         #[from]
         source: std::io::Error,
     },
-    /// No such file, folder or version.
+    /// The file, folder or version does not exist.
     #[error("no such file or folder")]
     NotFound,
-    /// The name is taken.
+    /// The name is in use.
     #[error("the name is taken")]
     Exists,
-    /// A file where a folder is needed.
+    /// The node is a file where a folder is required.
     #[error("not a folder")]
     NotAFolder,
-    /// A folder where a file is needed.
+    /// The node is a folder where a file is required.
     #[error("is a folder")]
     IsAFolder,
-    /// The folder has something in it.
+    /// The folder is not empty.
     #[error("the folder is not empty")]
     NotEmpty,
-    /// The session's lease ran out.
-    #[error("the session has ended")]
+    /// The session's lease has expired.
+    #[error("the write session has ended")]
     SessionOver,
-    /// What a new version builds on was dropped, or its last copy is lost.
-    #[error("a chunk that the file is to share with an older version is gone")]
+    /// The version on which a new one is based was removed, or a chunk of it has no copy left.
+    #[error("a chunk that the file shares with an older version does not exist any more")]
     Gone,
-    /// A version that would go is pinned.
-    #[error("version {number} is pinned by {by}; `whimbrel pool pins` lists pins and says how to let one go")]
+    /// A version that would be removed is pinned.
+    #[error("version {number} is pinned by {by}; `whimbrel pool pins` lists pins and how to remove one")]
     Pinned {
-        /// Which.
+        /// Number of the version in the file.
         number: u32,
-        /// Who pins it.
+        /// Holders of its pins.
         by: String,
     },
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(&'static str),
-    /// The data is of another pool.
+    /// The data belongs to another pool.
     #[error("the data belongs to pool {found:016x}, this is {expected:016x}")]
     OtherPool {
-        /// Whose data it is.
+        /// Pool that the data belongs to.
         found: u64,
-        /// Who we are.
+        /// Pool of this database.
         expected: u64,
     },
     /// Stored metadata cannot be read.
     #[error("the stored {what} is damaged")]
     Damaged {
-        /// What.
+        /// Name of the damaged part.
         what: &'static str,
     },
 }
 
 pub(crate) type Result<T> = std::result::Result<T, MetaError>;
 
-/// A benefactor as the database has it.
+/// A benefactor in the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BenefactorRow {
     pub(crate) id: BenefactorId,
@@ -109,17 +107,17 @@ pub(crate) struct BenefactorRow {
     pub(crate) free: u64,
     pub(crate) chunks: u64,
     pub(crate) draining: bool,
-    /// Bytes it should give back, for the owner of its disk needs them.
+    /// Bytes that it should free because the owner of its disk needs them.
     pub(crate) owed: u64,
     pub(crate) lost: bool,
     pub(crate) faults: u64,
-    /// When it was last heard of.
+    /// Time of the last heartbeat.
     pub(crate) seen: i64,
-    /// Bytes promised to sessions.
+    /// Bytes reserved by write sessions.
     pub(crate) reserved: u64,
 }
 
-/// A chunk that may need copies.
+/// A chunk that may lack copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnderReplicated {
     pub(crate) chunk: ChunkId,
@@ -128,11 +126,11 @@ pub(crate) struct UnderReplicated {
     pub(crate) want: u8,
     pub(crate) used: bool,
     pub(crate) places: Vec<BenefactorId>,
-    /// When it was queued or tried; later than at the last look if something happened to it since.
+    /// Time at which it was queued or tried; it changes if the chunk is queued again.
     pub(crate) since: i64,
 }
 
-/// A version that a policy looks at.
+/// A version as input of the policies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RetainedVersion {
     pub(crate) folder: NodeId,
@@ -140,7 +138,7 @@ pub(crate) struct RetainedVersion {
     pub(crate) name: String,
     pub(crate) current: bool,
     pub(crate) info: VersionInfo,
-    /// The file has a policy of its own.
+    /// Whether the file has its own policy.
     pub(crate) own: bool,
 }
 
@@ -149,14 +147,14 @@ pub(crate) struct RetainedVersion {
 pub(crate) struct PinRow {
     pub(crate) node: NodeId,
     pub(crate) number: u32,
-    /// The version's number in the pool.
+    /// Number of the version in the pool.
     pub(crate) version: u64,
     pub(crate) size: u64,
-    /// Who holds it, since when and until when; none for one that was set by hand.
+    /// Holder, start and end of the pin; none if a user set it.
     pub(crate) held: Option<(String, i64, i64)>,
 }
 
-/// Sums over the whole pool.
+/// Totals of the whole pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PoolTotals {
     pub(crate) files: u64,
@@ -166,11 +164,11 @@ pub(crate) struct PoolTotals {
     pub(crate) chunks: u64,
     pub(crate) repair: u64,
     pub(crate) sessions: u64,
-    /// Versions.
+    /// Number of pinned versions.
     pub(crate) pinned: u64,
 }
 
-/// The database of a manager.
+/// The database of a manager, with either driver.
 #[derive(Debug, Clone)]
 pub(crate) enum Meta {
     Sqlite(sqlite::statements::Database),
@@ -246,7 +244,7 @@ on_either! {
 }
 
 impl Meta {
-    /// Opens `location`: a `postgres://` URL, or the path of a SQLite file, made if it is not there.
+    /// Opens `location`, a `postgres://` URL or the path of a SQLite file, and creates the file if missing.
     pub(crate) async fn open(location: &str) -> Result<Self> {
         if location.starts_with("postgres://") || location.starts_with("postgresql://") {
             Ok(Self::Postgres(postgres::statements::Database::open(location).await?))

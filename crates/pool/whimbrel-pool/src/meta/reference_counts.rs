@@ -1,14 +1,14 @@
-//! How many users a chunk has, counted by what changes from version to version. Pure.
+//! Reference counts of chunks, updated only by the differences between versions. Pure.
 //!
-//! Versions that were written one over the other stand in a chain. A chunk counts once for each stretch of a
-//! chain of which every version has it, and not once a version: a new version counts what it has and the one
-//! before has not, and of the rest of a large file that hardly changed no row is touched. A version that
-//! leaves a chain ends the stretches that were of it alone; where it was a gap in one, the two parts become
-//! one. So a chunk counts nothing exactly when no version has it.
+//! Versions that were written one over the other form a chain. A chunk counts once for each run of
+//! consecutive versions in a chain that all have it, not once for each version. So a new version counts only
+//! the chunks that the previous one lacks, and the rows of unchanged chunks of a large file are not touched.
+//! Removing a version ends the runs of that version alone and joins runs that it separated. A chunk's count
+//! is zero exactly if no version has it.
 
 use crate::{chunk_map::ChunkRef, protocol::ChunkId};
 
-/// The chunks of a map in order, each once.
+/// The distinct chunks of a map, in order.
 pub(crate) fn numbers(pieces: &[ChunkRef]) -> Vec<ChunkId> {
     let mut numbers: Vec<ChunkId> = pieces.iter().map(|piece| piece.chunk).collect();
     numbers.sort_unstable();
@@ -16,7 +16,7 @@ pub(crate) fn numbers(pieces: &[ChunkRef]) -> Vec<ChunkId> {
     numbers
 }
 
-/// Those of `these` that are in `those` (`kept`), or that are not. Both are in order.
+/// The items of `these` that are in `those` (`kept`) or not in it. Both are sorted.
 fn part(these: &[ChunkId], those: &[ChunkId], kept: bool) -> Vec<ChunkId> {
     let (mut out, mut rest) = (Vec::new(), those);
     for number in these {
@@ -30,17 +30,17 @@ fn part(these: &[ChunkId], those: &[ChunkId], kept: bool) -> Vec<ChunkId> {
     out
 }
 
-/// What is in `these` and not in `those`.
+/// The items of `these` that are not in `those`.
 pub(crate) fn without(these: &[ChunkId], those: &[ChunkId]) -> Vec<ChunkId> {
     part(these, those, false)
 }
 
-/// What is in both.
+/// The items that are in both lists.
 pub(crate) fn both(these: &[ChunkId], those: &[ChunkId]) -> Vec<ChunkId> {
     part(these, those, true)
 }
 
-/// The chunks that count one less when a version leaves from between two others, either of which may be none.
+/// The chunks whose count decreases when a version is removed between two others, if there are any.
 pub(crate) fn counted_less(before: &[ChunkId], leaving: &[ChunkId], after: &[ChunkId]) -> Vec<ChunkId> {
     let mut out = without(&without(leaving, before), after);
     out.extend(without(&both(before, after), leaving));
@@ -48,7 +48,7 @@ pub(crate) fn counted_less(before: &[ChunkId], leaving: &[ChunkId], after: &[Chu
     out
 }
 
-/// Runs of numbers in order: `first..=last`.
+/// Runs `first..=last` of sorted numbers.
 pub(crate) fn runs(numbers: &[ChunkId]) -> Vec<(ChunkId, ChunkId)> {
     let mut out: Vec<(ChunkId, ChunkId)> = Vec::new();
     for number in numbers {
@@ -67,7 +67,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     proptest! {
-        /// Versions come at the end of a chain and leave from anywhere.
+        /// Versions are added at the end of a chain and removed anywhere.
         #[test]
         fn a_chunk_counts_nothing_exactly_when_no_version_has_it(
             steps in prop::collection::vec((prop::collection::btree_set(0..12_u64, 0..9), any::<u8>()), 1..60),

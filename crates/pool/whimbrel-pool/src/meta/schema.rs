@@ -1,24 +1,24 @@
-//! The tables. One text for both databases; `{blob}` and `{key}` stand for what the drivers call differently.
+//! The database schema: one text for both databases, in which `{blob}` and `{key}` stand for driver-specific
+//! types.
 //!
-//! What was added later stands in [`LATER`], each once, counted by `schema`.
+//! Later changes are in [`LATER`]; the counter `schema` tells how many of them were applied.
 //!
-//! Versions stand in chains (`chain`): `older` and `newer` are those beside one, and `copies` how many are
-//! wanted of each of its chunks at least. Chunks have numbers in the order in which they came, so that maps
-//! of versions are short, and what is read together lies together. `committed` remembers what sessions made
-//! visible, for a while longer than session and version may live. `doomed` chunks have been given up for
-//! collection: nobody may build on them, only write them anew. `held` are the pins of those who live from a
-//! version; `version.pinned` is the one that is set by hand.
+//! Versions form chains (see `reference_counts`): `older` and `newer` are the neighbours of a version,
+//! `copies` the required copies of each of its chunks. Chunks are numbered in order of arrival, which keeps
+//! maps short and related rows together. `committed` records the commits of sessions and outlives both
+//! session and version for a while. A `doomed` chunk is being collected: it cannot be reused, only written
+//! again. `held` has the pins of holders; `version.pinned` is the pin that a user sets.
 
-/// Statements that make an empty database ours, for `sqlite` and `postgres`.
+/// Statements that create the tables for SQLite or PostgreSQL.
 pub(super) fn statements(postgres: bool) -> Vec<String> {
     let (blob, key) =
         if postgres { ("BYTEA", "BIGINT PRIMARY KEY") } else { ("BLOB", "INTEGER PRIMARY KEY") };
     TABLES.iter().map(|text| text.replace("{blob}", blob).replace("{key}", key)).collect()
 }
 
-/// What makes a database of the first schema one of the second, and so on.
+/// Changes of the schema in order, each of which makes the next version of it.
 ///
-/// A version of before is a chain of its own, in which its chunks count as they did.
+/// After them an existing version is a chain of its own, with unchanged counts of its chunks.
 pub(super) const LATER: &[&str] = &[
     "ALTER TABLE version ADD COLUMN modified BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE version ADD COLUMN older BIGINT NOT NULL DEFAULT 0",

@@ -1,4 +1,4 @@
-//! What must hold between calls that come in an unlucky order, on a database in a file.
+//! Tests of the metadata: invariants between calls in an unlucky order, on a database in a file.
 
 use super::Meta;
 use crate::{
@@ -90,7 +90,7 @@ async fn what_is_promised_again_is_not_promised_twice() {
     let database = Database::new(1).await;
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     database.meta.reserve(session, &[(1, 300)]).await.unwrap();
-    // Of 300 bytes 250 were written, and stand in what the benefactor says it holds.
+    // 250 of 300 bytes were written and are in the used bytes that the benefactor reports.
     database.meta.reserve(session, &[(1, 350)]).await.unwrap();
     assert_eq!(database.meta.members().await.unwrap()[0].reserved, 350);
     database.meta.end_session(session).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_commit_that_is_sent_again_late_does_not_hide_what_others_wrote_since(
     let before = seen().await;
     database.commit(first, "file", one, 1).await.unwrap();
     assert_eq!(seen().await, before);
-    // Also when the session and the version have gone.
+    // A repetition after session and version were removed.
     database.meta.expire_sessions(NOW + 1).await.unwrap();
     let node = database.meta.lookup(1, "file").await.unwrap().id;
     database.meta.drop_version(node, 1, false, NOW).await.unwrap();
@@ -191,8 +191,8 @@ async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
     let old = database.meta.start_session(&[], NOW - 50_000).await.unwrap();
     database.enroll(old, digest, &[1, 2], NOW - 50_000).await;
     database.meta.end_session(old).await.unwrap();
-    // A session begins; one benefactor gives the chunk up; the session hears that it is not known, and puts
-    // it to the other.
+    // A session starts, and one benefactor deletes its copy. The session is told that the chunk is unknown,
+    // and puts it on the other benefactor.
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     assert_eq!(database.collect(2, &[(digest, 50)], NOW + 1000).await, [true]);
     assert_eq!(database.meta.known(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);
@@ -236,14 +236,14 @@ async fn a_pin_ends_when_nobody_has_said_it_for_long_and_not_because_the_manager
     database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1000).await.unwrap();
     database.meta.hold(node.version, &[8; 32], "alpha/web", NOW, NOW + 500).await.unwrap();
     assert_eq!(database.meta.held(None).await.unwrap().len(), 2, "two hosts of one name are two holders");
-    // The manager comes back much later.
+    // The manager restarts much later.
     database.meta.prolong_held(NOW + 5000).await.unwrap();
     assert_eq!(database.meta.expire_held(NOW + 4999).await.unwrap(), 0);
     database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 9000).await.unwrap();
     assert_eq!(database.meta.expire_held(NOW + 5001).await.unwrap(), 1);
     let refused = database.meta.remove(1, "f", false, NOW + 8999).await;
     assert!(matches!(refused, Err(crate::meta::MetaError::Pinned { number: 1, .. })), "{refused:?}");
-    // What ended pins nothing, also before it is cleared away.
+    // A pin that has ended has no effect, even before it is deleted.
     database.meta.remove(1, "f", false, NOW + 9001).await.unwrap();
     assert!(database.meta.held(None).await.unwrap().is_empty());
     let gone = database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1).await;
@@ -258,7 +258,7 @@ async fn what_is_counted_by_what_changes_is_what_living_versions_have() {
         let database = Database::new(1).await;
         let session = database.meta.start_session(&[], NOW).await.unwrap();
         let all = database.chunks(session, 20, &[1]).await;
-        // By file and number of the version.
+        // Chunks by file and version number.
         let mut living: std::collections::BTreeMap<(u64, u32), Vec<u64>> = Default::default();
         let mut newest = [0_u64; 3];
         for number in 0..60_u32 {
@@ -267,7 +267,7 @@ async fn what_is_counted_by_what_changes_is_what_living_versions_have() {
             if random.random_range(0..3) > 0 {
                 let count = random.random_range(1..8);
                 let content: Vec<u64> = (0..count).map(|_| all[random.random_range(0..all.len())]).collect();
-                // Over its own last version, another file's, one that is gone, or none that ever was.
+                // Over its own last version, another file's, a removed one, or one that never existed.
                 let base = [0, newest[random.random_range(0..3)], 777][random.random_range(0..3)];
                 let node = database.version((session, number), &name, &content, base).await.unwrap();
                 let version = database.meta.versions(node.id).await.unwrap()[0].number;

@@ -1,13 +1,13 @@
-//! `stat` of nodes, versions and files being written.
+//! File attributes (`stat`) of nodes, versions and files being written.
 
 use super::inode::Inode;
 use crate::protocol::{Node, VersionInfo};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use whimbrel_fuse::{Attributes, FileKind};
 
-/// How long the kernel may believe what the manager said.
+/// Time for which the kernel may cache answers of the manager.
 pub(super) const TTL: Duration = Duration::from_secs(1);
-/// What a program should write at once.
+/// Preferred size of writes.
 const BLOCK: u32 = 1 << 20;
 
 pub(super) fn time(nanoseconds: i64) -> SystemTime {
@@ -38,7 +38,7 @@ pub(super) fn of_node(node: &Node) -> Attributes {
     }
 }
 
-/// A version looks like its file, read-only.
+/// Attributes of a version: those of its file, but read-only.
 pub(super) fn of_version(version: &VersionInfo, node: &Node) -> Attributes {
     let written = time(version.created);
     Attributes {
@@ -53,7 +53,7 @@ pub(super) fn of_version(version: &VersionInfo, node: &Node) -> Attributes {
     }
 }
 
-/// A folder that exists only here looks like `node`, read-only.
+/// Attributes of a virtual folder: those of `node`, but read-only.
 pub(super) fn of_folder(inode: Inode, node: &Node) -> Attributes {
     let mode = (node.mode as u16 & 0o444) | 0o111;
     Attributes {

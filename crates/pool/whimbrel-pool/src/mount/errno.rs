@@ -1,9 +1,9 @@
-//! Which errno says what the pool said.
+//! Error numbers (errno) for errors of the pool.
 
 use crate::{client::PoolError, protocol::code};
 use whimbrel_fuse::Errno;
 
-/// The errno of an error, and a word in the log where the number says too little.
+/// The errno of an error. Logs the error where the errno says too little.
 pub fn errno_of(error: &PoolError) -> Errno {
     match error {
         PoolError::Refused { source } => match source.code {
@@ -16,7 +16,7 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::GONE => Errno::ESTALE,
             code::INVALID => Errno::EINVAL,
             code::PINNED => {
-                tracing::warn!(because = %source, "it stays");
+                tracing::warn!(because = %source, "a pinned version cannot be removed");
                 Errno::EBUSY
             }
             _ => loud(error),
@@ -32,6 +32,6 @@ pub fn errno_of(error: &PoolError) -> Errno {
 
 fn loud(error: &PoolError) -> Errno {
     let because = std::error::Error::source(error).map(ToString::to_string);
-    tracing::error!(%error, because, "the pool could not do it");
+    tracing::error!(%error, because, "the request to the pool failed");
     Errno::EIO
 }

@@ -1,4 +1,4 @@
-//! The calls of the file system.
+//! The pool as a FUSE file system: one method for each call of the kernel.
 
 use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
@@ -26,7 +26,7 @@ use whimbrel_fuse::{
 };
 
 const VERSIONS: &str = ".versions";
-/// How long a `statfs` may be old.
+/// Time for which a `statfs` result is reused.
 const STATUS_AGE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
@@ -39,13 +39,13 @@ enum Handle {
 #[derive(Debug, Default)]
 struct State {
     handles: HashMap<u64, Handle>,
-    /// By inode: of the node, or of the new file.
+    /// Keyed by inode, of the node or of the new file.
     writers: HashMap<u64, Arc<OpenWrite>>,
     versions: HashMap<u64, (VersionInfo, Node)>,
     status: Option<(Instant, PoolStatus)>,
 }
 
-/// A pool as files.
+/// The files of a pool.
 #[derive(Debug)]
 pub struct PoolFiles {
     pub(super) pool: Pool,
@@ -65,13 +65,13 @@ fn name_of(name: &OsStr) -> Result<&str> {
 fn folder_of(inode: u64) -> Result<u64> {
     match Inode::of(inode) {
         Inode::Node(id) => Ok(id),
-        // Old versions are only read.
+        // Old versions are read-only.
         _ => Err(Errno::EROFS),
     }
 }
 
 impl PoolFiles {
-    /// The files of `pool`.
+    /// The files of `pool`, written with `options`.
     pub fn new(pool: Pool, options: WriteOptions) -> Self {
         Self { pool, options, state: Mutex::default(), next: AtomicU64::new(1) }
     }
@@ -105,7 +105,7 @@ impl PoolFiles {
         }
     }
 
-    /// Attributes of a file being written: as it was, with the size it has by now.
+    /// Attributes of a file being written: those of its node, with the current size.
     fn of_writing(&self, inode: u64, writing: &OpenWrite) -> Result<Attributes> {
         let known = writing.file.node().map(|id| self.ask(self.pool.node(id)));
         let base = match known {
@@ -140,7 +140,7 @@ impl PoolFiles {
         Ok((attributes, TTL))
     }
 
-    /// A version in the folder of versions of a file, by its number.
+    /// A version in the version folder of a file, by its number.
     fn version(&self, file: u64, name: &str) -> Result<Entry> {
         let node = self.ask(self.pool.node(file))?;
         let versions = self.ask(self.pool.versions(file))?;
@@ -158,7 +158,7 @@ impl PoolFiles {
         new.find(|(_, w)| is_it(w) && w.file.node().is_none()).map(|(inode, w)| (*inode, w.clone()))
     }
 
-    /// Opens for writing: joins who writes already here, or begins.
+    /// Opens a file for writing, or joins its open write.
     fn write_handle(&self, inode: u64, node: Node, empty: bool) -> Result<Arc<OpenWrite>> {
         loop {
             if let Some(writing) = self.joined(inode) {
@@ -171,7 +171,7 @@ impl PoolFiles {
             let make = NewNode { parent, name, folder: false, mode: node.mode, uid: node.uid, gid: node.gid };
             let base = Some(node.clone());
             let opened = WriteFile::open(&self.pool, make.clone(), base, empty, self.options.clone());
-            // The manager was asked without the lock: who was faster meanwhile is joined.
+            // No lock was held during the call, so another open may have been faster; join it.
             let opened = Arc::new(OpenWrite::new(self.ask(opened)?, make));
             if let Vacant(free) = self.state().writers.entry(inode) {
                 free.insert(opened.clone());
@@ -180,7 +180,7 @@ impl PoolFiles {
         }
     }
 
-    /// Who writes a file already, with one descriptor more.
+    /// The open write of a file, with one more descriptor.
     fn joined(&self, inode: u64) -> Option<Arc<OpenWrite>> {
         let state = self.state();
         let writing = state.writers.get(&inode)?;
@@ -188,15 +188,15 @@ impl PoolFiles {
         Some(writing.clone())
     }
 
-    /// One descriptor less.
+    /// Removes a descriptor from an open write.
     fn leave(&self, inode: u64, writing: &Arc<OpenWrite>) {
         if writing.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // Only what no close has committed: nobody can be told of an error any more.
+            // Commits only what no close has committed; nobody can receive an error any more.
             if writing.file.is_changed() && self.commit(writing).is_err() {
-                tracing::warn!(name = writing.make.name, "what was written is not kept");
+                tracing::warn!(name = writing.make.name, "written data is lost: the commit failed");
             }
             let mut state = self.state();
-            // Not if somebody has joined meanwhile.
+            // Keep the open write if another descriptor joined meanwhile.
             let over = writing.opens.load(Ordering::Relaxed) == 0;
             state.writers.retain(|at, other| *at != inode || !over || !Arc::ptr_eq(other, writing));
         }
@@ -210,7 +210,7 @@ impl PoolFiles {
             let writing = writing.clone();
             std::thread::spawn(move || {
                 if let Err(error) = writing.file.commit() {
-                    tracing::error!(%error, name = writing.make.name, "a file was closed and could not be sent");
+                    tracing::error!(%error, name = writing.make.name, "a closed file could not be sent");
                 }
             });
             return Ok(());
@@ -379,7 +379,7 @@ impl FileSystem for PoolFiles {
         let from = (folder_of(from.0)?, name_of(from.1)?);
         let to = (folder_of(to.0)?, name_of(to.1)?);
         if self.pending(from.0, from.1).is_some() {
-            // It is not in the pool before it is closed.
+            // A new file is not in the pool until it is closed.
             return Err(Errno::EBUSY);
         }
         self.ask(self.pool.rename(from, to, flags & libc::RENAME_NOREPLACE == 0))
@@ -424,7 +424,7 @@ impl FileSystem for PoolFiles {
             return Err(Errno::EEXIST);
         }
         match self.ask(self.pool.lookup(parent, name)) {
-            // Somebody was faster, or it was there and the kernel did not know.
+            // Another client was faster, or the kernel did not know the file.
             Ok(_) if access.exclusive() => return Err(Errno::EEXIST),
             Ok(node) => {
                 let (inode, attributes) = (Inode::Node(node.id).number(), of_node(&node));
@@ -461,7 +461,7 @@ impl FileSystem for PoolFiles {
 
     fn flush(&self, caller: Caller, _inode: u64, handle: u64) -> Result<()> {
         let Ok(Handle::Write(writing)) = self.handle(handle) else { return Ok(()) };
-        // The kernel gives no process for what it closes itself.
+        // The kernel passes no process for descriptors that it closes itself.
         let closing = match caller.pid {
             0 => CloseKind::Done,
             pid => closing(pid, &writing.make.name),
@@ -470,7 +470,7 @@ impl FileSystem for PoolFiles {
             CloseKind::Done => self.commit(&writing),
             CloseKind::Goes => Ok(()),
             CloseKind::Killed => {
-                tracing::info!(name = writing.make.name, "its writer was killed; what it wrote is not kept");
+                tracing::info!(name = writing.make.name, "the writer was killed; its data is discarded");
                 writing.file.abandon();
                 Ok(())
             }

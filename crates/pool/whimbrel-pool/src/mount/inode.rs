@@ -1,18 +1,17 @@
-//! Inodes: nodes of the pool by their number, and what exists only here: `.versions`, versions, files not yet
-//! committed.
+//! Inode numbers of pool nodes and of virtual files: `.versions`, versions, and files that are not committed.
 
-/// What an inode stands for.
+/// The object of an inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Inode {
     /// A file or folder of the pool.
     Node(u64),
-    /// `.versions` of a folder.
+    /// The folder `.versions` of a folder.
     Versions(u64),
     /// The folder of one file's versions.
     VersionsOf(u64),
     /// A version, by its number in the pool.
     Version(u64),
-    /// A file that was made and not committed yet.
+    /// A new file that is not committed yet.
     New(u64),
 }
 

@@ -1,9 +1,8 @@
-//! The client as a file system (IV.E of the paper): open, write, close as with any other, sessions and
-//! versions behind it.
+//! The mounted pool: a client as file system (IV.E of the paper); open and close use sessions and versions.
 //!
-//! What is POSIX about it and what is not stands in `docs/operations/pool.md`; `tests/mount.rs` checks every
-//! line of it. Invariants: what another opens is a version that was committed; `close` returns the error of
-//! the commit; a writer that is killed commits nothing.
+//! Deviations from POSIX are listed in `docs/operations/pool.md`, and `tests/it/mount.rs` checks each of
+//! them. Invariants: other processes open only committed versions; `close` returns the error of the commit; a
+//! writer that is killed commits nothing.
 
 mod attributes;
 mod errno;
@@ -19,20 +18,20 @@ use crate::client::{Pool, WriteOptions};
 use std::path::Path;
 use whimbrel_fuse::{MountError, MountOptions, Mounted};
 
-/// How a pool is mounted.
+/// Options of a mounted pool.
 #[derive(Debug, Clone)]
 pub struct PoolMount {
-    /// What `mount` shows as source.
+    /// Source shown by `mount`.
     pub source: String,
-    /// How files are written.
+    /// Options for writing files.
     pub write: WriteOptions,
-    /// Users other than the one who mounts may use it.
+    /// Whether users other than the mounting one have access.
     pub others: bool,
-    /// Nothing can be changed.
+    /// Whether nothing can be changed.
     pub read_only: bool,
 }
 
-/// Mounts `pool` on the directory `path`.
+/// Mounts `pool` at the directory `path`.
 pub fn mount(pool: Pool, path: &Path, options: PoolMount) -> Result<Mounted, MountError> {
     let fuse = MountOptions {
         others: options.others,

@@ -1,4 +1,4 @@
-//! A file being written through the mount: one for all descriptors of it here.
+//! An open write: one file being written through the mount, shared by all its descriptors on this host.
 
 use crate::{client::WriteFile, protocol::NewNode};
 use std::{
@@ -6,14 +6,14 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-/// An open file.
+/// A file open for writing.
 #[derive(Debug)]
 pub(super) struct OpenWrite {
     pub(super) file: WriteFile,
     pub(super) make: NewNode,
-    /// Descriptors.
+    /// Number of descriptors.
     pub(super) opens: AtomicU32,
-    /// Its name was removed before it was committed: nobody is to see it.
+    /// Whether its name was removed before the commit, so that it must stay invisible.
     pub(super) unlinked: AtomicBool,
 }
 
@@ -27,28 +27,28 @@ impl OpenWrite {
     }
 }
 
-/// Set in the flags of a task that is ending (`PF_EXITING` of the kernel).
+/// Flag of a task that is exiting (`PF_EXITING` of the kernel).
 const EXITING: u64 = 0x4;
 
-/// What the closing of a descriptor means for the file.
+/// Meaning of a closed descriptor for the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseKind {
-    /// Its writer is done.
+    /// The writer has finished the file.
     Done,
-    /// Its writer was killed: it was not closed by its program.
+    /// The writer was killed, so its program did not close the file.
     Killed,
-    /// Others may still write it: the last descriptor decides.
+    /// Others may still write the file; the last descriptor decides.
     Goes,
 }
 
-/// What it means that the process `pid` closes a descriptor of a file called `name`.
+/// The meaning of process `pid` closing a descriptor of the file `name`.
 ///
-/// A process that replaces its program closes what is marked so while the kernel holds a lock that most of
-/// `/proc/PID` waits for (`exec_update_lock`), and it waits for our answer: to look there would be a deadlock
-/// that no signal ends. Only `status` is read without that lock, so it is asked first. Nobody hears of an
-/// error of such a close, hence nothing is lost by leaving it to the last.
+/// During exec, the kernel closes close-on-exec descriptors under a lock that most of `/proc/PID` needs
+/// (`exec_update_lock`), and waits for the answer of this file system. Reading such a file would be a
+/// deadlock that no signal ends. Only `status` needs no lock, so it is read first. No caller sees an error of
+/// such a close, so the commit can be left to the last descriptor.
 pub(super) fn closing(pid: u32, name: &str) -> CloseKind {
-    // A process that is killed may be one that was only started by the one that writes.
+    // A killed process may be a child that the writer started.
     if is_replaced(pid) || is_held(pid, name) {
         CloseKind::Goes
     } else if is_killed(pid) {
@@ -58,35 +58,35 @@ pub(super) fn closing(pid: u32, name: &str) -> CloseKind {
     }
 }
 
-/// The value of a line of `/proc/PID/status`.
+/// Value of a line in `/proc/PID/status`.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Whether a process has left its program and has no other yet: its memory is new and has no code in it.
+/// Whether a process is inside exec: its new memory has no code yet.
 fn is_replaced(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     field(&status, "VmExe") == Some("0 kB")
 }
 
-/// Whether a process is ending because of a signal: then what it closes was not closed by its program.
+/// Whether a process is exiting because of a signal, so that its program did not close the file.
 fn is_killed(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     killed(&stat)
 }
 
-/// Processes above one that are looked at.
+/// Number of ancestor processes that are checked.
 const ABOVE: usize = 8;
 
-/// Whether a process, or one above it, has more descriptors through which it may write a file called `name`.
-/// A shell that redirects closes copies of the one it holds, and so do the programs it starts one after the
-/// other, as in `(first; second) >file`: the file is not complete for that. Should it be another file of that
-/// name, the last descriptor commits.
+/// Whether a process or an ancestor has another descriptor that can write a file called `name`. A shell
+/// closes copies of the descriptor that it redirects to, and so do the programs it starts, as in `(first;
+/// second) >file`; the file is not complete then. If it is another file with that name, the last descriptor
+/// commits.
 fn is_held(pid: u32, name: &str) -> bool {
     let mut at = Some(pid);
     for _ in 0..ABOVE {
         match at.filter(|pid| *pid > 1) {
-            // What it has open cannot be seen now: it may hold the file.
+            // The descriptors of a process in exec cannot be read, so it may have the file open.
             Some(pid) if is_replaced(pid) || holds_another(pid, name) => return true,
             Some(pid) => at = parent(pid),
             None => return false,
@@ -110,18 +110,18 @@ fn holds_another(pid: u32, name: &str) -> bool {
     descriptors.flatten().any(|entry| is_it(&entry))
 }
 
-/// The line `flags:` of proc_pid_fdinfo(5), in octal; the lowest two bits are the access mode.
+/// Reads the line `flags:` of proc_pid_fdinfo(5), in octal; the lowest two bits are the access mode.
 fn is_writable(pid: u32, descriptor: &str) -> bool {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     flags.and_then(|text| u64::from_str_radix(text.trim(), 8).ok()).is_some_and(|flags| flags & 0o3 != 0)
 }
 
-/// `/proc/PID/stat`: the name may hold anything, so fields are counted behind its last parenthesis.
+/// Parses `/proc/PID/stat`. The name may contain anything, so fields are counted after its last parenthesis.
 fn killed(stat: &str) -> bool {
     let Some((_, rest)) = stat.rsplit_once(')') else { return false };
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // The state is field 3 of proc(5), flags are field 9, the exit code is field 52.
+    // In proc(5) the state is field 3, the flags are field 9, and the exit code is field 52.
     let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     number(9) & EXITING != 0 && number(52) & 0x7f != 0
 }

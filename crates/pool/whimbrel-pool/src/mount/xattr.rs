@@ -22,7 +22,7 @@ impl PoolFiles {
     }
 
     pub(super) fn get_attribute(&self, inode: u64, name: &OsStr) -> Result<Vec<u8>> {
-        // The kernel asks for these at every write and listing.
+        // The kernel asks for other attributes at every write and listing.
         let Some(name) = short(name) else { return Err(Errno::ENODATA) };
         let node = self.xattr_node(inode)?;
         let text = match name {
@@ -77,7 +77,7 @@ impl PoolFiles {
         }
     }
 
-    /// A call of the pool on this thread.
+    /// Runs a call of the pool on this thread.
     pub(super) fn ask<T>(&self, call: impl Future<Output = std::result::Result<T, PoolError>>) -> Result<T> {
         self.pool.block(call).map_err(|error| super::errno_of(&error))
     }

@@ -1,11 +1,10 @@
-//! Lists of chunks as payload: fixed pieces, or counted ones. Every list is checked for its length before it
-//! is believed.
+//! Chunk lists as payload, with items of fixed or variable size. A list's length is checked before its use.
 
 use super::{BenefactorId, MAX_CHUNK, MAX_COPIES, MAX_LIST};
 use bytes::{BufMut, Bytes, BytesMut};
 use whimbrel_core::Digest;
 
-/// The digest that follows; none after the last.
+/// The next higher digest; none after the highest.
 pub(crate) fn after(digest: Digest) -> Option<Digest> {
     let mut bytes = digest.0;
     for byte in bytes.iter_mut().rev() {
@@ -17,49 +16,49 @@ pub(crate) fn after(digest: Digest) -> Option<Digest> {
     None
 }
 
-/// Digests one after the other.
+/// Encodes a list of digests.
 pub fn put_digests<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Bytes {
     let mut out = BytesMut::new();
     digests.into_iter().for_each(|digest| out.put_slice(&digest.0));
     out.freeze()
 }
 
-/// Fixed pieces of a payload, at most [`MAX_LIST`].
+/// Splits a payload into items of `N` bytes; none if there are more than [`MAX_LIST`].
 fn pieces<const N: usize>(payload: &[u8]) -> Option<Vec<[u8; N]>> {
     let (pieces, rest) = payload.as_chunks::<N>();
     (rest.is_empty() && pieces.len() <= MAX_LIST).then(|| pieces.to_vec())
 }
 
-/// What [`put_digests`] made.
+/// Decodes the list of [`put_digests`].
 pub fn get_digests(payload: &[u8]) -> Option<Vec<Digest>> {
     Some(pieces::<32>(payload)?.into_iter().map(Digest).collect())
 }
 
-/// Numbers, eight bytes each.
+/// Encodes numbers of eight bytes each.
 pub fn put_numbers(numbers: impl IntoIterator<Item = u64>) -> Bytes {
     let mut out = BytesMut::new();
     numbers.into_iter().for_each(|number| out.put_u64_le(number));
     out.freeze()
 }
 
-/// What [`put_numbers`] made.
+/// Decodes the list of [`put_numbers`].
 pub fn get_numbers(payload: &[u8]) -> Option<Vec<u64>> {
     Some(pieces::<8>(payload)?.into_iter().map(u64::from_le_bytes).collect())
 }
 
-/// A bit for each.
+/// Encodes one bit for each item.
 pub fn put_bits(bits: &[bool]) -> Bytes {
     let mut out = vec![0_u8; bits.len().div_ceil(8)];
     bits.iter().enumerate().filter(|(_, bit)| **bit).for_each(|(at, _)| out[at / 8] |= 1 << (at % 8));
     out.into()
 }
 
-/// The first `count` bits of what [`put_bits`] made; missing ones are false.
+/// Decodes the first `count` bits of [`put_bits`]; missing bits are false.
 pub fn get_bits(payload: &[u8], count: usize) -> Vec<bool> {
     (0..count).map(|at| payload.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1)).collect()
 }
 
-/// Digests with the seconds since they were last put.
+/// Encodes digests with the seconds since each was last put.
 pub fn put_aged(chunks: &[(Digest, u32)]) -> Bytes {
     let mut out = BytesMut::with_capacity(chunks.len() * 36);
     for (digest, age) in chunks {
@@ -69,7 +68,7 @@ pub fn put_aged(chunks: &[(Digest, u32)]) -> Bytes {
     out.freeze()
 }
 
-/// What [`put_aged`] made.
+/// Decodes the list of [`put_aged`].
 pub fn get_aged(payload: &[u8]) -> Option<Vec<(Digest, u32)>> {
     let split = |piece: [u8; 36]| {
         let (digest, age) = piece.split_first_chunk::<32>()?;
@@ -78,20 +77,20 @@ pub fn get_aged(payload: &[u8]) -> Option<Vec<(Digest, u32)>> {
     pieces::<36>(payload)?.into_iter().map(split).collect()
 }
 
-/// A chunk that was written.
+/// A chunk that a client has written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
-    /// Its name.
+    /// Digest of the chunk.
     pub digest: Digest,
-    /// Raw bytes.
+    /// Length in raw bytes.
     pub length: u32,
-    /// Bytes as stored.
+    /// Length in bytes as stored.
     pub stored: u32,
-    /// Who has it, at most eight.
+    /// Benefactors that have the chunk, at most eight.
     pub places: Vec<BenefactorId>,
 }
 
-/// Chunks that were written, as payload.
+/// Encodes a list of written chunks.
 pub fn put_written(chunks: &[Written]) -> Bytes {
     let mut out = BytesMut::new();
     for chunk in chunks {
@@ -109,7 +108,7 @@ fn put_places(out: &mut BytesMut, places: &[BenefactorId]) {
     places.iter().for_each(|place| out.put_u16_le(*place));
 }
 
-/// Reads a payload from its front.
+/// Reader of a payload from its front.
 struct Cursor<'a>(&'a [u8]);
 
 impl Cursor<'_> {
@@ -140,7 +139,7 @@ fn all<T>(payload: &[u8], mut one: impl FnMut(&mut Cursor<'_>) -> Option<T>) -> 
     Some(out)
 }
 
-/// What [`put_written`] made.
+/// Decodes the list of [`put_written`].
 pub fn get_written(payload: &[u8]) -> Option<Vec<Written>> {
     all(payload, |cursor| {
         let digest = Digest(cursor.array()?);
@@ -151,16 +150,16 @@ pub fn get_written(payload: &[u8]) -> Option<Vec<Written>> {
     })
 }
 
-/// Where a chunk is.
+/// A chunk and the benefactors that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
-    /// Its name.
+    /// Digest of the chunk.
     pub digest: Digest,
-    /// Who has it.
+    /// Benefactors that have the chunk.
     pub places: Vec<BenefactorId>,
 }
 
-/// Places of chunks, as payload; a chunk that is unknown has the digest of zeros and no place.
+/// Encodes the places of chunks. An unknown chunk has a digest of zeros and no place.
 pub fn put_located(chunks: &[Located]) -> Bytes {
     let mut out = BytesMut::new();
     for chunk in chunks {
@@ -170,7 +169,7 @@ pub fn put_located(chunks: &[Located]) -> Bytes {
     out.freeze()
 }
 
-/// What [`put_located`] made.
+/// Decodes the list of [`put_located`].
 pub fn get_located(payload: &[u8]) -> Option<Vec<Located>> {
     all(payload, |cursor| {
         let digest = Digest(cursor.array()?);

@@ -1,8 +1,7 @@
-//! The calls between clients, benefactors and the manager: headers and payloads. `docs/protocols/pool.md` has
-//! the exchange.
+//! The pool protocol: calls between clients, benefactors and the manager; see `docs/protocols/pool.md`.
 //!
-//! Headers are postcard; lists of chunks travel as payload in the forms of `lists`, so that thousands fit one
-//! call and are bounded by the payload.
+//! Headers are postcard. Chunk lists are payloads in the formats of `lists`: one call holds thousands of
+//! items, and the payload limit bounds the list.
 
 mod lists;
 
@@ -17,67 +16,67 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 use whimbrel_wire::{Call, Code, PublicKey, range};
 
-/// Longest chunk, raw. A frame of it fits a payload.
+/// Longest chunk in raw bytes; its frame fits in a payload.
 pub const MAX_CHUNK: usize = 4 << 20;
-/// Shortest chunk that can be asked for.
+/// Shortest chunk size that can be configured.
 pub const MIN_CHUNK: usize = 1 << 10;
-/// Chunks in one request that names them in its header.
+/// Most chunks in one request that names them in its header.
 pub const MAX_BATCH: usize = 1000;
-/// Chunks in one request that lists them in its payload.
+/// Most chunks in one request that lists them in its payload.
 pub const MAX_LIST: usize = 100_000;
-/// Most copies of one chunk that a list tells of.
+/// Most copies of one chunk in a list.
 pub const MAX_COPIES: usize = 8;
 /// Longest name of a file.
 pub const MAX_NAME: usize = 255;
-/// Longest name of a holder of a pin.
+/// Longest name of the holder of a pin.
 pub const MAX_HOLDER: usize = 200;
 
-/// Codes of refusals that a program decides by.
+/// Codes of refusals, for programs.
 pub mod code {
     use super::Code;
-    /// No such file, folder, version or session.
+    /// The file, folder, version or session does not exist.
     pub const NOT_FOUND: Code = Code::NOT_FOUND;
-    /// The name is taken.
+    /// The name is in use.
     pub const EXISTS: Code = Code(0x400);
-    /// A file where a folder is needed.
+    /// The node is a file where a folder is required.
     pub const NOT_A_FOLDER: Code = Code(0x401);
-    /// A folder where a file is needed.
+    /// The node is a folder where a file is required.
     pub const IS_A_FOLDER: Code = Code(0x402);
-    /// The folder has something in it.
+    /// The folder is not empty.
     pub const NOT_EMPTY: Code = Code(0x403);
-    /// The pool has no space.
+    /// The pool has no free space.
     pub const FULL: Code = Code(0x404);
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID: Code = Code(0x405);
     /// The database or disk failed.
     pub const STORAGE: Code = Code(0x406);
-    /// The data is of another pool.
+    /// The data belongs to another pool.
     pub const OTHER_POOL: Code = Code(0x407);
-    /// The session has ended: its lease ran out.
+    /// The write session has ended because its lease expired.
     pub const SESSION_OVER: Code = Code(0x408);
-    /// The stored bytes are not what they should be.
+    /// The stored bytes are damaged.
     pub const DAMAGED: Code = Code(0x409);
-    /// What a commit builds on was dropped meanwhile.
+    /// The version that a commit is based on was removed.
     pub const GONE: Code = Code(0x40a);
-    /// A version that would go is pinned.
+    /// A version that would be removed is pinned.
     pub const PINNED: Code = Code(0x40b);
 }
 
-/// What a benefactor is called in maps; given by the manager.
+/// Number of a benefactor in maps, assigned by the manager.
 pub type BenefactorId = u16;
-/// A chunk, by the manager's number.
+/// Number of a chunk, assigned by the manager.
 pub type ChunkId = u64;
-/// A file or folder; also its inode.
+/// Number of a file or folder; also its inode number.
 pub type NodeId = u64;
 
-/// How a benefactor is reached.
+/// Address and key of a benefactor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenefactorAddress {
-    /// Its number.
+    /// Number of the benefactor.
     pub id: BenefactorId,
-    /// `host:port`.
+    /// Network address, `host:port`.
     pub address: String,
-    /// The key it must have.
+    /// Key that the benefactor must present.
     pub key: PublicKey,
 }
 
@@ -94,246 +93,243 @@ macro_rules! call {
     };
 }
 
-/// What a benefactor says of itself, again and again.
+/// Status that a benefactor reports with every heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenefactorStatus {
     /// Name for people.
     pub name: String,
-    /// Where clients reach it.
+    /// Address for clients.
     pub address: String,
-    /// The pool its data belongs to; 0 before the first registration.
+    /// Pool that its data belongs to; 0 before the first registration.
     pub pool: u64,
-    /// Bytes it gives.
+    /// Bytes that it offers to the pool.
     pub capacity: u64,
-    /// Bytes of chunks it holds.
+    /// Bytes of its chunks.
     pub used: u64,
-    /// Bytes it can still take.
+    /// Bytes that it can still store.
     pub free: u64,
-    /// Chunks it holds.
+    /// Number of its chunks.
     pub chunks: u64,
-    /// It wants to leave.
+    /// Whether it wants to leave the pool.
     pub draining: bool,
-    /// Bytes it should give back, for the owner of its disk needs them.
+    /// Bytes that it should free because the owner of its disk needs them.
     pub owed: u64,
 }
 
-/// What the manager says to that.
+/// The manager's reply to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registered {
-    /// Its number.
+    /// Number of the benefactor.
     pub id: BenefactorId,
-    /// The pool.
+    /// Id of the pool.
     pub pool: u64,
-    /// Seconds until it should say so again.
+    /// Seconds until the next heartbeat.
     pub interval: u32,
-    /// Keys that may come to it: clients and other benefactors.
+    /// Keys of members that may connect to it: clients and other benefactors.
     pub admitted: Vec<(String, PublicKey)>,
-    /// It shall leave and can: everything it holds is elsewhere.
+    /// Whether it is draining and all its chunks have enough copies elsewhere.
     pub may_leave: bool,
 }
 
-/// A new session, or more space for one.
+/// Starts a write session, or reserves more space for one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserve {
-    /// 0 begins a session.
+    /// The session; 0 starts a new one.
     pub session: u64,
-    /// Bytes it will write; may be 0, to keep the session.
+    /// Bytes that will be written; 0 only renews the session.
     pub bytes: u64,
-    /// Bytes of earlier grants that it has not written yet: what is written stands in what benefactors say
-    /// they hold.
+    /// Bytes of earlier grants that are not written yet. Written bytes count in the reports of benefactors.
     pub unused: u64,
-    /// Benefactors it wants to write to.
+    /// Number of benefactors to write to.
     pub width: u16,
-    /// Those it has found dead or slow.
+    /// Benefactors that were found dead or slow.
     pub avoid: Vec<BenefactorId>,
 }
 
-/// Answer to [`Reserve`].
+/// The manager's reply to [`Reserve`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reserved {
-    /// The session.
+    /// The write session.
     pub session: u64,
-    /// Seconds after which it ends unless it is renewed.
+    /// Seconds after which the session ends unless renewed.
     pub lease: u32,
-    /// Where to write.
+    /// Benefactors to write to.
     pub stripe: Vec<BenefactorAddress>,
-    /// Bytes granted.
+    /// Bytes granted to the session.
     pub bytes: u64,
 }
 
 /// A file or folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub id: NodeId,
-    /// The folder it is in; the root is in itself.
+    /// Folder that contains it; the root's is the root itself.
     pub parent: NodeId,
-    /// Its name.
+    /// Name in its folder.
     pub name: String,
     /// Whether it is a folder.
     pub folder: bool,
-    /// Permission bits.
+    /// Permission bits of its mode.
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Last change of content, nanoseconds since 1970.
+    /// Last change of content, in nanoseconds since 1970.
     pub modified: i64,
-    /// Last change at all.
+    /// Last change of content or attributes.
     pub changed: i64,
-    /// The version that is read; 0 before the first.
+    /// The current version; 0 before the first.
     pub version: u64,
 }
 
-/// What to change of a node.
+/// Attributes to change of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NodeChange {
-    /// Permission bits.
+    /// Permission bits of its mode.
     pub mode: Option<u32>,
-    /// Owner.
+    /// User id of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id of the owner.
     pub gid: Option<u32>,
-    /// Last change of content.
+    /// Last change of content, in nanoseconds since 1970.
     pub modified: Option<i64>,
 }
 
-/// A file or folder to be made.
+/// A file or folder to create.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewNode {
-    /// In which folder.
+    /// Folder that will contain it.
     pub parent: NodeId,
-    /// Name.
+    /// Name in the folder.
     pub name: String,
-    /// A folder.
+    /// Whether it is a folder.
     pub folder: bool,
-    /// Permission bits.
+    /// Permission bits of its mode.
     pub mode: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u32,
 }
 
-/// Makes what a session wrote the new version of a file. The payload is its map. The same call again changes
-/// nothing.
+/// Commits what a session wrote as a new version. The payload is the chunk map. Repetition changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
-    /// The session.
+    /// The write session.
     pub session: u64,
-    /// Which of its commits, so that one that is sent again is known.
+    /// Number of the commit in the session, by which a repeated one is recognised.
     pub number: u32,
     /// The file, if it exists.
     pub node: Option<NodeId>,
-    /// What to make if it does not.
+    /// The file to create if there is none.
     pub make: NewNode,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Last change of content, nanoseconds since 1970.
+    /// Last change of content, in nanoseconds since 1970.
     pub modified: i64,
-    /// Copies of every chunk there should be.
+    /// Required copies of every chunk.
     pub copies: u8,
-    /// Bytes that travelled for it.
+    /// Bytes that were sent for it.
     pub sent: u64,
-    /// The version that it has most in common with; 0 for that of the file before.
+    /// The version with the most common content; 0 means the previous version of the file.
     pub base: u64,
 }
 
 /// A version of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionInfo {
-    /// Its number in the pool.
+    /// Number of the version in the pool.
     pub id: u64,
-    /// Its number in the file, from 1.
+    /// Number of the version in the file, from 1.
     pub number: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it was committed, nanoseconds since 1970.
+    /// Time of the commit, in nanoseconds since 1970.
     pub created: i64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
-    /// Bytes that travelled for it.
+    /// Bytes that were sent for it.
     pub sent: u64,
-    /// When its content was made, by the clock of who wrote it, nanoseconds since 1970; 0 if that is not
-    /// known.
+    /// Time of its content by the writer's clock, in nanoseconds since 1970; 0 if unknown.
     pub modified: i64,
-    /// It was pinned by hand: it stays.
+    /// Whether a user pinned the version.
     pub pinned: bool,
-    /// Who lives from it: it stays for as long as they do.
+    /// Holders of pins; the version stays while it has one.
     pub holders: Vec<String>,
 }
 
-/// One benefactor in a status.
+/// One benefactor in the status of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenefactorInfo {
-    /// Number.
+    /// Number of the benefactor.
     pub id: BenefactorId,
-    /// Name.
+    /// Name for people.
     pub name: String,
-    /// Address.
+    /// Address for clients.
     pub address: String,
-    /// `online`, `offline`, `lost`, `draining`.
+    /// State: `online`, `offline`, `lost`, `draining`.
     pub state: String,
-    /// Bytes it gives.
+    /// Bytes that it offers.
     pub capacity: u64,
-    /// Bytes it holds.
+    /// Bytes of its chunks.
     pub used: u64,
-    /// Bytes it can take.
+    /// Bytes that it can still store.
     pub free: u64,
-    /// Chunks it holds.
+    /// Number of its chunks.
     pub chunks: u64,
-    /// Wrong or missing chunks found there.
+    /// Number of damaged or missing chunks found there.
     pub faults: u64,
-    /// Seconds since it was heard of.
+    /// Seconds since its last heartbeat.
     pub silent: u64,
 }
 
 /// The state of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolStatus {
-    /// The pool.
+    /// Id of the pool.
     pub pool: u64,
-    /// Its benefactors.
+    /// All benefactors of the pool.
     pub benefactors: Vec<BenefactorInfo>,
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Versions of them.
+    /// Number of versions.
     pub versions: u64,
     /// Bytes of all versions.
     pub logical: u64,
-    /// Bytes of the chunks they consist of, once each.
+    /// Bytes of their distinct chunks.
     pub unique: u64,
-    /// Chunks in use.
+    /// Number of chunks in use.
     pub chunks: u64,
-    /// Chunks that have fewer copies than they should.
+    /// Chunks with fewer copies than required.
     pub repair: u64,
-    /// Chunks without any copy that can be reached.
+    /// Chunks without a reachable copy.
     pub lost: u64,
-    /// Copies made by repair since the manager began.
+    /// Copies made by repair since the manager started.
     pub repaired: u64,
-    /// Seconds until repair is done at its present rate; none while it stands.
+    /// Seconds until repair ends at its present rate; none if there is no progress.
     pub repair_eta: Option<u64>,
-    /// Sessions that write.
+    /// Number of open write sessions.
     pub sessions: u64,
-    /// Versions that are pinned, by hand or by those who live from them.
+    /// Versions pinned by users or holders.
     pub pinned: u64,
 }
 
-/// What a policy does, or would do.
+/// A version that policies remove, or would remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Purged {
     /// Path of the file.
     pub path: String,
-    /// Which version.
+    /// Number of the version in the file.
     pub version: u32,
-    /// Bytes of it.
+    /// Size in bytes.
     pub size: u64,
-    /// Why.
+    /// Reason, for people.
     pub why: String,
-    /// Who pins it, so that it stays after all.
+    /// Pins that retain the version.
     pub pinned_by: Vec<String>,
 }
 
@@ -342,125 +338,125 @@ pub struct Purged {
 pub struct PinInfo {
     /// Path of the file.
     pub path: String,
-    /// Which version.
+    /// Number of the version in the file.
     pub version: u32,
-    /// Its number in the pool.
+    /// Number of the version in the pool.
     pub id: u64,
-    /// Bytes of it.
+    /// Size in bytes.
     pub size: u64,
-    /// Who lives from it, and for how long that is believed; none for a pin that was set by hand.
+    /// Holder and remaining time of the pin; none if a user pinned the version.
     pub held: Option<Holding>,
 }
 
-/// Who holds a pin.
+/// The holder of a pin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// Whoever it is, as it calls itself: host and machine.
+    /// Name that the holder gave itself: host and machine.
     pub holder: String,
-    /// Seconds since it took it.
+    /// Seconds since the pin was set.
     pub since: u64,
-    /// Seconds until it ends unless it is renewed.
+    /// Seconds until the pin ends unless renewed.
     pub left: u64,
 }
 
-/// A list of chunks that a benefactor holds, of a range of digests.
+/// Header of a list with all chunks that a benefactor has in a range of digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     /// First digest of the range.
     pub from: [u8; 32],
-    /// Last digest of the range, included.
+    /// Last digest of the range, inclusive.
     pub to: [u8; 32],
-    /// Seconds since the list was made; what came later is not in it.
+    /// Seconds since the list was made; later chunks are missing in it.
     pub age: u32,
 }
 
-/// A copy that did not serve.
+/// A copy of a chunk that could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The chunk.
+    /// Number of the chunk.
     pub chunk: ChunkId,
-    /// Where.
+    /// Benefactor that has the copy.
     pub benefactor: BenefactorId,
-    /// It gave wrong bytes, rather than none.
+    /// Whether it returned wrong bytes, rather than none.
     pub wrong: bool,
 }
 
-call!(/// Benefactor to manager: here I am.
+call!(/// Benefactor to manager: registers, renews the registration and reports the status.
     Heartbeat = 0x00, BenefactorStatus => Registered);
-call!(/// Benefactor to manager: which of these may go? Payload: digest and age of each ([`put_aged`]); answer: a bit each.
+call!(/// Benefactor to manager: which chunks can be deleted. Payload: [`put_aged`]; answer: a bit each.
     FindGarbage = 0x01, Inventory => ());
-call!(/// Client to manager: space, and where.
+call!(/// Client to manager: reserves space and gets the stripe.
     ReserveSpace = 0x02, Reserve => Reserved);
-call!(/// Client to manager: which of these are there? Payload: digests; answer: a chunk number each, 0 for none. The header
-    /// is the session and how many copies must be in reach.
+call!(/// Client to manager: finds stored chunks. Header: session and number of copies that must be reachable.
+    /// Payload: digests; answer: a chunk number each, 0 for none.
     FindChunks = 0x03, (u64, u8) => ());
-call!(/// Client to manager: these were written ([`put_written`]); answer: a chunk number each. The header is the session.
+call!(/// Client to manager: registers written chunks ([`put_written`]). Header: session; answer: numbers.
     RegisterChunks = 0x04, u64 => ());
-call!(/// Client to manager: the file is complete.
+call!(/// Client to manager: commits a complete file.
     CommitFile = 0x05, Commit => Node);
-call!(/// Client to manager: the session ends without more.
+call!(/// Client to manager: ends the write session.
     EndSession = 0x06, u64 => ());
-call!(/// Client to manager: which chunks of this version may be built upon without being asked for, so many copies being wanted? Answer: a
-    /// bit for each chunk of its map.
+call!(/// Client to manager: which chunks of a version can be used without [`FindChunks`]. Header: the version
+    /// and the copies required. Answer: a bit for each chunk of its map.
     FindReusable = 0x07, (u64, u8) => ());
-call!(/// A child of a folder, by name.
+call!(/// Finds a child of a folder by name.
     Lookup = 0x10, (NodeId, String) => Node);
-call!(/// A node by its number.
+call!(/// Reads a node by its number.
     GetNode = 0x11, NodeId => Node);
-call!(/// Children of a folder whose names come after the given one; payload: postcard of nodes.
+call!(/// Lists children of a folder with names after the given one; answer: whether more follow, and nodes.
     List = 0x12, (NodeId, String) => bool);
-call!(/// Makes a folder, or an empty file.
+call!(/// Creates a folder or an empty file.
     MakeNode = 0x13, NewNode => Node);
 call!(/// Removes a file with its versions, or an empty folder if the flag says folder.
     Remove = 0x14, (NodeId, String, bool) => ());
-call!(/// Moves `(from folder, name, to folder, name)`; a file in the way is replaced unless the flag forbids it.
+call!(/// Moves `(from folder, name, to folder, name)`; the flag refuses to replace a file.
     Rename = 0x15, (NodeId, String, NodeId, String, bool) => ());
-call!(/// Changes attributes.
+call!(/// Changes attributes of a node.
     Change = 0x16, (NodeId, NodeChange) => Node);
-call!(/// Versions of a file, newest first; payload: postcard.
+call!(/// Lists the versions of a file, newest first; payload: postcard.
     Versions = 0x17, NodeId => ());
-call!(/// A piece of the map of a version from an offset; the answer says how long the map is.
+call!(/// Reads a part of a version's map from an offset; the answer is the length of the map.
     ReadMap = 0x18, (u64, u64) => u64);
-call!(/// Digest and places of chunks; payload: numbers; answer: [`put_located`] each.
+call!(/// Finds digests and places of chunks. Payload: numbers; answer: [`put_located`].
     Locate = 0x19, () => Vec<BenefactorAddress>);
-call!(/// Reader to manager: this copy did not serve.
+call!(/// Reader to manager: reports a copy that could not be read.
     ReportFault = 0x1a, Fault => ());
-call!(/// The policy of a file or folder as set on it, and as it holds there.
+call!(/// Reads the policy set on a file or folder, and the one that applies to it.
     GetPolicy = 0x1b, NodeId => (Option<Policy>, Policy));
-call!(/// Sets the policy of a file or folder; none inherits.
+call!(/// Sets the policy of a file or folder; none inherits it.
     SetPolicy = 0x1c, (NodeId, Option<Policy>) => ());
-call!(/// Applies policies now; with the flag only says what they would do. Payload: postcard.
+call!(/// Applies policies now, or with the flag only lists what they would remove. Payload: postcard.
     Purge = 0x1d, bool => ());
-call!(/// Pins a version of a file, or lets it go.
+call!(/// Pins a version of a file for a user, or unpins it.
     Pin = 0x1e, (NodeId, u32, bool) => ());
-call!(/// The state of the pool.
+call!(/// Reads the status of the pool.
     GetStatus = 0x1f, () => PoolStatus);
-call!(/// Removes one version that is not the current one.
+call!(/// Removes one version, which must not be the current one.
     DropVersion = 0x20, (NodeId, u32) => ());
 
-call!(/// Has the benefactor of this name leave (true), or stay after all.
+call!(/// Starts (true) or cancels draining of the benefactor with this name.
     Drain = 0x21, (String, bool) => ());
 
-call!(/// Pins a version, by its number in the pool, for a holder, or goes on pinning it; the answer says for how many seconds.
+call!(/// Sets or renews a holder's pin of a version (its number in the pool); answer: seconds until it ends.
     HoldPin = 0x22, (u64, String) => u32);
-call!(/// Ends such a pin; with the flag that of whoever calls itself so, not only the caller's.
+call!(/// Removes such a pin; with the flag also one that another host holds under this name.
     ReleasePin = 0x23, (u64, String, bool) => ());
-call!(/// All pins; with the flag only those that the caller holds. Payload: postcard.
+call!(/// Lists all pins, or with the flag only those of the caller. Payload: postcard.
     ListPins = 0x24, bool => ());
 
-call!(/// Client to benefactor: digest and frame length of each chunk; the payload is the frames.
+call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());
-call!(/// The frame of a chunk.
+call!(/// Reads the frame of a chunk.
     GetChunk = 0x41, Digest => ());
-call!(/// Makes chunks durable; payload: digests; answer: a bit for each that is not there.
+call!(/// Makes chunks durable. Payload: digests; answer: a bit for each that is missing.
     FlushChunks = 0x42, () => ());
-call!(/// Manager to benefactor: copy chunks (payload: digests) to another; answer: a bit for each that could not be.
+call!(/// Manager to benefactor: copies chunks to another. Payload: digests; answer: a bit for each failure.
     CopyChunks = 0x43, BenefactorAddress => ());
-call!(/// Manager to benefactor: report to me now, not when it is time. The answer, which comes when whoever is admitted by then
-    /// may come to the benefactor too, is the [`admission`] that it holds.
+call!(/// Manager to benefactor: requests a heartbeat now. The answer is the [`admission`] that it holds;
+    /// it is sent once everybody admitted by then may connect to the benefactor.
     RequestHeartbeat = 0x44, () => Digest);
 
-/// Names a list of those who are admitted.
+/// Digest of a list of admitted members.
 pub fn admission(admitted: &[(String, PublicKey)]) -> Digest {
     let mut text = Vec::with_capacity(admitted.len() * 64);
     for (name, key) in admitted {

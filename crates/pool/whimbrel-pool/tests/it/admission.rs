@@ -1,5 +1,5 @@
-//! Members that are admitted while the pool runs: benefactors know them when they come, and who is not known
-//! hears so.
+//! Tests of admission while the pool runs: benefactors admit new members in time, and refuse others with a
+//! reason.
 
 use crate::common::{Cluster, noise};
 use std::{error::Error, fs};
@@ -8,7 +8,7 @@ use whimbrel_pool::{
     protocol::Node,
 };
 
-/// Far from the next report of any benefactor, but often enough that they are not taken for dead.
+/// Far from the next heartbeat of any benefactor, but often enough that none counts as dead.
 fn reports_are_rare() -> Cluster {
     Cluster::with(2, |options| options.interval = 12)
 }
@@ -52,7 +52,7 @@ fn whoever_is_admitted_now_writes_and_reads_now() {
 fn a_member_that_benefactors_refuse_hears_of_that_and_not_that_the_pool_is_full() {
     let cluster = Cluster::new(2);
     let version = cluster.write("before", b"something").version;
-    // Whoever cannot tell whom to trust refuses everybody, also after the next report.
+    // A benefactor without a readable trust list refuses everybody, also after its next heartbeat.
     let trust = cluster.benefactors.iter().map(|member| member.data.join("trust.toml"));
     trust.for_each(|file| fs::write(file, "damaged").unwrap());
     let pool = cluster.fresh_pool();

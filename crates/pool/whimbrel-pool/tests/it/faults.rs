@@ -1,8 +1,8 @@
-//! Members killed at random instants while files are written and read: what was committed stays, whole and
+//! Tests with members killed at random instants during writes and reads: committed files stay complete and
 //! right.
 //!
 //! A round writes a file and meanwhile kills a benefactor, the manager, the writer, or two of them, which
-//! then start again. The seed of a failure is in its message. `WHIMBREL_POOL_ROUNDS` makes it long.
+//! then restart. Messages of failures contain the seed. `WHIMBREL_POOL_ROUNDS` sets the number of rounds.
 
 use crate::common::{Cluster, noise, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};

@@ -1,4 +1,4 @@
-//! A pool mounted for real: what a program sees. The table of errnos is the one in `docs/operations/pool.md`.
+//! Tests of a mounted pool as programs see it. The table of errnos is the one in `docs/operations/pool.md`.
 
 use crate::common::{Cluster, noise, until};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -71,14 +71,14 @@ fn a_program_that_is_killed_while_it_writes_leaves_nothing() {
     child.wait().unwrap();
     until("the name is gone", || !path.exists());
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-    // One that was only started by the program that writes takes nothing with it.
+    // A killed child of the writing program discards nothing.
     let script = format!(
         "exec 3>'{}'; sleep 100 & kill -9 $!; wait $!; echo whole >&3",
         dir.path().join("other").display()
     );
     assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     assert_eq!(fs::read(dir.path().join("other")).unwrap(), b"whole\n");
-    // The same program, ended by itself, leaves what it wrote.
+    // A program that exits by itself keeps what it wrote.
     let script = format!("exec 3>'{}'; echo something >&3", path.display());
     assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     assert_eq!(fs::read(&path).unwrap(), b"something\n");
@@ -96,8 +96,7 @@ fn what_several_programs_write_one_after_the_other_appears_when_the_last_has_end
     assert_eq!(fs::read_dir(dir.path().join(".versions/log")).unwrap().count(), 1, "and never a part of it");
 }
 
-/// While a process replaces its program the kernel closes its files under a lock that readers of its `/proc`
-/// wait for.
+/// During exec, the kernel closes files under a lock that readers of the process's `/proc` wait for.
 #[test]
 fn programs_are_started_and_replaced_while_files_are_open() {
     let cluster = Cluster::new(1);
@@ -117,7 +116,7 @@ fn programs_are_started_and_replaced_while_files_are_open() {
     });
     let ended = ended.recv_timeout(std::time::Duration::from_secs(60));
     if ended.is_err() {
-        // They and the mount wait for each other, and no signal would end that.
+        // The processes and the mount wait for each other, and no signal would end that.
         rustix::mount::unmount(dir.path(), rustix::mount::UnmountFlags::FORCE).unwrap();
     }
     assert_eq!(ended, Ok([true, true]));
@@ -265,8 +264,8 @@ fn attributes_tell_versions_and_set_policies() {
     assert!(get(&folder, "policy").contains("\"copies\":1"));
 }
 
-/// fio writes blocks in random order with a checksum in each, and reads all of them back: another program's
-/// witness.
+/// fio writes blocks in random order with a checksum in each and reads all of them back: an independent
+/// check.
 #[test]
 fn fio_reads_back_what_it_wrote() {
     let cluster = Cluster::new(2);
@@ -307,7 +306,7 @@ fn a_full_pool_is_enospc() {
     assert!(!dir.path().join("large").exists());
 }
 
-/// Reads, writes, cuts, holes, closes and opens at random against a model in memory, as fsx does.
+/// Reads, writes, truncates, closes and opens at random against a model in memory, as fsx does.
 fn exercise(seed: u64, cutting: Chunking) {
     let cluster = Cluster::new(2);
     let policy = Policy { copies: 1, cutting, ..Policy::default() };

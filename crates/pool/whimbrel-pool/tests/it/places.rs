@@ -1,5 +1,4 @@
-//! Where chunks lie and who can read them: more copies of one file, a benefactor that joins, one that is told
-//! to leave, secrets.
+//! Tests of places and secrets: more copies of a file, a benefactor that joins, one that drains, encryption.
 
 use crate::common::{Cluster, noise, until};
 use std::sync::Arc;

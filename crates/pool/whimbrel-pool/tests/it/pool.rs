@@ -1,4 +1,4 @@
-//! The life of files in a pool: written, shared, replaced, damaged, copied anew, collected.
+//! Tests of files in a pool: written, shared, replaced, damaged, repaired, collected.
 
 use crate::common::{Cluster, noise, until};
 use std::{fs::File, os::unix::fs::FileExt, time::Duration};
@@ -81,7 +81,7 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
     assert!(file.pieces_of(0..11 * 4096).is_none(), "behind its end");
     let next = cluster.open("state", WriteOptions::default()).made_at(7_000);
     next.append_known(file.pieces_of(0..3 * 4096).unwrap()).unwrap();
-    // One that is shorter than a chunk ends one.
+    // A write shorter than a chunk ends one.
     let new = noise(4, 5000);
     next.write_at(3 * 4096, &new).unwrap();
     next.append_known(file.pieces_of(5 * 4096..10 * 4096).unwrap()).unwrap();
@@ -90,7 +90,7 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
     assert!(cluster.read("state") == data);
     let versions = cluster.pool.block(cluster.pool.versions(node.id)).unwrap();
     assert!(versions[0].sent < 6000 && versions[0].modified == 7_000, "{versions:?}");
-    // Of a version that is gone nothing can be taken over.
+    // Chunks of a removed version cannot be reused.
     let late = cluster.open("state", WriteOptions::default());
     cluster.pool.block(cluster.pool.remove(1, "state", false)).unwrap();
     until("its chunks are collected", || cluster.copies() == 0);
@@ -115,11 +115,11 @@ fn timesteps_are_built_on_the_one_before_and_outlive_it() {
         assert!(sent(&cluster, &name) < 4 * 4096, "two pages were touched");
         if step == 2 {
             second = data.clone();
-            // What is known here was answered by a manager that is no more.
+            // The cached answers came from a manager that is gone.
             cluster.kill_manager();
             cluster.start_manager();
         }
-        // The one that the next is built on stays, or goes before that is written.
+        // The base version stays, or is removed before the next is written.
         if step != 3 {
             let old = format!("sim.N1.T{}", step - 1);
             cluster.pool.block(cluster.pool.remove(1, &old, false)).unwrap();
@@ -128,7 +128,7 @@ fn timesteps_are_built_on_the_one_before_and_outlive_it() {
     cluster.pool.block(cluster.pool.remove(1, "sim.N1.T4", false)).unwrap();
     data[..4096].fill(1);
     cluster.write("sim.N1.T5", &data);
-    // Of the 109 pages that there were, 100 are of the second step, and five of the last one alone.
+    // 100 of the 109 pages are of the second step, and five only of the last one.
     until("garbage is collected", || cluster.copies() == 105);
     assert!(cluster.read("sim.N1.T5") == data && cluster.read("sim.N1.T2") == second);
     for name in ["sim.N1.T2", "sim.N1.T5"] {
@@ -223,8 +223,8 @@ fn a_chunk_damaged_on_disk_is_read_elsewhere_repaired_and_counted() {
     let segment = cluster.benefactors[0].data.join("chunks/00000001.seg");
     let bytes = std::fs::read(&segment).unwrap();
     let file = File::options().write(true).open(segment).unwrap();
-    // Within each frame, so that the store opens and knows the chunks. Only the newest segment is read
-    // through at opening: another must follow.
+    // The damage is inside each frame, so that the store opens and lists the chunks. Only the newest segment
+    // is checked at opening, so another must follow.
     let records = bytes.windows(4).enumerate().filter(|(_, window)| window == b"WHCK");
     records.for_each(|(at, _)| file.write_all_at(b"damage", at as u64 + 500).unwrap());
     File::create(cluster.benefactors[0].data.join("chunks/00000002.seg")).unwrap();
@@ -416,7 +416,7 @@ fn a_version_that_somebody_lives_from_outlives_policies_removal_and_both_ends_un
     assert_eq!(pool.block(pool.pins(true)).unwrap(), pins);
     assert_eq!(pool.block(pool.status()).unwrap().pinned, 1);
     assert_eq!(pool.block(pool.versions(node.id)).unwrap()[1].holders, ["alpha/web"]);
-    // Renamed over, it is still the version that is held.
+    // Replaced by a rename, it is still the version that is pinned.
     cluster.write("other", b"x");
     pool.block(pool.rename((1, "other"), (1, "vm"), true)).unwrap();
     assert!(cluster.read_version(old) == data);

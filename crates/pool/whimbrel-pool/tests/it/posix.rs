@@ -1,6 +1,7 @@
-//! What POSIX says of files, folders, names and times, case by case as pjdfstest has them, on a real mount: a
-//! line is a call, and what must come of it. What a pool does not have (links, devices) has a table of its
-//! own in `mount.rs`; pjdfstest's cases of these do not apply.
+//! POSIX tests of files, folders, names and times, case by case as in pjdfstest, on a real mount.
+//!
+//! Each line is a call and its expected result. `mount.rs` has a table of what a pool lacks (links, devices);
+//! pjdfstest's cases of these do not apply.
 
 use crate::common::Cluster;
 use rustix::{
@@ -21,7 +22,7 @@ use whimbrel_pool::{
     mount::{PoolMount, mount},
 };
 
-/// A mounted pool; the mount goes before the pool does.
+/// A mounted pool; it is unmounted before the pool stops.
 struct Place {
     dir: tempfile::TempDir,
     _mounted: Mounted,
@@ -69,7 +70,7 @@ fn mkdir(path: &Path) -> Result<()> {
     rustix::fs::mkdir(path, Mode::from_raw_mode(0o755))
 }
 
-/// By name: the call for open files is another.
+/// Truncates by path; open files use another call.
 fn truncate(path: &Path, length: i64) -> Result<()> {
     let script = "truncate($ARGV[0], $ARGV[1]) or exit($! + 0)";
     let done = Command::new("perl").args(["-e", script]).arg(path).arg(length.to_string()).status().unwrap();
@@ -111,7 +112,7 @@ const CALLS: &[Call] = &[
     ("link", |path| rustix::fs::link(path, path.ancestors().nth(2).unwrap().join("other"))),
 ];
 
-/// And those that make one.
+/// Calls that create a name.
 const MAKERS: &[Call] =
     &[("create", |path| open(path, OFlags::WRONLY | OFlags::CREATE).map(drop)), ("mkdir", mkdir)];
 
@@ -227,14 +228,14 @@ fn a_file_and_a_folder_are_not_taken_for_each_other() {
     assert!(!file.exists() && fs::read_dir(&empty).unwrap().count() == 1);
 }
 
-/// Times of a path: of content and of anything, in nanoseconds.
+/// Times of a path in nanoseconds: last change of content, and last change of anything.
 fn times(path: &Path) -> (i64, i64) {
     let found = fs::metadata(path).unwrap();
     let all = |seconds: i64, nanoseconds: i64| seconds * 1_000_000_000 + nanoseconds;
     (all(found.mtime(), found.mtime_nsec()), all(found.ctime(), found.ctime_nsec()))
 }
 
-/// Times move on when something is done. Clocks of files tick in milliseconds here.
+/// Checks that `done` advances the times. File times tick in milliseconds here.
 fn moves(what: &str, path: &Path, done: impl FnOnce()) {
     let before = times(path);
     std::thread::sleep(Duration::from_millis(5));
@@ -298,7 +299,7 @@ fn content_modes_and_times_of_a_file_move_what_posix_says() {
 #[test]
 fn modes_are_those_that_were_asked_for_less_the_mask_and_owners_those_who_made_it() {
     let place = Place::new();
-    // The mask is one of a process, so another process has it.
+    // The mask belongs to a process, so another process sets it.
     let sh = |script: &str| {
         let done = Command::new("setpriv")
             .args(["--reuid", "65534", "--regid", "65533", "--clear-groups", "sh", "-c", script])

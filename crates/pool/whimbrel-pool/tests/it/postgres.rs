@@ -1,5 +1,5 @@
-//! The metadata in a real PostgreSQL server, and two managers on it. The server is one of the test's own, in
-//! a folder of its own; `scripts/bootstrap` installs the programs.
+//! Tests of the metadata in a real PostgreSQL server with two managers. The server is the test's own, in its
+//! own folder; `scripts/bootstrap` installs the programs.
 
 use crate::common::{self, Cluster, noise, until};
 use std::{
@@ -20,7 +20,7 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // INT is its fast shutdown.
+        // SIGINT is its fast shutdown.
         let _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
         let _ = self.0.wait();
     }
@@ -79,7 +79,7 @@ fn a_pool_lives_in_postgresql_and_a_second_manager_takes_over() {
     assert!(cluster.read("state") == second && cluster.read_version(node.version) == first);
     assert_eq!(cluster.pool.block(cluster.pool.versions(node.id)).unwrap().len(), 2);
     cluster.pool.block(cluster.pool.rename((1, "state"), (1, "moved"), true)).unwrap();
-    // Another manager, with a key and members of its own folder, on the same database.
+    // Another manager on the same database, with its own key and trust list.
     let other = dir.path().join("other");
     Identity::load_or_create(&other).unwrap();
     std::fs::copy(cluster.dir.path().join("manager/trust.toml"), other.join("trust.toml")).unwrap();

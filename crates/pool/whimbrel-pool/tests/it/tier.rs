@@ -1,5 +1,4 @@
-//! Chunks that lie in an object store: a real S3 server in a process of its own, killed, started again, with
-//! damaged files.
+//! Tests of the object tier with a real S3 server in its own process, which is killed, restarted and damaged.
 
 use crate::common::{Cluster, noise, until};
 use bytes::Bytes;
@@ -19,7 +18,7 @@ use whimbrel_pool::{
     mount::errno_of,
 };
 
-/// The server; ends with the value.
+/// The server process; it ends when this is dropped.
 struct Server {
     child: Child,
     root: PathBuf,
@@ -33,7 +32,7 @@ impl Server {
     }
 
     fn start_at(root: &Path, address: &str) -> Self {
-        // Built with the tests, beside them.
+        // The server is built with the tests, in the folder above theirs.
         let me = std::env::current_exe().unwrap();
         let program = me.ancestors().nth(2).unwrap().join("examples/s3_server");
         let child = Command::new(program).arg(root).arg(address).stdout(Stdio::piped()).spawn();
@@ -50,7 +49,7 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// The same server again.
+    /// Restarts the server at the same address.
     fn again(&mut self) {
         *self = Self::start_at(&self.root, &self.address);
     }
@@ -62,7 +61,7 @@ impl Server {
         TierOptions { url, keep_here, settings }
     }
 
-    /// Files of segments at the server.
+    /// Segment files of the server.
     fn objects(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(self.root.join("bucket/a/b1")).into_iter().flatten();
         let files = files.map(|entry| entry.unwrap().path());
@@ -138,7 +137,7 @@ fn chunks_lie_in_packs_outlive_a_restart_and_a_lost_disk_and_go_when_they_may() 
     assert_eq!(store.usage().chunks, 30);
     all_there(&store, &chunks);
     drop(store);
-    // The disk is lost, and what was not full with it.
+    // The disk is lost, and with it the segment that was not full.
     fs::remove_dir_all(&data).unwrap();
     let store = open(&data, &server, &runtime).unwrap();
     let left = store.usage().chunks as usize;
@@ -153,8 +152,8 @@ fn chunks_lie_in_packs_outlive_a_restart_and_a_lost_disk_and_go_when_they_may() 
     assert!(matches!(store.get(&doomed[0]), Err(ChunkError::Missing { .. })));
     drop(store);
     let store = open(&data, &server, &runtime).unwrap();
-    // Those that are still in the pack which was not emptied are known again, until the manager says again
-    // that they may go.
+    // Deleted chunks in the segment that was not compacted are listed again, until the manager releases them
+    // again.
     assert_eq!(store.usage().chunks as usize, left - 16);
     all_there(&store, &chunks[20..left]);
 }
@@ -174,7 +173,7 @@ fn what_was_moved_out_of_a_pack_is_found_though_its_heads_outlived_the_object() 
     assert!(store.compact().unwrap() > 0);
     assert!(!heads.exists());
     drop(store);
-    // It ended after the object was removed, and before its heads were.
+    // As if the process had ended after the object was removed and before its heads were.
     fs::write(&heads, kept).unwrap();
     let store = open(&data, &server, &runtime).unwrap();
     all_there(&store, &chunks[6..]);

@@ -1,4 +1,4 @@
-//! What the tests run behind ssh: echoes every request over standard input and output until the peer is gone.
+//! The remote program behind ssh in the tests: echoes every request until the peer is gone.
 
 use std::error::Error;
 use whimbrel_wire::{

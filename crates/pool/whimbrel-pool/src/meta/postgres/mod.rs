@@ -1,4 +1,4 @@
-//! The statements of `sql`, compiled for PostgreSQL.
+//! Database statements of `sql`, compiled for PostgreSQL.
 
 pub(crate) type Driver = sqlx::Postgres;
 pub(crate) const IS_POSTGRES: bool = true;

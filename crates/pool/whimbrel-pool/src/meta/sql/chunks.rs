@@ -1,5 +1,4 @@
-//! Chunks: known ones, new ones, where they are, which may go, which need copies. Compiled for each driver;
-//! see `meta`.
+//! Database statements on chunks, their places, garbage collection and repair. Compiled for each driver.
 
 use super::statements::{BATCH, Database, RANGES, Tx, list, numbers, ranges_as_part, rows, signed, unsigned};
 use crate::{
@@ -11,9 +10,9 @@ use sqlx::{AssertSqlSafe, Row};
 use std::collections::{HashMap, HashSet};
 use whimbrel_core::Digest;
 
-/// An inventory does not speak of what came within this time before it was made, in milliseconds.
+/// An inventory does not cover copies that arrived within this time before it was made, in milliseconds.
 const SLACK: i64 = 60_000;
-/// Counted copies looked at at once: more than one list of a benefactor has.
+/// Counted copies in one page, more than a list of a benefactor has.
 pub(crate) const PAGE: usize = 25_000;
 
 fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
@@ -21,8 +20,8 @@ fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
 }
 
 impl Database {
-    /// The number of each chunk that can be built upon, 0 for the others: those with so many copies in reach.
-    /// Being asked for keeps one from collection for as long as a session lives that began before.
+    /// The number of each chunk with `copies` reachable copies, 0 for the others. A query protects an unused
+    /// chunk from collection while a session lives that began before.
     pub(crate) async fn known(
         &self,
         digests: &[Digest],
@@ -57,10 +56,9 @@ impl Database {
         Ok(digests.iter().map(number).collect())
     }
 
-    /// For each chunk of a version, in the order of its map, whether a session that began before may build on
-    /// it without asking for it: those of which all wanted copies are in reach, as far as that is known
-    /// without looking at each. What lacks a copy waits for repair, and what is at a silent benefactor is
-    /// found there.
+    /// For each chunk of a version, in the order of its map: whether a session that began before can use it
+    /// without a query. That needs all copies to be reachable, as far as known without looking at each chunk:
+    /// a chunk that lacks a copy is queued for repair, and one at a silent benefactor is found by its places.
     pub(crate) async fn standing(&self, version: u64, copies: u8, alive_since: i64) -> Result<Vec<bool>> {
         let row = sqlx::query("SELECT map, copies FROM version WHERE id = $1")
             .bind(signed(version)?)
@@ -85,7 +83,7 @@ impl Database {
         Ok(pieces.iter().map(|piece| !doubtful.contains(&piece.chunk)).collect())
     }
 
-    /// Those of the chunks, which are in order, that have a row in a table.
+    /// The given chunks, which are sorted, that have a row in a table.
     async fn within(&self, table: &str, which: &str, chunks: &[ChunkId]) -> Result<HashSet<ChunkId>> {
         let mut found = HashSet::new();
         for ranges in reference_counts::runs(chunks).chunks(RANGES) {
@@ -123,7 +121,7 @@ impl Database {
         Ok(touched)
     }
 
-    /// Takes in what a session wrote, and returns its numbers.
+    /// Registers the chunks that a session wrote and returns their numbers.
     pub(crate) async fn enroll(&self, session: u64, written: &[Written], now: i64) -> Result<Vec<ChunkId>> {
         let mut tx = self.write.begin().await?;
         let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
@@ -134,7 +132,7 @@ impl Database {
         if renewed.rows_affected() != 1 {
             return Err(MetaError::SessionOver);
         }
-        // A statement may not touch a row twice.
+        // A statement must not touch a row twice.
         let mut once: HashMap<Digest, &Written> = HashMap::new();
         let mut order: Vec<&Written> = Vec::new();
         for chunk in written {
@@ -189,7 +187,7 @@ impl Database {
         Ok(chunks.iter().map(located).collect())
     }
 
-    /// A copy did not serve: it counts no more, and the benefactor is marked.
+    /// Removes a copy that could not be read from the places and counts a fault of the benefactor.
     pub(crate) async fn fault(&self, fault: &Fault, now: i64) -> Result<()> {
         let mut tx = self.write.begin().await?;
         let gone = sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
@@ -207,7 +205,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// Which of the listed chunks may go; and what the list lacks counts no more.
+    /// Decides which of the listed chunks can be deleted, and removes counted copies that the list lacks.
     pub(crate) async fn collect(
         &self,
         benefactor: BenefactorId,
@@ -222,8 +220,7 @@ impl Database {
         let mut verdicts = vec![GcDecision::Keep; listed.len()];
         let mut range = (Digest(inventory.from), Digest(inventory.to));
         loop {
-            // A benefactor that lost its disk lists nothing of all that is counted: that goes page by page
-            // too.
+            // A benefactor that lost its disk lists nothing, so its counted copies are read in pages.
             let mut page = counted(&mut tx, benefactor, range).await?;
             let more = page.len() == PAGE;
             let last = page.keys().max().copied().filter(|_| more).unwrap_or(range.1);
@@ -241,7 +238,7 @@ impl Database {
         Ok(verdicts.into_iter().map(|verdict| verdict == GcDecision::Go).collect())
     }
 
-    /// Chunks that may need copies, those that wait longest first.
+    /// Chunks that may lack copies, those that wait longest first.
     pub(crate) async fn needy(&self, most: u32) -> Result<Vec<UnderReplicated>> {
         let found = sqlx::query(
             "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs, repair.since
@@ -268,7 +265,7 @@ impl Database {
         Ok(needy)
     }
 
-    /// The shadow map is committed: these chunks are there too.
+    /// Commits copies that were made by a shadow map.
     pub(crate) async fn copied(&self, chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> Result<()> {
         let mut tx = self.write.begin().await?;
         let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, benefactor)).collect();
@@ -276,7 +273,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// Chunks in use that one benefactor has and another has not.
+    /// Chunks in use of which one benefactor has a copy and the other has none.
     pub(crate) async fn movable(
         &self,
         from: BenefactorId,
@@ -296,8 +293,7 @@ impl Database {
         rows.iter().map(|row| Ok((unsigned(row.try_get(0)?), digest_of(row.try_get(1)?)?))).collect()
     }
 
-    /// These count at another place instead. A chunk that meanwhile lost its copy at the old one does not
-    /// lose another.
+    /// Replaces the place of each chunk by another. A chunk that lost its old copy meanwhile loses no other.
     pub(crate) async fn moved(
         &self,
         chunks: &[ChunkId],
@@ -312,7 +308,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// These need nothing more, unless they were queued again since they were looked at.
+    /// Removes chunks from the repair queue, unless they were queued again after they were read.
     pub(crate) async fn healed(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         for (chunk, since) in chunks {
@@ -325,7 +321,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// These are tried again after the others.
+    /// Moves chunks to the end of the repair queue.
     pub(crate) async fn postpone(&self, chunks: &[ChunkId], now: i64) -> Result<()> {
         self.of_repair(&format!("UPDATE repair SET since = {now} WHERE chunk IN"), chunks).await
     }
@@ -387,7 +383,7 @@ async fn insert_places(tx: &mut Tx<'_>, places: &[(ChunkId, BenefactorId)], now:
     Ok(())
 }
 
-/// Chunks in use among these are to be looked at by repair; who looks at them just now is to look again.
+/// Queues chunks in use for repair. If one is being looked at, its changed time makes repair look again.
 pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Result<()> {
     for batch in chunks.chunks(BATCH) {
         let text = format!(
@@ -406,7 +402,7 @@ pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Resu
 
 type Counted = HashMap<Digest, (ChunkId, bool, i64, i64)>;
 
-/// Decides on what is listed of a page, and takes it out of the page.
+/// Decides on the listed copies of a page and removes them from the page.
 async fn judge_page(
     tx: &mut Tx<'_>,
     benefactor: BenefactorId,
@@ -433,7 +429,7 @@ async fn judge_page(
     Ok(())
 }
 
-/// These copies are not there any more.
+/// Removes copies that do not exist any more, and queues their chunks.
 async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>, now: i64) -> Result<()> {
     for id in &chunks {
         sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
@@ -445,11 +441,11 @@ async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>,
     queue(tx, &chunks, now).await
 }
 
-/// The counted copies of a benefactor in a range, the first [`PAGE`]: number, whether in use, when freed,
-/// since when there.
+/// The first [`PAGE`] counted copies of a benefactor in a range: number, whether used, when freed, and when
+/// the copy was counted.
 ///
-/// The order of the join is said (`CROSS JOIN` does that in SQLite and nothing elsewhere): by digest first,
-/// not through all that the benefactor has.
+/// `CROSS JOIN` fixes the join order in SQLite (and means nothing elsewhere): digests first, instead of all
+/// chunks of the benefactor.
 async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Digest)) -> Result<Counted> {
     let found = sqlx::query(
         "SELECT chunk.id, chunk.digest, chunk.refs, chunk.freed, place.since
@@ -471,7 +467,7 @@ async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Dige
     Ok(counted)
 }
 
-/// Gives up a copy, unless the chunk came back into use meanwhile. The last copy takes the chunk with it.
+/// Gives up a copy, unless the chunk is used again. With its last copy, the chunk is deleted.
 async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
     let doomed = sqlx::query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
         .bind(signed(chunk)?)
@@ -493,7 +489,7 @@ async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: 
     Ok(true)
 }
 
-/// Copies that are not counted: adopted where one is lacking, else garbage when nobody can rely on them.
+/// Decides on uncounted copies: adopted if the chunk lacks copies, garbage if no session can rely on them.
 async fn judge_others(
     tx: &mut Tx<'_>,
     benefactor: BenefactorId,

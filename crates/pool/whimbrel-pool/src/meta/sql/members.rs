@@ -1,4 +1,4 @@
-//! Benefactors, sessions and reservations. Compiled for each driver; see `meta`.
+//! Database statements on benefactors, write sessions and reservations. Compiled for each driver; see `meta`.
 
 use super::statements::{Database, Tx, numbers, signed, unsigned};
 use crate::{
@@ -8,8 +8,7 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row};
 use whimbrel_wire::PublicKey;
 
-/// How long it is remembered what a session committed, beyond its lease, in milliseconds: a call that is sent
-/// again is not later.
+/// Milliseconds beyond the lease for which commits of a session are recorded; no repeated call is later.
 const REMEMBERED: i64 = 3_600_000;
 
 impl Database {
@@ -70,12 +69,12 @@ impl Database {
         rows.iter().map(member).collect()
     }
 
-    /// Its copies count no more; what it held is to be copied from elsewhere.
+    /// Stops counting the benefactor's copies and queues its chunks for repair.
     pub(crate) async fn mark_lost(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
         self.queue_chunks_of(benefactor, "lost", "DO UPDATE SET since = repair.since + 1", now).await
     }
 
-    /// Said again and again while it drains, so what stands in the queue already is left as it is.
+    /// Called with every heartbeat while draining, so chunks that are queued already stay unchanged.
     pub(crate) async fn start_drain(&self, benefactor: BenefactorId, now: i64) -> Result<()> {
         self.queue_chunks_of(benefactor, "draining", "DO NOTHING", now).await
     }
@@ -88,7 +87,7 @@ impl Database {
         self.synced().await
     }
 
-    /// How many chunks each benefactor is counted to hold.
+    /// The number of counted copies of each benefactor.
     pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
         let rows = sqlx::query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor")
             .fetch_all(&self.read)
@@ -119,8 +118,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// Chunks in use of which those in `counted` have fewer copies than are wanted, or than there are
-    /// benefactors in it.
+    /// Number of used chunks with fewer copies in `counted` than required, or than it has benefactors.
     pub(crate) async fn undrained(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
         let most = counted.len().max(1);
         let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();
@@ -148,7 +146,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// A session, and what it is promised.
+    /// Starts a write session with reservations.
     pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
@@ -193,13 +191,13 @@ impl Database {
         Ok(gone.rows_affected())
     }
 
-    /// How many write.
+    /// The number of open write sessions.
     pub(crate) async fn sessions(&self) -> Result<u64> {
         let row = sqlx::query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
-    /// Promises these bytes of these benefactors, instead of what was promised before.
+    /// Replaces the reservations of a session.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         sqlx::query("DELETE FROM reservation WHERE session = $1")

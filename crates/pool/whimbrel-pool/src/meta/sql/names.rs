@@ -1,4 +1,4 @@
-//! Files and folders by name. Compiled for each driver; see `meta`.
+//! Database statements on files and folders. Compiled for each driver; see `meta`.
 
 use super::{
     Driver, pins,
@@ -13,7 +13,7 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row};
 
 const COLUMNS: &str = "id, parent, name, folder, mode, uid, gid, size, modified, changed, version";
-/// Folders in each other, before something must be wrong.
+/// Most nested folders; deeper nesting means damage.
 const DEEPEST: usize = 256;
 
 fn node_of(row: &<Driver as sqlx::Database>::Row) -> Result<Node> {
@@ -50,16 +50,16 @@ pub(crate) async fn get(tx: &mut Tx<'_>, id: NodeId) -> Result<Option<Node>> {
     row.map(|row| node_of(&row)).transpose()
 }
 
-/// A name that can be given: one component, not `.` or `..`, and not the folder of old versions.
+/// Accepts one path component that is not `.`, `..` or the folder of old versions.
 fn check_name(name: &str) -> Result<()> {
     let bad = name.is_empty() || name.len() > MAX_NAME || name.contains(['/', '\0']);
     if bad || [".", "..", ".versions"].contains(&name) {
-        return Err(MetaError::Invalid("the name cannot be given"));
+        return Err(MetaError::Invalid("the name is not allowed"));
     }
     Ok(())
 }
 
-/// Makes a node in a folder that exists; the name must be free.
+/// Creates a node in an existing folder; the name must be free.
 pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result<Node> {
     check_name(&make.name)?;
     let parent = get(tx, make.parent).await?.ok_or(MetaError::NotFound)?;
@@ -87,7 +87,7 @@ pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result
     get(tx, id).await?.ok_or(MetaError::NotFound)
 }
 
-/// Something came into a folder or left it.
+/// Updates the times of a folder after a change in it.
 async fn touch(tx: &mut Tx<'_>, folder: NodeId, now: i64) -> Result<()> {
     sqlx::query("UPDATE node SET modified = $2, changed = $2 WHERE id = $1")
         .bind(signed(folder)?)
@@ -110,7 +110,7 @@ async fn delete(tx: &mut Tx<'_>, id: NodeId) -> Result<()> {
     Ok(())
 }
 
-/// Whether `folder` is `node` or in it.
+/// Whether `folder` is `node` or below it.
 async fn is_within(tx: &mut Tx<'_>, mut folder: NodeId, node: NodeId) -> Result<bool> {
     for _ in 0..DEEPEST {
         if folder == node {
@@ -121,7 +121,7 @@ async fn is_within(tx: &mut Tx<'_>, mut folder: NodeId, node: NodeId) -> Result<
             _ => return Ok(false),
         }
     }
-    Err(MetaError::Invalid("folders are too deep"))
+    Err(MetaError::Invalid("folders are nested too deeply"))
 }
 
 impl Database {
@@ -178,8 +178,8 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// A file in the way gives its versions to the one that comes: a checkpoint written under another name
-    /// and renamed is the next version.
+    /// Renames a node. A file that it replaces passes on its versions: a checkpoint that is written under a
+    /// temporary name and renamed becomes the next version.
     pub(crate) async fn rename(
         &self,
         from: (NodeId, &str),
@@ -239,8 +239,7 @@ impl Database {
         Ok(node)
     }
 
-    /// The policy set on a file or folder, and the one that holds there: its own, or that of the nearest
-    /// folder above.
+    /// The policy set on a file or folder, and the one that applies: its own or the nearest folder's.
     pub(crate) async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         let (mut at, mut own) = (folder, None);
         for depth in 0..DEEPEST {
@@ -265,11 +264,11 @@ impl Database {
         Ok((None, Policy::default()))
     }
 
-    /// What is set on a folder holds for files written from then on, and for which versions stay. More copies
-    /// set on a file are made of what it has, too.
+    /// Sets a policy. On a folder it applies to files written afterwards and to retention. On a file, a
+    /// higher number of copies also applies to its present versions.
     pub(crate) async fn set_policy(&self, node: NodeId, policy: Option<&Policy>, now: i64) -> Result<()> {
         let text = policy.map(serde_json::to_string).transpose();
-        let text = text.map_err(|_| MetaError::Invalid("the policy cannot be kept"))?;
+        let text = text.map_err(|_| MetaError::Invalid("the policy cannot be stored"))?;
         let mut tx = self.write.begin().await?;
         let done = sqlx::query("UPDATE node SET policy = $2 WHERE id = $1")
             .bind(signed(node)?)
@@ -285,7 +284,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// The path of a node, for people.
+    /// The path of a node.
     pub(crate) async fn path(&self, node: NodeId) -> Result<String> {
         let mut names = Vec::new();
         let mut at = node;

@@ -1,8 +1,7 @@
-//! Pins that somebody holds: a version that a machine lives from stays for as long as that says so. Compiled
-//! for each driver; see `meta`.
+//! Database statements on pins of holders, which keep versions that machines use. Compiled for each driver.
 //!
-//! A pin has an end, which its holder moves ahead; what ended pins nothing. Whoever pins a version and
-//! whoever drops one lock its row first, so that one of the two comes too late.
+//! A pin has an end, which its holder extends by renewing it; after its end it has no effect. Pinning and
+//! removing a version both lock its row first, so one of the two is refused.
 
 use super::{
     IS_POSTGRES,
@@ -15,13 +14,13 @@ use crate::{
 use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
-/// SQLite has one writer, and no words for this.
+/// Locks rows in PostgreSQL; SQLite has one writer and no such clause.
 const LOCKED: &str = if IS_POSTGRES { " FOR UPDATE" } else { "" };
-/// Holders that a refusal names.
+/// Most holders named in a refusal.
 const NAMED: usize = 4;
 
 impl Database {
-    /// Pins a version for a holder until `ends`, or for longer if it is pinned already.
+    /// Pins a version for a holder until `ends`, or renews the pin.
     pub(crate) async fn hold(
         &self,
         version: u64,
@@ -48,7 +47,7 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// Ends the pins of a holder: those of `owner`, or of whoever calls itself so.
+    /// Removes a holder's pins: those of `owner`, or of any owner with this name.
     pub(crate) async fn release(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
         let own = if owner.is_some() { "AND owner = $3" } else { "" };
         let text = format!("DELETE FROM held WHERE version = $1 AND holder = $2 {own}");
@@ -61,7 +60,7 @@ impl Database {
         if done.rows_affected() > 0 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
-    /// All pins that somebody holds, or those of one owner.
+    /// All pins of holders, or those of one owner.
     pub(crate) async fn held(&self, owner: Option<&[u8]>) -> Result<Vec<PinRow>> {
         let own = if owner.is_some() { "WHERE owner = $1" } else { "" };
         let text = format!(
@@ -81,7 +80,7 @@ impl Database {
         rows.iter().map(pin).collect()
     }
 
-    /// All pins that were set by hand.
+    /// All pins that users set.
     pub(crate) async fn pinned(&self) -> Result<Vec<PinRow>> {
         let rows =
             sqlx::query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
@@ -90,19 +89,19 @@ impl Database {
         rows.iter().map(pin_of).collect()
     }
 
-    /// Pins that ended pin nothing.
+    /// Deletes pins that have ended.
     pub(crate) async fn expire_held(&self, now: i64) -> Result<u64> {
         let gone = sqlx::query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
         Ok(gone.rows_affected())
     }
 
-    /// No pin ends before this: nobody could move its end while there was no manager.
+    /// Extends all pins to `ends` at least, because they could not be renewed without a manager.
     pub(crate) async fn prolong_held(&self, ends: i64) -> Result<()> {
         sqlx::query("UPDATE held SET ends = $1 WHERE ends < $1").bind(ends).execute(&self.write).await?;
         Ok(())
     }
 
-    /// Who holds versions: of a file, or of all.
+    /// The holders of each version, of one file or of all.
     pub(crate) async fn holders(&self, node: Option<NodeId>) -> Result<HashMap<u64, Vec<String>>> {
         let rows = match node {
             None => {
@@ -132,8 +131,8 @@ fn pin_of(row: &<super::Driver as sqlx::Database>::Row) -> Result<PinRow> {
     })
 }
 
-/// Refuses if a version of a file is pinned, that of this number or any. Nobody pins one of them before the
-/// transaction ends.
+/// Refuses if a version of a file is pinned: the one with this number, or any. Nobody can pin one of them
+/// before the transaction ends.
 pub(crate) async fn refuse_pinned(
     tx: &mut Tx<'_>,
     node: NodeId,
@@ -164,7 +163,7 @@ pub(crate) async fn refuse_pinned(
     Ok(())
 }
 
-/// With a version go the pins that ended and were not cleared away yet.
+/// Deletes the remaining pins of removed versions.
 pub(crate) async fn forget_held(tx: &mut Tx<'_>) -> Result<()> {
     sqlx::query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
         .execute(&mut **tx)

@@ -1,37 +1,37 @@
-//! Opening a database, counters, and what all statements need. Compiled for each driver; see `meta`.
+//! Database connections, schema migration, parts of statements. Compiled for each driver; see `meta`.
 
 use super::{Driver, IS_POSTGRES};
 use crate::meta::{MetaError, Result, group_commit::GroupCommit, schema};
 use sqlx::{AssertSqlSafe, Pool, Row, Transaction, pool::PoolOptions};
 use std::{fmt::Write, sync::Arc};
 
-/// Values in one statement; SQLite allows 32,766, and longer statements gain nothing.
+/// Values in one statement; SQLite allows 32,766, but longer statements are not faster.
 pub(crate) const BATCH: usize = 500;
 
-/// Ranges of chunk numbers in one statement, likewise.
+/// Ranges of chunk numbers in one statement, limited for the same reason.
 pub(crate) const RANGES: usize = 400;
 
 pub(crate) type Tx<'a> = Transaction<'a, Driver>;
 
-/// Connections to the database: one that writes if it is SQLite, which has one writer anyway.
+/// Connections to the database. SQLite has one connection for writing, because it allows one writer.
 #[derive(Debug, Clone)]
 pub(crate) struct Database {
     pub(crate) write: Pool<Driver>,
     pub(crate) read: Pool<Driver>,
-    /// Of a database whose commits are made durable here.
+    /// Group commit, for SQLite only.
     syncs: Option<Arc<GroupCommit>>,
 }
 
 impl Database {
     pub(crate) async fn open(location: &str) -> Result<Self> {
-        // A connection that is closed takes its settings with it.
+        // Settings belong to a connection, so it must stay open.
         let pool = |most: u32| {
             PoolOptions::<Driver>::new().max_connections(most).max_lifetime(None).idle_timeout(None)
         };
         let url = if IS_POSTGRES { location.to_owned() } else { format!("sqlite://{location}?mode=rwc") };
         let write = pool(if IS_POSTGRES { 8 } else { 1 }).connect(&url).await?;
         if !IS_POSTGRES {
-            // The log keeps readers and the writer apart; `finish` makes commits durable.
+            // The log separates readers from the writer; `finish` makes commits durable.
             for setting in
                 ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-65536"]
             {
@@ -45,17 +45,17 @@ impl Database {
         Ok(database)
     }
 
-    /// Commits; what is in the transaction is durable when this returns.
+    /// Commits the transaction and waits until it is durable.
     pub(crate) async fn finish(&self, tx: Tx<'_>) -> Result<()> {
         tx.commit().await?;
         self.synced().await
     }
 
-    /// Returns when what was committed before is durable.
+    /// Waits until everything committed before is durable.
     pub(crate) async fn synced(&self) -> Result<()> {
         match &self.syncs {
             Some(syncs) => Ok(syncs.wait().await?),
-            // PostgreSQL has done that.
+            // PostgreSQL has synced at the commit.
             None => Ok(()),
         }
     }
@@ -63,7 +63,7 @@ impl Database {
     async fn migrate(&self) -> Result<()> {
         let mut tx = self.write.begin().await?;
         if IS_POSTGRES {
-            // Managers that start at once must not make the same table twice.
+            // Managers that start at the same time must not create a table twice.
             sqlx::query("SELECT pg_advisory_xact_lock(7751011)").execute(&mut *tx).await?;
         }
         for statement in schema::statements(IS_POSTGRES) {
@@ -83,14 +83,14 @@ impl Database {
         self.finish(tx).await
     }
 
-    /// The number that tells this pool from others.
+    /// The id of the pool.
     pub(crate) async fn pool_id(&self) -> Result<u64> {
         let row = sqlx::query("SELECT value FROM counter WHERE name = 'pool'").fetch_one(&self.read).await?;
         Ok(row.try_get::<i64, _>(0)? as u64)
     }
 }
 
-/// Random enough to tell pools apart; positive and not zero.
+/// A positive id, random enough to tell pools apart.
 fn fresh_id() -> [u8; 8] {
     let mut id = std::process::id().to_le_bytes().to_vec();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -98,7 +98,7 @@ fn fresh_id() -> [u8; 8] {
     ((whimbrel_core::Digest::of(&id).prefix() >> 1) | 1).to_le_bytes()
 }
 
-/// The first of `count` new numbers.
+/// Reserves `count` numbers and returns the first.
 pub(crate) async fn numbers(tx: &mut Tx<'_>, name: &str, count: usize) -> Result<u64> {
     let row = sqlx::query("UPDATE counter SET value = value + $2 WHERE name = $1 RETURNING value")
         .bind(name)
@@ -108,7 +108,7 @@ pub(crate) async fn numbers(tx: &mut Tx<'_>, name: &str, count: usize) -> Result
     Ok((row.try_get::<i64, _>(0)? - count as i64) as u64)
 }
 
-/// `($1, $2), ($3, $4), …`: `rows` of `width`, numbered from `first`.
+/// Placeholders `($1, $2), ($3, $4), …`: `rows` of `width`, numbered from `first`.
 pub(crate) fn rows(first: usize, rows: usize, width: usize) -> String {
     let mut out = String::new();
     for row in 0..rows {
@@ -123,24 +123,24 @@ pub(crate) fn rows(first: usize, rows: usize, width: usize) -> String {
     out
 }
 
-/// The beginning of a statement that looks at rows in ranges: `part` has their ends.
+/// Start of a statement with a table `part` of ranges.
 pub(crate) fn ranges_as_part(first: usize, count: usize) -> String {
     let value = |at: usize| format!("(CAST(${} AS BIGINT), CAST(${} AS BIGINT))", at, at + 1);
     let values: Vec<String> = (0..count).map(|range| value(first + range * 2)).collect();
     format!("WITH part (low, high) AS (VALUES {})", values.join(", "))
 }
 
-/// `$1, $2, …`
+/// Placeholders `$1, $2, …`
 pub(crate) fn list(first: usize, count: usize) -> String {
     (first..first + count).map(|at| format!("${at}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A number that should not be negative in the database.
+/// Converts a database number that should not be negative.
 pub(crate) fn unsigned(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// A number for the database, which has none so large.
+/// Converts a number for the database, whose numbers are signed.
 pub(crate) fn signed(value: u64) -> Result<i64> {
     i64::try_from(value).map_err(|_| MetaError::Invalid("a number is too large"))
 }

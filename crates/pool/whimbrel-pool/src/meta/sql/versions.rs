@@ -1,4 +1,4 @@
-//! Versions: the commit of a map, what shares chunks, what frees them. Compiled for each driver; see `meta`.
+//! Database statements on versions: commit, chains, removal. Compiled for each driver; see `meta`.
 
 use super::{
     names, pins,
@@ -13,15 +13,15 @@ use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
 impl Database {
-    /// The one step that makes what a session wrote visible: all of it, or nothing. Asked again for the same
-    /// commit of a session, because the answer was lost, this says what there is now and changes nothing, for
-    /// others may have written since.
+    /// Commits a file: makes what a session wrote visible, all of it or nothing. If the answer was lost and
+    /// the same commit is repeated, this returns the current file without a change, because others may have
+    /// written since.
     pub(crate) async fn commit(&self, commit: &Commit, pieces: &[ChunkRef], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
             let node = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
             drop(tx);
-            // The first answer may have been lost before it was one.
+            // The first call may have ended before its sync.
             self.synced().await?;
             return Ok(node);
         }
@@ -99,7 +99,7 @@ impl Database {
         Ok(row.ok_or(MetaError::NotFound)?.try_get(0)?)
     }
 
-    /// Every version, for policies to look at.
+    /// Every version, as input of the policies.
     pub(crate) async fn retained(&self) -> Result<Vec<RetainedVersion>> {
         let rows = sqlx::query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
@@ -123,7 +123,7 @@ impl Database {
         rows.iter().map(kept).collect()
     }
 
-    /// Drops a version; with the current one, if that is allowed, the file goes.
+    /// Removes a version. If `even_current` is set, the current version is removed with its file.
     pub(crate) async fn drop_version(
         &self,
         node: NodeId,
@@ -141,7 +141,7 @@ impl Database {
         let id = unsigned(row.ok_or(MetaError::NotFound)?.try_get(0)?);
         if id == file.version {
             if !even_current {
-                return Err(MetaError::Invalid("the current version goes with its file only"));
+                return Err(MetaError::Invalid("the current version is removed only with its file"));
             }
             pins::refuse_pinned(&mut tx, node, None, now).await?;
             drop_all(&mut tx, node, now).await?;
@@ -185,7 +185,7 @@ impl Database {
     }
 }
 
-/// The file of a commit that was made before.
+/// The file of an earlier commit with the same session and number.
 async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
     let row = sqlx::query("SELECT node FROM committed WHERE session = $1 AND number = $2")
         .bind(signed(commit.session)?)
@@ -195,8 +195,7 @@ async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
     row.map(|row| Ok(unsigned(row.try_get(0)?))).transpose()
 }
 
-/// The file that is committed to; a name that was taken meanwhile gets a new version, a file that went is
-/// made again.
+/// The file to commit to: the node, else the file with the name by now, else a new one.
 async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     let known = match commit.node {
         Some(id) => names::get(tx, id).await?,
@@ -213,8 +212,8 @@ async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     }
 }
 
-/// Makes a version the one before in a chain, and returns its map; none if it is gone, has a next one, or
-/// fewer copies of it are wanted.
+/// Makes a version the predecessor in a chain and returns its map. None if the version does not exist, has a
+/// successor, or requires fewer copies.
 async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
     let row = sqlx::query(
         "UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map",
@@ -230,7 +229,7 @@ fn pieces_of(map: &[u8]) -> Result<Vec<ChunkRef>> {
     chunk_map::decode(map).map_err(|_| MetaError::Damaged { what: "map" })
 }
 
-/// The version beside this one in its chain, on one side of it.
+/// Sets the neighbour of a version in its chain, on one side.
 async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()> {
     sqlx::query(AssertSqlSafe(format!("UPDATE version SET {side} = $2 WHERE id = $1")))
         .bind(signed(version)?)
@@ -240,8 +239,8 @@ async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()>
     Ok(())
 }
 
-/// Counts the version among the users of its chunks, and refuses a map of chunks that are not all there. What
-/// the version before in the chain has is counted already.
+/// Counts the version as a user of its chunks, except for those that the previous version in the chain has.
+/// Refuses a map with missing chunks.
 async fn take_chunks(
     tx: &mut Tx<'_>,
     commit: &Commit,
@@ -250,7 +249,7 @@ async fn take_chunks(
     now: i64,
 ) -> Result<()> {
     if pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>() != commit.size {
-        return Err(MetaError::Invalid("the map is not as long as the file"));
+        return Err(MetaError::Invalid("the map and the file have different lengths"));
     }
     let mut lengths: HashMap<u64, u32> = HashMap::with_capacity(pieces.len());
     for piece in pieces {
@@ -259,7 +258,7 @@ async fn take_chunks(
         }
     }
     if base.iter().any(|piece| lengths.get(&piece.chunk).is_some_and(|length| *length != piece.length)) {
-        return Err(MetaError::Invalid("a chunk of the map is of another length"));
+        return Err(MetaError::Invalid("a chunk of the map has another length than before"));
     }
     let (new, old) = (reference_counts::numbers(pieces), reference_counts::numbers(base));
     refuse_lost(tx, &reference_counts::both(&new, &old)).await?;
@@ -283,7 +282,7 @@ async fn take_chunks(
             let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64, _>(1)?);
             let (copies, want): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
             if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) {
-                return Err(MetaError::Invalid("a chunk of the map is of another length"));
+                return Err(MetaError::Invalid("a chunk of the map has another length than before"));
             }
             if copies == 0 {
                 return Err(MetaError::Gone);
@@ -297,8 +296,7 @@ async fn take_chunks(
     Ok(())
 }
 
-/// Refuses chunks in use of which no copy is left. One that lacks copies waits for repair, so few are looked
-/// at.
+/// Refuses chunks in use without any copy. These are queued for repair, so few rows are read.
 async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
     for ranges in reference_counts::runs(chunks).chunks(RANGES) {
         let text = format!(
@@ -318,7 +316,7 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
     Ok(())
 }
 
-/// So many copies are wanted of all chunks of all versions of a file.
+/// Raises the required copies of all chunks of a file's versions.
 pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
         for (first, last) in reference_counts::runs(&reference_counts::numbers(&pieces_of(&map)?)) {
@@ -347,10 +345,9 @@ async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// A version goes, and what it alone had has a user less.
+/// Removes a version and decreases the counts of its chunks.
 ///
-/// Rows of versions are locked before those of chunks, as a commit does it, and nobody else takes versions
-/// out of chains meanwhile.
+/// Version rows are locked before chunk rows, as in a commit; the advisory lock admits one removal at a time.
 async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
     if super::IS_POSTGRES {
         sqlx::query("SELECT pg_advisory_xact_lock(7751012)").execute(&mut **tx).await?;
@@ -384,7 +381,7 @@ async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
     Ok(())
 }
 
-/// The chunks of a version; none of one that is not there.
+/// The chunks of a version; none if it does not exist.
 async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
     let row = sqlx::query("SELECT map FROM version WHERE id = $1")
         .bind(signed(version)?)
@@ -394,7 +391,7 @@ async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
     Ok(reference_counts::numbers(&pieces.unwrap_or_default()))
 }
 
-/// Every version of a node goes, pinned or not.
+/// Removes all versions of a node, pinned or not.
 pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
     let rows = sqlx::query("SELECT id FROM version WHERE node = $1 ORDER BY id DESC")
         .bind(signed(node)?)
@@ -406,14 +403,14 @@ pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<
     pins::forget_held(tx).await
 }
 
-/// The versions of `old` come before those of `heir`.
+/// Puts the versions of the file `old` before those of the file `heir`.
 pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Result<()> {
     let row = sqlx::query("SELECT CAST(COALESCE(MAX(number), 0) AS BIGINT) FROM version WHERE node = $1")
         .bind(signed(old)?)
         .fetch_one(&mut **tx)
         .await?;
     let before: i64 = row.try_get(0)?;
-    // In two steps: no two numbers of a node may be equal even for a moment.
+    // In two steps, because no two numbers of a node may be equal at any time.
     for text in [
         "UPDATE version SET number = -(number + $2) WHERE node = $1",
         "UPDATE version SET number = -number WHERE node = $1 AND $2 = $2",

@@ -1,4 +1,4 @@
-//! The statements of `sql`, compiled for SQLite.
+//! Database statements of `sql`, compiled for SQLite.
 
 pub(crate) type Driver = sqlx::Sqlite;
 pub(crate) const IS_POSTGRES: bool = false;

@@ -1,5 +1,5 @@
-//! A pool on this machine: manager and benefactors with real sockets and TLS, each in a folder of its own,
-//! each to be killed and started again.
+//! A pool on this host: manager and benefactors with real sockets and TLS, each in its own folder, to be
+//! killed and restarted.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -22,7 +22,7 @@ use whimbrel_pool::{
 };
 use whimbrel_wire::{Identity, PublicKey, Rights, Trust, TrustedPeer};
 
-/// Bytes of everything a test writes stay far below.
+/// Far more than a test writes.
 const CAPACITY: u64 = 4 << 30;
 
 pub(crate) struct Cluster {
@@ -46,7 +46,7 @@ pub(crate) struct Member {
     pub(crate) task: Option<JoinHandle<Result<(), BenefactorError>>>,
 }
 
-/// Polls until it is so.
+/// Polls until the condition is true.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !so() {
@@ -112,7 +112,7 @@ impl Cluster {
         self.manager = Some((self.runtime.spawn(manager.run()), service));
     }
 
-    /// As a process that is killed: whatever it was doing stops.
+    /// Stops like a killed process: whatever it was doing ends.
     pub(crate) fn kill_manager(&mut self) {
         let (task, service) = self.manager.take().unwrap();
         drop(service);
@@ -124,7 +124,7 @@ impl Cluster {
         self.add_benefactor_before(capacity, None)
     }
 
-    /// One whose chunks may lie in an object store.
+    /// Starts a benefactor that may have an object tier.
     pub(crate) fn add_benefactor_before(&mut self, capacity: u64, tier: Option<TierOptions>) -> usize {
         let number = self.benefactors.len();
         let data = self.dir.path().join(format!("b{number}"));
@@ -194,7 +194,7 @@ impl Cluster {
         file.commit().unwrap().unwrap()
     }
 
-    /// Through a handle that has nothing cached.
+    /// Reads through a handle without cached data.
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         let node = self.pool.block(self.pool.lookup(1, name)).unwrap();
         self.read_version(node.version)
@@ -216,13 +216,13 @@ impl Cluster {
         self.pool_with(None)
     }
 
-    /// A handle that has nothing cached, with a secret.
+    /// A handle without cached data, with a secret.
     pub(crate) fn pool_with(&self, secret: Option<Arc<Secret>>) -> Pool {
         let client = Identity::load_or_create(&self.dir.path().join("client")).unwrap();
         self.pool_as(client, secret)
     }
 
-    /// A handle of somebody whom the manager admits now.
+    /// A handle of a client that the manager admits now.
     pub(crate) fn newcomer(&self, name: &str) -> Pool {
         let identity = Identity::ephemeral().unwrap();
         admit(&self.dir.path().join("manager"), name, identity.public_key());
@@ -240,13 +240,13 @@ impl Cluster {
         Pool::new(options, dialer, self.runtime.handle().clone())
     }
 
-    /// Chunks that every benefactor has, together.
+    /// Number of chunks of all benefactors together.
     pub(crate) fn copies(&self) -> u64 {
         self.benefactors.iter().filter_map(|member| Some(member.store.as_ref()?.usage().chunks)).sum()
     }
 }
 
-/// A port nobody listens on; somebody else might take it, then the test fails at once.
+/// A port that nobody listens on. If another process takes it, the test fails at once.
 pub(crate) fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().to_string()
