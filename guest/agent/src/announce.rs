@@ -1,8 +1,8 @@
-//! Tells the network where the guest is: gratuitous ARP (RFC 5227 section 3) and unsolicited neighbour
-//! advertisements (RFC 4861 section 7.2.6), for every address of every interface that is up.
+//! Network announcement of the guest agent, for every address of every interface that is up.
 //!
-//! The host announces too, from what it has seen pass. The guest knows all of its addresses, those that were
-//! silent too.
+//! Sends gratuitous ARP (RFC 5227 section 3) and unsolicited neighbour advertisements (RFC 4861 section
+//! 7.2.6). The host announces too, from frames that it has seen. The guest knows all of its addresses,
+//! including those that never sent a frame.
 
 use crate::sys::{
     interfaces::{self, Interface},
@@ -18,7 +18,7 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const ICMPV6: u8 = 58;
 
-/// Sends it; how many frames went out.
+/// Sends all announcements; returns the number of frames.
 pub(crate) fn now() -> io::Result<u32> {
     let packets = Packets::open()?;
     let mut sent = 0;
@@ -33,7 +33,7 @@ pub(crate) fn now() -> io::Result<u32> {
 
 fn frames(interface: &Interface) -> Vec<Vec<u8>> {
     let mac = interface.mac;
-    // A request and an answer: there are systems that learn from only one of the two.
+    // An ARP request and an ARP reply: some systems learn from only one of the two.
     let v4 = interface.v4.iter().flat_map(|address| [arp(mac, *address, 1), arp(mac, *address, 2)]);
     let v6 = interface.v6.iter().map(|address| advertisement(mac, *address));
     v4.chain(v6).collect()
@@ -70,7 +70,7 @@ fn advertisement(mac: [u8; 6], address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Over the pseudo header and the message (RFC 8200 section 8.1).
+/// Checksum over the pseudo header and the message (RFC 8200 section 8.1).
 fn checksum(from: Ipv6Addr, message: &[u8]) -> u16 {
     let (from, to) = (from.octets(), ALL_NODES.octets());
     let rest = [0, 0, 0, message.len() as u8, 0, 0, 0, ICMPV6];

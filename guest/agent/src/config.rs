@@ -1,32 +1,31 @@
-//! The settings of a guest's owner: `/etc/whimbrel-guest.conf`.
+//! Settings of the guest agent: `/etc/whimbrel-guest.conf`, written by the guest's owner.
 //!
-//! One setting a line, `#` begins a comment. A line that makes no sense is told and passed over: the rest
-//! still holds.
+//! One setting a line, `#` begins a comment. An invalid line is reported and ignored; the other lines apply.
 
 use std::time::Duration;
 
-/// Where the settings are.
+/// Path of the settings file.
 pub(crate) const PATH: &str = "/etc/whimbrel-guest.conf";
 
-/// Longest a process is held in one stretch unless the settings say otherwise.
+/// Default of the longest stun.
 const STUN_MAX: Duration = Duration::from_secs(60);
-/// Never held, whatever the settings add: without them nobody gets into the guest, and services lose their
+/// Processes that are never stunned: without them no user gets into the guest, and services lose their
 /// parent.
 const ALWAYS_ALLOWED: &[&str] = &["systemd*", "init", "dbus-*", "sshd*", "agetty", "login"];
-/// The kernel keeps so much of a name (`TASK_COMM_LEN`).
+/// Bytes of a process name that the kernel stores (`TASK_COMM_LEN`).
 const COMM_MAX: usize = 15;
 
-/// The settings.
+/// Settings of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
     allowed: Vec<String>,
-    /// Whether processes may be held at all.
+    /// Whether processes may be stunned.
     pub(crate) stun: bool,
-    /// For how long at most.
+    /// Longest duration of a stun.
     pub(crate) stun_max: Duration,
     /// Whether caches may be dropped.
     pub(crate) free_caches: bool,
-    /// Whether the network is told after a move.
+    /// Whether addresses are announced after a migration.
     pub(crate) announce: bool,
 }
 
@@ -37,7 +36,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads settings; with them the lines that make no sense.
+    /// Parses the settings; returns invalid lines too.
     pub(crate) fn parse(text: &str) -> (Self, Vec<String>) {
         let (mut config, mut wrong) = (Self::default(), Vec::new());
         for line in text.lines() {
@@ -69,7 +68,7 @@ impl Config {
         (config, wrong)
     }
 
-    /// Whether a process of this name is never held.
+    /// Whether a process of this name is never stunned.
     pub(crate) fn allows(&self, name: &str) -> bool {
         let always = ALWAYS_ALLOWED.iter().copied();
         always.chain(self.allowed.iter().map(String::as_str)).any(|pattern| matches(pattern, name))
@@ -82,7 +81,7 @@ fn set<T>(setting: &mut T, value: Option<T>) -> bool {
     known
 }
 
-/// A star at the end stands for anything. Names are compared as far as the kernel keeps them.
+/// Matches a name, with an optional star at the end of the pattern, as far as the kernel stores names.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning.get(..COMM_MAX).unwrap_or(beginning)),

@@ -1,12 +1,12 @@
-//! `whimbrel-guest`, the optional program inside a guest.
+//! Guest agent: `whimbrel-guest`, the optional program inside a guest.
 //!
-//! Run without arguments, as root, it waits for orders of the host on the virtio port `org.whimbrel.guest.0`
-//! (`serve`): it holds processes that write too fast to be copied (`stun`), drops caches (`memory`), and
-//! tells the network where the guest is (`announce`). With a verb it hands a wish of somebody inside to the
-//! one that serves (`wish`), which asks the host.
+//! Run as root without arguments, it waits for commands of the host on the virtio port `org.whimbrel.guest.0`
+//! (`serve`): it stuns processes that write too fast to be copied (`stun`), drops caches (`memory`), and
+//! announces the guest's addresses on the network (`announce`). With a verb it passes a request of a user in
+//! the guest to the running agent (`wish`), which asks the host.
 //!
-//! A guest without it moves all the same. Whatever becomes of it, of the host or of the port, no process
-//! stays held: a lease ends, a port hangs up, and the kernel lets go what a dead tracer held.
+//! A guest without it can be migrated too. If the agent, the host or the port fails, no process stays
+//! stunned: a lease ends, a port hangs up, and the kernel releases the threads of a dead tracer.
 
 mod announce;
 mod config;
@@ -20,13 +20,13 @@ mod wish;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-whimbrel-guest: the program inside a guest of whimbrel
+whimbrel-guest: the whimbrel guest agent
 
   whimbrel-guest                    serve the host; run it once, as root, at boot
-  whimbrel-guest migrate HOST       ask to be moved to another host, and wait
-  whimbrel-guest checkpoint [TAG]   ask to have the state of this machine kept, and wait
+  whimbrel-guest migrate HOST       request a migration to another host, and wait
+  whimbrel-guest checkpoint [TAG]   request a checkpoint of this machine, and wait
 
-The host does what is asked only if the machine's owner allowed it: `whimbrel run --self-service`.
+The host grants requests only if the machine's owner allowed them: `whimbrel run --guest-requests`.
 Settings: /etc/whimbrel-guest.conf. Exit codes: 0 done, 1 failed, 2 wrong arguments, 3 refused.
 ";
 

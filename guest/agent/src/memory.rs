@@ -1,16 +1,16 @@
-//! Memory of the guest: caches that are dropped, and where the host's page numbers are in it.
+//! Memory of the guest: dropping caches, and the mapping of physical addresses to the host's page numbers.
 
 use std::{fs, io};
 
-/// A page of the memory array at this place or above lies above 4 GiB in the guest's own addresses.
+/// Guest-physical address at which memory continues above the hole below 4 GiB.
 const FOUR_GIB: u64 = 1 << 32;
 pub(crate) const PAGE: u64 = 4096;
 
-/// Drops clean page cache, dentries and inodes; free memory before and after, in bytes.
+/// Drops clean page cache, dentries and inodes; returns free memory before and after, in bytes.
 pub(crate) fn drop_caches() -> io::Result<(u64, u64)> {
     let before = free()?;
-    // What is dirty cannot be dropped, and is soon dirty again if it is written out now: only what is clean
-    // goes.
+    // Dirty pages cannot be dropped, and would soon be dirty again if they were written now, so only clean
+    // ones are.
     fs::write("/proc/sys/vm/drop_caches", "3")?;
     Ok((before, free()?))
 }
@@ -23,7 +23,7 @@ fn free() -> io::Result<u64> {
     Ok(kib.saturating_mul(1024))
 }
 
-/// How the host's array of pages lies in the guest's physical addresses: in order, with a hole below 4 GiB.
+/// Mapping of the host's page array to the guest's physical addresses: in order, with a hole below 4 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Pages below the hole.
@@ -31,7 +31,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of a machine with so many pages.
+    /// Layout of a machine with `pages` pages.
     pub(crate) fn of(pages: u64) -> Self {
         Self::read(pages, &fs::read_to_string("/proc/iomem").unwrap_or_default())
     }
@@ -48,7 +48,7 @@ impl Layout {
         Self { low: pages.saturating_sub(above.fold(0, u64::saturating_add)) }
     }
 
-    /// Where the page of this frame number is in the host's array.
+    /// Index in the host's page array of this frame number.
     pub(crate) fn place(self, frame: u64) -> Option<u64> {
         match frame.checked_sub(FOUR_GIB / PAGE) {
             Some(above) => self.low.checked_add(above),

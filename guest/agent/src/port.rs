@@ -1,4 +1,4 @@
-//! The port to the host: found, opened, read and written without waiting.
+//! Virtio port to the host: finds and opens it, and reads and writes without blocking.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -15,28 +15,28 @@ use whimbrel_guest_protocol::{
     frame::{Decoder, Frame},
 };
 
-/// How long the host may refuse a frame. It reads at once, or is not there.
+/// Time that the host may take to accept a frame. A host that listens reads at once.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Read at once.
+/// Most bytes of one read.
 const PIECE: usize = 16 << 10;
 
-/// The open port.
+/// Open port with its decoder.
 pub(crate) struct Port {
     fd: OwnedFd,
     decoder: Decoder,
 }
 
-/// What the port has to say.
+/// Result of reading the port.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// Frames of the host, maybe none.
     Frames(Vec<Frame>),
-    /// Nobody is at the other end.
+    /// Hang-up: the other end is closed.
     HungUp,
 }
 
 impl Port {
-    /// Opens the port. None while there is none.
+    /// Opens the port; none if there is no such port.
     pub(crate) fn open() -> io::Result<Option<Self>> {
         let Some(device) = device()? else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -48,13 +48,13 @@ impl Port {
         self.fd.as_fd()
     }
 
-    /// All that has come.
+    /// Reads all frames that have arrived.
     pub(crate) fn read(&mut self) -> io::Result<Heard> {
         let mut frames = Vec::new();
         let mut piece = [0; PIECE];
         loop {
             match rustix::io::read(&self.fd, &mut piece) {
-                // Without anybody at the other end a read finds the end of the file at once.
+                // If the other end is closed, a read returns end of file at once.
                 Ok(0) if frames.is_empty() => return Ok(Heard::HungUp),
                 Ok(0) | Err(rustix::io::Errno::AGAIN) => return Ok(Heard::Frames(frames)),
                 Ok(len) => {
@@ -67,7 +67,7 @@ impl Port {
         }
     }
 
-    /// Sends a frame. One that nobody takes is dropped: who reads later begins anew.
+    /// Sends a frame. A frame that the host does not accept is dropped: a later reader sends a new hello.
     pub(crate) fn write(&self, frame: &Frame) -> io::Result<()> {
         let bytes = frame.encode();
         let mut rest = &bytes[..];
@@ -91,7 +91,7 @@ impl Port {
     }
 }
 
-/// The device of our port, by the name that the host gave it.
+/// Device of the port, found by the name that the host gave it.
 fn device() -> io::Result<Option<PathBuf>> {
     let ports = match fs::read_dir("/sys/class/virtio-ports") {
         Ok(ports) => ports,

@@ -1,7 +1,7 @@
-//! The loop of the program that serves the host: orders in, words out, wishes from inside, and time.
+//! Main loop of the guest agent: commands and reports on the port, guest requests from users, and timers.
 //!
-//! One thread, because whoever traces a process is a thread. If the port is gone or hangs up, whoever is held
-//! goes on, and the port is tried again.
+//! One thread, because the tracer of a process is a thread. If the port vanishes or hangs up, stunned
+//! processes continue, and the port is opened again.
 
 use crate::{
     announce,
@@ -21,29 +21,29 @@ use std::{
 };
 use whimbrel_guest_protocol::{Command, FEATURES, Report, frame::Frame};
 
-/// Between two looks for a port, or for somebody at its other end.
+/// Interval of attempts to find the port, or a host at its other end.
 const LOOK_FOR_HOST: Duration = Duration::from_millis(500);
-/// The longest lease that is believed.
+/// Longest lease that is accepted.
 const LEASE_MAX: Duration = Duration::from_secs(30);
 
 /// Serves until the guest ends.
 pub(crate) fn forever() -> ExitCode {
     let (config, wrong) = Config::parse(&fs::read_to_string(config::PATH).unwrap_or_default());
-    wrong.iter().for_each(|line| eprintln!("whimbrel-guest: {}: not understood: {line}", config::PATH));
+    wrong.iter().for_each(|line| eprintln!("whimbrel-guest: {}: invalid line: {line}", config::PATH));
     let session = match session() {
         Ok(session) => session,
-        Err(error) => return fail(&format!("no random number: {error}")),
+        Err(error) => return fail(&format!("cannot read a random number: {error}")),
     };
     let desk = match Desk::open() {
         Ok(desk) => desk,
-        Err(error) => return fail(&format!("cannot listen for wishes: {error}")),
+        Err(error) => return fail(&format!("cannot listen for requests: {error}")),
     };
     let mut server = Server { config, session, desk, stunned: Stunned::default(), machine: None };
     loop {
         match Port::open() {
             Ok(Some(mut port)) => {
                 if let Err(error) = server.serve(&mut port) {
-                    eprintln!("whimbrel-guest: the port fails: {error}");
+                    eprintln!("whimbrel-guest: the port failed: {error}");
                 }
             }
             Ok(None) => {}
@@ -62,7 +62,7 @@ fn fail(words: &str) -> ExitCode {
 fn session() -> io::Result<u32> {
     let mut bytes = [0; 4];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    // Orders to nobody in particular have session 0.
+    // Commands without a session have session 0.
     Ok(u32::from_le_bytes(bytes) | 1)
 }
 
@@ -71,19 +71,19 @@ struct Server {
     session: u32,
     desk: Desk,
     stunned: Stunned,
-    /// How the memory of the machine lies, once the host has said how much there is.
+    /// Memory layout of the machine, once the host has sent its size.
     machine: Option<Layout>,
 }
 
 impl Server {
-    /// Until the port fails.
+    /// Serves until the port fails.
     fn serve(&mut self, port: &mut Port) -> io::Result<()> {
         self.report(port, &self.here(), 0)?;
         loop {
             self.wait(port)?;
             let let_go = self.stunned.tick();
             if let_go > 0 {
-                eprintln!("whimbrel-guest: the host is silent, {let_go} processes go on");
+                eprintln!("whimbrel-guest: the host is silent, {let_go} processes continue");
             }
             match port.read()? {
                 Heard::Frames(frames) => {
@@ -95,7 +95,7 @@ impl Server {
             }
             while let Some((id, ask)) = self.desk.next_wish() {
                 if let Err(error) = self.report(port, &Report::Ask(ask), id) {
-                    self.desk.answer(id, &Wish::Failed(format!("the host cannot be asked: {error}")));
+                    self.desk.answer(id, &Wish::Failed(format!("cannot ask the host: {error}")));
                 }
             }
         }
@@ -105,7 +105,7 @@ impl Server {
         Report::Ready { features: FEATURES, version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
-    /// Waits for the port, for somebody inside, or for a lease to end.
+    /// Waits for the port, for a user request, or for the end of a lease.
     fn wait(&self, port: &Port) -> io::Result<()> {
         let timeout = self.stunned.next_tick().and_then(|left| Timespec::try_from(left).ok());
         let mut fds = vec![PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
@@ -116,12 +116,12 @@ impl Server {
         }
     }
 
-    /// Nobody is at the other end: nobody may hold anything. A port that hangs up is always ready, so this
-    /// sleeps instead.
+    /// Waits while the other end of the port is closed; releases all processes first. Such a port is always
+    /// ready to poll, so this sleeps instead.
     fn wait_for_host(&mut self, port: &Port) -> io::Result<()> {
         let released = self.stunned.release();
         if released > 0 {
-            eprintln!("whimbrel-guest: the host is gone, {released} processes go on");
+            eprintln!("whimbrel-guest: the host closed the port, {released} processes continue");
         }
         loop {
             let mut fds = [PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
@@ -130,14 +130,14 @@ impl Server {
                 return self.report(port, &self.here(), 0);
             }
             self.stunned.tick();
-            self.desk.refuse_all("the host is not there");
+            self.desk.refuse_all("the host is not connected");
             thread::sleep(LOOK_FOR_HOST);
         }
     }
 
     fn report(&self, port: &Port, word: &Report, id: u32) -> io::Result<()> {
         match port.write(&word.to_frame(self.session, id)) {
-            // Whoever comes next says hello.
+            // The next host sends a new hello.
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
             outcome => outcome,
         }
@@ -148,7 +148,7 @@ impl Server {
             Ok(order) => order,
             Err(error) => return self.report(port, &Report::Failed { reason: error.to_string() }, frame.id),
         };
-        // What was meant for another start of this program, or for another guest, is not obeyed.
+        // Commands for an earlier run of this program, or for another guest, are ignored.
         let is_hello = matches!(order, Command::Hello { .. });
         if !is_hello && frame.session != self.session {
             return Ok(());
@@ -194,7 +194,7 @@ impl Server {
 
     fn stun(&mut self, sample: &[u32], lease_ms: u32, each: u32, bounds: Bounds) -> Report {
         let Some(layout) = self.machine.filter(|_| self.config.stun) else {
-            return cannot(if self.config.stun { "nobody said hello" } else { "the settings forbid it" });
+            return cannot(if self.config.stun { "no hello from a host" } else { "the settings forbid it" });
         };
         let choice = self.stunned.hold(&Sample::new(sample), layout, each, bounds, &self.config);
         self.stunned.extend(lease(lease_ms), self.config.stun_max);

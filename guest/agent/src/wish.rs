@@ -1,9 +1,8 @@
-//! Wishes of those inside: `whimbrel-guest migrate HOST` hands its wish to the program that serves, over a
-//! unix socket, and waits.
+//! Guest requests of users: `whimbrel-guest migrate HOST` sends its request to the running agent over a Unix
+//! socket, and waits.
 //!
-//! Lines of text: one wish in, and out again `begun`, then `done …`, `refused …` or `failed …`. Only root can
-//! open the socket. The wish of a machine that is moved is answered where it arrives: by the hello of its new
-//! host.
+//! Lines of text: one request in, and out `begun`, then `done …`, `refused …` or `failed …`. Only root can
+//! open the socket. A request to migrate is answered on the target, when the new host sends its hello.
 
 use std::{
     fs,
@@ -21,14 +20,14 @@ use std::{
 use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
 
 const SOCKET: &str = "/run/whimbrel-guest.sock";
-/// Longest wish.
+/// Longest request line.
 const LINE_MAX: u64 = 300;
-/// Wishes at the same time.
+/// Most requests at a time.
 const WISHES_MAX: usize = 8;
-/// How long somebody who connects may take to say what it wants.
+/// Time in which a client must send its request after connecting.
 const SAY_WITHIN: Duration = Duration::from_secs(1);
 
-/// What became of a wish.
+/// Status of a request, as sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wish {
     Begun,
@@ -59,14 +58,14 @@ impl Wish {
     }
 }
 
-/// Somebody who waits for the end of its wish.
+/// Client that waits for the result of its request.
 struct Waiting {
     id: u32,
     stream: UnixStream,
     ask: GuestRequest,
 }
 
-/// Where wishes are taken.
+/// Listener for requests of users.
 pub(crate) struct Desk {
     listener: UnixListener,
     waiting: Vec<Waiting>,
@@ -76,7 +75,7 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn open() -> io::Result<Self> {
-        // `/run` need not be there yet in a guest that has just booted.
+        // In a guest that has just booted `/run` may not exist yet.
         fs::create_dir_all("/run")?;
         match fs::remove_file(SOCKET) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -92,7 +91,7 @@ impl Desk {
         std::iter::once(self.listener.as_fd())
     }
 
-    /// The next wish that somebody has.
+    /// Next request of a user.
     pub(crate) fn next_wish(&mut self) -> Option<(u32, GuestRequest)> {
         loop {
             let (mut stream, _) = self.listener.accept().ok()?;
@@ -103,29 +102,30 @@ impl Desk {
                     self.waiting.push(Waiting { id, stream, ask: ask.clone() });
                     return Some((id, ask));
                 }
-                Ok(_) => answer(&mut stream, &Wish::Refused("too many wishes at once".into())),
+                Ok(_) => answer(&mut stream, &Wish::Refused("too many requests at once".into())),
                 Err(error) => answer(&mut stream, &Wish::Failed(error.to_string())),
             }
         }
     }
 
-    /// Tells who waits what became of its wish.
+    /// Sends the status of a request to its client.
     pub(crate) fn answer(&mut self, id: u32, wish: &Wish) {
         let ended = *wish != Wish::Begun;
         self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| answer(&mut w.stream, wish));
         self.waiting.retain(|waiting| !(ended && waiting.id == id));
     }
 
-    /// A host has said hello. Those it comes as an answer to are told; what others waited for has been lost.
+    /// Handles the hello of a host: it completes a migration to that host; all other pending requests were
+    /// lost.
     pub(crate) fn host_is(&mut self, host: &str) {
         for mut waiting in self.waiting.drain(..) {
             let wish = match &waiting.ask {
                 GuestRequest::Migrate { host: to } if to == host => Wish::Done(format!("on {host}")),
                 GuestRequest::Migrate { .. } => {
-                    Wish::Failed(format!("{host} says hello: the migration was cut off"))
+                    Wish::Failed(format!("{host} sent a hello: the migration was interrupted"))
                 }
                 GuestRequest::Checkpoint { .. } => Wish::Failed(format!(
-                    "{host} says hello: it was cut off, or this is a copy that was resumed"
+                    "{host} sent a hello: the checkpoint was interrupted, or this is a resumed copy"
                 )),
             };
             answer(&mut waiting.stream, &wish);
@@ -133,7 +133,7 @@ impl Desk {
         self.host = Some(host.to_owned());
     }
 
-    /// There is nobody to ask: whoever comes now is told so. Those whose wish is under way wait on.
+    /// Fails new requests, because no host is connected. Pending requests continue to wait.
     pub(crate) fn refuse_all(&mut self, why: &str) {
         while let Ok((mut stream, _)) = self.listener.accept() {
             answer(&mut stream, &Wish::Failed(why.to_owned()));
@@ -141,7 +141,7 @@ impl Desk {
     }
 }
 
-/// Who has gone meanwhile is not told.
+/// Writes to a client; one that has disconnected is ignored.
 fn answer(stream: &mut UnixStream, wish: &Wish) {
     let _ = stream.write_all(wish.line().as_bytes());
 }
@@ -151,7 +151,7 @@ fn read_wish(stream: &UnixStream) -> io::Result<GuestRequest> {
     stream.set_read_timeout(Some(SAY_WITHIN))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
-    parse(&line).ok_or_else(|| io::Error::other("not understood"))
+    parse(&line).ok_or_else(|| io::Error::other("invalid request"))
 }
 
 fn parse(line: &str) -> Option<GuestRequest> {
@@ -164,12 +164,12 @@ fn parse(line: &str) -> Option<GuestRequest> {
     }
 }
 
-/// Hands a wish to the program that serves and waits for its end.
+/// Sends a request to the running agent and waits for its result.
 pub(crate) fn send(wish: &str) -> ExitCode {
     let mut stream = match UnixStream::connect(SOCKET) {
         Ok(stream) => stream,
         Err(error) => {
-            eprintln!("whimbrel-guest: nobody serves here ({SOCKET}: {error}); start whimbrel-guest first");
+            eprintln!("whimbrel-guest: the agent is not running ({SOCKET}: {error}); start whimbrel-guest");
             return ExitCode::FAILURE;
         }
     };
@@ -194,7 +194,7 @@ pub(crate) fn send(wish: &str) -> ExitCode {
             _ => eprintln!("{line}"),
         }
     }
-    eprintln!("whimbrel-guest: whoever serves here has ended");
+    eprintln!("whimbrel-guest: the guest agent has ended");
     ExitCode::FAILURE
 }
 

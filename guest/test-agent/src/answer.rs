@@ -1,4 +1,4 @@
-//! Answers requests: the one place that knows all parts of the witness.
+//! Request handler: combines all parts of the test agent.
 
 use crate::{
     disk::Disk,
@@ -14,7 +14,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Everything the witness knows.
+/// State of the test agent.
 pub(crate) struct Witness {
     life: Life,
     disk: Mutex<Disk>,
@@ -22,17 +22,17 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Begins a life; takes as long as filling a buffer of `buffer_mib` MiB.
+    /// Starts the test agent; takes as long as filling a buffer of `buffer_mib` MiB.
     pub(crate) fn start(buffer_mib: usize) -> Self {
         Self { life: Life::start(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
     }
 
-    /// Ends the load there is and starts another, if any.
+    /// Stops the current load and starts another one, if given.
     pub(crate) fn set_load(&self, load: Option<Load>) {
         *lock(&self.load) = load.map(Load::start);
     }
 
-    /// Does what is asked; the answer is one line without its end.
+    /// Executes a request; the answer is one line without its line feed.
     pub(crate) fn answer(&self, request: &Request<'_>) -> String {
         let token = request.token;
         let text = match &request.verb {
@@ -104,7 +104,7 @@ fn one_word(text: &str) -> String {
     text.replace(char::is_whitespace, "-")
 }
 
-/// A thread that panicked left nothing half done here: every value is replaced as a whole or only grows.
+/// A thread that panicked left no partial state: every value is replaced at once or only grows.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

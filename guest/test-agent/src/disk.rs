@@ -1,9 +1,9 @@
-//! Blocks on the disk whose content the witness remembers.
+//! Disk test: blocks on the disk with content that the test agent remembers.
 //!
-//! Blocks go to `/mnt/witness.dat` when a file system is mounted on `/mnt`, else straight to `/dev/vda`,
-//! always past the page cache: a check that the guest's own memory answers would prove nothing about the
-//! disk. Every block holds its sequence number and noise of nonce and number; a later write to the same place
-//! replaces the expectation.
+//! Blocks go to `/mnt/witness.dat` if a file system is mounted on `/mnt`, otherwise directly to `/dev/vda`.
+//! They always bypass the page cache: a check answered from the guest's own memory would prove nothing about
+//! the disk. Every block has its sequence number and noise derived from nonce and number; a later write to
+//! the same block replaces the expectation.
 
 use crate::{
     life::Verdict,
@@ -17,23 +17,23 @@ use std::{
 };
 
 const BLOCK: usize = 4096;
-/// Size of the file used on a mounted file system.
+/// Blocks of the file on a mounted file system.
 const FILE_BLOCKS: u64 = 4096;
 
-/// One block, aligned as direct I/O wants it.
+/// One block, aligned as direct I/O requires.
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK]);
 
-/// What was written where.
+/// Record of the blocks written.
 #[derive(Default)]
 pub(crate) struct Disk {
-    /// Block number to the sequence number of its last write.
+    /// Sequence number of the last write, by block number.
     written: BTreeMap<u64, u64>,
     sequence: u64,
 }
 
 impl Disk {
-    /// Writes `count` blocks at noisy places, then syncs.
+    /// Writes `count` blocks at pseudorandom positions, then syncs.
     pub(crate) fn write(&mut self, nonce: u64, count: u64) -> io::Result<()> {
         let (file, blocks) = open()?;
         let mut block = Box::new(Block([0; BLOCK]));
@@ -48,7 +48,7 @@ impl Disk {
         file.sync_all()
     }
 
-    /// Reads every block written so far; none when there is none.
+    /// Reads every block written so far; none if nothing was written.
     pub(crate) fn check(&self, nonce: u64) -> io::Result<Option<Verdict>> {
         if self.written.is_empty() {
             return Ok(None);
@@ -77,7 +77,7 @@ fn fill(block: &mut Block, nonce: u64, sequence: u64) {
     chunks[0] = sequence.to_le_bytes();
 }
 
-/// The place to write to and its size in blocks.
+/// File or device to write to, and its size in blocks.
 fn open() -> io::Result<(File, u64)> {
     let mounts = std::fs::read_to_string("/proc/mounts")?;
     let mounted = mounts.lines().any(|line| line.split(' ').nth(1) == Some("/mnt"));

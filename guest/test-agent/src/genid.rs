@@ -1,8 +1,8 @@
-//! The generation id that the VMM gives the guest (the `vmgenid` device), read from physical memory.
+//! Generation id of the guest (the `vmgenid` device), read from physical memory.
 //!
-//! The device's ACPI table (an SSDT) names the address of a page in `VGIA`; the id stands 40 bytes into it
-//! (QEMU docs/specs/vmgenid). The page is reserved by the firmware, so `/dev/mem` gives it out, but only to
-//! `mmap`: `read` ends with the memory the kernel uses. All `unsafe` of the witness is here.
+//! The device's ACPI table (an SSDT) has the address of a page in `VGIA`; the id is at offset 40 of the page
+//! (QEMU docs/specs/vmgenid). The page is reserved by the firmware, so `/dev/mem` allows access, but only by
+//! `mmap`: `read` ends with the memory that the kernel uses. All `unsafe` of the test agent is here.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::{fs, fs::File, ptr};
@@ -12,24 +12,24 @@ const PAGE: usize = 4096;
 /// Offset of the id in its page.
 const OFFSET: usize = 40;
 
-/// The 16 bytes of the id, or none without such a device.
+/// Generation id, or none without such a device.
 pub(crate) fn read() -> Option<u128> {
     let tables = fs::read_dir("/sys/firmware/acpi/tables").ok()?;
     let address = tables.flatten().find_map(|entry| address_in(&fs::read(entry.path()).ok()?))?;
     physical_page(address).map(u128::from_be_bytes)
 }
 
-/// The bytes at [`OFFSET`] in the page of physical memory at `address`.
+/// Reads the bytes at [`OFFSET`] in the page of physical memory at `address`.
 fn physical_page(address: u64) -> Option<[u8; 16]> {
     if !address.is_multiple_of(PAGE as u64) {
         return None;
     }
     let memory = File::open("/dev/mem").ok()?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory that Rust knows of.
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory that Rust uses.
     let page =
         unsafe { mmap(ptr::null_mut(), PAGE, ProtFlags::READ, MapFlags::SHARED, &memory, address) }.ok()?;
     let id = page.cast::<u8>().wrapping_add(OFFSET).cast::<[u8; 16]>();
-    // SAFETY: the 16 bytes lie inside the page just mapped readable, `[u8; 16]` needs no alignment, and the
+    // SAFETY: the 16 bytes are inside the page just mapped readable, `[u8; 16]` needs no alignment, and the
     // read is volatile because the VMM may change them at any time. The mapping is not used after `munmap`.
     unsafe {
         let bytes = id.read_volatile();
@@ -38,7 +38,7 @@ fn physical_page(address: u64) -> Option<[u8; 16]> {
     }
 }
 
-/// The value of `Name (VGIA, <dword>)` in the bytecode of a table.
+/// Finds the value of `Name (VGIA, <dword>)` in the bytecode of a table.
 fn address_in(table: &[u8]) -> Option<u64> {
     const NAME: &[u8] = b"\x08VGIA\x0c";
     let at = table.windows(NAME.len()).position(|window| window == NAME)? + NAME.len();

@@ -1,4 +1,4 @@
-//! What only an unbroken life keeps: the nonce, the counter, the buffer of known content.
+//! State that only an uninterrupted guest retains: the nonce, the counter, the buffer of known content.
 
 use crate::random::{Checksum, Noise, unpredictable};
 use std::{
@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-/// One life of the guest, from the start of the witness on.
+/// Life of the guest, from the start of the test agent on.
 pub(crate) struct Life {
-    /// Random, kept in memory only.
+    /// Random number that is only in memory.
     pub(crate) nonce: u64,
     counter: Arc<Counter>,
     buffer: Vec<u64>,
@@ -24,16 +24,16 @@ struct Counter {
     went_back: AtomicBool,
 }
 
-/// The result of looking at all of something.
+/// Result of a full check.
 pub(crate) struct Verdict {
-    /// Checksum of what is there.
+    /// Checksum of the content found.
     pub(crate) sum: u64,
-    /// Whether it is what should be there.
+    /// Whether the content is as expected.
     pub(crate) good: bool,
 }
 
 impl Life {
-    /// Begins a life with a buffer of `buffer_mib` MiB.
+    /// Starts a life with a buffer of `buffer_mib` MiB.
     pub(crate) fn start(buffer_mib: usize) -> Self {
         let nonce = unpredictable();
         let mut noise = Noise::new(nonce);
@@ -44,17 +44,17 @@ impl Life {
         Self { nonce, counter, buffer }
     }
 
-    /// The counter: milliseconds lived, roughly.
+    /// Value of the counter: approximate milliseconds lived.
     pub(crate) fn counter(&self) -> u64 {
         self.counter.value.load(Ordering::SeqCst)
     }
 
-    /// Whether the counter has only ever grown by one.
+    /// Whether the counter has always grown by one.
     pub(crate) fn counter_is_steady(&self) -> bool {
         !self.counter.went_back.load(Ordering::SeqCst)
     }
 
-    /// Reads the whole buffer and compares it with what was written at the beginning.
+    /// Reads the complete buffer and compares it with its initial content.
     pub(crate) fn check_buffer(&self) -> Verdict {
         let (mut noise, mut sum, mut good) = (Noise::new(self.nonce), Checksum::default(), true);
         for word in &self.buffer {
@@ -66,8 +66,8 @@ impl Life {
 }
 
 impl Counter {
-    /// Counts for ever. The thread's own copy lives on its stack, the shared one on the heap: two pages, so a
-    /// single stale page shows as a difference between them.
+    /// Counts for ever. The thread's own copy is on its stack, the shared one on the heap: two pages, so a
+    /// single stale page makes them differ.
     fn run(&self) {
         let mut own = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Work that dirties memory at a chosen rate.
+//! Load generator: dirties memory at a chosen rate.
 
 use crate::random::Noise;
 use std::{
@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How fast to dirty how much memory.
+/// Parameters of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     /// Size of the region in MiB.
     pub(crate) region_mib: usize,
-    /// Pages written each second; 0 is as fast as it goes.
+    /// Pages written each second; 0 is as fast as possible.
     pub(crate) pages_per_second: u64,
     /// Bytes changed in each page, up to 4096.
     pub(crate) bytes_per_page: usize,
@@ -31,7 +31,7 @@ impl Drop for Running {
 }
 
 impl Load {
-    /// Reads three numbers; none when one is missing or makes no sense.
+    /// Parses three numbers; none if one is missing or out of range.
     pub(crate) fn from_words<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Self> {
         let mut number = || words.next()?.parse::<u64>().ok();
         let load = Self {
@@ -43,12 +43,12 @@ impl Load {
         sensible.then_some(load)
     }
 
-    /// Reads `dirty:MIB:PAGES_PER_SECOND:BYTES_PER_PAGE`.
+    /// Parses the kernel option `dirty:MIB:PAGES_PER_SECOND:BYTES_PER_PAGE`.
     pub(crate) fn from_kernel_option(text: &str) -> Option<Self> {
         Self::from_words(text.strip_prefix("dirty:")?.split(':'))
     }
 
-    /// Starts the work.
+    /// Starts a thread that writes.
     pub(crate) fn start(self) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
@@ -58,12 +58,12 @@ impl Load {
 
     fn run(self, stop: &AtomicBool) {
         let mut noise = Noise::new(self.region_mib as u64);
-        // Content that does not compress, as on a machine whose caches are warm.
+        // Content that does not compress, as on a machine with warm caches.
         let mut region: Vec<u64> = (0..self.region_mib << 17).map(|_| noise.next()).collect();
         let (pages, words) = (region.len() as u64 / 512, self.bytes_per_page / 8);
         let (begin, mut done) = (Instant::now(), 0u64);
         while !stop.load(Ordering::Relaxed) {
-            // Reading the clock for every page would be the load; fifty pages are a fine enough step.
+            // Reading the clock for every page would dominate the load; fifty pages are a fine enough step.
             for _ in 0..50 {
                 let random = noise.next();
                 let page = (random >> 8) % pages;

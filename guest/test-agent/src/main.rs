@@ -1,12 +1,12 @@
-//! The witness: a program inside a test guest that can tell whether the guest is still the one it was.
+//! Test agent: a program inside a test guest that proves whether the guest is still the same one.
 //!
-//! It keeps what only an unbroken life can keep: a random nonce, a counter that only grows, a buffer of known
-//! content and the memory of what it wrote to the disk. A guest that was silently rebooted instead of resumed
-//! has another nonce; one with a lost page has a bad checksum. It answers one-line requests on the serial
-//! console and on TCP port 7000 (`request`), and offers traffic to be watched from outside (`traffic`).
+//! It has state that only an uninterrupted guest retains: a random nonce, a counter that only grows, a buffer
+//! of known content and the memory of what it wrote to the disk. A guest that was silently rebooted instead
+//! of resumed has another nonce; one with a lost page has a bad checksum. It answers one-line requests on the
+//! serial console and on TCP port 7000 (`request`), and generates traffic for probes outside (`traffic`).
 //!
-//! It trusts nobody with bad input (lines are bounded) but gives everyone full power over the guest: for
-//! tests only. If a port or the console cannot be had it says so on standard error and does without.
+//! It tolerates bad input (lines are bounded) but gives every client full control of the guest: for tests
+//! only. If a port or the console is unavailable, it reports that on standard error and works without it.
 
 mod answer;
 mod disk;
@@ -22,14 +22,14 @@ mod traffic;
 use answer::Witness;
 use std::{env, fs, sync::Arc, thread};
 
-/// The value of `key=` on the kernel command line.
+/// Value of `key=` on the kernel command line.
 fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
     let mut values = cmdline.split_whitespace().filter_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     values.next_back().map(str::to_owned)
 }
 
-/// Called `muncher`, the program does nothing but dirty memory, as a process of its own: `muncher MIB
-/// PAGES_PER_SECOND BYTES_PER_PAGE`.
+/// Runs as a separate process, called `muncher`, that only dirties memory: `muncher MIB PAGES_PER_SECOND
+/// BYTES_PER_PAGE`.
 fn munch(arguments: &[String]) -> ! {
     let load = load::Load::from_words(arguments.iter().map(String::as_str));
     let _munching = load.unwrap_or_else(|| panic!("no load in {arguments:?}")).start();
@@ -55,7 +55,7 @@ fn main() {
     let console = serve::start_console(&witness);
     println!("READY");
     if let Some(console) = console {
-        // The console thread ends only with the console; what is left then is the network.
+        // The console thread ends only with the console; then the network remains.
         let _ = console.join();
     }
     loop {

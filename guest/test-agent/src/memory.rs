@@ -1,4 +1,4 @@
-//! The guest's memory: what the kernel says of it, and a way to fill its page cache.
+//! Memory of the guest: the kernel's figures, and filling its page cache.
 
 use std::{
     fs::{self, File},
@@ -6,10 +6,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Stays open: with its last user a block device's cache goes too.
+/// Disk that stays open, because the cache of a block device ends with its last user.
 static DISK: Mutex<Option<File>> = Mutex::new(None);
 
-/// Reads the whole disk, as a file system would: what was read stays in the cache while there is room.
+/// Reads the complete disk, as a file system would: it stays in the cache while there is memory.
 pub(crate) fn fill_cache() -> io::Result<()> {
     let mut disk = DISK.lock().unwrap_or_else(PoisonError::into_inner);
     let disk = match &mut *disk {
@@ -22,7 +22,7 @@ pub(crate) fn fill_cache() -> io::Result<()> {
     Ok(())
 }
 
-/// KiB, as `/proc/meminfo` has them: `total=… free=… available=… buffers=… cached=…`.
+/// Figures of `/proc/meminfo` in KiB: `total=… free=… available=… buffers=… cached=…`.
 pub(crate) fn describe() -> String {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let figure = |name: &str| {

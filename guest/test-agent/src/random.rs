@@ -1,19 +1,19 @@
-//! A small, fast generator of reproducible noise (xorshift64*) and a checksum. Not for secrets.
+//! Reproducible pseudorandom numbers (xorshift64*) and a checksum. Not for secrets.
 
 use std::{fs::File, io::Read};
 
-/// A reproducible stream of numbers.
+/// Reproducible stream of numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Noise(u64);
 
 impl Noise {
-    /// The stream that belongs to `seed`.
+    /// Creates the stream of `seed`.
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the one state an xorshift never leaves; neighbouring seeds must not give like streams.
+        // Zero is the one state that an xorshift never leaves; similar seeds must not give similar streams.
         Self(mix(seed) | 1)
     }
 
-    /// The next number.
+    /// Next number of the stream.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -22,30 +22,30 @@ impl Noise {
     }
 }
 
-/// Spreads the bits of `value` over the whole word (the finaliser of splitmix64).
+/// Spreads the bits of `value` over the complete word (the finaliser of splitmix64).
 pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
 }
 
-/// A checksum that depends on the order of its words.
+/// Checksum that depends on the order of its words.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Checksum(u64);
 
 impl Checksum {
-    /// Takes one word in.
+    /// Adds one word to the checksum.
     pub(crate) fn add(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
     }
 
-    /// The sum so far.
+    /// Checksum of the words so far.
     pub(crate) fn value(self) -> u64 {
         mix(self.0)
     }
 }
 
-/// A number nobody can guess, from the kernel.
+/// Unpredictable number from the kernel.
 pub(crate) fn unpredictable() -> u64 {
     let mut bytes = [0; 8];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

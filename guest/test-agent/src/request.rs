@@ -1,47 +1,48 @@
-//! The line protocol: `whimbrel? TOKEN [VERB …]` asks, one line `whimbrel! TOKEN …` answers.
+//! Line protocol of the test agent: `whimbrel? TOKEN [VERB …]` is a request, one line `whimbrel! TOKEN …` the
+//! answer.
 //!
-//! Pure. The token, chosen by the asker, finds the answer among what else a console prints.
+//! Pure. The client chooses the token, by which it finds the answer among the other output of a console.
 
 use crate::load::Load;
 
-/// Longest line that is looked at.
+/// Longest line that is parsed.
 pub(crate) const LINE_MAX: usize = 256;
 
-/// What is asked for.
+/// Verb of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// Nothing but an answer.
+    /// Answer without any work.
     Ping,
-    /// Identity without reading everything.
+    /// Report identity without reading everything.
     State,
-    /// Identity with all checksums.
+    /// Report identity with all checksums.
     Check,
-    /// Write so many blocks to the disk.
+    /// Write this number of blocks to the disk.
     Write(u64),
-    /// Dirty memory.
+    /// Start dirtying memory.
     Dirty(Load),
     /// Stop dirtying memory.
     Calm,
-    /// Read the whole disk through the page cache.
+    /// Read the complete disk through the page cache.
     Cache,
-    /// How much memory there is, free and in caches.
+    /// Report total, free and cached memory.
     Memory,
-    /// Start over.
+    /// Reboot the guest.
     Reboot,
-    /// End.
+    /// Power the guest off.
     Poweroff,
 }
 
-/// A request: the token and what is asked for; a request that makes no sense has no verb.
+/// Request: the token and the verb, none for an invalid request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
-    /// Comes back in the answer.
+    /// Token that the answer repeats.
     pub(crate) token: &'a str,
-    /// What is asked for.
+    /// Verb of the request.
     pub(crate) verb: Option<Verb>,
 }
 
-/// Reads a line; none when it is not a request at all (a console carries other lines too).
+/// Parses a line; none if it is no request (a console has other lines too).
 pub(crate) fn parse(line: &str) -> Option<Request<'_>> {
     let mut words = line.split_whitespace();
     if words.next() != Some("whimbrel?") {

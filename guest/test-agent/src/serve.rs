@@ -1,4 +1,4 @@
-//! Carries the line protocol over TCP port 7000 and the serial console.
+//! Transports of the line protocol: TCP port 7000 and the serial console.
 
 use crate::{
     answer::Witness,
@@ -19,7 +19,7 @@ const PORT: u16 = 7000;
 pub(crate) fn start_tcp(witness: &Arc<Witness>) {
     let listener = match TcpListener::bind(("0.0.0.0", PORT)) {
         Ok(listener) => listener,
-        Err(error) => return eprintln!("witness: no port {PORT}: {error}"),
+        Err(error) => return eprintln!("test agent: cannot listen on port {PORT}: {error}"),
     };
     let witness = Arc::clone(witness);
     thread::spawn(move || {
@@ -27,14 +27,14 @@ pub(crate) fn start_tcp(witness: &Arc<Witness>) {
             let witness = Arc::clone(&witness);
             thread::spawn(move || {
                 let _ = stream.set_nodelay(true);
-                // A client that goes away is the normal end of a connection.
+                // The normal end of a connection is that the client closes it.
                 let _ = converse(&witness, &stream, &stream);
             });
         }
     });
 }
 
-/// Answers on the console, if there is one, until it is gone.
+/// Answers on the console, if there is one, until it is closed.
 pub(crate) fn start_console(witness: &Arc<Witness>) -> Option<JoinHandle<()>> {
     let reader = OpenOptions::new().read(true).write(true).open(CONSOLE).ok()?;
     let writer = reader.try_clone().ok()?;
@@ -52,7 +52,7 @@ fn converse(witness: &Witness, reader: impl Read, mut writer: impl Write) -> io:
             return Ok(());
         }
         if let Some(request) = std::str::from_utf8(&line).ok().and_then(parse) {
-            // One write, so that the kernel's own messages do not fall into the middle of the line.
+            // One write, so that the kernel's messages do not appear inside the line.
             writer.write_all(format!("{}\r\n", witness.answer(&request)).as_bytes())?;
         }
     }

@@ -1,6 +1,7 @@
-//! Traffic to be watched from outside: a numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003), a server
-//! that tells its players what happens as games do (UDP 7004) and a tiny HTTP server of `/bytes/N` (TCP
-//! 7080). A port that cannot be had is reported and left out.
+//! Traffic for probes outside the guest: a stream, echoes, a game server and HTTP.
+//!
+//! A numbered stream (TCP 7001), echoes (TCP 7002, UDP 7003), a server that sends updates to players as games
+//! do (UDP 7004) and `/bytes/N` over HTTP (TCP 7080). A port that is unavailable is reported and left out.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -9,14 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of a line of the stream, its end included.
+/// Bytes of a line of the stream, with its line feed.
 const STREAM_LINE: usize = 64;
 
-/// A player who is never heard of again is told for so long.
+/// Time for which a player gets updates after its last message.
 const PLAYS_FOR: Duration = Duration::from_secs(600);
 /// Most updates a second.
 const UPDATES_MAX: u32 = 1000;
-/// Bytes of an update, as of a game of a few players.
+/// Bytes of an update, as in a game of a few players.
 const UPDATE: usize = 160;
 
 /// Starts every service.
@@ -26,12 +27,12 @@ pub(crate) fn start() {
     accept(7080, http);
     thread::spawn(|| {
         if let Err(error) = echo_datagrams() {
-            eprintln!("witness: no datagrams on port 7003: {error}");
+            eprintln!("test agent: no datagrams on port 7003: {error}");
         }
     });
     thread::spawn(|| {
         if let Err(error) = play() {
-            eprintln!("witness: no game on port 7004: {error}");
+            eprintln!("test agent: no game on port 7004: {error}");
         }
     });
 }
@@ -39,7 +40,7 @@ pub(crate) fn start() {
 fn accept(port: u16, serve: fn(TcpStream) -> io::Result<()>) {
     let listener = match TcpListener::bind(("0.0.0.0", port)) {
         Ok(listener) => listener,
-        Err(error) => return eprintln!("witness: no port {port}: {error}"),
+        Err(error) => return eprintln!("test agent: cannot listen on port {port}: {error}"),
     };
     thread::spawn(move || {
         for connection in listener.incoming().flatten() {
@@ -49,7 +50,7 @@ fn accept(port: u16, serve: fn(TcpStream) -> io::Result<()>) {
     });
 }
 
-/// One line each millisecond: a sequence number from 0, padded with dots.
+/// Sends one line each millisecond: a sequence number from 0, padded with dots.
 fn stream(mut connection: TcpStream) -> io::Result<()> {
     let begin = Instant::now();
     for sequence in 0u64.. {
@@ -70,12 +71,12 @@ fn echo_datagrams() -> io::Result<()> {
     let mut datagram = [0; 2048];
     loop {
         let (len, from) = socket.recv_from(&mut datagram)?;
-        // While the network is away an answer cannot be sent; the asker counts it as lost.
+        // While the network is down an answer cannot be sent; the client counts it as lost.
         let _ = socket.send_to(&datagram[..len], from);
     }
 }
 
-/// Whoever sends a number is a player from then on, and gets so many numbered updates a second.
+/// Serves players: a client that sends a number gets that many numbered updates a second.
 fn play() -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 7004))?;
     let mut datagram = [0; 64];
@@ -97,7 +98,7 @@ fn update(socket: &UdpSocket, player: SocketAddr, rate: u32) {
         }
         thread::sleep(due.saturating_sub(begin.elapsed()));
         update[..8].copy_from_slice(&number.to_le_bytes());
-        // One that cannot be sent is lost, as on any network.
+        // An update that cannot be sent is lost, as on any network.
         let _ = socket.send_to(&update, player);
     }
 }

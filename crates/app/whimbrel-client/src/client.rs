@@ -1,4 +1,5 @@
-//! One method a route. What each does is said in `whimbrel-api`; errors are [`ClientError`]s throughout.
+//! API client: one method for each route. `whimbrel-api` describes the calls; all errors are
+//! [`ClientError`]s.
 
 use crate::{ClientError, connection::Call};
 use bytes::Bytes;
@@ -8,19 +9,19 @@ use std::path::{Path, PathBuf};
 use whimbrel_api::*;
 use whimbrel_core::{HostName, MachineName, RefName};
 
-/// A host daemon behind a unix socket. Cheap to make: nothing is opened before the first call.
+/// Client of a host daemon on a Unix socket. Cheap to create: nothing is opened before the first call.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// A client of the daemon that listens on `socket`. Its methods need a tokio runtime.
+    /// Creates a client of the daemon that listens on `socket`. Its methods need a tokio runtime.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into() }
     }
 
-    /// The socket it talks to.
+    /// Path of the daemon's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -56,27 +57,27 @@ impl Client {
         Call::new(Method::DELETE, path).send(&self.socket).await.map(drop)
     }
 
-    /// The host.
+    /// Information about the host.
     pub async fn host(&self) -> Result<HostInfo, ClientError> {
         self.get(routes::HOST).await
     }
 
-    /// All machines.
+    /// All machines of the host.
     pub async fn machines(&self) -> Result<Vec<MachineInfo>, ClientError> {
         self.get(routes::MACHINES).await
     }
 
-    /// One machine.
+    /// Information about one machine.
     pub async fn machine(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.get(routes::machine(routes::MACHINE, name)).await
     }
 
-    /// Makes a machine and starts it.
+    /// Creates a machine and starts it.
     pub async fn run(&self, request: &RunRequest) -> Result<MachineInfo, ClientError> {
         self.post(routes::MACHINES, request).await
     }
 
-    /// Runs a machine that has stopped or crashed again, from its own disks.
+    /// Starts a stopped or crashed machine again, from its own disks.
     pub async fn start_machine(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.start(routes::machine(routes::MACHINE_START, name)).await
     }
@@ -86,22 +87,22 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_STOP, name), request).await
     }
 
-    /// Forgets a machine that has ended, and its disks.
+    /// Deletes a stopped or crashed machine and its disks.
     pub async fn forget(&self, name: &MachineName) -> Result<(), ClientError> {
         self.delete(routes::machine(routes::MACHINE, name)).await
     }
 
-    /// Stops the CPUs of a machine.
+    /// Pauses the CPUs of a machine.
     pub async fn pause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.start(routes::machine(routes::MACHINE_PAUSE, name)).await
     }
 
-    /// Lets the CPUs of a machine run.
+    /// Resumes the CPUs of a paused machine.
     pub async fn unpause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.start(routes::machine(routes::MACHINE_UNPAUSE, name)).await
     }
 
-    /// Changes how much memory a guest has.
+    /// Changes the memory size of a guest.
     pub async fn balloon(
         &self,
         name: &MachineName,
@@ -110,7 +111,7 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_BALLOON, name), request).await
     }
 
-    /// Begins to take a capsule of a machine that runs on.
+    /// Starts a checkpoint: a capsule of a machine that continues to run.
     pub async fn checkpoint(
         &self,
         name: &MachineName,
@@ -119,7 +120,7 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_CHECKPOINT, name), request).await
     }
 
-    /// Begins to take a capsule of a machine and end it.
+    /// Starts to suspend a machine: a capsule, then the machine is ended.
     pub async fn suspend(
         &self,
         name: &MachineName,
@@ -128,7 +129,7 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_SUSPEND, name), request).await
     }
 
-    /// Begins to move a machine to another host.
+    /// Starts the migration of a machine to another host.
     pub async fn migrate(
         &self,
         name: &MachineName,
@@ -137,7 +138,7 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_MIGRATE, name), request).await
     }
 
-    /// Begins to keep a standby of a machine on another host.
+    /// Starts the protection of a machine by a standby on another host.
     pub async fn protect(
         &self,
         name: &MachineName,
@@ -146,12 +147,12 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_PROTECT, name), request).await
     }
 
-    /// Keeps no standby of a machine any longer.
+    /// Ends the protection of a machine.
     pub async fn unprotect(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         Call::new(Method::DELETE, routes::machine(routes::MACHINE_PROTECT, name)).read(&self.socket).await
     }
 
-    /// Lets its standby have a machine.
+    /// Starts the switch of a machine to its standby.
     pub async fn failover(
         &self,
         name: &MachineName,
@@ -160,38 +161,38 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_FAILOVER, name), request).await
     }
 
-    /// How machines moved away from the host, newest first.
+    /// Past migrations away from the host, newest first.
     pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, ClientError> {
         self.get(routes::MIGRATIONS).await
     }
 
-    /// Begins to move all machines of the host to others.
+    /// Starts the migration of all machines of the host to other hosts.
     pub async fn evacuate(&self, request: &EvacuateRequest) -> Result<Operation, ClientError> {
         self.post(routes::EVACUATE, request).await
     }
 
-    /// The last bytes, at most `bytes`, that a machine printed on its serial port.
+    /// Last bytes, at most `bytes`, that a machine printed on its serial port.
     pub async fn console_log(&self, name: &MachineName, bytes: u64) -> Result<Bytes, ClientError> {
         let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
         Call::new(Method::GET, routes::console_log(name, bytes)).read_bytes(&self.socket, limit).await
     }
 
-    /// Begins to make a machine from a capsule.
+    /// Starts a machine from a capsule.
     pub async fn resume(&self, request: &ResumeRequest) -> Result<Operation, ClientError> {
         self.post(routes::RESUME, request).await
     }
 
-    /// Begins to make several machines from a capsule.
+    /// Starts several clones of a capsule.
     pub async fn clone_capsule(&self, request: &CloneRequest) -> Result<Operation, ClientError> {
         self.post(routes::CLONE, request).await
     }
 
-    /// Finds the capsule that fits best.
+    /// Finds the golden capsule that matches best.
     pub async fn match_golden(&self, request: &MatchRequest) -> Result<GoldenMatch, ClientError> {
         self.post(routes::MATCH, request).await
     }
 
-    /// Makes a machine that boots from the disks of a capsule.
+    /// Creates a machine that boots from the disks of a capsule.
     pub async fn derive(&self, request: &DeriveRequest) -> Result<MachineInfo, ClientError> {
         self.post(routes::DERIVE, request).await
     }
@@ -201,7 +202,7 @@ impl Client {
         self.post(routes::PROMOTE, request).await
     }
 
-    /// All capsules, or one with its ancestors and descendants; parents first.
+    /// Graph of all capsules, or of one with its ancestors and descendants; parents first.
     pub async fn graph(&self, capsule: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, ClientError> {
         match capsule {
             Some(capsule) => self.get(routes::capsule(routes::CAPSULE_GRAPH, capsule)).await,
@@ -209,7 +210,7 @@ impl Client {
         }
     }
 
-    /// Who still stands on old versions of a capsule.
+    /// Machines and capsules that are based on old versions of a capsule.
     pub async fn rebase(
         &self,
         capsule: &CapsuleRef,
@@ -218,117 +219,118 @@ impl Client {
         self.get(routes::capsule_rebase(capsule, onto)).await
     }
 
-    /// What a ref named before, newest first.
+    /// Earlier capsules of a ref, newest first.
     pub async fn ref_history(&self, name: &RefName) -> Result<Vec<RefVersion>, ClientError> {
         self.get(routes::ref_history(name)).await
     }
 
-    /// All capsules, newest first.
+    /// All capsules of the host, newest first.
     pub async fn capsules(&self) -> Result<Vec<CapsuleInfo>, ClientError> {
         self.get(routes::CAPSULES).await
     }
 
-    /// One capsule.
+    /// Information about one capsule.
     pub async fn capsule(&self, capsule: &CapsuleRef) -> Result<CapsuleInfo, ClientError> {
         self.get(routes::capsule(routes::CAPSULE, capsule)).await
     }
 
-    /// A capsule and its ancestors, newest first.
+    /// Capsule and its ancestors, newest first.
     pub async fn log(&self, capsule: &CapsuleRef) -> Result<Vec<CapsuleInfo>, ClientError> {
         self.get(routes::capsule(routes::CAPSULE_LOG, capsule)).await
     }
 
-    /// What differs between two capsules.
+    /// Differences between two capsules.
     pub async fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, ClientError> {
         self.get(routes::capsule_diff(a, b)).await
     }
 
-    /// Lets a tag name a capsule.
+    /// Sets a tag to a capsule.
     pub async fn tag(&self, tag: &RefName, request: &TagRequest) -> Result<Tagged, ClientError> {
         self.send(Method::PUT, routes::tag(tag), request).await
     }
 
-    /// Removes a ref, and says what it named.
+    /// Removes a ref, and returns the capsule that it named.
     pub async fn remove(&self, name: &RefName) -> Result<PreviousCapsule, ClientError> {
         Call::new(Method::DELETE, routes::reference(name)).read(&self.socket).await
     }
 
-    /// Begins to free what no ref reaches.
+    /// Starts garbage collection.
     pub async fn gc(&self) -> Result<Operation, ClientError> {
         self.start(routes::STORE_GC).await
     }
 
-    /// Begins to read and check everything in the store.
+    /// Starts to read and check everything in the store.
     pub async fn verify(&self) -> Result<Operation, ClientError> {
         self.start(routes::STORE_VERIFY).await
     }
 
-    /// Begins to write a capsule or an image to a file of the host.
+    /// Starts to write a capsule or an image to a file of the host.
     pub async fn export(&self, request: &ExportRequest) -> Result<Operation, ClientError> {
         self.post(routes::EXPORT, request).await
     }
 
-    /// Begins to read a capsule or a disk from a file of the host.
+    /// Starts to read a capsule or a disk from a file of the host.
     pub async fn import(&self, request: &ImportRequest) -> Result<Operation, ClientError> {
         self.post(routes::IMPORT, request).await
     }
 
-    /// Begins to bring a capsule here.
+    /// Starts to fetch a capsule from another host.
     pub async fn pull(&self, request: &PullRequest) -> Result<Operation, ClientError> {
         self.post(routes::PULL, request).await
     }
 
-    /// Begins to bring a machine or a capsule to another host.
+    /// Starts to send a machine or a capsule to another host.
     pub async fn push(&self, request: &PushRequest) -> Result<Operation, ClientError> {
         self.post(routes::PUSH, request).await
     }
 
-    /// What a trusted host offers.
+    /// Capsules that a trusted host offers.
     pub async fn remote(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, ClientError> {
         self.get(routes::remote(host)).await
     }
 
-    /// The cache of pages.
+    /// Statistics of the hash cache.
     pub async fn cache(&self) -> Result<CacheInfo, ClientError> {
         self.get(routes::CACHE).await
     }
 
-    /// Begins to read a file for the cache of pages.
+    /// Starts to index a file in the hash cache.
     pub async fn cache_add(&self, request: &CacheAddRequest) -> Result<Operation, ClientError> {
         self.post(routes::CACHE, request).await
     }
 
-    /// Whom the host trusts.
+    /// Hosts that the host trusts.
     pub async fn trusted(&self) -> Result<Vec<TrustEntry>, ClientError> {
         self.get(routes::TRUST).await
     }
 
-    /// Lets the host trust another one.
+    /// Adds a host to the trust list.
     pub async fn trust(&self, entry: &TrustEntry) -> Result<TrustEntry, ClientError> {
         self.post(routes::TRUST, entry).await
     }
 
-    /// Says which refs a trusted host may use.
+    /// Sets the refs that a trusted host may use.
     pub async fn limit(&self, name: &HostName, rights: &RefRights) -> Result<TrustEntry, ClientError> {
         self.send(Method::PUT, routes::trust_entry(name), rights).await
     }
 
-    /// Lets the host trust another one no longer.
+    /// Removes a host from the trust list.
     pub async fn distrust(&self, name: &HostName) -> Result<(), ClientError> {
         self.delete(routes::trust_entry(name)).await
     }
 
-    /// Operations that run or ended lately.
+    /// Operations that are running or ended recently.
     pub async fn operations(&self) -> Result<Vec<Operation>, ClientError> {
         self.get(routes::OPERATIONS).await
     }
 
-    /// One operation.
+    /// State of one operation.
     pub async fn operation(&self, id: OperationId) -> Result<Operation, ClientError> {
         self.get(routes::operation(routes::OPERATION, id)).await
     }
 
-    /// Asks an operation to stop. It may still end in another way; [`Client::follow`] says how.
+    /// Requests the cancellation of an operation. It may still end otherwise; [`Client::watch_operation`]
+    /// returns its end.
     pub async fn cancel(&self, id: OperationId) -> Result<Operation, ClientError> {
         Call::new(Method::DELETE, routes::operation(routes::OPERATION, id)).read(&self.socket).await
     }

@@ -1,4 +1,4 @@
-//! One connection, one request, one answer. Knows HTTP and the bounds, not the API.
+//! HTTP connection for one call: one request, one reply. Knows HTTP and the limits, not the API.
 
 use crate::ClientError;
 use bytes::Bytes;
@@ -10,12 +10,12 @@ use std::path::Path;
 use tokio::net::UnixStream;
 use whimbrel_api::{ApiError, ErrorCode};
 
-/// Longest JSON answer that is read: a list of some ten thousand capsules.
+/// Most bytes of a JSON reply: a list of some ten thousand capsules.
 pub(crate) const JSON_MAX: usize = 64 << 20;
-/// Longest body of a refusal.
+/// Most bytes of an error reply.
 const ERROR_MAX: usize = 1 << 20;
 
-/// A call that is to be made.
+/// Call to be sent.
 pub(crate) struct Call {
     method: Method,
     path: String,
@@ -36,7 +36,7 @@ impl Call {
         Self { upgrade: Some(protocol), ..self }
     }
 
-    /// How errors name it.
+    /// Name of the call in errors.
     pub(crate) fn label(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
@@ -54,7 +54,7 @@ impl Call {
         request.body(Full::new(self.body.unwrap_or_default().into()))
     }
 
-    /// Sends it and waits for the head of an answer that is no refusal.
+    /// Sends the call and waits for the headers of a successful reply.
     pub(crate) async fn send(self, socket: &Path) -> Result<Response<Incoming>, ClientError> {
         let label = self.label();
         let fail = |error: hyper::Error| ClientError::protocol(&label, error);
@@ -63,7 +63,7 @@ impl Call {
             .await
             .map_err(|source| ClientError::connecting(socket.to_owned(), source))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(fail)?;
-        // The task ends by itself once the answer has been read or dropped; its error reaches the reader too.
+        // The task ends once the reply has been read or dropped; its error reaches the reader too.
         tokio::spawn(connection.with_upgrades());
         let response = sender.send_request(request).await.map_err(fail)?;
         if response.status().is_client_error() || response.status().is_server_error() {
@@ -72,21 +72,21 @@ impl Call {
         Ok(response)
     }
 
-    /// Sends it and reads the JSON of the answer.
+    /// Sends the call and decodes the JSON of the reply.
     pub(crate) async fn read<T: DeserializeOwned>(self, socket: &Path) -> Result<T, ClientError> {
         let label = self.label();
         let bytes = body(&label, self.send(socket).await?, JSON_MAX).await?;
         serde_json::from_slice(&bytes).map_err(|error| ClientError::protocol(&label, error))
     }
 
-    /// Sends it and reads at most `limit` bytes of text.
+    /// Sends the call and reads at most `limit` bytes of text.
     pub(crate) async fn read_bytes(self, socket: &Path, limit: usize) -> Result<Bytes, ClientError> {
         let label = self.label();
         body(&label, self.send(socket).await?, limit).await
     }
 }
 
-/// The whole body, if it is no longer than `limit`.
+/// Reads the complete body, if it has at most `limit` bytes.
 async fn body(label: &str, response: Response<Incoming>, limit: usize) -> Result<Bytes, ClientError> {
     match Limited::new(response.into_body(), limit).collect().await {
         Ok(body) => Ok(body.to_bytes()),
@@ -97,7 +97,8 @@ async fn body(label: &str, response: Response<Incoming>, limit: usize) -> Result
     }
 }
 
-/// The error that a refusal carries. A server that is no Whimbrel answers something else; its status is kept.
+/// Error of an error reply. If the server is not Whimbrel, it has another format; then the error has the
+/// status.
 async fn refusal(label: &str, response: Response<Incoming>) -> ClientError {
     let status = response.status();
     let bytes = match body(label, response, ERROR_MAX).await {
@@ -107,7 +108,7 @@ async fn refusal(label: &str, response: Response<Incoming>) -> ClientError {
     let error = serde_json::from_slice(&bytes).unwrap_or_else(|_| {
         ApiError::new(
             ErrorCode::Internal,
-            format!("the daemon answered {status} to {label} without saying why"),
+            format!("the daemon answered {status} to {label} without a reason"),
         )
     });
     ClientError::Api(error)

@@ -1,4 +1,4 @@
-//! The trace of a working set, as it comes. What is in it is not looked at here.
+//! Stream of a dirty trace, as the daemon sends it. Its content is not decoded here.
 
 use crate::{Client, ClientError, connection::Call};
 use bytes::Bytes;
@@ -7,8 +7,7 @@ use hyper::{Method, body::Incoming};
 use whimbrel_api::{DirtyTraceRequest, routes};
 use whimbrel_core::MachineName;
 
-/// Pieces of a trace. It ends when its time is over or the machine is no longer there; dropping it ends the
-/// sampling.
+/// Parts of a trace. The stream ends with the sampling time or the machine; dropping it ends the sampling.
 #[derive(Debug)]
 pub struct TraceStream {
     label: String,
@@ -16,7 +15,7 @@ pub struct TraceStream {
 }
 
 impl Client {
-    /// Begins to sample what a machine dirties.
+    /// Starts to sample the dirty pages of a machine.
     pub async fn wws(
         &self,
         name: &MachineName,
@@ -30,13 +29,13 @@ impl Client {
 }
 
 impl TraceStream {
-    /// The next bytes; none at the end.
+    /// Next bytes; none at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         loop {
             match self.body.frame().await {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(ClientError::protocol(&self.label, error)),
-                // Trailers are not for us.
+                // Trailers are ignored.
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => return Ok(Some(data)),
                     Err(_) => continue,

@@ -1,63 +1,63 @@
-//! Why a call failed: no daemon, no right to talk to it, its own refusal, or an answer that makes no sense.
+//! Errors of calls: no daemon, no permission, an error of the daemon, or an invalid reply.
 
 use std::{error::Error, io, path::PathBuf};
 use whimbrel_api::ApiError;
 
-/// A call that failed.
+/// Cause of a failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens on the socket.
+    /// No process listens on the socket.
     #[error("no host daemon listens on {}", socket.display())]
     NotRunning {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What connecting said.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The socket is there and not for this user.
-    #[error("this user may not talk to the host daemon on {}", socket.display())]
+    /// The user may not connect to the socket.
+    #[error("this user may not connect to the host daemon on {}", socket.display())]
     Permission {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
-        /// What connecting said.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// Connecting failed in another way.
+    /// The connection failed for another reason.
     #[error("cannot connect to {}", socket.display())]
     Connect {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The daemon answered that it cannot.
+    /// The daemon returned an error.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// The connection broke, or what came over it is not what the API says.
-    #[error("the host daemon's answer to {request} makes no sense")]
+    /// The connection failed, or the reply does not match the API.
+    #[error("the host daemon's answer to {request} is invalid")]
     Protocol {
         /// Method and path of the call.
         request: String,
-        /// Why.
+        /// Cause reported by the connection or the decoder.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The answer is longer than anything the API would say.
+    /// The reply exceeds the limit.
     #[error("the host daemon's answer to {request} is longer than {limit} bytes")]
     TooLarge {
         /// Method and path of the call.
         request: String,
-        /// The bound.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// The stream of an operation ended before the operation did.
-    #[error("the host daemon went away while operation {operation} was running")]
+    /// The event stream ended before the operation did.
+    #[error("lost contact with the host daemon while operation {operation} was running")]
     Lost {
-        /// Its number.
+        /// Id of the operation.
         operation: whimbrel_api::OperationId,
     },
 }
@@ -75,7 +75,7 @@ impl ClientError {
         }
     }
 
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NotRunning { .. } => Some(

@@ -1,9 +1,8 @@
-//! Typed calls of the HTTP API of a host, over its unix socket.
+//! Client of the HTTP API of a host, over its Unix socket, with typed calls.
 //!
-//! One method a route, in [`Client`]. Every call opens a connection of its own: on a unix socket that costs
-//! microseconds, and a call that hangs never holds up another. Nothing here prints, retries or waits longer
-//! than the daemon takes. Replies are bounded before they are kept; what exceeds a bound is
-//! [`ClientError::TooLarge`].
+//! [`Client`] has one method for each route. Every call opens a connection of its own: on a Unix socket that
+//! costs microseconds, and a slow call never delays another. Nothing here prints, retries or waits longer
+//! than the daemon takes. Replies have size limits; a larger one is [`ClientError::TooLarge`].
 
 mod client;
 mod connection;

@@ -1,22 +1,21 @@
-//! The stream of an operation: one JSON object a line until the operation has ended.
+//! Event stream of an operation: one JSON object a line until the operation has ended.
 
 use crate::{Client, ClientError, connection::Call};
 use http_body_util::BodyExt;
 use hyper::{Method, body::Incoming};
 use whimbrel_api::{Operation, OperationId, routes};
 
-/// Longest line that is read. A result with tens of thousands of rounds fits.
+/// Most bytes of a line. A result with tens of thousands of rounds fits.
 const LINE_MAX: usize = 4 << 20;
 
 impl Client {
-    /// Watches an operation until it has ended and returns how. `on_progress` sees every snapshot, the last
-    /// one too.
+    /// Waits until an operation has ended and returns its last state. `on_progress` gets every snapshot,
+    /// including the last.
     ///
-    /// Dropping the future stops watching and nothing else: the operation goes on. [`Client::cancel`] ends
-    /// it.
+    /// Dropping the future does not affect the operation. [`Client::cancel`] ends it.
     ///
     /// # Errors
-    /// [`ClientError::Lost`] if the daemon goes away first; a failed operation is no error here.
+    /// [`ClientError::Lost`] if the daemon ends first; a failed operation is no error here.
     pub async fn watch_operation(
         &self,
         id: OperationId,
@@ -44,7 +43,7 @@ impl Client {
     }
 }
 
-/// Snapshots cut out of a body that arrives in pieces of any size.
+/// Splits a body that arrives in parts of any size into snapshots.
 struct Lines {
     label: String,
     operation: OperationId,
@@ -53,7 +52,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// The next snapshot, or none at the end of the stream. A last line without its line feed is not one.
+    /// Next snapshot, or none at the end of the stream. A last line without a line feed is ignored.
     async fn next(&mut self) -> Result<Option<Operation>, ClientError> {
         let mut searched = 0;
         loop {
@@ -67,7 +66,7 @@ impl Lines {
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
-                // A daemon that is killed cuts the chunked body short; so does one whose socket is closed.
+                // A daemon that is killed truncates the chunked body, as does one whose socket is closed.
                 Some(Err(_)) => return Err(ClientError::Lost { operation: self.operation }),
                 None => return Ok(None),
             }

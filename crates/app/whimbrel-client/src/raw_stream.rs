@@ -1,4 +1,4 @@
-//! Connections that stop being HTTP and become a raw byte stream (RFC 9110, 7.8): the console of a machine,
+//! Raw streams: connections upgraded from HTTP to a byte stream (RFC 9110, 7.8), for the console of a machine
 //! and the protocol between hosts.
 
 use crate::{Client, ClientError, connection::Call};
@@ -13,18 +13,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use whimbrel_api::routes;
 use whimbrel_core::MachineName;
 
-/// Both directions of a raw stream. What its end means is for the call that opened it to say.
+/// Both directions of a raw stream. The call that opened it defines the meaning of its end.
 #[derive(Debug)]
 pub struct RawStream(TokioIo<Upgraded>);
 
 impl Client {
-    /// Opens the console of a machine. The end of the stream is the end of the machine, or of the daemon.
+    /// Opens the console of a machine. The stream ends with the machine or the daemon.
     pub async fn console(&self, name: &MachineName) -> Result<RawStream, ClientError> {
         self.upgrade(routes::machine(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
     }
 
-    /// Opens a stream of the protocol between hosts. It ends when the daemon is done with the peer, or itself
-    /// ends.
+    /// Opens a stream of the protocol between hosts. It ends when the daemon ends or closes the connection to
+    /// the peer.
     pub async fn wire(&self) -> Result<RawStream, ClientError> {
         self.upgrade(routes::WIRE.to_owned(), routes::WIRE_PROTOCOL).await
     }

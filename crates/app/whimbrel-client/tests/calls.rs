@@ -1,5 +1,5 @@
-//! The client against scripted daemons on real unix sockets: what it sends, what it makes of every kind of
-//! answer.
+//! Client tests with scripted daemons on real Unix sockets: requests sent, and the handling of every kind of
+//! reply.
 
 use axum::{
     Json, Router,
@@ -16,7 +16,7 @@ use tokio::{
 use whimbrel_api::*;
 use whimbrel_client::{Client, ClientError};
 
-/// Serves `router` on a fresh socket for as long as `test` runs.
+/// Serves `router` on a new socket while `test` runs.
 async fn with_daemon<F: Future<Output = ()>>(router: Router, test: impl FnOnce(Client) -> F) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("host.sock");

@@ -1,4 +1,4 @@
-//! Everything a host has, and the requests that are done at once.
+//! The daemon: all its state, and the requests that are done at once.
 
 use crate::{
     capsule::graph::Sizes,
@@ -39,13 +39,12 @@ use whimbrel_qemu::QemuBinary;
 use whimbrel_store::Store;
 use whimbrel_wire::{Identity, Rights, Trust, TrustError, TrustedPeer};
 
-/// How long a guest gets to switch itself off unless the caller says otherwise.
+/// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
 /// `cpu max` means "all that this QEMU emulates", which differs between versions and hosts under KVM.
 const CPU: &str = "max";
 const MACHINE: &str = "q35";
 
-/// The daemon's state.
 pub(crate) struct Daemon {
     pub(crate) me: Weak<Daemon>,
     pub(crate) neighbours: PeerConnections,
@@ -61,12 +60,12 @@ pub(crate) struct Daemon {
     pub(crate) runtime: Handle,
     pub(crate) warm: PrestartedQemus,
     pub(crate) handovers: PendingHandovers,
-    /// What machines that run elsewhere had here.
+    /// Resources of machines that have left, which are being freed.
     pub(crate) retiring: Arc<Cleanup>,
-    /// Ports of machines that arrive.
+    /// Ports of incoming machines.
     pub(crate) newcomers: RecentArrivals,
     pub(crate) tunnels: Tunnels,
-    /// Machines here of which pages are elsewhere.
+    /// Fetchers of machines with missing pages.
     pub(crate) owings: PageFetchers,
     pub(crate) sizes: Sizes,
     pub(crate) evacuating: EvacuationState,
@@ -77,11 +76,11 @@ pub(crate) struct Daemon {
     arrivals: std::sync::OnceLock<IncomingMigrations>,
     started: Instant,
     closing: AtomicBool,
-    /// Names of machines that are being made.
+    /// Names of machines that are being created.
     claimed: Mutex<BTreeSet<MachineName>>,
 }
 
-/// A name that nobody else gets until this is dropped; by then its machine is in the table, or will never be.
+/// A reserved name. When this is dropped its machine is in the registry, or never will be.
 pub(crate) struct NameReservation<'a> {
     host: &'a Daemon,
     name: MachineName,
@@ -94,7 +93,7 @@ impl Drop for NameReservation<'_> {
 }
 
 impl Daemon {
-    /// Opens store and identity. No machine is touched yet.
+    /// Opens store and identity. Does not touch machines yet.
     pub(crate) fn open(
         name: HostName,
         listen: Option<SocketAddr>,
@@ -141,7 +140,7 @@ impl Daemon {
             closing: AtomicBool::new(false),
             claimed: Mutex::default(),
         });
-        // Looking for QEMU and trying KVM takes seconds, once: better before the first machine is asked for.
+        // Finding QEMU and testing KVM takes seconds, once: better before the first machine is requested.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
         host.store.set_elsewhere(Arc::new(crate::server::peer_rpc::PeerObjects(host.me.clone())));
         let landing = Arc::new(crate::migrate::target::incoming::DaemonTarget::new(&host));
@@ -149,7 +148,7 @@ impl Daemon {
         Ok(host)
     }
 
-    /// Sleeps; false as soon as the daemon is told to stop.
+    /// Sleeps. Returns false as soon as the daemon is told to stop.
     pub(crate) fn sleep_unless_closing(&self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         while Instant::now() < until && !self.closing.load(Ordering::Acquire) {
@@ -158,7 +157,7 @@ impl Daemon {
         !self.closing.load(Ordering::Acquire)
     }
 
-    /// The daemon was not told to stop.
+    /// Whether the daemon was not told to stop.
     pub(crate) fn is_open(&self) -> bool {
         !self.closing.load(Ordering::Acquire)
     }
@@ -168,7 +167,7 @@ impl Daemon {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// The daemon was told to stop.
+    /// Tells the daemon to stop.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
     }
@@ -177,7 +176,7 @@ impl Daemon {
         &self.operations
     }
 
-    /// Machines that are arriving from other hosts.
+    /// Incoming machines of this host.
     pub(crate) fn arrivals(&self) -> &IncomingMigrations {
         self.arrivals.get().expect("set when the host was opened")
     }
@@ -185,7 +184,7 @@ impl Daemon {
     /// The QEMU of this host.
     pub(crate) fn qemu(&self) -> Result<&'static QemuBinary, DaemonError> {
         let failed = |error: &'static whimbrel_qemu::ProbeError| DaemonError::Qemu {
-            action: "find one",
+            action: "find its binary",
             source: error.to_string().into(),
         };
         whimbrel_qemu::probe().map_err(failed)
@@ -207,7 +206,7 @@ impl Daemon {
         infos
     }
 
-    /// Enters a machine under its name. The name is free, or that of a machine that lies suspended.
+    /// Adds a machine to the registry. Its name is free, or that of a suspended machine.
     pub(crate) fn insert(&self, machine: Machine) -> Arc<Machine> {
         let machine = Arc::new(machine);
         self.table().insert(machine.name().clone(), machine.clone());
@@ -218,8 +217,8 @@ impl Daemon {
         self.table().remove(name);
     }
 
-    /// Takes a name for a machine that is being made, or says that it is in use. Of two that want it at once,
-    /// one gets it.
+    /// Reserves a name for a machine that is being created, or reports that it is in use. Only one of two
+    /// concurrent callers gets it.
     pub(crate) fn claim_name(
         &self,
         name: &MachineName,
@@ -228,7 +227,7 @@ impl Daemon {
         self.claim_if(name, || self.check_free(name, resuming))
     }
 
-    /// The same, free being whatever `check` says.
+    /// Like [`Self::claim_name`], where `check` decides whether the name is free.
     pub(crate) fn claim_if(
         &self,
         name: &MachineName,
@@ -246,15 +245,15 @@ impl Daemon {
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), DaemonError> {
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
         let state = machine.info().state;
-        if let (true, whimbrel_api::MachineState::Given { to }) = (resuming, &state) {
+        if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {
             return Err(DaemonError::Given { name: name.clone(), to: to.clone() });
         }
         let suspended = resuming && state == whimbrel_api::MachineState::Suspended;
         if suspended { Ok(()) } else { Err(DaemonError::NameTaken { name: name.clone() }) }
     }
 
-    /// Refuses a machine that is another one in the table by now: it was resumed or started while its turn
-    /// was waited for.
+    /// Refuses a machine that was replaced in the registry by a resume or a start while its lock was waited
+    /// for.
     pub(crate) fn check_current(&self, machine: &Arc<Machine>) -> Result<(), DaemonError> {
         let name = machine.name();
         match self.table().get(name) {
@@ -322,8 +321,8 @@ impl Daemon {
         self.register_started(record, live).map(|machine| machine.info())
     }
 
-    /// A machine that has just come to life here gets its record, its place in the table and a watcher.
-    /// If the record cannot be written, or no CPU runs, nothing is left of it.
+    /// Registers a machine that has just started here: saves its record, adds it to the registry and
+    /// supervises it. If the record cannot be saved, or no CPU runs, nothing of it is left.
     pub(crate) fn register_started(
         self: &Arc<Self>,
         record: Record,
@@ -336,8 +335,8 @@ impl Daemon {
         })
     }
 
-    /// The same for a machine that this host knew before, as `before` says: that is what it is again if it
-    /// fails.
+    /// Like [`Self::register_started`], for a machine that was known here. After a failure it is again as in
+    /// `before`.
     pub(crate) fn register_restarted(
         self: &Arc<Self>,
         record: Record,
@@ -345,13 +344,13 @@ impl Daemon {
         before: &Record,
     ) -> Result<Arc<Machine>, DaemonError> {
         self.start_services(record, live).or_else(|error| {
-            // The write that failed may have reached the disk all the same.
+            // The failed write may have reached the disk all the same.
             before.save(&self.layout)?;
             Err(error)
         })
     }
 
-    /// On failure its QEMU has ended, and what its record says is uncertain.
+    /// On failure its QEMU has ended, and the content of its record is uncertain.
     fn start_services(
         self: &Arc<Self>,
         mut record: Record,
@@ -385,7 +384,7 @@ impl Daemon {
         Ok(Some(Boot { kernel, initrd, append: request.append.clone().unwrap_or_default() }))
     }
 
-    /// Copies a boot file to where machines boot from, under its digest.
+    /// Copies a boot file to the boot directory, under its digest.
     fn keep_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
         let content = std::fs::read(path).map_err(|source| DaemonError::io("read", path, source))?;
         let digest = Digest::of(&content);
@@ -402,22 +401,22 @@ impl Daemon {
             .map_err(|source| DaemonError::io("write", &kept, source))
     }
 
-    /// Forgets a machine that has ended, with its disks.
+    /// Deletes a machine that has ended, with its disks.
     pub(crate) fn forget(&self, name: &MachineName) -> Result<(), DaemonError> {
         let machine = match self.machine(name) {
-            // One that is away stays whose it is; only its network is no longer here.
+            // A machine that is away belongs to the other host; only its network is no longer here.
             Err(DaemonError::NotFound { .. }) if self.tunnels.end_of(name) => return Ok(()),
             machine => machine?,
         };
         let mut turn = machine.try_lock_in_any_phase("removal", None)?;
         self.check_current(&machine)?;
-        // One that was handed over and killed here is the target's. One that is arriving is not to be
-        // touched.
+        // A machine that was handed over and killed here belongs to the target. An incoming machine must not
+        // be touched.
         if turn.live.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
             let state = turn.record.phase.word();
             return Err(DaemonError::State { name: name.clone(), state, needed: "stopped" });
         }
-        // Where another host has the machine, the tunnel is that host's.
+        // If another host has the machine, the tunnel is that host's.
         if !matches!(turn.record.phase, Phase::HandedOver { .. } | Phase::Given { .. }) {
             self.leave_home(&mut turn.record);
             self.tunnels.end_of(name);
@@ -426,12 +425,12 @@ impl Daemon {
         Record::forget(&self.layout, name)?;
         self.remove(name);
         self.stop_upload(name);
-        // Whoever keeps pages of it need not any longer.
+        // The host that has its missing pages need not keep them.
         owed.into_iter().for_each(|owed| self.release(owed.handover));
         Ok(())
     }
 
-    /// Switches a machine off, gently or not. One that is off already stays so.
+    /// Switches a machine off, by power button or at once. A machine that is off stays so.
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, DaemonError> {
         let machine = self.machine(name)?;
         self.unprotect_before_stop(name)?;
@@ -449,7 +448,8 @@ impl Daemon {
                 }
                 self.discard_missing_memory(&mut turn);
                 turn.record.process = None;
-                // Between two hosts it is not known here whose it is, so killed it is not one to start here.
+                // Between two hosts the owner is not known here, so a killed machine must not be started
+                // here.
                 if turn.record.phase == Phase::Here {
                     turn.record.phase = Phase::Stopped;
                     self.leave_home(&mut turn.record);
@@ -524,7 +524,7 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T,
     text.parse().map_err(|error: T::Err| DaemonError::invalid(error.to_string()))
 }
 
-/// A disk of the machine and what it begins as.
+/// A disk of the machine and its base.
 fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     let meta =
         std::fs::metadata(&source.path).map_err(|error| DaemonError::io("open", &source.path, error))?;
@@ -535,7 +535,7 @@ fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     let size = ByteSize(size.next_multiple_of(PAGE_SIZE as u64));
     if size.0 == 0 {
         return Err(DaemonError::invalid(format!(
-            "{} is empty; say how large the disk is",
+            "{} is empty; specify the size of the disk",
             source.path.display()
         )));
     }

@@ -1,12 +1,11 @@
-//! The daemon: knows the machines of a host, watches over them, and serves the API and other hosts.
+//! The daemon: knows the machines of a host, supervises them, and serves the API and other hosts.
 //!
-//! The only crate that introduces the engines to each other. What survives what: machines survive the daemon
-//! (their QEMU lives on and is taken up again by the next one), capsules and records survive the host.
+//! Only this crate connects the engines. Machines survive the daemon: their QEMU lives on, and the next
+//! daemon adopts it. Capsules and records survive the host.
 //!
-//! Start: [`run`] with [`DaemonOptions`]. Inside: `host` holds everything and does the short requests;
-//! `capture`, `resume` and `migrate` the long ones; `machine` says who may work on a machine; `live` and its
-//! parts are what a running machine is made of; `take_up` finds machines again; `http` and `peers` are the
-//! faces.
+//! [`run`] starts it with [`DaemonOptions`]. `daemon` has the state and the short requests; `capsule`,
+//! `migrate`, `protect` and `transfer` the long ones; `machine` locks, records and recovery; `running` the
+//! parts of a running machine; `server` the interfaces for users and peers.
 
 mod capsule;
 mod core;

@@ -16,25 +16,25 @@ use std::{
 use tokio::net::{TcpListener, UnixListener};
 use whimbrel_core::HostName;
 
-/// How long operations that are under way get to leave things tidy when the daemon is told to stop.
+/// Time for operations under way to clean up when the daemon is told to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a daemon needs to know.
+/// Options of the daemon.
 #[derive(Debug, Clone)]
 pub struct DaemonOptions {
-    /// Its name among those who trust each other.
+    /// Name of this host among its peers.
     pub name: HostName,
-    /// Where it takes connections of other hosts; none takes none.
+    /// Address for connections of other hosts; none accepts none.
     pub listen: Option<SocketAddr>,
-    /// Directory for what must survive a reboot: store, machines, key.
+    /// Directory for data that survives a reboot: store, machines, key.
     pub data: PathBuf,
-    /// Directory on a tmpfs for what must survive the daemon: guest memory, sockets.
+    /// Directory on a tmpfs for files that survive the daemon: guest memory, sockets.
     pub run_dir: PathBuf,
-    /// Unix socket of its HTTP API.
+    /// Unix socket of the HTTP API.
     pub socket: PathBuf,
 }
 
-/// Serves until SIGTERM or SIGINT. Machines go on running; the next daemon takes them up.
+/// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
 pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let layout = Directories::create(&options.data, &options.run_dir)?;
     let _lock = lock(&layout)?;
@@ -56,7 +56,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     served
 }
 
-/// One daemon a data directory. The lock goes with the process, however it ends.
+/// Allows one daemon for each data directory. The lock ends with the process, however that ends.
 fn lock(layout: &Directories) -> Result<File, DaemonError> {
     let path = layout.data().join("lock");
     let file = File::create(&path).map_err(|source| DaemonError::io("create", &path, source))?;
@@ -79,12 +79,12 @@ async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonE
     let served = axum::serve(api, http::router(host)).with_graceful_shutdown(asked_to_stop());
     tokio::select! {
         served = served => served.map_err(|source| DaemonError::io("serve", &options.socket, source)),
-        // Streams of events would keep a graceful shutdown waiting for as long as their operations run.
+        // Event streams would delay a graceful shutdown until their operations end.
         () = async { asked_to_stop().await; tokio::time::sleep(Duration::from_millis(200)).await } => Ok(()),
     }
 }
 
-/// The socket of the API: for its owner only, and never somebody else's live one.
+/// The API socket: for its owner only. Never replaces one on which another daemon listens.
 async fn bind_api(path: &Path) -> Result<UnixListener, DaemonError> {
     let io = |action| move |source| DaemonError::io(action, path, source);
     if let Some(dir) = path.parent() {
@@ -107,7 +107,7 @@ async fn asked_to_stop() {
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        tracing::error!("signals cannot be received, stop the daemon with SIGKILL");
+        tracing::error!("cannot receive signals; stop the daemon with SIGKILL");
         return std::future::pending().await;
     };
     tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }

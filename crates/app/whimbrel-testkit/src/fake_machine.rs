@@ -1,33 +1,33 @@
-//! A machine without a machine: page arrays that change while they are read, and a pause that stops it.
+//! Fake machine: page arrays that change while they are read, and a pause that stops the changes.
 //!
-//! Deterministic: the changes come from a seed and happen inside the calls an engine makes, never in the
-//! background. So one seed repeats one run, and any interleaving an engine can meet is met in some run. While
-//! the machine runs, every call changes some pages first, and a read may be torn: a page changes between
-//! its two halves. Such a page is in the next dirty set, as the contract of [`PageArray`] says.
+//! Deterministic: the changes come from a seed and happen inside the calls of an engine, never in the
+//! background. So a seed repeats a run, and every interleaving that an engine can meet occurs in some run.
+//! While the machine runs, every call changes some pages first, and a read may be torn: a page changes
+//! between its two halves. Such a page is in the next dirty set, as the contract of [`PageArray`] requires.
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 
-/// What a fake machine is like.
+/// Configuration of a fake machine.
 #[derive(Debug, Clone)]
 pub struct FakeConfig {
     /// Name and length in pages of each array.
     pub arrays: Vec<(String, u64)>,
-    /// Where all changes come from.
+    /// Seed of all changes.
     pub seed: u64,
-    /// Pages written in each call while the machine runs, at most.
+    /// Most pages written in each call while the machine runs.
     pub writes_per_call: u64,
-    /// After so many calls every further one fails; none never does.
+    /// Number of calls after which every further one fails; none never fails.
     pub fails_after: Option<u64>,
 }
 
-/// A fake machine. Clones are the same machine, so a test keeps one to look inside.
+/// Fake machine. Clones share its state, so a test can retain one to inspect it.
 #[derive(Debug, Clone)]
 pub struct FakeMachine(Arc<Mutex<World>>);
 
-/// One of its arrays.
+/// Array of a fake machine.
 #[derive(Debug)]
 pub struct FakeArray {
     name: String,
@@ -50,13 +50,13 @@ struct Pages {
     dirty: PageSet,
 }
 
-/// The failure that [`FakeConfig::fails_after`] asked for.
+/// Failure that [`FakeConfig::fails_after`] requested.
 #[derive(Debug, thiserror::Error)]
 #[error("the fake machine was told to fail")]
 pub struct Injected;
 
 impl FakeMachine {
-    /// A running machine whose arrays hold some pages already, and those arrays.
+    /// Creates a running machine whose arrays have some pages already; returns it with the arrays.
     pub fn new(config: &FakeConfig) -> (Self, Vec<FakeArray>) {
         let pages =
             |count: u64| Pages { content: vec![0; count as usize * PAGE_SIZE], dirty: PageSet::empty(count) };
@@ -82,30 +82,29 @@ impl FakeMachine {
         (Self(world), arrays)
     }
 
-    /// The content of array number `index` at this moment.
+    /// Present content of array number `index`.
     pub fn content(&self, index: usize) -> Vec<u8> {
         lock(&self.0).arrays[index].content.clone()
     }
 
-    /// Pages of array number `index` that were written and not taken: what a failed attempt must leave
-    /// behind.
+    /// Pages of array number `index` that were written and not taken, which a failed attempt must leave.
     pub fn dirty(&self, index: usize) -> PageSet {
         lock(&self.0).arrays[index].dirty.clone()
     }
 
-    /// Whether it runs.
+    /// Whether the machine runs.
     pub fn is_running(&self) -> bool {
         lock(&self.0).running
     }
 
-    /// From now on nothing fails.
+    /// Disables further failures.
     pub fn heal(&self) {
         lock(&self.0).calls_left = None;
     }
 }
 
 impl World {
-    /// What happens in every call: the machine runs on for a moment, then the call may fail.
+    /// Step of every call: the machine runs for a moment, then the call may fail.
     fn step(&mut self) -> Result<(), Injected> {
         if self.running && self.writes_per_call > 0 {
             for _ in 0..self.random.random_range(0..=self.writes_per_call) {
@@ -126,7 +125,7 @@ impl World {
     fn change_some_page(&mut self, index: usize) {
         let count = self.arrays[index].dirty.len();
         if count > 0 {
-            // Half of the writes go to an eighth of the pages: machines have a hot set.
+            // Half of the writes go to an eighth of the pages: machines have a writable working set.
             let span = if self.random.random() { count } else { count.div_ceil(8) };
             let page = self.random.random_range(0..span);
             self.change_page(index, page);
@@ -184,7 +183,7 @@ impl PageArray for FakeArray {
         let at = run.offset() as usize;
         out.copy_from_slice(&world.arrays[self.index].content[at..at + run.bytes()]);
         if world.running && world.writes_per_call > 0 && world.random.random() {
-            // Torn: the first half is the old page, the second one the new.
+            // Torn read: the first half is the old page, the second half the new one.
             let page = world.random.random_range(run.pages());
             world.change_page(self.index, page);
             let half = page as usize * PAGE_SIZE + PAGE_SIZE / 2;
@@ -205,7 +204,7 @@ impl Machine for FakeMachine {
 
     fn unpause(&mut self) -> Result<(), MachineError> {
         let mut world = lock(&self.0);
-        // Never fails: what an engine does after a failure is what a test is about.
+        // Never fails: tests examine what an engine does after a failure.
         world.running = true;
         Ok(())
     }
@@ -220,7 +219,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// A test that panicked in one of these calls is over; what it left is not looked at.
+/// A test that panicked in one of these calls has ended; its state does not matter.
 fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }

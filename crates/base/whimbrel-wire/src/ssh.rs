@@ -1,4 +1,4 @@
-//! The ssh transport: runs `ssh DESTINATION whimbrel serve --stdio`; wire frames use its input and output.
+//! The ssh transport: runs `ssh DESTINATION whimbrel dial-stdio`; wire frames use its input and output.
 //!
 //! There is no TLS inside: ssh has authenticated the peer, and a login has all rights. ssh runs without a
 //! terminal and never prompts: where it would need a password it fails, and the error contains its message.
@@ -59,9 +59,9 @@ pub struct SshCommand {
 }
 
 impl SshCommand {
-    /// `whimbrel serve --stdio` at `destination`.
+    /// `whimbrel dial-stdio` at `destination`.
     pub fn new(destination: impl Into<String>) -> Self {
-        let remote = "whimbrel serve --stdio".to_owned();
+        let remote = "whimbrel dial-stdio".to_owned();
         Self { program: "ssh".into(), options: Vec::new(), destination: destination.into(), remote }
     }
 

@@ -1,9 +1,9 @@
 //! Measures a table: `cargo run --release -p whimbrel-hashcache --example lookup -- [pages of content]
 //! [folder]`.
 //!
-//! Fills a table that was made for that many pages with as many digests, then looks up digests that are there
-//! and digests that are not, in random order, on one core; then the same with a table that is full. Then
-//! pages are really read from a file.
+//! Fills a table for that many pages with as many digests, then looks up digests that are in it and digests
+//! that are not, in random order, on one core; then the same with a full table. Then pages are read from a
+//! file.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -13,7 +13,7 @@ use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceKind};
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Repetitions: of the clock the best counts, of the processor all together.
+/// Repetitions: the best wall-clock time counts, and the total processor time.
 const ROUNDS: usize = 10;
 
 struct Random(u64);
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// A digest as uniform as a real one, made from its number.
+/// Digest derived from a number, as uniform as a real one.
 fn digest(number: u64) -> Digest {
     let mut random = Random(number.wrapping_mul(0xd6e8_feb8_6659_fd93));
     let mut bytes = [0; 32];
@@ -39,7 +39,7 @@ fn rate(count: usize, time: Duration) -> String {
     format!("{:6.1} M/s", count as f64 / time.as_secs_f64() / 1e6)
 }
 
-/// Looks up `count` digests numbered from `base` below `end` in random order; how many were found.
+/// Looks up `count` digests numbered from `base` below `end` in random order; returns the number found.
 fn measure(name: &str, cache: &HashCache, base: u64, end: u64) {
     let mut random = Random(7);
     let wanted: Vec<Digest> = (0..1 << 20).map(|_| digest(base + random.next() % (end - base))).collect();
@@ -66,7 +66,7 @@ fn measure(name: &str, cache: &HashCache, base: u64, end: u64) {
     );
 }
 
-/// What this thread has had of a core, to the kernel's tick; for machines that do other things as well.
+/// Processor time of this thread, to the kernel's tick, because the host may have other work.
 fn processor_time() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     Duration::from_nanos(text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0))

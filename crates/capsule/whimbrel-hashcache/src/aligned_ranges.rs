@@ -1,7 +1,7 @@
-//! Which pages of an image lie in a stretch of it, given how the image is cut. Pure.
+//! Aligned ranges: the complete pages in a byte range of an image, for the alignment of that image. Pure.
 //!
-//! Cuts say where file pages begin in each part of a disk image, since partitions may begin at an odd sector.
-//! Only pages that lie whole in one part are looked at; the few that are cut short at a border are left out.
+//! An alignment says where file pages begin in each region of a disk image, since partitions may begin at an
+//! odd sector. Pages that cross the border of two regions are left out; they are few.
 
 use whimbrel_alignment::PageAlignment;
 use whimbrel_core::PAGE_SIZE;
@@ -9,18 +9,18 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// From `start` on pages begin at `phase` modulo 4096.
+/// Region of an image: from `start` on, pages begin at `phase` modulo 4096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Region {
     start: u64,
     phase: u64,
 }
 
-/// The grids of an image, in order; what lies before the first or without any is cut from the beginning.
+/// Regions of an image, in order. Bytes before the first region have phase 0.
 #[derive(Debug, Default)]
 pub(crate) struct AlignedRanges(Vec<Region>);
 
-/// Pages that follow each other.
+/// Run of consecutive pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageRange {
     pub(crate) start: u64,
@@ -33,13 +33,13 @@ impl AlignedRanges {
         Self(borders.map(|border| Region { start: border.start, phase: border.phase }).collect())
     }
 
-    /// A number that differs for different grids.
+    /// Hash of the alignment.
     pub(crate) fn mark(&self) -> u64 {
         let numbers = self.0.iter().flat_map(|region| [region.start, region.phase]);
         xxh3_64(&numbers.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
     }
 
-    /// The whole pages in `start..end` of the image.
+    /// Complete pages in `start..end` of the image.
     pub(crate) fn runs(&self, start: u64, end: u64) -> Vec<PageRange> {
         let mut runs = Vec::new();
         let next = self.0.partition_point(|region| region.start <= start);
@@ -106,7 +106,7 @@ mod tests {
                     prop_assert_eq!(page % PAGE, phase);
                 }
             }
-            // At most a page before and one behind is lost in each part.
+            // Each region loses at most one page at its start and one at its end.
             let parts = regions.iter().filter(|r| r.start > start && r.start < end).count() as u64 + 1;
             prop_assert!((pages + 2 * parts) * PAGE >= end - start);
         }

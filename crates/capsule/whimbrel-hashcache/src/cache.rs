@@ -1,8 +1,8 @@
-//! The table file: made, opened, looked into.
+//! Hash cache: creates, opens and queries the table file.
 //!
-//! It is made as a file without a name, with all of its blocks allocated, and linked to its name when it is
-//! whole; so there is a whole table or none, and nothing is left behind. A table that cannot be used is an
-//! error that says so, or is replaced if the caller wishes. A file that never was a table is not replaced.
+//! The file is created without a name, with all of its blocks allocated, and linked to its name when it is
+//! complete. So there is a complete table or none, and a crash leaves nothing behind. An unusable table is an
+//! error, or is replaced if the caller asks for that. A file that never was a table is not replaced.
 
 use crate::SourceKind;
 use crate::error::{CacheError, Result, io_at};
@@ -25,21 +25,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use whimbrel_core::{Digest, PAGE_SIZE};
 
-/// Keys on their way from memory while one is looked at.
+/// Keys whose memory is prefetched while an earlier one is looked up.
 const AHEAD: usize = 32;
 
-/// What to do when there is no usable table.
+/// Reaction to a missing or unusable table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnMissing {
-    /// Say so.
+    /// Return an error.
     Fail,
-    /// Make one if there is no file; a damaged or foreign file is an error.
+    /// Create a table if there is no file; a damaged or foreign file is an error.
     Create(Geometry),
-    /// Make one if there is no file, or one that is damaged, of another version, or cut short.
+    /// Create a table if there is no file, or if the file is damaged, truncated or of another version.
     Recreate(Geometry),
 }
 
-/// An open hash cache. All of it may be used from many threads at once.
+/// Open hash cache; many threads may use it at once.
 #[derive(Debug)]
 pub struct HashCache {
     path: PathBuf,
@@ -59,7 +59,7 @@ impl HashCache {
         Self::open_seeded(path, missing, rand::random())
     }
 
-    /// The same with chosen randomness of evictions, for tests that must repeat.
+    /// Opens the table with a seed for evictions, for tests that must be repeatable.
     pub fn open_seeded(path: &Path, missing: OnMissing, seed: u64) -> Result<Self> {
         let (file, header) = match (open_table(path), missing) {
             (
@@ -67,7 +67,7 @@ impl HashCache {
                 OnMissing::Create(geometry) | OnMissing::Recreate(geometry),
             ) if source.kind() == io::ErrorKind::NotFound => create(path, geometry)?,
             (Err(CacheError::Unusable { source, .. }), OnMissing::Recreate(geometry)) => {
-                tracing::warn!(path = %path.display(), reason = %source, "making the hash cache anew");
+                tracing::warn!(path = %path.display(), reason = %source, "recreating the hash cache");
                 io_at("remove", path, std::fs::remove_file(path))?;
                 create(path, geometry)?
             }
@@ -87,23 +87,24 @@ impl HashCache {
         })
     }
 
-    /// How large the table is.
+    /// Size of the table.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Where the table is.
+    /// Path of the table file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where a page may lie. Nothing is read or checked: this asks whether [`get`](Self::get) is worth a try.
+    /// Probable location of a page. Nothing is read or checked: this tells whether [`get`](Self::get) is
+    /// worth a try.
     pub fn lookup(&self, digest: &Digest) -> Option<Location> {
         let table = self.table();
         table.first(&table.key(digest))
     }
 
-    /// [`lookup`](Self::lookup) for many digests, an answer for each; the table's memory is fetched ahead.
+    /// [`lookup`](Self::lookup) for many digests, with a result for each; prefetches the table's memory.
     pub fn lookup_many(&self, digests: &[Digest]) -> Vec<Option<Location>> {
         let table = self.table();
         let mut keys = [table.key(&Digest([0; 32])); AHEAD];
@@ -121,14 +122,14 @@ impl HashCache {
         found
     }
 
-    /// Reads the page of `digest` from wherever it lies and checks it. Entries that turn out wrong are
-    /// dropped. If it returns false, `page` holds anything.
+    /// Reads the page of `digest` from any location and checks it. Wrong entries are dropped. If it returns
+    /// false, `page` has undefined content.
     pub fn get(&self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
         self.stream().get(self, &PageQuery::Digest(*digest), page)
     }
 
-    /// The same for a page of which only the first half of the digest is known: reads the first page found
-    /// whose digest begins so.
+    /// [`get`](Self::get) by the first half of a digest: reads the first page found whose digest begins with
+    /// `half`.
     pub fn get_by_half(&self, half: &[u8; 16], page: &mut [u8; PAGE_SIZE]) -> bool {
         let mut digest = Digest([0; 32]);
         digest.0[..half.len()].copy_from_slice(half);
@@ -139,20 +140,19 @@ impl HashCache {
         self.shared.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// For one thread that gets many pages: read-ahead that others do not disturb.
+    /// Reader for one thread that gets many pages, with a read-ahead of its own.
     pub fn reader(&self) -> Reader<'_> {
         Reader::new(self)
     }
 
-    /// Closes the source files that are kept open, so that deleted ones free their space. They are opened
-    /// again when needed.
+    /// Closes the source files that are open, so that deleted ones free their space. They are opened again
+    /// when needed.
     pub fn close_files(&self) {
         self.files.close();
         *self.shared.lock().unwrap_or_else(|e| e.into_inner()) = Stream::default();
     }
 
-    /// Writes the table to the disk now. Without it the kernel does so in its own time, also after the
-    /// process died.
+    /// Writes the table to the disk now. Otherwise the kernel writes it later, even if the process has died.
     pub fn flush(&self) -> Result<()> {
         io_at("write", &self.path, self.map.flush())
     }
@@ -181,12 +181,12 @@ impl HashCache {
         self.random.next()
     }
 
-    /// Whether a source changes all the time.
+    /// Whether the content of a source changes all the time.
     pub(crate) fn is_volatile(&self, id: SourceId) -> bool {
         self.sources().read(id).is_none_or(|record| record.kind == SourceKind::Memory)
     }
 
-    /// Reads from a source what there is.
+    /// Reads as many bytes of a source as it has.
     pub(crate) fn read(&self, location: Location, buffer: &mut [u8]) -> Result<usize, NotRead> {
         let (sources, id) = (self.sources(), location.source);
         self.files.read(id, sources.stamp(id), || sources.read(id), location.offset, buffer)
@@ -199,8 +199,7 @@ fn open_table(path: &Path) -> Result<(File, Header)> {
     let file = io_at("open", path, File::options().read(true).write(true).open(path))?;
     let found = io_at("measure", path, file.metadata())?.len();
     if found < HEADER_SIZE as u64 {
-        // Nothing of the size of a page can tell what it was; an empty file is what is left of a table or of
-        // nothing.
+        // A file shorter than a page does not tell its origin. An empty file counts as a truncated table.
         let foreign = found > 0 && !begins_like_a_table(&file);
         let short = HeaderError::Length { found, wanted: HEADER_SIZE as u64 };
         return Err(if foreign { CacheError::Foreign { path: path.to_owned() } } else { unusable(short) });
@@ -223,7 +222,7 @@ fn begins_like_a_table(file: &File) -> bool {
     file.read_exact_at(&mut bytes, 0).is_ok() && bytes == crate::format::MAGIC
 }
 
-/// Makes a table, or opens the one that another process made at the same moment.
+/// Creates a table, or opens the one that another process created at the same moment.
 fn create(path: &Path, geometry: Geometry) -> Result<(File, Header)> {
     let header = Header { id: rand::random(), geometry };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -244,7 +243,7 @@ fn create(path: &Path, geometry: Geometry) -> Result<(File, Header)> {
     }
 }
 
-/// Gives a file its blocks, so that a write to the mapping never needs one from a full disk.
+/// Allocates all blocks of a file, so that a write to the mapping never needs one from a full disk.
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),

@@ -1,4 +1,4 @@
-//! What can go wrong with the cache itself. A page that is not found is no error.
+//! Errors of the hash cache itself. A page that is not found is no error.
 
 use crate::format::HeaderError;
 use crate::qcow2::Qcow2Error;
@@ -7,83 +7,83 @@ use std::{io, path::PathBuf};
 /// Result of an operation on the cache.
 pub type Result<T, E = CacheError> = std::result::Result<T, E>;
 
-/// Why an operation on the cache failed.
+/// Cause of a failed operation on the cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// `open`, `read`, `allocate`, …
+        /// Verb of the operation: `open`, `read`, `allocate`, …
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The table file cannot be used. It is only a cache: remove it, or open it with
-    /// [`Missing::Recreate`](crate::Missing::Recreate).
-    #[error("the hash cache {} cannot be used and has to be made anew", path.display())]
+    /// The table file is unusable. Its content can be rebuilt: remove it, or open it with
+    /// [`OnMissing::Recreate`](crate::OnMissing::Recreate).
+    #[error("the hash cache {} is unusable and must be recreated", path.display())]
     Unusable {
-        /// The table file.
+        /// Path of the table file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Defect of its header.
         #[source]
         source: HeaderError,
     },
-    /// The file is neither a table nor what is left of one, so it is not replaced either.
+    /// The file is neither a table nor a truncated one, so it is not replaced.
     #[error("{} is not a hash cache", path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// A source is neither a regular file nor a block device.
     #[error("{} is neither a file nor a block device", path.display())]
     NotAFile {
-        /// What was to be added.
+        /// Path that was to be added.
         path: PathBuf,
     },
     /// A path does not fit into a record.
     #[error("a path of {length} bytes is too long, the limit is {limit}")]
     PathTooLong {
-        /// What it has.
+        /// Length of the path in bytes.
         length: usize,
-        /// What it may have.
+        /// Greatest length in bytes.
         limit: usize,
     },
-    /// Every slot for sources is taken by a file that still exists.
-    #[error("the hash cache knows {limit} files already: forget one, or make a larger cache")]
+    /// Every source record belongs to a file that still exists.
+    #[error("the hash cache is full: it has {limit} files; remove one or create a larger cache")]
     SourcesFull {
-        /// The number of slots.
+        /// Number of source records.
         limit: u32,
     },
     /// No source has this path or number.
     #[error("{} is not in the hash cache", path.display())]
     Unknown {
-        /// What was asked for.
+        /// Path that was requested.
         path: PathBuf,
     },
-    /// Another process has been changing the list of sources for too long.
+    /// Another process held the lock of the source list for too long.
     #[error("another process holds the hash cache {}", path.display())]
     Busy {
-        /// The table file.
+        /// Path of the table file.
         path: PathBuf,
     },
     /// The image cannot be read as qcow2.
     #[error("cannot read {} as qcow2", path.display())]
     Qcow2 {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// Why.
+        /// Defect of the image.
         #[source]
         source: Qcow2Error,
     },
-    /// The progress callback asked to stop. What was found until then stays in the table.
+    /// The progress callback cancelled the scan. Pages found before stay in the table.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Puts the file and what was tried beside an error of the operating system.
+/// Adds the path and the attempted action to an error of the operating system.
 pub(crate) fn io_at<T>(action: &'static str, path: &std::path::Path, result: io::Result<T>) -> Result<T> {
     result.map_err(|source| CacheError::Io { action, path: path.to_owned(), source })
 }

@@ -1,5 +1,5 @@
-//! The table file: header, source records, and where everything lies. Pure: bytes in, fields out.
-//! `docs/formats/hash-cache.md` tells the rest.
+//! Format of the table file: header, source records, and the offset of each part. Pure: bytes in, fields out.
+//! `docs/formats/hash-cache.md` has the details.
 //!
 //! ```text
 //! page 0                 header, written once
@@ -8,9 +8,9 @@
 //! then                   buckets, one page each
 //! ```
 //!
-//! Invariant: a [`Header`] that was decoded describes a file whose length fits into the address space and
-//! whose parts do not overlap. A header fails by its magic, its version, its checksum or a field that makes
-//! no sense; a record that fails is no source.
+//! Invariant: a decoded [`Header`] describes a file whose length fits into the address space and whose parts
+//! do not overlap. A header is rejected for its magic, version, checksum or an invalid field; a record that
+//! fails these checks counts as free.
 
 use crate::SourceKind;
 use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
@@ -21,13 +21,13 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const HEADER_SIZE: usize = PAGE_SIZE;
 /// Bytes of a source record.
 pub const RECORD_SIZE: usize = 1024;
-/// Longest path of a source in bytes.
+/// Most bytes of a source's path.
 pub const MAX_PATH: usize = RECORD_SIZE - PATH_AT;
-/// Most sources a table can have.
+/// Most sources of a table.
 pub const MAX_SOURCES: u32 = 4096;
 /// Entries in a bucket: 16 bytes each.
 pub(crate) const BUCKET_ENTRIES: u64 = PAGE_SIZE as u64 / 16;
-/// 1 TiB of table, content of 256 TiB; more is damage or mischief.
+/// 1 TiB of table, for 256 TiB of content; larger numbers are damage or an attack.
 const MAX_BUCKETS: u64 = 1 << 28;
 
 pub(crate) const MAGIC: [u8; 8] = *b"WHIMHCSH";
@@ -35,12 +35,12 @@ const VERSION: u32 = 1;
 const CHECKED: usize = HEADER_SIZE - 8;
 const COUNTERS_AT: u64 = HEADER_SIZE as u64;
 const SOURCES_AT: u64 = COUNTERS_AT + PAGE_SIZE as u64;
-/// The first bytes of a record change without its checksum: counters.
+/// Bytes before this offset are counters, which the checksum does not cover.
 pub(crate) const RECORD_SUM_AT: usize = 16;
 const RECORD_BODY_AT: usize = 24;
 const PATH_AT: usize = 128;
 
-/// How large a table is. Fixed when it is made.
+/// Size of a table, fixed when it is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     buckets: u64,
@@ -48,8 +48,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A table that holds about `pages` pages of content: 84 % full then, so that few are lost to full
-    /// neighbourhoods.
+    /// Table for about `pages` pages of content, which then is 84 % full, so that few entries are lost to
+    /// full windows.
     pub fn for_pages(pages: u64) -> Self {
         let buckets =
             pages.min(MAX_BUCKETS * BUCKET_ENTRIES).saturating_mul(100).div_ceil(84 * BUCKET_ENTRIES);
@@ -57,29 +57,29 @@ impl Geometry {
         Self { buckets: buckets.clamp(1, MAX_BUCKETS), sources: sources.next_multiple_of(4) }
     }
 
-    /// A table file of about `bytes` bytes.
+    /// Table whose file has about `bytes` bytes.
     pub fn for_file_size(bytes: u64) -> Self {
-        // 16 bytes an entry at 84 %, and the sources.
+        // 16 bytes an entry at 84 %, and the source records.
         Self::for_pages(bytes / 8 * 42 / 100)
     }
 
-    /// The same with room for `sources` source files, at most [`MAX_SOURCES`].
+    /// Table with records for `sources` source files, at most [`MAX_SOURCES`].
     #[must_use]
     pub fn with_sources(self, sources: u32) -> Self {
         Self { sources: sources.clamp(4, MAX_SOURCES).next_multiple_of(4), ..self }
     }
 
-    /// Entries the table has.
+    /// Entries of the table.
     pub fn slots(&self) -> u64 {
         self.buckets * BUCKET_ENTRIES
     }
 
-    /// Source files it can know.
+    /// Source records of the table.
     pub fn sources(&self) -> u32 {
         self.sources
     }
 
-    /// Bytes of the whole file.
+    /// Bytes of the complete file.
     pub fn file_size(&self) -> u64 {
         self.buckets_at() + self.buckets * PAGE_SIZE as u64
     }
@@ -108,48 +108,48 @@ impl Geometry {
     }
 }
 
-/// What the first page says.
+/// Content of the header page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Random, made with the table.
+    /// Random id of the table.
     pub id: [u8; 16],
-    /// Its size.
+    /// Size of the table.
     pub geometry: Geometry,
 }
 
-/// Why bytes are no header.
+/// Reasons to reject a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// The file is something else.
-    #[error("this is no hash cache")]
+    /// The file is no table.
+    #[error("not a hash cache")]
     Magic,
-    /// Another program version wrote it.
-    #[error("hash cache format {found} is not known, only {VERSION}")]
+    /// Another version of the program wrote the file.
+    #[error("hash cache format {found} is unknown; this version reads format {VERSION}")]
     Version {
         /// The version found.
         found: u32,
     },
-    /// The page is empty or its checksum does not fit.
+    /// The page is empty or its checksum does not match.
     #[error("the header is damaged")]
     Checksum,
-    /// The checksum fits, but a field makes no sense.
-    #[error("the header's {field} makes no sense")]
+    /// The checksum matches, but a field is invalid.
+    #[error("the header has an invalid {field}")]
     Field {
-        /// Which one.
+        /// Name of the field.
         field: &'static str,
     },
-    /// The file has another length than its header says.
+    /// The length of the file contradicts its header.
     #[error("the file has {found} bytes instead of {wanted}")]
     Length {
-        /// Of the file.
+        /// Length of the file.
         found: u64,
-        /// From the header.
+        /// Length according to the header.
         wanted: u64,
     },
 }
 
 impl Header {
-    /// The first page.
+    /// Encodes the header page.
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -163,7 +163,7 @@ impl Header {
         bytes
     }
 
-    /// Reads a first page.
+    /// Decodes a header page and checks it.
     pub fn decode(bytes: &[u8; HEADER_SIZE]) -> Result<Self, HeaderError> {
         if bytes[..8] != MAGIC {
             // A crash can leave zeros, never another magic.
@@ -194,27 +194,27 @@ impl Header {
     }
 }
 
-/// What is known of a source file.
+/// Record of a source file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceRecord {
-    /// What it is.
+    /// Format of the file.
     pub kind: SourceKind,
-    /// Device and inode it had.
+    /// Device and inode when it was registered.
     pub identity: (u64, u64),
-    /// Bytes it had.
+    /// Size of the file in bytes.
     pub size: u64,
-    /// Time of its last change, seconds and nanoseconds; zeros unless a scan came to its end.
+    /// Time of its last change, in seconds and nanoseconds; zeros until a scan has finished.
     pub changed: (i64, u64),
-    /// Pages that the last scan found, or that were noted since.
+    /// Pages found by the last scan or inserted since.
     pub pages: u64,
-    /// Digest of how it was cut.
+    /// Hash of its alignment.
     pub cuts: u64,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
 impl SourceRecord {
-    /// The record with its counters at zero; none if the path is too long.
+    /// Encodes the record with its counters at zero; none if the path is too long.
     pub fn encode(&self) -> Option<[u8; RECORD_SIZE]> {
         let path = self.path.as_os_str().as_encoded_bytes();
         let mut bytes = [0; RECORD_SIZE];
@@ -238,7 +238,7 @@ impl SourceRecord {
         Some(bytes)
     }
 
-    /// Reads a record; none if it is free, torn or damaged.
+    /// Decodes a record; none if it is free, torn or damaged.
     pub fn decode(bytes: &[u8; RECORD_SIZE]) -> Option<Self> {
         let sum = u64::from_le_bytes(field(bytes, RECORD_SUM_AT));
         if sum != xxh3_64(&bytes[RECORD_BODY_AT..]) {
@@ -264,7 +264,7 @@ impl SourceRecord {
     }
 }
 
-/// `N` bytes from `at`; both are constants inside of `bytes`.
+/// Reads `N` bytes at `at`; both are constants within `bytes`.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes[at + i])
 }

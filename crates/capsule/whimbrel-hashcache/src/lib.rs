@@ -1,14 +1,15 @@
-//! The hash cache: for the digest of a page, where such a page already lies in the files of this host.
+//! Hash cache: a table from digests of pages to locations in files of this host.
 //!
-//! One table file of fixed size that holds no content, only tags of digests and places in *sources*: disk
+//! One table file of fixed size. It has no content, only parts of digests and locations in *sources*: disk
 //! images (raw, qcow2) and the memory files of running machines (section 4.4.1 of "Optimizing the migration
-//! of virtual computers"). Sources may change, shrink and vanish at any time and nobody tells the cache; two
-//! processes may write the table at once; it may be damaged. None of that can give wrong bytes, because a
-//! page is read into memory of ours and its digest is checked on every use, and an entry that was wrong is
-//! dropped. The price of everything that goes wrong is a page not found.
+//! of virtual computers"). Sources may change, shrink and vanish at any time without notice, two processes
+//! may write the table at once, and it may be damaged. None of that gives wrong bytes: a page is copied and
+//! the digest of the copy is checked on every use, and a wrong entry is dropped. The worst outcome is a page
+//! that is not found.
 //!
-//! What this crate does not do: find the alignment of file pages in a disk image (it is told, as
-//! [`Cuts`](whimbrel_alignment::Cuts)); hold content; talk to other hosts.
+//! This crate does not find the alignment of file pages in a disk image (the caller passes a
+//! [`PageAlignment`](whimbrel_alignment::PageAlignment)), does not store content, and does not talk to other
+//! hosts.
 
 mod aligned_ranges;
 mod cache;

@@ -1,4 +1,4 @@
-//! Where a page lies, and its packed form: one word of the table. Pure.
+//! Location of a page, and its packed form: one word of the table. Pure.
 //!
 //! ```text
 //! bits 48..64  source number, from 1
@@ -6,41 +6,41 @@
 //! bits  0..8   use count
 //! ```
 //!
-//! A word of zero is no place. Units are sectors, not pages: a partition may begin at an odd sector, and the
-//! pages of its files with it.
+//! A word of zero is no location. Units are sectors, not pages, because a partition and the pages of its
+//! files may begin at an odd sector.
 
-/// Number of a source file, an index into the table of sources.
+/// Number of a source file: its index in the table of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub(crate) u16);
 
 impl SourceId {
-    /// The number, from 1.
+    /// Number of the source, from 1.
     pub fn number(self) -> u16 {
         self.0
     }
 }
 
-/// Where a page lies, as far as the table knows: the content must be checked before it is used.
+/// Location of a page according to the table; the content must be checked before use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Location {
-    /// The file.
+    /// Source file of the page.
     pub source: SourceId,
     /// Byte offset in that file, a multiple of 512.
     pub offset: u64,
 }
 
-/// Bytes in a unit of an offset.
+/// Bytes of an offset unit.
 pub(crate) const UNIT: u64 = 512;
 const OFFSET_BITS: u32 = 40;
-/// The first byte past what an offset can name: 512 TiB.
+/// End of the offsets that fit: 512 TiB.
 pub(crate) const MAX_OFFSET: u64 = UNIT << OFFSET_BITS;
 
-/// A word of the table that is not empty, or an empty one.
+/// Word of the table, used or empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PackedLocation(pub(crate) u64);
 
 impl PackedLocation {
-    /// A place that was never used; none if the offset cannot be named.
+    /// Packs a location with a use count of zero; none if the offset does not fit.
     pub(crate) fn new(location: Location) -> Option<Self> {
         let Location { source, offset } = location;
         let fits = source.0 != 0 && offset < MAX_OFFSET && offset.is_multiple_of(UNIT);
@@ -48,7 +48,7 @@ impl PackedLocation {
     }
 
     pub(crate) fn is_none(self) -> bool {
-        // A damaged word without a source is as good as none.
+        // A damaged word without a source counts as empty.
         self.0 >> 48 == 0
     }
 
@@ -65,7 +65,7 @@ impl PackedLocation {
         self.0 as u8
     }
 
-    /// The same place with another count.
+    /// Copy with another use count.
     pub(crate) fn with_uses(self, uses: u8) -> Self {
         Self(self.0 & !0xff | u64::from(uses))
     }

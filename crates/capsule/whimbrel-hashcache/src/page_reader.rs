@@ -1,11 +1,11 @@
-//! Getting a page: the place from the table, the bytes from the file, the proof from the digest.
+//! Page reader: takes the location from the table, reads the bytes from the file and checks the digest.
 //!
-//! Two files that share a page mostly share the next ones too, so a second hit behind the first reads a
-//! window of 64 KiB, which serves the following requests without a system call. A request that the table does
-//! not know is also compared with the page behind the last hit, once: its entry may have been evicted while
-//! its neighbours stayed.
+//! Files that share a page mostly share the following pages too. So the second hit in sequence reads a window
+//! of 64 KiB, which serves later requests without a system call. A request that the table does not know is
+//! also compared once with the page after the last hit, because its entry may have been evicted while its
+//! neighbours stayed.
 //!
-//! Invariant: bytes are handed out only after the digest of the very copy that is handed out was found right.
+//! Invariant: a page is returned only after the digest of that very copy was checked.
 
 use crate::HashCache;
 use crate::location::Location;
@@ -17,15 +17,15 @@ use whimbrel_core::{Digest, PAGE_SIZE};
 /// Bytes of the first half of a digest.
 const HALF: usize = 16;
 const WINDOW: usize = 64 << 10;
-/// Windows kept: a few streams that alternate.
+/// Windows of a stream: enough for a few alternating sequences.
 const WINDOWS: usize = 4;
 
-/// What page is looked for. The table knows no more of a digest than its first half.
+/// Page to look for. The table has only the first half of digests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PageQuery {
-    /// The one of this digest.
+    /// Page with this digest.
     Digest(Digest),
-    /// One whose digest begins like this one; the rest of it counts for nothing.
+    /// Page whose digest begins with the first half of this one; the second half is ignored.
     Half(Digest),
 }
 
@@ -43,7 +43,7 @@ impl PageQuery {
     }
 }
 
-/// Bytes of a source as they were a moment ago.
+/// Bytes of a source that were read a moment ago.
 #[derive(Debug)]
 struct Window {
     at: Location,
@@ -51,7 +51,7 @@ struct Window {
 }
 
 impl Window {
-    /// The page at `location`, if it lies inside whole.
+    /// Page at `location`, if all of it is inside.
     fn page(&self, location: Location) -> Option<&[u8]> {
         let from = location.offset.checked_sub(self.at.offset)?;
         let from = usize::try_from(from).ok().filter(|_| location.source == self.at.source)?;
@@ -59,13 +59,13 @@ impl Window {
     }
 }
 
-/// What one stream of requests remembers.
+/// State of one stream of requests.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     windows: Vec<Window>,
     turn: usize,
     last: Option<Location>,
-    /// The last request was a hit, so the page behind it is worth a look.
+    /// The last request was a hit, so the page after it is worth a comparison.
     guess: bool,
 }
 
@@ -76,7 +76,7 @@ enum Fetched {
 }
 
 impl Stream {
-    /// Finds the page that is sought; `page` means nothing if it returns false.
+    /// Finds the requested page; `page` has undefined content if it returns false.
     pub(crate) fn get(&mut self, cache: &HashCache, sought: &PageQuery, page: &mut [u8; PAGE_SIZE]) -> bool {
         let table = cache.table();
         let (counters, sources) = (cache.counters(), cache.sources());
@@ -104,7 +104,7 @@ impl Stream {
         found
     }
 
-    /// Whether the page behind the last hit is the one; only if it was read already.
+    /// Whether the page after the last hit is the requested one; only if it is in a window.
     fn read_at_location(
         &mut self,
         cache: &HashCache,
@@ -138,7 +138,7 @@ impl Stream {
             if sought.is(&Digest::of(page)) {
                 return Fetched::Right;
             }
-            // The window may be older than the file.
+            // The window may be older than the file, so read the file.
         }
         let read = if self.is_sequential(location) {
             self.read_window(cache, location, page)
@@ -152,7 +152,7 @@ impl Stream {
         }
     }
 
-    /// Whether `location` comes shortly behind the last hit.
+    /// Whether `location` is shortly after the last hit.
     fn is_sequential(&self, location: Location) -> bool {
         self.last.is_some_and(|last| {
             let ahead = location.offset.wrapping_sub(last.offset);
@@ -160,7 +160,7 @@ impl Stream {
         })
     }
 
-    /// Reads a window in place of the oldest; bytes of its first page.
+    /// Replaces the oldest window by the bytes at `at`; returns the length of its first page.
     fn read_window(
         &mut self,
         cache: &HashCache,
@@ -184,7 +184,7 @@ impl Stream {
     }
 }
 
-/// A stream of requests with read-ahead of its own: one for each thread that gets many pages.
+/// Stream of requests with its own read-ahead, for one thread that gets many pages.
 #[derive(Debug)]
 pub struct Reader<'a> {
     cache: &'a HashCache,
@@ -196,14 +196,14 @@ impl<'a> Reader<'a> {
         Self { cache, stream: Stream::default() }
     }
 
-    /// Like [`HashCache::get`].
+    /// Reads a page as [`HashCache::get`] does.
     pub fn get(&mut self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
         self.stream.get(self.cache, &PageQuery::Digest(*digest), page)
     }
 }
 
 impl HashCache {
-    /// Notes a place, and counts what had to go for it.
+    /// Inserts a location, and counts an eviction.
     pub(crate) fn insert(
         &self,
         digest: &Digest,

@@ -1,11 +1,10 @@
-//! Numbers that only have to be spread well: which entries are drawn for eviction. SplitMix64 over a shared
-//! counter.
+//! Pseudorandom numbers that choose entries to evict: SplitMix64 over a shared counter.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A sequence that any thread may draw from.
+/// Sequence of random numbers, shared by threads.
 #[derive(Debug)]
 pub(crate) struct Random(AtomicU64);
 

@@ -1,13 +1,14 @@
-//! Where the clusters of a qcow2 image lie in its file (versions 2 and 3, QEMU's `docs/interop/qcow2.txt`).
+//! Reader of qcow2 images (versions 2 and 3, QEMU's `docs/interop/qcow2.txt`): finds the clusters in the
+//! file.
 //!
-//! Only what a hash cache needs: plain clusters of the active layer. Compressed and zero clusters, backing
-//! files and snapshots are left out, for a page that is not found costs only a transfer. Images that keep
-//! their data elsewhere or encrypted are refused.
+//! It reads only what a hash cache needs: plain clusters of the active layer. Compressed and zero clusters,
+//! backing files and snapshots are left out, since a page that is not found costs only a transfer. Images
+//! with external data files or encryption are rejected.
 //!
-//! The image may be hostile or change while it is read: every offset is checked against the file, every table
-//! is bounded by the file's length before it is allocated, and a walk ends when tables or data add up to more
-//! than the file holds, so tables that point at each other cost no more than one pass over the file. A single
-//! entry that makes no sense is skipped.
+//! The image may be hostile or change while it is read. Every offset is checked against the file, and every
+//! table is bounded by the file's length before it is allocated. A walk ends when tables or data add up to
+//! more than the file has, so tables that point at each other cost no more than one pass over the file. A
+//! single invalid entry is skipped.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
@@ -15,16 +16,16 @@ const MAGIC: u32 = 0x5146_49fb;
 const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
 const ALL_ZEROS: u64 = 1;
-/// QEMU's own limit.
+/// Limit of QEMU itself.
 const MAX_L1_BYTES: u64 = 32 << 20;
-/// Beyond, offsets in the cache end.
+/// Limit of offsets in the cache.
 const MAX_SIZE: u64 = 1 << 49;
 
-/// A file, or bytes that stand for one.
+/// Random access to the bytes of an image.
 pub trait ReadAt {
     /// Fills `buffer` from `offset`.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Bytes there are.
+    /// Length in bytes.
     fn size(&self) -> io::Result<u64>;
 }
 
@@ -61,56 +62,56 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
-/// Why an image cannot be read.
+/// Reasons to reject an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Qcow2Error {
-    /// The file ends too early, or the operating system refused.
+    /// The file ends too early, or the operating system returned an error.
     #[error("cannot read the {what}")]
     Read {
-        /// `header`, `L1 table`, …
+        /// Part of the image: `header`, `L1 table`, …
         what: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// It is something else.
-    #[error("there is no qcow2 magic")]
+    /// The file is no qcow2 image.
+    #[error("the qcow2 magic number is missing")]
     Magic,
-    /// A version other than 2 and 3.
-    #[error("version {version} is not known")]
+    /// The version is neither 2 nor 3.
+    #[error("qcow2 version {version} is not supported")]
     Version {
-        /// The version.
+        /// Version that was found.
         version: u32,
     },
-    /// It uses something that would make its clusters something else than plain content.
-    #[error("it uses {feature}, which is not read")]
+    /// The image uses a feature with which clusters are not plain content.
+    #[error("the image uses {feature}, which is not supported")]
     Feature {
-        /// What.
+        /// Name of the feature.
         feature: &'static str,
     },
-    /// A field makes no sense.
-    #[error("the {field} makes no sense")]
+    /// A field is invalid.
+    #[error("the {field} is invalid")]
     Field {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
     },
-    /// Tables or clusters are used more often than the file has room for.
-    #[error("its tables name more than the file holds")]
+    /// The tables refer to more tables or clusters than the file can have.
+    #[error("the tables refer to more data than the file has")]
     Overlap,
 }
 
-/// A part of the image that lies in one piece in the file.
+/// Part of the image that is contiguous in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Where in the image.
+    /// Offset in the image.
     pub guest: u64,
-    /// Where in the file.
+    /// Offset in the file.
     pub host: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// A header that was understood, and the first-level table.
+/// Checked header and first-level table of an image.
 #[derive(Debug)]
 pub struct Map<S> {
     source: S,
@@ -121,7 +122,7 @@ pub struct Map<S> {
 }
 
 impl<S: ReadAt> Map<S> {
-    /// Reads header and first-level table.
+    /// Reads the header and the first-level table.
     pub fn open(source: S) -> Result<Self, Qcow2Error> {
         let read = |what, source| Qcow2Error::Read { what, source };
         let file_size = source.size().map_err(|e| read("size", e))?;
@@ -144,7 +145,7 @@ impl<S: ReadAt> Map<S> {
             return Err(Qcow2Error::Field { field: "image size" });
         }
         let l1 = read_l1(&source, &header, file_size)?;
-        // A cluster of second-level entries, eight bytes each.
+        // One cluster of second-level entries, eight bytes each.
         let covered = 1 << (2 * cluster_bits - 3);
         if (l1.len() as u64) < size.div_ceil(covered) {
             return Err(Qcow2Error::Field { field: "L1 size" });
@@ -152,12 +153,12 @@ impl<S: ReadAt> Map<S> {
         Ok(Self { source, file_size, cluster_bits, size, l1 })
     }
 
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Walks the tables. Extents come in the order of the image and are as long as they can be.
+    /// Walks the tables. Extents come in the order of the image and are as long as possible.
     pub fn extents(self) -> Extents<S> {
         let (tables, data) = (self.file_size >> self.cluster_bits, self.file_size);
         Extents { map: self, l1_at: 0, l2: Vec::new(), l2_at: 0, guest: 0, tables, data, pending: None }
@@ -172,8 +173,8 @@ fn check_features(header: &[u8; 104], version: u32) -> Result<(), Qcow2Error> {
     if be32(header, 32) != 0 {
         return feature("encryption");
     }
-    // Version 2 has no such field; its bytes were not read and are zero. Bit 0 (refcounts may be wrong), bit
-    // 1 (marked corrupt) and bit 3 (another compression) do not change what plain clusters mean.
+    // Version 2 does not have this field; its bytes were not read and are zero. Bit 0 (refcounts may be
+    // wrong), bit 1 (marked corrupt) and bit 3 (another compression) do not affect plain clusters.
     let incompatible = be64(header, 72);
     match incompatible & !0b1011 {
         0 => Ok(()),
@@ -195,24 +196,24 @@ fn read_l1(source: &impl ReadAt, header: &[u8; 104], file_size: u64) -> Result<V
     Ok(words(&table))
 }
 
-/// The plain parts of an image, one after the other; ends after its first error.
+/// Iterator over the plain extents of an image; ends after the first error.
 #[derive(Debug)]
 pub struct Extents<S> {
     map: Map<S>,
     l1_at: usize,
     l2: Vec<u64>,
     l2_at: usize,
-    /// Where the next entry of `l2` stands in the image.
+    /// Offset in the image of the next entry of `l2`.
     guest: u64,
-    /// Tables that may still be read.
+    /// Limit of tables still to be read.
     tables: u64,
-    /// Bytes that may still be named.
+    /// Limit of data bytes still to be returned.
     data: u64,
     pending: Option<Extent>,
 }
 
 impl<S: ReadAt> Extents<S> {
-    /// The next cluster that lies in the file.
+    /// Next plain cluster that is in the file.
     fn cluster(&mut self) -> Result<Option<Extent>, Qcow2Error> {
         let size = 1 << self.map.cluster_bits;
         loop {
@@ -234,7 +235,7 @@ impl<S: ReadAt> Extents<S> {
         }
     }
 
-    /// Where the cluster of a second-level entry lies, if it is plain and inside of the file.
+    /// File offset of a second-level entry's cluster, if it is plain and within the file.
     fn plain(&self, entry: u64) -> Option<u64> {
         let host = entry & OFFSET_MASK;
         let plain = entry & (COMPRESSED | ALL_ZEROS) == 0 && host != 0;
@@ -270,7 +271,7 @@ impl<S: ReadAt> Extents<S> {
         Ok(false)
     }
 
-    /// Nothing comes after this.
+    /// Ends the iteration.
     fn end(&mut self) {
         (self.l1_at, self.l2_at) = (self.map.l1.len(), self.l2.len());
     }

@@ -1,9 +1,9 @@
-//! Files that come and go: `add`, `register`, `note`, `forget`.
+//! Registration of source files: `add`, `register`, `note`, `forget`.
 //!
-//! A file has one record, found by its path, or by its inode when it got another name. Adding it again scans
-//! it again, unless nothing about it changed; its pages then get new places instead of second entries. A
-//! record is reused when its file was forgotten, or, when there is no free one, when its file does not exist
-//! any more.
+//! A file has one record, found by its path, or by its inode if it was renamed. Adding it again scans it
+//! again, unless it has not changed; its pages then get new locations instead of second entries. A record is
+//! reused when its file was removed from the cache, or, if none is free, when its file does not exist any
+//! more.
 
 use crate::HashCache;
 use crate::aligned_ranges::AlignedRanges;
@@ -24,9 +24,9 @@ use whimbrel_alignment::PageAlignment;
 use whimbrel_core::Digest;
 
 impl HashCache {
-    /// Reads a file and notes where its pages lie. `cuts` says where pages begin in the image that the
-    /// file holds; without it, at every 4 KiB. The callback
-    /// is called after every mebibyte, from several threads, and may end the scan.
+    /// Scans a file and inserts the locations of its pages. `cuts` is the alignment of the image in the file;
+    /// without it pages begin at multiples of 4 KiB. The callback is called after every mebibyte, from
+    /// several threads, and may cancel the scan.
     pub fn add(
         &self,
         path: &Path,
@@ -47,7 +47,8 @@ impl HashCache {
         }
         let pieces = ScanRanges::new(walk, grid);
         let added = scan(self, Job { source, path: &path, file: &file, total, pieces, progress })?;
-        // Only if nobody forgot it meanwhile; what was noted then is found wrong on use or right.
+        // Only if the file was not removed meanwhile. Entries inserted since then are correct or are dropped
+        // on use.
         let _lock = self.lock_sources()?;
         if self.sources().read(source).is_some_and(|now| now.path == record.path) {
             self.sources().write(source, &SourceRecord { changed, pages: added.pages, ..record })?;
@@ -55,20 +56,20 @@ impl HashCache {
         Ok(added)
     }
 
-    /// Makes a file known without reading it, for a caller that has digests of its pages already and
-    /// [notes](Self::note) them.
+    /// Registers a file without reading it, for a caller that has digests of its pages already and
+    /// [inserts](Self::note) them.
     pub fn register(&self, path: &Path, kind: SourceKind) -> Result<SourceId> {
         let (_, _, record) = examine(path, kind)?;
         self.insert_record(&record).map(|(source, _)| source)
     }
 
-    /// Notes that the page of `digest` lies at a byte offset of a file, a multiple of 512. Nothing is checked
-    /// now.
+    /// Inserts the location of the page of `digest`: a byte offset in a file, a multiple of 512. The content
+    /// is not checked now.
     pub fn note(&self, digest: &Digest, location: Location) {
         self.insert(digest, location, |id| self.is_volatile(id));
     }
 
-    /// Forgets a file and every entry that points into it; how many there were.
+    /// Removes a file and every entry that points into it; returns the number of entries.
     pub fn forget(&self, path: &Path) -> Result<u64> {
         let path = io_at("name", path, std::path::absolute(path))?;
         let _thread = self.registration.lock().unwrap_or_else(|e| e.into_inner());
@@ -89,8 +90,8 @@ impl HashCache {
         Ok((SourceLock::take(self.file(), self.path())?, thread))
     }
 
-    /// The slot of a file, its record written as not scanned; or as it is, and true, if the file is known and
-    /// unchanged.
+    /// Source of a file. Its record is written as not scanned; if the file is known and unchanged, the record
+    /// stays and the result is true.
     fn insert_record(&self, record: &SourceRecord) -> Result<(SourceId, bool)> {
         let _lock = self.lock_sources()?;
         let sources = self.sources();
@@ -111,14 +112,14 @@ impl HashCache {
                 sources.all().find_map(gone).ok_or(CacheError::SourcesFull { limit })?
             }
         };
-        // What a former owner of the number left must not be taken for this file's.
+        // Entries of the record's previous file must not be taken for entries of this file.
         self.clear(source);
         sources.write(source, &SourceRecord { changed: (0, 0), ..record.clone() })?;
         Ok((source, false))
     }
 }
 
-/// The same path, or the same inode under another name while the old name does not lead elsewhere.
+/// Whether both records have one path, or one inode while the old path does not lead to another file.
 fn is_same_file(old: &SourceRecord, new: &SourceRecord) -> bool {
     let leads_elsewhere = || std::fs::metadata(&old.path).is_ok_and(|meta| identity(&meta) != new.identity);
     old.path == new.path || (old.identity == new.identity && old.kind == new.kind && !leads_elsewhere())
@@ -131,7 +132,7 @@ fn is_gone(record: &SourceRecord) -> bool {
     }
 }
 
-/// Opens a file and says what it is now.
+/// Opens a file and makes a record of its present state.
 fn examine(path: &Path, kind: SourceKind) -> Result<(File, PathBuf, SourceRecord)> {
     let path = io_at("name", path, std::path::absolute(path))?;
     let (file, meta) = match open_source(&path) {
@@ -153,7 +154,7 @@ fn examine(path: &Path, kind: SourceKind) -> Result<(File, PathBuf, SourceRecord
     Ok((file, path, record))
 }
 
-/// Seconds and nanoseconds of the last change; never the mark of a file that was not scanned.
+/// Seconds and nanoseconds of the last change; never zeros, which mean that the file was not scanned.
 fn changed(meta: &Metadata) -> (i64, u64) {
     match (meta.mtime(), meta.mtime_nsec()) {
         (0, 0) => (0, 1),
@@ -161,7 +162,7 @@ fn changed(meta: &Metadata) -> (i64, u64) {
     }
 }
 
-/// The walk over a file, and the bytes of the image it holds.
+/// Walk over a file, and the bytes of the image in it.
 fn walk(file: &File, path: &Path, kind: SourceKind, size: u64) -> Result<(Walk, u64)> {
     let file = io_at("open", path, file.try_clone())?;
     match kind {
@@ -176,8 +177,7 @@ fn walk(file: &File, path: &Path, kind: SourceKind, size: u64) -> Result<(Walk, 
 }
 
 impl source_files::SourceKind {
-    /// What a file looks like: a qcow2 image by its first bytes, anything else is raw. For paths that people
-    /// name.
+    /// Kind of a file: a qcow2 image by its first bytes, otherwise raw. For paths that users name.
     pub fn guess(path: &Path) -> Result<Self> {
         let (file, _, _) = examine(path, Self::Raw)?;
         let mut magic = [0; 4];

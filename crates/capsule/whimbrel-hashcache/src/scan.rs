@@ -1,8 +1,8 @@
-//! Digesting a source and noting its pages, with all cores but never more than [`MAX_WORKERS`].
+//! Scan of a source: hashes its pages and inserts their locations, with at most [`MAX_WORKERS`] threads.
 //!
-//! Workers take pieces from one walk, read them into memory of their own and note what is not zero. A piece
-//! that comes short (the file shrank) is taken for as long as it is. The caller's callback is called from the
-//! workers, one call at a time a worker, and ends the scan by `Break`; what was noted stays.
+//! Workers take ranges from one walk, read them into buffers of their own and insert the pages that are not
+//! zero. A range at the end of a file that shrank is shorter. Workers call the caller's callback, one call at
+//! a time for each worker; `Break` ends the scan, and pages inserted before stay.
 
 use crate::HashCache;
 use crate::error::{CacheError, Result};
@@ -20,37 +20,37 @@ use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
 
 const MAX_WORKERS: usize = 8;
 
-/// How far a scan is.
+/// Progress of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of the image behind which nothing is begun yet.
+    /// Offset in the image up to which ranges have been scanned.
     pub done: u64,
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub total: u64,
-    /// Pages digested, without zero pages.
+    /// Pages hashed, without zero pages.
     pub pages: u64,
 }
 
-/// What a scan found.
+/// Result of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// The number of the file.
+    /// Number of the file.
     pub source: SourceId,
-    /// False if the file was known and has not changed, so it was not read.
+    /// False if the file was known and unchanged, so that it was not read.
     pub scanned: bool,
-    /// Pages digested, without zero pages.
+    /// Pages hashed, without zero pages.
     pub pages: u64,
     /// Zero pages read; holes are not read.
     pub zero: u64,
-    /// Digests that were not in the table before.
+    /// Digests that were new to the table.
     pub new: u64,
-    /// Entries that were known and got a new place.
+    /// Existing entries that got a new location.
     pub moved: u64,
-    /// Entries of others that had to go.
+    /// Entries of other pages that were evicted.
     pub evicted: u64,
 }
 
-/// What is to be scanned.
+/// Parameters of a scan.
 pub(crate) struct Job<'a> {
     pub(crate) source: SourceId,
     pub(crate) path: &'a Path,
@@ -70,7 +70,7 @@ struct Tally {
     evicted: AtomicU64,
 }
 
-/// Scans; the tables of volatile sources are looked up once.
+/// Runs a scan; which sources are volatile is determined once.
 pub(crate) fn scan(cache: &HashCache, job: Job<'_>) -> Result<Added> {
     let volatile: Vec<bool> =
         std::iter::once(true).chain(cache.sources().ids().map(|id| cache.is_volatile(id))).collect();

@@ -1,8 +1,8 @@
-//! What of a source is to be digested: runs of pages in pieces of at most a mebibyte, holes left out.
+//! Scan ranges: the parts of a source to be hashed, in runs of pages of at most one mebibyte, without holes.
 //!
-//! A raw file is walked by its data extents (SEEK_DATA), widened by a page on both sides, since a page whose
-//! grid is not that of the file system may begin in a hole. A qcow2 image is walked by its tables; a page
-//! whose two halves lie apart in the file is left out.
+//! A raw file is walked by its data extents (SEEK_DATA), widened by a page on both sides, since a page with
+//! another alignment than the file system may begin in a hole. A qcow2 image is walked by its tables; a page
+//! whose two halves are apart in the file is left out.
 
 use crate::aligned_ranges::AlignedRanges;
 use crate::qcow2::{Extent, Extents, Qcow2Error};
@@ -14,27 +14,27 @@ use std::io;
 use whimbrel_core::PAGE_SIZE;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages in a piece.
+/// Most pages of a range.
 pub(crate) const PIECE_PAGES: u64 = 256;
 
-/// Pages that follow each other in a file.
+/// Run of consecutive pages in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ScanRange {
     /// Byte offset in the file.
     pub(crate) offset: u64,
     pub(crate) pages: u64,
-    /// Where in the image it ends, for the progress.
+    /// End offset in the image, for the progress.
     pub(crate) end: u64,
 }
 
-/// Why a walk ended early.
+/// Cause of a walk that ended early.
 #[derive(Debug)]
 pub(crate) enum WalkError {
     Io(io::Error),
     Qcow2(Qcow2Error),
 }
 
-/// The parts of a source that hold data.
+/// Iterator over the parts of a source that have data.
 #[derive(Debug)]
 pub(crate) enum Walk {
     Raw(RawExtents),
@@ -52,7 +52,7 @@ impl Iterator for Walk {
     }
 }
 
-/// Data extents of a file, widened and joined.
+/// Data extents of a file, widened and merged.
 #[derive(Debug)]
 pub(crate) struct RawExtents {
     file: File,
@@ -66,7 +66,7 @@ impl RawExtents {
         Self { file, size, at: 0, ahead: None }
     }
 
-    /// The next data extent as the file system tells it, widened.
+    /// Next data extent that the file system reports, widened.
     fn data(&mut self) -> io::Result<Option<(u64, u64)>> {
         if self.at >= self.size {
             return Ok(None);
@@ -74,12 +74,12 @@ impl RawExtents {
         let start = match seek(&self.file, SeekFrom::Data(self.at)) {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
-            // No holes are told of: a block device, huge pages.
+            // The file system reports no holes: a block device, huge pages.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => self.at,
             Err(error) => return Err(error.into()),
         };
         let end = match seek(&self.file, SeekFrom::Hole(start)) {
-            // The file is growing or lies: go on at least.
+            // The file is growing or the answer is wrong; advance in any case.
             Ok(end) => end.max(start + 1).min(self.size),
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NXIO) => self.size,
             Err(error) => return Err(error.into()),
@@ -118,7 +118,7 @@ impl Iterator for RawExtents {
     }
 }
 
-/// The pieces of a walk, cut.
+/// Ranges of a walk, aligned.
 #[derive(Debug)]
 pub(crate) struct ScanRanges {
     walk: Walk,
@@ -182,7 +182,7 @@ mod tests {
         let pieces: Vec<_> =
             ScanRanges::new(walk, AlignedRanges::new(Some(&cuts))).map(Result::unwrap).collect();
         let base = 10 << 20;
-        // Around each data page the page before and the page behind its beginning; joined where they touch.
+        // Each data page, widened by the page before and the page after; merged where they touch.
         assert_eq!(pieces[0].offset, base - 4096 + 512);
         assert_eq!(pieces.iter().map(|p| p.pages).sum::<u64>(), 2 + 2 + 1);
         assert_eq!(pieces.last().unwrap().end, (64 << 20) - 4096 + 512);

@@ -1,8 +1,8 @@
-//! Source files: opened when a page of them is wanted, kept open for the next.
+//! Source files: opened when one of their pages is needed, and cached open for the next.
 //!
-//! Nothing is mapped: a file that shrinks or changes under us gives a short read or other bytes, never a
-//! signal. Memory of machines is not kept open, because an open descriptor would keep the memory of a machine
-//! that is gone; a deleted image is let go at the next read of it, and all of them by [`SourceFiles::close`].
+//! Nothing is mapped: a file that shrinks or changes gives a short read or other bytes, never a signal.
+//! Memory files of machines are not cached, because an open descriptor would retain the memory of a machine
+//! that has ended. A deleted image is closed at the next read of it; [`SourceFiles::close`] closes all.
 
 use crate::format::SourceRecord;
 use crate::location::SourceId;
@@ -14,17 +14,17 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOp
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Files kept open.
+/// Most files cached open.
 const MAX_OPEN: usize = 64;
 
-/// What a source is.
+/// Format of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceKind {
-    /// Any file or block device whose bytes are the content: a raw disk image, a saved memory image.
+    /// File or block device whose bytes are the content: a raw disk image, a saved memory image.
     Raw,
-    /// A qcow2 image; its plain clusters are used.
+    /// A qcow2 image, of which the plain clusters are used.
     Qcow2,
-    /// The memory of a running machine: changes all the time, gives way to places that do not.
+    /// Memory of a running machine: it changes all the time, so other sources replace its entries.
     Memory,
 }
 
@@ -42,12 +42,12 @@ impl SourceKind {
     }
 }
 
-/// Why nothing was read.
+/// Reasons why a read failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotRead {
-    /// The file is not there any more, or is another: entries of it are worth nothing.
+    /// The file is gone or is another one: its entries are worthless.
     Gone,
-    /// It may be read another time.
+    /// A later read may succeed.
     Unavailable,
 }
 
@@ -57,7 +57,7 @@ struct Opened {
     file: File,
 }
 
-/// The open files of a cache.
+/// Open files of a cache.
 #[derive(Debug, Default)]
 pub(crate) struct SourceFiles(Mutex<HashMap<SourceId, Arc<Opened>>>);
 
@@ -66,8 +66,8 @@ impl SourceFiles {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Reads what there is from `offset`; the number of bytes. `stamp` and `record` are those of the source
-    /// now.
+    /// Reads as many bytes as there are from `offset`; returns their number. `stamp` and `record` are those
+    /// of the source now.
     pub(crate) fn read(
         &self,
         id: SourceId,
@@ -97,10 +97,10 @@ impl SourceFiles {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
                 NotRead::Gone
             }
-            // Among them: permission denied, which says more of this process than of the file.
+            // Permission denied is among them, which concerns this process rather than the file.
             _ => NotRead::Unavailable,
         })?;
-        // A descriptor number or a name in /dev/shm is soon another machine's.
+        // Another machine soon reuses a descriptor number or a name in /dev/shm.
         if record.kind == SourceKind::Memory && identity(&meta) != record.identity {
             return Err(NotRead::Gone);
         }
@@ -115,19 +115,17 @@ impl SourceFiles {
         Ok(opened)
     }
 
-    /// Closes one.
     pub(crate) fn forget(&self, id: SourceId) {
         self.lock().remove(&id);
     }
 
-    /// Closes all.
     pub(crate) fn close(&self) {
         self.lock().clear();
     }
 }
 
-/// Opens a regular file or block device for reading. Anything else is refused as invalid input before it is
-/// opened, since opening a pipe or a tape does things.
+/// Opens a regular file or block device for reading. Anything else is rejected as invalid input before it is
+/// opened, since opening a pipe or a tape has side effects.
 pub(crate) fn open_source(path: &Path) -> io::Result<(File, Metadata)> {
     let usable = |meta: &Metadata| meta.is_file() || meta.file_type().is_block_device();
     let refused = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -140,12 +138,12 @@ pub(crate) fn open_source(path: &Path) -> io::Result<(File, Metadata)> {
     if usable(&meta) { Ok((file, meta)) } else { Err(refused()) }
 }
 
-/// Device and inode; for a block device its own number.
+/// Device and inode; for a block device, its device number.
 pub(crate) fn identity(meta: &Metadata) -> (u64, u64) {
     if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) }
 }
 
-/// Bytes of a file or block device.
+/// Size of a file or block device in bytes.
 pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }

@@ -1,9 +1,8 @@
-//! The records of source files in the table, read and written word by word.
+//! Source records: the records of source files in the table, read and written word by word.
 //!
-//! A record is written with its checksum last, after the checksum was cleared, so whoever reads a record that
-//! is just being written finds none. Two processes could still choose the same free record: [`SourceLock`]
-//! keeps them apart for as long as all of them take it; without it the loser's entries point into the
-//! winner's file and are dropped on use.
+//! The checksum is cleared first and written last, so a reader finds no record while it is being written. Two
+//! processes could still choose the same free record; [`SourceLock`] prevents that if all of them take it.
+//! Without the lock, the loser's entries point into the winner's file and are dropped on use.
 
 use crate::error::{CacheError, Result, io_at};
 use crate::format::{Geometry, RECORD_SIZE, RECORD_SUM_AT, SourceRecord};
@@ -20,11 +19,10 @@ const WORDS: usize = RECORD_SIZE / 8;
 const HITS: usize = 0;
 const DROPPED: usize = 1;
 const SUM: usize = RECORD_SUM_AT / 8;
-/// How long another process may hold the lock: it does so for a few reads and writes, or a walk over the
-/// table.
+/// Attempts to get the lock. Another process has it for a few reads and writes, or a pass over the table.
 const TRIES: u32 = 1000;
 
-/// The records of a mapped table.
+/// Records of a mapped table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SourceRecords<'a> {
     words: &'a [AtomicU64],
@@ -36,23 +34,23 @@ impl<'a> SourceRecords<'a> {
         Self { words: map.words(), geometry }
     }
 
-    /// Every slot, used or not.
+    /// Number of every record, used or free.
     pub(crate) fn ids(&self) -> impl Iterator<Item = SourceId> + use<> {
         (1..=self.geometry.sources() as u16).map(SourceId)
     }
 
-    /// The words of a slot; none for a number that a damaged entry made up.
+    /// Words of a record; none for an invalid number in a damaged entry.
     fn record(&self, id: SourceId) -> Option<&'a [AtomicU64]> {
         let known = (1..=self.geometry.sources()).contains(&u32::from(id.0));
         known.then(|| &self.words[self.geometry.record_word(id.0)..][..WORDS])
     }
 
-    /// A number that changes when the record does.
+    /// Number that changes when the record does.
     pub(crate) fn stamp(&self, id: SourceId) -> u64 {
         self.record(id).map_or(0, |words| words[SUM].load(SeqCst))
     }
 
-    /// What a record says; none if it is free, damaged or just being written.
+    /// Decodes a record; none if it is free, damaged or just being written.
     pub(crate) fn read(&self, id: SourceId) -> Option<SourceRecord> {
         let words = self.record(id)?;
         let mut bytes = [0; RECORD_SIZE];
@@ -62,12 +60,11 @@ impl<'a> SourceRecords<'a> {
         SourceRecord::decode(&bytes)
     }
 
-    /// All records.
     pub(crate) fn all(&self) -> impl Iterator<Item = (SourceId, SourceRecord)> {
         self.ids().filter_map(|id| Some((id, self.read(id)?)))
     }
 
-    /// Writes a record and leaves its counters.
+    /// Writes a record without its counters.
     pub(crate) fn write(&self, id: SourceId, record: &SourceRecord) -> Result<()> {
         let length = record.path.as_os_str().len();
         let limit = crate::format::MAX_PATH;
@@ -76,7 +73,7 @@ impl<'a> SourceRecords<'a> {
         Ok(())
     }
 
-    /// Frees a record.
+    /// Frees a record and resets its counters.
     pub(crate) fn clear(&self, id: SourceId) {
         self.store(id, &[0; RECORD_SIZE]);
         if let Some(words) = self.record(id) {
@@ -93,29 +90,29 @@ impl<'a> SourceRecords<'a> {
         words[SUM].store(word(SUM), SeqCst);
     }
 
-    /// Counts a page that was used from this source.
+    /// Counts a page that was read from this source.
     pub(crate) fn hit(&self, id: SourceId) {
         self.record(id).inspect(|words| _ = words[HITS].fetch_add(1, Relaxed));
     }
 
-    /// Counts an entry of this source that was wrong.
+    /// Counts a wrong entry of this source.
     pub(crate) fn dropped(&self, id: SourceId) {
         self.record(id).inspect(|words| _ = words[DROPPED].fetch_add(1, Relaxed));
     }
 
-    /// Hits, and entries dropped.
+    /// Number of hits and of dropped entries.
     pub(crate) fn counters(&self, id: SourceId) -> (u64, u64) {
         self.record(id).map_or((0, 0), |words| (words[HITS].load(Relaxed), words[DROPPED].load(Relaxed)))
     }
 }
 
-/// Held while the list of sources changes. Between threads of this process a mutex must be held as well: the
-/// lock belongs to the open file.
+/// Lock of the source list between processes. It belongs to the open file, so threads of one process need a
+/// mutex as well.
 #[derive(Debug)]
 pub(crate) struct SourceLock<'a>(&'a File);
 
 impl<'a> SourceLock<'a> {
-    /// Takes the lock, or gives up after ten seconds: a stopped process must not stop others.
+    /// Takes the lock, or fails after ten seconds: a stopped process must not block others.
     pub(crate) fn take(file: &'a File, path: &Path) -> Result<Self> {
         for _ in 0..TRIES {
             match flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -130,7 +127,7 @@ impl<'a> SourceLock<'a> {
 
 impl Drop for SourceLock<'_> {
     fn drop(&mut self) {
-        // Fails only for a descriptor that is none; closing the file would unlock it too.
+        // Fails only for an invalid descriptor; closing the file would unlock it too.
         let _ = flock(self.0, FlockOperation::Unlock);
     }
 }

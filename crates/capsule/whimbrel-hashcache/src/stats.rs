@@ -1,12 +1,12 @@
-//! What a cache can say of itself. Counters are kept in the table file, so they go on over restarts and
-//! processes; they are not checked and worth what a damaged file makes of them.
+//! Statistics of a cache. The counters are in the table file, so they continue over restarts and processes;
+//! nothing checks them, so damage can falsify them.
 
 use crate::location::SourceId;
 use crate::{HashCache, SourceKind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A word of the counter page.
+/// Index of a word in the counter page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Counter {
     Hits = 0,
@@ -16,7 +16,7 @@ pub(crate) enum Counter {
     ReadAhead = 4,
 }
 
-/// The counter page.
+/// Counter page of a table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counters<'a>(pub(crate) &'a [AtomicU64]);
 
@@ -30,56 +30,56 @@ impl Counters<'_> {
     }
 }
 
-/// The whole cache.
+/// Statistics of the complete cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of the table file.
     pub bytes: u64,
-    /// Entries there are.
+    /// Entries of the table.
     pub slots: u64,
-    /// Entries that point somewhere.
+    /// Entries that have a location.
     pub used: u64,
-    /// Pages asked for and found, right content.
+    /// Requested pages that were found with the right content.
     pub hits: u64,
-    /// Of these, found only because the page before was: the table did not know them.
+    /// Hits found only because the page before was a hit; the table did not have them.
     pub read_ahead: u64,
-    /// Pages asked for and not found.
+    /// Requested pages that were not found.
     pub misses: u64,
-    /// Entries that were wrong when used.
+    /// Entries that proved wrong on use.
     pub dropped: u64,
-    /// Entries that made room for others.
+    /// Entries that were replaced by others.
     pub evictions: u64,
-    /// Source files there can be.
+    /// Source records of the table.
     pub max_sources: u32,
-    /// Source files there are.
+    /// Statistics of each source file.
     pub sources: Vec<SourceStats>,
 }
 
-/// One source file.
+/// Statistics of one source file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceStats {
-    /// Its number.
+    /// Number of the source.
     pub id: SourceId,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What it is.
+    /// Format of the file.
     pub kind: SourceKind,
-    /// Bytes it had when it was scanned.
+    /// Size in bytes at the last scan.
     pub size: u64,
     /// Entries that point into it.
     pub pages: u64,
-    /// Pages the last scan found in it, without zero pages.
+    /// Pages that the last scan found, without zero pages.
     pub scanned: u64,
-    /// Whether a scan came to its end.
+    /// Whether a scan has finished.
     pub complete: bool,
-    /// Pages used from it.
+    /// Pages read from the file.
     pub hits: u64,
-    /// Entries of it that were wrong when used.
+    /// Entries of the file that proved wrong on use.
     pub dropped: u64,
 }
 
 impl HashCache {
-    /// Counts everything; walks over the whole table.
+    /// Collects all statistics; walks over the complete table.
     pub fn stats(&self) -> Stats {
         let (sources, counters, geometry) = (self.sources(), self.counters(), self.geometry());
         let pages = self.table().count_by_source(geometry.sources());

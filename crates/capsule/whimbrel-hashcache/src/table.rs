@@ -1,18 +1,18 @@
-//! The buckets: which digest stands for which place. Lock-free, and wrong at worst: whoever uses a place
-//! checks the content.
+//! Hash table: buckets that map digests to locations. Lock-free; an entry may be wrong, so users of a
+//! location check the content.
 //!
-//! A bucket is one page, chosen by the first bits of the digest: 32 groups of eight entries, a group being a
-//! cache line of eight tags and the line of their eight places. The tag, bytes 8 to 16 of the digest, also
-//! chooses the group where the search begins; it goes on through the groups of the bucket, wrapping round,
-//! for at most [`WINDOW`] groups, and ends early at an entry that was never used, because insertion takes the
-//! first free entry of the same way.
+//! A bucket is one page, chosen by the first bits of the digest. It has 32 groups of eight entries; a group
+//! is a cache line of eight tags and a cache line of their eight locations. The tag, bytes 8 to 16 of the
+//! digest, also chooses the group where a search begins. The search goes on through at most [`WINDOW`] groups
+//! of the bucket, wrapping round. It ends early at an entry that was never used, because insertion takes the
+//! first free entry in the same order.
 //!
-//! Tags and places are loaded and stored with relaxed order and never together, by any number of threads and
-//! processes. Two writers can lose an entry or join the tag of one to the place of another; both are found
-//! when the place is used.
+//! Any number of threads and processes load and store tags and locations with relaxed order and never
+//! together. Two writers can lose an entry or combine the tag of one with the location of another; both are
+//! found when the location is used.
 //!
-//! Entries go from virgin (both words zero) to used to dropped (place zero, tag kept) and never back to
-//! virgin, so that the early end stays right.
+//! Entries go from virgin (both words zero) to used to dropped (location zero, tag kept) and never back to
+//! virgin, so that the early end stays correct.
 
 use crate::format::{BUCKET_ENTRIES, Geometry};
 use crate::location::{Location, PackedLocation, SourceId};
@@ -23,14 +23,14 @@ use whimbrel_core::Digest;
 const GROUP: usize = 8;
 const GROUP_WORDS: usize = 2 * GROUP;
 const GROUPS: usize = BUCKET_ENTRIES as usize / GROUP;
-/// Groups that a digest may lie in.
+/// Groups that may have a digest.
 const WINDOW: usize = 4;
-/// Entries drawn when one must go.
+/// Entries drawn at random for an eviction.
 const SAMPLE: usize = 8;
-/// Places kept for one digest.
+/// Locations stored for one digest.
 const COPIES: usize = 2;
 
-/// Where a digest is looked for.
+/// Search key of a digest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableKey {
     first: usize,
@@ -38,23 +38,23 @@ pub(crate) struct TableKey {
     tag: u64,
 }
 
-/// An entry as it was seen.
+/// Snapshot of an entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Seen {
     slot: usize,
     pub(crate) place: PackedLocation,
 }
 
-/// What an insertion did.
+/// Result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// The table knew this place, or enough others, for this digest.
+    /// The table had this location, or enough others, for the digest.
     Known,
-    /// The digest's entry points to another place now.
+    /// The digest's entry points to another location now.
     Moved,
-    /// A free entry was taken.
+    /// A free entry was used.
     Added,
-    /// The least used of a sample made room.
+    /// The least used entry of a sample was replaced.
     Evicted,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Table<'a> {
         TableKey { first: bucket as usize * GROUPS * GROUP_WORDS, home, tag: tag.max(1) }
     }
 
-    /// Asks for the lines where a search most likely ends.
+    /// Prefetches the lines where a search most likely ends.
     #[inline(always)]
     pub(crate) fn prefetch(&self, key: &TableKey) {
         let group = key.first + key.home * GROUP_WORDS;
@@ -87,8 +87,8 @@ impl<'a> Table<'a> {
         prefetch(&self.words[group + GROUP]);
     }
 
-    /// Asks for the tags of the other groups if the search will not end in the first, which should be here by
-    /// now.
+    /// Prefetches the tags of the other groups if the search will not end in the first, which should have
+    /// arrived by now.
     #[inline(always)]
     pub(crate) fn prefetch_rest(&self, key: &TableKey) {
         let mut groups = self.window(key);
@@ -99,7 +99,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The groups of a key's window: the tags, the places, and the word where the places begin.
+    /// Groups of a key's window: the tags, the locations, and the index of the first location word.
     #[inline(always)]
     fn window(&self, key: &TableKey) -> impl Iterator<Item = (&'a [AtomicU64], &'a [AtomicU64], usize)> {
         let words = self.words;
@@ -111,7 +111,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// The first place for a digest, without a check of the content.
+    /// First location of a digest; the content is not checked.
     #[inline]
     pub(crate) fn first(&self, key: &TableKey) -> Option<Location> {
         for (tags, places, _) in self.window(key) {
@@ -130,7 +130,7 @@ impl<'a> Table<'a> {
         None
     }
 
-    /// All places for a digest, at most [`COPIES`] and one for damage.
+    /// All locations of a digest, at most [`COPIES`] and one more after damage.
     pub(crate) fn all(&self, key: &TableKey) -> impl Iterator<Item = Seen> + use<> {
         let mut found = [None; COPIES + 1];
         let mut count = 0;
@@ -152,8 +152,7 @@ impl<'a> Table<'a> {
         found.into_iter().flatten()
     }
 
-    /// Notes that `digest` lies at `place`. `volatile` says which sources change all the time; they give way
-    /// to others.
+    /// Inserts the location of a digest. Entries of sources that are `volatile` are replaced by others.
     pub(crate) fn insert(
         &self,
         key: &TableKey,
@@ -169,7 +168,7 @@ impl<'a> Table<'a> {
             for i in 0..GROUP {
                 let tag = tags[i].load(Relaxed);
                 let old = PackedLocation(places[i].load(Relaxed));
-                // Searches end at a tag of zero, so it is free whatever place damage left beside it.
+                // Searches end at a tag of zero, so the entry is free even if damage left a location.
                 if old.is_none() || tag == 0 {
                     free.get_or_insert(at + i);
                     virgin |= tag == 0;
@@ -203,7 +202,7 @@ impl<'a> Table<'a> {
         outcome
     }
 
-    /// Points an entry to a newer place of the same content, keeping its count.
+    /// Points an entry to a newer location of the same content and retains its count.
     fn refresh(&self, old: Seen, place: PackedLocation) -> Inserted {
         if old.place.location() == place.location() {
             return Inserted::Known;
@@ -213,8 +212,8 @@ impl<'a> Table<'a> {
         Inserted::Moved
     }
 
-    /// The entry of the window that goes: the least used of a random sample. Each of the others loses one use
-    /// with a chance of 1 in 8, so a use is worth about one whole turnover of the window.
+    /// Chooses the entry to evict: the least used of a random sample. Each of the others loses one use with a
+    /// chance of 1 in 8, so a use lasts for about one turnover of the window.
     fn victim(&self, key: &TableKey, mut random: impl FnMut() -> u64) -> usize {
         let (mut draw, mut age) = (random(), random());
         let mut slots = [0; SAMPLE];
@@ -225,7 +224,7 @@ impl<'a> Table<'a> {
             draw >>= 6;
             let group = (key.home + entry / GROUP) % GROUPS;
             *slot = key.first + group * GROUP_WORDS + GROUP + entry % GROUP;
-            // The first of equals, so that the draw decides between them.
+            // The first of equals, so that the random draw decides between them.
             if i == 0 || uses(*slot) < victim.1 {
                 victim = (*slot, uses(*slot));
             }
@@ -248,9 +247,9 @@ impl<'a> Table<'a> {
         let _ = self.words[seen.slot].compare_exchange(seen.place.0, new.0, Relaxed, Relaxed);
     }
 
-    /// Drops an entry that was wrong, unless somebody changed it meanwhile.
+    /// Drops a wrong entry, unless another thread changed it meanwhile.
     pub(crate) fn drop(&self, seen: Seen) {
-        // The count may have grown or aged since: try with what is there as long as it is the same place.
+        // The count may have changed since; retry as long as the location is the same.
         let mut now = seen.place;
         while now.location() == seen.place.location() && !now.is_none() {
             match self.words[seen.slot].compare_exchange(now.0, 0, Relaxed, Relaxed) {
@@ -260,7 +259,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Drops every entry of a source; returns how many.
+    /// Drops every entry of a source; returns their number.
     pub(crate) fn purge(&self, source: SourceId) -> u64 {
         let mut dropped = 0;
         for slot in self.place_words() {
@@ -272,8 +271,8 @@ impl<'a> Table<'a> {
         dropped
     }
 
-    /// Entries of each source, by number; those of numbers past `sources`, which damage made up, under 0.
-    /// Walks over the table.
+    /// Counts the entries of each source, by number; entries with a number past `sources`, which are damage,
+    /// count under 0. Walks over the table.
     pub(crate) fn count_by_source(&self, sources: u32) -> Vec<u64> {
         let mut counts = vec![0; sources as usize + 1];
         for slot in self.place_words() {
@@ -291,7 +290,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Which tags are equal, as bits, and whether one is of an entry that was never used.
+/// Compares tags: returns the equal ones as bits, and whether an entry was never used.
 #[inline(always)]
 fn compare(tags: &[AtomicU64], tag: u64) -> (u32, bool) {
     let mut equal = 0;

@@ -1,14 +1,14 @@
-//! Changed pages as what they differ by from older pages that the reader has as well: a store's delta frames,
-//! and a transfer between two hosts that hold the same older image.
+//! Deltas: changed pages encoded as their difference from older pages that the reader also has. Used for the
+//! delta frames of a store and for transfers between hosts that have the same older image.
 //!
-//! [`plan`] sorts changed pages into parts and chooses the bases of each: the older version of a page where
-//! enough of it stayed, and that of the old pages at hand which resembles it most, wherever it lay.
-//! [`encode`] compresses one part with its bases as prefix (zstd `refPrefix`), [`decode`] undoes that. Pure
-//! functions; whoever carries a part also says which bases it has.
+//! [`plan`] sorts changed pages into parts and chooses the bases of each: the older version of a page if
+//! enough of it is unchanged, and the most similar old page at any position. [`encode`] compresses one part
+//! with its bases as prefix (zstd `refPrefix`); [`decode`] undoes that. Pure functions; the caller records
+//! which bases a part has.
 //!
 //! Measured on a Debian guest that compiles, 3,000 changed pages ten seconds apart: 1.07 MB in 0.18 s on one
-//! core, where `zstd -3 --patch-from` of the whole images makes 1.29 MB, plain frames of 16 pages 1.55 MB,
-//! and bases in place alone, in parts as large, 1.28 MB.
+//! core. `zstd -3 --patch-from` of the complete images makes 1.29 MB, plain frames of 16 pages 1.55 MB, and
+//! bases at the same position only, in parts of the same size, 1.28 MB.
 
 use crate::{
     pack_frame::PackFrameError,
@@ -20,39 +20,39 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx, compress_bound, get_error_name};
 
 /// One per cent smaller than level 6 for a third more time, and still 90 MB/s a core.
 pub const LEVEL: i32 = 9;
-/// Pages of a part that is read a page at a time: twice as many save one per cent.
+/// Pages of a part that is read a page at a time; twice as many save one per cent.
 pub const PART_PAGES: usize = 32;
 
-/// A page that the reader has.
+/// An older page that the reader has.
 #[derive(Debug, Clone, Copy)]
 pub struct OldPages<'a> {
-    /// What it holds.
+    /// Content of the page.
     pub bytes: &'a [u8; PAGE_SIZE],
-    /// How many deltas the reader must undo to get at it. Parts are kept apart by it, so that depth spreads
-    /// little.
+    /// Number of deltas that the reader must undo to get it. A part has only pages of one depth, so that
+    /// depth spreads little.
     pub depth: u8,
 }
 
 /// A page that changed.
 #[derive(Debug, Clone, Copy)]
 pub struct ChangedPages<'a> {
-    /// What it holds now.
+    /// Present content of the page.
     pub new: &'a [u8; PAGE_SIZE],
-    /// Which of the old pages lay in its place, if there was one.
+    /// Index of its older version among the old pages, if there is one.
     pub old: Option<usize>,
 }
 
-/// Pages to be encoded together.
+/// Changed pages to be encoded together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// The pages, by their positions among the changed ones.
+    /// Indices of the pages among the changed ones.
     pub pages: Vec<usize>,
-    /// The bases, by their positions among the old ones: at most two a page, often none.
+    /// Indices of the bases among the old pages: at most two a page, often none.
     pub bases: Vec<usize>,
 }
 
 /// Sorts `changed` into parts of at most `pages` pages and chooses their bases among `old`: the older
-/// versions of the changed pages and whatever else is at hand, best what lay near them.
+/// versions of the changed pages and any other old pages; those near the changed ones help most.
 pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) -> Vec<Part> {
     let mut similar = SimilarityIndex::default();
     old.iter().enumerate().for_each(|(number, old)| similar.add(number as u32, old.bytes));
@@ -62,7 +62,7 @@ pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) ->
         stayed.into_iter().chain(elsewhere).collect::<Vec<_>>()
     };
     let chosen: Vec<Vec<usize>> = changed.iter().map(bases).collect();
-    // 0 for a page that stands by itself.
+    // Depth 0 is a page without a base.
     let depth = |page: &usize| chosen[*page].iter().map(|base| old[*base].depth + 1).max().unwrap_or(0);
     let mut order: Vec<usize> = (0..changed.len()).collect();
     order.sort_by_key(depth);
@@ -74,7 +74,7 @@ pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) ->
     groups.map(part).collect()
 }
 
-/// `raw` with `bases` (pages, one after the other; none is fine) as prefix, at zstd `level`.
+/// Compresses `raw` at zstd `level` with `bases` (concatenated pages, may be empty) as prefix.
 pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, PackFrameError> {
     let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
     let mut context = CCtx::create();
@@ -88,8 +88,8 @@ pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, PackFrame
     Ok(payload)
 }
 
-/// Undoes [`encode`] with the same `bases` into `raw`, which is as long as what was encoded. Bytes that do
-/// not fit give an error or other bytes than were encoded, never more than `raw` holds.
+/// Undoes [`encode`] with the same `bases` into `raw`, which has the length of the encoded content. Bytes
+/// that do not belong together give an error or wrong content, never more than `raw` has room for.
 pub fn decode(payload: &[u8], bases: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
     let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
     let mut context = DCtx::create();

@@ -1,9 +1,9 @@
 //! Digests of many pages at once.
 //!
-//! A page is four chunks of BLAKE3's tree, which fills a quarter of the lanes that wide registers have; the
-//! chunks of sixteen pages fill them all. On AVX-512 that is two and a half times as fast as page after page,
-//! and the digests are those of [`Digest::of`]. It rests on a part of the `blake3` crate that its authors
-//! keep public for measurements only, hence the pinned version and the test against the plain function.
+//! A page is four chunks of BLAKE3's tree and fills a quarter of the lanes of wide registers; the chunks of
+//! sixteen pages fill them all. On AVX-512 that is two and a half times as fast as one page at a time, with
+//! the digests of [`Digest::of`]. The code uses a part of the `blake3` crate that its authors keep public for
+//! measurements only, hence the pinned version and the test against the plain function.
 
 use blake3::{IncrementCounter, platform::Platform};
 use whimbrel_core::{Digest, PAGE_SIZE};
@@ -22,7 +22,7 @@ const CHUNK_END: u8 = 2;
 const PARENT: u8 = 4;
 const ROOT: u8 = 8;
 
-/// Digest of each page, in order.
+/// Digests of the pages, in order.
 pub fn page_digests(pages: &[&[u8; PAGE_SIZE]]) -> Vec<Digest> {
     let platform = Platform::detect();
     let mut digests = Vec::with_capacity(pages.len());

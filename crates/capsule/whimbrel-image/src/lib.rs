@@ -1,12 +1,13 @@
-//! Image trees, capsule manifests and the frame codec: pure functions over bytes, no I/O.
+//! Image trees, capsule manifests and the pack frame codec: pure functions over bytes, no I/O.
 //!
-//! An image is a page array named by the root digest of its tree ([`tree`]); a capsule is named by the digest
-//! of its [`Manifest`]; a [`frame`] is several objects compressed together, the unit that stores write and
-//! read; a [`delta`] is pages as what they differ by from older ones. docs/formats/image.md has every byte.
+//! An image is a page array named by the root digest of its tree ([`tree`]). A capsule is named by the digest
+//! of its [`Manifest`]. A [`pack_frame`] is several objects compressed together, the unit that stores write
+//! and read. A [`delta`] encodes pages as the difference from older ones. docs/formats/image.md has every
+//! byte.
 //!
-//! Invariant of all three encodings: one content has exactly one encoding (frames excepted: a digest names
-//! raw content, so a frame may be compressed in any way), and every decoder bounds what it allocates by the
-//! length it was given or by a constant of this crate.
+//! Invariants: trees, manifests and prefetch lists have exactly one encoding for each content. A frame may be
+//! compressed in any way, because digests name raw content. Every decoder bounds what it allocates by the
+//! length of its input or by a constant of this crate.
 
 pub mod delta;
 mod digests;

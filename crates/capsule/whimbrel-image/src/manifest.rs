@@ -1,43 +1,44 @@
-//! What a capsule is made of. Its id is the digest of this, so the encoding is canonical.
+//! Manifest: the list of the parts of a capsule. Its digest is the capsule's id, so the encoding is
+//! canonical.
 //!
-//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null`
-//! (absent cuts not at all). A manifest is accepted only if encoding it again gives the same bytes: two
-//! spellings of one capsule cannot exist.
+//! JSON without spaces, fields in the order of the types, maps ordered by key, absent options as `null` (an
+//! absent alignment is left out). A manifest is accepted only if encoding it again gives the same bytes, so a
+//! capsule cannot have two ids.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use whimbrel_alignment::PageAlignment;
 use whimbrel_core::{CapsuleId, Digest, MachineConfig, PAGE_SIZE};
 
-/// The format that this version writes and reads.
+/// Format version that this program writes and reads.
 pub const FORMAT: u32 = 1;
-/// Bytes of the longest manifest that is read.
+/// Size limit of an encoded manifest in bytes.
 pub const MAX_MANIFEST: usize = 1 << 20;
-/// Pages of the largest image: 16 TiB.
+/// Size limit of an image in pages: 16 TiB.
 const MAX_PAGES: u64 = 1 << 32;
 
 /// The complete state of a machine at one instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// Format version, [`FORMAT`].
     pub format: u32,
-    /// How to build the machine again.
+    /// Configuration from which the machine is built again.
     pub machine: MachineConfig,
-    /// Blobs that, one after the other, are the state of CPUs and devices; none make the capsule inactive (it
-    /// boots instead of continuing). Several, so that the part that seldom changes is stored once.
+    /// Blobs whose concatenation is the device state; a disk-only capsule has none. There are several, so
+    /// that a part that seldom changes is stored once.
     pub device: Vec<Digest>,
-    /// `memory`, `disk0`, …
+    /// Page arrays: `memory`, `disk0`, …
     pub images: Vec<ImageRef>,
-    /// What it was made from; they need not exist any more.
+    /// Capsules that it was made from; they may have been deleted.
     pub parents: Vec<CapsuleId>,
     /// Milliseconds since 1970, UTC.
     pub time: u64,
-    /// The host that made it.
+    /// Host that made the capsule.
     pub host: String,
-    /// What people noted.
+    /// Labels that users gave.
     pub labels: BTreeMap<String, String>,
-    /// Blob listing the pages that the machine touched first when it was last resumed.
+    /// Prefetch list: a blob with the pages that the machine touched first after its last resume.
     pub working_set: Option<Digest>,
 }
 
@@ -45,70 +46,70 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRef {
-    /// `memory`, `disk0`, …; unique in its capsule.
+    /// Name, such as `memory` or `disk0`, unique in the capsule.
     pub name: String,
     /// Length in pages.
     pub pages: u64,
-    /// Root of its tree; none when every page is zero.
+    /// Root digest of the tree; none if every page is zero.
     pub root: Option<Digest>,
-    /// How its pages were cut from a disk; none if from byte 0 on. Manifests from before there were cuts stay
-    /// as they are.
+    /// Alignment of the pages of a disk; none if pages begin at byte 0, as in manifests from before alignment
+    /// existed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuts: Option<PageAlignment>,
 }
 
 impl ImageRef {
-    /// Bytes of what it is an image of: of a disk that was cut, less than its pages are.
+    /// Bytes of the array: of an aligned disk fewer than those of its pages.
     pub fn size(&self) -> u64 {
         self.cuts.as_ref().map_or_else(|| self.pages.saturating_mul(PAGE_SIZE as u64), PageAlignment::size)
     }
 }
 
-/// Bytes that are no manifest.
+/// Errors of encoding and decoding a manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// Longer than any manifest.
+    /// The manifest exceeds the size limit.
     #[error("a manifest of {found} bytes, the limit is {MAX_MANIFEST}")]
     TooLong {
-        /// Bytes given.
+        /// Bytes of the manifest.
         found: usize,
     },
-    /// Written by another version.
-    #[error("capsule format {found} is not known, this version reads format {FORMAT}")]
+    /// Another version of the program wrote the manifest.
+    #[error("capsule format {found} is unknown; this version reads format {FORMAT}")]
     Format {
-        /// Its format.
+        /// Format version found.
         found: u32,
     },
-    /// No manifest at all.
+    /// The bytes are no JSON of the expected shape.
     #[error("not a capsule manifest")]
     Syntax {
-        /// Where and why.
+        /// Cause, with line and column.
         #[source]
         source: serde_json::Error,
     },
-    /// Another spelling of some manifest.
+    /// The bytes differ from the canonical encoding.
     #[error("the manifest is not in canonical form")]
     NotCanonical,
-    /// Two images with one name, or a name that is none.
-    #[error("image name {name:?} is unusable or stands twice")]
+    /// Two images have one name, or a name has other characters than allowed.
+    #[error("image name {name:?} is invalid or used twice")]
     ImageName {
-        /// The name.
+        /// Name of the image.
         name: String,
     },
-    /// An image too large to be true.
+    /// An image exceeds the size limit.
     #[error("image {name:?} of {pages} pages is too large")]
     ImageSize {
-        /// Its name.
+        /// Name of the image.
         name: String,
-        /// Its length.
+        /// Length in pages.
         pages: u64,
     },
-    /// Cuts that do not make the image's pages, or that say nothing.
-    #[error("image {name:?} of {pages} pages cannot have the cuts it names")]
+    /// The alignment gives another number of pages, or is the plain one, which is left out.
+    #[error("the alignment of image {name:?} does not fit its {pages} pages")]
     ImageCuts {
-        /// Its name.
+        /// Name of the image.
         name: String,
-        /// Its length.
+        /// Length in pages.
         pages: u64,
     },
 }
@@ -119,18 +120,18 @@ struct FormatOnly {
 }
 
 impl Manifest {
-    /// The image called `name`.
+    /// Image with this name.
     pub fn image(&self, name: &str) -> Option<&ImageRef> {
         self.images.iter().find(|image| image.name == name)
     }
 
-    /// The blobs it names, without its images and parents.
+    /// Blobs that the manifest names: device state, prefetch list, boot files.
     pub fn blobs(&self) -> impl Iterator<Item = Digest> {
         let boot = self.machine.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]);
         self.device.iter().copied().chain([self.working_set].into_iter().chain(boot).flatten())
     }
 
-    /// The canonical bytes; refused if they could not be read back.
+    /// Canonical encoding; fails if it could not be decoded.
     pub fn encode(&self) -> Result<Vec<u8>, ManifestError> {
         self.check()?;
         let bytes = serde_json::to_vec(self).map_err(|source| ManifestError::Syntax { source })?;
@@ -140,12 +141,12 @@ impl Manifest {
         }
     }
 
-    /// The id: digest of the canonical bytes.
+    /// Capsule id: the digest of the canonical encoding.
     pub fn id(&self) -> Result<CapsuleId, ManifestError> {
         Ok(CapsuleId(Digest::of(&self.encode()?)))
     }
 
-    /// The manifest that `bytes` encode.
+    /// Decodes a manifest and checks it.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         if bytes.len() > MAX_MANIFEST {
             return Err(ManifestError::TooLong { found: bytes.len() });
@@ -175,7 +176,7 @@ impl Manifest {
             if *pages > MAX_PAGES {
                 return Err(ManifestError::ImageSize { name: name.clone(), pages: *pages });
             }
-            // Cuts that change nothing are left out, or one capsule would have two spellings.
+            // An alignment that changes nothing must be left out, or one capsule would have two encodings.
             if cuts.as_ref().is_some_and(|cuts| cuts.is_identity() || cuts.page_count() != *pages) {
                 return Err(ManifestError::ImageCuts { name: name.clone(), pages: *pages });
             }

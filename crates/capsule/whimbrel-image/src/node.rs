@@ -1,18 +1,18 @@
-//! One node of an image tree: which of its 256 children are there, and their digests.
+//! Node of an image tree: a presence map for 256 children, and the digests of those present.
 //!
 //! Layout: version (1), level (0 lists pages), presence map (32 bytes, child `i` is bit `i % 8` of byte `i /
-//! 8`), then the digest of every present child in order. Canonical: the length follows from the map, an empty
-//! node has no encoding (its parent leaves it out), so one content has one digest.
+//! 8`), then the digest of every present child in order. Canonical: the map gives the length, and an empty
+//! node has no encoding (its parent omits it), so one content has one digest.
 
 use whimbrel_core::Digest;
 
 /// Children of a node.
 pub const FAN_OUT: usize = 256;
-/// Bytes of the longest node.
+/// Size limit of an encoded node in bytes.
 pub const MAX_NODE: usize = HEAD + FAN_OUT * 32;
 const HEAD: usize = 34;
 const VERSION: u8 = 1;
-/// Levels that a page number of 64 bits can need.
+/// Levels that 64-bit page numbers can need.
 pub(crate) const MAX_LEVELS: u8 = 8;
 
 /// A node of an image tree.
@@ -23,35 +23,35 @@ pub struct Node {
     digests: Vec<Digest>,
 }
 
-/// Bytes that are no node, or a node that does not fit where it was found.
+/// Errors of decoding a node or of a node at the wrong place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The length does not fit the presence map.
+    /// The length contradicts the presence map.
     #[error("a tree node of {found} bytes should have {expected}")]
     Length {
-        /// Bytes given.
+        /// Length found, in bytes.
         found: usize,
-        /// Bytes that the head calls for.
+        /// Bytes that the header calls for.
         expected: usize,
     },
-    /// Written by a later version.
-    #[error("tree node version {found} is not known")]
+    /// A later version wrote the node.
+    #[error("tree node version {found} is unknown")]
     Version {
         /// The version byte.
         found: u8,
     },
-    /// No children, so it should have been left out.
+    /// The node has no children, so its parent should omit it.
     #[error("a tree node without children")]
     Empty,
-    /// A node of another level was expected.
+    /// The node has another level than its place in the tree.
     #[error("a tree node of level {found} where level {expected} belongs")]
     Level {
-        /// Its level.
+        /// Level that was found.
         found: u8,
-        /// The level of its place.
+        /// Level of the place.
         expected: u8,
     },
-    /// A child lies past the end of the image.
+    /// A child is past the end of the image.
     #[error("page {page} is past the end of an image of {pages} pages")]
     PastEnd {
         /// First page of the child.
@@ -62,17 +62,17 @@ pub enum NodeError {
 }
 
 impl Node {
-    /// An empty node; it has no encoding until a child is set.
+    /// Node without children, which has no encoding.
     pub fn empty(level: u8) -> Self {
         Self { level, present: [0; 4], digests: Vec::new() }
     }
 
-    /// 0 lists pages, 1 lists leaves, and so on.
+    /// Level of the node: 0 lists pages, 1 lists leaves, and so on.
     pub fn level(&self) -> u8 {
         self.level
     }
 
-    /// The presence map; child `i` is bit `i % 64` of word `i / 64`.
+    /// Presence map: child `i` is bit `i % 64` of word `i / 64`.
     pub fn present(&self) -> &[u64; 4] {
         &self.present
     }
@@ -88,7 +88,7 @@ impl Node {
         (before + (self.present[word] & ((1 << bit) - 1)).count_ones()) as usize
     }
 
-    /// The digest of `child`, none for zeros.
+    /// Digest of `child`, none for zeros.
     pub fn child(&self, child: usize) -> Option<Digest> {
         let there = self.present[child / 64] >> (child % 64) & 1 == 1;
         there.then(|| self.digests[self.rank(child)])
@@ -112,13 +112,13 @@ impl Node {
         }
     }
 
-    /// Present children in order.
+    /// Present children, in order.
     pub fn children(&self) -> impl Iterator<Item = (usize, Digest)> {
         let slots = (0..FAN_OUT).filter(|child| self.present[child / 64] >> (child % 64) & 1 == 1);
         slots.zip(self.digests.iter().copied())
     }
 
-    /// The encoding, none for an empty node.
+    /// Encoding of the node, none if it is empty.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if self.is_empty() {
             return None;
@@ -130,7 +130,7 @@ impl Node {
         Some(bytes)
     }
 
-    /// The node that `bytes` encode.
+    /// Decodes a node and checks it.
     pub fn decode(bytes: &[u8]) -> Result<Self, NodeError> {
         let (head, digests) =
             bytes.split_at_checked(HEAD).ok_or(NodeError::Length { found: bytes.len(), expected: HEAD })?;

@@ -1,17 +1,17 @@
-//! Frames: several objects of one kind compressed together, alone or against older versions of themselves.
+//! Pack frames: several objects of one kind, compressed together, alone or as a delta against older versions.
 //!
 //! ```text
 //! 0   magic "WHFR"            12  length of the payload, u32    28  object lengths, u32 each (not for pages)
-//! 4   kind, u8                16  bases, u16                    ..  keys of the bases, 16 bytes each
+//! 4   kind, u8                16  bases, u16                    ..  short digests of bases, 16 bytes each
 //! 5   codec, u8               18  depth, u8                     ..  payload
 //! 6   objects, u16            19  zero, u8
 //! 8   raw length, u32         20  xxh3 of all other bytes, u64      integers little-endian
 //! ```
 //!
 //! A delta is compressed with the concatenation of its bases as prefix (zstd `refPrefix`); its depth is one
-//! more than that of its deepest base. Frames carry no digests: they follow from the content, so an index can
-//! always be made again, and 32 bytes an object are saved. The checksum finds damage cheaply; the digest
-//! check is the reader's.
+//! more than that of its deepest base. Frames have no digests: they follow from the content, so an index can
+//! always be rebuilt, and 32 bytes an object are saved. The checksum finds damage cheaply; readers check the
+//! digests.
 
 use crate::{ShortDigest, delta};
 use std::{cell::RefCell, ops::Range};
@@ -19,42 +19,42 @@ use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::Xxh3;
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, ResetDirective, compress_bound, get_error_name};
 
-/// Bytes of the fixed head.
+/// Bytes of the fixed header.
 pub const HEAD: usize = 28;
-/// Objects in the fullest frame.
+/// Most objects of a frame.
 pub const MAX_OBJECTS: usize = 256;
-/// Raw bytes of the largest frame of pages or nodes, and of all bases of a delta.
+/// Most raw bytes of a frame of pages or nodes, and of all bases of a delta.
 pub const MAX_RAW: usize = MAX_OBJECTS * (PAGE_SIZE + 4096 + 64);
-/// Raw bytes of the largest blob: kernels and initial RAM disks travel as one.
+/// Most raw bytes of a blob; kernels and initial RAM disks are one blob each.
 pub const MAX_BLOB: usize = 256 << 20;
 const MAGIC: [u8; 4] = *b"WHFR";
 
 thread_local! {
-    /// A context is 160 KiB; making one for every frame would cost as much as a third of the decoding.
+    /// Each thread reuses its context of 160 KiB; creating one costs a third of decoding a frame.
     static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// What the objects of a frame are.
+/// Kind of the objects in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// Pages of 4 KiB.
     Pages = 1,
-    /// Tree nodes.
+    /// Nodes of image trees.
     Nodes = 2,
-    /// One blob.
+    /// Exactly one blob.
     Blob = 3,
-    /// One capsule manifest.
+    /// Exactly one capsule manifest.
     Manifest = 4,
 }
 
 impl Kind {
-    /// The kind with this number.
+    /// Kind with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         [Self::Pages, Self::Nodes, Self::Blob, Self::Manifest].into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// How deep deltas may rest on deltas. A page read alone pays for every step; nodes are few, small and
-    /// cached, and a node stored whole costs as much as all its differences of eight versions.
+    /// Greatest depth of deltas on deltas. Reading one page undoes every step. Nodes are few, small and
+    /// cached, and a node stored in full costs as much as its differences in eight versions.
     pub fn max_depth(self) -> u8 {
         match self {
             Self::Nodes => 8,
@@ -78,69 +78,70 @@ enum Codec {
     Delta = 2,
 }
 
-/// Bytes that are no frame, or a frame that cannot be made.
+/// Errors of encoding and decoding a pack frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PackFrameError {
-    /// Shorter than it says.
-    #[error("a frame of {expected} bytes ends after {found}")]
+    /// The bytes end before the frame does.
+    #[error("a pack frame has {found} bytes instead of {expected}")]
     Short {
-        /// Bytes given.
+        /// Length found, in bytes.
         found: usize,
-        /// Bytes it should have.
+        /// Bytes that the frame should have.
         expected: usize,
     },
-    /// A field of the head that cannot be.
-    #[error("the frame head has an impossible {field}")]
+    /// A header field has an impossible value.
+    #[error("the pack frame header has an invalid {field}")]
     Head {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
     },
-    /// The bytes changed since they were written.
-    #[error("the frame checksum does not match")]
+    /// The bytes changed after they were written.
+    #[error("the pack frame checksum does not match")]
     Checksum,
     /// The payload does not decompress.
     #[error("the payload does not decompress: {reason}")]
     Payload {
-        /// What the codec says.
+        /// Error text of the codec.
         reason: &'static str,
     },
-    /// It decompresses to another length.
-    #[error("the payload gives {found} bytes instead of {expected}")]
+    /// The payload decompresses to another length.
+    #[error("the payload decompresses to {found} bytes instead of {expected}")]
     Length {
-        /// Bytes it gives.
+        /// Bytes after decompression.
         found: usize,
-        /// Bytes it should give.
+        /// Bytes that the header calls for.
         expected: usize,
     },
-    /// Objects that no frame holds.
-    #[error("{objects} objects of {bytes} bytes do not fit a frame")]
+    /// The objects exceed the limits of a frame.
+    #[error("{objects} objects of {bytes} bytes do not fit into a pack frame")]
     TooLarge {
-        /// How many.
+        /// Number of objects.
         objects: usize,
-        /// Their bytes.
+        /// Raw bytes of the objects.
         bytes: usize,
     },
 }
 
-/// The fixed head of a frame.
+/// Fixed header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackFrameHeader {
-    /// What the objects are.
+    /// Kind of the objects.
     pub kind: Kind,
-    /// How many objects.
+    /// Number of objects.
     pub objects: usize,
-    /// Their bytes.
+    /// Raw bytes of the objects.
     pub raw: usize,
-    /// How many bases.
+    /// Number of bases.
     pub bases: usize,
-    /// 0 unless it is a delta.
+    /// Depth of a delta, otherwise 0.
     pub depth: u8,
     codec: Codec,
     payload: usize,
 }
 
 impl PackFrameHeader {
-    /// The head at the begin of `bytes`, checked field by field (the checksum needs the whole frame).
+    /// Decodes the header at the start of `bytes` and checks each field; the checksum needs the complete
+    /// frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, PackFrameError> {
         let head = bytes.get(..HEAD).ok_or(PackFrameError::Short { found: bytes.len(), expected: HEAD })?;
         let impossible = |field| PackFrameError::Head { field };
@@ -189,7 +190,7 @@ impl PackFrameHeader {
         lengths + self.bases * ShortDigest::LEN
     }
 
-    /// Bytes of the whole frame.
+    /// Bytes of the complete frame.
     pub fn total(&self) -> usize {
         HEAD + self.tables() + self.payload
     }
@@ -198,13 +199,13 @@ impl PackFrameHeader {
 /// A frame whose checksum was checked.
 #[derive(Debug)]
 pub struct PackFrame<'a> {
-    /// Its head.
+    /// Fixed header of the frame.
     pub head: PackFrameHeader,
     bytes: &'a [u8],
 }
 
 impl<'a> PackFrame<'a> {
-    /// The frame at the begin of `bytes`.
+    /// Decodes the frame at the start of `bytes` and checks its checksum.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, PackFrameError> {
         let head = PackFrameHeader::parse(bytes)?;
         let total = head.total();
@@ -225,7 +226,7 @@ impl<'a> PackFrame<'a> {
         table.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize)
     }
 
-    /// Where each object lies in the raw bytes.
+    /// Position of each object in the raw bytes.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         if self.head.kind == Kind::Pages {
             return (0..self.head.objects).map(|i| i * PAGE_SIZE..(i + 1) * PAGE_SIZE).collect();
@@ -237,7 +238,7 @@ impl<'a> PackFrame<'a> {
         ends.collect()
     }
 
-    /// Keys of the objects whose concatenation [`PackFrame::decode`] needs.
+    /// Short digests of the bases, whose concatenation [`PackFrame::decode`] needs.
     pub fn bases(&self) -> impl Iterator<Item = ShortDigest> {
         let end = HEAD + self.head.tables();
         self.bytes[end - self.head.bases * ShortDigest::LEN..end]
@@ -247,14 +248,14 @@ impl<'a> PackFrame<'a> {
             .map(|bytes| ShortDigest(*bytes))
     }
 
-    /// The raw bytes of all objects; `base` is the concatenation of the bases (empty without).
+    /// Decompresses all objects; `base` is the concatenation of the bases, empty without any.
     pub fn decode(&self, base: &[u8]) -> Result<Vec<u8>, PackFrameError> {
         let mut raw = vec![0; self.head.raw];
         self.decode_into(base, &mut raw)?;
         Ok(raw)
     }
 
-    /// The same into `raw`, which is as long as the head says.
+    /// Decompresses all objects into `raw`, whose length is that in the header.
     pub fn decode_into(&self, base: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
         assert_eq!(raw.len(), self.head.raw, "a buffer of the length in the head");
         let payload = &self.bytes[HEAD + self.head.tables()..];
@@ -280,18 +281,18 @@ fn checksum(frame: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// The older versions that a delta is made against.
+/// Older versions that a delta is encoded against.
 #[derive(Debug, Clone, Copy)]
 pub struct Bases<'a> {
-    /// Keys of the bases, in the order of `raw`.
+    /// Short digests of the bases, in the order of `raw`.
     pub keys: &'a [ShortDigest],
-    /// Their concatenation.
+    /// Concatenation of the bases.
     pub raw: &'a [u8],
-    /// Depth of the deepest of them.
+    /// Depth of the deepest base.
     pub depth: u8,
 }
 
-/// Makes frames; keeps a compression context, so have one a thread.
+/// Encodes frames; owns a compression context, so each thread should have one.
 pub struct Encoder {
     context: CCtx<'static>,
     level: i32,
@@ -304,13 +305,13 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// An encoder of zstd `level` (negative ones are faster).
+    /// Creates an encoder of zstd `level` (negative levels are faster).
     pub fn new(level: i32) -> Self {
         Self { context: CCtx::create(), level }
     }
 
-    /// `objects`, given as their concatenation and lengths, as a frame of their own. Stored when they do not
-    /// shrink.
+    /// Encodes objects, passed as their concatenation and lengths, as a frame without bases. They are stored
+    /// uncompressed if compression does not help.
     pub fn encode(&mut self, kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<Vec<u8>, PackFrameError> {
         let head = new_head(kind, raw, lengths)?;
         let mut payload = Vec::with_capacity(compress_bound(raw.len()));
@@ -324,7 +325,7 @@ impl Encoder {
         })
     }
 
-    /// `objects` as a delta against `bases`, at zstd `level`.
+    /// Encodes objects as a delta against `bases`, at zstd `level`.
     pub fn encode_delta(
         kind: Kind,
         raw: &[u8],

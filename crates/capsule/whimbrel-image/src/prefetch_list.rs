@@ -1,56 +1,56 @@
-//! Which pages of a capsule are wanted first: those its machine touched in the first seconds after a resume.
+//! Prefetch list: the pages of a capsule that its machine touched in the first seconds after a resume.
 //!
-//! A blob that the manifest names. Layout, integers as LEB128 variable-length numbers: version (1), images;
-//! for each image the length of its name, the name, its pages, runs, then for each run the gap since the end
-//! of the last one and its length. Gaps between runs and lengths are at least 1. It is advice: a set that is
-//! wrong costs time and nothing else.
+//! A blob that the manifest names. Layout, integers as LEB128: version (1), number of images; for each image
+//! the length of its name, the name, its pages and its number of runs; for each run the gap since the end of
+//! the last one and its length. Gaps between runs and lengths are at least 1. The list is advice: a wrong one
+//! costs time and nothing else.
 
 use std::collections::BTreeMap;
-use whimbrel_core::{PageRun, PageSet};
+use whimbrel_core::{PageRun, PageSet, varint};
 
 const VERSION: u8 = 1;
-/// Images of one capsule.
+/// Most images of a capsule.
 const IMAGES_MAX: u64 = 64;
-/// Bytes of an image's name.
+/// Most bytes of an image's name.
 const NAME_MAX: u64 = 64;
-/// Runs of one image.
+/// Most runs of an image.
 const RUNS_MAX: u64 = 1 << 20;
-/// Pages of all images together: bitmaps of 32 MiB.
+/// Most pages of all images together: bitmaps of 32 MiB.
 const PAGES_MAX: u64 = 1 << 28;
 
-/// Pages wanted first, by the name of their image.
+/// Pages to fetch first, by the name of their image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrefetchList(pub BTreeMap<String, PageSet>);
 
-/// Bytes that are no working set.
+/// The bytes are no prefetch list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a working set with a malformed {field}")]
+#[error("the prefetch list has an invalid {field}")]
 pub struct PrefetchListError {
-    /// What does not fit.
+    /// Part of the list that is invalid.
     pub field: &'static str,
 }
 
 impl PrefetchList {
-    /// The blob.
+    /// Encodes the list as a blob.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
-        put(&mut out, self.0.len() as u64);
+        varint::put(&mut out, self.0.len() as u64);
         for (name, pages) in &self.0 {
-            put(&mut out, name.len() as u64);
+            varint::put(&mut out, name.len() as u64);
             out.extend(name.as_bytes());
-            put(&mut out, pages.len());
-            put(&mut out, pages.runs().count() as u64);
+            varint::put(&mut out, pages.len());
+            varint::put(&mut out, pages.runs().count() as u64);
             let mut at = 0;
             for run in pages.runs() {
-                put(&mut out, run.start - at);
-                put(&mut out, run.len);
+                varint::put(&mut out, run.start - at);
+                varint::put(&mut out, run.len);
                 at = run.end();
             }
         }
         out
     }
 
-    /// Reads a blob.
+    /// Decodes a blob and checks it.
     pub fn decode(bytes: &[u8]) -> Result<Self, PrefetchListError> {
         let (version, mut bytes) = bytes.split_first().ok_or(PrefetchListError { field: "version" })?;
         if *version != VERSION {
@@ -69,7 +69,7 @@ impl PrefetchList {
         if bytes.is_empty() { Ok(Self(sets)) } else { Err(PrefetchListError { field: "end" }) }
     }
 
-    /// The pages of an image, if they are known and the image is as long.
+    /// Pages of an image, if the list has them and the image has the same length.
     pub fn of(&self, image: &str, pages: u64) -> Option<&PageSet> {
         self.0.get(image).filter(|set| set.len() == pages)
     }
@@ -77,7 +77,7 @@ impl PrefetchList {
 
 fn pages_of(bytes: &mut &[u8], pages: u64) -> Result<PageSet, PrefetchListError> {
     let runs = take(bytes, "number of runs", RUNS_MAX)?;
-    // Two bytes a run at least: the length of the blob bounds the work.
+    // A run takes two bytes or more, so the length of the blob bounds the work.
     if runs.saturating_mul(2) > bytes.len() as u64 {
         return Err(PrefetchListError { field: "number of runs" });
     }
@@ -94,25 +94,8 @@ fn pages_of(bytes: &mut &[u8], pages: u64) -> Result<PageSet, PrefetchListError>
     Ok(set)
 }
 
-fn put(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
 fn take(bytes: &mut &[u8], field: &'static str, max: u64) -> Result<u64, PrefetchListError> {
-    let mut number = 0u64;
-    for shift in (0..63).step_by(7) {
-        let (byte, rest) = bytes.split_first().ok_or(PrefetchListError { field })?;
-        *bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return if number <= max { Ok(number) } else { Err(PrefetchListError { field }) };
-        }
-    }
-    Err(PrefetchListError { field })
+    varint::take(bytes).ok().filter(|number| *number <= max).ok_or(PrefetchListError { field })
 }
 
 #[cfg(test)]

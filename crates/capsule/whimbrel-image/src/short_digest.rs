@@ -1,27 +1,28 @@
-//! The short form of a digest that indexes and delta frames use.
+//! Short digest: the first half of a digest, which indexes and delta frames use.
 
 use std::fmt;
 use whimbrel_core::Digest;
 
 /// The first 16 bytes of a digest.
 ///
-/// Halves the cost of every index entry and delta base. Content found by its key is checked against the whole
-/// digest when it is read, so a key that collides is a refused read and never wrong content. Making two pages
-/// with one key takes 2^64 work and hurts only whoever made both; hitting somebody else's page takes 2^128.
+/// Halves the cost of every index entry and delta base. Content found by a short digest is checked against
+/// the full digest when it is read, so a collision is a refused read and never wrong content. Making two
+/// pages with one short digest takes 2^64 work and hurts only their maker; matching somebody else's page
+/// takes 2^128.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShortDigest(pub [u8; 16]);
 
 impl ShortDigest {
-    /// Bytes of a key.
+    /// Bytes of a short digest.
     pub const LEN: usize = 16;
 
-    /// The first eight bytes as a number, uniform like the digest.
+    /// The first eight bytes as a number, uniformly distributed like the digest.
     pub fn prefix(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Whether `digest` has this key.
+    /// Whether `digest` begins with these bytes.
     pub fn matches(&self, digest: &Digest) -> bool {
         ShortDigest::from(digest) == *self
     }

@@ -1,20 +1,20 @@
-//! Finding, among many pages, one that resembles a given page: the pages that moved, and those of a program
-//! that runs again at other addresses.
+//! Similarity index: finds among many pages one that resembles a given page.
 //!
-//! A page's features are the sixteen smallest hashes of its 16-byte pieces at every eighth byte (min-hash:
-//! Broder, "On the resemblance and containment of documents", 1997). Two pages that share features share
-//! about that part of their pieces. Nothing rests on it but the size of what is compressed.
+//! Finds pages that moved, and those of a program that runs again at other addresses. The features of a page
+//! are the sixteen smallest hashes of the 16-byte windows at every eighth byte (min-hash: Broder, "On the
+//! resemblance and containment of documents", 1997). The share of features that two pages have in common
+//! estimates the share of windows. A wrong choice costs only compression.
 
 use std::collections::HashMap;
 use whimbrel_core::PAGE_SIZE;
 
 /// Features of a page.
 const FEATURES: usize = 16;
-/// Features two pages have in common at least to count as similar.
+/// Least number of common features for two pages to count as similar.
 const COMMON: usize = 2;
-/// Pages remembered for one feature: what more pages have in common tells little.
+/// Most pages remembered for one feature; a feature of many pages tells little.
 const CROWD: usize = 8;
-/// Words of 8 bytes that stay where they were, at least, for a page to resemble its older version.
+/// Least number of unchanged 8-byte words for a page to resemble its older version.
 const STAYING: usize = 64;
 
 /// Pages by their features.
@@ -24,7 +24,7 @@ pub struct SimilarityIndex {
 }
 
 impl SimilarityIndex {
-    /// Remembers `page` as `number`.
+    /// Adds `page` under `number`.
     pub fn add(&mut self, number: u32, page: &[u8; PAGE_SIZE]) {
         for feature in features(page) {
             let crowd = self.pages.entry(feature).or_default();
@@ -34,7 +34,7 @@ impl SimilarityIndex {
         }
     }
 
-    /// The page most similar to `page`, if there is a similar one at all; of equals the one added last.
+    /// The most similar page, if any is similar enough.
     pub fn closest(&self, page: &[u8; PAGE_SIZE]) -> Option<u32> {
         let mut found: Vec<u32> =
             features(page).iter().filter_map(|feature| self.pages.get(feature)).flatten().copied().collect();
@@ -44,7 +44,7 @@ impl SimilarityIndex {
     }
 }
 
-/// Whether `new` still has enough of `old` in the same places.
+/// Whether enough words of `old` are unchanged in `new`.
 pub fn resembles(new: &[u8; PAGE_SIZE], old: &[u8; PAGE_SIZE]) -> bool {
     let words = new.as_chunks::<8>().0.iter().zip(old.as_chunks::<8>().0);
     words.filter(|(new, old)| new == old && **new != [0; 8]).count() >= STAYING
@@ -56,7 +56,7 @@ fn features(page: &[u8; PAGE_SIZE]) -> Vec<u64> {
     let hashes = pairs.filter(|(a, b)| **a != [0; 8] || **b != [0; 8]).map(|(a, b)| piece(*a, *b));
     let mut all: Vec<u64> = hashes.collect();
     if all.len() > FEATURES * 8 {
-        // Sorting all of them would be most of the work; more than enough are in the lowest quarter.
+        // Sorting all of them would be most of the work, and the lowest quarter has more than enough.
         let low: Vec<u64> = all.iter().copied().filter(|hash| *hash < u64::MAX / 4).collect();
         all = if low.len() > FEATURES * 2 { low } else { all };
     }
@@ -66,8 +66,8 @@ fn features(page: &[u8; PAGE_SIZE]) -> Vec<u64> {
     all
 }
 
-/// Multiplicative hashing with the golden ratio (Knuth, 6.4), twice: the order of hashes must not follow that
-/// of values.
+/// Multiplicative hashing with the golden ratio (Knuth, 6.4), twice, so that the order of hashes does not
+/// follow that of values.
 fn piece(a: [u8; 8], b: [u8; 8]) -> u64 {
     const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = u64::from_le_bytes(a).wrapping_mul(RATIO).rotate_left(31) ^ u64::from_le_bytes(b);

@@ -1,69 +1,69 @@
-//! Walking, comparing and rewriting image trees.
+//! Walks, compares and rewrites image trees.
 //!
 //! A tree over `pages` pages has the least height `h >= 1` with `256^h >= pages`; its root is a node of level
-//! `h - 1`, or absent when every page is zero. Nodes come from a [`Nodes`] source, new ones go to a closure,
-//! so nothing here knows where they are kept. Work is proportional to the nodes that differ, never to the
-//! image.
+//! `h - 1`, or absent when every page is zero. Nodes come from a [`Nodes`] source and new ones go to a
+//! closure, so this module does not know where they are stored. Work is proportional to the nodes that
+//! differ, never to the image.
 
 use crate::node::{FAN_OUT, MAX_LEVELS, Node, NodeError};
 use std::sync::Arc;
 use whimbrel_core::Digest;
 
-/// Where nodes come from.
+/// Source of nodes.
 pub trait Nodes {
-    /// What can go wrong, a node of the wrong shape included.
+    /// Error of the source, or of a node with the wrong shape.
     type Error: From<NodeError>;
 
-    /// The node with this digest.
+    /// Node with this digest.
     fn node(&self, digest: &Digest) -> Result<Arc<Node>, Self::Error>;
 }
 
-/// A node that an update made.
+/// New node that an update made.
 #[derive(Debug)]
 pub struct NewNode {
-    /// Its digest.
+    /// Digest of the encoding.
     pub digest: Digest,
-    /// Its encoding.
+    /// Encoding of the node.
     pub bytes: Vec<u8>,
-    /// The node that stood in its place.
+    /// Node that it replaces.
     pub replaces: Option<Digest>,
-    /// Its level.
+    /// Level of the node.
     pub level: u8,
 }
 
-/// What a walk meets.
+/// Element of a tree, as a walk reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visit {
-    /// A node, before its children.
+    /// A node, reported before its children.
     Node {
-        /// Its digest.
+        /// Digest of the node.
         digest: Digest,
-        /// 0 lists pages.
+        /// Level of the node; 0 lists pages.
         level: u8,
-        /// The first page under it.
+        /// First page under the node.
         page: u64,
     },
     /// A page that is not zero.
     Page {
-        /// Its number.
+        /// Number of the page.
         page: u64,
-        /// Its digest.
+        /// Digest of the page.
         digest: Digest,
     },
 }
 
-/// A page that two images hold differently.
+/// A page that differs between two images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
-    /// Its number.
+    /// Number of the page.
     pub page: u64,
-    /// What the first image holds, none for zeros.
+    /// Digest in the first image, none for zeros.
     pub old: Option<Digest>,
-    /// What the second image holds.
+    /// Digest in the second image, none for zeros.
     pub new: Option<Digest>,
 }
 
-/// Levels of the tree over `pages` pages.
+/// Height of the tree over `pages` pages.
 pub fn height(pages: u64) -> u8 {
     (1..MAX_LEVELS).find(|h| span(*h) >= pages).unwrap_or(MAX_LEVELS)
 }
@@ -85,7 +85,7 @@ fn check(page: u64, pages: u64) -> Result<(), NodeError> {
     if page < pages { Ok(()) } else { Err(NodeError::PastEnd { page, pages }) }
 }
 
-/// The leaf over extent `extent` (256 pages), none when it is all zero.
+/// Leaf of extent `extent` (256 pages), none if they are all zero.
 pub fn leaf<N: Nodes>(
     nodes: &N,
     root: Option<Digest>,
@@ -98,7 +98,7 @@ pub fn leaf<N: Nodes>(
     }
 }
 
-/// The digest of the leaf over extent `extent`, without loading the leaf.
+/// Digest of the leaf of extent `extent`, without loading the leaf.
 pub fn leaf_digest<N: Nodes>(
     nodes: &N,
     root: Option<Digest>,
@@ -117,7 +117,7 @@ pub fn leaf_digest<N: Nodes>(
     Ok(Some(digest))
 }
 
-/// Meets every node and page that is there, in page order. A node is entered only if `visit` says so.
+/// Reports every present node and page, in page order. Children are visited only if `visit` returns true.
 pub fn walk<N: Nodes>(
     nodes: &N,
     root: Option<Digest>,
@@ -153,7 +153,7 @@ fn walk_node<N: Nodes>(
     Ok(())
 }
 
-/// Meets every page that images `old` and `new` (both of `pages` pages) hold differently, in page order.
+/// Reports every page that differs between images `old` and `new` (both of `pages` pages), in page order.
 pub fn diff<N: Nodes>(
     nodes: &N,
     old: Option<Digest>,
@@ -196,8 +196,8 @@ fn diff_node<N: Nodes>(
     Ok(())
 }
 
-/// The root after `changes` (ordered by page, each page once; none is a zero page), rewriting only the paths
-/// to them. Every node that is new goes to `emit`, children before parents.
+/// Returns the root after `changes` (ordered by page, each page once; none is a zero page). Only the paths to
+/// them are rewritten. Every new node goes to `emit`, children before parents.
 pub fn update<N: Nodes>(
     nodes: &N,
     root: Option<Digest>,

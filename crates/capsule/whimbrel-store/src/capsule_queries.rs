@@ -1,4 +1,4 @@
-//! Looking around: capsules, their history, what differs.
+//! Queries about capsules: list, resolve, lineage, differences.
 
 use crate::{
     error::{Result, StoreError},
@@ -12,39 +12,39 @@ use whimbrel_image::{ImageRef, Manifest, pack_frame::Kind, tree};
 /// A capsule and the refs that name it.
 #[derive(Debug, Clone)]
 pub struct CapsuleInfo {
-    /// Its id.
+    /// Capsule id, the digest of the manifest.
     pub id: CapsuleId,
-    /// What it is made of.
+    /// Manifest of the capsule.
     pub manifest: Manifest,
-    /// Refs that name it directly.
+    /// Refs that name the capsule directly.
     pub refs: Vec<RefName>,
-    /// Whether a ref names it or a descendant of it.
+    /// Whether a ref names the capsule or a descendant of it.
     pub reachable: bool,
 }
 
-/// How one image differs between two capsules.
+/// Difference of one image between two capsules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageChange {
-    /// `memory`, `disk0`, …
+    /// Name of the image: `memory`, `disk0`, …
     pub name: String,
-    /// Pages that differ.
+    /// Number of pages that differ.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: ByteSize,
-    /// Different pages whose new content the old image holds nowhere at all.
+    /// Different pages whose new content the old image does not have anywhere.
     pub new_contents: u64,
 }
 
-/// How an image went two ways from a common beginning.
+/// Changes of an image in two descendants of one capsule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Divergence {
-    /// `memory`, `disk0`, …
+    /// Name of the image: `memory`, `disk0`, …
     pub name: String,
-    /// Pages that differ from the beginning on one side.
+    /// Pages that the first descendant changed.
     pub ours: PageSet,
-    /// Pages that differ from the beginning on the other side.
+    /// Pages that the second descendant changed.
     pub theirs: PageSet,
-    /// Pages that differ on both sides, and between them: both changed them, and not to the same.
+    /// Pages that both changed to different content.
     pub conflicts: PageSet,
 }
 
@@ -67,7 +67,7 @@ impl Store {
         Ok(capsules)
     }
 
-    /// Ids of all manifests that can be read, from the kinds that the index keeps.
+    /// Ids of all readable manifests; the index tells the kind of each frame.
     pub(crate) fn manifest_ids(&self) -> Result<BTreeSet<CapsuleId>> {
         let objects = &self.inner.objects;
         objects.catalog.refresh()?;
@@ -86,7 +86,7 @@ impl Store {
         places.iter().filter_map(|place| id(place).transpose()).collect()
     }
 
-    /// The capsule that `text` means: a ref, or the first digits (at least four) of an id.
+    /// Resolves a ref, or the first digits (at least four) of an id.
     pub fn resolve(&self, text: &str) -> Result<CapsuleId> {
         if let Ok(name) = text.parse::<RefName>()
             && let Some(id) = self.get_ref(&name)?
@@ -107,13 +107,13 @@ impl Store {
         }
     }
 
-    /// A capsule and its ancestors as far as they are still here, children before parents, newest first.
+    /// A capsule and its ancestors that are still in the store, children before parents, newest first.
     pub fn log(&self, id: &CapsuleId) -> Result<Vec<(CapsuleId, Manifest)>> {
         self.manifest(id)?;
         self.ancestors([*id])
     }
 
-    /// `from` and their ancestors that are in the store.
+    /// Returns `from` and their ancestors that are in the store.
     pub(crate) fn ancestors(
         &self,
         from: impl IntoIterator<Item = CapsuleId>,
@@ -142,7 +142,7 @@ impl Store {
         Ok(capsules.map(|capsule| capsule.id).collect())
     }
 
-    /// Capsules of the store by the parent that they name, which need not be in the store any more.
+    /// Children of every parent that a capsule of the store names; the parent may have been deleted.
     pub fn children_of_all(&self) -> Result<BTreeMap<CapsuleId, Vec<CapsuleId>>> {
         let mut children = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
         for capsule in self.capsules()? {
@@ -153,9 +153,9 @@ impl Store {
         Ok(children)
     }
 
-    /// How many bytes of pages a capsule has that its parent does not have at the same place, equal ones
-    /// counted once: what it costs beside that parent, before compression. Of several parents the nearest
-    /// counts; without one that is still here, everything does.
+    /// Bytes of pages that a capsule has and its parent does not have at the same position, equal pages
+    /// counted once and before compression. Of several parents the nearest counts. Without a parent in the
+    /// store, all pages count.
     pub fn added(&self, id: &CapsuleId) -> Result<ByteSize> {
         let manifest = self.manifest(id)?;
         let mut least = None;
@@ -184,8 +184,8 @@ impl Store {
         Ok(contents.len() as u64)
     }
 
-    /// How the image `name` of `ours` and of `theirs` went from that of `base`. None if it is not in all
-    /// three with one length.
+    /// Changes of the image `name` from `base` to `ours` and to `theirs`. None if it is not in all three with
+    /// one length.
     pub fn divergence(
         &self,
         name: &str,
@@ -213,7 +213,7 @@ impl Store {
         Ok(Some(Divergence { name, ours, theirs, conflicts }))
     }
 
-    /// The pages in which two images of `pages` pages differ.
+    /// Pages that differ between two images of `pages` pages.
     pub fn changed_pages(&self, old: Option<Digest>, new: Option<Digest>, pages: u64) -> Result<PageSet> {
         let mut changed = PageSet::empty(pages);
         tree::diff(&self.inner.objects, old, new, pages, &mut |d| {
@@ -223,8 +223,8 @@ impl Store {
         Ok(changed)
     }
 
-    /// What differs between two capsules, image by image. An image that only one of them has, or that changed
-    /// its length, differs in all pages that are not zero.
+    /// Differences between two capsules, image by image. If only one has an image, or its length changed, all
+    /// its pages that are not zero count as different.
     pub fn diff(&self, old: &CapsuleId, new: &CapsuleId) -> Result<Vec<ImageChange>> {
         let (old, new) = (self.manifest(old)?, self.manifest(new)?);
         let names: BTreeSet<&str> =

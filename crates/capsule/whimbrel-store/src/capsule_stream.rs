@@ -1,12 +1,12 @@
-//! A capsule as one self-contained stream: for a file, a pipe, another store.
+//! Capsule stream: a capsule as one self-contained stream for a file, a pipe or another store.
 //!
 //! ```text
 //! "WHCAPS" 0 1, id of the capsule (32 bytes), then records: 1 and a plain frame, …, 0
 //! ```
 //!
-//! The manifest comes last. Nothing in a stream is believed: frames are bounded before they are read, objects
-//! are stored under the digest that is computed here, and the capsule is committed only if it is whole and
-//! has the id named.
+//! The manifest comes last. Nothing in a stream is trusted: the length of a frame is bounded before it is
+//! read, objects are stored under digests computed here, and the capsule is committed only if it is complete
+//! and has the stated id.
 
 use crate::{
     capsule_writer::CapsuleWriter,
@@ -25,10 +25,11 @@ use whimbrel_image::{
 };
 
 const MAGIC: [u8; 8] = *b"WHCAPS\x00\x01";
-/// zstd level of a stream: it is written once and may cross a slow line.
+/// zstd level of a stream, which is written once and may cross a slow link.
 const LEVEL: i32 = 3;
-/// Pages and nodes of one frame.
+/// Pages of one frame.
 const PAGES: usize = 64;
+/// Nodes of one frame.
 const NODES: usize = 8;
 
 struct Exporter<'a, W> {
@@ -40,7 +41,7 @@ struct Exporter<'a, W> {
 }
 
 impl Store {
-    /// Writes all of a capsule to `out`; returns the bytes.
+    /// Writes a complete capsule to `out`; returns the number of bytes.
     pub fn export(&self, id: &CapsuleId, out: impl Write) -> Result<u64> {
         let manifest = self.manifest(id)?;
         let mut exporter =
@@ -64,7 +65,7 @@ impl Store {
         let mut head = [0; 40];
         read(&mut input, &mut head)?;
         if head[..8] != MAGIC {
-            return Err(StoreError::Stream { reason: "another magic number" });
+            return Err(StoreError::Stream { reason: "wrong magic number" });
         }
         let mut id = [0; 32];
         id.copy_from_slice(&head[8..]);
@@ -81,7 +82,7 @@ impl Store {
         };
         match read_frame(&mut input)? {
             None => writer.commit(&manifest, refs),
-            Some(_) => Err(StoreError::Stream { reason: "frames behind the manifest" }),
+            Some(_) => Err(StoreError::Stream { reason: "frames after the manifest" }),
         }
     }
 }
@@ -134,7 +135,7 @@ fn read(input: &mut impl Read, out: &mut [u8]) -> Result<()> {
     input.read_exact(out).map_err(|source| StoreError::Carrier { action: "read", source })
 }
 
-/// The next frame, none at the end mark.
+/// Reads the next frame; none at the end mark.
 fn read_frame(input: &mut impl Read) -> Result<Option<Vec<u8>>> {
     let mut tag = [0];
     read(input, &mut tag)?;
@@ -148,13 +149,13 @@ fn read_frame(input: &mut impl Read) -> Result<Option<Vec<u8>>> {
     let total = PackFrameHeader::parse(&bytes)
         .map_err(|_| StoreError::Stream { reason: "a malformed frame" })?
         .total();
-    // Grows with what arrives, so a head that promises 256 MiB costs nothing by itself.
+    // Grows with the bytes that arrive, so a header that promises 256 MiB costs nothing by itself.
     let rest = input.take((total - HEAD) as u64).read_to_end(&mut bytes);
     rest.map_err(|source| StoreError::Carrier { action: "read", source })?;
     Ok(Some(bytes))
 }
 
-/// Stores the objects of a frame; gives back the manifest if it was that.
+/// Stores the objects of a frame; returns the manifest if the frame has it.
 fn import_frame(writer: &CapsuleWriter, bytes: &[u8], id: &CapsuleId) -> Result<Option<Manifest>> {
     let malformed = |_| StoreError::Stream { reason: "a malformed frame" };
     let frame = PackFrame::parse(bytes).map_err(malformed)?;

@@ -1,8 +1,8 @@
-//! A writing session: images and blobs go in, a commit makes them a capsule.
+//! Capsule writer: receives images and blobs, and commits them as a capsule.
 //!
-//! The session holds a lease from begin to end, so that collection leaves alone what it wrote and what it
-//! found there already. A commit is: flush (packs durable, index durable), check that the capsule is whole,
-//! set the refs.
+//! The writer has a GC lease during its life, so that garbage collection spares what it wrote and the
+//! existing objects that it relies on. A commit flushes (packs durable, then index durable), checks that the
+//! capsule is complete, and sets the refs.
 
 use crate::{
     changed_pages,
@@ -28,14 +28,14 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest, RefName};
 use whimbrel_image::{Manifest, pack_frame::Kind};
 
-/// The threads of a session; they end when the last writer of it is dropped.
+/// Threads of a writer; they end when the capsule writer and its image writers are dropped.
 pub(crate) struct WorkerThreads {
     pub(crate) session: Arc<WriteContext>,
     batches: Option<SyncSender<PageBatch>>,
     pack: Option<SyncSender<Message>>,
     threads: Vec<JoinHandle<()>>,
     roots: Mutex<HashSet<(Digest, u64)>>,
-    /// Whether an image is written over one that is not whole here.
+    /// Whether a base image is not complete in this store.
     partial: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl WorkerThreads {
         self.roots.lock().unwrap_or_else(|e| e.into_inner()).contains(&(root, pages))
     }
 
-    /// Frames the changed pages gathered so far.
+    /// Frames the changed pages collected so far.
     pub(crate) fn frame_changed(&self) -> Result<()> {
         changed_pages::frame_gathered(&self.session, &self.pack())
     }
@@ -99,7 +99,7 @@ impl Drop for WorkerThreads {
     }
 }
 
-/// A writing session. What is not committed when it is dropped is garbage.
+/// Writer of capsules. Objects that are not committed when it is dropped are garbage.
 pub struct CapsuleWriter {
     store: Store,
     pool: Arc<WorkerThreads>,
@@ -112,7 +112,7 @@ impl std::fmt::Debug for CapsuleWriter {
 }
 
 impl Store {
-    /// Begins a writing session, with threads of its own.
+    /// Starts a writer with threads of its own.
     pub fn writer(&self) -> Result<CapsuleWriter> {
         let inner = &self.inner;
         inner.check_latch()?;
@@ -127,8 +127,8 @@ impl Store {
 }
 
 impl CapsuleWriter {
-    /// Begins an image of `pages` pages: all zeros, or all of `base` (the root of an image as long), until
-    /// pages are put. Several images may be written at once.
+    /// Starts an image of `pages` pages with the content of `base` (the root of an image of the same length)
+    /// or zeros, to which pages are written. Several images may be written at once.
     pub fn image(&self, base: Option<Digest>, pages: u64) -> Result<ImageWriter> {
         self.pool.session.check()?;
         if let Some(root) = base {
@@ -137,7 +137,7 @@ impl CapsuleWriter {
         Ok(ImageWriter::new(self.pool.clone(), base, pages))
     }
 
-    /// Sees to it that the image is whole and stays so.
+    /// Pins a base image after checking that it is complete.
     fn hold(&self, root: Digest, pages: u64) -> Result<()> {
         if self.pool.knows_root(root, pages) {
             return self.pool.flush();
@@ -173,7 +173,7 @@ impl CapsuleWriter {
         Ok(digest)
     }
 
-    /// Stores objects that are not here yet, `group` to a frame.
+    /// Stores objects that are not in the store yet, `group` to a frame.
     pub(crate) fn put_objects(&self, kind: Kind, objects: &[&[u8]], group: usize) -> Result<()> {
         let session = &self.pool.session;
         session.check()?;
@@ -184,14 +184,14 @@ impl CapsuleWriter {
         Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
     }
 
-    /// Makes what was put so far durable.
+    /// Makes everything stored so far durable.
     pub(crate) fn flush(&self) -> Result<()> {
         self.pool.flush()?;
         self.pool.session.check()
     }
 
-    /// Makes the capsule and points `refs` at it. When this returns, all of it is durable, but for what it
-    /// shares with a capsule that is not whole here: then it is not whole either.
+    /// Commits a capsule and points `refs` at it. On return all of it is durable. If it shares an image with
+    /// a partial capsule, it is marked partial too.
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
@@ -211,7 +211,7 @@ impl CapsuleWriter {
         Ok(id)
     }
 
-    /// Fails if something is missing, unless it is known to lie elsewhere: then returns true.
+    /// Fails if an object is missing, unless a partial capsule has the image: then returns true.
     fn check_whole(&self, manifest: &Manifest) -> Result<bool> {
         let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
         manifest

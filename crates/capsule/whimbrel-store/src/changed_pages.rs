@@ -1,12 +1,11 @@
-//! Changed pages of a session on their way to delta frames.
+//! Changed pages of a writer, collected to be framed together as deltas.
 //!
-//! How small a changed page gets depends on which older pages may be its bases, so pages written over an
-//! older version are not framed batch by batch: they are gathered, whichever image they belong to, and framed
-//! together once there are many, when an image is finished, and before every flush. They were claimed, so
-//! others count on them already; that is sound because a flush frames them first, and a failure to do so
-//! fails the whole session. A page that was put again in the meantime is not stored at all, unless somebody
-//! else found it and counts on it: of what a running guest writes, a tenth changes again before the last
-//! round.
+//! The size of a delta depends on which older pages can be its bases. So pages written over an older version
+//! are not framed batch by batch: those of all images are collected, and framed when there are many, when an
+//! image is finished, and before every flush. They were claimed, so other threads rely on them already. That
+//! is sound because a flush frames them first, and a failure to do so fails the writer. A page that was
+//! written again meanwhile is not stored at all, unless another thread claimed the same content: of the pages
+//! that a running guest writes, a tenth changes again before the last round.
 
 use crate::{
     error::{Result, StoreError},
@@ -30,46 +29,45 @@ use whimbrel_image::{
     pack_frame::Bases,
 };
 
-/// Pages framed together, and old pages beside their older versions, at most: 48 MiB for as long as that
-/// takes.
+/// Most pages framed together, and most other old pages collected as bases: 48 MiB while that takes.
 const MANY: usize = 4096;
 
 pub(crate) type Page = Box<[u8; PAGE_SIZE]>;
 
-/// The older version of a page.
+/// Older version of a page.
 pub(crate) struct OldPage {
     pub(crate) key: ShortDigest,
     pub(crate) bytes: Page,
     pub(crate) depth: u8,
 }
 
-/// A page that is claimed and not yet in a frame.
+/// Page that is claimed and not yet in a frame.
 pub(crate) struct ChangedPage {
     pub(crate) image: Arc<ImageState>,
     pub(crate) page: u64,
-    /// Of the batch it was put with.
+    /// Number of the batch it was written with.
     pub(crate) order: u64,
     pub(crate) digest: Digest,
     pub(crate) bytes: Page,
     pub(crate) old: Option<OldPage>,
 }
 
-/// What a session gathered and did not frame yet.
+/// Pages to be framed together.
 #[derive(Default)]
 pub(crate) struct UnpackedPages {
     pub(crate) pages: Vec<ChangedPage>,
-    /// Old pages that lay beside the older versions and so were at hand: more to choose bases from.
+    /// Old pages from the same frames as the older versions: further candidates for bases.
     pub(crate) beside: Vec<OldPage>,
 }
 
-/// The changed pages of a session that are not yet in frames.
+/// Changed pages of a writer that are not yet in frames.
 #[derive(Default)]
 pub(crate) struct PendingPages {
     batch: Mutex<UnpackedPages>,
 }
 
 impl PendingPages {
-    /// Adds pages; gives everything back for framing once there is much.
+    /// Adds pages; returns all of them for framing once there are many.
     pub(crate) fn add(&self, batch: UnpackedPages) -> UnpackedPages {
         let mut gathered = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
         gathered.pages.extend(batch.pages);
@@ -83,22 +81,22 @@ impl PendingPages {
     }
 }
 
-/// Frames what was gathered so far; a failure is the session's.
+/// Frames the pages collected so far; a failure is the writer's.
 pub(crate) fn frame_gathered(session: &Arc<WriteContext>, pack: &SyncSender<Message>) -> Result<()> {
     session.wait_for_claims();
     frame(session, pack, session.gathered.take()).inspect_err(|_| {
-        // What others count on is lost, so nothing of this session may be committed.
+        // Pages that others rely on are lost, so nothing of this writer may be committed.
         let _ = session.failure.set(Arc::new(StoreError::Latched { action: "framing of changed pages" }));
     })
 }
 
-/// Frames what was gathered on all of the session's processors.
+/// Frames pages on all of the writer's threads.
 pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: UnpackedPages) -> Result<()> {
     let pages = without_superseded(session, batch.pages);
     if pages.is_empty() {
         return Ok(());
     }
-    // Each old page once: the older version of one page often lay beside that of another.
+    // Each old page once: the older version of one page is often in the same frame as that of another.
     let (mut old, mut numbers) = (Vec::new(), HashMap::new());
     for page in pages.iter().filter_map(|page| page.old.as_ref()).chain(&batch.beside) {
         numbers.entry(page.key).or_insert_with(|| {
@@ -116,7 +114,7 @@ pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: U
     let parts = delta::plan(&changed, &olds, delta::PART_PAGES);
     let next = AtomicUsize::new(0);
     let work = || {
-        // Refused, the thread works all the same.
+        // If this is refused, the thread works at normal priority.
         let _ = rustix::process::setpriority_process(None, NICE);
         let mut framer = Framer::new(&session.inner, pack.clone());
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -133,7 +131,7 @@ pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: U
     })
 }
 
-/// `pages` without those that were put again since, as far as nobody counts on them.
+/// Removes pages that were written again, unless another thread relies on them.
 fn without_superseded(session: &WriteContext, mut pages: Vec<ChangedPage>) -> Vec<ChangedPage> {
     let mut last = HashMap::new();
     pages.retain(|page| {

@@ -1,8 +1,8 @@
-//! Capsules known to be whole, so that using one again does not look at every page of it.
+//! Complete capsules: a cache of their ids, so that using one again does not check every page of it.
 //!
-//! Only a collection takes objects away, and each that may do so raises the generation first, alone behind
-//! the gate. So a capsule that was whole in this generation is whole as long as it lasts. Lost with the
-//! process: then it is looked at again.
+//! Only garbage collection removes objects, and a collection that may do so first raises the generation under
+//! the exclusive gate. So a capsule that was complete in this generation remains complete during it. The
+//! cache is lost with the process; then capsules are checked again.
 
 use crate::{error::Result, gc_lease::Condemned, reachability, store::Store};
 use std::{
@@ -11,10 +11,10 @@ use std::{
 };
 use whimbrel_core::CapsuleId;
 
-/// More are not remembered; they are looked at again.
+/// Limit of the cache; capsules beyond it are checked again.
 const KNOWN_MAX: usize = 100_000;
 
-/// Capsules that were found whole in one generation of collection.
+/// Capsules that were found complete in one generation of garbage collection.
 #[derive(Debug, Default)]
 pub(crate) struct CompleteCapsules(Mutex<Known>);
 
@@ -40,11 +40,11 @@ impl CompleteCapsules {
 }
 
 impl Store {
-    /// Fails unless everything that capsule `id` names is here. The caller holds the gate.
+    /// Fails unless every object of capsule `id` is in the store. The caller has the gate.
     pub(crate) fn require_whole(&self, id: &CapsuleId) -> Result<()> {
         let generation = Condemned::read(&*self.inner.files)?.generation;
         if !self.inner.wholes.knows(generation, id) {
-            // Another process may have collected what the index as we read it still has.
+            // Another process may have collected objects that the loaded index still lists.
             self.inner.objects.catalog.refresh()?;
             reachability::check_capsule(self, id)?;
             self.inner.wholes.remember(generation, *id);
@@ -52,7 +52,7 @@ impl Store {
         Ok(())
     }
 
-    /// Remembers a capsule that was just found to be whole. The caller has held the gate since.
+    /// Caches a capsule that was just found complete. The caller has had the gate since.
     pub(crate) fn found_whole(&self, id: &CapsuleId) -> Result<()> {
         let generation = Condemned::read(&*self.inner.files)?.generation;
         self.inner.wholes.remember(generation, *id);

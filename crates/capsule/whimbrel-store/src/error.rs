@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! Errors of the store.
 
 use crate::remote_objects::RemoteObjectsError;
 use std::{error::Error, io};
@@ -8,194 +8,194 @@ use whimbrel_image::{ManifestError, NodeError, pack_frame::PackFrameError};
 /// Result of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// Why a store operation failed.
+/// Cause of a failed store operation.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {path}")]
     Io {
-        /// `create`, `append`, `sync`, …
+        /// Verb of the operation: `create`, `append`, `sync`, …
         action: &'static str,
-        /// Relative to the store.
+        /// Path relative to the store.
         path: String,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// A write or sync failed before; this handle takes no more work. Open the store again.
+    /// A write or sync failed before, so this handle rejects writes. Open the store again.
     #[error("the store is latched after a failed {action}")]
     Latched {
-        /// What failed first.
+        /// First action that failed.
         action: &'static str,
     },
-    /// There is no store, and none was to be created.
+    /// There is no store, and the caller did not ask to create one.
     #[error("there is no store in {path}")]
     NoStore {
-        /// The directory.
+        /// Directory of the store.
         path: String,
     },
-    /// The store was made by another version.
-    #[error("the layout of this store is not known: {found:?}")]
+    /// Another version of the program created the store.
+    #[error("unknown store layout {found:?}")]
     Layout {
-        /// What its marker file says (at most 80 characters).
+        /// Content of its marker file (at most 80 characters).
         found: String,
     },
-    /// Nothing here has this digest.
+    /// No object has this digest.
     #[error("object {digest} is not in the store")]
     Missing {
-        /// Of the raw content.
+        /// Digest of the object.
         digest: Digest,
     },
-    /// The base of a delta is gone.
-    #[error("a delta needs object {key} and it is not in the store")]
+    /// The base of a delta is missing.
+    #[error("object {key}, the base of a delta, is not in the store")]
     MissingBase {
-        /// First half of its digest.
+        /// Short digest of the base.
         key: whimbrel_image::ShortDigest,
     },
-    /// Stored bytes are not what was written.
+    /// Stored bytes differ from those written.
     #[error("object {object} is damaged in pack {pack} at offset {offset}")]
     Damaged {
-        /// Digest, or first half of it.
+        /// Digest of the object, or its first half.
         object: String,
         /// File name of the pack.
         pack: String,
-        /// Of its frame.
+        /// Offset of the frame.
         offset: u64,
-        /// What does not fit.
+        /// Result of the failed check.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The content read has another digest.
+    /// The content has another digest than expected.
     #[error("the content has digest {found}")]
     Digest {
-        /// Of what was read.
+        /// Digest of the content.
         found: Digest,
     },
-    /// An image tree of the wrong shape.
+    /// An image tree has the wrong shape.
     #[error("an image tree is malformed")]
     Tree {
-        /// How.
+        /// Defect of the node.
         #[from]
         source: NodeError,
     },
-    /// A capsule manifest that cannot be read or written.
-    #[error("the manifest of a capsule is unusable")]
+    /// The manifest of a capsule is invalid.
+    #[error("the manifest of a capsule is invalid")]
     Manifest {
-        /// How.
+        /// Defect of the manifest.
         #[from]
         source: ManifestError,
     },
-    /// Objects that cannot be framed.
+    /// Objects cannot be encoded as a frame.
     #[error("cannot encode objects")]
     Encode {
-        /// Why.
+        /// Cause reported by the encoder.
         #[source]
         source: PackFrameError,
     },
-    /// An index file that cannot be used.
+    /// An index file is damaged.
     #[error("index file {path} is damaged: {reason}")]
     Index {
-        /// Its path.
+        /// Path of the file.
         path: String,
-        /// What does not fit.
+        /// Check that failed.
         reason: &'static str,
     },
-    /// A small file (ref, lease, state) that cannot be used.
+    /// A small file (ref, GC lease, state) is damaged.
     #[error("file {path} is damaged")]
     SmallFile {
-        /// Its path.
+        /// Path of the file.
         path: String,
     },
-    /// Nothing bears this name.
+    /// No ref or capsule has this name.
     #[error("no tag or capsule is called {text:?}")]
     Unknown {
-        /// What was asked for.
+        /// Name that was requested.
         text: String,
     },
     /// Several capsules begin with these digits.
     #[error("{matches} capsules begin with {text:?}")]
     Ambiguous {
-        /// What was asked for.
+        /// Digits that were requested.
         text: String,
-        /// How many.
+        /// Number of capsules.
         matches: usize,
     },
-    /// A ref is not what the caller expected.
+    /// A ref differs from what the caller expected.
     #[error("tag {name} has changed")]
     RefChanged {
-        /// The ref.
+        /// Name of the ref.
         name: String,
-        /// What it names now.
+        /// Capsule that it names now.
         found: Option<CapsuleId>,
     },
-    /// The capsule names something that is not here.
-    #[error("the capsule is not whole")]
+    /// Objects of the capsule are missing.
+    #[error("the capsule is incomplete")]
     NotWhole {
-        /// What is missing.
+        /// First missing object.
         #[source]
         source: Box<StoreError>,
     },
-    /// Pages past the end of an image.
+    /// The pages are past the end of an image.
     #[error("pages {start}..+{len} are outside an image of {pages} pages")]
     OutOfRange {
-        /// First page.
+        /// First page of the run.
         start: u64,
-        /// How many.
+        /// Pages of the run.
         len: u64,
         /// Pages of the image.
         pages: u64,
     },
-    /// A worker of the writer failed; the session is over.
+    /// A thread of the writer failed, and with it the writer.
     #[error("the writer failed")]
     Writer {
-        /// The first failure.
+        /// Error of the first thread that failed.
         #[source]
         source: std::sync::Arc<StoreError>,
     },
-    /// What is missing here could not be fetched.
-    #[error("a part of the capsule that lies on another host is needed")]
+    /// Missing objects could not be fetched.
+    #[error("a part of the capsule is on another host and could not be fetched")]
     Elsewhere {
-        /// Why not.
+        /// Cause reported by the source.
         #[source]
         source: RemoteObjectsError,
     },
-    /// A stream that is no exported capsule.
+    /// The stream is no exported capsule.
     #[error("not an exported capsule: {reason}")]
     Stream {
-        /// What does not fit.
+        /// Part of the stream that is invalid.
         reason: &'static str,
     },
     /// The stream could not be read or written.
     #[error("cannot {action} the stream")]
     Carrier {
-        /// `read`, `write`.
+        /// Verb of the operation: `read` or `write`.
         action: &'static str,
-        /// Why.
+        /// Cause reported by the stream.
         #[source]
         source: io::Error,
     },
-    /// The caller's own callback failed.
+    /// The caller's callback failed.
     #[error("the receiver of the pages failed")]
     Receiver {
-        /// Why.
+        /// Error of the callback.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
 }
 
 impl StoreError {
-    /// For `map_err`: an [`StoreError::Io`].
+    /// Makes a [`StoreError::Io`], for `map_err`.
     pub(crate) fn io(action: &'static str, path: &str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
     }
 
-    /// Whether the same may succeed later: another host has to come back.
+    /// Whether the call may succeed later, when another host is back.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Elsewhere { source } if source.retryable)
     }
 
-    /// Whether a file that was expected is not there.
+    /// Whether a file does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }

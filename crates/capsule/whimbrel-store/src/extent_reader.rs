@@ -1,10 +1,10 @@
-//! Reading whole extents fast: frame after frame instead of page after page.
+//! Extent reader: reads complete extents fast, frame by frame instead of page by page.
 //!
-//! The pages of an extent are looked up at once and sorted by frame; each plain frame is read and decoded
-//! once, into place where its pages lie in order, and its pages are hashed together. The cache is passed by:
-//! everything is read just once. This is only a short cut. Pages it does not find, deltas, and pages that do
-//! not match their digest are left to the caller's way of reading single pages, which knows about other
-//! copies and says what is wrong.
+//! It looks up all pages of an extent and sorts them by frame. Each plain frame is read and decoded once,
+//! directly into the extent where its pages are in order, and its pages are hashed together. The cache is
+//! bypassed, because everything is read just once. This is an optimisation only. Pages that are not found,
+//! deltas, and pages with a wrong digest are left to the caller, who reads single pages, tries other copies
+//! and reports errors.
 
 use crate::{
     file_names::PackId,
@@ -20,18 +20,18 @@ use whimbrel_image::{
     page_digests,
 };
 
-/// A page of the extent and where it lies.
+/// Page of the extent and its location.
 #[derive(Clone, Copy)]
 struct Wanted {
     place: PackLocation,
-    /// In the frame.
+    /// Index in the frame.
     object: usize,
-    /// In the extent.
+    /// Index in the extent.
     slot: usize,
     digest: Digest,
 }
 
-/// Reads extents; has buffers, so have one a thread.
+/// Reads extents; owns buffers, so each thread should have one.
 pub(crate) struct ExtentReader<'a> {
     objects: &'a Objects,
     indexes: Arc<Vec<Arc<Index>>>,
@@ -46,8 +46,8 @@ impl<'a> ExtentReader<'a> {
         Self { objects, indexes: objects.catalog.snapshot(), pack: None, encoded, raw }
     }
 
-    /// Fills in the pages of `leaf` that can be had this way, each checked. Says which ones (by slot) are
-    /// missing.
+    /// Reads the pages of `leaf` that are in plain frames, and checks each. Returns those that are missing,
+    /// with their slots.
     pub(crate) fn read(&mut self, leaf: &Node, extent: &mut [u8]) -> Vec<(usize, Digest)> {
         let (mut wanted, mut missing) = (Vec::with_capacity(EXTENT_PAGES), Vec::new());
         for (slot, digest) in leaf.children() {
@@ -76,7 +76,7 @@ impl<'a> ExtentReader<'a> {
         self.indexes.iter().flat_map(|index| index.find(key)).find(plain)
     }
 
-    /// Puts `pages`, which lie in one frame, into place; gives the digests of what is there then.
+    /// Decodes `pages`, which are in one frame, into the extent; returns the digests of the result.
     fn frame(&mut self, pages: &[Wanted], extent: &mut [u8]) -> Option<Vec<Digest>> {
         let place = pages[0].place;
         self.load(&place)?;

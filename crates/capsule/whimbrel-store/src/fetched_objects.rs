@@ -1,9 +1,9 @@
-//! What was fetched from elsewhere and is kept for everybody who shares it.
+//! Fetched objects: objects that came from other hosts and are not in packs yet.
 //!
-//! Fetched objects are readable at once, from memory; a thread writes them to packs in batches, each in a
-//! session of its own, since a session that never ends would hold collection back. A crash loses at most the
-//! last batch, which is fetched again. Nothing here is acknowledged to anyone: a disk that is full or failing
-//! costs the shadow, not the reader, and past [`LIMIT`] what cannot be written is let go.
+//! They are readable at once, from memory. A thread writes them to packs in batches, each with its own
+//! writer, because a writer that never ends would hold back garbage collection. A crash loses at most the
+//! last batch, which is fetched again. Nothing here is acknowledged: a full or failing disk does not stop
+//! readers, and past [`LIMIT`] objects that cannot be written are dropped.
 
 use crate::{
     error::Result,
@@ -20,9 +20,9 @@ use whimbrel_image::pack_frame::Kind;
 
 /// Bytes after which a batch is written.
 const BATCH: usize = 8 << 20;
-/// Longest that an object waits to be written.
+/// Longest time before an object is written.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes kept in memory while the disk does not take them.
+/// Most bytes in memory while the disk does not accept them.
 const LIMIT: usize = 256 << 20;
 
 #[derive(Default)]
@@ -32,12 +32,12 @@ struct State {
     running: bool,
 }
 
-/// Fetched objects on their way to the packs.
+/// Fetched objects that are not yet in packs.
 #[derive(Default)]
 pub(crate) struct FetchedObjects {
     state: Mutex<State>,
     bell: Condvar,
-    /// One batch is written at a time.
+    /// Lock that allows one batch to be written at a time.
     writing: Mutex<()>,
 }
 
@@ -54,7 +54,7 @@ impl FetchedObjects {
         self.state().pending.get(digest).map(|(_, bytes)| bytes.clone())
     }
 
-    /// Keeps objects whose digests were checked.
+    /// Adds objects whose digests were checked.
     pub(crate) fn store(
         &self,
         inner: &Inner,
@@ -64,7 +64,7 @@ impl FetchedObjects {
         let mut state = self.state();
         for (digest, bytes) in objects {
             if state.bytes + bytes.len() > LIMIT {
-                tracing::warn!("fetched pages cannot be kept: the store does not take them");
+                tracing::warn!("dropping fetched objects, because the store cannot write them");
                 state.pending.clear();
                 state.bytes = 0;
             }
@@ -81,7 +81,7 @@ impl FetchedObjects {
         }
     }
 
-    /// Writes all that is pending now.
+    /// Writes all objects that are pending now.
     fn write(&self, store: &Store) -> Result<()> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = self
@@ -118,7 +118,7 @@ fn group(kind: Kind) -> usize {
     }
 }
 
-/// Starts the thread that writes batches; it ends with the store, or when nothing came for a while.
+/// Starts the thread that writes batches; it ends with the store, or after some idle time.
 fn start(inner: Weak<Inner>) -> bool {
     thread::Builder::new().name(String::from("store-shadow")).spawn(move || run(&inner)).is_ok()
 }
@@ -142,41 +142,41 @@ fn run(inner: &Weak<Inner>) {
         }
         let store = Store { inner };
         if let Err(error) = store.inner.shadow.write(&store) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "fetched pages could not be kept yet");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot write fetched objects yet");
             thread::sleep(PATIENCE);
         }
     }
 }
 
-/// Keeps objects that were fetched otherwise than by reading an image: a capsule that is pulled whole.
+/// Stores objects that were fetched other than by reading an image, such as a capsule that is pulled
+/// completely.
 #[derive(Clone)]
 pub struct FetchedObjectsWriter {
     store: Store,
 }
 
 impl Store {
-    /// A way to keep fetched objects.
+    /// Returns a writer for fetched objects.
     pub fn shadow_writer(&self) -> FetchedObjectsWriter {
         FetchedObjectsWriter { store: self.clone() }
     }
 }
 
 impl FetchedObjectsWriter {
-    /// Keeps objects under the digests that are computed here. They can be read at once and are durable after
-    /// a flush.
+    /// Stores objects under digests computed here. They are readable at once and durable after a flush.
     pub fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<()> {
         let inner = &self.store.inner;
         inner.check_latch()?;
         let objects = objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec()));
         inner.shadow.store(inner, kind, objects);
         if inner.shadow.state().bytes > 4 * BATCH {
-            // Faster than the disk: whoever fetches waits for it.
+            // More than the disk accepts: the fetching thread waits for it.
             self.flush()?;
         }
         Ok(())
     }
 
-    /// Waits until all that was kept is durable.
+    /// Waits until all stored objects are durable.
     pub fn flush(&self) -> Result<()> {
         self.store.inner.shadow.write(&self.store)
     }

@@ -1,7 +1,8 @@
-//! Names of the files of a store, and the small checksummed files among them.
+//! Names of the files of a store, and the format of its small files.
 //!
-//! Small files (refs, leases, the list of condemned packs) are lines of text, the last one the xxh3 of the
-//! lines before. They are published whole: written under a temporary name, synced, renamed, directory synced.
+//! Small files (refs, GC leases, the list of condemned packs) are lines of text, of which the last is the
+//! xxh3 of those before. They are published atomically: written under a temporary name, synced, renamed,
+//! directory synced.
 
 use crate::{
     error::{Result, StoreError},
@@ -14,18 +15,18 @@ pub(crate) const PACKS: &str = "packs";
 pub(crate) const INDEX: &str = "index";
 pub(crate) const REFS: &str = "refs";
 pub(crate) const LEASES: &str = "leases";
-/// Capsules that are not whole here.
+/// Directory of marks for partial capsules.
 pub(crate) const PARTIAL: &str = "partial";
 pub(crate) const TEMP: &str = "tmp";
 pub(crate) const MARKER: &str = "whimbrel-store";
 pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";
 pub(crate) const CONDEMNED: &str = "condemned";
 
-/// Bytes of the head of a pack.
+/// Bytes of the header of a pack.
 pub(crate) const PACK_HEAD: usize = 24;
 const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
 
-/// Names a pack: the session that wrote it and a number within.
+/// Name of a pack: the GC lease of its writer and a sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PackId {
     pub(crate) lease: u64,
@@ -44,7 +45,7 @@ impl PackId {
         (id.to_string() == name).then_some(id)
     }
 
-    /// The head of the pack's file.
+    /// Header of the pack file.
     pub(crate) fn head(&self) -> [u8; PACK_HEAD] {
         let mut head = [0; PACK_HEAD];
         head[..8].copy_from_slice(&PACK_MAGIC);
@@ -60,7 +61,7 @@ impl fmt::Display for PackId {
     }
 }
 
-/// Publishes a whole file: after this returned it is there and durable, before it the old one is.
+/// Publishes a file atomically and durably: the old version remains until the new one is durable.
 pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> Result<()> {
     let temp = format!("{TEMP}/{:016x}", rand::random::<u64>());
     let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
@@ -77,12 +78,12 @@ pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> R
     files.sync_dir(dir).map_err(StoreError::io("sync", dir))
 }
 
-/// `lines` with the checksum line.
+/// Appends the checksum line to `lines`.
 pub(crate) fn seal(lines: &str) -> Vec<u8> {
     format!("{lines}{:016x}\n", xxh3_64(lines.as_bytes())).into_bytes()
 }
 
-/// Reads a small file that was made with [`seal`]; none if there is none.
+/// Reads a small file that was made with [`seal`]; none if it does not exist.
 pub(crate) fn read_sealed(files: &dyn Vfs, path: &str) -> Result<Option<String>> {
     const MAX: u64 = 64 << 20;
     let fail = |action| StoreError::io(action, path);

@@ -1,23 +1,30 @@
-//! Garbage collection beside readers and writers of any process.
+//! Garbage collection, concurrent with readers and writers of any process.
 //!
 //! One collection runs at a time (`gc.lock`). It marks what refs and pins need, moves the live frames out of
-//! packs that are mostly dead, *condemns* those packs, and removes the condemned ones that nobody can rely on
-//! any more. Packs that have to wait are taken up by a later collection. Why nothing that is needed can go:
+//! packs that are mostly dead, *condemns* those packs, and removes condemned packs that no process can rely
+//! on any more. The next collection handles packs that have to wait. Reasons why no needed object is removed:
 //!
-//! | beside | what could go wrong | why it does not |
-//! |---|---|---|
-//! | a session that writes new packs | they look dead, nothing refers to them yet | packs of a living lease are never condemned; the list of packs is taken before the list of leases |
-//! | a session that found an object already there | its pack is condemned, then removed, before the commit | a pack goes only when every living lease was born after its sentence; those born after it were told and store the object again |
-//! | a session that builds on a base image | subtrees it never touches go | it pins the base, under the gate, before it uses it; pins are roots |
-//! | a commit, `set_ref` | the ref comes after the marking | both hold the gate shared, the last step (mark what is new, spare, condemn, remove) holds it exclusively |
-//! | a ref that is deleted | kept too long | until the next collection |
-//! | a reader with an old index | its pack is gone | live objects were moved before; it sees the file missing, reads the indexes again and finds the copy |
-//! | a machine that reads lazily from a capsule | its ref is deleted | it holds a `Pin` |
-//! | merging of indexes | an index with removed packs comes back | both hold `index.lock` |
-//! | a crash at any point | half a step is seen | copies are durable before the sentence, the sentence before the removal; indexes let go of packs before these are removed; leases die with their process |
-//! | a delta whose base is moved | the base is found in a delta of its own | bases are only looked for at less depth, marking and reading alike |
-//! | a session that finds a dead delta | its base is gone | deltas in packs that stay keep what they rest on, dead or not |
-//! | a session that writes a delta | the base it chose goes, another copy of it is too deep | it takes bases from packs that were not condemned at its birth only |
+//! - A writer's new packs look dead, since nothing refers to them yet: packs of a live GC lease are never
+//!   condemned, and the list of packs is read before the list of leases.
+//! - A writer finds an object whose pack is then condemned and removed before the commit: a pack is removed
+//!   only when every live lease is younger than its condemnation, and younger writers know the list of
+//!   condemned packs and store the object again.
+//! - A writer never touches some subtrees of its base image: it pins the base under the gate before it uses
+//!   it, and pins are roots.
+//! - A commit or `set_ref` comes after the marking: both hold the gate shared; the last step (mark what is
+//!   new, spare, condemn, remove) holds it exclusively.
+//! - A deleted ref: its capsule stays until the next collection.
+//! - A reader has an old index and the pack is gone: live objects were moved before. It finds the file
+//!   missing, reads the indexes again and finds the copy.
+//! - The ref is deleted while a machine reads its capsule lazily: the machine has a `Pin`.
+//! - A merge of indexes could restore one with removed packs: both hold `index.lock`.
+//! - A crash at any point: copies are durable before the condemnation, the condemnation before the removal.
+//!   Indexes drop packs before these are removed. Leases end with their process.
+//! - A delta's base is moved into a delta of its own: bases are only looked up at less depth, in marking and
+//!   in reading.
+//! - A writer finds a dead delta: deltas in packs that stay retain their bases, dead or not.
+//! - The base that a writer chose for a delta is removed, and another copy of it is too deep: writers take
+//!   bases only from packs that were not condemned when they started.
 
 use crate::{
     error::{Result, StoreError},
@@ -37,36 +44,36 @@ use whimbrel_core::{ByteSize, CapsuleId};
 use whimbrel_image::pack_frame::{Kind, PackFrame};
 
 const GC_LOCK: &str = "gc.lock";
-/// Packs below this size are gathered into one, once there are [`MANY`].
+/// Size below which packs are merged into one, once there are [`MANY`].
 const SMALL: u64 = 4 << 20;
 const MANY: usize = 16;
 
-/// Which capsules stay.
+/// Capsules that a collection retains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcRoots {
-    /// Those that a ref names. A capsule needs nothing of its parents.
+    /// Capsules that a ref names. A capsule needs no object of its parents.
     Referenced,
-    /// Those, and their ancestors as far as they are still here.
+    /// Referenced capsules and their ancestors that are still in the store.
     Ancestors,
 }
 
-/// What a collection did.
+/// Result of a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcReport {
-    /// Capsules that stay.
+    /// Number of capsules retained.
     pub capsules: usize,
-    /// Bytes of packs before.
+    /// Bytes of packs before the collection.
     pub before: ByteSize,
     /// Live bytes moved to new packs.
     pub moved: ByteSize,
-    /// Bytes of the packs removed.
+    /// Bytes of the removed packs.
     pub removed: ByteSize,
-    /// Condemned packs that wait for sessions to end.
+    /// Condemned packs that wait for writers to end.
     pub waiting: usize,
 }
 
 impl Store {
-    /// Collects garbage: removes what no ref, no pin and no living session needs.
+    /// Collects garbage: removes objects that no ref, pin or live writer needs.
     pub fn gc(&self, keep: GcRoots) -> Result<GcReport> {
         let inner = &self.inner;
         inner.check_latch()?;
@@ -103,7 +110,7 @@ impl Store {
     }
 
     /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the
-    /// bytes.
+    /// number of bytes.
     fn move_live(
         &self,
         lease: &GcLease,
@@ -148,7 +155,7 @@ impl Store {
         Ok(ByteSize(moved.values().sum()))
     }
 
-    /// The last step, alone behind the gate.
+    /// Condemns and removes packs: the last step, under the exclusive gate.
     fn sentence(
         &self,
         lease: &GcLease,
@@ -163,8 +170,8 @@ impl Store {
         inner.objects.catalog.refresh()?;
         let known = std::mem::take(&mut mark.live);
         self.mark_roots(&mut mark, keep, &sessions)?;
-        // What only became needed while frames were moved stays where it is, and so do its pack and what that
-        // rests on.
+        // Frames that became needed while others were moved stay where they are, as do their packs and the
+        // bases of those packs' deltas.
         loop {
             mark.deltas_that_stay()?;
             let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
@@ -196,7 +203,7 @@ impl Store {
         if sessions.ids.len() == 1 {
             remove_leftovers(self)?;
         }
-        // A machine may live from a capsule that no ref names any more: what it lacks is still elsewhere.
+        // A machine may run from a capsule without a ref; its missing objects are still on other hosts.
         let held =
             |id: &CapsuleId| mark.capsules.contains(id) || sessions.pins.contains(&Pinned::Object(id.0));
         for id in self.partials()?.iter().filter(|id| !held(id)) {
@@ -229,8 +236,8 @@ impl Store {
     }
 }
 
-/// Packs worth emptying: those without a living session that are more dead than alive, small ones once there
-/// are many, and what earlier collections condemned.
+/// Packs to empty: those without a live writer that are more dead than live, small ones once there are many,
+/// and those condemned by earlier collections.
 fn victims(
     packs: &BTreeMap<PackId, u32>,
     live: &HashSet<PackLocation>,
@@ -256,8 +263,8 @@ fn victims(
     victims
 }
 
-/// Manifests nobody needs in packs that stay: the index lets go of them, or a capsule would be listed whose
-/// pages are gone. Only while no session lives that may have found one.
+/// Unneeded manifests in packs that stay. The index drops them, or capsules would be listed whose pages are
+/// gone. Only while there is no live writer that may have found one.
 fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &LiveGcLeases) -> HashSet<PackLocation> {
     if sessions.oldest != u64::MAX {
         return HashSet::new();
@@ -270,7 +277,7 @@ fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &LiveGcLeases) -> Ha
         .collect()
 }
 
-/// Temporary files of dead processes; the caller knows that nobody is publishing.
+/// Removes temporary files of dead processes; the caller knows that nothing is being published.
 fn remove_leftovers(store: &Store) -> Result<()> {
     let files = &store.inner.files;
     for name in files.list(TEMP).map_err(StoreError::io("list", TEMP))? {

@@ -1,9 +1,8 @@
-//! Leases: how collection knows which sessions live and what they hold.
+//! GC leases: tell garbage collection which writers are alive and what they pin.
 //!
-//! A lease is a file locked for as long as its holder lives; the kernel drops the lock when the process dies,
-//! so a dead lease is one that can be locked. It is made under the shared `gate`, which collection holds
-//! exclusively for its last step, and notes the collection generation of its birth. See `gc` for the
-//! argument.
+//! A GC lease is a file that its holder keeps locked; the kernel releases the lock when the process dies, so
+//! a lease that can be locked is dead. It is created under the shared `gate`, which collection holds
+//! exclusively for its last step, and records the collection generation of its birth. `gc` has the argument.
 
 use crate::{
     error::{Result, StoreError},
@@ -21,26 +20,26 @@ use whimbrel_core::Digest;
 
 pub(crate) const GATE: &str = "gate.lock";
 
-/// What a lease holds back.
+/// Objects that a GC lease protects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// May have found an object in any pack that was not condemned at its birth.
+    /// Objects in any pack that was not condemned at the lease's birth.
     Write,
-    /// Holds its pins only.
+    /// Only the pinned objects.
     Pin,
 }
 
-/// A root that must stay whole.
+/// Root whose objects must not be collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Pinned {
-    /// An image tree over so many pages.
+    /// Image tree over this number of pages.
     Image { root: Digest, pages: u64 },
-    /// A manifest or blob.
+    /// Manifest or blob.
     Object(Digest),
 }
 
-/// The generation of collection and the packs that no new session may rely on, with the generation of their
-/// sentence.
+/// Generation of garbage collection, and the condemned packs that no new writer may rely on, each with the
+/// generation of its condemnation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Condemned {
     pub(crate) generation: u64,
@@ -74,13 +73,13 @@ impl Condemned {
     }
 }
 
-/// Takes the gate: shared by whoever relies on what is stored, exclusive for the step that removes.
+/// Locks the gate: shared to rely on stored objects, exclusive to remove some.
 pub(crate) fn gate(files: &dyn Vfs, mode: LockMode) -> Result<Lock> {
     let lock = files.lock(GATE, mode, LockWait::Wait).map_err(StoreError::io("lock", GATE))?;
     lock.ok_or(StoreError::Latched { action: "lock" })
 }
 
-/// A lease held by this process.
+/// GC lease that this process holds.
 pub(crate) struct GcLease {
     pub(crate) id: u64,
     files: Arc<dyn Vfs>,
@@ -89,7 +88,7 @@ pub(crate) struct GcLease {
 }
 
 impl GcLease {
-    /// A new lease. The caller holds the gate, `generation` is the present one.
+    /// Creates a lease. The caller has the gate, `generation` is the present one.
     pub(crate) fn new(files: Arc<dyn Vfs>, purpose: Purpose, generation: u64) -> Result<Self> {
         let id = rand::random::<u64>();
         let birth = if purpose == Purpose::Write { generation } else { u64::MAX };
@@ -100,7 +99,7 @@ impl GcLease {
         Ok(Self { id, files, pins: AtomicU32::new(0), lock })
     }
 
-    /// Holds `pinned` until the lease ends. The caller holds the gate and knows it to be whole.
+    /// Pins an object until the lease ends. The caller has the gate and knows it to be complete.
     pub(crate) fn pin(&self, pinned: Pinned) -> Result<()> {
         let number = self.pins.fetch_add(1, Ordering::Relaxed);
         let text = match pinned {
@@ -111,7 +110,7 @@ impl GcLease {
     }
 }
 
-/// Publishes a lease file without syncing it: a power failure ends the process and with it the lease.
+/// Publishes a lease file without a sync: a power failure ends the process and with it the lease.
 fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
     let (temp, path) = (format!("{TEMP}/{:016x}", rand::random::<u64>()), format!("{LEASES}/{name}"));
     files
@@ -123,7 +122,7 @@ fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
 
 impl Drop for GcLease {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by the next collection: the lock is gone either way.
+        // The next collection removes what cannot be removed now: the lock is released in any case.
         for number in 0..self.pins.load(Ordering::Relaxed) {
             let _ = self.files.remove(&format!("{LEASES}/{:016x}.{number}", self.id));
         }
@@ -132,16 +131,16 @@ impl Drop for GcLease {
     }
 }
 
-/// The living leases.
+/// GC leases whose holders are alive.
 #[derive(Debug, Default)]
 pub(crate) struct LiveGcLeases {
     pub(crate) ids: HashSet<u64>,
     pub(crate) pins: Vec<Pinned>,
-    /// Generation at birth of the oldest one that writes, `own` left out.
+    /// Birth generation of the oldest lease of a writer, except `own`.
     pub(crate) oldest: u64,
 }
 
-/// Reads all leases; removes the dead if `bury`, for which the caller must hold the gate exclusively.
+/// Reads all leases. Removes dead ones if `bury`, for which the caller must have the exclusive gate.
 pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeases> {
     let mut living = LiveGcLeases { oldest: u64::MAX, ..LiveGcLeases::default() };
     let names = files.list(LEASES).map_err(StoreError::io("list", LEASES))?;
@@ -160,7 +159,7 @@ pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeas
             living.oldest = living.oldest.min(text.trim().parse().unwrap_or(0));
         }
     }
-    // Pins of the dead are not even read: a power failure may have left them torn.
+    // Pins of dead leases are not read: a power failure may have torn them.
     for name in &names {
         let holder = name.split_once('.').and_then(|(id, _)| u64::from_str_radix(id, 16).ok());
         if holder.is_some_and(|id| living.ids.contains(&id)) {
@@ -171,7 +170,7 @@ pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeas
 }
 
 fn is_dead(files: &dyn Vfs, path: &str) -> Result<bool> {
-    // Opening tells a lease that just ended from one to lock; locking would make the file again.
+    // An open fails if the lease just ended; locking would create the file again.
     match files.open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
         other => other.map_err(StoreError::io("open", path))?,

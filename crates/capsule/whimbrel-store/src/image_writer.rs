@@ -1,8 +1,8 @@
-//! Writing one image of a capsule: pages in any order, the last one put wins.
+//! Image writer: writes one image of a capsule, pages in any order; the last write of a page wins.
 //!
 //! `put` copies pages into batches for the workers and returns; it waits only when the workers are behind.
-//! Digests come back tagged with the order of their batch, so `finish` can tell which version of a page is
-//! the last.
+//! Digests come back with the number of their batch, so `finish` can tell which version of a page is the
+//! last.
 
 use crate::{
     capsule_writer::WorkerThreads,
@@ -23,15 +23,16 @@ use whimbrel_image::{
     tree::{self, NewNode},
 };
 
-/// Pages in a batch.
+/// Pages of a batch.
 const BATCH_PAGES: usize = 256;
-/// Nodes in a plain frame, and in a delta frame.
+/// Nodes of a plain frame.
 const NODES: usize = 8;
+/// Nodes of a delta frame.
 const DELTA_NODES: usize = 32;
 
 type Digested = Vec<(u64, Option<Digest>)>;
 
-/// What an image's batches have in common.
+/// State that the batches of an image share.
 pub(crate) struct ImageState {
     pub(crate) base: Option<Digest>,
     pub(crate) pages: u64,
@@ -41,7 +42,7 @@ pub(crate) struct ImageState {
     idle: Condvar,
 }
 
-/// Counts a batch as done, also when its worker panicked.
+/// Counts a batch as done when dropped, also if its worker panicked.
 pub(crate) struct BatchGuard(Arc<ImageState>);
 
 impl Drop for BatchGuard {
@@ -60,7 +61,7 @@ impl ImageState {
         self.results.lock().unwrap_or_else(|e| e.into_inner()).push((order, digests));
     }
 
-    /// For every page put so far, the order of the last batch that holds it.
+    /// Number of the last batch of every page written so far.
     pub(crate) fn last_puts(&self) -> HashMap<u64, u64> {
         let results = self.results.lock().unwrap_or_else(|e| e.into_inner());
         let mut last = HashMap::new();
@@ -73,7 +74,7 @@ impl ImageState {
         last
     }
 
-    /// Takes one page out of the budget for deltas.
+    /// Takes one page from the budget for deltas; false if it is exhausted.
     pub(crate) fn may_try_delta(&self) -> bool {
         self.delta_budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
@@ -85,7 +86,7 @@ impl ImageState {
         drop(self.idle.wait_while(outstanding, |n| *n > 0).unwrap_or_else(|e| e.into_inner()));
     }
 
-    /// The last digest of every page that was put, by page.
+    /// Last digest of every page that was written, by page.
     fn take_changes(&self, batches: u64) -> Result<Digested> {
         let mut results = std::mem::take(&mut *self.results.lock().unwrap_or_else(|e| e.into_inner()));
         if results.len() as u64 != batches {
@@ -99,18 +100,18 @@ impl ImageState {
     }
 }
 
-/// A finished image: what goes into the manifest.
+/// Finished image, as the manifest refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FinishedImage {
-    /// Root of its tree; none when every page is zero.
+    /// Root digest of the tree; none if every page is zero.
     pub root: Option<Digest>,
     /// Length in pages.
     pub pages: u64,
-    /// Pages that were put, each counted once.
+    /// Number of pages that were written, each counted once.
     pub put: u64,
 }
 
-/// Writes one image; see [`crate::Writer::image`].
+/// Writes one image; see [`CapsuleWriter::image`](crate::CapsuleWriter::image).
 pub struct ImageWriter {
     pool: Arc<WorkerThreads>,
     state: Arc<ImageState>,
@@ -141,8 +142,7 @@ impl ImageWriter {
         self.state.pages
     }
 
-    /// Stores the pages of `run`, which `data` holds one after the other. Any order; the last put of a page
-    /// wins.
+    /// Writes the pages of `run` from the concatenation `data`. Any order; the last write of a page wins.
     pub fn put(&mut self, run: PageRun, data: &[u8]) -> Result<()> {
         self.check(run)?;
         assert_eq!(data.len(), run.bytes(), "data of the length of the run");
@@ -164,7 +164,7 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Makes the pages of `run` zero, without having to show the zeros.
+    /// Zeroes the pages of `run`.
     pub fn put_zeros(&mut self, run: PageRun) -> Result<()> {
         self.check(run)?;
         self.dispatch()?;
@@ -193,7 +193,7 @@ impl ImageWriter {
         self.pool.submit(batch)
     }
 
-    /// Waits for all pages and makes the tree. The image becomes durable with the next commit.
+    /// Waits for all pages and builds the tree. The image becomes durable with the next commit.
     pub fn finish(mut self) -> Result<FinishedImage> {
         self.dispatch()?;
         self.state.wait();

@@ -1,4 +1,4 @@
-//! One index file: which object lies in which frame of which pack. Immutable once published.
+//! Index file: tells in which frame of which pack each object is. Immutable once published.
 //!
 //! ```text
 //! 0   magic "WHINDEX" 1       packs   x 16: lease u64, seq u32, length of the pack u32
@@ -9,10 +9,10 @@
 //! 32  xxh3 of frames, keys and values, u64          integers little-endian
 //! ```
 //!
-//! Keys are halves of digests, hence uniform: interpolation lands within a few entries of the place, about
-//! one cache miss for the guess and one for the value. The head is checked when a file is opened, the body
-//! (which may be gigabytes) by `verify` and before a merge; every number taken from the body is bounded where
-//! it is used.
+//! Keys are short digests, hence uniform: interpolation ends within a few entries of the target, with about
+//! one cache miss for the guess and one for the value. The header is checked when a file is opened; the body,
+//! which may be gigabytes, by `verify` and before a merge. Every number from the body is bounded where it is
+//! used.
 
 use crate::{file_names::PackId, vfs::Mapping};
 use std::ops::Range;
@@ -23,12 +23,12 @@ const MAGIC: [u8; 8] = *b"WHINDEX\x01";
 const HEAD: usize = 40;
 const PACK: usize = 16;
 const FRAME: usize = 12;
-/// Frames of the largest index: their number has 24 bits.
+/// Most frames of an index; frame numbers have 24 bits.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
-/// Packs of the largest index.
+/// Most packs of an index.
 pub(crate) const MAX_PACKS: usize = 1 << 16;
 
-/// A frame in a pack.
+/// Location of a frame in a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PackLocation {
     pub(crate) pack: PackId,
@@ -38,21 +38,21 @@ pub(crate) struct PackLocation {
     pub(crate) depth: u8,
 }
 
-/// An object in a frame.
+/// Location of an object in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectLocation {
     pub(crate) place: PackLocation,
     pub(crate) slot: u8,
 }
 
-/// One frame and the keys of its objects in slot order: what an index is made from.
+/// One frame and the short digests of its objects in slot order: the input of an index.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) place: PackLocation,
     pub(crate) keys: Vec<ShortDigest>,
 }
 
-/// An opened index file.
+/// Open index file.
 pub(crate) struct Index {
     pub(crate) name: String,
     map: Mapping,
@@ -70,22 +70,22 @@ fn wide(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Index {
-    /// Opens the mapped file; says what is wrong with it otherwise.
+    /// Opens the mapped file, or returns the check that failed.
     pub(crate) fn open(name: &str, map: Mapping) -> Result<Self, &'static str> {
         let bytes = (*map).as_ref();
         if bytes.len() < HEAD || bytes[..8] != MAGIC {
-            return Err("no head");
+            return Err("no header");
         }
         let (packs, frames, entries) = (long(bytes, 8) as usize, long(bytes, 12) as usize, wide(bytes, 16));
         let entries = usize::try_from(entries).map_err(|_| "too many entries")?;
         if packs > MAX_PACKS || frames > MAX_FRAMES || entries > frames.saturating_mul(256) {
-            return Err("impossible counts");
+            return Err("invalid counts");
         }
         if bytes.len() != HEAD + packs * PACK + frames * FRAME + entries * (ShortDigest::LEN + 4) {
             return Err("wrong length");
         }
         if head_sum(bytes, packs) != wide(bytes, 24) {
-            return Err("head checksum");
+            return Err("header checksum");
         }
         let table = bytes[HEAD..HEAD + packs * PACK].chunks_exact(PACK);
         let packs = table.map(|p| (PackId { lease: wide(p, 0), seq: long(p, 8) }, long(p, 12))).collect();
@@ -100,7 +100,7 @@ impl Index {
         HEAD + self.packs.len() * PACK
     }
 
-    /// The packs it covers, with their lengths in bytes.
+    /// Packs of the index, with their lengths in bytes.
     pub(crate) fn packs(&self) -> &[(PackId, u32)] {
         &self.packs
     }
@@ -109,7 +109,7 @@ impl Index {
         self.frames
     }
 
-    /// Whether the body is what was written. Reads all of it.
+    /// Whether the checksum of the body matches. Reads all of it.
     pub(crate) fn body_is_intact(&self) -> bool {
         xxh3_64(&self.bytes()[self.body()..]) == wide(self.bytes(), 32)
     }
@@ -135,14 +135,14 @@ impl Index {
         Some(ObjectLocation { place: self.place((value >> 8) as usize)?, slot: value as u8 })
     }
 
-    /// First entry whose key is not below `key`, by interpolation with a bisection as the safety net.
+    /// First entry whose key is not below `key`, by interpolation with bisection as a fallback.
     fn lower_bound(&self, key: ShortDigest) -> usize {
         let mut range = 0..self.entries;
         let (mut low, mut high) = (0u64, u64::MAX);
         while range.len() > 8 {
             let share = u128::from(key.prefix().clamp(low, high) - low) * range.len() as u128;
             let guess = (share / (u128::from(high - low) + 1)) as usize;
-            // A step of a few entries past the guess brackets the key from the other side.
+            // Probes a few entries before and after the guess bracket the key from both sides.
             let margin = 4 + range.len() / 64;
             for probe in [guess.saturating_sub(margin / 2), guess + margin / 2, range.len() / 2] {
                 let probe = range.start + probe.min(range.len().saturating_sub(1));
@@ -163,14 +163,14 @@ impl Index {
         range.clone().find(|entry| self.key(*entry) >= key).unwrap_or(range.end)
     }
 
-    /// Every place that holds `key`.
+    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> impl Iterator<Item = ObjectLocation> {
         let first = self.lower_bound(key);
         let equal = (first..self.entries).take_while(move |entry| self.key(*entry) == key);
         equal.filter_map(|entry| self.location(entry))
     }
 
-    /// The frames and the keys in them, as they were given to [`encode`]; none if the body is damaged.
+    /// Frames and their keys, as they were passed to [`encode`]; none if the body is damaged.
     pub(crate) fn contents(&self) -> Option<Vec<Entry>> {
         if !self.body_is_intact() {
             return None;
@@ -189,7 +189,7 @@ impl Index {
         Some(frames)
     }
 
-    /// Places of all frames of one kind.
+    /// Locations of all frames.
     pub(crate) fn places(&self) -> impl Iterator<Item = PackLocation> {
         (0..self.frames).filter_map(|frame| self.place(frame))
     }
@@ -202,8 +202,7 @@ fn head_sum(bytes: &[u8], packs: usize) -> u64 {
     hash.digest()
 }
 
-/// The bytes of an index over `packs` (with their lengths) that hold `entries`. The caller keeps to the
-/// limits.
+/// Encodes an index over `packs` (with their lengths) that have `entries`. The caller obeys the limits.
 pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
     let mut numbers: Vec<_> = packs.iter().enumerate().map(|(i, (id, _))| (*id, i as u16)).collect();
     numbers.sort_unstable();

@@ -1,9 +1,9 @@
-//! All index files of a store together: look-ups, refresh, log-structured merging.
+//! Index set: all index files of a store; look-ups, refresh, log-structured merging.
 //!
-//! Merging keeps the number of files a look-up visits small: an index is merged with the newer ones as soon
+//! Merging bounds the number of files that a look-up visits: an index is merged with the newer ones as soon
 //! as these together are a third of its size, so sizes grow geometrically. A merged file is published before
-//! those it replaces are removed; a crash between leaves duplicates, which answer alike. Processes that see a
-//! file vanish list again.
+//! those it replaces are removed; a crash in between leaves duplicates with the same answers. Processes that
+//! find a file missing list the directory again.
 
 use crate::{
     error::{Result, StoreError},
@@ -19,7 +19,7 @@ use whimbrel_image::ShortDigest;
 
 const INDEX_LOCK: &str = "index.lock";
 
-/// The index files this process has open.
+/// Index files that this process has open.
 pub(crate) struct IndexSet {
     files: Arc<dyn Vfs>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,
@@ -33,12 +33,12 @@ impl IndexSet {
         Ok(catalog)
     }
 
-    /// The index files at this moment.
+    /// Index files at this moment.
     pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
         self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Takes up what other processes published or removed.
+    /// Loads index files that other processes published, and drops removed ones.
     pub(crate) fn refresh(&self) -> Result<()> {
         let _one = self.refreshing.lock().unwrap_or_else(|e| e.into_inner());
         loop {
@@ -49,7 +49,7 @@ impl IndexSet {
                     *self.open.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(indexes);
                     return Ok(());
                 }
-                // Merged away between the listing and the opening: the file that replaces it is there by now.
+                // Merged away between listing and opening: the file that replaces it exists by now.
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
             }
@@ -68,25 +68,25 @@ impl IndexSet {
             let map = self.files.map(&path).map_err(StoreError::io("map", &path))?;
             match Index::open(&name, map) {
                 Ok(index) => indexes.push(Arc::new(index)),
-                // Its packs count as not indexed, and the next repair makes their index again.
-                Err(reason) => tracing::warn!(path, reason, "damaged index file left out"),
+                // Packs of a damaged index count as not indexed, and the next repair rebuilds their index.
+                Err(reason) => tracing::warn!(path, reason, "ignoring a damaged index file"),
             }
         }
         indexes.sort_by_key(|index| std::cmp::Reverse(index.frame_count()));
         Ok(indexes)
     }
 
-    /// Every place that holds `key`.
+    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
         self.snapshot().iter().flat_map(|index| index.find(key)).collect()
     }
 
-    /// Packs that some index covers.
+    /// Packs of all indexes.
     pub(crate) fn packs(&self) -> BTreeMap<PackId, u32> {
         self.snapshot().iter().flat_map(|index| index.packs().iter().copied()).collect()
     }
 
-    /// Makes `entries` of `packs` findable, durably. The packs must be durable already.
+    /// Publishes an index of `entries` in `packs`, durably. The packs must be durable already.
     pub(crate) fn publish(&self, packs: &[(PackId, u32)], entries: &[Entry]) -> Result<()> {
         let mut start = 0;
         for packs in packs.chunks(MAX_PACKS / 2) {
@@ -101,7 +101,7 @@ impl IndexSet {
         self.refresh()
     }
 
-    /// Merges small index files. Does nothing if another process is at it.
+    /// Merges small index files. Does nothing if another process is merging.
     pub(crate) fn merge(&self) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Try);
         let Some(_lock) = lock.map_err(StoreError::io("lock", INDEX_LOCK))? else { return Ok(()) };
@@ -112,8 +112,7 @@ impl IndexSet {
         self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
     }
 
-    /// Rewrites every index file that covers one of the packs `gone` or lists one of the frames `dead`,
-    /// without them.
+    /// Rewrites every index file that has one of the packs `gone` or one of the frames `dead`, without them.
     pub(crate) fn forget(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
@@ -127,7 +126,7 @@ impl IndexSet {
         Ok(())
     }
 
-    /// One file in place of `old`, without the packs `gone` and the frames `dead`.
+    /// Publishes one file that replaces `old`, without the packs `gone` and the frames `dead`.
     fn replace(
         &self,
         old: &[Arc<Index>],
@@ -164,7 +163,7 @@ impl IndexSet {
     }
 }
 
-/// From which file on (sizes descending) the files should become one; none if they are fine as they are.
+/// First file (sizes descending) from which on the files should be merged; none if no merge is due.
 fn merge_from(sizes: &[usize]) -> Option<usize> {
     (0..sizes.len().saturating_sub(1)).find(|first| {
         let rest: usize = sizes[first + 1..].iter().sum();

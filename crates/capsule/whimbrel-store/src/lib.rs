@@ -2,11 +2,10 @@
 //!
 //! A directory of append-only packs, immutable index files and small refs; `docs/formats/store.md` has every
 //! byte. Order of durability: pack, index, ref. Any crash leaves the old or the new ref and a store that
-//! verifies. Many processes may read and write at once, and collect garbage beside each other (`gc` has the
-//! argument).
+//! verifies. Many processes may read, write and collect garbage at once (`gc` has the argument).
 //!
 //! Calls block; handles are cheap to clone and may be used from any thread. After a failed write or sync the
-//! handle is latched: it still reads, and refuses to write until the store is opened again.
+//! handle is latched: reads still work, writes are rejected until the store is opened again.
 
 mod capsule_queries;
 mod capsule_stream;

@@ -1,4 +1,4 @@
-//! Which frames are needed: the closure of some roots over trees and delta bases.
+//! Mark phase of garbage collection: the frames reachable from some roots over trees and delta bases.
 
 use crate::{error::Result, file_names::PackId, gc_lease::Pinned, index::PackLocation, store::Store};
 use std::collections::HashSet;
@@ -9,10 +9,10 @@ use whimbrel_image::{
     tree::{Visit, walk},
 };
 
-/// Frames found to be needed so far. Marking more roots later costs only what they do not share.
+/// Live frames found so far. Marking further roots costs only what they do not share.
 pub(crate) struct Mark<'a> {
     store: &'a Store,
-    /// Packs to look past where another one holds the object as well.
+    /// Packs to avoid where another pack has the object as well.
     pub(crate) avoid: HashSet<PackId>,
     nodes: HashSet<Digest>,
     pub(crate) live: HashSet<PackLocation>,
@@ -27,7 +27,7 @@ impl<'a> Mark<'a> {
         Self { store, avoid, nodes, live, rested, capsules }
     }
 
-    /// Marks all a capsule needs.
+    /// Marks all objects of a capsule.
     pub(crate) fn capsule(&mut self, id: &CapsuleId) -> Result<()> {
         if !self.capsules.insert(*id) {
             return Ok(());
@@ -42,7 +42,7 @@ impl<'a> Mark<'a> {
         })
     }
 
-    /// Marks all that a pin holds.
+    /// Marks all objects of a pin.
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
         let (root, pages) = match pinned {
             Pinned::Object(digest) => return self.object(ShortDigest::from(digest), u8::MAX),
@@ -52,9 +52,8 @@ impl<'a> Mark<'a> {
         self.image(root, pages, partial)
     }
 
-    /// A node that cannot be read stops everything: what lies below it is unknown and must not be removed.
-    /// Only where the image is known to be partial, a node may be absent; then nothing below it is kept for
-    /// this image's sake.
+    /// Marks an image. A node that cannot be read is an error: what is below it is unknown and must not be
+    /// removed. In a partial image a node may be missing; then nothing below it is retained for this image.
     fn image(&mut self, root: Digest, pages: u64, partial: bool) -> Result<()> {
         let store = self.store;
         walk(&store.inner.objects, Some(root), pages, &mut |visit| match visit {
@@ -85,8 +84,8 @@ impl<'a> Mark<'a> {
         }
     }
 
-    /// Marks what the deltas in packs that stay rest on, needed or not: an object that the index knows can be
-    /// found by a session at any time, so it has to be readable.
+    /// Marks the bases of deltas in packs that stay, live or not: a writer can find any indexed object at any
+    /// time, so it has to be readable.
     pub(crate) fn deltas_that_stay(&mut self) -> Result<()> {
         for index in self.store.inner.objects.catalog.snapshot().iter() {
             for place in index.places().filter(|place| place.depth > 0) {
@@ -104,7 +103,7 @@ impl<'a> Mark<'a> {
         }
         let bytes = self.store.inner.objects.encoded(place)?;
         let Ok(frame) = PackFrame::parse(&bytes) else {
-            tracing::warn!(pack = %place.pack, offset = place.offset, "a damaged delta: what it rests on is unknown");
+            tracing::warn!(pack = %place.pack, offset = place.offset, "a delta is damaged, so its bases are unknown");
             return Ok(());
         };
         let depth = frame.head.depth.min(place.depth);

@@ -1,8 +1,8 @@
-//! Decoded frames and tree nodes that were read lately, bounded in bytes.
+//! Object cache: recently read frames and tree nodes, decoded, bounded in bytes.
 //!
-//! Sixteen shards, each a clock: an entry that was used since the hand last passed it gets another round. A
-//! shard is locked for a map access only, never while a frame is read or decoded; two threads may decode one
-//! frame at once.
+//! Sixteen shards, each with the clock algorithm: an entry that was used since the hand last passed stays for
+//! another round. A shard is locked for a map access only, never while a frame is read or decoded; two
+//! threads may decode one frame at once.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,9 +12,9 @@ use std::{
 
 const SHARDS: usize = 16;
 
-/// What a cached value costs.
+/// Size of a cached value.
 pub(crate) trait Weight {
-    /// Bytes it occupies.
+    /// Bytes that it occupies.
     fn weight(&self) -> usize;
 }
 
@@ -29,14 +29,14 @@ struct Shard<K, V> {
     bytes: usize,
 }
 
-/// A bounded map.
+/// Map with a size limit.
 pub(crate) struct Cache<K, V> {
     shards: Vec<Mutex<Shard<K, V>>>,
     limit: usize,
 }
 
 impl<K: Copy + Eq + Hash, V: Weight> Cache<K, V> {
-    /// A cache of at most `bytes` (but always of the newest value).
+    /// Creates a cache of at most `bytes`; it always retains the newest value.
     pub(crate) fn new(bytes: usize) -> Self {
         let shard = || Mutex::new(Shard { slots: HashMap::new(), hand: VecDeque::new(), bytes: 0 });
         Self { shards: (0..SHARDS).map(|_| shard()).collect(), limit: bytes / SHARDS }

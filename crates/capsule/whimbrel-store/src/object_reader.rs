@@ -1,8 +1,8 @@
-//! Reading objects: find, read, decode, check.
+//! Object reader: finds, reads, decodes and checks objects.
 //!
-//! Every object handed out was hashed and compared with the digest asked for, once per decoded frame. Where
-//! several packs hold an object, a damaged or vanished copy is passed over for the next one. Recursion ends
-//! because a delta's base is only looked for in frames of less depth.
+//! Every returned object was hashed and compared with the requested digest, once per decoded frame. If
+//! several packs have an object, a damaged or missing copy is skipped for the next one. Recursion ends
+//! because a delta's base is only looked up in frames of less depth.
 
 use crate::{
     error::{Result, StoreError},
@@ -24,10 +24,10 @@ use whimbrel_image::{
     tree::Nodes,
 };
 
-/// Packs held open at once.
+/// Most packs open at once.
 const MAX_HANDLES: usize = 256;
 
-/// A frame in the clear.
+/// Decoded pack frame.
 pub(crate) struct Decoded {
     raw: Vec<u8>,
     ranges: Vec<Range<usize>>,
@@ -62,7 +62,7 @@ impl Decoded {
     }
 }
 
-/// An object in a decoded frame.
+/// Object in a decoded frame.
 #[derive(Clone)]
 pub(crate) struct Object {
     frame: Arc<Decoded>,
@@ -74,7 +74,7 @@ impl Object {
         self.frame.bytes(self.location.slot)
     }
 
-    /// The other objects of its frame, with their digests.
+    /// Other objects of the same frame, with their digests.
     pub(crate) fn neighbours(&self) -> impl Iterator<Item = (&Digest, &[u8])> {
         let others = (0..self.frame.objects().min(256)).map(|slot| slot as u8);
         let others = others.filter(|slot| *slot != self.location.slot);
@@ -82,7 +82,7 @@ impl Object {
     }
 }
 
-/// All objects of a store, for reading.
+/// Reader of all objects of a store.
 pub(crate) struct Objects {
     files: Arc<dyn Vfs>,
     pub(crate) catalog: IndexSet,
@@ -91,7 +91,7 @@ pub(crate) struct Objects {
     handles: Mutex<HashMap<PackId, Arc<dyn ReadAt>>>,
 }
 
-/// What was asked for: a whole digest, or the key of a delta's base.
+/// Requested object: a digest, or the short digest of a delta's base.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
     Digest(&'a Digest),
@@ -129,7 +129,7 @@ impl Objects {
         Ok(Self { files, catalog, frames, nodes, handles: Mutex::default() })
     }
 
-    /// The object with this digest.
+    /// Object with this digest.
     pub(crate) fn get(&self, digest: &Digest) -> Result<Object> {
         self.fetch(Wanted::Digest(digest), u8::MAX)
     }
@@ -137,7 +137,7 @@ impl Objects {
     fn fetch(&self, wanted: Wanted<'_>, below: u8) -> Result<Object> {
         match self.fetch_once(wanted, below) {
             Err(StoreError::Missing { .. } | StoreError::MissingBase { .. } | StoreError::Io { .. }) => {
-                // Another process may have published it, or moved it to another pack.
+                // Another process may have published the object, or moved it to another pack.
                 self.catalog.refresh()?;
                 self.fetch_once(wanted, below)
             }
@@ -156,7 +156,7 @@ impl Objects {
         Err(failure.unwrap_or_else(|| wanted.missing()))
     }
 
-    /// The whole digest of an object with this key, if one is here and undamaged.
+    /// Digest of an object with this short digest, if there is an undamaged one.
     pub(crate) fn digest_of(&self, key: ShortDigest) -> Option<Digest> {
         let Object { frame, location } = self.fetch_once(Wanted::Key(key), u8::MAX).ok()?;
         frame.digest(location.slot).copied()
@@ -182,7 +182,7 @@ impl Objects {
         }
     }
 
-    /// The frame at `place`, decoded; its checksum is right, its digests are not yet compared with anything.
+    /// Decoded frame at `place`. Its checksum was checked, its digests not yet.
     pub(crate) fn frame(&self, place: &PackLocation) -> Result<Arc<Decoded>> {
         let cached = (place.pack, place.offset);
         if let Some(frame) = self.frames.get(&cached) {
@@ -193,12 +193,12 @@ impl Objects {
         Ok(frame)
     }
 
-    /// The base of a delta: the object with `key`, from a frame of depth less than `below`.
+    /// Base of a delta: the object with `key`, from a frame of depth less than `below`.
     pub(crate) fn base(&self, key: ShortDigest, below: u8) -> Result<Vec<u8>> {
         Ok(self.fetch(Wanted::Key(key), below)?.bytes().to_vec())
     }
 
-    /// The frame at `place`, decoded, past the cache. `base_of` finds what deltas rest on.
+    /// Decodes the frame at `place`, bypassing the cache. `base_of` finds the bases of deltas.
     pub(crate) fn decode(
         &self,
         place: &PackLocation,
@@ -217,8 +217,8 @@ impl Objects {
         Ok(Decoded { raw, ranges, digests })
     }
 
-    /// The concatenated bases of a delta. They are fetched frame by frame: a frame that holds several is
-    /// decoded once, however small the cache is and however deep the frame lies.
+    /// Concatenated bases of a delta. They are read in the order of their frames, so a frame with several of
+    /// them is decoded once, even with a small cache or a deep frame.
     fn bases(
         &self,
         frame: &PackFrame<'_>,
@@ -242,7 +242,7 @@ impl Objects {
         Ok(found.concat())
     }
 
-    /// The stored bytes of a frame, unchecked.
+    /// Stored bytes of a frame, unchecked.
     pub(crate) fn encoded(&self, place: &PackLocation) -> Result<Vec<u8>> {
         let path = place.pack.path();
         let pack = self.handle(place.pack)?;
@@ -271,13 +271,13 @@ impl Objects {
         Ok(opened)
     }
 
-    /// Lets go of packs that were removed, so that their space is freed.
+    /// Closes packs that were removed, so that their space is freed.
     pub(crate) fn close(&self, packs: impl IntoIterator<Item = PackId>) {
         let mut handles = self.handles.lock().unwrap_or_else(|e| e.into_inner());
         packs.into_iter().for_each(|pack| drop(handles.remove(&pack)));
     }
 
-    /// Whether the index knows the object.
+    /// Whether the index has the object.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         let key = ShortDigest::from(digest);
         self.catalog.snapshot().iter().any(|index| index.find(key).next().is_some())

@@ -1,4 +1,5 @@
-//! [`Vfs`] of the operating system. The one module of this crate with `unsafe`: it maps index files.
+//! [`Vfs`] of the operating system: files below a directory. The one module of this crate with `unsafe`: it
+//! maps index files.
 
 use crate::vfs::{Append, Lock, LockMode, LockWait, Mapping, ReadAt, Vfs};
 use rustix::fs::{FlockOperation, flock};
@@ -17,7 +18,7 @@ pub struct OsVfs {
 }
 
 impl OsVfs {
-    /// Files below `root`, which need not exist yet.
+    /// Creates a file system rooted at `root`, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -62,10 +63,9 @@ impl Vfs for OsVfs {
         if file.metadata()?.len() == 0 {
             return Ok(Arc::new(Vec::new()));
         }
-        // SAFETY: the bytes behind the map must not change while it is borrowed. Files that are mapped (index
-        // files) are written under a temporary name, synced, renamed and from then on only ever removed,
-        // which leaves a map intact. Whoever truncates one from outside breaks this as they would by deleting
-        // the store.
+        // SAFETY: the mapped bytes must not change while they are borrowed. Mapped files (index files) are
+        // written under a temporary name, synced, renamed and from then on only ever removed, which leaves a
+        // mapping intact. Truncating one from outside violates this, as deleting the store does.
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         Ok(Arc::new(map))
     }

@@ -1,8 +1,8 @@
-//! The one thread of a session that writes packs.
+//! Pack writer: the thread of a capsule writer that appends frames to packs.
 //!
 //! Frames arrive over a bounded channel and are appended; a full pack is synced by a thread of its own while
 //! the next one fills. A flush waits for all syncs, makes the directory durable, then publishes one index
-//! over the packs since the last flush: what a flush acknowledged is findable and survives a power failure.
+//! over the packs since the last flush. So a flushed object can be found and survives a power failure.
 
 use crate::{
     error::{Result, StoreError},
@@ -20,14 +20,14 @@ use std::{
 };
 use whimbrel_image::{ShortDigest, pack_frame::Kind};
 
-/// A pack that has grown this far is full.
+/// Size at which a pack is full.
 const PACK_BYTES: usize = 64 << 20;
-/// Frames in flight to the disk.
+/// Most frames queued for the disk.
 const QUEUE: usize = 64;
-/// Entries after which an index is published although nobody asked, to bound memory: 8 GiB of pages.
+/// Entries after which an index is published without a flush, to bound memory: 8 GiB of pages.
 const MAX_FRAMES_UNPUBLISHED: usize = 1 << 17;
 
-/// An encoded frame on its way to a pack.
+/// Encoded frame to be appended.
 pub(crate) struct NewFrame {
     pub(crate) kind: Kind,
     pub(crate) depth: u8,
@@ -54,12 +54,12 @@ struct Appender {
     syncing: Vec<JoinHandle<Result<()>>>,
     packs: Vec<(PackId, u32)>,
     entries: Vec<Entry>,
-    /// Whether an index over `packs` may be there already.
+    /// Whether an index over `packs` may have been published already.
     publishing: bool,
 }
 
-/// Starts the thread for the session of `lease`. It ends when the sender is dropped; what was not flushed is
-/// lost.
+/// Starts the thread for the writer with GC lease `lease`. It ends when the sender is dropped; frames that
+/// were not flushed are lost.
 pub(crate) fn start(inner: Arc<Inner>, lease: u64) -> (SyncSender<Message>, JoinHandle<()>) {
     let (sender, receiver) = sync_channel(QUEUE);
     let (syncing, packs, entries) = Default::default();
@@ -72,7 +72,8 @@ impl Appender {
         for message in messages {
             match message {
                 Message::Frame(frame) => {
-                    // A failure latches the store; whoever flushes is told, frames until then go nowhere.
+                    // A failure latches the store; the next flush reports it, and frames until then are
+                    // dropped.
                     let _ = self.inner.check_latch().and_then(|()| self.append(frame));
                 }
                 Message::Flush(reply) => {
@@ -140,9 +141,9 @@ impl Appender {
         Ok(())
     }
 
-    /// Removes packs that no index will ever name, so that a session that filled the disk gives the space
-    /// back. If publishing was tried that is not certain (a failed sync of the directory may still have
-    /// published the index), so they stay for the next collection to look at.
+    /// Removes packs that are in no index, so that a writer that filled the disk frees the space. After an
+    /// attempt to publish that is uncertain (a failed sync of the directory may still have published the
+    /// index), so the packs stay for the next garbage collection.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));

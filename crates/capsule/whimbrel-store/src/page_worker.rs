@@ -1,9 +1,9 @@
-//! What happens to a batch of pages: zero test, digest, dedup, grouping, compression.
+//! Page worker: zero test, digest, dedup, grouping and compression of a batch of pages.
 //!
-//! Workers share nothing but the session's set of claimed keys: the first to claim a key stores the object,
-//! everybody else counts on it, which is sound because nothing is acknowledged before the whole session was
-//! flushed. Pages of an image that is written over an older one are gathered with their older versions, to be
-//! framed together later.
+//! Workers share only the writer's set of claims. The first thread to claim a digest stores the object and
+//! all others rely on it. That is sound because nothing is acknowledged before the complete writer was
+//! flushed. Pages of an image with a base are collected with their older versions, to be framed together
+//! later.
 
 use crate::{
     changed_pages::{self, ChangedPage, OldPage, PendingPages},
@@ -31,23 +31,23 @@ use whimbrel_image::{
     page_digests, tree,
 };
 
-/// Niceness of a worker: whoever waits for a paused machine comes first, and so does the machine.
+/// Niceness of a worker: the machine, and resuming a paused machine, come first.
 pub(crate) const NICE: i32 = 10;
-/// Pages in a plain frame: 64 KiB decode in about 40 us, and compress within 10 % of what a MiB would.
+/// Pages of a plain frame: 64 KiB decode in about 40 us, and compress within 10 % of a MiB.
 const FRAME_PAGES: usize = 16;
 const SHARDS: usize = 64;
 
-/// What the threads of one writer share.
+/// State that the threads of one writer share.
 pub(crate) struct WriteContext {
     pub(crate) inner: Arc<Inner>,
     pub(crate) lease: GcLease,
-    /// Packs that were condemned when the session began: not to be relied on.
+    /// Packs that were condemned when the writer started, and must not be relied on.
     pub(crate) avoid: HashSet<PackId>,
     pub(crate) failure: OnceLock<Arc<StoreError>>,
     pub(crate) gathered: PendingPages,
-    /// Held shared from a claim until the object is on its way to a pack or gathered.
+    /// Held shared from a claim until the object was sent to a pack or collected.
     claiming: RwLock<()>,
-    /// Objects this session stores, and whether anybody but the one who claimed it counts on that.
+    /// Objects this writer stores, and whether other threads rely on that.
     claimed: Vec<Mutex<HashMap<ShortDigest, bool>>>,
 }
 
@@ -58,7 +58,7 @@ impl WriteContext {
         Self { inner, lease, avoid, failure: OnceLock::new(), gathered, claiming, claimed }
     }
 
-    /// Whether the caller has to store the object: nobody has, and nobody is about to.
+    /// Claims an object; true if the caller has to store it, because no thread has done or claimed that.
     pub(crate) fn claim(&self, digest: &Digest, indexes: &[Arc<Index>]) -> bool {
         let key = ShortDigest::from(digest);
         let stored = |index: &Arc<Index>| index.find(key).any(|l| !self.avoid.contains(&l.place.pack));
@@ -77,7 +77,7 @@ impl WriteContext {
         }
     }
 
-    /// Takes a claim back, unless somebody else counts on it; says whether it did.
+    /// Withdraws a claim, unless another thread relies on it; returns whether it did.
     pub(crate) fn unclaim(&self, digest: &Digest) -> bool {
         match self.shard(digest).entry(ShortDigest::from(digest)) {
             Entry::Occupied(taken) if !taken.get() => {
@@ -92,24 +92,24 @@ impl WriteContext {
         self.claimed[usize::from(digest.0[31]) % SHARDS].lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// To be held over claims and what follows from them.
+    /// Lock to hold from a claim until the object is stored.
     pub(crate) fn claiming(&self) -> RwLockReadGuard<'_, ()> {
         self.claiming.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Waits until every claim made so far was followed up, by whichever thread.
+    /// Waits until the objects of all claims made so far are stored.
     pub(crate) fn wait_for_claims(&self) {
         drop(self.claiming.write().unwrap_or_else(|e| e.into_inner()));
     }
 
-    /// The first failure of any thread, if there was one.
+    /// Returns the first error of any thread.
     pub(crate) fn check(&self) -> Result<()> {
         self.inner.check_latch()?;
         self.failure.get().map_or(Ok(()), |source| Err(StoreError::Writer { source: source.clone() }))
     }
 }
 
-/// Pages on their way to a worker.
+/// Pages for a worker.
 pub(crate) struct PageBatch {
     pub(crate) image: Arc<ImageState>,
     pub(crate) order: u64,
@@ -117,17 +117,17 @@ pub(crate) struct PageBatch {
     pub(crate) data: Vec<u8>,
 }
 
-/// An object to be stored as a delta, if that pays.
+/// Object to be stored as a delta, if that pays.
 pub(crate) struct Candidate<'a> {
     pub(crate) digest: Digest,
     pub(crate) bytes: &'a [u8],
     pub(crate) old: Object,
 }
 
-/// Makes frames of objects and sends them to the pack.
+/// Encodes objects as frames and sends them to the pack writer.
 pub(crate) struct Framer {
     encoder: Encoder,
-    /// For pages of which there are few.
+    /// Encoder with a higher level, for changed pages, of which there are few.
     thorough: Encoder,
     delta_level: i32,
     pack: SyncSender<Message>,
@@ -145,7 +145,7 @@ impl Framer {
         sent.map_err(|_| StoreError::Latched { action: "append" })
     }
 
-    /// Stores `objects` plain, `group` to a frame.
+    /// Stores `objects` as plain frames, `group` to a frame.
     pub(crate) fn plain(&mut self, kind: Kind, objects: &[(Digest, &[u8])], group: usize) -> Result<()> {
         for objects in objects.chunks(group) {
             let frame = self.encode(kind, objects)?;
@@ -160,7 +160,7 @@ impl Framer {
         self.encoder.encode(kind, &raw, &lengths).map_err(|source| StoreError::Encode { source })
     }
 
-    /// Stores `candidates` as deltas where that makes them clearly smaller, plain otherwise.
+    /// Stores `candidates` as deltas where that is clearly smaller, otherwise plain.
     pub(crate) fn deltas(
         &mut self,
         kind: Kind,
@@ -191,7 +191,7 @@ impl Framer {
         Ok(())
     }
 
-    /// Stores changed pages as one frame: against `bases` if that pays, by themselves otherwise.
+    /// Stores changed pages as one frame: as a delta against `bases` if that pays, otherwise plain.
     pub(crate) fn changed(&mut self, objects: &[(Digest, &[u8])], bases: Bases<'_>) -> Result<()> {
         let failed = |source| StoreError::Encode { source };
         let lengths: Vec<usize> = objects.iter().map(|(_, bytes)| bytes.len()).collect();
@@ -229,13 +229,13 @@ impl Framer {
     }
 }
 
-/// Works on batches until there are no more.
+/// Processes batches until there are no more.
 pub(crate) fn run(
     session: Arc<WriteContext>,
     batches: Arc<Mutex<Receiver<PageBatch>>>,
     pack: SyncSender<Message>,
 ) {
-    // On Linux this sets the calling thread. Refused, the thread works all the same.
+    // On Linux this applies to the calling thread. If refused, the thread works at normal priority.
     let _ = rustix::process::setpriority_process(None, NICE);
     let mut framer = Framer::new(&session.inner, pack.clone());
     loop {
@@ -260,8 +260,7 @@ pub(crate) fn run(
     }
 }
 
-/// Digests of the pages of a batch, none for zeros, and the changed pages of the session if they should be
-/// framed now.
+/// Digests of the pages of a batch, none for zeros, and the changed pages that should be framed now.
 type Stored = (Vec<Option<Digest>>, changed_pages::UnpackedPages);
 
 fn store_batch(session: &WriteContext, framer: &mut Framer, batch: &PageBatch) -> Result<Stored> {
@@ -298,12 +297,12 @@ fn digests(pages: &[[u8; PAGE_SIZE]]) -> Vec<Option<Digest>> {
     used.into_iter().map(|used| if used { digests.next() } else { None }).collect()
 }
 
-/// The older versions of the pages of a batch.
+/// Older versions of the pages of a batch.
 struct OldPages<'a> {
     session: &'a WriteContext,
     image: &'a ImageState,
     extent: Option<(u64, Option<Arc<Node>>)>,
-    /// What lay in the same plain frames.
+    /// Other pages of the same plain frames.
     beside: Vec<OldPage>,
     seen: HashSet<PackLocation>,
 }
@@ -318,7 +317,7 @@ impl OldPages<'_> {
             let leaf =
                 match tree::leaf(&LocalNodes(&self.session.inner), self.image.base, self.image.pages, extent)
                 {
-                    // The base is not whole here: no delta.
+                    // The base is partial here: no delta.
                     Err(StoreError::Missing { .. }) => None,
                     other => other?,
                 };
@@ -328,7 +327,7 @@ impl OldPages<'_> {
         Ok(leaf.and_then(|leaf| leaf.child(page as usize % EXTENT_PAGES)))
     }
 
-    /// The older version, if it may be the base of a delta.
+    /// Older version of a page, if it can be the base of a delta.
     fn page(&mut self, digest: &Digest) -> Result<Option<OldPage>> {
         let Some(object) = usable_base(self.session, digest, Kind::Pages)? else { return Ok(None) };
         let place = object.location.place;
@@ -343,8 +342,8 @@ impl OldPages<'_> {
     }
 }
 
-/// The object as the base of a delta; none when it is too deep or in a condemned pack, or damaged, which must
-/// not stop a new checkpoint.
+/// Object as the base of a delta; none if it is too deep, in a condemned pack or damaged. Damage must not
+/// stop a new checkpoint.
 pub(crate) fn usable_base(session: &WriteContext, digest: &Digest, kind: Kind) -> Result<Option<Object>> {
     let usable = |old: &Object| {
         let place = &old.location.place;

@@ -1,9 +1,9 @@
-//! Capsules that are not whole here: the rest of them lies on other hosts.
+//! Partial capsules: their manifest is here, and some of their objects are on other hosts.
 //!
-//! An empty file `partial/ID` says of a capsule that objects may be missing. It is published before the first
-//! ref that names the capsule and removed when all of it is here. Collection keeps of such a capsule what
-//! there is, verification does not call it broken, a capsule written on top of one of its images is partial
-//! too.
+//! An empty file `partial/ID` marks a capsule of which objects may be missing. It is published before the
+//! first ref that names the capsule and removed when all objects are here. Garbage collection retains what is
+//! here of such a capsule, verification does not report it as broken, and a capsule written over one of its
+//! images is partial too.
 
 use crate::{
     error::{Result, StoreError},
@@ -18,8 +18,7 @@ use std::collections::BTreeSet;
 use whimbrel_core::{CapsuleId, Digest, RefName};
 
 impl Store {
-    /// Names a capsule of which the manifest is here, and the rest as far as it came. Objects kept before are
-    /// durable when this returns.
+    /// Sets refs to a partial capsule whose manifest is here. Objects fetched before are durable on return.
     pub fn adopt_partial(&self, id: &CapsuleId, refs: &[RefName]) -> Result<()> {
         self.shadow_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
@@ -28,14 +27,14 @@ impl Store {
         refs.iter().try_for_each(|name| self.write_ref(name, id, Expected::Anything))
     }
 
-    /// Says of a capsule that is about to come that it is not whole here, so that its manifest is never taken
-    /// for one of a whole capsule, however the coming ends.
+    /// Marks a capsule as partial before its objects arrive, so that its manifest never counts as that of a
+    /// complete capsule, however the transfer ends.
     pub fn expect_partial(&self, id: &CapsuleId) -> Result<()> {
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         if self.is_partial(id)? { Ok(()) } else { self.mark_partial(id) }
     }
 
-    /// Whether all of a capsule is here, by the index. Looks at every node and page of it.
+    /// Whether all objects of a capsule are here, by the index. Checks every node and page of it.
     pub fn is_complete(&self, id: &CapsuleId) -> Result<bool> {
         if self.is_partial(id)? {
             return Ok(false);
@@ -47,8 +46,8 @@ impl Store {
         }
     }
 
-    /// Whether a ref names a capsule that is whole: known without looking at it, for a ref names only whole
-    /// capsules and partial ones. Of one without a ref, parts may be collected already.
+    /// Whether a ref names a complete capsule. Refs name only complete and partial capsules, so no object is
+    /// checked. Objects of a capsule without a ref may have been collected.
     pub fn is_named_whole(&self, id: &CapsuleId) -> Result<bool> {
         Ok(!self.is_partial(id)? && self.list_refs()?.values().any(|named| named == id))
     }
@@ -71,7 +70,7 @@ impl Store {
         }
     }
 
-    /// Looks whether a partial capsule is whole by now, and if so says that from here on.
+    /// Removes the partial mark of a capsule whose objects are all here; fails if some are missing.
     pub fn complete(&self, id: &CapsuleId) -> Result<()> {
         self.shadow_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
@@ -80,7 +79,7 @@ impl Store {
         self.found_whole(id)
     }
 
-    /// The caller holds the gate.
+    /// Marks a capsule as partial. The caller has the gate.
     pub(crate) fn mark_partial(&self, id: &CapsuleId) -> Result<()> {
         let files = &*self.inner.files;
         self.inner.check_latch()?;
@@ -102,7 +101,7 @@ impl Store {
         }
     }
 
-    /// Whether an image belongs to a capsule that is not whole here.
+    /// Whether an image belongs to a partial capsule.
     pub(crate) fn is_partial_image(&self, root: Digest, pages: u64) -> Result<bool> {
         for id in self.partials()? {
             let manifest = match self.manifest(&id) {

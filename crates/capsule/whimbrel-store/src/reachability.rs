@@ -1,5 +1,5 @@
-//! What a capsule consists of, and whether all of it is here (by the index; contents are `verify`'s
-//! business).
+//! Reachability: the objects of a capsule, and whether all of them are here (by the index; `verify` checks
+//! contents).
 
 use crate::{
     error::{Result, StoreError},
@@ -12,10 +12,10 @@ use whimbrel_image::{
     tree::{Nodes, Visit, height, span, walk},
 };
 
-/// Most capsules beside which a later one is looked at.
+/// Most complete capsules that a new one is compared with.
 const BESIDE: usize = 4;
 
-/// Whether everything that capsule `id` names is in the store.
+/// Checks that every object of capsule `id` is in the store.
 pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
     let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
     check_object(store, &id.0)?;
@@ -28,9 +28,9 @@ pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
     Ok(())
 }
 
-/// The same for a capsule that has just come, looking only at what no whole capsule that a ref names has in
-/// the same place: a version costs what it changed and not what it holds. The caller holds the gate, so those
-/// capsules stay.
+/// Checks a capsule that has just arrived, but only what no complete capsule with a ref has at the same
+/// position: the cost is that of the changes, not of the capsule. The caller has the gate, so those capsules
+/// stay.
 pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
     let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
     let manifest = store.manifest(id)?;
@@ -47,7 +47,7 @@ pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
     Ok(())
 }
 
-/// Whole capsules that refs name, the parents of `manifest` first.
+/// Complete capsules that refs name, the parents of `manifest` first.
 fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result<Vec<Manifest>> {
     let named: HashSet<CapsuleId> = store.list_refs()?.into_values().filter(|named| named != id).collect();
     let mut named: Vec<CapsuleId> = named.into_iter().collect();
@@ -61,11 +61,11 @@ fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result
     Ok(wholes)
 }
 
-/// Where a node stands in an image of so many pages.
+/// Position of a node in an image.
 #[derive(Clone, Copy)]
 struct Place {
     level: u8,
-    /// The first page under it.
+    /// First page under the node.
     start: u64,
     pages: u64,
 }
@@ -105,7 +105,7 @@ pub(crate) fn check_object(store: &Store, digest: &Digest) -> Result<()> {
     }
 }
 
-/// Whether every node and page of an image is in the store; nodes in `seen` are taken as checked.
+/// Checks that every node and page of an image is in the store; nodes in `seen` count as checked.
 pub(crate) fn check_image(
     store: &Store,
     root: Option<Digest>,
@@ -113,7 +113,7 @@ pub(crate) fn check_image(
     seen: &mut HashSet<Digest>,
 ) -> Result<()> {
     walk(&store.inner.objects, root, pages, &mut |visit| match visit {
-        // Asked of the index, not of the cache of nodes, which may remember what is gone.
+        // Uses the index, not the cache of nodes, which may have removed ones.
         Visit::Node { digest, .. } => check_object(store, &digest).map(|()| seen.insert(digest)),
         Visit::Page { digest, .. } => check_object(store, &digest).map(|()| true),
     })

@@ -1,8 +1,8 @@
-//! Refs: names of capsules, the only thing in a store that changes, and what each named before.
+//! Refs: names of capsules, the only mutable objects of a store, each with its history.
 //!
-//! One small file each, replaced whole under a lock that all processes share, so a reader sees the old or the
-//! new one. The history of a ref lies in its own file: both change together, at no cost of their own, and go
-//! together. It names capsules and keeps none of them.
+//! Each is one small file, replaced atomically under a lock that all processes share, so a reader sees the
+//! old or the new one. The history of a ref is in its file, so both change and vanish together. A history
+//! names capsules but does not retain them.
 
 use crate::{
     error::{Result, StoreError},
@@ -18,38 +18,38 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest, RefName};
 
 const REFS_LOCK: &str = "refs.lock";
-/// Versions of a ref that are remembered, the newest ones.
+/// Most versions in the history of a ref; older ones are dropped.
 const HISTORY_MAX: usize = 64;
 
 /// One version of a ref.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefChange {
-    /// What it named from then on.
+    /// Capsule that it named from then on.
     pub id: CapsuleId,
-    /// What it named before; none for its first version, or if that is no longer remembered.
+    /// Capsule that it named before; none for its first version, or if that was dropped.
     pub old: Option<CapsuleId>,
-    /// When it was pointed there, milliseconds since 1970; 0 if that was not written down.
+    /// Time of the change in milliseconds since 1970; 0 if unknown.
     pub time: u64,
 }
 
-/// What a ref must be for a change to happen.
+/// Expected state of a ref before a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// No matter what.
+    /// Any state is fine.
     Anything,
-    /// Absent.
+    /// The ref does not exist.
     Absent,
-    /// This capsule.
+    /// The ref names this capsule.
     Capsule(CapsuleId),
 }
 
 impl Store {
-    /// What `name` refers to, none if there is no such ref.
+    /// Capsule that a ref names, none if there is no such ref.
     pub fn get_ref(&self, name: &RefName) -> Result<Option<CapsuleId>> {
         Ok(self.read_ref(name)?.first().map(|(id, _)| *id))
     }
 
-    /// What `name` refers to and referred to before, newest first; empty if there is no such ref.
+    /// History of a ref, newest version first; empty if there is no such ref.
     pub fn ref_history(&self, name: &RefName) -> Result<Vec<RefChange>> {
         let versions = self.read_ref(name)?;
         let old = versions.iter().skip(1).map(|(id, _)| Some(*id)).chain([None]);
@@ -60,14 +60,14 @@ impl Store {
             .collect())
     }
 
-    /// The versions of a ref and their times, newest first; none if there is no such ref.
+    /// Versions of a ref and their times, newest first; empty if there is no such ref.
     fn read_ref(&self, name: &RefName) -> Result<Vec<(CapsuleId, u64)>> {
         let path = format!("{REFS}/{name}");
         let Some(text) = read_sealed(&*self.inner.files, &path)? else { return Ok(Vec::new()) };
         parse(&text).ok_or(StoreError::SmallFile { path })
     }
 
-    /// All refs.
+    /// All refs and the capsules that they name.
     pub fn list_refs(&self) -> Result<BTreeMap<RefName, CapsuleId>> {
         let mut refs = BTreeMap::new();
         for name in self.inner.files.list(REFS).map_err(StoreError::io("list", REFS))? {
@@ -79,7 +79,7 @@ impl Store {
         Ok(refs)
     }
 
-    /// Points `name` at a capsule that is whole in this store, or known to be partial.
+    /// Points `name` at a capsule that is complete in this store, or marked partial.
     pub fn set_ref(&self, name: &RefName, id: &CapsuleId, expected: Expected) -> Result<()> {
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         if !self.is_partial(id)? {
@@ -102,12 +102,12 @@ impl Store {
         inner.latching(inner.files.sync_dir(REFS).map_err(StoreError::io("sync", REFS)))
     }
 
-    /// The caller holds the gate and knows the capsule to be whole.
+    /// Sets a ref. The caller has the gate and knows the capsule to be complete or marked partial.
     pub(crate) fn write_ref(&self, name: &RefName, id: &CapsuleId, expected: Expected) -> Result<()> {
         self.inner.check_latch()?;
         let _lock = self.lock_refs()?;
         self.expect(name, expected)?;
-        // A damaged ref is replaced, and its history begins anew.
+        // A damaged ref is replaced, and its history starts again.
         let mut versions = self.read_ref(name).unwrap_or_default();
         if versions.first().is_none_or(|(newest, _)| newest != id) {
             versions.insert(0, (*id, now_ms()));
@@ -138,7 +138,7 @@ impl Store {
         if fits { Ok(found) } else { Err(StoreError::RefChanged { name: name.to_string(), found }) }
     }
 
-    /// Whether a capsule that a ref names directly has this image, which is then whole.
+    /// Whether a capsule that a ref names directly has this image, which then needs no check.
     pub(crate) fn refs_hold_image(&self, root: Digest, pages: u64) -> Result<bool> {
         for id in self.list_refs()?.values() {
             let manifest = self.manifest(id)?;
@@ -150,13 +150,13 @@ impl Store {
     }
 }
 
-/// The lines of a ref's file: what it names, then the time and the id of every version, newest first.
+/// Lines of a ref's file: the id it names, then the time and the id of every version, newest first.
 fn encode(versions: &[(CapsuleId, u64)]) -> String {
     let newest = versions.iter().take(1).map(|(id, _)| format!("{id}\n"));
     newest.chain(versions.iter().map(|(id, time)| format!("{time} {id}\n"))).collect()
 }
 
-/// Reads what [`encode`] writes, and the one line without a history of earlier versions.
+/// Decodes the output of [`encode`], and the single line without history of earlier versions.
 fn parse(text: &str) -> Option<Vec<(CapsuleId, u64)>> {
     let mut lines = text.lines();
     let newest: CapsuleId = lines.next()?.parse().ok()?;

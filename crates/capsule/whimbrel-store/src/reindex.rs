@@ -1,7 +1,7 @@
-//! Making the index of packs again that no index covers: left by a crash, or their index was lost or damaged.
+//! Reindexing: rebuilds the index of packs that have none after a crash, or whose index was lost or damaged.
 //!
-//! Frames carry no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are
-//! skipped to the next frame that checks. Packs of living sessions are left alone: they are being written.
+//! Frames have no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are
+//! skipped up to the next valid frame. Packs of live writers are skipped, since they are being written.
 
 use crate::{
     error::{Result, StoreError},
@@ -17,11 +17,11 @@ use whimbrel_image::{
     pack_frame::{HEAD, PackFrame},
 };
 
-/// Longest pack that is read: one full pack with a largest blob behind it.
+/// Most bytes read of a pack: a full pack and one largest blob.
 const MAX_PACK: u64 = 512 << 20;
 
 impl Store {
-    /// Indexes every pack that has no index and no living session. Returns how many frames were found again.
+    /// Indexes every pack that has no index and no live writer. Returns the number of frames found.
     pub fn reindex(&self) -> Result<usize> {
         let inner = &self.inner;
         let names = inner.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
@@ -50,7 +50,7 @@ impl Store {
             tracing::info!(
                 packs = packs.len(),
                 frames = entries.len(),
-                "packs without an index indexed again"
+                "rebuilt the index of packs that had none"
             );
             inner.latching(inner.objects.catalog.publish(&packs, &entries))?;
         }
@@ -65,7 +65,7 @@ struct Salvage<'a> {
 }
 
 impl Salvage<'_> {
-    /// Notes the frames of a pack that check; returns its length.
+    /// Records the valid frames of a pack; returns its length.
     fn scan(&mut self, pack: PackId) -> Result<u32> {
         let file = self.store.inner.objects.handle(pack)?;
         let size = file.size().map_err(StoreError::io("size", &pack.path()))?.min(MAX_PACK);
@@ -86,10 +86,10 @@ impl Salvage<'_> {
         Ok(size as u32)
     }
 
-    /// The frames with the keys of their objects; those whose bases are nowhere are left out.
+    /// Frames with the short digests of their objects; frames whose bases are missing are left out.
     fn entries(mut self) -> Vec<Entry> {
         let mut frames = std::mem::take(&mut self.frames);
-        // Bases first: a delta may rest on a frame of the same session.
+        // Bases first: a delta may have its base in a frame of the same writer.
         frames.sort_by_key(|place| place.depth);
         let mut entries = Vec::with_capacity(frames.len());
         for place in frames {

@@ -1,11 +1,11 @@
-//! Objects that this store lacks and others have.
+//! Remote objects: the source of objects that this store lacks and others have.
 //!
-//! A capsule may be *partial* here (see `partial`): its manifest lies here, of its images only what was
-//! needed so far. Whoever reads such an image through [`crate::StoredImage`] gets what is missing from the
-//! one [`RemoteObjects`] that the store was given, and what came is kept for everybody (see `shadow`).
-//! Collection, verification and export never ask elsewhere: they look at what is here.
+//! The manifest of a *partial* capsule is here, but of its images only the pages needed so far (see
+//! `partial_capsules`). A [`crate::StoredImage`] fetches missing pages from the one [`RemoteObjects`] of the
+//! store, and what arrived is stored for all readers (see `fetched_objects`). Garbage collection,
+//! verification and export never fetch; they use only what is here.
 //!
-//! Everything that comes is compared with the digest it was asked by before it is kept or handed on.
+//! Every object is compared with the digest that was requested before it is stored or returned.
 
 use crate::{
     error::{Result, StoreError},
@@ -19,58 +19,58 @@ use std::{
 use whimbrel_core::{Digest, PAGE_SIZE};
 use whimbrel_image::{Node, pack_frame::Kind, tree::Nodes};
 
-/// An object that is wanted.
+/// Object to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectWant {
-    /// Its digest.
+    /// Digest of the object.
     pub digest: Digest,
-    /// An object that is here and probably resembles it.
+    /// Object that is here and probably similar.
     pub similar: Option<Digest>,
 }
 
-/// Pages of one extent that are wanted.
+/// Pages of one extent to fetch.
 ///
-/// A holder that knows the leaf can be asked by leaf and slots, which is short. It may not know the leaf: a
-/// capsule written here over a partial one has leaves of its own, whose other pages lie with the holders of
-/// the older one. Then the digests say what is wanted.
+/// A holder that has the leaf can be asked by leaf and slots, which is short. It may not have the leaf: a
+/// capsule written here over a partial one has leaves of its own, whose other pages are with the holders of
+/// the older capsule. Those are asked by digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageWant {
-    /// The tree node that lists them.
+    /// Digest of the leaf that lists the pages.
     pub leaf: Digest,
-    /// Which of its 256 pages; bit `i % 64` of word `i / 64`.
+    /// Bitmap of the 256 pages of the leaf; page `i` is bit `i % 64` of word `i / 64`.
     pub slots: [u64; 4],
     /// Digests of these pages, slots ascending.
     pub digests: Vec<Digest>,
-    /// An older node of the same place that is here, with most of its pages.
+    /// Older leaf of the same extent that is here, with most of its pages.
     pub similar: Option<Digest>,
 }
 
-/// Where missing objects come from. Calls block until everything is there.
+/// Source of missing objects. Calls block until all of them have arrived.
 pub trait RemoteObjects: Send + Sync {
-    /// Objects in the order of `wants`.
+    /// Fetches objects, in the order of `wants`.
     fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError>;
 
-    /// The wanted pages: want by want, slots ascending, each of [`PAGE_SIZE`] bytes.
+    /// Fetches pages, want by want, slots ascending, each of [`PAGE_SIZE`] bytes.
     fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError>;
 
-    /// Pages worth fetching when one is waited for: what travels in about a round trip.
+    /// Number of pages to fetch when one is needed: as many as the link sends in about a round trip.
     fn cluster(&self) -> u64 {
         1
     }
 }
 
-/// Nobody gave what was asked for.
+/// The requested objects could not be fetched.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot fetch what is missing here from another host")]
+#[error("cannot fetch missing objects from another host")]
 pub struct RemoteObjectsError {
-    /// Why.
+    /// Cause reported by the source.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
-    /// Whether the same may succeed later.
+    /// Whether the request may succeed later.
     pub retryable: bool,
 }
 
-/// The source that a store was given.
+/// Source of the objects that a store lacks, if one is set.
 #[derive(Default)]
 pub(crate) struct RemoteSource(RwLock<Option<Arc<dyn RemoteObjects>>>);
 
@@ -81,13 +81,13 @@ impl RemoteSource {
 }
 
 impl Store {
-    /// Lets images read what is missing here from `source`.
+    /// Lets images read missing pages from `source`.
     pub fn set_elsewhere(&self, source: Arc<dyn RemoteObjects>) {
         *self.inner.elsewhere.0.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
     }
 }
 
-/// Nodes that are here, those just fetched included.
+/// Nodes of this store, including fetched ones.
 pub(crate) struct LocalNodes<'a>(pub(crate) &'a Inner);
 
 impl LocalNodes<'_> {
@@ -107,7 +107,7 @@ impl Nodes for LocalNodes<'_> {
     }
 }
 
-/// Nodes that are here or can be had.
+/// Nodes of this store, or fetched from its source.
 pub(crate) struct AllNodes<'a>(pub(crate) &'a Inner);
 
 impl Nodes for AllNodes<'_> {
@@ -123,7 +123,7 @@ impl Nodes for AllNodes<'_> {
     }
 }
 
-/// Fetches objects that are not here and keeps them.
+/// Fetches objects that are missing here and stores them.
 pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> Result<()> {
     let source = inner.elsewhere.get().filter(|_| !wants.is_empty());
     let Some(source) = source else { return Ok(()) };
@@ -135,7 +135,7 @@ pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> 
     Ok(())
 }
 
-/// Fetches pages that are not here and keeps them.
+/// Fetches pages that are missing here and stores them.
 pub(crate) fn fetch_pages(inner: &Inner, missing: &MissingObjects) -> Result<()> {
     let source = inner.elsewhere.get().filter(|_| missing.pages > 0);
     let Some(source) = source else { return Ok(()) };
@@ -161,7 +161,7 @@ fn check(digest: &Digest, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Collects what a set of reads misses, each object once.
+/// Collects the missing pages of several reads, each page once.
 #[derive(Default)]
 pub(crate) struct MissingObjects {
     pub(crate) wants: Vec<PageWant>,
@@ -170,7 +170,7 @@ pub(crate) struct MissingObjects {
 }
 
 impl MissingObjects {
-    /// Adds those of `slots` of a leaf that are not here.
+    /// Adds those `slots` of a leaf that are missing here.
     pub(crate) fn add(
         &mut self,
         here: &LocalNodes<'_>,

@@ -1,4 +1,4 @@
-//! Opening a store; what its handles share.
+//! Store handle: opening, and the state that handles share.
 
 use crate::{
     complete_capsules::CompleteCapsules,
@@ -18,7 +18,7 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, ShortDigest, delta};
 
-/// How a store is used. The stored bytes do not depend on any of it.
+/// Options of a store handle. The stored bytes do not depend on them.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Create the store if there is none.
@@ -27,12 +27,12 @@ pub struct Options {
     pub level: i32,
     /// zstd level of deltas; they are few, so it may be higher.
     pub delta_level: i32,
-    /// Pages of one image written against a base that are tried as deltas; more are stored plain, at full
-    /// speed. Those tried are held in memory with their older versions for a while, a few thousand at a time.
+    /// Pages of one image with a base that are tried as deltas; more are stored plain, at full speed. Those
+    /// tried are held in memory with their older versions for a while, a few thousand at a time.
     pub delta_pages: u64,
-    /// Threads that digest and compress for one writer.
+    /// Threads of one writer that hash and compress.
     pub workers: usize,
-    /// Bytes of decoded frames kept.
+    /// Bytes of decoded frames in the cache.
     pub cache: usize,
 }
 
@@ -51,7 +51,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, creating the store if there is none.
+    /// Default options, but creating the store if there is none.
     pub fn create() -> Self {
         Self { create: true, ..Self::default() }
     }
@@ -64,18 +64,18 @@ pub(crate) struct Inner {
     pub(crate) elsewhere: RemoteSource,
     pub(crate) shadow: FetchedObjects,
     pub(crate) wholes: CompleteCapsules,
-    /// For the thread that keeps what was fetched.
+    /// Reference for the thread that writes fetched objects.
     pub(crate) me: Weak<Inner>,
     latch: OnceLock<&'static str>,
 }
 
 impl Inner {
-    /// Refuses work after a failure.
+    /// Fails after a failed write or sync.
     pub(crate) fn check_latch(&self) -> Result<()> {
         self.latch.get().map_or(Ok(()), |action| Err(StoreError::Latched { action }))
     }
 
-    /// Passes the result of a step that writes through, latching the store if the disk failed it.
+    /// Passes on the result of a write; latches the store if the disk failed.
     pub(crate) fn latching<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(StoreError::Io { action, .. }) = &result {
             let _ = self.latch.set(action);
@@ -84,7 +84,7 @@ impl Inner {
     }
 }
 
-/// A handle on a store; clones share one cache and one latch.
+/// Handle of a store; clones share one cache and one latch.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) inner: Arc<Inner>,
@@ -125,32 +125,31 @@ impl Store {
         Ok(Self { inner })
     }
 
-    /// The manifest of a capsule.
+    /// Decodes the manifest of a capsule.
     pub fn manifest(&self, id: &CapsuleId) -> Result<Manifest> {
         Ok(Manifest::decode(&self.blob(&id.0)?)?)
     }
 
-    /// A blob, or any other object by its digest; one that was just fetched is read from memory.
+    /// Reads a blob, or any other object, by its digest; a fetched object may be in memory.
     pub fn blob(&self, digest: &Digest) -> Result<Vec<u8>> {
-        // In this order: what leaves the shadow is in a pack by then.
+        // In this order: an object that is no longer in memory is in a pack by then.
         match self.inner.shadow.get(digest) {
             Some(bytes) => Ok(bytes.to_vec()),
             None => Ok(self.inner.objects.get(digest)?.bytes().to_vec()),
         }
     }
 
-    /// Whether the store holds each object, by its index; those just fetched count.
+    /// Whether the store has each object, by its index; fetched objects in memory count.
     pub fn has(&self, digests: &[Digest]) -> Vec<bool> {
         digests.iter().map(|digest| LocalNodes(&self.inner).has(digest)).collect()
     }
 
-    /// The digest of an object with this key, if one is in a pack here and undamaged; it is read for that.
+    /// Digest of an object with this short digest, if a pack here has an undamaged one; reads the object.
     pub fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
         self.inner.objects.digest_of(*key)
     }
 
-    /// Keeps a capsule whole, whatever happens to its refs, for as long as the pin lives: for a machine that
-    /// reads its pages lazily.
+    /// Retains a capsule while the pin exists, even without refs: for a machine that reads its pages lazily.
     pub fn pin(&self, id: &CapsuleId) -> Result<Pin> {
         let inner = &self.inner;
         let _gate = gate(&*inner.files, LockMode::Shared)?;
@@ -169,7 +168,7 @@ impl Store {
     }
 }
 
-/// Keeps a capsule from being collected; see [`Store::pin`].
+/// Retains a capsule; see [`Store::pin`].
 pub struct Pin {
     _lease: GcLease,
 }
@@ -191,7 +190,7 @@ fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && create => {
-            // The marker comes last: a store that has it has its directories.
+            // The marker comes last, so a store with a marker has its directories.
             for dir in [PACKS, INDEX, REFS, LEASES, PARTIAL, TEMP] {
                 files.make_dir(dir).map_err(StoreError::io("create", dir))?;
             }

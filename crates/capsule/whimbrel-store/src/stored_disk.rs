@@ -1,4 +1,4 @@
-//! A stored image as a read-only block device.
+//! Stored disk: a stored image as a read-only block device.
 
 use crate::{error::StoreError, stored_image::StoredImage};
 use whimbrel_block::{BlockError, Device, Extent, ExtentKind};
@@ -7,14 +7,14 @@ use whimbrel_core::{EXTENT_PAGES, PAGE_SIZE, PageRun};
 const PAGE: u64 = PAGE_SIZE as u64;
 const EXTENT: u64 = EXTENT_PAGES as u64;
 
-/// A stored image as a block device; put a writable layer above it.
+/// Read-only block device over a stored image; put a writable layer above it.
 #[derive(Debug, Clone)]
 pub struct StoredDisk {
     image: StoredImage,
 }
 
 impl StoredDisk {
-    /// The device over `image`.
+    /// Creates the device over `image`.
     pub fn new(image: StoredImage) -> Self {
         Self { image }
     }
@@ -23,7 +23,7 @@ impl StoredDisk {
         move |source| BlockError::Content { offset, len, source: Box::new(source) }
     }
 
-    /// The first or last page of a range, of which only a part is wanted.
+    /// Reads a part of the first or last page of a range.
     fn read_part(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
         let (mut page, within) = ([0; PAGE_SIZE], (offset % PAGE) as usize);
         self.image.read(PageRun::new(offset / PAGE, 1), &mut page)?;

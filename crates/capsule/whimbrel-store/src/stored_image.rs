@@ -1,7 +1,7 @@
-//! Reading an image: random access to pages, presence, restoring whole.
+//! Stored image: random access to pages, presence, and restoring all of it.
 //!
-//! Opening reads nothing. Nodes and frames are loaded when first needed and kept in the store's caches; any
-//! number of threads may read at once.
+//! Opening reads nothing. Nodes and frames are loaded when first needed and cached in the store; any number
+//! of threads may read at once.
 
 use crate::{
     error::{Result, StoreError},
@@ -21,19 +21,20 @@ use whimbrel_core::{Digest, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun, PageS
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind, tree};
 
 const EXTENT: u64 = EXTENT_PAGES as u64;
-/// Pages, and nodes, asked of another host at once.
+/// Most pages requested of another host at once.
 const FETCH_PAGES: usize = 1024;
+/// Most nodes requested of another host at once.
 const FETCH_NODES: usize = 256;
 
-/// An image in a store.
+/// Image of pages in a store.
 #[derive(Clone)]
 pub struct StoredImage {
     inner: Arc<Inner>,
     root: Option<Digest>,
     pages: u64,
-    /// Whether what is missing here is fetched.
+    /// Whether missing pages are fetched.
     elsewhere: bool,
-    /// Root of an older version that is here, to fetch differences to.
+    /// Root of an older version that is here, so that only differences are fetched.
     similar: Option<Digest>,
 }
 
@@ -44,8 +45,8 @@ impl std::fmt::Debug for StoredImage {
 }
 
 impl Store {
-    /// The image of `pages` pages with this root. Costs nothing; a root that is not here fails the first
-    /// read.
+    /// Returns the image of `pages` pages with this root. Costs nothing; if the root is missing, the first
+    /// read fails.
     pub fn image(&self, root: Option<Digest>, pages: u64) -> StoredImage {
         StoredImage { inner: self.inner.clone(), root, pages, elsewhere: false, similar: None }
     }
@@ -57,18 +58,18 @@ impl StoredImage {
         self.pages
     }
 
-    /// Root of its tree; none when every page is zero.
+    /// Root digest of the tree; none if every page is zero.
     pub fn root(&self) -> Option<Digest> {
         self.root
     }
 
-    /// The same image; what is missing of it here is fetched from elsewhere, as difference to the image
-    /// `similar` of the same length where that is here.
+    /// Lets the image fetch missing pages, as a difference from the image `similar` of the same length where
+    /// that is here.
     pub fn or_elsewhere(self, similar: Option<Digest>) -> Self {
         Self { elsewhere: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
     }
 
-    /// Whether what is missing here is fetched.
+    /// Whether missing pages are fetched.
     pub fn is_elsewhere(&self) -> bool {
         self.elsewhere
     }
@@ -80,12 +81,12 @@ impl StoredImage {
         }
     }
 
-    /// The leaf of the older version at the same place, if there is one.
+    /// Leaf of the older version for the same extent, if there is one.
     fn similar_leaf(&self, extent: u64) -> Option<Digest> {
         tree::leaf_digest(&LocalNodes(&self.inner), Some(self.similar?), self.pages, extent).ok().flatten()
     }
 
-    /// Fetches what is missing here of `runs`, in as few requests as their size allows.
+    /// Fetches the missing pages of `runs`, in as few requests as their size allows.
     fn fetch_runs(&self, runs: impl Iterator<Item = PageRun>) -> Result<()> {
         let here = LocalNodes(&self.inner);
         let mut missing = MissingObjects::default();
@@ -107,7 +108,7 @@ impl StoredImage {
         fetch_pages(&self.inner, &missing)
     }
 
-    /// Fetches what is missing here of `pages`: first the nodes that list them, then the pages, in large
+    /// Fetches the missing pages among `pages`: first the nodes that list them, then the pages, in large
     /// requests.
     pub fn fetch(&self, pages: &PageSet) -> Result<()> {
         self.fetch_leaves(pages)?;
@@ -131,7 +132,7 @@ impl StoredImage {
         wants.chunks(FETCH_NODES).try_for_each(|wants| fetch_objects(&self.inner, Kind::Nodes, wants))
     }
 
-    /// Pages that may be not zero, by what is here; asks nobody. Where the nodes are not here, all of them.
+    /// Pages that may be non-zero, without fetching: under missing nodes all of them.
     pub fn perhaps_present(&self) -> Result<PageSet> {
         let (here, mut set) = (LocalNodes(&self.inner), PageSet::empty(self.pages));
         tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
@@ -149,8 +150,7 @@ impl StoredImage {
         Ok(set)
     }
 
-    /// How many pages are known to be missing here, and whether there may be more under nodes that are
-    /// missing.
+    /// Number of pages known to be missing here, and whether there may be more under missing nodes.
     pub fn missing(&self) -> Result<(u64, bool)> {
         let (here, mut pages, mut more) = (LocalNodes(&self.inner), 0, false);
         tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
@@ -174,7 +174,7 @@ impl StoredImage {
         }
     }
 
-    /// Reads the pages of `run` into `out`, which is `run.bytes()` long. Every page was checked against its
+    /// Reads the pages of `run` into `out`, which has `run.bytes()` bytes. Every page is checked against its
     /// digest.
     pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<()> {
         self.check(run)?;
@@ -223,13 +223,13 @@ impl StoredImage {
         self.digest(page).map(|digest| digest.is_none())
     }
 
-    /// Which of the 256 pages of an extent are not zero; bit `i % 64` of word `i / 64`.
+    /// Bitmap of the pages of an extent that are not zero; page `i` is bit `i % 64` of word `i / 64`.
     pub fn present_in(&self, extent: u64) -> Result<[u64; 4]> {
         self.check(PageRun::new(extent.saturating_mul(EXTENT), 1))?;
         Ok(self.leaf(extent)?.map_or([0; 4], |leaf| *leaf.present()))
     }
 
-    /// All pages that are not zero. Reads every leaf: 8 KiB a used extent.
+    /// All pages that are not zero. Reads every leaf: 8 KiB for each used extent.
     pub fn present(&self) -> Result<PageSet> {
         let mut set = PageSet::empty(self.pages);
         tree::walk(&LocalNodes(&self.inner), self.root, self.pages, &mut |visit| {
@@ -241,8 +241,8 @@ impl StoredImage {
         Ok(set)
     }
 
-    /// The pages around `page` that lie in the same frame, so that they come almost for free with it. Zero
-    /// pages between them are included. A page that is zero or not found stands alone.
+    /// Pages around `page` in the same frame, which cost almost nothing to read with it. Zero pages between
+    /// them are included. If `page` is zero or not found, the run has only that page.
     pub fn preferred_run(&self, page: u64) -> Result<PageRun> {
         self.check(PageRun::new(page, 1))?;
         let (extent, slot) = (page / EXTENT, (page % EXTENT) as usize);
@@ -264,7 +264,7 @@ impl StoredImage {
         Ok(PageRun::new(extent * EXTENT + start as u64, (end - start + 1) as u64))
     }
 
-    /// Pages to fetch with one that is missing: as many as travel in about the time of a round trip.
+    /// Pages to fetch with a missing one: as many as the link sends in about a round trip.
     fn cluster(&self, page: u64) -> PageRun {
         let source = self.inner.elsewhere.get().filter(|_| self.elsewhere);
         let pages = source.map_or(1, |source| source.cluster()).clamp(1, EXTENT);
@@ -272,7 +272,7 @@ impl StoredImage {
         PageRun::new(start, pages.min(self.pages - start).min(EXTENT - start % EXTENT))
     }
 
-    /// Hands every page that is not zero to `receive`, in runs within an extent, from `threads` threads at
+    /// Passes every page that is not zero to `receive`, in runs within an extent, from `threads` threads at
     /// once. `receive` gets each page once, in no order.
     pub fn restore<E>(
         &self,

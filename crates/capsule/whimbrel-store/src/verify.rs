@@ -1,4 +1,4 @@
-//! Reading everything and saying what is damaged, and which capsules it hurts.
+//! Verification: reads everything and reports damage and the capsules that it affects.
 
 use crate::{
     error::{Result, StoreError},
@@ -14,62 +14,62 @@ use whimbrel_image::{
     tree::{Visit, walk},
 };
 
-/// What [`Store::verify`] found.
+/// Result of [`Store::verify`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Frames read.
+    /// Number of frames read.
     pub frames: u64,
-    /// Objects whose digest was computed.
+    /// Number of objects hashed.
     pub objects: u64,
-    /// Bytes of frames read.
+    /// Bytes of the frames read.
     pub bytes: u64,
-    /// What cannot be read, or reads as something else.
+    /// Frames, indexes and refs that are damaged.
     pub damage: Vec<Damage>,
-    /// Capsules that miss something.
+    /// Capsules that lack objects.
     pub broken: Vec<BrokenCapsule>,
-    /// Capsules that are known to lie partly on other hosts; what of them is here was verified.
+    /// Capsules that are partly on other hosts; their objects here were verified.
     pub partial: Vec<CapsuleId>,
-    /// Packs that no index covers and no session writes: a crash left them. `gc` takes them up.
+    /// Packs without an index and without a writer, left by a crash. `gc` indexes them.
     pub orphans: Vec<String>,
 }
 
-/// A damaged frame, or index or ref.
+/// Damaged frame, index or ref.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// File, relative to the store.
+    /// Path relative to the store.
     pub file: String,
     /// Offset of the frame.
     pub offset: u64,
-    /// What does not fit.
+    /// Check that failed.
     pub reason: String,
-    /// Objects lost with it, by the first halves of their digests.
+    /// Short digests of the objects lost with it.
     pub objects: Vec<String>,
 }
 
-/// A capsule that cannot be restored whole.
+/// Capsule that cannot be restored completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenCapsule {
-    /// Its id.
+    /// Id of the capsule.
     pub id: CapsuleId,
-    /// The image it is about; none for its manifest and blobs.
+    /// Image that lacks objects; none for the manifest and blobs.
     pub image: Option<String>,
-    /// Objects it misses (the first hundred).
+    /// Missing objects (the first hundred).
     pub missing: Vec<Digest>,
 }
 
 impl Report {
-    /// Whether all is well.
+    /// Whether nothing is damaged or broken.
     pub fn is_complete(&self) -> bool {
         self.damage.is_empty() && self.broken.is_empty()
     }
 }
 
-/// Objects a broken capsule lists at most.
+/// Most objects that a broken capsule lists.
 const MAX_LISTED: usize = 100;
 
 impl Store {
-    /// Reads every frame, computes every digest and looks whether every capsule is whole. `progress` is told
-    /// the bytes read and the bytes there are.
+    /// Reads every frame, computes every digest and checks that every capsule is complete. `progress` gets
+    /// the bytes read and the bytes in total.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<Report> {
         let catalog = &self.inner.objects.catalog;
         catalog.refresh()?;
@@ -116,8 +116,8 @@ impl Store {
     }
 
     fn verify_capsules(&self, good: &HashSet<ShortDigest>, report: &mut Report) -> Result<()> {
-        // A manifest that is damaged is in the list of damage, and if a ref names it also in that of the
-        // broken.
+        // A damaged manifest is in the list of damage, and if a ref names it, also in the list of broken
+        // capsules.
         let mut ids: HashSet<CapsuleId> = self.manifest_ids()?.into_iter().collect();
         match self.list_refs() {
             Ok(refs) => ids.extend(refs.into_values()),
@@ -137,7 +137,7 @@ impl Store {
         Ok(())
     }
 
-    /// What a capsule misses, by image. Images already looked at are in `known`.
+    /// Missing objects of a capsule, by image. `known` has the results of images checked before.
     fn missing_in(
         &self,
         id: &CapsuleId,

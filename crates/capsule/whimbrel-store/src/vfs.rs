@@ -1,35 +1,35 @@
-//! Every file operation of the store, so that a disk that loses power can be put in its place.
+//! Virtual file system: every file operation of the store, so that tests can use a disk that loses power.
 //!
-//! Paths are relative to the store's directory and use `/`. What durability means here: appended bytes
-//! survive a power failure after [`Append::sync`], a created, renamed or removed name after [`Vfs::sync_dir`]
-//! of its directory.
+//! Paths are relative to the store's directory and use `/`. Durability: appended bytes survive a power
+//! failure after [`Append::sync`], a created, renamed or removed name after [`Vfs::sync_dir`] of its
+//! directory.
 
 use std::{io, sync::Arc};
 
-/// The whole content of a file, mapped or held.
+/// Complete content of a file, mapped or in memory.
 pub type Mapping = Arc<dyn AsRef<[u8]> + Send + Sync>;
-/// A lock on a file, released when dropped (also by the kernel, when the process dies).
+/// Lock on a file, released when dropped or when the process dies.
 pub type Lock = Box<dyn Send + Sync>;
 
-/// Who else may hold a lock.
+/// Mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockMode {
-    /// Others that share.
+    /// Other holders may share it.
     Shared,
-    /// Nobody.
+    /// No other holder is allowed.
     Exclusive,
 }
 
-/// Whether a busy lock is waited for.
+/// Reaction to a busy lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockWait {
-    /// Until it is free.
+    /// Wait until it is free.
     Wait,
-    /// Not at all.
+    /// Return at once.
     Try,
 }
 
-/// A directory of files.
+/// Directory of files.
 pub trait Vfs: Send + Sync {
     /// Creates a file to append to; fails if the name exists.
     fn create(&self, path: &str) -> io::Result<Box<dyn Append>>;
@@ -37,10 +37,10 @@ pub trait Vfs: Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &str) -> io::Result<Arc<dyn ReadAt>>;
 
-    /// The whole content of a file that does not change any more.
+    /// Maps a file whose content does not change any more.
     fn map(&self, path: &str) -> io::Result<Mapping>;
 
-    /// Renames, replacing what bears the new name.
+    /// Renames a file, replacing one with the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
@@ -55,20 +55,20 @@ pub trait Vfs: Send + Sync {
     /// Creates a directory unless it exists.
     fn make_dir(&self, dir: &str) -> io::Result<()>;
 
-    /// Locks a file, created if need be; none if it is busy and the caller has no patience.
+    /// Locks a file, which is created if needed; none if it is busy with [`LockWait::Try`].
     fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>>;
 }
 
-/// A file that grows.
+/// File opened for appending.
 pub trait Append: Send {
-    /// Adds bytes at the end.
+    /// Appends bytes at the end.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all bytes appended so far durable.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A file to read.
+/// File opened for reading.
 pub trait ReadAt: Send + Sync {
     /// Fills `out` from `offset`, or fails.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;

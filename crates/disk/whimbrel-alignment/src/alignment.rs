@@ -1,90 +1,90 @@
-//! How an array of bytes is cut into pages: segments, each with the phase at which its pages begin.
+//! Page alignment: groups the bytes of a disk into pages, in segments with a phase each.
 //!
-//! A disk has *disk bytes* `0..size`, as its guest sees them. The *cut array* is what is digested and kept:
-//! pages in the order of the disk, in which every disk byte lies exactly once, in order. A page that a border
-//! crosses is two cut pages, each with its own bytes at the offset they have in a page and zeros (padding)
-//! around them. So inside a segment the two arrays differ by a constant, and a range of any length is one
-//! piece for each segment that it touches.
+//! A disk has *disk bytes* `0..size`, as its guest sees them. The *aligned array* is what is hashed and
+//! stored: pages in the order of the disk, with every disk byte exactly once, in order. A page that crosses a
+//! segment border becomes two aligned pages, each with its own bytes at their offset in the page and zeros
+//! (padding) around them. So within a segment the two arrays differ by a constant offset, and a range of any
+//! length is one part for each segment that it touches.
 //!
-//! A [`PageAlignment`] that exists is valid: it covers the array without gaps, starts and phases are whole
-//! sectors, every cut page holds at least one disk byte, and neighbours differ in phase, so one way of
-//! cutting has one description. What it does not do is choose the borders (see `layout`), or read anything.
-//! Making one fails on input that is out of these bounds.
+//! Every [`PageAlignment`] is valid: it covers the array without gaps, starts and phases are whole sectors,
+//! every aligned page has at least one disk byte, and neighbours differ in phase, so each alignment has one
+//! description. Constructors reject other input. This module does not choose the borders (see `layout`) and
+//! reads nothing.
 
 use crate::{PAGE, SECTOR};
 use std::{fmt, ops::Range};
 use whimbrel_core::PageRun;
 
-/// Most segments of one array: one before the first region, two for each region.
+/// Most segments of an array: one before the first region, two for each region.
 pub const MAX_SEGMENTS: usize = 2 * crate::MAX_REGIONS + 1;
-/// Bytes of the largest array, that of the largest overlay.
+/// Most bytes of an array, as of an overlay.
 pub const MAX_SIZE: u64 = 1 << 50;
 
-/// From `start` on, pages begin at offsets that are `phase` modulo 4096.
+/// Start of a segment: from `start` on, pages begin at offsets that are `phase` modulo 4096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AlignmentChange {
-    /// Disk byte; a multiple of [`SECTOR`].
+    /// Offset of a disk byte; a multiple of [`SECTOR`].
     pub start: u64,
-    /// Below 4096; a multiple of [`SECTOR`].
+    /// Phase below 4096; a multiple of [`SECTOR`].
     pub phase: u64,
 }
 
-/// How an array of bytes is cut into pages.
+/// Grouping of an array of bytes into pages.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PageAlignment {
     size: u64,
     segments: Vec<Segment>,
 }
 
-/// Borders that describe no cuts.
+/// Segments that are no valid alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AlignmentError {
-    /// An array that is too large.
-    #[error("an array of {size} bytes, the limit is {MAX_SIZE}")]
+    /// The array is too large.
+    #[error("an array of {size} bytes exceeds the limit of {MAX_SIZE}")]
     Size {
-        /// Its size.
+        /// Bytes of the array.
         size: u64,
     },
-    /// Too many segments.
+    /// There are too many segments.
     #[error("more than {MAX_SEGMENTS} segments")]
     Segments,
-    /// A border that does not follow its predecessor, lies past the end, or is not on a sector.
+    /// A segment does not follow its predecessor, starts past the end, or is not on a sector.
     #[error("pages of phase {phase} cannot begin at byte {start}")]
     Border {
-        /// Where.
+        /// First disk byte of the segment.
         start: u64,
-        /// The phase.
+        /// Phase of the segment.
         phase: u64,
     },
 }
 
-/// Consecutive bytes of the cut array.
+/// Consecutive bytes of the aligned array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AlignedBytes {
-    /// They are these bytes of the disk.
+    /// Bytes of the disk.
     Disk(MappedRange),
-    /// So many zeros that stand for nothing.
+    /// Padding: zeros that are no bytes of the disk.
     Padding(u64),
 }
 
-/// Consecutive bytes.
+/// Run of consecutive bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedRange {
-    /// The first.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl AlignedBytes {
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             AlignedBytes::Disk(MappedRange { len, .. }) | AlignedBytes::Padding(len) => *len,
         }
     }
 
-    /// Whether it is of no length, which none that [`PageAlignment`] gives is.
+    /// Whether the length is 0, which a [`PageAlignment`] never returns.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -96,12 +96,12 @@ struct Segment {
     start: u64,
     end: u64,
     phase: u64,
-    /// Number of its first page in the cut array.
+    /// Number of the first page in the aligned array.
     first: u64,
 }
 
 impl Segment {
-    /// Bytes of its first page that lie before it.
+    /// Padding before the first disk byte in the first page.
     fn head(&self) -> u64 {
         (self.start + PAGE - self.phase) % PAGE
     }
@@ -110,12 +110,12 @@ impl Segment {
         (self.head() + self.end - self.start).div_ceil(PAGE)
     }
 
-    /// Its whole pages in the cut array, as bytes.
+    /// Bytes of the aligned array that the pages of the segment occupy.
     fn span(&self) -> Range<u64> {
         self.first * PAGE..(self.first + self.pages()) * PAGE
     }
 
-    /// Its disk bytes in the cut array.
+    /// Bytes of the aligned array that are disk bytes of the segment.
     fn data(&self) -> Range<u64> {
         let start = self.first * PAGE + self.head();
         start..start + (self.end - self.start)
@@ -123,7 +123,7 @@ impl Segment {
 }
 
 impl PageAlignment {
-    /// Pages from byte 0 on, as if nothing were known.
+    /// Alignment with pages from byte 0 on, for a disk of unknown layout.
     ///
     /// # Errors
     /// If `size` is above [`MAX_SIZE`].
@@ -131,11 +131,11 @@ impl PageAlignment {
         Self::new(size, (size > 0).then_some(AlignmentChange { start: 0, phase: 0 }))
     }
 
-    /// An array of `size` bytes, cut at `borders`.
+    /// Alignment of an array of `size` bytes with segments that start at `borders`.
     ///
     /// # Errors
-    /// If the first border is not at byte 0, or they do not ascend, are not on sectors, lie past the end, or
-    /// a neighbour repeats a phase.
+    /// If the first segment does not start at byte 0, or they do not ascend, are not on sectors, start past
+    /// the end, or neighbours have one phase.
     pub fn new(
         size: u64,
         borders: impl IntoIterator<Item = AlignmentChange>,
@@ -176,22 +176,22 @@ impl PageAlignment {
         self.size
     }
 
-    /// Pages of the cut array.
+    /// Pages of the aligned array.
     pub fn page_count(&self) -> u64 {
         self.segments.last().map_or(0, |last| last.first + last.pages())
     }
 
-    /// Whether this is what an array without cuts has anyway.
+    /// Whether pages begin at byte 0, as without an alignment.
     pub fn is_identity(&self) -> bool {
         self.segments.iter().all(|segment| segment.phase == 0)
     }
 
-    /// The borders it was made of.
+    /// Starts of the segments, in order.
     pub fn borders(&self) -> impl Iterator<Item = AlignmentChange> {
         self.segments.iter().map(|segment| AlignmentChange { start: segment.start, phase: segment.phase })
     }
 
-    /// Where in the cut array disk byte `offset` lies; none past the end.
+    /// Offset in the aligned array of disk byte `offset`; none past the end.
     pub fn place_of(&self, offset: u64) -> Option<u64> {
         if offset >= self.size {
             return None;
@@ -200,8 +200,7 @@ impl PageAlignment {
         Some(segment.data().start + (offset - segment.start))
     }
 
-    /// The disk bytes that cut page `page` holds: never none of them for a page of the array, and at most
-    /// 4096.
+    /// Disk bytes of aligned page `page`: 1 to 4096 bytes; none past the end.
     pub fn bytes_of(&self, page: u64) -> Option<Range<u64>> {
         if page >= self.page_count() {
             return None;
@@ -212,7 +211,7 @@ impl PageAlignment {
         Some(segment.start + (from - data.start)..segment.start + (to - data.start))
     }
 
-    /// The cut pages that hold some of the disk bytes in `range`; what lies past the end counts as absent.
+    /// Aligned pages that have disk bytes of `range`; bytes past the end are ignored.
     pub fn pages_of(&self, range: Range<u64>) -> PageRun {
         let end = range.end.min(self.size);
         let last = (range.start < end).then(|| end - 1);
@@ -222,7 +221,7 @@ impl PageAlignment {
         }
     }
 
-    /// What bytes `range` of the cut array are, in order and without gaps; ends with the array.
+    /// Content of bytes `range` of the aligned array, in order and without gaps, up to the end of the array.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = AlignedBytes> {
         let from = self.segments.partition_point(|segment| segment.span().end <= range.start);
         let touched = self.segments[from..].iter().take_while({
@@ -247,7 +246,7 @@ impl PageAlignment {
         })
     }
 
-    /// Where in the cut array the disk bytes in `range` lie, in order; ends with the array.
+    /// Ranges of the aligned array with the disk bytes of `range`, in order, up to the end of the array.
     pub fn stretches(&self, range: Range<u64>) -> impl Iterator<Item = MappedRange> {
         let from = self.segments.partition_point(|segment| segment.end <= range.start);
         let touched = self.segments[from..].iter().take_while({
@@ -264,7 +263,7 @@ impl PageAlignment {
 
 impl fmt::Debug for PageAlignment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Cuts({} bytes", self.size)?;
+        write!(f, "PageAlignment({} bytes", self.size)?;
         self.borders().try_for_each(|border| write!(f, ", {}:{}", border.start, border.phase))?;
         f.write_str(")")
     }
@@ -275,7 +274,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Cuts of any shape over up to 60 sectors, in which pages are cut at every phase.
+    /// Alignments of any shape over up to 60 sectors, with pages at every phase.
     pub(crate) fn any_cuts() -> impl Strategy<Value = PageAlignment> {
         let borders = prop::collection::vec((1..60u64, 0..8u64), 0..8);
         (0..30_000u64, 0..8u64, borders).prop_map(|(size, first, mut more)| {

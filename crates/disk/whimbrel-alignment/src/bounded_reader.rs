@@ -1,8 +1,8 @@
-//! Reading a disk that cannot be trusted: in whole sectors, inside its bounds, and only so many of them.
+//! Bounded reader: reads an untrusted disk in complete sectors, within its bounds, up to a limit.
 //!
-//! A read that is not answered (past the end, refused by the disk, over the limit) is `None`, which every
-//! parser takes for "nothing is here". Only the latter two leave the picture incomplete, and the reader
-//! remembers that.
+//! A read that fails (past the end, disk error, over the limit) is `None`, which every parser takes for
+//! "nothing is here". After a disk error or over the limit the result is incomplete, and the reader records
+//! that.
 
 use crate::SECTOR;
 use std::{fs::File, io, os::unix::fs::FileExt};
@@ -10,12 +10,12 @@ use std::{fs::File, io, os::unix::fs::FileExt};
 /// Most sectors that one inspection reads.
 pub const MAX_SECTORS: u64 = 500;
 
-/// Content that can be read at any offset.
+/// Random access to content.
 pub trait ReadAt {
     /// Fills `out` from `offset`.
     ///
     /// # Errors
-    /// If that content cannot be had.
+    /// If the content is unavailable.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 }
 
@@ -34,7 +34,7 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// A disk, read within limits.
+/// Disk that is read within limits.
 pub(crate) struct BoundedReader<'a> {
     disk: &'a dyn ReadAt,
     size: u64,
@@ -52,19 +52,19 @@ impl<'a> BoundedReader<'a> {
         self.size
     }
 
-    /// Whether every read inside the disk was answered.
+    /// Whether every read within the disk succeeded.
     pub(crate) fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// The `N` bytes at `offset`, whole sectors.
+    /// Reads `N` bytes at `offset`, complete sectors.
     pub(crate) fn sectors<const N: usize>(&mut self, offset: u64) -> Option<[u8; N]> {
         let mut out = [0; N];
         self.read(offset, &mut out)?;
         Some(out)
     }
 
-    /// Fills `out`, whole sectors, from `offset`.
+    /// Fills `out`, complete sectors, from `offset`.
     pub(crate) fn read(&mut self, offset: u64, out: &mut [u8]) -> Option<()> {
         let len = out.len() as u64;
         offset.checked_add(len).filter(|end| *end <= self.size)?;
@@ -76,17 +76,17 @@ impl<'a> BoundedReader<'a> {
     }
 }
 
-/// Two bytes of a little-endian number.
+/// Reads a 16-bit little-endian number.
 pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Four bytes of a little-endian number.
+/// Reads a 32-bit little-endian number.
 pub(crate) fn le32(bytes: &[u8], at: usize) -> u32 {
     u32::from(le16(bytes, at)) | u32::from(le16(bytes, at + 2)) << 16
 }
 
-/// Eight bytes of a little-endian number.
+/// Reads a 64-bit little-endian number.
 pub(crate) fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from(le32(bytes, at)) | u64::from(le32(bytes, at + 4)) << 32
 }

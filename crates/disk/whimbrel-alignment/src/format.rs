@@ -1,61 +1,62 @@
-//! The bytes of [`PageAlignment`], and their text in a manifest. Layout: docs/formats/image.md.
+//! Format of a [`PageAlignment`]: its bytes, and its text in a manifest. Layout: docs/formats/image.md.
 //!
-//! Canonical: numbers have one spelling, and nothing may follow the last segment; what decodes encodes to the
-//! same bytes. Decoding allocates only what [`PageAlignment`] allows, whatever the bytes say.
+//! Canonical: each number has one encoding, and nothing may follow the last segment; encoding the decoded
+//! value gives the same bytes. Decoding allocates only what [`PageAlignment`] allows, for any input.
 
 use crate::{AlignmentChange, AlignmentError, PageAlignment, SECTOR};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, str::FromStr};
+use whimbrel_core::varint::{self, VarintError};
 
-/// The format this version writes and reads.
+/// Format version that this program writes and reads.
 const VERSION: u8 = 1;
-/// Phases a page can have, in sectors.
+/// Number of phases that a page can have, in sectors.
 const PHASES: u64 = crate::PAGE / SECTOR;
 
-/// Bytes or text that describe no cuts.
+/// Bytes or text that are no valid alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AlignmentFormatError {
-    /// Written by another version.
-    #[error("cuts of version {found} are not known, this version reads {VERSION}")]
+    /// Another version of the program wrote the alignment.
+    #[error("page alignment version {found} is unknown; this version reads {VERSION}")]
     Version {
-        /// Its version.
+        /// Version that was found.
         found: u8,
     },
-    /// The bytes end within a number, or there are none.
-    #[error("the cuts end too early")]
+    /// The bytes are empty or end within a number.
+    #[error("the page alignment ends too early")]
     Short,
-    /// A number that is too long, or spelled longer than need be.
-    #[error("a number of the cuts is not in canonical form")]
+    /// A number is too long, or not in its shortest encoding.
+    #[error("a number of the page alignment is not in canonical form")]
     Number,
-    /// Not an even count of lowercase hexadecimal digits.
-    #[error("the text of the cuts is not hexadecimal")]
+    /// The text is not an even number of lowercase hexadecimal digits.
+    #[error("the text of the page alignment is not hexadecimal")]
     Text,
-    /// Numbers that describe no cuts.
-    #[error("the cuts are not valid")]
+    /// The segments are no valid alignment.
+    #[error("the page alignment is invalid")]
     Cuts {
-        /// Why.
+        /// Invalid property of the segments.
         #[source]
         source: AlignmentError,
     },
 }
 
 impl PageAlignment {
-    /// The bytes.
+    /// Canonical encoding of the alignment.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
-        put_number(&mut bytes, self.size());
+        varint::put(&mut bytes, self.size());
         let mut before = 0;
         for AlignmentChange { start, phase } in self.borders() {
-            put_number(&mut bytes, (start - before) / SECTOR * PHASES + phase / SECTOR);
+            varint::put(&mut bytes, (start - before) / SECTOR * PHASES + phase / SECTOR);
             before = start;
         }
         bytes
     }
 
-    /// The cuts that `bytes` encode.
+    /// Decodes an alignment and checks it.
     ///
     /// # Errors
-    /// If they are not what [`PageAlignment::encode`] gives for some cuts.
+    /// If `bytes` are no result of [`PageAlignment::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, AlignmentFormatError> {
         let (version, mut rest) = bytes.split_first().ok_or(AlignmentFormatError::Short)?;
         if *version != VERSION {
@@ -68,8 +69,8 @@ impl PageAlignment {
                 return Err(AlignmentFormatError::Cuts { source: AlignmentError::Segments });
             }
             let number = take_number(&mut rest)?;
-            // Below 2^61 sectors each, and past the first sum that is too large `Cuts::new` would refuse
-            // anyway.
+            // Each is below 2^61 sectors, and `PageAlignment::new` would reject the first sum that is too
+            // large.
             start = (number / PHASES).checked_mul(SECTOR).and_then(|delta| start.checked_add(delta)).ok_or(
                 AlignmentFormatError::Cuts { source: AlignmentError::Border { start: u64::MAX, phase: 0 } },
             )?;
@@ -79,28 +80,11 @@ impl PageAlignment {
     }
 }
 
-/// LEB128: seven bits a byte, lowest first, the top bit says that more follow.
-fn put_number(bytes: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        bytes.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
-}
-
 fn take_number(rest: &mut &[u8]) -> Result<u64, AlignmentFormatError> {
-    let mut number = 0;
-    // Nine bytes hold 63 bits, more than any field needs.
-    for shift in (0..63).step_by(7) {
-        let (byte, after) = rest.split_first().ok_or(AlignmentFormatError::Short)?;
-        *rest = after;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            let padded = *byte == 0 && shift > 0;
-            return if padded { Err(AlignmentFormatError::Number) } else { Ok(number) };
-        }
-    }
-    Err(AlignmentFormatError::Number)
+    varint::take(rest).map_err(|error| match error {
+        VarintError::Short => AlignmentFormatError::Short,
+        VarintError::Malformed => AlignmentFormatError::Number,
+    })
 }
 
 impl fmt::Display for PageAlignment {

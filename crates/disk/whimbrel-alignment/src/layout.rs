@@ -1,8 +1,8 @@
-//! What is where on a disk, and the cuts that follow from it.
+//! Disk layout: the regions of a disk, and the page alignment that follows from them.
 //!
-//! [`inspect`] cannot fail: what cannot be read or believed is not there. It reads at most
-//! [`MAX_SECTORS`](crate::MAX_SECTORS) sectors and gives at most [`MAX_REGIONS`] regions, sorted, apart from
-//! each other and inside the disk.
+//! [`inspect`] cannot fail: regions that cannot be read or trusted are left out. It reads at most
+//! [`MAX_SECTORS`](crate::MAX_SECTORS) sectors and returns at most [`MAX_REGIONS`] regions, sorted, disjoint
+//! and within the disk.
 
 use crate::{
     AlignmentChange, AlignmentError, FileSystem, PAGE, PageAlignment, ReadAt, RegionKind,
@@ -11,40 +11,40 @@ use crate::{
     partition_table::{self, TableEntry},
 };
 
-/// Most regions of one disk.
+/// Most regions of a disk.
 pub const MAX_REGIONS: usize = 128;
 
-/// What is where on a disk.
+/// Regions of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Its partitions, or the disk as one region.
+    /// Partitions, or the disk as one region.
     pub regions: Vec<Region>,
-    /// Whether everything asked for could be read within the limit.
+    /// Whether everything needed could be read within the limit.
     pub complete: bool,
 }
 
-/// A partition, or the whole disk.
+/// Partition, or the complete disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// Which table names it.
+    /// Kind of the table that lists it.
     pub kind: RegionKind,
-    /// First byte.
+    /// Offset of the first byte.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What lies in it, if it is known.
+    /// Content of the region, if it is known.
     pub file_system: Option<FileSystem>,
     /// Bytes of a block (cluster) of the file system. Below 4096, files may begin at other phases too.
     pub block: Option<u32>,
-    /// Disk byte at which the file system's blocks begin; what is before has pages from `start` on.
+    /// Disk byte of the file system's first block; before it, pages begin at `start`.
     pub data: u64,
-    /// Offset modulo 4096 at which pages of files lie.
+    /// Offset modulo 4096 of file pages.
     pub phase: u64,
 }
 
-/// Finds out what is where on a disk of `size` bytes.
+/// Determines the layout of a disk of `size` bytes.
 pub fn inspect(disk: &dyn ReadAt, size: u64) -> Layout {
     let mut reader = BoundedReader::new(disk, size);
     let slots = partition_table::regions(&mut reader);
@@ -67,16 +67,17 @@ fn region(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Region {
 }
 
 impl Layout {
-    /// How to cut the disk so that a page of a file is a page of the image.
+    /// Alignment with which a page of a file is a page of the image.
     ///
-    /// What lies between regions is cut like what is before it, which saves a border.
+    /// Bytes between regions have the alignment of the region before, which saves a border.
     ///
     /// # Errors
-    /// If the disk is larger than cuts can be.
+    /// If the disk is larger than an alignment allows.
     pub fn cuts(&self) -> Result<PageAlignment, AlignmentError> {
         let mut borders: Vec<AlignmentChange> = Vec::new();
         let mut cut = |start: u64, phase: u64| {
-            // Nothing lies between two borders at one place, and no border is needed where the phase goes on.
+            // A later segment with the same start replaces an empty one; one with the same phase is not
+            // needed.
             borders.pop_if(|last| last.start == start);
             if start < self.size && borders.last().is_none_or(|last| last.phase != phase) {
                 borders.push(AlignmentChange { start, phase });

@@ -1,11 +1,13 @@
-//! Where file pages lie on a disk, and how its bytes are cut into pages so that equal files give equal pages.
+//! Page alignment of disks: finds where file pages are on a disk and groups its bytes into pages, so that
+//! equal files give equal pages.
 //!
-//! [`inspect`] reads partition tables and superblocks and says for each region at which offset modulo 4096
-//! file pages lie; [`PageAlignment`] is what an image keeps of that: how an array of bytes is cut into pages,
-//! both ways. Nothing here opens a file or knows a block device; content is read through [`ReadAt`].
+//! [`inspect`] reads partition tables and superblocks and returns, for each region, the offset modulo 4096 of
+//! its file pages. [`PageAlignment`] is the part that an image stores: the mapping between disk bytes and
+//! pages, in both directions. Nothing here opens a file or knows a block device; content is read through
+//! [`ReadAt`].
 //!
-//! What is read comes from a guest and may lie. A lie can only make cuts at places where no file lies, which
-//! costs savings: [`PageAlignment`] checks itself and loses no byte wherever they are.
+//! The content comes from a guest and may be forged. A forged layout can only move page borders, which costs
+//! savings: [`PageAlignment`] validates itself and loses no byte with any borders.
 
 mod alignment;
 mod bounded_reader;
@@ -26,7 +28,7 @@ pub use partition_table::RegionKind;
 
 use whimbrel_core::PAGE_SIZE;
 
-/// Bytes of a sector. Tables count in these, so everything on a disk starts at a multiple of it.
+/// Bytes of a sector. Tables count in sectors, so everything on a disk starts at a multiple of it.
 pub const SECTOR: u64 = 512;
-/// Bytes of a page, as a number to reckon offsets with.
+/// Bytes of a page, as `u64` for offsets.
 const PAGE: u64 = PAGE_SIZE as u64;

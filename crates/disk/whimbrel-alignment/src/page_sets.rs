@@ -1,20 +1,20 @@
-//! Page sets across cuts: a page of one array is in the set if it shares a byte with a page that is in the
-//! other's.
+//! Page sets of a disk and of its aligned array: a page of one array is in the set if it shares a byte with a
+//! page in the set of the other.
 //!
-//! Translation only widens: going there and back gives a superset. That is right for dirty and populated
-//! pages, where one too many costs a look and one too few would lose a write; it is wrong for "these pages
+//! Translation only widens: there and back gives a superset. That is right for dirty and populated pages,
+//! where an extra page costs a comparison and a missing one would lose a write. It is wrong for "these pages
 //! are present".
 
 use crate::{PAGE, PageAlignment};
 use whimbrel_core::{PageRun, PageSet};
 
 impl PageAlignment {
-    /// Pages of the disk, cut from byte 0.
+    /// Pages of the disk, from byte 0 on.
     pub fn disk_page_count(&self) -> u64 {
         self.size().div_ceil(PAGE)
     }
 
-    /// The cut pages that share bytes with the disk pages in `disk`.
+    /// Aligned pages that share bytes with the disk pages in `disk`.
     ///
     /// # Panics
     /// If `disk` is not a set over the pages of this disk, a caller's error.
@@ -27,15 +27,15 @@ impl PageAlignment {
         cut
     }
 
-    /// The disk pages that share bytes with the cut pages in `cut`.
+    /// Disk pages that share bytes with the aligned pages in `cut`.
     ///
     /// # Panics
-    /// If `cut` is not a set over the pages of the cut array, a caller's error.
+    /// If `cut` is not a set over the pages of the aligned array, a caller's error.
     pub fn to_disk(&self, cut: &PageSet) -> PageSet {
         assert_eq!(cut.len(), self.page_count(), "a page set of another cut array");
         let mut disk = PageSet::empty(self.disk_page_count());
         for run in cut.runs() {
-            // Neighbouring cut pages hold neighbouring bytes, so the ends of a run say it all.
+            // Consecutive aligned pages have consecutive bytes, so the ends of a run suffice.
             let ends = self.bytes_of(run.start).zip(self.bytes_of(run.end() - 1));
             let Some((first, last)) = ends else { continue };
             let start = first.start / PAGE;

@@ -1,20 +1,20 @@
-//! A disk as its cut pages, and cut pages as the disk they were: the two directions of [`PageAlignment`].
+//! Aligned disk: applies a [`PageAlignment`] to block devices, in both directions.
 //!
-//! [`AlignedDisk`] shows a disk as the array that is digested and kept, [`RawDisk`] shows such an array as
-//! the disk again. A range of any length is one call of the device below for each segment that it touches,
-//! never one for each page. Padding reads as zeros; it is a hole of the recut disk, and no byte of an uncut
-//! one. Neither keeps anything: they fail as what is below fails.
+//! [`AlignedDisk`] presents a disk as the aligned array that is hashed and stored; [`RawDisk`] presents such
+//! an array as the disk. A range of any length is one call of the device below for each segment that it
+//! touches, never one for each page. Padding reads as zeros; it is a hole of the aligned disk, and no byte of
+//! the raw one. Neither has state; errors are those of the device below.
 
 use crate::{BlockError, Device, Extent, ExtentKind, device::push_extent};
 use std::{io, sync::Arc};
 use whimbrel_alignment::{AlignedBytes, Layout, MappedRange, PageAlignment, ReadAt, inspect};
 use whimbrel_core::PAGE_SIZE;
 
-/// Cuts that are not of this device.
+/// The alignment is for a device of another size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("cuts for {expected} bytes do not fit a device of {found}")]
+#[error("the alignment is for {expected} bytes, but the device has {found}")]
 pub struct AlignmentMismatch {
-    /// Bytes that the cuts call for.
+    /// Bytes that the alignment calls for.
     pub expected: u64,
     /// Bytes of the device.
     pub found: u64,
@@ -29,7 +29,7 @@ impl AlignmentMismatch {
     }
 }
 
-/// Finds out what is where on `device`, with a few hundred small reads at most.
+/// Determines the layout of `device`, with a few hundred small reads at most.
 pub fn layout_of(device: &dyn Device) -> Layout {
     struct Content<'a>(&'a dyn Device);
     impl ReadAt for Content<'_> {
@@ -40,23 +40,23 @@ pub fn layout_of(device: &dyn Device) -> Layout {
     inspect(&Content(device), device.size())
 }
 
-/// A disk as its cut pages. Takes no writes.
+/// Read-only view of a disk as its aligned pages.
 pub struct AlignedDisk {
     disk: Arc<dyn Device>,
     cuts: PageAlignment,
 }
 
 impl AlignedDisk {
-    /// `disk`, cut by `cuts`.
+    /// Aligns `disk` by `cuts`.
     ///
     /// # Errors
-    /// If the cuts are for a disk of another size.
+    /// If the alignment is for a disk of another size.
     pub fn new(disk: Arc<dyn Device>, cuts: PageAlignment) -> Result<Self, AlignmentMismatch> {
         AlignmentMismatch::check(&*disk, cuts.size())?;
         Ok(Self { disk, cuts })
     }
 
-    /// How it is cut.
+    /// Alignment of the disk.
     pub fn cuts(&self) -> &PageAlignment {
         &self.cuts
     }
@@ -66,7 +66,7 @@ impl AlignedDisk {
         Ok(self.cuts.pieces(offset..offset + len))
     }
 
-    /// Fills `out` by `read`, piece by piece; stops where that says `false`.
+    /// Fills `out` by calls of `read`, part by part; stops where `read` returns false.
     fn fill(
         &self,
         offset: u64,
@@ -142,23 +142,23 @@ impl Device for AlignedDisk {
     }
 }
 
-/// Cut pages as the disk they were. Takes writes if what is below does.
+/// Aligned pages as the disk; writable if the device below is.
 pub struct RawDisk {
     pages: Arc<dyn Device>,
     cuts: PageAlignment,
 }
 
 impl RawDisk {
-    /// The disk whose cut pages by `cuts` are `pages`.
+    /// Presents `pages`, aligned by `cuts`, as the disk.
     ///
     /// # Errors
-    /// If the cuts give another number of pages.
+    /// If the alignment has another number of pages.
     pub fn new(pages: Arc<dyn Device>, cuts: PageAlignment) -> Result<Self, AlignmentMismatch> {
         AlignmentMismatch::check(&*pages, cuts.page_count() * PAGE_SIZE as u64)?;
         Ok(Self { pages, cuts })
     }
 
-    /// How the pages are cut.
+    /// Alignment of the pages.
     pub fn cuts(&self) -> &PageAlignment {
         &self.cuts
     }

@@ -1,9 +1,8 @@
-//! A disk as its cut pages: how the capture engine sees a disk whose image has cuts. [`AlignedPageView`] is
-//! for one of several who follow a disk, [`AlignedPages`] an array of its own.
+//! Aligned pages: a disk as an array of aligned pages for the capture engine. [`AlignedPageView`] serves one
+//! of several consumers of a disk, [`AlignedPages`] is an array of its own.
 //!
-//! Writes are tracked by pages of the disk, so a written file page that lies across two of them makes up to
-//! three cut pages dirty. The contract of a dirty set allows that, and pages that turn out unchanged are not
-//! sent.
+//! Writes are tracked by pages of the disk, so a written file page that spans two of them dirties up to three
+//! aligned pages. The contract of a dirty set allows that, and unchanged pages are not sent.
 
 use crate::{AlignedDisk, AlignmentMismatch, Device, DiskPages, TrackedDevice};
 use std::sync::Arc;
@@ -11,17 +10,17 @@ use whimbrel_alignment::PageAlignment;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError, PageView};
 
-/// An array of pages of a disk, seen as cut pages.
+/// View of a disk's pages as aligned pages.
 pub struct AlignedPageView {
     name: String,
     pages: AlignedDisk,
 }
 
 impl AlignedPageView {
-    /// `device`, called `name`, cut by `cuts`.
+    /// Views `device`, called `name`, with the alignment `cuts`.
     ///
     /// # Errors
-    /// If the cuts are for a disk of another size.
+    /// If the alignment is for a disk of another size.
     pub fn new(
         name: String,
         device: Arc<dyn Device>,
@@ -45,17 +44,17 @@ impl PageView for AlignedPageView {
     }
 }
 
-/// A disk as an array of cut pages whose base is zeros.
+/// Disk as an array of aligned pages whose baseline is zeros.
 pub struct AlignedPages {
     disk: DiskPages,
     view: AlignedPageView,
 }
 
 impl AlignedPages {
-    /// `device`, called `name`, cut by `cuts`.
+    /// Array of `device`, called `name`, with the alignment `cuts`.
     ///
     /// # Errors
-    /// If the cuts are for a disk of another size.
+    /// If the alignment is for a disk of another size.
     pub fn new(
         name: String,
         device: Arc<TrackedDevice>,

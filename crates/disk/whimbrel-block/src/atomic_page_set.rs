@@ -1,22 +1,22 @@
-//! A set of pages that many threads add to while one takes it away whole.
+//! Atomic page set: many threads add pages while one takes the complete set.
 //!
-//! Two levels: one bit a page, and above it one bit for each word of 64 pages, so that taking the set of a
-//! nearly idle terabyte reads a few kilobytes. A page is added below first, then above; the taker swaps above
-//! first, then below. So an addition that returned before the take began is taken, and one that overlaps it
-//! is taken now or stays with its upper bit set for the next take: none is lost. (If the adder still saw the
-//! upper bit, the taker had not swapped it, so its later swap of the word finds the page. This needs the
+//! Two levels: one bit for each page, and above it one bit for each word of 64 pages, so that taking the set
+//! of a nearly idle terabyte reads a few kilobytes. A page is added below first, then above; the taker swaps
+//! above first, then below. So an addition that returned before the take began is taken, and one that
+//! overlaps it is taken now or retains its upper bit for the next take: none is lost. (If the adder still saw
+//! the upper bit, the taker had not swapped it, so its later swap of the word finds the page. This needs the
 //! single order of `SeqCst`.)
 
 use crate::bitmap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use whimbrel_core::{PageRun, PageSet};
 
-/// Pages `0..len`, some of them in the set.
+/// Set of pages among `0..len`.
 #[derive(Debug)]
 pub(crate) struct AtomicPageSet {
     len: u64,
     words: Box<[AtomicU64]>,
-    /// Bit `i`: `words[i]` may be non-zero.
+    /// Bit `i` is set if `words[i]` may be non-zero.
     upper: Box<[AtomicU64]>,
 }
 
@@ -28,8 +28,8 @@ impl AtomicPageSet {
 
     /// Adds the pages of `run`.
     pub(crate) fn insert(&self, run: PageRun) {
-        // The upper level is looked at even when the words gained nothing: a taker may have cleared it
-        // already and not yet come to the words.
+        // The upper level is set even when no word changed: a taker may have cleared it already without
+        // having read the words.
         if run.len != 0 {
             bitmap::set(&self.words, run, |_| ());
             let (first, last) = (run.start / 64, (run.end() - 1) / 64);
@@ -37,7 +37,7 @@ impl AtomicPageSet {
         }
     }
 
-    /// Takes everything that is in the set.
+    /// Takes all pages of the set and empties it.
     pub(crate) fn take(&self) -> PageSet {
         let mut taken = PageSet::empty(self.len);
         for (index, upper) in self.upper.iter().enumerate() {

@@ -1,8 +1,7 @@
-//! Bitmaps that many threads set at once: one bit a page, in words of 64.
+//! Bitmap that many threads set at once: one bit for each page, in words of 64.
 //!
-//! Functions over `&[AtomicU64]`, wherever the words live (heap or a mapped file). All accesses are
-//! sequentially consistent: sets of two levels (see `atomic_pages`) need one order for both, and on x86-64 it
-//! is free.
+//! Functions over `&[AtomicU64]`, on the heap or in a mapped file. All accesses are sequentially consistent:
+//! sets of two levels (see `atomic_page_set`) need one order for both, and on x86-64 it is free.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use whimbrel_core::{PageRun, PageSet};
@@ -37,7 +36,7 @@ pub(crate) fn clear(words: &[AtomicU64], run: PageRun, mut gone: impl FnMut(usiz
     }
 }
 
-/// Whether `page` is set, and how many pages from it on (at most up to `end`) are the same.
+/// Whether `page` is set, and the number of pages from it on (at most up to `end`) with the same bit.
 pub(crate) fn stretch(words: &[AtomicU64], page: u64, end: u64) -> (bool, u64) {
     let mut at = page;
     let first = words[(page / 64) as usize].load(SeqCst) >> (page % 64) & 1 == 1;
@@ -69,7 +68,7 @@ pub(crate) fn add_word(set: &mut PageSet, index: usize, mut word: u64) {
     }
 }
 
-/// A zeroed bitmap for `pages` pages.
+/// Creates a zeroed bitmap for `pages` pages.
 pub(crate) fn empty(pages: u64) -> Box<[AtomicU64]> {
     (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
 }

@@ -1,17 +1,17 @@
-//! The contract of a block device.
+//! The contract of a block device, and its errors.
 
 use std::io;
 
-/// A block device: bytes at offsets, shared by any number of threads.
+/// Block device: bytes at offsets, shared by any number of threads.
 ///
-/// Ranges are checked by the callers at the edge (`whimbrel-nbd`); a device given a range past its end
-/// answers [`BlockError::OutOfRange`] and changes nothing. A write is visible to every read that starts after
-/// it returned, and durable when a later `flush` returned.
+/// Callers at the edge (`whimbrel-nbd`) check ranges; for a range past its end a device returns
+/// [`BlockError::OutOfRange`] and changes nothing. A write is visible to every read that starts after it
+/// returned, and durable when a later `flush` returned.
 pub trait Device: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
 
-    /// Whether writes can succeed at all.
+    /// Whether all writes are rejected.
     fn is_read_only(&self) -> bool {
         false
     }
@@ -19,9 +19,8 @@ pub trait Device: Send + Sync {
     /// Fills `out` from `offset`.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError>;
 
-    /// Fills `out` from `offset` if that needs no waiting at all; `false` says it would, and leaves `out` as
-    /// it may. A server answers such reads where they were received and gives the others a thread of their
-    /// own.
+    /// Fills `out` from `offset` if that needs no waiting; otherwise returns false, and `out` is undefined. A
+    /// server answers such reads in the receiving thread and passes others to a worker.
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
         if self.may_wait(offset, out.len() as u64) {
             return Ok(false);
@@ -35,7 +34,7 @@ pub trait Device: Send + Sync {
     /// Makes the range read as zeros.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), BlockError>;
 
-    /// The content of the range is no longer needed; it may read as anything that was there before, or zeros.
+    /// Discards the content of the range; afterwards it may read as anything that was there before, or zeros.
     fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
         self.write_zeroes(offset, len)
     }
@@ -43,91 +42,91 @@ pub trait Device: Send + Sync {
     /// Makes every write that returned before this call durable.
     fn flush(&self) -> Result<(), BlockError>;
 
-    /// How the range is made up, from `offset` on; covers `len` bytes exactly, neighbours of one kind merged.
+    /// Extents of the range, from `offset` on; they cover exactly `len` bytes, neighbours of one kind merged.
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
         let _ = offset;
         Ok(vec![Extent { len, kind: ExtentKind::Data }])
     }
 
-    /// Whether reading or writing the range may wait for something slow (a network). Such requests are given
-    /// a thread of their own; the others are answered where they were received.
+    /// Whether reading or writing the range may wait for something slow (a network). Workers handle such
+    /// requests; others are answered in the receiving thread.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         let _ = (offset, len);
         false
     }
 }
 
-/// A stretch of one kind.
+/// Range of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// What it is made of.
+    /// Kind of the range.
     pub kind: ExtentKind,
 }
 
-/// What a stretch of a device is made of.
+/// Kind of a range of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Allocated; may hold anything.
+    /// Allocated bytes with any content.
     Data,
-    /// Allocated and known to read as zeros.
+    /// Allocated bytes known to read as zeros.
     Zero,
-    /// Not allocated; reads as zeros.
+    /// Bytes without allocation, which read as zeros.
     Hole,
 }
 
-/// Why a block operation failed.
+/// Cause of a failed block operation.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
-    /// The range does not lie in the device.
+    /// The range is not within the device.
     #[error("bytes {offset}..+{len} are outside a device of {size} bytes")]
     OutOfRange {
-        /// First byte asked for.
+        /// First byte of the range.
         offset: u64,
-        /// Bytes asked for.
+        /// Length of the range.
         len: u64,
         /// Size of the device.
         size: u64,
     },
-    /// The device takes no writes.
+    /// The device is read-only.
     #[error("the device is read-only")]
     ReadOnly,
-    /// A write or sync failed before; nothing written since is known to be safe, so nothing more is accepted.
+    /// A write or sync failed before. Writes since then may be lost, so all further ones are rejected.
     #[error("the device is latched after a failed {action}")]
     Latched {
-        /// What failed: `write`, `sync`, …
+        /// Action that failed: `write`, `sync`, …
         action: &'static str,
     },
-    /// The device was closed while the request waited, or before.
+    /// The device was closed before the request, or while it waited.
     #[error("the device is closed")]
     Closed,
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} at byte {offset}")]
     Io {
-        /// `read`, `write`, `sync`, …
+        /// Verb of the operation: `read`, `write`, `sync`, …
         action: &'static str,
-        /// Where.
+        /// Offset in bytes.
         offset: u64,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The content could not be had from where it is kept.
-    #[error("the content of bytes {offset}..+{len} cannot be had")]
+    /// The content could not be obtained from its source.
+    #[error("the content of bytes {offset}..+{len} is unavailable")]
     Content {
-        /// First byte.
+        /// First byte of the range.
         offset: u64,
-        /// Length.
+        /// Length of the range.
         len: u64,
-        /// Why.
+        /// Cause reported by the source.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl BlockError {
-    /// `Err(OutOfRange)` unless `offset .. offset + len` lies in a device of `size` bytes.
+    /// Returns `OutOfRange` unless `offset .. offset + len` is within a device of `size` bytes.
     pub fn check(offset: u64, len: u64, size: u64) -> Result<(), BlockError> {
         match offset.checked_add(len) {
             Some(end) if end <= size => Ok(()),
@@ -135,13 +134,13 @@ impl BlockError {
         }
     }
 
-    /// The operating system's refusal of `action` at byte `offset`.
+    /// Error of the operating system for `action` at byte `offset`.
     pub fn io(action: &'static str, offset: u64, source: impl Into<io::Error>) -> Self {
         BlockError::Io { action, offset, source: source.into() }
     }
 }
 
-/// Adds `extent` to `list`, merged with the last one if they are of one kind; nothing for an empty one.
+/// Appends `extent` to `list`, merged with the last one if both are of one kind; ignores an empty one.
 pub(crate) fn push_extent(list: &mut Vec<Extent>, extent: Extent) {
     match list.last_mut() {
         Some(last) if last.kind == extent.kind => last.len += extent.len,

@@ -1,18 +1,18 @@
-//! A tracked disk as a page array: how the capture engine sees a disk.
+//! Disk pages: a tracked disk as a page array for the capture engine.
 
 use crate::{BlockError, Device, ExtentKind, TrackedDevice, tracked_device::pages_of};
 use std::sync::Arc;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError};
 
-/// Extents are asked for in windows of this many bytes, which bounds the list.
+/// Bytes of an extent query, which bounds the list.
 const WINDOW: u64 = 1 << 30;
 
-/// A disk as an array of pages whose base is zeros.
+/// Disk as an array of pages whose baseline is zeros.
 pub struct DiskPages {
-    /// `disk0`, `disk1`, …
+    /// Name of the array: `disk0`, `disk1`, …
     pub name: String,
-    /// The disk.
+    /// Tracked device of the disk.
     pub device: Arc<TrackedDevice>,
 }
 

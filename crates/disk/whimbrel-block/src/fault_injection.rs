@@ -1,7 +1,7 @@
-//! A layer that fails on purpose, to prove that the layers above survive it.
+//! Fault injection: a layer that fails on purpose, to test that the layers above survive it.
 //!
-//! Failures are counted, not random: the plan names the n-th write or flush, so a test that fails fails
-//! again.
+//! Failures are counted, not random: the plan numbers the write or flush that fails, so a failing test is
+//! repeatable.
 
 use crate::{BlockError, Device, Extent};
 use std::io;
@@ -10,18 +10,18 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
-/// What is to fail. Counts begin at 1; none never fails.
+/// Operations that are to fail. Counts begin at 1; none never fails.
 #[derive(Debug, Clone, Default)]
 pub struct FaultPlan {
-    /// The write (of any kind) that fails.
+    /// Number of the write (of any kind) that fails.
     pub write: Option<u64>,
-    /// Bytes of the failing write that land all the same.
+    /// Bytes of the failing write that are written nevertheless.
     pub torn_at: usize,
-    /// The flush that fails.
+    /// Number of the flush that fails.
     pub flush: Option<u64>,
 }
 
-/// Passes everything on, but for what the plan says.
+/// Passes everything on, except failures according to the plan.
 pub struct FaultInjector {
     inner: Arc<dyn Device>,
     plan: Mutex<FaultPlan>,
@@ -30,12 +30,12 @@ pub struct FaultInjector {
 }
 
 impl FaultInjector {
-    /// `inner` with this plan.
+    /// Wraps `inner` with this plan.
     pub fn new(inner: Arc<dyn Device>, plan: FaultPlan) -> Self {
         Self { inner, plan: Mutex::new(plan), writes: AtomicU64::new(0), flushes: AtomicU64::new(0) }
     }
 
-    /// Replaces the plan; counting goes on.
+    /// Replaces the plan; counting continues.
     pub fn set_plan(&self, plan: FaultPlan) {
         *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = plan;
     }
@@ -48,7 +48,7 @@ impl FaultInjector {
         BlockError::io(action, offset, io::Error::from(rustix::io::Errno::IO))
     }
 
-    /// `Err` if the write that now begins is the one to fail.
+    /// Fails if the write that begins now is the one to fail.
     fn count_write(&self, offset: u64) -> Result<(), BlockError> {
         let count = self.writes.fetch_add(1, SeqCst) + 1;
         if self.plan().write == Some(count) { Err(Self::broken("write", offset)) } else { Ok(()) }

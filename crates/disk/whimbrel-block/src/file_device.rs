@@ -1,10 +1,9 @@
-//! A raw image file or block device.
+//! File device: a raw image file or a block device of the host.
 //!
-//! The size is the file's length rounded up to whole pages; bytes past the end of the file read as zeros and
-//! come into being when they are written. Invariant: a write is acknowledged when the kernel has it (it
-//! survives this process), a flush when `fdatasync` returned (it survives the power). Holes are never
-//! guessed: they are what `SEEK_DATA` and `SEEK_HOLE` say. After a failed write or sync the device is
-//! latched.
+//! The size is the file's length rounded up to complete pages; bytes past the end of the file read as zeros
+//! and are allocated when they are written. Invariant: a write is acknowledged when the kernel has it (it
+//! survives this process), a flush when `fdatasync` returned (it survives a power failure). Holes are exactly
+//! those that `SEEK_DATA` and `SEEK_HOLE` report. After a failed write or sync the device is latched.
 
 use crate::device::push_extent;
 use crate::{BlockError, Device, Extent, ExtentKind, group_commit::GroupCommit, latch::Latch};
@@ -16,10 +15,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use whimbrel_core::PAGE_SIZE;
 
-/// Zeros to write where a file system cannot zero a range by itself.
+/// Zeros to write where a file system cannot zero a range.
 static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
 
-/// A file as a device.
+/// File as a block device.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -27,7 +26,7 @@ pub struct FileDevice {
     read_only: bool,
     latch: Latch,
     flushes: GroupCommit,
-    /// The file system does not know reads that refuse to wait.
+    /// Whether the file system does not support non-blocking reads.
     no_try: AtomicBool,
 }
 
@@ -42,9 +41,9 @@ impl FileDevice {
         Self::new(OpenOptions::new().read(true).write(true).open(path)?, false)
     }
 
-    /// The device that `file` holds.
+    /// Device over an open file.
     pub fn new(mut file: File, read_only: bool) -> io::Result<Self> {
-        // `seek` and not `metadata`: it knows the size of block devices too.
+        // `seek` instead of `metadata`, because it also gives the size of block devices.
         let size = file.seek(io::SeekFrom::End(0))?.next_multiple_of(PAGE_SIZE as u64);
         let (latch, flushes) = (Latch::default(), GroupCommit::new());
         Ok(Self { file, size, read_only, latch, flushes, no_try: AtomicBool::new(false) })
@@ -62,7 +61,7 @@ impl FileDevice {
         self.latch.check()
     }
 
-    /// Stores the parts one after the other, from `offset` on.
+    /// Writes the parts one after the other, from `offset` on.
     pub(crate) fn write_parts(&self, offset: u64, parts: &mut [IoSlice<'_>]) -> Result<(), BlockError> {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         self.check_write(offset, len)?;
@@ -87,7 +86,7 @@ impl FileDevice {
         Ok(())
     }
 
-    /// Zeroes the range in the first of the `ways` that the file system knows, else by writing zeros.
+    /// Zeroes the range with the first of `ways` that the file system supports, otherwise by writing zeros.
     fn zero_by(&self, ways: &[FallocateFlags], offset: u64, len: u64) -> Result<(), BlockError> {
         self.check_write(offset, len)?;
         if len == 0 {
@@ -116,13 +115,13 @@ impl FileDevice {
         })
     }
 
-    /// Where the stretch that begins at `offset` ends, and whether it is data.
+    /// End of the extent that begins at `offset`, and whether it is data.
     fn stretch(&self, offset: u64) -> io::Result<(u64, bool)> {
         match seek(&self.file, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => Ok((data, false)),
             Ok(_) => Ok((seek(&self.file, SeekFrom::Hole(offset))?, true)),
             Err(Errno::NXIO) => Ok((self.size, false)),
-            // A file without knowledge of holes is all data.
+            // A file without support for holes is all data.
             Err(Errno::INVAL) => Ok((self.size, true)),
             Err(errno) => Err(errno.into()),
         }
@@ -167,7 +166,7 @@ impl Device for FileDevice {
                 self.no_try.store(true, Relaxed);
                 self.read_at(offset, out).map(|()| true)
             }
-            // Not cached, interrupted, or broken: the read that may wait finds out which.
+            // Not cached, interrupted, or an error: the blocking read finds out which.
             Err(_) => Ok(false),
         }
     }
@@ -176,12 +175,12 @@ impl Device for FileDevice {
         self.write_parts(offset, &mut [IoSlice::new(data)])
     }
 
-    /// Keeps the range allocated, so that a later write there cannot run out of space.
+    /// Leaves the range allocated, so that a later write there cannot run out of space.
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), BlockError> {
         self.zero_by(&[FallocateFlags::ZERO_RANGE, FallocateFlags::PUNCH_HOLE], offset, len)
     }
 
-    /// Gives the range back to the file system; it reads as zeros afterwards.
+    /// Frees the range in the file system; it reads as zeros afterwards.
     fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
         self.zero_by(&[FallocateFlags::PUNCH_HOLE], offset, len)
     }
@@ -198,7 +197,8 @@ impl Device for FileDevice {
         let (mut list, mut at, end) = (Vec::new(), offset, offset + len);
         while at < end {
             let (until, data) = self.stretch(at).map_err(|e| BlockError::io("map", at, e))?;
-            // The end of the file is the end of its last data; a truncation under us must not stall the walk.
+            // The end of the file is the end of its last data; a concurrent truncation must not stall the
+            // walk.
             let until = if until > at { until.min(end) } else { end };
             let kind = if data { ExtentKind::Data } else { ExtentKind::Hole };
             push_extent(&mut list, Extent { len: until - at, kind });

@@ -1,18 +1,19 @@
-//! Group commit: flushes that arrive while one is running share the next one.
+//! Group commit: flushes that arrive while one is running share the next sync.
 //!
-//! A flush covers what was written before it *began*, so a caller that arrives while a round is under way
-//! waits for the round after it. However many callers wait, at most two rounds separate a call from its
-//! answer. A caller that finds everything written already synced returns at once.
+//! A flush covers what was written before it *began*, so a caller that arrives during a round waits for the
+//! round after it. With any number of callers, at most two rounds pass before a call returns. A caller
+//! returns at once if everything written is synced already.
 
 use crate::{BlockError, latch::Latch};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Lets one caller at a time sync, for all who wait.
+/// Lets one caller at a time sync, for all that wait.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
-    /// Writes that returned, and how many of them a finished sync covers.
+    /// Writes that returned.
     written: AtomicU64,
+    /// Writes that a finished sync covers.
     synced: AtomicU64,
     rounds: Mutex<Rounds>,
     changed: Condvar,
@@ -21,24 +22,24 @@ pub(crate) struct GroupCommit {
 #[derive(Debug, Default)]
 struct Rounds {
     begun: u64,
-    /// The newest round that ended; all before it ended too.
+    /// Newest round that ended; all before it ended too.
     ended: u64,
 }
 
 impl GroupCommit {
-    /// A group that does not trust the past: whoever wrote before may not have synced.
+    /// Starts with one unsynced write, because earlier users of the file may not have synced.
     pub(crate) fn new() -> Self {
         let (rounds, changed) = (Mutex::default(), Condvar::new());
         Self { written: AtomicU64::new(1), synced: AtomicU64::new(0), rounds, changed }
     }
 
-    /// Called after each change, before it is acknowledged.
+    /// Counts a change; called before it is acknowledged.
     pub(crate) fn note_write(&self) {
         self.written.fetch_add(1, SeqCst);
     }
 
-    /// Returns `Ok` once a call of `sync` succeeded that began after every change noted before this call.
-    /// `sync` must leave its failure in `latch`: that is where those who waited for it find it.
+    /// Returns `Ok` once a `sync` succeeded that began after every change counted before this call. `sync`
+    /// must latch its failure in `latch`, where waiting callers find it.
     pub(crate) fn flush(
         &self,
         latch: &Latch,
@@ -68,7 +69,7 @@ impl GroupCommit {
     }
 }
 
-/// Ends the round also when `sync` panics: the others must not wait for ever.
+/// Ends the round also when `sync` panics, so that no caller waits for ever.
 struct EndRound<'a>(&'a GroupCommit);
 
 impl Drop for EndRound<'_> {

@@ -1,25 +1,25 @@
-//! The latch: after a failed write or sync nothing more is accepted.
+//! Latch: after a failed write or sync all further writes fail.
 //!
-//! A kernel that reported a failed sync has marked the lost pages clean: the next sync would succeed and say
-//! nothing. So the first failure is remembered for the life of the device, and every later write or flush is
-//! refused with it. Reads go on. A file system that is merely full is no such failure for a *write*: nothing
-//! that was acknowledged is lost, and a machine paused for lack of space goes on once there is some.
+//! A kernel that reported a failed sync has marked the lost pages clean: the next sync would succeed and hide
+//! the loss. So the first failure is remembered for the life of the device, and every later write or flush is
+//! rejected with it. Reads continue. A full file system does not latch a *write*: nothing acknowledged is
+//! lost, and a machine paused for lack of space continues once there is some.
 
 use crate::BlockError;
 use rustix::io::Errno;
 use std::{io, sync::OnceLock};
 
-/// Remembers the first failure. Never resets.
+/// Remembers the first failure; never resets.
 #[derive(Debug, Default)]
 pub(crate) struct Latch(OnceLock<&'static str>);
 
 impl Latch {
-    /// `Err(Latched)` if something failed before.
+    /// Fails with `Latched` if an action failed before.
     pub(crate) fn check(&self) -> Result<(), BlockError> {
         self.0.get().map_or(Ok(()), |action| Err(BlockError::Latched { action }))
     }
 
-    /// Passes the outcome of a write on, latched if it failed for anything but lack of space.
+    /// Passes on the result of a write; latches a failure other than lack of space.
     pub(crate) fn write<T>(&self, offset: u64, outcome: io::Result<T>) -> Result<T, BlockError> {
         outcome.map_err(|source| {
             let full =
@@ -31,7 +31,7 @@ impl Latch {
         })
     }
 
-    /// Passes the outcome of a sync on, latched if it failed.
+    /// Passes on the result of a sync; latches a failure.
     pub(crate) fn sync<T>(&self, outcome: io::Result<T>) -> Result<T, BlockError> {
         outcome.map_err(|source| {
             self.0.get_or_init(|| "sync");

@@ -1,10 +1,10 @@
-//! What a layer passes on that only minds writes: size, reads, flushes and extents are those of the device
-//! below.
+//! Layer macro: forwards size, reads, flushes and extents to the device below, for layers that change only
+//! writes.
 //!
 //! A macro, since a trait with these as defaults would have to be a [`Device`](crate::Device) itself, and
-//! every device would have to say what lies below it.
+//! every device would have to name the one below.
 
-/// The methods of `Device` that the device in field `$below` answers alone.
+/// Methods of `Device` that forward to the device in field `$below`.
 macro_rules! all_but_writes {
     ($below:ident) => {
         fn size(&self) -> u64 {

@@ -1,9 +1,9 @@
-//! Block devices and thin layers over them: one small contract, every layer implements it and calls the next.
+//! Block devices and layers over them: one small contract that every layer implements and calls.
 //!
-//! What is here: the [`Device`] contract, files, copy-on-write, write tracking, switching, cut pages. What is
-//! not: any protocol (see `whimbrel-nbd`) and anything that knows a capsule (a stored image is a `Device` of
-//! `whimbrel-store`). All calls are plain blocking calls from any thread; a layer never holds a lock while
-//! the layer below works on another range.
+//! This crate has the [`Device`] contract, files, copy-on-write, write tracking, swapping and page alignment.
+//! It has no protocol (see `whimbrel-nbd`) and knows no capsules (a stored image is a `Device` of
+//! `whimbrel-store`). All calls are blocking calls from any thread; a layer never holds a lock while the
+//! layer below works on another range.
 
 mod aligned_disk;
 mod aligned_pages;

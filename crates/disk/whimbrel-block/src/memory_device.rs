@@ -1,9 +1,9 @@
-//! A device in memory: small disks in tests, scratch disks. Nothing outlives the process.
+//! Memory device: small disks in tests, scratch disks. Nothing outlives the process.
 
 use crate::{BlockError, Device};
 use std::sync::{PoisonError, RwLock};
 
-/// Bytes in memory.
+/// Block device in memory.
 #[derive(Debug)]
 pub struct MemDevice {
     bytes: RwLock<Vec<u8>>,
@@ -11,7 +11,7 @@ pub struct MemDevice {
 }
 
 impl MemDevice {
-    /// A device with this content.
+    /// Creates a device with this content.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self { size: bytes.len() as u64, bytes: RwLock::new(bytes) }
     }

@@ -1,23 +1,22 @@
-//! Writing to a device and to its copy elsewhere: which pages of the copy are as here, and what has to wait
-//! for what.
+//! Mirror: sends writes to a second host while a disk is copied, and orders them with the rounds of the copy.
 //!
-//! Three parties meet here. Writers change the device ([`Mirrored`](crate::Mirrored)). Whoever copies it
-//! round after round says which pages a round has ([`Mirror::collected`]), that it is about to read some
-//! ([`Mirror::about_to_read`]) and that they have arrived ([`Mirror::arrived`]). Whoever carries written
-//! pages takes them ([`Mirror::take`]) and says the same of them.
+//! Three parties use it. Writers change the device ([`MirrorLayer`](crate::MirrorLayer)). The copier runs
+//! rounds: it reports the pages of a round ([`Mirror::collected`]), that it is about to read some
+//! ([`Mirror::about_to_read`]) and that they have arrived ([`Mirror::arrived`]). The sender of writes takes
+//! them ([`Mirror::take`]) and reports their arrival in the same way.
 //!
 //! A page is in one of three states. *Waiting*: the copy has an old version, and a round will read the page;
-//! a write stays here alone. *Flying*: a version is under way, or is being written; whoever has a newer one
-//! waits, so two versions of a page never travel at once and their order needs no numbers. Neither: the copy
-//! has the page, and a write is carried there.
+//! a write is not sent. *Flying*: a version is being sent or written. A newer version has to wait, so two
+//! versions of a page are never in flight at once and need no numbers. Neither: the copy has the page, and a
+//! write is sent.
 //!
 //! So from the first [`Mirror::collected`] after [`Mirror::arm`] on, a page that a round has delivered stays
-//! delivered. What a round leaves is what was being written in the very moment when it was read, and ranges
-//! that were zeroed.
+//! delivered. A round leaves only pages that were being written at the moment they were read, and ranges that
+//! were zeroed.
 //!
-//! A write returns when it is done here and set aside for the way, of which there are at most so many bytes.
-//! Invariants: a page that was written and is neither carried nor read later is in `missed`; a writer is
-//! failed by nothing that happens elsewhere: once [`Mirror::end`] was called all of them go on, here alone.
+//! A write returns when it is done on this host and queued for sending; the queue is bounded in bytes.
+//! Invariants: a page that was written and is neither sent nor read later is in `missed`. Nothing on the
+//! other host fails a writer: after [`Mirror::end`] all writers continue without the copy.
 
 use crate::BlockError;
 use std::{
@@ -27,37 +26,37 @@ use std::{
 };
 use whimbrel_core::{PageRun, PageSet};
 
-/// Pages that are set aside as one piece.
+/// Most pages of a queued write.
 const PIECE_PAGES: u64 = 64;
 
-/// Neighbouring pages with their content.
+/// Consecutive pages with their content.
 pub type MirroredWrite = (PageRun, Vec<u8>);
 
-/// What there is to carry.
+/// Result of a request for writes to send.
 #[derive(Debug)]
 pub enum NextWrites {
     /// Pages that were written, each at most once.
     Pieces(Vec<MirroredWrite>),
-    /// Nothing now.
+    /// No writes at the moment.
     Nothing,
-    /// Nothing any more.
+    /// The mirror has ended.
     Ended,
 }
 
-/// What the mirror has cost those who write.
+/// Cost of the mirror for writers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MirrorCost {
-    /// Writes that were carried to the copy.
+    /// Writes that were sent to the copy.
     pub writes: u64,
-    /// Bytes of theirs.
+    /// Bytes of these writes.
     pub bytes: u64,
-    /// How long all of them waited, beside being written here.
+    /// Time that all of them waited, beyond the local write.
     pub waited: Duration,
-    /// How long one of them did at most.
+    /// Longest time that one of them waited.
     pub longest: Duration,
 }
 
-/// See the module.
+/// Mirror of one disk; see the module.
 pub struct Mirror {
     state: Mutex<State>,
     changed: Condvar,
@@ -65,13 +64,13 @@ pub struct Mirror {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Writes stay here, and whoever copies follows them by other means.
+    /// Writes are only local, and the copier tracks them by other means.
     Off,
-    /// They still do, and are noted here too.
+    /// Writes are still only local, and recorded here too.
     Armed,
-    /// They are carried.
+    /// Writes are sent to the copy.
     On,
-    /// It is over for good.
+    /// The mirror has ended for good.
     Ended,
 }
 
@@ -81,14 +80,14 @@ struct State {
     flying: PageSet,
     missed: PageSet,
     queue: VecDeque<MirroredWrite>,
-    /// Bytes set aside and not yet known to have arrived.
+    /// Bytes queued or sent that have not arrived yet.
     outstanding: u64,
     bound: u64,
     cost: MirrorCost,
 }
 
 impl Mirror {
-    /// Of a device of so many pages. Nothing is carried yet.
+    /// Mirror of a device of `pages` pages. Nothing is sent yet.
     pub fn new(pages: u64) -> Self {
         let [waiting, flying, missed] = [(); 3].map(|()| PageSet::empty(pages));
         let (queue, cost) = (VecDeque::new(), MirrorCost::default());
@@ -104,9 +103,9 @@ impl Mirror {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From the next [`Mirror::collected`] on writes are carried, of which at most `bound` bytes are under
-    /// way, and one piece more. All that was written before this call must be known to whoever copies, or
-    /// come to be known by its next look.
+    /// Sends writes from the next [`Mirror::collected`] on. At most `bound` bytes, and one write more, are
+    /// queued or in flight. The copier must know all writes before this call, or find them when it next
+    /// collects.
     pub fn arm(&self, bound: u64) {
         let mut state = self.state();
         if state.mode == Mode::Off {
@@ -114,12 +113,12 @@ impl Mirror {
         }
     }
 
-    /// Whether writes are carried, or soon will be.
+    /// Whether writes are sent, or will be from the next round on.
     pub fn is_armed(&self) -> bool {
         matches!(self.state().mode, Mode::Armed | Mode::On)
     }
 
-    /// Nobody carries any more: writers that wait go on.
+    /// Ends the mirror; waiting writers continue.
     pub fn end(&self) {
         let mut state = self.state();
         state.mode = Mode::Ended;
@@ -127,13 +126,13 @@ impl Mirror {
         self.changed.notify_all();
     }
 
-    /// What it has cost so far.
+    /// Cost of the mirror so far.
     pub fn cost(&self) -> MirrorCost {
         self.state().cost
     }
 
-    /// A round is about to begin with `left`, which is what was found written since the last one. Takes out
-    /// what was carried, and puts in what has to be in it.
+    /// Starts a round with `left`, the pages found written since the last one. Removes pages that were sent,
+    /// and adds those that the round must have.
     pub fn collected(&self, left: &mut PageSet) {
         let mut state = self.state();
         let missed = match state.mode {
@@ -141,7 +140,7 @@ impl Mirror {
             Mode::Armed | Mode::On => state.missed.take(),
         };
         if state.mode == Mode::On {
-            // What the last round did not come to, and nothing of what was carried.
+            // Pages that the last round did not reach, and none that were sent.
             *left = state.waiting.take();
         }
         left.union(&missed);
@@ -150,8 +149,7 @@ impl Mirror {
         self.changed.notify_all();
     }
 
-    /// Pages of a round are about to be read, for the copy: nothing older of them is under way when this
-    /// returns.
+    /// Announces that the copier will read pages of a round. On return no older version of them is in flight.
     pub fn about_to_read(&self, run: PageRun) {
         let mut state = self.state();
         while state.mode == Mode::On && overlaps(&state.flying, run) {
@@ -159,27 +157,27 @@ impl Mirror {
         }
         if state.mode == Mode::On {
             state.waiting.remove_run(run);
-            // Whatever was written there has been written, and is read.
+            // Earlier writes to these pages have finished, and will be read.
             state.missed.remove_run(run);
             state.flying.insert_run(run);
         }
     }
 
-    /// These pages have arrived.
+    /// Reports that these pages have arrived.
     pub fn arrived(&self, runs: &[PageRun]) {
         let mut state = self.state();
         runs.iter().for_each(|run| state.flying.remove_run(*run));
         self.changed.notify_all();
     }
 
-    /// So many bytes of pieces have arrived; their pages are [`Mirror::arrived`].
+    /// Reports that `bytes` of queued writes have arrived; [`Mirror::arrived`] reports their pages.
     pub fn carried(&self, bytes: u64) {
         let mut state = self.state();
         state.outstanding = state.outstanding.saturating_sub(bytes);
         self.changed.notify_all();
     }
 
-    /// What is to be carried: at least one piece, of at most `pages` pages together. Waits for it, if `wait`.
+    /// Takes at least one write to send, with at most `pages` pages together. Waits for one, if `wait`.
     pub fn take(&self, pages: u64, wait: bool) -> NextWrites {
         let mut state = self.state();
         loop {
@@ -201,7 +199,7 @@ impl Mirror {
         }
     }
 
-    /// Waits until all that was set aside has arrived, or the mirror has ended. Nobody writes any more.
+    /// Waits until all queued writes have arrived, or the mirror has ended. Nothing writes any more.
     pub fn drained(&self) {
         let mut state = self.state();
         while state.mode == Mode::On && state.outstanding > 0 {
@@ -209,7 +207,7 @@ impl Mirror {
         }
     }
 
-    /// Changes the pages of `run` by `write`, and carries them as `read` finds them then.
+    /// Changes the pages of `run` by `write`, and queues their new content, which `read` returns.
     pub(crate) fn write(
         &self,
         run: PageRun,
@@ -231,7 +229,7 @@ impl Mirror {
         }
         waited += after.elapsed();
         let mut state = self.state();
-        // What is not carried stays here: some of it, or all if the write failed or the mirror has ended.
+        // Pages that are not sent: those of no sent run, or all if the write failed or the mirror has ended.
         let mut alone = PageSet::empty(state.missed.len());
         alone.insert_run(run);
         carried.iter().for_each(|run| alone.remove_run(*run));
@@ -245,7 +243,7 @@ impl Mirror {
         outcome
     }
 
-    /// Waits until no page that is to be carried is under way; the pages that are, of `run`.
+    /// Waits until no page to be sent is in flight; returns the pages of `run` to be sent.
     fn start(&self, run: PageRun) -> Vec<PageRun> {
         let mut state = self.state();
         loop {
@@ -262,7 +260,7 @@ impl Mirror {
         }
     }
 
-    /// Puts a piece on its way once there is room. False: the mirror has ended.
+    /// Queues a write once there is space; false if the mirror has ended.
     fn set_aside(&self, run: PageRun, data: Vec<u8>) -> bool {
         let mut state = self.state();
         while state.mode == Mode::On && state.outstanding >= state.bound {
@@ -277,7 +275,7 @@ impl Mirror {
         true
     }
 
-    /// The pages of `run` were changed here alone.
+    /// Records that the pages of `run` were changed only on this host.
     pub(crate) fn missed(&self, run: PageRun) {
         self.state().missed.insert_run(run);
     }

@@ -1,7 +1,7 @@
-//! A layer whose writes also go to a copy elsewhere, while there is one that asks for it.
+//! Mirror layer: writes also go to a copy on another host, while a mirror is set.
 //!
-//! What zeroes or frees a range is not carried: it may be long, and the next round has it for next to
-//! nothing. A mirror comes and goes between writes, never during one.
+//! Zeroing or freeing a range is not sent: the range may be long, and the next round copies it almost for
+//! free. A mirror is set and removed between writes, never during one.
 
 use crate::{BlockError, Device, Mirror, layer::all_but_writes, tracked_device::pages_of};
 use std::sync::{
@@ -10,35 +10,35 @@ use std::sync::{
 };
 use whimbrel_core::PageRun;
 
-/// A device that can be mirrored.
+/// Block device that can be mirrored.
 pub struct MirrorLayer {
     inner: Arc<dyn Device>,
-    /// Held, to be read, by every write.
+    /// Locked for reading by every write.
     mirror: RwLock<Option<Arc<Mirror>>>,
     is_mirrored: AtomicBool,
 }
 
 impl MirrorLayer {
-    /// `inner`, of which there is no copy yet.
+    /// Wraps `inner`, without a mirror.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         Self { inner, mirror: RwLock::new(None), is_mirrored: AtomicBool::new(false) }
     }
 
-    /// Writes that begin from now on go through `mirror`, if there is one; those before have ended when this
-    /// returns. A mirror that was there must have ended.
+    /// Sets or removes the mirror for writes that begin from now on; earlier ones have ended on return. A
+    /// previous mirror must have ended.
     pub fn set(&self, mirror: Option<Arc<Mirror>>) {
         let mut held = self.mirror.write().unwrap_or_else(PoisonError::into_inner);
         self.is_mirrored.store(mirror.is_some(), Ordering::Relaxed);
         *held = mirror;
     }
 
-    /// The device may end inside its last page; the rest of that page is zeros.
+    /// Reads pages; the device may end inside its last page, whose rest is zeros.
     fn read_pages(&self, run: PageRun, out: &mut [u8]) -> Result<(), BlockError> {
         let there = self.inner.size().saturating_sub(run.offset()).min(out.len() as u64) as usize;
         self.inner.read_at(run.offset(), &mut out[..there])
     }
 
-    /// Does `write`, which is not carried, to a range.
+    /// Runs `write`, which changes a range and is not sent.
     fn alone(
         &self,
         (offset, len): (u64, u64),
@@ -77,7 +77,7 @@ impl Device for MirrorLayer {
         self.alone((offset, len), || self.inner.trim(offset, len))
     }
 
-    /// A write that waits must not keep what came with it from being answered.
+    /// While mirrored, all writes count as waiting, so that they do not delay other requests.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         self.is_mirrored.load(Ordering::Relaxed) || self.inner.may_wait(offset, len)
     }

@@ -1,5 +1,5 @@
-//! The mirror under threads that write, copy and carry at once: is the copy the device? What does a failure
-//! of the carrier leave?
+//! Tests of the mirror with threads that write, copy and send at once: is the copy equal to the device, and
+//! what does a failure of the sender leave?
 
 use super::*;
 use crate::{Device, MemDevice, MirrorLayer, TrackedDevice};
@@ -13,7 +13,7 @@ use whimbrel_core::PAGE_SIZE;
 const PAGES: u64 = 48;
 const SIZE: usize = PAGES as usize * PAGE_SIZE;
 
-/// Numbers that only depend on a seed.
+/// Pseudorandom numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -23,13 +23,13 @@ impl Dice {
     }
 }
 
-/// A device, what follows it, and its copy.
+/// Device, its tracking layer, and its copy.
 struct Pair {
     tracked: Arc<TrackedDevice>,
     disk: MirrorLayer,
     mirror: Arc<Mirror>,
     copy: MemDevice,
-    /// Versions under way, by page: there is one at most.
+    /// Versions in flight, by page: at most one.
     under_way: Vec<AtomicU64>,
     broken: AtomicBool,
 }
@@ -47,7 +47,7 @@ impl Pair {
         }
     }
 
-    /// Pages set out, and arrive.
+    /// Sends pages to the copy.
     fn travel(&self, run: PageRun, data: &[u8]) {
         for page in run.pages() {
             assert_eq!(self.under_way[page as usize].fetch_add(1, SeqCst), 0, "two versions of page {page}");
@@ -60,7 +60,7 @@ impl Pair {
         self.mirror.arrived(&[run]);
     }
 
-    /// Writes anywhere, a little or a lot, until `stop`. A failure is none of its business.
+    /// Writes anywhere, a little or a lot, until `stop`. Failures are ignored.
     fn write(&self, seed: u64, stop: &AtomicBool) {
         let mut dice = Dice(seed);
         while !stop.load(SeqCst) {
@@ -74,7 +74,7 @@ impl Pair {
         }
     }
 
-    /// Carries writes until the mirror ends, or so many have been.
+    /// Sends writes until the mirror ends, or `most` were sent.
     fn carry(&self, most: u64) {
         for _ in 0..most {
             match self.mirror.take(16, true) {
@@ -112,9 +112,9 @@ impl Pair {
     }
 }
 
-/// Copies a device round after round while two threads write to it; the mirror is armed after the first
-/// round. What carries writes fails after `most` messages. Whether the mirror lived, and how many pages the
-/// last pause had.
+/// Copies a device in rounds while two threads write to it; the mirror is armed after the first round. The
+/// sender of writes fails after `most` messages. Returns whether the mirror lived, and the number of pages in
+/// the last pause.
 fn copied(seed: u64, bound: u64, most: u64) -> (bool, u64) {
     let (pair, stop) = (Pair::new(), AtomicBool::new(false));
     let mut left_at_last = 0;
@@ -177,7 +177,7 @@ fn once_a_round_has_had_a_page_only_writes_that_met_it_bring_it_back() {
     write(8, 2);
     let left = pair.found();
     assert_eq!(left.count(), 9, "what was written before the mirror, and before it carries");
-    // A page whose turn is still to come is not carried; all others are.
+    // A page that the round has yet to read is not sent; all others are.
     write(3, 3);
     write(20, 3);
     assert!(

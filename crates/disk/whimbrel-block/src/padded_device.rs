@@ -1,18 +1,18 @@
-//! A device that is longer than what lies under it: the rest reads as zeros and takes no writes.
+//! Padded device: a device that is longer than the one below it; the rest reads as zeros.
 //!
-//! For a disk that is larger than the file it begins as; a writable layer goes above.
+//! For a disk that is larger than its base file; a writable layer goes above.
 
 use crate::{BlockError, Device, Extent, ExtentKind};
 use std::sync::Arc;
 
-/// A read-only device of `size` bytes that begins with another one.
+/// Read-only device of `size` bytes that begins with another one.
 pub struct Padded {
     inner: Arc<dyn Device>,
     size: u64,
 }
 
 impl Padded {
-    /// `inner`, read as if it were `size` bytes long.
+    /// Extends `inner` to `size` bytes.
     ///
     /// # Errors
     /// If `inner` is longer than that.
@@ -21,7 +21,7 @@ impl Padded {
         Ok(Self { inner, size })
     }
 
-    /// How many of `len` bytes from `offset` on the inner device has.
+    /// Number of bytes that the inner device has of `len` bytes from `offset` on.
     fn inner_part(&self, offset: u64, len: u64) -> u64 {
         self.inner.size().saturating_sub(offset).min(len)
     }

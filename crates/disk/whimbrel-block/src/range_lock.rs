@@ -1,14 +1,14 @@
-//! Locks on ranges of pages, held across I/O on exactly those pages and no others.
+//! Range lock: locks ranges of pages, held across I/O on exactly those pages.
 //!
-//! The list of held ranges is short (one entry a request in flight), so it is a plain vector behind a mutex
-//! that is only ever held to look at it.
+//! The list of locked ranges is short (one entry for each request in flight), so it is a plain vector behind
+//! a mutex that is never held during I/O.
 
 use std::{
     ops::Range,
     sync::{Condvar, Mutex, PoisonError},
 };
 
-/// The ranges that are locked now.
+/// Ranges that are locked now.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLock {
     held: Mutex<Vec<Range<u64>>>,
@@ -37,7 +37,7 @@ impl RangeLock {
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
         let mut held = self.lock.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // Held ranges never overlap, so an equal one is this one.
+        // Locked ranges never overlap, so an equal one is this one.
         if let Some(at) = held.iter().position(|r| *r == self.range) {
             held.swap_remove(at);
         }

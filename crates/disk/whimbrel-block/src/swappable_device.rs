@@ -1,33 +1,32 @@
-//! A device whose content is chosen later, or exchanged, while clients are connected.
+//! Swappable device: its content is chosen later, or exchanged, while clients are connected.
 //!
-//! A QEMU started ahead of time is connected to a `Switch` and learns nothing but its size. A request that
-//! starts after [`SwappableDevice::set`] returned goes to the new device; one that was under way ends on the
-//! old one, so exchange only while the machine is paused or before it ran. No lock is held while a device
-//! works.
+//! A prestarted QEMU is connected to a [`SwappableDevice`] and learns only its size. A request that starts
+//! after [`SwappableDevice::set`] returned goes to the new device; one in progress ends on the old one. So
+//! exchange devices only while the machine is paused or before it ran. No lock is held while a device works.
 
 use crate::{BlockError, Device, Extent, ExtentKind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What a read gets before there is a device. Writes always wait.
+/// Result of a read before there is a device. Writes always wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeforeSet {
-    /// It waits until there is one.
+    /// The read waits until there is a device.
     Wait,
-    /// Zeros.
+    /// The read returns zeros.
     Zeros,
 }
 
-/// The device offered is not the one that was announced.
+/// The new device has another size than clients were told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a device of {offered} bytes cannot stand for one of {announced}")]
+#[error("a device of {offered} bytes cannot replace one of {announced} bytes")]
 pub struct SwitchError {
     /// Size that clients were told, in bytes.
     pub announced: u64,
-    /// Size of the device offered, in bytes.
+    /// Size of the new device, in bytes.
     pub offered: u64,
 }
 
-/// A device that passes everything to the one that is set.
+/// Device that forwards everything to the one that is set.
 pub struct SwappableDevice {
     size: u64,
     before: BeforeSet,
@@ -42,15 +41,15 @@ enum Target {
 }
 
 impl SwappableDevice {
-    /// A switch of `size` bytes with no device yet.
+    /// Creates a device of `size` bytes without content.
     pub fn new(size: u64, before: BeforeSet) -> Self {
         Self { size, before, target: Mutex::new(Target::Unset), changed: Condvar::new() }
     }
 
-    /// Passes requests to `device` from now on; those that waited go on. Returns the device before.
+    /// Forwards requests to `device` from now on; waiting ones continue. Returns the previous device.
     ///
     /// # Errors
-    /// If its size is not the switch's; nothing changes then.
+    /// If it has another size; nothing changes then.
     pub fn set(&self, device: Arc<dyn Device>) -> Result<Option<Arc<dyn Device>>, SwitchError> {
         if device.size() != self.size {
             return Err(SwitchError { announced: self.size, offered: device.size() });
@@ -58,8 +57,8 @@ impl SwappableDevice {
         Ok(self.replace(Target::Set(device)))
     }
 
-    /// Refuses requests from now on, also those that wait. Call it before stopping a server whose clients may
-    /// wait.
+    /// Rejects requests from now on, including waiting ones. Call it before stopping a server whose clients
+    /// may wait.
     pub fn close(&self) -> Option<Arc<dyn Device>> {
         self.replace(Target::Closed)
     }
@@ -77,7 +76,7 @@ impl SwappableDevice {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device now, if there is one; waits for nothing.
+    /// Current device, without waiting.
     fn now(&self) -> Result<Option<Arc<dyn Device>>, BlockError> {
         match &*self.lock() {
             Target::Unset => Ok(None),
@@ -86,7 +85,7 @@ impl SwappableDevice {
         }
     }
 
-    /// The device, waited for.
+    /// Waits for a device.
     fn get(&self) -> Result<Arc<dyn Device>, BlockError> {
         let unset = |target: &mut Target| matches!(target, Target::Unset);
         let target = self.changed.wait_while(self.lock(), unset).unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +95,7 @@ impl SwappableDevice {
         }
     }
 
-    /// The device to read from; none means zeros.
+    /// Device to read from; none means zeros.
     fn source(&self) -> Result<Option<Arc<dyn Device>>, BlockError> {
         match self.before {
             BeforeSet::Wait => self.get().map(Some),
@@ -145,7 +144,7 @@ impl Device for SwappableDevice {
         self.get()?.trim(offset, len)
     }
 
-    /// Nothing was written before there was a device, so there is nothing to wait for.
+    /// Nothing was written before there was a device, so there is nothing to flush.
     fn flush(&self) -> Result<(), BlockError> {
         self.now()?.map_or(Ok(()), |device| device.flush())
     }
@@ -159,7 +158,7 @@ impl Device for SwappableDevice {
     }
 
     fn may_wait(&self, offset: u64, len: u64) -> bool {
-        // Before there is a device even zeros count as waiting: a write of the range would.
+        // Before there is a device even zeros count as waiting, because a write of the range would wait.
         self.now().is_ok_and(|device| device.is_none_or(|d| d.may_wait(offset, len)))
     }
 }

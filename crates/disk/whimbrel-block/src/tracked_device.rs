@@ -1,15 +1,15 @@
-//! A layer that remembers which pages were written.
+//! Tracked device: a layer that records which pages were written.
 //!
-//! A page is marked *after* the write below returned, failed or not. So whoever takes the marks and then
-//! reads the pages sees every write that returned before; a write still under way during that read is marked
-//! later and is in the next set, together with whatever half of it the reader saw. Marking before the write
-//! would lose it: the mark could be taken, the old page read, and the new data land unmarked.
+//! A page is marked *after* the write below returned, failed or not. So a reader that takes the marks and
+//! then reads the pages sees every write that returned before. A write in progress during that read is marked
+//! later and is in the next set, together with any half of it that the reader saw. Marking before the write
+//! would lose it: the mark could be taken, the old page read, and the new data written unmarked.
 
 use crate::{BlockError, Device, atomic_page_set::AtomicPageSet, layer::all_but_writes};
 use std::sync::Arc;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// A device whose written pages are known.
+/// Device that tracks written pages.
 pub struct TrackedDevice {
     inner: Arc<dyn Device>,
     written: AtomicPageSet,
@@ -22,7 +22,7 @@ impl TrackedDevice {
         Self { inner, written }
     }
 
-    /// The device below.
+    /// Device below the layer.
     pub fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -32,7 +32,7 @@ impl TrackedDevice {
         self.written.take()
     }
 
-    /// Marks `pages` again, after a `take_dirty` that came to nothing.
+    /// Marks `pages` again, after a `take_dirty` whose result was not used.
     pub fn put_back(&self, pages: &PageSet) {
         pages.runs().for_each(|run| self.written.insert(run));
     }
@@ -45,7 +45,7 @@ impl TrackedDevice {
     }
 }
 
-/// The pages that bytes `offset .. offset + len` touch.
+/// Pages that bytes `offset .. offset + len` touch.
 pub(crate) fn pages_of(offset: u64, len: u64) -> PageRun {
     let start = offset / PAGE_SIZE as u64;
     PageRun::new(start, (offset + len).div_ceil(PAGE_SIZE as u64) - start)

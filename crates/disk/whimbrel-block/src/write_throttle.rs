@@ -1,8 +1,8 @@
-//! A layer that holds writes to a rate, while one is set: for a machine whose disk is copied slower than it
-//! writes.
+//! Write throttle: limits the rate of writes, for a machine that writes its disk faster than it can be
+//! copied.
 //!
-//! Reads, flushes and what frees blocks pass. A rate that changes is felt at once, also by a write that
-//! waits.
+//! Reads, flushes and operations that free blocks are not limited. A change of the rate applies at once, also
+//! to a waiting write.
 
 use crate::{BlockError, Device, layer::all_but_writes};
 use std::{
@@ -13,10 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Idle time that may be made up for.
+/// Idle time that later writes may use.
 const BURST: Duration = Duration::from_millis(50);
 
-/// A device whose writes can be slowed down.
+/// Device whose writes can be throttled.
 pub struct WriteThrottle {
     inner: Arc<dyn Device>,
     written: AtomicU64,
@@ -25,20 +25,20 @@ pub struct WriteThrottle {
 }
 
 struct Pace {
-    /// Bytes a second; none lets all pass.
+    /// Bytes a second; none is no limit.
     rate: Option<u64>,
-    /// When what was let through is paid for.
+    /// Time at which the budget covers the writes that passed.
     free_at: Instant,
 }
 
 impl WriteThrottle {
-    /// Lets everything through to `inner`.
+    /// Wraps `inner` without a limit.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         let pace = Mutex::new(Pace { rate: None, free_at: Instant::now() });
         Self { inner, written: AtomicU64::new(0), pace, changed: Condvar::new() }
     }
 
-    /// Holds writes to `rate` bytes a second from now on; none lets them pass.
+    /// Limits writes to `rate` bytes a second from now on; none removes the limit.
     pub fn set_rate(&self, rate: Option<u64>) {
         let mut pace = self.pace();
         if pace.rate != rate {
@@ -47,7 +47,7 @@ impl WriteThrottle {
         }
     }
 
-    /// Bytes written so far, held up or not.
+    /// Bytes written so far, delayed or not.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
@@ -91,7 +91,7 @@ impl Device for WriteThrottle {
         self.inner.trim(offset, len)
     }
 
-    /// A write that waits must not keep what came with it from being answered.
+    /// While throttled, all writes count as waiting, so that they do not delay other requests.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         self.pace().rate.is_some() || self.inner.may_wait(offset, len)
     }
@@ -108,7 +108,7 @@ mod tests {
         assert!(!brake.may_wait(0, 1));
         brake.set_rate(Some(1));
         assert!(brake.may_wait(0, 1));
-        // Nothing is owed yet; this write owes more than an hour.
+        // The budget is not used yet; this write uses more than an hour of it.
         brake.write_at(0, &[1; 4096]).unwrap();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| brake.write_at(4096, &[2; 4096]));

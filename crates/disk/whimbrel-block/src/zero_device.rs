@@ -1,8 +1,8 @@
-//! A device of zeros: the base of an empty disk.
+//! Zero device: all zeros, the base of an empty disk.
 
 use crate::{BlockError, Device, Extent, ExtentKind};
 
-/// Reads as zeros, takes no writes, allocates nothing.
+/// Read-only device of zeros without memory.
 #[derive(Debug, Clone, Copy)]
 pub struct ZeroDevice {
     /// Size in bytes.

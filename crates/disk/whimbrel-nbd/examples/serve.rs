@@ -1,4 +1,4 @@
-//! Serves a raw image file: `serve SOCKET FILE`. For trying the server out and for comparing it with others.
+//! Serves a raw image file: `serve SOCKET FILE`, to try the server and to compare it with others.
 
 use std::{env, path::Path, sync::Arc, thread};
 use whimbrel_block::FileDevice;

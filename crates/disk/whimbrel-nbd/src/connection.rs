@@ -1,4 +1,4 @@
-//! One client from greeting to end.
+//! One NBD connection, from the greeting to its end.
 
 use crate::execution::Executor;
 use crate::handshake::{Agreed, Export, Handshake, HandshakeError, Progress};
@@ -11,24 +11,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use whimbrel_block::Device;
 
-/// Kernel buffer of replies: several large reads in flight without a wake-up for each piece. The kernel
+/// Kernel buffer for replies: several large reads in flight without a wake-up for each part. The kernel
 /// bounds it.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Why a connection ended badly.
+/// Cause of a failed connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
     #[error("the handshake failed")]
     Handshake(#[from] HandshakeError),
-    #[error("the client did not shake hands in time")]
+    #[error("the handshake timed out")]
     TooSlow,
-    #[error("the client is gone")]
+    #[error("the connection to the client failed")]
     Socket(#[from] io::Error),
-    #[error("the connection broke")]
+    #[error("the transmission failed")]
     Transmission(#[from] TransmissionError),
 }
 
-/// Serves one client until it leaves or breaks the protocol.
+/// Serves one client until it disconnects or violates the protocol.
 pub(crate) fn serve(
     socket: &UnixStream,
     device: Arc<dyn Device>,
@@ -40,10 +40,10 @@ pub(crate) fn serve(
     let Some(agreed) = shake_hands(socket, &mut input, export, Instant::now() + handshake_timeout)? else {
         return Ok(());
     };
-    // A client may be idle, or stopped in a debugger, for as long as it likes.
+    // A client may be idle, or stopped in a debugger, for any time.
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(None)?;
-    // Without the right to exceed the limit the limit it is.
+    // Without the privilege to exceed the system's limit, that limit applies.
     if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
         rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER).map_err(io::Error::from)?;
     }
@@ -51,7 +51,7 @@ pub(crate) fn serve(
     Ok(transmission::run(&session, input, workers)?)
 }
 
-/// None: the client left of its own will.
+/// Runs the handshake; none if the client left in an orderly way.
 fn shake_hands(
     socket: &UnixStream,
     input: &mut Input<'_>,

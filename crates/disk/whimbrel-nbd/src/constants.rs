@@ -1,8 +1,8 @@
-//! The numbers of the NBD protocol, as `doc/proto.md` names them, and this server's bounds.
+//! Constants of the NBD protocol, with the names of `doc/proto.md`, and the limits of this server.
 
 /// First word of the greeting.
 pub(crate) const NBDMAGIC: u64 = 0x4e42444d41474943;
-/// Second word of the greeting, first of every option.
+/// Second word of the greeting, first word of every option.
 pub(crate) const IHAVEOPT: u64 = 0x49484156454F5054;
 /// First word of every reply to an option.
 pub(crate) const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -17,7 +17,7 @@ pub(crate) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e33ef;
 pub(crate) const FLAG_FIXED_NEWSTYLE: u16 = 1;
 pub(crate) const FLAG_NO_ZEROES: u16 = 2;
 
-/// Options.
+/// Numbers of options.
 pub(crate) const OPT_EXPORT_NAME: u32 = 1;
 pub(crate) const OPT_ABORT: u32 = 2;
 pub(crate) const OPT_LIST: u32 = 3;
@@ -40,7 +40,7 @@ pub(crate) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
 pub(crate) const INFO_EXPORT: u16 = 0;
 pub(crate) const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Transmission flags.
+/// Transmission flags of an export.
 pub(crate) const EXPORT_HAS_FLAGS: u16 = 1 << 0;
 pub(crate) const EXPORT_READ_ONLY: u16 = 1 << 1;
 pub(crate) const EXPORT_FLUSH: u16 = 1 << 2;
@@ -50,13 +50,13 @@ pub(crate) const EXPORT_WRITE_ZEROES: u16 = 1 << 6;
 pub(crate) const EXPORT_DF: u16 = 1 << 7;
 pub(crate) const EXPORT_MULTI_CONN: u16 = 1 << 8;
 
-/// Command flags.
+/// Flags of requests.
 pub(crate) const CMD_FUA: u16 = 1 << 0;
 pub(crate) const CMD_NO_HOLE: u16 = 1 << 1;
 pub(crate) const CMD_DF: u16 = 1 << 2;
 pub(crate) const CMD_REQ_ONE: u16 = 1 << 3;
 
-/// Structured reply chunks.
+/// Flags and types of structured reply chunks.
 pub(crate) const CHUNK_DONE: u16 = 1;
 pub(crate) const CHUNK_OFFSET_DATA: u16 = 1;
 pub(crate) const CHUNK_OFFSET_HOLE: u16 = 2;
@@ -67,19 +67,20 @@ pub(crate) const CHUNK_ERROR: u16 = 1 << 15 | 1;
 pub(crate) const STATE_HOLE: u32 = 1;
 pub(crate) const STATE_ZERO: u32 = 2;
 
-/// The one metadata context there is, and its id.
+/// Name of the only metadata context.
 pub(crate) const ALLOCATION: &[u8] = b"base:allocation";
+/// Id of the metadata context.
 pub(crate) const ALLOCATION_ID: u32 = 1;
 
-/// Longest option taken, in bytes: a name (the protocol's limit is 4096) and some queries.
+/// Longest accepted option, in bytes: a name (the protocol's limit is 4096) and some queries.
 pub(crate) const MAX_OPTION: usize = 16 << 10;
-/// Longest payload of a read or write, the protocol's customary limit.
+/// Longest payload of a read or write: the protocol's customary limit.
 pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
-/// Block sizes announced: any byte can be addressed, whole pages are best.
+/// Announced block sizes: any byte can be addressed, whole pages are best.
 pub(crate) const MIN_BLOCK: u32 = 1;
 pub(crate) const PREFERRED_BLOCK: u32 = 4096;
 
-/// Errors on the wire.
+/// Error numbers on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum WireError {

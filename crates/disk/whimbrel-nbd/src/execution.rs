@@ -1,8 +1,8 @@
-//! Carries out checked requests on the device and writes the replies.
+//! Executor: runs checked requests on the device and writes the replies.
 //!
-//! Reads have two speeds: *now*, where a device that would wait says so and the rest of the read is left for
-//! a worker, and *patient*. With structured replies a read goes out in pieces, so its memory is bounded by a
-//! piece.
+//! Reads have two modes. In mode *now*, a device that would wait returns, and a worker does the rest of the
+//! read. In mode *patient*, the read waits. With structured replies a read is sent in parts, so its memory is
+//! bounded by one part.
 
 use crate::constants::*;
 use crate::handshake::{Agreed, Export};
@@ -13,10 +13,11 @@ use rustix::io::Errno;
 use std::{io, sync::Arc};
 use whimbrel_block::{BlockError, Device, Extent, ExtentKind};
 
-/// Bytes of a read that are in memory at once, where the client lets us choose.
+/// Bytes of a read that are in memory at once, if the client allows parts.
 pub(crate) const PIECE: u32 = SEND_AT as u32;
-/// Most of a device that one block status covers, and most extents it lists: both bound the reply.
+/// Most bytes of a device in a block status reply, to bound the reply.
 const STATUS_SPAN: u64 = 1 << 30;
+/// Most extents of a block status reply.
 const STATUS_EXTENTS: usize = 8192;
 
 /// One client in its transmission phase.
@@ -27,29 +28,29 @@ pub(crate) struct Executor<'a> {
     pub(crate) output: Output<'a>,
 }
 
-/// What is left of a request after what could be done at once.
+/// Remaining work of a request after the part that was done at once.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// A read from this offset on; what is before it has been sent.
+    /// Read from this offset on; the data before it has been sent.
     Read { from: u64 },
-    /// A write with its payload.
+    /// Write with its payload.
     Write { data: Vec<u8> },
-    /// A flush, or the flush that a write with FUA still needs.
+    /// Flush, also that after a write with FUA.
     Flush,
-    /// Trim or zero.
+    /// Trim or write zeroes.
     Clear,
-    /// Block status.
+    /// Query of the block status.
     Status,
 }
 
-/// How far a read may go.
+/// Mode of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadMode {
     Now,
     Patient,
 }
 
-/// A read that stopped: the device failed, the client is gone, or it would have waited at this offset.
+/// Interrupted read: the device failed, the client is gone, or it would have waited at this offset.
 enum Stop {
     Device(BlockError),
     Client(io::Error),
@@ -63,12 +64,12 @@ impl From<BlockError> for Stop {
 }
 
 impl Executor<'_> {
-    /// Whether a read comes in pieces of at most `PIECE` bytes, not as one reply.
+    /// Whether a read is sent in parts of at most `PIECE` bytes instead of one reply.
     pub(crate) fn in_pieces(&self, request: &Request) -> bool {
         self.agreed.structured && !request.has(CMD_DF)
     }
 
-    /// Does `work` of `request`, waiting as long as it takes.
+    /// Runs `work` of `request`, waiting if necessary.
     pub(crate) fn execute(&self, request: &Request, work: Work, out: &mut ReplyBuffer) -> io::Result<()> {
         let (offset, len) = (request.offset, u64::from(request.len));
         let outcome = match work {
@@ -88,7 +89,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Replies to a request without payload in its reply.
+    /// Replies to a request whose reply has no payload.
     pub(crate) fn finish(&self, request: &Request, outcome: Result<(), BlockError>, out: &mut ReplyBuffer) {
         match outcome {
             Ok(()) => out.push(&reply::simple(request.cookie, None)),
@@ -129,7 +130,7 @@ impl Executor<'_> {
         }
     }
 
-    /// One reply with all the data: for old clients and for those that ask not to be sent fragments.
+    /// Sends all data in one reply, for old clients and for those that request no fragments.
     fn read_whole(&self, request: &Request, pace: ReadMode, out: &mut ReplyBuffer) -> Result<(), Stop> {
         let data_head = reply::data(request.cookie, request.offset, request.len, true);
         let simple_head = reply::simple(request.cookie, None);
@@ -173,7 +174,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// What the range is made of. Finding out costs two system calls, which a short read is not worth.
+    /// Extents of the range. The query costs two system calls, which a short read does not justify.
     fn extents_to_read(&self, from: u64, end: u64, pace: ReadMode) -> Result<Vec<Extent>, Stop> {
         let len = end - from;
         if len <= u64::from(PIECE) {
@@ -201,7 +202,7 @@ impl Executor<'_> {
             out.truncate(mark);
             return Err(stop);
         }
-        // Used pages show it in their first bytes; sending zeros costs more than looking.
+        // Used pages differ from zero in their first bytes; sending zeros costs more than the test.
         if len > 0 && whimbrel_core::is_zero(data) {
             out.truncate(mark);
             out.push(&reply::hole(cookie, offset, len, done));
@@ -236,7 +237,7 @@ impl Executor<'_> {
                 ExtentKind::Zero => STATE_ZERO,
                 ExtentKind::Hole => STATE_ZERO | STATE_HOLE,
             };
-            // Cannot be cut off: the span is shorter.
+            // The cast is lossless, because the span is shorter.
             out.push(&(extent.len as u32).to_be_bytes());
             out.push(&state.to_be_bytes());
         }

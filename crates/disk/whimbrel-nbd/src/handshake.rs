@@ -1,4 +1,4 @@
-//! The handshake as a pure machine: option bytes in, reply bytes out.
+//! Handshake: a pure state machine, option bytes in, reply bytes out.
 //!
 //! ```text
 //!   greeting ->
@@ -7,12 +7,13 @@
 //!    replies ->                        until EXPORT_NAME or GO is accepted (transmission begins) or ABORT
 //! ```
 //!
-//! A broken option that can be skipped gets an error reply and the handshake goes on; wrong magic, an
-//! oversize option or an unknown name for `EXPORT_NAME` (which has no error reply) ends the connection.
+//! A malformed option that can be skipped gets an error reply and the handshake continues. A wrong magic
+//! number, an oversize option or an unknown name for `EXPORT_NAME` (which has no error reply) ends the
+//! connection.
 
 use crate::constants::*;
 
-/// What the server offers.
+/// Export that the server offers.
 #[derive(Debug, Clone)]
 pub(crate) struct Export {
     pub(crate) name: String,
@@ -20,42 +21,42 @@ pub(crate) struct Export {
     pub(crate) read_only: bool,
 }
 
-/// What both sides agreed on for the transmission phase.
+/// Result of the negotiation for the transmission phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// Replies come in structured chunks.
+    /// Replies are structured chunks.
     pub(crate) structured: bool,
-    /// `base:allocation` may be asked for.
+    /// The client may query `base:allocation`.
     pub(crate) allocation: bool,
 }
 
-/// What a step of the handshake did.
+/// Result of a step of the handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It needs more bytes than there are.
+    /// The step needs more bytes.
     More,
-    /// It used so many bytes and goes on.
+    /// The step used this number of bytes; the handshake continues.
     Used(usize),
-    /// It used so many bytes; the transmission phase begins.
+    /// The step used this number of bytes; the transmission phase begins.
     Transmission(usize, Agreed),
-    /// The client takes its leave.
+    /// The client aborted the handshake.
     Abort,
 }
 
-/// Why a client is cut off.
+/// Reasons to disconnect a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandshakeError {
-    #[error("client flags {flags:#x} are not known")]
+    #[error("unknown client flags {flags:#x}")]
     Flags { flags: u32 },
-    #[error("an option begins with {found:#x}")]
+    #[error("an option has the wrong magic number {found:#x}")]
     Magic { found: u64 },
     #[error("an option of {len} bytes is too long")]
     TooLong { len: u32 },
-    #[error("the client wants an export that is not there")]
+    #[error("the client requested an unknown export")]
     NoSuchExport,
 }
 
-/// The server's half of a handshake.
+/// Server side of a handshake.
 pub(crate) struct Handshake<'a> {
     export: &'a Export,
     phase: Phase,
@@ -67,7 +68,7 @@ enum Phase {
     Options { no_zeroes: bool },
 }
 
-/// The fields of an option, taken from the front. `None` when they are not there.
+/// Fields of an option, consumed from the front; `None` when they are missing.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -95,7 +96,7 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A text with its length before it.
+    /// Text after its length.
     fn text(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()?;
         self.bytes(len as usize)
@@ -107,7 +108,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Export {
-    /// The transmission flags.
+    /// Transmission flags of the export.
     pub(crate) fn flags(&self) -> u16 {
         let always = EXPORT_HAS_FLAGS | EXPORT_FLUSH | EXPORT_DF | EXPORT_MULTI_CONN;
         match self.read_only {
@@ -122,7 +123,7 @@ impl Export {
 }
 
 impl<'a> Handshake<'a> {
-    /// Starts a handshake and greets.
+    /// Starts a handshake with the greeting.
     pub(crate) fn new(export: &'a Export, out: &mut Vec<u8>) -> Self {
         out.extend(NBDMAGIC.to_be_bytes());
         out.extend(IHAVEOPT.to_be_bytes());
@@ -130,7 +131,7 @@ impl<'a> Handshake<'a> {
         Self { export, phase: Phase::Flags, agreed: Agreed::default() }
     }
 
-    /// Takes one step with the bytes received and not yet used.
+    /// Runs one step with the bytes received and not yet used.
     pub(crate) fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Progress, HandshakeError> {
         let mut fields = Fields(input);
         match self.phase {
@@ -143,8 +144,8 @@ impl<'a> Handshake<'a> {
                 Ok(Progress::Used(4))
             }
             Phase::Options { no_zeroes } => {
-                // Magic is judged as soon as it is there: a client that speaks something else must not be
-                // waited for.
+                // The magic number is checked as soon as it has arrived, so that a client with another
+                // protocol is not waited for.
                 match fields.u64() {
                     None => return Ok(Progress::More),
                     Some(IHAVEOPT) => {}
@@ -204,7 +205,7 @@ impl<'a> Handshake<'a> {
         Ok(Progress::Used(used))
     }
 
-    /// Answers INFO and GO; true if it was acknowledged.
+    /// Answers INFO and GO; true if acknowledged.
     fn info(&self, option: u32, data: &[u8], out: &mut Vec<u8>) -> bool {
         let Some((name, wanted)) = parse_info(data) else {
             reply(out, option, REP_ERR_INVALID, &[]);
@@ -232,7 +233,7 @@ impl<'a> Handshake<'a> {
         if !self.export.answers_to(name) {
             return reply(out, option, REP_ERR_UNKNOWN, &[]);
         }
-        // A list without queries asks for everything, a set without queries for nothing.
+        // A list without queries requests everything, a set without queries nothing.
         let everything = !setting && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
         let hit = everything || queries.contains(&ALLOCATION);
         if setting {
@@ -246,7 +247,7 @@ impl<'a> Handshake<'a> {
     }
 }
 
-/// Name and wanted kinds of an INFO or GO.
+/// Decodes name and requested kinds of an INFO or GO.
 fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -255,7 +256,8 @@ fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     fields.end((name, wanted))
 }
 
-/// Name and queries of a meta context option. `data` is at most `MAX_OPTION` bytes, so the list is bounded.
+/// Decodes name and queries of a meta context option. `data` has at most `MAX_OPTION` bytes, so the list is
+/// bounded.
 fn parse_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -293,7 +295,7 @@ mod tests {
         [&IHAVEOPT.to_be_bytes()[..], &kind.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
     }
 
-    /// Feeds `input` byte by byte or whole and returns the last outcome.
+    /// Feeds `input` byte by byte or at once and returns the last outcome.
     fn drive(input: &[u8], piece: usize) -> (Result<Progress, HandshakeError>, Vec<u8>) {
         let (export, mut out) = (export(), Vec::new());
         let mut handshake = Handshake::new(&export, &mut out);

@@ -1,12 +1,12 @@
-//! What a client sends, through one large buffer: as many requests as the socket holds come with one call.
+//! Input buffer for requests: one call receives all requests that the socket has.
 
 use rustix::{io::retry_on_intr, net::RecvFlags};
 use std::{io, os::unix::net::UnixStream};
 
-/// Bytes of the buffer: several writes of the usual sizes, few enough to stay in a second-level cache.
+/// Bytes of the buffer: several writes of usual size, few enough for a second-level cache.
 pub(crate) const INPUT_SIZE: usize = 512 << 10;
 
-/// A buffered receiver.
+/// Buffered receiver of a socket.
 pub(crate) struct Input<'a> {
     socket: &'a UnixStream,
     buffer: Vec<u8>,
@@ -19,12 +19,12 @@ impl<'a> Input<'a> {
         Self { socket, buffer: vec![0; INPUT_SIZE], start: 0, end: 0 }
     }
 
-    /// What was received and not consumed.
+    /// Bytes that were received and not consumed.
     pub(crate) fn available(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Drops `count` bytes, at most what is available.
+    /// Drops `count` bytes, at most those available.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
         if self.start == self.end {
@@ -44,7 +44,7 @@ impl<'a> Input<'a> {
         Ok(count > 0)
     }
 
-    /// Receives until `count` bytes, at most `INPUT_SIZE`, are available in one piece.
+    /// Receives until `count` bytes, at most `INPUT_SIZE`, are contiguous in the buffer.
     pub(crate) fn await_bytes(&mut self, count: usize) -> io::Result<&[u8]> {
         if self.start + count > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -58,8 +58,8 @@ impl<'a> Input<'a> {
         Ok(&self.buffer[self.start..self.start + count])
     }
 
-    /// Passes the next `len` bytes to `each` in pieces. All but the last end where `offset` plus the bytes so
-    /// far is a multiple of a page, so that no piece splits one.
+    /// Passes the next `len` bytes to `each` in parts. All parts but the last end where `offset` plus the
+    /// bytes so far is a multiple of a page, so no part splits a page.
     pub(crate) fn each_piece(
         &mut self,
         offset: u64,

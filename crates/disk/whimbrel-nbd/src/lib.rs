@@ -1,13 +1,13 @@
-//! NBD server for any block device, on unix sockets, with plain threads.
+//! NBD server for any block device, on Unix sockets, with plain threads.
 //!
-//! Speaks the fixed newstyle handshake and the transmission phase of the NBD protocol (`doc/proto.md` of the
-//! NetworkBlockDevice project), with structured replies, block status (`base:allocation`) and simple replies
-//! for old clients. No TLS, no TCP, one export a socket; docs/protocols/nbd.md has the table of what is
-//! served. Layers: `handshake`, `request` and `reply` are pure (bytes in, bytes out); `input`, `output`,
-//! `pool`, `transmission`, `connection` and `server` do the I/O.
+//! Implements the fixed newstyle handshake and the transmission phase of the NBD protocol (`doc/proto.md` of
+//! the NetworkBlockDevice project), with structured replies, block status (`base:allocation`) and simple
+//! replies for old clients. No TLS, no TCP, one export for each socket; docs/protocols/nbd.md has the table.
+//! Layers: `handshake`, `request` and `reply` are pure (bytes in, bytes out); `input`, `output`,
+//! `worker_pool`, `transmission`, `connection` and `server` do the I/O.
 //!
-//! Every length a client names is bounded before memory is set aside for it; a client that sends garbage or
-//! stops reading costs its own connection and a bounded amount of memory.
+//! Every length that a client sends is bounded before memory is allocated for it. A client that sends garbage
+//! or stops reading costs its own connection and a bounded amount of memory.
 
 mod connection;
 mod constants;

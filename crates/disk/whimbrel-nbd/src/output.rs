@@ -1,17 +1,16 @@
-//! Replies on their way out: a reused buffer that devices read into, and the socket that several threads
-//! share.
+//! Output of replies: a reused buffer that devices read into, and the socket that several threads share.
 
 use rustix::{io::retry_on_intr, net::SendFlags};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 
-/// Replies are sent once so many bytes wait, even if more requests do.
+/// Bytes after which replies are sent, even if more requests wait.
 pub(crate) const SEND_AT: usize = 256 << 10;
-/// A buffer that grew beyond this for one large reply gives the memory back.
+/// Size up to which an empty buffer is retained.
 const KEEP: usize = 2 * SEND_AT;
 
-/// Replies that wait to be sent. Reused space is not zeroed again: readers overwrite it whole.
+/// Buffer of replies to send. Reused space is not zeroed, because readers overwrite all of it.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyBuffer {
     bytes: Vec<u8>,
@@ -23,7 +22,7 @@ impl ReplyBuffer {
         self.len
     }
 
-    /// Adds `len` bytes of any content, to be filled by the caller.
+    /// Appends `len` bytes of undefined content, which the caller fills.
     pub(crate) fn space(&mut self, len: usize) -> &mut [u8] {
         let (start, end) = (self.len, self.len + len);
         if end > self.bytes.len() {
@@ -37,7 +36,7 @@ impl ReplyBuffer {
         self.space(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Takes back everything after the first `len` bytes.
+    /// Removes everything after the first `len` bytes.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -50,8 +49,7 @@ impl ReplyBuffer {
     }
 }
 
-/// The sending side of a socket. A reply is a frame, so the lock is held while it is sent: the others have
-/// nothing better to do, as the socket takes one frame at a time.
+/// Sending side of a socket. The lock is held while a reply is sent, so that replies do not mix.
 pub(crate) struct Output<'a> {
     socket: &'a UnixStream,
     sending: Mutex<()>,
@@ -76,9 +74,9 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Ends the conversation for all threads.
+    /// Closes the connection for all threads.
     pub(crate) fn hang_up(&self) {
-        // It fails only if the client hung up first.
+        // Fails only if the client closed it first.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
 }

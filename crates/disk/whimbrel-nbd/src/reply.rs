@@ -1,8 +1,8 @@
-//! Headers of replies. Pure: values in, bytes out.
+//! Reply headers: values in, bytes out. Pure.
 
 use crate::constants::*;
 
-/// A simple reply without payload, or the head of one with data.
+/// Simple reply without payload, or the header of one with data.
 pub(crate) fn simple(cookie: u64, error: Option<WireError>) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -11,14 +11,14 @@ pub(crate) fn simple(cookie: u64, error: Option<WireError>) -> [u8; 16] {
     bytes
 }
 
-/// The head of a structured chunk.
+/// Header of a structured chunk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunk {
     pub(crate) cookie: u64,
     pub(crate) kind: u16,
-    /// The last one of its reply.
+    /// Whether it is the last chunk of the reply.
     pub(crate) done: bool,
-    /// Bytes that follow.
+    /// Bytes that follow the header.
     pub(crate) len: u32,
 }
 
@@ -35,10 +35,10 @@ impl Chunk {
     }
 }
 
-/// Bytes before the data in a chunk of data: the head and the offset.
+/// Bytes before the data in a data chunk: the header and the offset.
 pub(crate) const DATA_HEAD: usize = 28;
 
-/// Head of a chunk of `len` bytes of data at `offset`.
+/// Header of a chunk with `len` bytes of data at `offset`.
 pub(crate) fn data(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; DATA_HEAD] {
     let mut bytes = [0; DATA_HEAD];
     let head = Chunk { cookie, kind: CHUNK_OFFSET_DATA, done, len: len + 8 };
@@ -47,7 +47,7 @@ pub(crate) fn data(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; DATA_
     bytes
 }
 
-/// A chunk saying that `len` bytes at `offset` are zeros.
+/// Chunk for `len` zeros at `offset`.
 pub(crate) fn hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..20].copy_from_slice(&Chunk { cookie, kind: CHUNK_OFFSET_HOLE, done, len: 12 }.encode());
@@ -56,7 +56,7 @@ pub(crate) fn hole(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; 32] {
     bytes
 }
 
-/// The last chunk of a reply that failed; no message.
+/// Last chunk of a failed reply, without a message.
 pub(crate) fn error(cookie: u64, error: WireError) -> [u8; 26] {
     let mut bytes = [0; 26];
     bytes[..20].copy_from_slice(&Chunk { cookie, kind: CHUNK_ERROR, done: true, len: 6 }.encode());

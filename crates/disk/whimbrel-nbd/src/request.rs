@@ -1,23 +1,23 @@
-//! Requests of the transmission phase: 28 bytes in, a checked request out. Pure.
+//! Requests of the transmission phase: decodes 28 bytes and checks them. Pure.
 
 use crate::constants::*;
 use crate::handshake::{Agreed, Export};
 
-/// Bytes of a request's header.
+/// Bytes of a request header.
 pub(crate) const REQUEST_SIZE: usize = 28;
 
-/// A request as it came.
+/// Request as it was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) flags: u16,
     pub(crate) command: Command,
-    /// Chosen by the client, sent back with the reply.
+    /// Number that the client chose, returned in the reply.
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
     pub(crate) len: u32,
 }
 
-/// What is asked for.
+/// Type of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Read,
@@ -30,10 +30,10 @@ pub(crate) enum Command {
     Unknown(u16),
 }
 
-/// After these the stream cannot be followed any more.
+/// Errors after which the stream cannot be parsed further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
-    #[error("a request begins with {found:#x}")]
+    #[error("a request has the wrong magic number {found:#x}")]
     Magic { found: u32 },
     #[error("a write of {len} bytes is too long")]
     PayloadTooLong { len: u32 },
@@ -69,7 +69,7 @@ impl Request {
         self.flags & flag != 0
     }
 
-    /// Whether this export, after this handshake, takes the request.
+    /// Checks whether this export, after this handshake, accepts the request.
     pub(crate) fn check(&self, export: &Export, agreed: Agreed) -> Result<(), WireError> {
         let writes = matches!(self.command, Command::Write | Command::Trim | Command::WriteZeroes);
         if self.flags & !self.command.flags() != 0 {
@@ -109,7 +109,8 @@ impl From<u16> for Command {
 }
 
 impl Command {
-    /// Flags that may come with it. FUA is harmless everywhere, and the protocol asks servers to take it.
+    /// Flags that this command allows. FUA is harmless everywhere, and the protocol asks servers to accept
+    /// it.
     fn flags(self) -> u16 {
         CMD_FUA
             | match self {

@@ -1,4 +1,4 @@
-//! Listens, starts a thread a client, and ends them all.
+//! NBD server: listens, starts a thread for each client, and stops them all.
 
 use crate::{connection, handshake::Export};
 use std::collections::HashMap;
@@ -12,22 +12,22 @@ use std::time::Duration;
 use std::{fs, io};
 use whimbrel_block::Device;
 
-/// Pause after a failed accept (no descriptors left), so that it does not spin.
+/// Pause after a failed accept (no descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Clients that wait to be accepted.
+/// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// How a device is served.
+/// Options of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Name of the export. Clients may also ask for the empty name. At most 4096 bytes.
+    /// Name of the export, at most 4096 bytes. Clients may also use the empty name.
     pub export_name: String,
-    /// Clients at a time; one more is cut off at once.
+    /// Most clients at a time; further ones are disconnected at once.
     pub max_connections: usize,
-    /// Threads of one client for requests that may wait. They are started when they are needed.
+    /// Most threads of one client for requests that may wait; started when needed.
     pub workers_per_connection: usize,
-    /// Time for the whole handshake.
+    /// Time limit of the handshake.
     pub handshake_timeout: Duration,
 }
 
@@ -42,7 +42,7 @@ impl Default for Options {
     }
 }
 
-/// A running server. Dropping it stops it.
+/// Running server, which stops when dropped.
 pub struct Server {
     inner: Arc<Inner>,
     listener: Arc<UnixListener>,
@@ -54,7 +54,7 @@ struct Inner {
     export: Export,
     options: Options,
     clients: Mutex<Clients>,
-    /// A client left.
+    /// Signals that a client left.
     left: Condvar,
 }
 
@@ -65,18 +65,18 @@ struct Clients {
     sockets: HashMap<u64, Arc<UnixStream>>,
 }
 
-/// Listens on `path`. A socket that a server left behind is replaced.
+/// Listens on `path`. A socket that a dead server left is replaced.
 ///
 /// # Errors
-/// `AddrInUse` if a server answers there; others as `bind(2)`.
+/// `AddrInUse` if a server answers on it; others as `bind(2)`.
 pub fn bind(path: &Path) -> io::Result<UnixListener> {
     bind_by(path, |path| UnixListener::bind(path))
 }
 
-/// The same with a socket that nobody but this user may connect to, from its first moment on.
+/// Listens as [`bind`] does, with a socket that only this user may connect to from its first moment on.
 ///
 /// # Errors
-/// As [`bind`].
+/// Those of [`bind`].
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
     use rustix::{fs::Mode, net};
     bind_by(path, |path| {
@@ -94,7 +94,7 @@ pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
 fn bind_by(path: &Path, bind: impl Fn(&Path) -> io::Result<UnixListener>) -> io::Result<UnixListener> {
     match bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A plain file refuses connections too, and is somebody's data.
+            // A plain file refuses connections too, and must not be removed.
             let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
             let answer = UnixStream::connect(path);
             let refused = answer.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
@@ -108,10 +108,10 @@ fn bind_by(path: &Path, bind: impl Fn(&Path) -> io::Result<UnixListener>) -> io:
     }
 }
 
-/// Serves `device` to everyone who connects to `listener`, in threads of its own.
+/// Serves `device` to all clients of `listener`, in threads of its own.
 ///
 /// # Errors
-/// If the export's name is too long or no thread can be started.
+/// If the export name is too long or no thread can be started.
 pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) -> io::Result<Server> {
     if options.export_name.len() > 4096 {
         return Err(io::Error::new(
@@ -131,24 +131,24 @@ pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) 
 }
 
 impl Server {
-    /// Clients that are connected now.
+    /// Number of connected clients.
     pub fn connections(&self) -> usize {
         self.inner.lock().sockets.len()
     }
 
-    /// Cuts all clients off and returns when the last of their requests has ended: the device is not touched
-    /// afterwards. Does not flush. Close a [`Switch`](whimbrel_block::Switch) first, or its waiting requests
-    /// are waited for.
+    /// Disconnects all clients and returns when their last request has ended: the device is not used
+    /// afterwards. Does not flush. Close a [`SwappableDevice`](whimbrel_block::SwappableDevice) first, or
+    /// this waits for its waiting requests.
     pub fn stop(self) {}
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.inner.lock().stopping = true;
-        // Wakes `accept`, which then fails (unix(7) sockets do that on Linux).
+        // Wakes `accept`, which then fails (`unix(7)` sockets do that on Linux).
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
-            // It fails only if it panicked, and then it does not accept any more either.
+            // Fails only if the thread panicked, and then it does not accept any more either.
             let _ = acceptor.join();
         }
         let clients = self.inner.lock();
@@ -183,7 +183,7 @@ impl Inner {
 
     fn admit(self: &Arc<Self>, socket: UnixStream) {
         let Some(client) = Client::register(self, socket) else {
-            tracing::warn!(limit = self.options.max_connections, "too many clients, one was cut off");
+            tracing::warn!(limit = self.options.max_connections, "too many clients: disconnected one");
             return;
         };
         let started = thread::Builder::new().name("nbd-client".to_owned()).spawn(move || client.run());
@@ -193,7 +193,7 @@ impl Inner {
     }
 }
 
-/// A client in the list of those who are connected; leaves the list when dropped, also by a panic.
+/// Entry of a client in the list of connections; removed when dropped, also by a panic.
 struct Client {
     inner: Arc<Inner>,
     id: u64,
@@ -223,7 +223,7 @@ impl Client {
             tracing::debug!(
                 client = self.id,
                 error = &error as &dyn std::error::Error,
-                "a client was cut off"
+                "disconnected a client"
             );
         }
     }

@@ -1,9 +1,9 @@
-//! The transmission phase of one connection: receive many requests with one call, answer at once what need
-//! not wait, hand the rest to workers, send many replies with one call.
+//! Transmission phase of one connection: receives requests in batches, answers or passes them to workers, and
+//! sends replies in batches.
 //!
-//! Replies may overtake each other (the protocol allows it). A flush covers writes that were *answered*, and
-//! a write is answered only after the device has it, so a flush in a worker needs no order with writes in
-//! this thread.
+//! Requests that need not wait are answered at once. Replies may overtake each other (the protocol allows
+//! it). A flush covers writes that were *answered*, and a write is answered only after the device has it, so
+//! a flush in a worker needs no order with writes in this thread.
 
 use crate::constants::CMD_FUA;
 use crate::execution::{Executor, ReadMode, Work};
@@ -13,16 +13,16 @@ use crate::request::{Command, REQUEST_SIZE, Request, RequestError};
 use crate::worker_pool::{Job, WorkerPool};
 use std::{io, thread};
 
-/// Why a connection ended other than by the client's leave.
+/// Cause of a connection that ended without a disconnect request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TransmissionError {
-    #[error("the client sent what is no request")]
+    #[error("the client sent an invalid request")]
     Request(#[from] RequestError),
-    #[error("the client is gone")]
+    #[error("the connection to the client failed")]
     Socket(#[from] io::Error),
 }
 
-/// Serves requests until the client leaves; ends when the last of them was answered.
+/// Serves requests until the client disconnects; returns when all were answered.
 pub(crate) fn run(session: &Executor<'_>, input: Input<'_>, workers: usize) -> Result<(), TransmissionError> {
     let pool = WorkerPool::new(workers);
     thread::scope(|scope| {
@@ -35,7 +35,8 @@ pub(crate) fn run(session: &Executor<'_>, input: Input<'_>, workers: usize) -> R
     })
 }
 
-/// Closes also when the receiver fails or panics; the scope would wait for the workers for ever otherwise.
+/// Closes the pool also when the receiver fails or panics; otherwise the scope would wait for the workers for
+/// ever.
 struct CloseOnDrop<'a>(&'a WorkerPool);
 
 impl Drop for CloseOnDrop<'_> {
@@ -110,7 +111,7 @@ impl Receiver<'_> {
 
     fn read(&mut self, request: &Request) -> io::Result<()> {
         let in_pieces = self.session.in_pieces(request);
-        // A large reply in one piece is left to a worker: there its memory is counted.
+        // A large reply in one part is left to a worker, where its memory is counted.
         let at_once = in_pieces || request.len as usize <= SEND_AT;
         let from = match at_once {
             true => self.session.read(request, request.offset, ReadMode::Now, &mut self.replies)?,
@@ -149,7 +150,7 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    /// Leaves `work` to a worker. Waits for room, so what is ready goes out first.
+    /// Passes `work` to a worker. May wait for space in the pool, so finished replies are sent first.
     fn hand_over(&mut self, request: &Request, work: Work, bytes: usize) -> io::Result<()> {
         self.send()?;
         self.pool.reserve(bytes);

@@ -1,34 +1,34 @@
-//! Requests of one connection that may wait, and the few threads that wait for them.
+//! Worker pool of one connection: threads for requests that may wait.
 //!
-//! Bounded twice: by requests and by bytes. The receiving thread reserves room before it takes a payload in,
-//! so a client that asks for more than is there waits in its own socket.
+//! Bounded by requests and by bytes. The receiving thread reserves space before it receives a payload, so a
+//! client that sends too many requests waits in its own socket.
 
 use crate::execution::Work;
 use crate::request::Request;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most requests that wait or are worked on.
+/// Most requests that wait or are in progress.
 const MAX_REQUESTS: usize = 128;
-/// Most bytes in them. A single larger request is taken when nothing else is there.
+/// Most bytes of these requests. A single larger request is accepted if there is no other.
 const MAX_BYTES: usize = 64 << 20;
 
-/// A request for a worker.
+/// Request for a worker.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) work: Work,
-    /// Bytes reserved for it.
+    /// Bytes reserved for the job.
     pub(crate) bytes: usize,
 }
 
-/// The jobs of a connection.
+/// Jobs of a connection.
 pub(crate) struct WorkerPool {
     max_workers: usize,
     state: Mutex<State>,
-    /// A job came or the pool closed.
+    /// Signals that a job arrived or the pool was closed.
     work: Condvar,
-    /// A job ended.
+    /// Signals that a job ended.
     room: Condvar,
 }
 
@@ -52,7 +52,7 @@ impl WorkerPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for room for one more job of `bytes` bytes and takes it.
+    /// Waits for space for one more job of `bytes` bytes and reserves it.
     pub(crate) fn reserve(&self, bytes: usize) {
         let full = |state: &mut State| {
             state.requests >= MAX_REQUESTS || state.bytes > 0 && state.bytes + bytes > MAX_BYTES
@@ -62,7 +62,7 @@ impl WorkerPool {
         state.bytes += bytes;
     }
 
-    /// Queues a job for which room was reserved. True: the caller must start one more worker.
+    /// Queues a job for which space was reserved. If it returns true, the caller must start one more worker.
     #[must_use]
     pub(crate) fn submit(&self, job: Job) -> bool {
         let mut state = self.lock();
@@ -74,7 +74,7 @@ impl WorkerPool {
         more
     }
 
-    /// The next job for a worker; none once the pool is closed and empty.
+    /// Next job for a worker; none once the pool is closed and empty.
     pub(crate) fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         state.idle += 1;
@@ -84,7 +84,7 @@ impl WorkerPool {
         state.queue.pop_front()
     }
 
-    /// Gives the room of a job back.
+    /// Frees the space of a job.
     pub(crate) fn ended(&self, bytes: usize) {
         let mut state = self.lock();
         state.requests -= 1;
@@ -93,7 +93,7 @@ impl WorkerPool {
         self.room.notify_one();
     }
 
-    /// Lets the workers go once the queue is empty.
+    /// Lets the workers end once the queue is empty.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.work.notify_all();

@@ -1,26 +1,26 @@
-//! Numbers and texts as bytes: little endian, texts and lists after their length.
+//! Codec of numbers and texts: little endian, texts and lists after their length.
 
 use std::fmt;
 
-/// Longest text, in bytes.
+/// Most bytes of a text.
 pub(crate) const TEXT_MAX: usize = 255;
 
-/// A payload is none that was agreed upon.
+/// The payload does not match the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed {
-    /// What of it.
+    /// Part of the payload that is invalid.
     pub what: &'static str,
 }
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a message with a wrong {}", self.what)
+        write!(f, "the message has an invalid {}", self.what)
     }
 }
 
 impl std::error::Error for Malformed {}
 
-/// A payload that is taken apart from its beginning.
+/// Payload that is decoded from its start.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         Ok(text.to_owned())
     }
 
-    /// The length of a list of at most `max` things of at least `each` bytes.
+    /// Length of a list of at most `max` elements of at least `each` bytes.
     pub(crate) fn count(&mut self, max: usize, each: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
         let fits = count <= max && count * each <= self.0.len();
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A payload that is put together.
+/// Payload that is being encoded.
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
@@ -82,7 +82,7 @@ impl Writer {
         self
     }
 
-    /// A text, cut at a character if it is too long.
+    /// Appends a text, truncated at a character if it is too long.
     pub(crate) fn text(mut self, text: &str) -> Self {
         let mut len = text.len().min(TEXT_MAX);
         while !text.is_char_boundary(len) {

@@ -1,4 +1,4 @@
-//! What the host asks the guest for.
+//! Commands of the host to the guest agent.
 
 use crate::{
     codec::{Malformed, Reader, Writer},
@@ -8,59 +8,60 @@ use crate::{
 /// Most pages of a sample.
 pub const SAMPLE_MAX: usize = 4096;
 
-/// What the host asks for.
+/// Command of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// The host is here; answered by [`crate::Word::Here`]. Whatever was asked for before by whomever is
-    /// over: who is stunned goes on.
+    /// Announces the host; answered by [`Report::Ready`](crate::Report::Ready). Earlier commands are void:
+    /// stunned processes continue.
     Hello {
-        /// The host's name.
+        /// Name of the host.
         host: String,
-        /// The machine's name.
+        /// Name of the machine.
         machine: String,
         /// Pages of memory that the machine has.
         pages: u64,
     },
-    /// Drop what caches hold and disks have too; answered by [`crate::Word::Freed`].
+    /// Drop clean caches; answered by [`Report::Freed`](crate::Report::Freed).
     FreeCaches,
-    /// Hold the processes that write most of these pages; answered by [`crate::Word::Stunned`]. For
-    /// `lease_ms`, unless [`Command::ExtendStun`] comes.
+    /// Stun the processes that write most of these pages, for `lease_ms` unless [`Command::ExtendStun`]
+    /// follows; answered by [`Report::Stunned`](crate::Report::Stunned).
     Stun {
-        /// For how long, if nothing more is heard.
+        /// Duration of the stun without an extension.
         lease_ms: u32,
-        /// Pages that a process may have written without being held.
+        /// Pages that a process may have written without being stunned.
         limit: u32,
-        /// Pages that all that are not held may go on writing.
+        /// Pages that all processes without a stun may write together.
         spare: u32,
-        /// So many pages were written for each of the sample.
+        /// Number of written pages that each page of the sample represents.
         each: u32,
-        /// Some of the pages that were written in the time of a look, as places in memory; at most
+        /// Some of the pages written during one sampling interval, as indices into memory; at most
         /// [`SAMPLE_MAX`].
         sample: Vec<u32>,
     },
-    /// Hold on for so much longer. Not answered.
+    /// Extend the stun. Not answered.
     ExtendStun {
-        /// From now on.
+        /// Duration from now on.
         lease_ms: u32,
     },
-    /// Let all go on that are held; answered by [`crate::Word::Released`].
+    /// Release all stunned processes; answered by [`Report::Released`](crate::Report::Released).
     Release,
-    /// Tell the network where the guest is; answered by [`crate::Word::Announced`].
+    /// Announce the guest's addresses on the network; answered by
+    /// [`Report::Announced`](crate::Report::Announced).
     Announce,
-    /// What became of what the guest asked for, under the id of its asking. Not answered.
+    /// Result of a guest request, with the id of the request. Not answered.
     RequestResult(RequestOutcome),
 }
 
-/// What became of something the guest asked for.
+/// Result of a guest request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestOutcome {
-    /// It has begun.
+    /// The operation has started.
     Begun,
-    /// It is not done, and why.
+    /// The request was refused, with the reason.
     Refused(String),
-    /// It is done; what came of it.
+    /// The operation succeeded, with its result.
     Done(String),
-    /// It was tried, and why it failed.
+    /// The operation failed, with the reason.
     Failed(String),
 }
 
@@ -73,7 +74,7 @@ const ANNOUNCE: u8 = 6;
 const TOLD: u8 = 7;
 
 impl Command {
-    /// As a frame.
+    /// Encodes the command as a frame.
     pub fn to_frame(&self, session: u32, id: u32) -> Frame {
         let out = Writer::default();
         let (kind, out) = match self {
@@ -95,7 +96,7 @@ impl Command {
         Frame { kind, session, id, payload: out.0 }
     }
 
-    /// Of a frame.
+    /// Decodes a command from a frame.
     pub fn of(frame: &Frame) -> Result<Self, Malformed> {
         let mut from = Reader(&frame.payload);
         let order = match frame.kind {

@@ -1,35 +1,35 @@
-//! Frames, and finding them in a stream that may begin in the middle of one.
+//! Frames of the guest protocol, and a decoder for a stream that may begin in the middle of one.
 //!
-//! Either end of a port may come and go while the other one writes, and a migration cuts the stream where it
-//! pleases. So a frame begins with four bytes that are looked for and ends with a checksum; what is none is
-//! skipped byte by byte. A decoder keeps at most one frame.
+//! Either end of a port may close and reopen while the other one writes, and a migration cuts the stream
+//! anywhere. So a frame begins with four bytes to search for and ends with a checksum; other bytes are
+//! skipped one by one. A decoder buffers at most one frame.
 
 use crate::VERSION;
 
-/// Where a frame begins.
+/// First bytes of a frame.
 const MAGIC: [u8; 4] = *b"\x01wMb";
-/// Magic, version, kind, two zero bytes, session, id, length of the payload.
+/// Bytes of magic, version, kind, two zero bytes, session, id and length of the payload.
 const HEADER: usize = 20;
-/// A checksum follows the payload.
+/// Bytes of the checksum after the payload.
 const TRAILER: usize = 4;
 /// Most bytes of a payload.
 pub const PAYLOAD_MAX: usize = 64 << 10;
 
-/// One message, not yet understood.
+/// Message that is not decoded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// Type of the message.
     pub kind: u8,
-    /// Drawn by the guest's end when it begins; an order of another session was not meant for it.
+    /// Random number that the guest agent chose at its start; it ignores commands for another session.
     pub session: u32,
-    /// Chosen by who asks, repeated by who answers.
+    /// Id that the sender of a command or request chose and the answer repeats.
     pub id: u32,
-    /// The rest.
+    /// Encoded content of the message.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
-    /// As bytes. A payload that is too long for a frame makes one that nobody reads.
+    /// Encodes the frame. If the payload is too long, receivers ignore the frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + self.payload.len() + TRAILER);
         bytes.extend(MAGIC);
@@ -43,7 +43,7 @@ impl Frame {
     }
 }
 
-/// FNV-1a: against accidents, not against malice.
+/// FNV-1a, which detects accidents, not attacks.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -52,21 +52,21 @@ fn checksum(bytes: &[u8]) -> u32 {
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// Bytes at the beginning that are done with.
+    /// Bytes at the start that are consumed.
     done: usize,
-    /// A sound frame of this other version was passed over.
+    /// Version of a valid frame that was skipped because it is another one.
     other_version: Option<u8>,
 }
 
 impl Decoder {
-    /// More of the stream.
+    /// Adds more bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.done);
         self.done = 0;
         self.bytes.extend(bytes);
     }
 
-    /// The version of a frame that was passed over because it is not ours, once.
+    /// Version of a frame that was skipped because it is another one; reported once.
     pub fn other_version(&mut self) -> Option<u8> {
         self.other_version.take()
     }
@@ -76,7 +76,7 @@ impl Decoder {
         bytes.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
     }
 
-    /// The next frame, if all of it is here.
+    /// Next frame, if all of it has arrived.
     pub fn next_frame(&mut self) -> Option<Frame> {
         loop {
             self.skip_to_magic();
@@ -117,7 +117,7 @@ impl Decoder {
         }
     }
 
-    /// Leaves behind what cannot be the beginning of a frame.
+    /// Skips bytes that cannot start a frame.
     fn skip_to_magic(&mut self) {
         let rest = &self.bytes[self.done..];
         let begins = |at: &usize| rest[*at..].iter().zip(MAGIC).all(|(byte, magic)| *byte == magic);
@@ -158,7 +158,7 @@ mod tests {
             prop_assert_eq!(decode(&mut Decoder::default(), &bytes, piece), frames);
         }
 
-        /// The fear: after a cut in the middle of a frame the two never understand each other again.
+        /// The fear: after a cut in the middle of a frame the two never synchronise again.
         #[test]
         fn a_stream_that_was_cut_is_understood_again(
             lost in frame(), cut in any::<prop::sample::Index>(), noise in prop::collection::vec(any::<u8>(), 0..40),
@@ -168,7 +168,7 @@ mod tests {
             let mut bytes = lost[..cut.index(lost.len())].to_vec();
             bytes.extend(noise);
             bytes.extend(next.encode());
-            // A cut frame may hide what follows until as many bytes have come as it announced.
+            // A truncated frame may hide what follows until as many bytes have arrived as it announced.
             bytes.extend(std::iter::repeat_n(0, PAYLOAD_MAX + HEADER + TRAILER));
             let frames = decode(&mut Decoder::default(), &bytes, piece * 100);
             prop_assert!(frames.contains(&next), "{frames:?}");

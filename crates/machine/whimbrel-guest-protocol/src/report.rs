@@ -1,4 +1,4 @@
-//! What the guest says.
+//! Reports of the guest agent to the host.
 
 use crate::{
     codec::{Malformed, Reader, Writer},
@@ -7,75 +7,75 @@ use crate::{
 
 /// Most processes of a list.
 pub const PROCESSES_MAX: usize = 64;
-/// All that a guest of this version can do, for [`Report::Ready`]: bit 0 frees caches, bit 1 stuns, bit 2
-/// announces.
+/// Features of this version, for [`Report::Ready`]: bit 0 drops caches, bit 1 stuns, bit 2 announces.
 pub const FEATURES: u32 = 0b111;
 
-/// What the guest says.
+/// Report of the guest agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// It is here: when it begins, and to every [`crate::Order::Hello`].
+    /// The agent is ready: sent at its start, and as answer to every
+    /// [`Command::Hello`](crate::Command::Hello).
     Ready {
-        /// What it can do, see [`FEATURES`].
+        /// Bitmap of its features, see [`FEATURES`].
         features: u32,
-        /// Its version, for people.
+        /// Version of the agent, for people.
         version: String,
     },
-    /// Caches were dropped.
+    /// Clean caches were dropped.
     Freed {
         /// Free memory before, in bytes.
         before: u64,
-        /// Free memory now.
+        /// Free memory afterwards, in bytes.
         after: u64,
     },
-    /// Processes are held.
+    /// Processes were stunned.
     Stunned {
-        /// These, at most [`PROCESSES_MAX`].
+        /// Stunned processes, at most [`PROCESSES_MAX`].
         held: Vec<Process>,
-        /// These wrote more than they may and are not held, because nobody may.
+        /// Processes that wrote too much but must not be stunned.
         spared: Vec<Process>,
     },
-    /// Nobody is held any more.
+    /// All stunned processes were released.
     Released {
-        /// How many were.
+        /// Number of released processes.
         count: u32,
     },
-    /// The network was told.
+    /// The guest's addresses were announced on the network.
     Announced {
-        /// Frames that were sent.
+        /// Number of frames sent.
         frames: u32,
     },
-    /// It wants something of the host; answered by [`crate::Order::Told`].
+    /// Request of the guest; answered by [`Command::RequestResult`](crate::Command::RequestResult).
     Ask(GuestRequest),
-    /// What was ordered is not done.
+    /// The command failed or was refused.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         reason: String,
     },
 }
 
-/// A process of the guest.
+/// Process of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its id in the guest.
+    /// Process id in the guest.
     pub pid: u32,
-    /// Pages that it seems to have written.
+    /// Estimated number of pages that it wrote.
     pub pages: u32,
-    /// Its name.
+    /// Name of the process.
     pub name: String,
 }
 
-/// What a guest may want.
+/// Request of the guest to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestRequest {
-    /// To be moved.
+    /// Migrate the machine.
     Migrate {
-        /// Where to.
+        /// Name of the target host.
         host: String,
     },
-    /// To have its state kept.
+    /// Save the machine as a capsule.
     Checkpoint {
-        /// Under this name; empty for none.
+        /// Tag of the capsule; empty for none.
         tag: String,
     },
 }
@@ -88,11 +88,11 @@ const ANNOUNCED: u8 = 0x86;
 const ASK: u8 = 0x87;
 const CANNOT: u8 = 0xff;
 
-/// Bytes of a process with no name.
+/// Bytes of a process without a name.
 const PROCESS_LEAST: usize = 9;
 
 impl Report {
-    /// As a frame.
+    /// Encodes the report as a frame.
     pub fn to_frame(&self, session: u32, id: u32) -> Frame {
         let out = Writer::default();
         let (kind, out) = match self {
@@ -108,7 +108,7 @@ impl Report {
         Frame { kind, session, id, payload: out.0 }
     }
 
-    /// Of a frame.
+    /// Decodes a report from a frame.
     pub fn of(frame: &Frame) -> Result<Self, Malformed> {
         let mut from = Reader(&frame.payload);
         let word = match frame.kind {
@@ -120,7 +120,7 @@ impl Report {
             ASK => match (from.u8()?, from.text()?) {
                 (0, host) => Self::Ask(GuestRequest::Migrate { host }),
                 (1, tag) => Self::Ask(GuestRequest::Checkpoint { tag }),
-                _ => return Err(Malformed { what: "wish" }),
+                _ => return Err(Malformed { what: "request" }),
             },
             CANNOT => Self::Failed { reason: from.text()? },
             _ => return Err(Malformed { what: "kind" }),

@@ -1,7 +1,7 @@
-//! Attaches to a range of a process's memory, or takes over what an earlier process of ours attached.
+//! Attachment to a range of a process's memory, new or adopted from an earlier process of the daemon.
 //!
-//! The userfaultfd stays open in the target as well. So when we die the registration, and what was written
-//! since the last scan, live on; threads of the target that wait for a lazy page keep waiting until
+//! The userfaultfd stays open in the target as well. So when the daemon dies, the registration and the marks
+//! of written pages survive; threads of the target that wait for an absent page wait until
 //! [`Attachment::adopt`] and a new [`Pager`](crate::Pager) serve them.
 
 use crate::{
@@ -21,45 +21,44 @@ use std::{
 };
 use whimbrel_core::PAGE_SIZE;
 
-/// The largest memory that can be attached: 16 TiB, so that a set of its pages stays affordable.
+/// Most bytes that can be attached: 16 TiB, so that a set of pages has an acceptable size.
 const MAX_BYTES: u64 = 16 << 40;
 
-/// Which memory of the target.
+/// Memory range of the target.
 #[derive(Debug)]
 pub enum RamTarget {
-    /// What it maps from the file at this path; the whole mapping. The path must lead to the file from here
-    /// too.
+    /// Complete mapping of the file at this path, which must be valid in this process too.
     Path(PathBuf),
-    /// What it maps from this open file, found by device and inode.
+    /// Mapping of this open file, found by device and inode.
     File(File),
-    /// This range of its addresses: start, bytes. It must be whole pages of memory that belongs to no file.
+    /// Range of addresses: start, bytes. It must be whole pages of anonymous memory.
     Range(u64, u64),
 }
 
-/// What the attachment is for.
+/// Purpose of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Dirty sets of memory that is all there. Costs some 10 ms a GiB once, for arming.
+    /// Tracks writes of memory that is all present. Costs some 10 ms a GiB once, for arming.
     Track,
-    /// Dirty sets, and pages that a [`Pager`](crate::Pager) brings when they are touched. Costs nothing a
-    /// page. A file mapped shared is emptied first; one mapped privately is a template that the pager fills
-    /// for all who map it, and the target's descriptors of it are replaced by those of an empty file so that
-    /// it cannot change it.
+    /// Tracks writes, and lets a [`Pager`](crate::Pager) fill pages when they are touched. Costs nothing a
+    /// page. A file mapped shared is emptied first. One mapped privately is a memory template that the pager
+    /// fills for all processes that map it; the target's descriptors of it are replaced by those of an empty
+    /// file, so that the target cannot change it.
     Lazy,
 }
 
-/// What stands behind the target's pages, and so how they are read.
+/// Storage of the target's pages, which determines how they are read.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// The pages are those of the file, from this byte on.
+    /// The file has the pages, from this byte on.
     Shared(File, u64),
-    /// The file (from this byte on) shows through where the target has not written.
+    /// The file (from this byte on) has the pages that the target has not written.
     Template(File, u64),
-    /// The target's alone.
+    /// Only the target has the pages.
     Anonymous,
 }
 
-/// A hold on a range of another process's memory.
+/// Attachment to a range of another process's memory.
 #[derive(Debug)]
 pub struct Attachment {
     pub(crate) inner: Arc<Inner>,
@@ -78,8 +77,8 @@ pub(crate) struct Inner {
 }
 
 impl Attachment {
-    /// Takes over an earlier attachment of the same memory, or makes a new one, with [`Mode::Track`]. Not for
-    /// lazy memory, which a new attachment would empty.
+    /// Adopts an earlier attachment of the same memory, or creates one, with [`Mode::Track`]. Not for lazy
+    /// memory, which a new attachment would empty.
     pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, Mode::Track)?;
         match found.registered()? {
@@ -88,11 +87,11 @@ impl Attachment {
         }
     }
 
-    /// Makes a new attachment: injects a userfaultfd into the target, then registers and arms its memory.
-    /// With [`Mode::Track`], dirty sets hold the pages written from now on.
+    /// Creates an attachment: injects a userfaultfd into the target, then registers and arms its memory. With
+    /// [`Mode::Track`], dirty sets have the pages written from now on.
     ///
-    /// When the target is our child, nobody may wait for it (`waitpid`, `Child::try_wait`) during the call:
-    /// such a wait would be told of the stops and could take one for the end.
+    /// If the target is a child of this process, nothing may wait for it (`waitpid`, `Child::try_wait`)
+    /// during the call: such a wait would see the stops and could take one for the end.
     pub fn attach(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         if found.registered()?.is_some() {
@@ -101,23 +100,23 @@ impl Attachment {
         found.attach()
     }
 
-    /// Takes over the attachment that an earlier process of ours made. What its last dirty set held is not
-    /// known here: a caller that cannot tell must treat every page as written. Memory that was attached with
-    /// [`Mode::Lazy`] must be adopted so, and a pager started, even if all its pages had come: zero pages
-    /// still have to.
+    /// Adopts the attachment of an earlier process of the daemon. The content of its last dirty set is
+    /// unknown, so a caller in doubt must treat every page as written. Memory attached with [`Mode::Lazy`]
+    /// must be adopted with it, and a pager started, even if all its pages are present: zero pages are still
+    /// absent.
     pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = Found::find(pid, target, mode)?;
         let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
         Ok(found.attachment(uffd))
     }
 
-    /// The target's memory as an array of pages, named `memory`. One taker of dirty sets at a time: what one
-    /// takes, another does not see.
+    /// Memory of the target as a page array named `memory`. Only one consumer at a time: a dirty page is
+    /// reported once.
     pub fn ram(&self) -> Result<GuestRam, AttachError> {
         GuestRam::new(self.inner.clone())
     }
 
-    /// The target.
+    /// Process id of the target.
     pub fn pid(&self) -> i32 {
         self.inner.process.number()
     }
@@ -127,8 +126,8 @@ impl Attachment {
         self.inner.page_count()
     }
 
-    /// Ends tracking and lazy pages: pages not here yet read as zeros from then on. The empty descriptor
-    /// stays in the target and is used again by the next [`open`](Self::open).
+    /// Ends tracking and lazy filling: absent pages then read as zeros. The idle descriptor stays in the
+    /// target and is used by the next [`open`](Self::open).
     pub fn release(self) -> Result<(), AttachError> {
         let pid = self.pid();
         self.inner.uffd.unregister(self.inner.span).map_err(AttachError::io(pid, "release the memory"))
@@ -141,7 +140,7 @@ impl Inner {
     }
 }
 
-/// The memory, found and checked; nothing has been done to it.
+/// Memory range that was found and checked, and not changed yet.
 struct Found {
     process: Process,
     span: Span,
@@ -172,13 +171,14 @@ impl Found {
         Ok(Self { process, span, backing, mode })
     }
 
-    /// The userfaultfd of the target with which the memory is registered; with this call also in our mode.
+    /// Userfaultfd of the target with which the memory is registered; this call registers it again in the
+    /// requested mode.
     ///
-    /// Registering again with the descriptor that holds the range succeeds; `EBUSY` comes from the others.
+    /// Registering with the descriptor that has the range succeeds; the others return `EBUSY`.
     fn registered(&self) -> Result<Option<Userfaultfd>, AttachError> {
         let pid = self.process.number();
         let pagemap = self.process.file("pagemap")?;
-        if !pagemap::is_tracked(&pagemap, self.span).map_err(AttachError::io(pid, "look at the memory"))? {
+        if !pagemap::is_tracked(&pagemap, self.span).map_err(AttachError::io(pid, "inspect the memory"))? {
             return Ok(None);
         }
         if self.mode == Mode::Track && self.process.has_missing_pages(self.span.start)? {
@@ -194,8 +194,8 @@ impl Found {
         Err(AttachError::Attached { pid })
     }
 
-    /// The target's userfaultfds on which the handshake was made with all that we need. Its own have other
-    /// features.
+    /// Userfaultfds of the target with all required features in their handshake. Those of the target itself
+    /// have other features.
     fn ours(&self) -> Result<Vec<Userfaultfd>, AttachError> {
         let mut found = Vec::new();
         for fd in self.process.userfaultfds()? {
@@ -216,7 +216,7 @@ impl Found {
         })
     }
 
-    /// Registers memory that is not registered, with a descriptor released earlier or a new one.
+    /// Registers memory that is not registered, with an idle descriptor or a new one.
     fn attach(self) -> Result<Attachment, AttachError> {
         let pid = self.process.number();
         let uffd = match self.ours()?.pop() {
@@ -224,7 +224,7 @@ impl Found {
             None => self.inject()?,
         };
         match self.mode {
-            // A private mapping needs no arming: its scan asks for private copies, which only a write makes.
+            // A private mapping needs no arming: its scan finds private copies, which only a write creates.
             Mode::Track if matches!(self.backing, Backing::Template(..)) => self.register(&uffd)?,
             Mode::Track => {
                 self.register(&uffd)?;
@@ -234,7 +234,7 @@ impl Found {
                 if let Backing::Template(file, _) = &self.backing {
                     template_guard::take_from(&self.process, file)?;
                 }
-                // Emptied before, so that dying after the registration leaves nothing that would pass for
+                // Emptied before, so that a crash after the registration leaves no data that would pass for
                 // filled pages; and after, because the target may have touched some in between.
                 self.empty()?;
                 self.register(&uffd)?;
@@ -275,11 +275,11 @@ impl Found {
     }
 }
 
-/// The mapping of `file` in the target: neighbouring pieces that continue each other in the file count as
+/// Finds the mapping of `file` in the target; adjacent mappings that continue each other in the file count as
 /// one.
 fn mapped(process: &Process, file: File) -> Result<(Span, Backing), AttachError> {
     let pid = process.number();
-    let meta = file.metadata().map_err(AttachError::io(pid, "look at the RAM file"))?;
+    let meta = file.metadata().map_err(AttachError::io(pid, "inspect the RAM file"))?;
     let mappings = process.mappings()?;
     let mut pieces = mappings.iter().filter(|m| m.device == meta.dev() && m.inode == meta.ino());
     let first = pieces.next().ok_or(AttachError::NoMapping { pid })?;
@@ -291,8 +291,7 @@ fn mapped(process: &Process, file: File) -> Result<(Span, Backing), AttachError>
     Ok((span, backing(file, first.offset)))
 }
 
-/// Features agreed in the handshake, from `/proc/PID/fdinfo/FD`: `API:` protocol, features, ioctls, in
-/// hexadecimal.
+/// Features of the handshake, from `/proc/PID/fdinfo/FD`: `API:` protocol, features, ioctls, in hexadecimal.
 fn features(info: &str) -> u32 {
     let api = info.lines().find_map(|line| line.strip_prefix("API:"));
     let field = api.and_then(|api| api.trim().split(':').nth(1));

@@ -1,9 +1,9 @@
-//! Finds unused executable bytes in a process: the padding between the end of a program's code and the end of
-//! its page.
+//! Code cave: unused executable bytes of a process, in the padding between the end of a program's code and
+//! the end of its page.
 //!
-//! ELF maps whole pages, so behind the last byte of an executable segment there is up to a page that no code
-//! can ever reach. It must be all zero to be taken, so a slot used before (whose code a thread might still
-//! stand in) is never taken again.
+//! ELF maps whole pages, so after the last byte of an executable segment there is up to a page that no code
+//! can reach. A slot is used only if it is all zero, so one used before (in which a thread might still be) is
+//! never used again.
 
 use crate::{
     AttachError,
@@ -14,14 +14,14 @@ use std::{fs::File, os::unix::fs::FileExt};
 
 const ALIGN: u64 = 16;
 const PAGE: u64 = whimbrel_core::PAGE_SIZE as u64;
-/// Program headers read of one file; real ones have about a dozen.
+/// Most program headers read of one file; real files have about a dozen.
 const MAX_HEADERS: usize = 64;
 const HEADER_LEN: usize = 64;
 const ENTRY_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 
-/// The address of [`SLOT`] unused executable bytes.
+/// Finds [`SLOT`] unused executable bytes; returns their address.
 pub(crate) fn find(process: &Process) -> Result<u64, AttachError> {
     let memory = process.file("mem")?;
     let mappings = process.mappings()?;
@@ -33,15 +33,14 @@ pub(crate) fn find(process: &Process) -> Result<u64, AttachError> {
     slot.ok_or(AttachError::NoRoom { pid: process.number(), bytes: SLOT })
 }
 
-/// Whether `head` shows the beginning of the file that `code` is mapped from.
+/// Whether `head` maps the beginning of the file that `code` is mapped from.
 fn is_head_of(head: &Mapping, code: &Mapping) -> bool {
     let same = head.device == code.device && head.inode == code.inode && head.name == code.name;
     let is_file = code.inode != 0 || code.name == "[vdso]";
     is_file && same && head.offset == 0 && head.readable && head.start <= code.start
 }
 
-/// The address behind the last byte of the executable segment that `code` maps, if its padding lies in
-/// `code`.
+/// Address after the last byte of the executable segment that `code` maps, if its padding is in `code`.
 fn code_end(memory: &File, head: u64, code: &Mapping) -> Option<u64> {
     let mut header = [0; HEADER_LEN];
     memory.read_exact_at(&mut header, head).ok()?;
@@ -60,7 +59,7 @@ fn code_end(memory: &File, head: u64, code: &Mapping) -> Option<u64> {
     ends.filter(|end| span.contains(end)).map(|end| code.start + (end - code.offset)).next_back()
 }
 
-/// The first aligned slot of zeros in `from..end`, at most a page, which is all that padding can be.
+/// First aligned slot of zeros in `from..end`, which is at most a page, as padding is.
 fn empty_slot(memory: &File, from: u64, end: u64) -> Option<u64> {
     let from = from.next_multiple_of(ALIGN);
     let len = end.checked_sub(from).filter(|len| *len >= SLOT as u64 && *len < PAGE)?;

@@ -1,12 +1,12 @@
-//! Threads of another process that run for a part of the time only.
+//! CPU throttle: lets threads of another process run for a part of the time only.
 //!
-//! Again and again each thread is held by ptrace for a while and left alone for a while; in between nobody
-//! traces it. That works the same for translated and for hardware-run virtual CPUs, needs no cgroup to move
-//! threads into, and lets go by itself: a tracer is a thread of ours, and when that ends, however it does,
-//! the kernel detaches and wakes what it held. The other threads of the process (its main loop, its disks)
-//! are not held, but one that needs a lock which a held thread has waits with it, for at most one hold.
+//! Each thread is alternately stopped by ptrace and left running; while it runs it has no tracer. That works
+//! the same for translated and for hardware-run virtual CPUs, needs no cgroup, and ends by itself: a tracer
+//! is a thread of this process, and when that ends, in any way, the kernel detaches and wakes the stopped
+//! threads. The other threads of the process (main loop, disks) are not stopped, but one that needs a lock of
+//! a stopped thread waits with it, for at most one stop.
 //!
-//! A thread that ends meanwhile, or that somebody else traces, is passed over.
+//! A thread that ends meanwhile, or that has another tracer, is skipped.
 
 use crate::ptrace::{self, Stop};
 use rustix::process::Pid;
@@ -17,40 +17,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Threads run for this long at a time, as with QEMU's own throttle (`system/cpu-throttle.c`).
+/// Time for which threads run, as with QEMU's own throttle (`system/cpu-throttle.c`).
 const RUN: Duration = Duration::from_millis(10);
-/// How long a thread may take to stand still. One that sleeps in a driver takes longer, and is then left
-/// running.
+/// Time in which a thread must stop. One that sleeps in a driver takes longer, and is then left running.
 const STOPS_WITHIN: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(50);
 
-/// The part of the time for which throttled threads run, in percent.
+/// Share of the time for which throttled threads run, in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuShare(u8);
 
 impl CpuShare {
-    /// Less than this is no throttle but a stop: timeouts of the network and watchdogs would notice.
+    /// Least share. A smaller one would be noticed by network timeouts and watchdogs.
     pub const LEAST: Self = Self(20);
-    /// All of the time.
+    /// Full share: threads are not stopped.
     pub const WHOLE: Self = Self(100);
 
-    /// So many percent; none below [`CpuShare::LEAST`] or above all.
+    /// Share of `percent`; none outside [`CpuShare::LEAST`] to 100.
     pub fn percent(percent: u8) -> Option<Self> {
         (Self::LEAST.0..=Self::WHOLE.0).contains(&percent).then_some(Self(percent))
     }
 
-    /// The number.
+    /// Share in percent.
     pub fn as_percent(self) -> u8 {
         self.0
     }
 
-    /// How long threads are held after they ran for [`RUN`].
+    /// Time for which threads are stopped after they ran for [`RUN`].
     fn hold(self) -> Duration {
         RUN * u32::from(100 - self.0) / u32::from(self.0)
     }
 }
 
-/// Threads that are throttled until this is dropped.
+/// Throttle of threads, which ends when dropped.
 #[derive(Debug)]
 pub struct Throttle {
     order: Arc<Order>,
@@ -59,13 +58,13 @@ pub struct Throttle {
 
 #[derive(Debug)]
 struct Order {
-    /// None once it is over.
+    /// Current share; none once the throttle has ended.
     share: Mutex<Option<CpuShare>>,
     changed: Condvar,
 }
 
 impl Throttle {
-    /// Throttles these threads, by thread id. We need the right to trace them.
+    /// Throttles these threads, by thread id. Requires permission to trace them.
     pub fn start(threads: &[u32], share: CpuShare) -> io::Result<Self> {
         let threads: Vec<Pid> =
             threads.iter().filter_map(|id| i32::try_from(*id).ok().and_then(Pid::from_raw)).collect();
@@ -75,7 +74,7 @@ impl Throttle {
         Ok(Self { order, tracer: Some(tracer) })
     }
 
-    /// From now on this share.
+    /// Sets the share from now on.
     pub fn set(&self, share: CpuShare) {
         let mut now = self.order.lock();
         *now = now.map(|_| share);
@@ -87,7 +86,7 @@ impl Drop for Throttle {
         *self.order.lock() = None;
         self.order.changed.notify_all();
         if let Some(tracer) = self.tracer.take() {
-            // A panic in it was reported by its own thread, and has let the threads go.
+            // A panic was reported by the thread itself, and has released the stopped threads.
             let _ = tracer.join();
         }
     }
@@ -98,7 +97,7 @@ impl Order {
         self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, unless it is over earlier; the share.
+    /// Waits for `time`, or until the throttle ends; returns the share.
     fn wait(&self, time: Duration) -> Option<CpuShare> {
         let until = Instant::now() + time;
         let mut share = self.lock();
@@ -123,7 +122,7 @@ impl Order {
     }
 }
 
-/// Has a thread stand still. If it does not, it is not traced either.
+/// Stops a thread. If that fails, the thread is not traced any more.
 fn hold(thread: Pid) -> bool {
     if ptrace::seize(thread).is_err() {
         return false;
@@ -133,12 +132,12 @@ fn hold(thread: Pid) -> bool {
     while asked {
         match ptrace::stop(thread) {
             Ok(Some(Stop::Interrupt)) => return true,
-            // Delivered with the detachment, and the thread runs for one more turn.
+            // The detachment delivers the signal, and the thread runs for one more period.
             Ok(Some(Stop::Signal(signal))) => {
                 let _ = ptrace::detach(thread, signal);
                 return false;
             }
-            // Somebody stopped all of the process, or it is about to enter a call: not ours to hold.
+            // The process was stopped by a signal, or the thread enters a call: not stopped by this tracer.
             Ok(Some(_)) => break,
             Ok(None) if Instant::now() < deadline => thread::sleep(NAP),
             Ok(None) | Err(_) => asked = false,
@@ -148,7 +147,7 @@ fn hold(thread: Pid) -> bool {
     false
 }
 
-/// Lets a thread go. One that did not stop in time stops on the way, so it is waited for as long as it lives.
+/// Releases a thread. One that did not stop in time stops later, so this waits as long as the thread lives.
 fn release(thread: Pid) {
     let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ESRCH);
     let deadline = Instant::now() + Duration::from_secs(1);
@@ -166,7 +165,7 @@ fn release(thread: Pid) {
     }
 }
 
-/// Whether somebody traces the thread: `ESRCH` means "runs" as well as "has ended".
+/// Whether the thread has a tracer: `ESRCH` means "runs" as well as "has ended".
 fn is_traced(thread: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", thread.as_raw_nonzero()));
     status.is_ok_and(|text| !text.contains("TracerPid:\t0\n"))
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
     use std::process::{Child, Command, Stdio};
 
-    /// Burns a processor until it is dropped.
+    /// Thread that uses a processor until it is dropped.
     struct Burner(Child);
 
     impl Burner {
@@ -185,7 +184,7 @@ mod tests {
             Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell"))
         }
 
-        /// Clock ticks that it has burnt.
+        /// Clock ticks that it has used.
         fn burnt(&self) -> u64 {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
             let fields: Vec<_> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
@@ -235,7 +234,7 @@ mod tests {
         assert!(wait_for(|| is_traced(pid)), "it is never held");
         let (before, begun) = (burner.burnt(), Instant::now());
         thread::sleep(Duration::from_secs(1));
-        // A tick is 10 ms. Only less than it may have is a promise on a busy machine.
+        // A tick is 10 ms. On a busy machine only the upper bound is guaranteed.
         let share = (burner.burnt() - before) as f64 / (begun.elapsed().as_secs_f64() * 100.0);
         assert!(share < 0.6, "{share} of the time instead of a fifth");
         assert!(share > 0.0, "it does not run at all");

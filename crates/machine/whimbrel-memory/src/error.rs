@@ -1,120 +1,120 @@
-//! Why a process cannot be attached to.
+//! Errors of attaching to a process.
 
 use std::{io, time::Duration};
 
-/// Attaching, adopting or arming failed. The target runs on as before in every case.
+/// Cause of a failed attach, adoption or arming. The target runs on as before in every case.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// There is no such process, or it has ended.
+    /// The process does not exist, or has ended.
     #[error("process {pid} does not exist or has ended")]
     Gone {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// Job control holds the target (`SIGSTOP`); nothing can run in it.
+    /// Job control has stopped the target (`SIGSTOP`), so no code can run in it.
     #[error("process {pid} is stopped by a signal")]
     Stopped {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// A debugger holds the target.
+    /// The target has another tracer, such as a debugger.
     #[error("process {pid} is traced by process {by} already")]
     Traced {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// Its tracer.
+        /// Process id of the tracer.
         by: i32,
     },
-    /// We may not trace the target.
-    #[error("no right to trace process {pid}")]
+    /// Tracing the target is not permitted.
+    #[error("no permission to trace process {pid}")]
     Denied {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The target's main thread did not stop, or did not come to its next system call, in time.
+    /// The target's main thread did not stop, or did not reach its next system call, in time.
     #[error("the main thread of process {pid} did not answer within {waited:?}")]
     TimedOut {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// How long we waited.
+        /// Time waited for it.
         waited: Duration,
     },
-    /// The target runs in a mode this build knows nothing of, like 32-bit code.
+    /// The target runs in a mode that this build does not support, such as 32-bit code.
     #[error("process {pid} does not run 64-bit code of this processor")]
     ForeignMode {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// None of the target's programs and libraries has unused bytes behind its code.
-    #[error("process {pid} has no room for {bytes} bytes of code")]
+    /// None of the target's programs and libraries has unused bytes after its code.
+    #[error("process {pid} has no unused space for {bytes} bytes of code")]
     NoRoom {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// Bytes needed.
+        /// Number of bytes needed.
         bytes: usize,
     },
-    /// The target's kernel or sandbox refused the call that was made inside it.
+    /// The kernel or a sandbox refused the call that was injected into the target.
     #[error("process {pid} may not {action}")]
     Refused {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// `create a userfaultfd`, …
+        /// Verb of the call: `create a userfaultfd`, …
         action: &'static str,
-        /// What the call returned.
+        /// Error number that the call returned.
         #[source]
         source: io::Error,
     },
-    /// The target does not map the memory that was named.
+    /// The target does not map the requested memory.
     #[error("process {pid} does not map the memory")]
     NoMapping {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
     /// The range is empty, not in whole pages, or too large.
-    #[error("{start:#x}..+{bytes:#x} is no range of whole pages")]
+    #[error("{start:#x}..+{bytes:#x} is not a range of whole pages")]
     BadRange {
-        /// First address.
+        /// First address of the range.
         start: u64,
-        /// Length.
+        /// Length of the range.
         bytes: u64,
     },
     /// Lazy pages need memory that is mapped from a file.
     #[error("lazy pages need memory mapped from a file, and that of process {pid} is not")]
     LazyNeedsFile {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
     /// The memory was attached with [`Mode::Lazy`](crate::Mode::Lazy); without a pager its threads would wait
     /// for ever.
     #[error("the memory of process {pid} is filled lazily and must be adopted as such")]
     Lazy {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// The range is registered already; [`adopt`](crate::Attachment::adopt) takes it over.
+    /// The range is registered already; [`adopt`](crate::Attachment::adopt) can use the registration.
     #[error("the memory of process {pid} is attached already")]
     Attached {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// The target holds no userfaultfd to adopt.
-    #[error("process {pid} holds no userfaultfd of ours")]
+    /// The target has no userfaultfd to adopt.
+    #[error("process {pid} has no userfaultfd to adopt")]
     NothingToAdopt {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
     },
-    /// An operation on the target failed in a way that has no name of its own.
+    /// Another operation on the target failed.
     #[error("cannot {action} of process {pid}")]
     Io {
-        /// The process.
+        /// Process id of the target.
         pid: i32,
-        /// `read the mappings`, …
+        /// Verb of the operation: `read the mappings`, …
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },

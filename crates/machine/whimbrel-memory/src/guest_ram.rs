@@ -1,15 +1,14 @@
-//! A target's memory as an array of pages: dirty sets and checked copies.
+//! Guest RAM: a target's memory as a page array with dirty sets and checked copies.
 //!
-//! Never a reference into guest memory, and no mapping of it either: `pread` on the RAM file does not
-//! allocate what it finds missing, and a file cut short or a full tmpfs is an error here where a mapping
-//! would raise `SIGBUS` and end the daemon with all its machines. It costs about 1 us a page more than a copy
-//! from a mapping, a millisecond an epoch.
+//! Guest memory is neither referenced nor mapped: `pread` on the RAM file does not allocate absent pages, and
+//! a truncated file or a full tmpfs is an error here, where a mapping would raise `SIGBUS` and end the daemon
+//! with all its machines. It costs about 1 us a page more than a copy from a mapping, a millisecond an epoch.
 //!
-//! Not yet filled pages of lazy memory are read from the pager's source; see [`crate::residency`] for why
-//! that is right at every instant. Such a read waits as long as the source does.
+//! Absent pages of lazy memory are read from the pager's source; [`crate::residency`] explains why that is
+//! right at every instant. Such a read waits as long as the source does.
 //!
-//! A page that a balloon gives away is not in the dirty set (the kernel keeps its mark through `fallocate`):
-//! what the guest called free may have any content later, the old one included.
+//! A page that a balloon releases is not in the dirty set (the kernel retains its mark through `fallocate`):
+//! memory that the guest called free may have any content later, including the old one.
 
 use crate::{
     AttachError,
@@ -30,20 +29,20 @@ use std::{
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageArray, PageError};
 
-/// The memory of an attached process. Outlives the [`Attachment`](crate::Attachment) it came from.
+/// Memory of an attached process. Outlives its [`Attachment`](crate::Attachment).
 #[derive(Debug)]
 pub struct GuestRam {
     inner: Arc<Inner>,
     pagemap: Pagemap,
-    /// Given back by the caller, or scanned by a call that then failed.
+    /// Dirty pages that the caller put back, or of a scan that then failed.
     owed: PageSet,
-    /// Whether pages that are not here have been armed by a scan.
+    /// Whether a scan has armed the absent pages.
     armed: bool,
 }
 
-/// Lazy memory was read before a pager brought its source.
+/// Lazy memory was read before a pager set its source.
 #[derive(Debug, thiserror::Error)]
-#[error("the page is not here and no pager has been started to say where it is")]
+#[error("the page is absent and no pager has been started")]
 struct NoSource;
 
 impl GuestRam {
@@ -58,7 +57,7 @@ impl GuestRam {
         move |source| PageError { array: name, action, source: source.into() }
     }
 
-    /// A target that has ended has no pages, and would look as if nothing had been written.
+    /// A target that has ended has no pages, and would appear unwritten.
     fn alive(&self, action: &'static str) -> Result<(), PageError> {
         self.inner.process.alive().map_err(|gone| PageError::new(self.name(), action, gone))
     }
@@ -68,14 +67,14 @@ impl GuestRam {
         slot.clone().ok_or_else(|| PageError::new(self.name(), "read", NoSource))
     }
 
-    /// Reads from the file, and what is a hole in it from the source.
+    /// Reads from the file, and the file's holes from the source.
     fn read_lazy(&self, file: &File, offset: u64, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
         let lazy = self.lazy()?;
         let filled: Vec<bool> = run.pages().map(|page| lazy.is_filled(page)).collect();
         let mut page = run.start;
         while page < run.end() {
             let data = residency::next(file, offset, run, page, true).map_err(self.error("read"))?;
-            // Nobody can take pages out of a template: what is a hole there has not come.
+            // A balloon cannot release pages of a template, so a hole there has not been filled.
             let is_template = matches!(self.inner.backing, Backing::Template(..));
             let given_away = |page: u64| !is_template && filled[(page - run.start) as usize];
             for piece in pieces(PageRun::new(page, data - page), given_away) {
@@ -177,10 +176,10 @@ impl PageArray for GuestRam {
     }
 }
 
-/// The first scan of lazy memory, which nobody armed at the start because that would cost something a page:
-/// it returns what is not here as written. Such pages are holes in the file and are left out again. The file
-/// is asked after the scan, so that a page brought and written in between is not left out. When the file
-/// cannot be asked they stay in, which is safe.
+/// First scan of lazy memory. Nothing armed it at the start, because that costs time for each page, so the
+/// scan returns absent pages as written. Such pages are holes in the file and are removed again. The file is
+/// queried after the scan, so that a page filled and written in between is not removed. If the query fails
+/// they stay in, which is safe.
 fn first_scan(pagemap: &mut Pagemap, file: &File, offset: u64, owed: &mut PageSet) -> io::Result<()> {
     let mut scanned = PageSet::empty(owed.len());
     let result = pagemap.scan(Scan::TakeWritten, &mut scanned);
@@ -191,13 +190,13 @@ fn first_scan(pagemap: &mut Pagemap, file: &File, offset: u64, owed: &mut PageSe
     result
 }
 
-/// The bytes of `piece` in the buffer for `run`.
+/// Part of the buffer for `run` that belongs to `piece`.
 fn part(out: &mut [u8], run: PageRun, piece: PageRun) -> &mut [u8] {
     let start = (piece.start - run.start) as usize * PAGE_SIZE;
     &mut out[start..start + piece.bytes()]
 }
 
-/// `run` cut where the answer of `kind` changes.
+/// Splits `run` where the result of `kind` changes.
 fn pieces(run: PageRun, kind: impl Fn(u64) -> bool) -> Vec<PageRun> {
     let mut pieces: Vec<PageRun> = Vec::new();
     for page in run.pages() {

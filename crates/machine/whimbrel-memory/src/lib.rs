@@ -1,14 +1,14 @@
-//! Attach to the memory of a running process: mapping, dirty sets, lazy pages.
+//! Memory of a running process: attachment, dirty sets, lazy pages.
 //!
-//! Knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd into the
-//! target, its [`GuestRam`] tells what was written and copies pages out, and a [`Pager`] brings pages when
-//! the target touches them. A [`Throttle`] has threads of a process run for a part of the time. [`probe()`]
-//! says whether a machine can do all that.
+//! The crate knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd into
+//! the target, its [`GuestRam`] reports written pages and copies pages, and a [`Pager`] fills pages when the
+//! target touches them. A [`Throttle`] lets threads of a process run for a part of the time. [`probe()`]
+//! reports whether the host supports all that.
 //!
-//! Invariants: whatever happens to us, the target runs on correctly, except that its threads wait while a
-//! page they touched is not here and nobody serves it; a write is in exactly one dirty set after it, given
-//! back ones aside; no reference into guest memory exists. All ptrace and userfaultfd of the project is here,
-//! and its `unsafe` in `ptrace`, `uffd` and `pagemap`. Linux 6.7 or later.
+//! Invariants: the target continues correctly if this process fails at any time, except that its threads wait
+//! for absent pages while there is no pager. A write is in exactly one dirty set after it, except sets that
+//! were put back. There is no reference into guest memory. All ptrace and userfaultfd code of the project is
+//! here, with its `unsafe` in `ptrace`, `userfaultfd` and `pagemap`. Linux 6.7 or later.
 
 mod arch;
 mod attachment;

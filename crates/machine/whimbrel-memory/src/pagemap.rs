@@ -1,30 +1,31 @@
-//! `PAGEMAP_SCAN` (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst): finds pages by state, and re-arms
-//! write tracking in the same step, so that no write falls between the two.
+//! Page map scan: finds pages by state with `PAGEMAP_SCAN` (Linux 6.7,
+//! Documentation/admin-guide/mm/pagemap.rst). The same step re-arms write tracking, so that no write is lost
+//! in between.
 
 use crate::userfaultfd::Span;
 use linux_raw_sys::general as sys;
 use std::{ffi::c_ulong, fs::File, io, os::fd::AsRawFd};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
+/// Ioctl number `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
-/// Runs taken from the kernel at a time: 96 KiB of answer.
+/// Runs requested from the kernel at a time: 96 KiB of result.
 const BATCH: usize = 4096;
 
-/// Which pages a scan returns.
+/// Pages that a scan returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
-    /// Written since they were last armed; arms them again. A page that was never armed and is not there
-    /// counts too, since one that was written and then taken out of the page table looks the same.
+    /// Pages written since they were last armed; arms them again. An absent page that was never armed counts
+    /// too, since one that was written and then removed from the page table looks the same.
     TakeWritten,
-    /// The same for private mappings of a file: a page only read still shows the file, and a page of
-    /// one's own is in memory or swapped out with its mark.
+    /// Written pages of private file mappings: a page that was only read still shows the file, and a private
+    /// page is in memory or swapped out with its mark.
     TakeWrittenPrivate,
-    /// Private copies, and pages of no file, that are in memory or swapped out.
+    /// Private copies, and anonymous pages, that are in memory or swapped out.
     Anonymous,
 }
 
-/// `/proc/PID/pagemap` and the room for the kernel's answers.
+/// File `/proc/PID/pagemap` and a buffer for the kernel's results.
 #[derive(Debug)]
 pub(crate) struct Pagemap {
     file: File,
@@ -37,8 +38,8 @@ impl Pagemap {
         Self { file, span, regions: Vec::new() }
     }
 
-    /// Adds the pages that match to `pages`, a set over the whole span. When it fails midway, what was taken
-    /// so far is in `pages` and nothing is lost.
+    /// Adds the matching pages to `pages`, a set over the complete span. After an error, `pages` has those
+    /// taken so far and nothing is lost.
     pub(crate) fn scan(&mut self, scan: Scan, pages: &mut PageSet) -> io::Result<()> {
         let mut from = self.span.start;
         let end = self.span.start + self.span.bytes;
@@ -75,18 +76,18 @@ impl Pagemap {
             category_inverted: inverted,
             category_mask: all,
             category_anyof_mask: any,
-            // Only what all matches share, so that neighbours come as one region.
+            // Only the common categories of all matches, so that neighbours are merged into one region.
             return_mask: all & written,
             ..argument(start, end)
         };
         // SAFETY: PAGEMAP_SCAN reads and writes one `pm_scan_arg` and writes at most `vec_len` regions at
-        // `vec`, which is the vector that we hold alone.
+        // `vec`, which is a vector that this value exclusively borrows.
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
     }
 }
 
-/// Whether write tracking that needs no answers (`WP_ASYNC`) is registered for the first page of `span`.
+/// Whether asynchronous write tracking (`WP_ASYNC`) is registered for the first page of `span`.
 pub(crate) fn is_tracked(pagemap: &File, span: Span) -> io::Result<bool> {
     let mut region = sys::page_region { start: 0, end: 0, categories: 0 };
     let allowed = u64::from(sys::PAGE_IS_WPALLOWED);
@@ -120,7 +121,7 @@ fn argument(start: u64, end: u64) -> sys::pm_scan_arg {
     }
 }
 
-/// Whether the kernel knows the request, asked about a page of our own.
+/// Tests whether the kernel supports the request, with a page of this process.
 pub(crate) fn is_offered() -> io::Result<()> {
     let local = 0_u8;
     let start = &raw const local as u64 & !(PAGE_SIZE as u64 - 1);

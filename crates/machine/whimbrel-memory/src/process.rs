@@ -1,5 +1,4 @@
-//! One process, held by a pidfd so that its number cannot come to mean another one, and what `/proc` tells of
-//! it.
+//! Target process, identified by a pidfd so that its number cannot be reused, and its data in `/proc`.
 
 use crate::AttachError;
 use rustix::{
@@ -15,14 +14,14 @@ use std::{
     },
 };
 
-/// The process whose memory we attach to.
+/// Process whose memory is attached.
 #[derive(Debug)]
 pub(crate) struct Process {
     id: Pid,
     pidfd: OwnedFd,
 }
 
-/// One line of `/proc/PID/maps`.
+/// Line of `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) start: u64,
@@ -61,7 +60,7 @@ impl Process {
         self.pidfd.as_fd()
     }
 
-    /// Whether it has ended (a zombie has).
+    /// Whether the process has ended (a zombie has).
     pub(crate) fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -71,20 +70,20 @@ impl Process {
         if self.has_ended() { Err(AttachError::Gone { pid: self.number() }) } else { Ok(()) }
     }
 
-    /// Our own copy of descriptor `fd` of the process.
+    /// Duplicates descriptor `fd` of the process.
     pub(crate) fn descriptor(&self, fd: RawFd) -> Result<OwnedFd, AttachError> {
         pidfd_getfd(&self.pidfd, fd, PidfdGetfdFlags::empty())
             .map_err(|e| AttachError::io(self.number(), "fetch a descriptor")(e.into()))
     }
 
-    /// A file of the process's folder in `/proc`, open for reading.
+    /// File in the process's `/proc` directory, open for reading.
     pub(crate) fn file(&self, name: &str) -> Result<File, AttachError> {
         let file = File::open(format!("/proc/{}/{name}", self.number()));
         let file = file.map_err(AttachError::io(self.number(), "open the /proc files"))?;
         self.alive().map(|()| file)
     }
 
-    /// Its mappings in ascending order.
+    /// Mappings of the process in ascending order.
     pub(crate) fn mappings(&self) -> Result<Vec<Mapping>, AttachError> {
         let text = self.text("maps")?;
         Ok(text.lines().filter_map(parse_mapping).collect())
@@ -98,8 +97,7 @@ impl Process {
         Ok((letter, field("TracerPid:").and_then(|value| value.parse().ok()).filter(|by| *by != 0)))
     }
 
-    /// Whether the mapping that begins at or spans `address` is registered for missing pages (`um` in its
-    /// flags).
+    /// Whether the mapping at `address` is registered for missing pages (`um` in its flags).
     pub(crate) fn has_missing_pages(&self, address: u64) -> Result<bool, AttachError> {
         let mut inside = false;
         for line in BufReader::new(self.file("smaps")?).lines() {
@@ -113,14 +111,14 @@ impl Process {
         Ok(false)
     }
 
-    /// The userfaultfds the process holds, by number.
+    /// Numbers of the process's userfaultfds.
     pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
         })
     }
 
-    /// The descriptors of one file that the process holds, by number.
+    /// Numbers of the process's descriptors of one file.
     pub(crate) fn descriptors_of(&self, device: u64, inode: u64) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))

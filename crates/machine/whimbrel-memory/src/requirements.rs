@@ -1,36 +1,36 @@
-//! Whether this machine can do what the crate needs, as findings for people.
+//! Requirements of the crate on the host, checked and explained for people.
 
 use crate::userfaultfd;
 use linux_raw_sys::general as sys;
 use std::{fs, io};
 
-/// What is needed of the machine.
+/// Requirement on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
-    /// Creating a userfaultfd.
+    /// Permission to create a userfaultfd.
     Userfaultfd,
     /// Write tracking by userfaultfd, and missing pages of shared memory.
     Features,
-    /// `PAGEMAP_SCAN`, Linux 6.7.
+    /// System call `PAGEMAP_SCAN` of Linux 6.7.
     PagemapScan,
-    /// Tracing processes of the same user.
+    /// Tracing of processes of the same user.
     Ptrace,
 }
 
-/// The answer to one need.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
+    /// Requirement that was checked.
     pub need: Requirement,
     /// Whether it is met.
     pub met: bool,
-    /// One sentence on what was found.
+    /// Finding in one sentence.
     pub sentence: String,
-    /// What to do about it; `None` when it is met.
+    /// Advice to meet it; `None` when it is met.
     pub fix: Option<&'static str>,
 }
 
-/// Looks at everything the crate needs. Changes nothing; takes under a millisecond.
+/// Checks all requirements. Changes nothing; takes under a millisecond.
 pub fn probe() -> Vec<Finding> {
     let offered = userfaultfd::offered();
     vec![userfaultfd(&offered), features(&offered), pagemap_scan(), ptrace()]
@@ -79,7 +79,7 @@ fn pagemap_scan() -> Finding {
 }
 
 fn ptrace() -> Finding {
-    // Absent without the Yama module, which is as good as 0.
+    // Absent without the Yama module, which equals 0.
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let (met, sentence) = match (scope.trim(), rustix::process::geteuid().is_root()) {
         ("3", _) => (false, "tracing is switched off until the next boot (ptrace_scope is 3)"),

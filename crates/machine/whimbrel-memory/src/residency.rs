@@ -1,10 +1,10 @@
-//! Which pages of lazily filled memory are here, and where the others are.
+//! Residency of lazily filled memory: which pages are present, and the source of the others.
 //!
-//! The truth is the RAM file: a page that is a hole in it has never been touched by the target, since
-//! touching it brings a fault that fills it first. `filled` remembers beside it what was here once, because a
-//! balloon takes pages away again, and such a page is zeros from then on and not what the source says. The
-//! order in which the two are asked matters: first `filled`, then the file. The other way round, a page
-//! filled between the two questions would look like one given away.
+//! The RAM file decides: a page that is a hole in it has never been touched by the target, since a touch
+//! raises a fault that fills the page first. In addition `filled` records which pages were ever present,
+//! because a balloon can release a page, which then is zeros and not the content of the source. The order of
+//! the two queries matters: first `filled`, then the file. Otherwise a page filled between the two would look
+//! like a released one.
 
 use crate::PageSource;
 use rustix::{fs::SeekFrom, io::Errno};
@@ -20,10 +20,10 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Where a pager leaves its source for those who read memory.
+/// Cell in which a pager sets its source for readers of the memory.
 pub(crate) type LazyMemoryCell = RwLock<Option<Arc<LazyMemory>>>;
 
-/// Lazily filled memory.
+/// Lazily filled memory with its source.
 pub(crate) struct LazyMemory {
     pub(crate) source: Arc<dyn PageSource>,
     filled: Vec<AtomicU64>,
@@ -35,13 +35,13 @@ impl LazyMemory {
         Self { source, filled: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Whether `page` is or was here.
+    /// Whether `page` is or was present.
     pub(crate) fn is_filled(&self, page: u64) -> bool {
         self.filled[(page / 64) as usize].load(Ordering::Acquire) >> (page % 64) & 1 == 1
     }
 
-    /// Notes that the pages of `run` are here; returns how many of the source's present pages are so for the
-    /// first time.
+    /// Records that the pages of `run` are present; returns how many non-zero pages of the source are so for
+    /// the first time.
     pub(crate) fn mark(&self, run: PageRun) -> u64 {
         let is_new = |page: &u64| {
             let bit = 1 << (page % 64);
@@ -58,21 +58,20 @@ impl std::fmt::Debug for LazyMemory {
     }
 }
 
-/// The first page of `run` at or after `page` that the file holds (`data`) or does not hold; the run's end if
-/// none.
+/// First page of `run` at or after `page` that the file has (`data`) or does not have; the end of the run if
+/// there is none.
 pub(crate) fn next(file: &File, offset: u64, run: PageRun, page: u64, data: bool) -> io::Result<u64> {
     let at = offset + page * PAGE;
     let found = rustix::fs::seek(file, if data { SeekFrom::Data(at) } else { SeekFrom::Hole(at) });
     match found {
-        // A hole ends at the page's end at the latest where pages are larger; data begins where its page
-        // does.
+        // With larger pages a hole ends at the page's end at the latest; data begins where its page does.
         Ok(found) => Ok(((found - offset) / PAGE).clamp(page, run.end())),
         Err(Errno::NXIO) => Ok(run.end()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The pages that the file holds.
+/// Pages that the file has.
 pub(crate) fn extents(file: &File, offset: u64, pages: u64) -> io::Result<PageSet> {
     let (mut set, all) = (PageSet::empty(pages), PageRun::new(0, pages));
     let mut page = 0;
@@ -81,7 +80,7 @@ pub(crate) fn extents(file: &File, offset: u64, pages: u64) -> io::Result<PageSe
         if start == pages {
             break;
         }
-        // A page given away in this instant makes an empty run; stepping over it keeps the walk going.
+        // A page released at this instant makes an empty run; the walk has to advance in any case.
         page = next(file, offset, all, start, false)?.max(start + 1);
         set.insert_run(PageRun::new(start, page - start));
     }

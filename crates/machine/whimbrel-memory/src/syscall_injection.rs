@@ -1,24 +1,24 @@
-//! Makes system calls inside another process, in a way that survives our own death at any instant: one that
-//! creates a userfaultfd, and those that replace descriptors.
+//! System call injection: makes another process create a userfaultfd or replace descriptors, safely even if
+//! this process dies at any instant.
 //!
-//! Of a userfaultfd only the call itself has to run inside: the descriptor remembers the address space it was
-//! made in, so the handshake and the registration are done from outside on our copy of it.
+//! Only the call that creates a userfaultfd has to run in the target: the descriptor belongs to the address
+//! space it was created in, so the handshake and the registration use a duplicate of it in this process.
 //!
-//! **The guarantee.** The code of a complete detour (call, restore, jump back; see [`crate::arch`]) is
-//! written into unused bytes of the target first. Then one `PTRACE_SETREGSET` sends the stopped main thread
-//! there. Before it, nothing the target can see has changed; after it, the target finds its way back alone.
-//! So whenever we die, the kernel detaches us and the target goes on correctly. At worst it holds an idle
-//! descriptor that nobody uses. What the detour avoids, and why:
-//! - single steps with borrowed registers: our death would leave the thread in the middle, and its trap flag
-//!   set;
+//! **The guarantee.** The code of a complete stub (call, restore, jump back; see [`crate::arch`]) is written
+//! into unused bytes of the target first. Then one `PTRACE_SETREGSET` sends the stopped main thread there.
+//! Before it, nothing that the target can see has changed; after it, the target returns by itself. So
+//! whenever this process dies, the kernel detaches it and the target continues correctly. At worst the target
+//! has an idle descriptor. The stub avoids:
+//! - single steps with borrowed registers: if the tracer died, the thread would be left in the middle, with
+//!   its trap flag set;
 //! - `rt_sigreturn` as the way back: it cancels the restart block, so an interrupted `nanosleep` or `poll`
-//!   would return `EINTR`, and it would need the whole FPU state; a detour that touches neither has nothing
+//!   would return `EINTR`, and it would need the complete FPU state; a stub that touches neither has nothing
 //!   to restore;
 //! - the stack: none is used, so red zones, coroutine stacks and guard pages do not matter;
 //! - `waitpid`: see [`crate::ptrace`].
 //!
-//! A signal that comes before the detour's first instruction is delivered to the original registers, so that
-//! an interrupted call ends or restarts as without us. The used slot is left as it is, dead bytes in padding.
+//! A signal that arrives before the stub's first instruction is delivered with the original registers, so
+//! that an interrupted call ends or restarts as usual. The used slot is left as it is, dead bytes in padding.
 //! Not covered: a thread interrupted inside a restartable sequence (rseq) is not aborted as a preemption
 //! would.
 
@@ -36,9 +36,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the target may take to stop and to make the call. A healthy one takes under a millisecond.
+/// Time in which the target must stop and make the call. A healthy one takes under a millisecond.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Looks at the target without sleeping, before sleeping between looks.
+/// Polls of the target without sleeping, before those with sleeps in between.
 const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
@@ -50,11 +50,11 @@ pub(crate) fn create_userfaultfd(process: &Process) -> Result<RawFd, AttachError
     })
 }
 
-/// Makes `process` put an empty memory file of its own in the place of each descriptor of `fds`. Between two
-/// of them our death leaves some replaced, and an idle descriptor of the empty file in any case.
+/// Makes `process` replace each descriptor of `fds` by an empty memory file of its own. If this process dies
+/// in between, some are replaced, and the target has an idle descriptor of the empty file.
 pub(crate) fn replace_with_empty(process: &Process, fds: &[RawFd]) -> Result<(), AttachError> {
     in_tracer(process, |tracer| {
-        // The name is empty: it is the zero byte that every slot keeps at its end.
+        // The name is empty: it is the zero byte at the end of every slot.
         let create =
             |slot| call(libc::SYS_memfd_create, [slot + SLOT as u64 - 1, u64::from(libc::MFD_CLOEXEC), 0]);
         let empty = tracer.call("create a memory file", create)?;
@@ -69,7 +69,7 @@ fn call(number: libc::c_long, arguments: [u64; 3]) -> Call {
     Call { number: number as u32, arguments }
 }
 
-/// Runs in a thread of its own: a tracer is a thread, and its end releases a target that could not be
+/// Runs `work` in a thread of its own: a tracer is a thread, and its end releases a target that could not be
 /// detached.
 fn in_tracer<T: Send>(
     process: &Process,
@@ -89,9 +89,9 @@ struct Tracer<'a> {
     deadline: Instant,
 }
 
-/// How one attempt ended.
+/// Result of one attempt.
 enum Attempt {
-    /// The call returned this.
+    /// The call returned this value.
     Returned(i64),
     /// A signal came first; the thread has its own registers again.
     Interrupted,
@@ -109,8 +109,8 @@ impl<'a> Tracer<'a> {
         Ok(Self { process, deadline: Instant::now() + PATIENCE })
     }
 
-    /// Has the main thread make a call that returns a descriptor. It is stopped at the call's exit
-    /// afterwards.
+    /// Makes the main thread execute a call that returns a descriptor. Afterwards the thread is stopped at
+    /// the call's exit.
     fn call(&self, action: &'static str, call: impl Fn(u64) -> Call) -> Result<RawFd, AttachError> {
         let slot = code_cave::find(self.process)?;
         let result = loop {
@@ -126,7 +126,7 @@ impl<'a> Tracer<'a> {
         RawFd::try_from(result).ok().filter(|fd| *fd >= 0).ok_or_else(refused)
     }
 
-    /// Brings the thread to a stop that is ours, passing on signals that come before it.
+    /// Stops the thread by an interrupt, passing on signals that come before it.
     fn interrupt(&self) -> Result<(), AttachError> {
         let id = self.process.id();
         self.check(ptrace::interrupt(id))?;
@@ -193,7 +193,7 @@ impl<'a> Tracer<'a> {
     }
 }
 
-/// Refuses a target that cannot be stopped, by name.
+/// Rejects a target that cannot be stopped, with the reason.
 fn check_state(process: &Process) -> Result<(), AttachError> {
     let pid = process.number();
     match process.state()? {

@@ -1,6 +1,6 @@
-//! Our copy of a userfaultfd that lives in another process (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//! Duplicate of a userfaultfd of another process (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
 //!
-//! The descriptor acts on the address space it was made in, whoever calls it; every address here is one of
+//! The descriptor acts on the address space it was created in, from any process; every address here is one of
 //! the target.
 
 use linux_raw_sys::{general as sys, ioctl};
@@ -10,29 +10,28 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-/// A range of the target's addresses in whole pages.
+/// Range of the target's addresses in whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
 }
 
-/// What tracking and lazy pages need of the kernel.
+/// Kernel features that tracking and lazy pages need.
 pub(crate) const FEATURES: u32 =
     sys::UFFD_FEATURE_WP_ASYNC | sys::UFFD_FEATURE_WP_UNPOPULATED | sys::UFFD_FEATURE_MISSING_SHMEM;
 
-/// How a fill attempt ended.
+/// Result of a fill attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
-    /// This many bytes from the start were copied; all, unless something stood in the way behind them.
+    /// Number of bytes copied from the start; fewer than all if a later page was present.
     Bytes(usize),
-    /// The first page is there already.
+    /// The first page is present already.
     Present,
-    /// The address space is being changed (a fork, an unmap): try again.
+    /// The address space is being changed (a fork, an unmap): retry.
     Again,
 }
 
-/// A userfaultfd.
 #[derive(Debug)]
 pub(crate) struct Userfaultfd(OwnedFd);
 
@@ -41,15 +40,15 @@ impl Userfaultfd {
         Self(fd)
     }
 
-    /// The handshake, which makes the descriptor usable. Once only.
+    /// Runs the handshake, which makes the descriptor usable. Once only.
     pub(crate) fn handshake(&self, features: u32) -> io::Result<()> {
         let mut api = sys::uffdio_api { api: sys::UFFD_API.into(), features: features.into(), ioctls: 0 };
         // SAFETY: UFFDIO_API reads and writes one `uffdio_api`.
         unsafe { self.call(ioctl::UFFDIO_API, &mut api) }
     }
 
-    /// Registers `span` for write tracking, and for missing pages if `missing`. Harmless when it is
-    /// registered here already; `EBUSY` when it is with another userfaultfd.
+    /// Registers `span` for write tracking, and for missing pages if `missing`. No effect if it is registered
+    /// here already; `EBUSY` if it is registered with another userfaultfd.
     pub(crate) fn register(&self, span: Span, missing: bool) -> io::Result<()> {
         let missing = if missing { sys::UFFDIO_REGISTER_MODE_MISSING } else { 0 };
         let mode = u64::from(sys::UFFDIO_REGISTER_MODE_WP | missing);
@@ -58,19 +57,19 @@ impl Userfaultfd {
         unsafe { self.call(ioctl::UFFDIO_REGISTER, &mut register) }
     }
 
-    /// Ends the registration of `span`; every fault waiting in it is tried again by the kernel.
+    /// Ends the registration of `span`; the kernel retries every fault that waits in it.
     pub(crate) fn unregister(&self, span: Span) -> io::Result<()> {
         // SAFETY: UFFDIO_UNREGISTER reads one `uffdio_range`.
         unsafe { self.call(ioctl::UFFDIO_UNREGISTER, &mut sys::uffdio_range::from(span)) }
     }
 
-    /// Lets every thread that waits for a page of `span` try again.
+    /// Lets every thread that waits for a page of `span` retry.
     pub(crate) fn wake(&self, span: Span) -> io::Result<()> {
         // SAFETY: UFFDIO_WAKE reads one `uffdio_range`.
         unsafe { self.call(ioctl::UFFDIO_WAKE, &mut sys::uffdio_range::from(span)) }
     }
 
-    /// Marks every page of `span`, there or not, as not written.
+    /// Marks every page of `span`, present or absent, as not written.
     pub(crate) fn protect(&self, span: Span) -> io::Result<()> {
         const MODE_WP: u64 = 1; // UFFDIO_WRITEPROTECT_MODE_WP of linux/userfaultfd.h
         let mut protect = sys::uffdio_writeprotect { range: span.into(), mode: MODE_WP };
@@ -78,7 +77,8 @@ impl Userfaultfd {
         unsafe { self.call(ioctl::UFFDIO_WRITEPROTECT, &mut protect) }
     }
 
-    /// Puts `content` where nothing is at address `at`, marked as not written, and wakes who waits for it.
+    /// Copies `content` to absent pages at address `at`, marks them as not written, and wakes waiting
+    /// threads.
     pub(crate) fn copy(&self, at: u64, content: &[u8]) -> io::Result<Filled> {
         let mut copy = sys::uffdio_copy {
             dst: at,
@@ -100,13 +100,13 @@ impl Userfaultfd {
         }
     }
 
-    /// Appends the addresses of waiting faults to `out`, as many as one read gives. Does not block.
+    /// Appends the addresses of waiting faults to `out`, as many as one read returns. Does not block.
     pub(crate) fn faults(&self, out: &mut Vec<u64>) -> io::Result<()> {
         const BATCH: usize = 64;
-        // SAFETY: a structure of plain integers and a union of them, for which zero is a value.
+        // SAFETY: the structure has only integers and a union of them, for which zero is valid.
         let mut messages: [sys::uffd_msg; BATCH] = unsafe { std::mem::zeroed() };
         let bytes = size_of_val(&messages);
-        // SAFETY: the pointer and length are those of `messages`, in which any bytes make a value.
+        // SAFETY: the pointer and length are those of `messages`, for which any bytes are valid.
         let got = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut messages).cast(), bytes) };
         if got < 0 {
             let error = io::Error::last_os_error();
@@ -114,16 +114,19 @@ impl Userfaultfd {
         }
         let whole = got as usize / size_of::<sys::uffd_msg>();
         let faults = messages[..whole].iter().filter(|m| u32::from(m.event) == sys::UFFD_EVENT_PAGEFAULT);
-        // SAFETY: the event says which member of the union the kernel filled, and it is this one.
+        // SAFETY: the event tells that the kernel filled this member of the union.
         out.extend(faults.map(|m| unsafe { m.arg.pagefault.address }));
         Ok(())
     }
 
+    /// Makes an ioctl request.
+    ///
     /// # Safety
-    /// `request` must be one that reads and writes at most a `T`, apart from what the fields of `T` point to,
-    /// and those must be valid for it.
+    /// `request` must be one that reads and writes at most a `T`, apart from memory to which the fields of
+    /// `T` point, and those must be valid for it.
     unsafe fn call<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
-        // SAFETY: the caller vouches that the request fits the argument, which is live and ours alone.
+        // SAFETY: the caller guarantees that the request fits the argument, which is live and exclusively
+        // borrowed.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), c_ulong::from(request), &raw mut *argument) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -141,7 +144,7 @@ impl From<Span> for sys::uffdio_range {
     }
 }
 
-/// A userfaultfd of our own process, for asking what the kernel can do. With the features it offers.
+/// Features that the kernel offers, from a userfaultfd of this process.
 pub(crate) fn offered() -> io::Result<u64> {
     // SAFETY: the call takes flags and no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };

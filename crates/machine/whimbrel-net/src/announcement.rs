@@ -1,7 +1,7 @@
-//! Frames that tell a network where a machine is now. Pure.
+//! Announcement frames: tell a network where a machine is now. Pure.
 //!
-//! A RARP for each hardware address, as QEMU sends (`net/announce.c`), turns the switches; a gratuitous ARP
-//! (RFC 5227 section 2.3) and an unsolicited neighbour advertisement (RFC 4861 section 7.2.6) turn the
+//! A RARP for each hardware address, as QEMU sends (`net/announce.c`), updates switches. A gratuitous ARP
+//! (RFC 5227 section 2.3) and an unsolicited neighbour advertisement (RFC 4861 section 7.2.6) update
 //! neighbours.
 
 use crate::{Mac, Station};
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// Time from each announcement to the next: the first goes at once, then five more, as QEMU does by default.
+/// Time between announcements: the first is sent at once, then five more, as QEMU does by default.
 pub const ANNOUNCE_GAPS: [Duration; 5] = [
     Duration::from_millis(50),
     Duration::from_millis(150),
@@ -19,10 +19,10 @@ pub const ANNOUNCE_GAPS: [Duration; 5] = [
     Duration::from_millis(450),
 ];
 
-/// Shortest frame on an Ethernet, without its checksum.
+/// Shortest Ethernet frame, without its checksum.
 const FRAME_MIN: usize = 60;
 
-/// The frames that announce one station: a RARP, then one for each of its addresses.
+/// Frames that announce one station: a RARP, then one for each of its addresses.
 pub fn announcements(station: &Station) -> Vec<Vec<u8>> {
     let mut frames = vec![rarp(station.mac)];
     frames.extend(station.ipv4.iter().map(|address| gratuitous_arp(station.mac, *address)));
@@ -30,7 +30,7 @@ pub fn announcements(station: &Station) -> Vec<Vec<u8>> {
     frames
 }
 
-/// "Which address do I have?", which nobody answers but every switch sees.
+/// RARP request for the own address, which no host answers but every switch sees.
 fn rarp(mac: Mac) -> Vec<u8> {
     let mut frame = ethernet(Mac::BROADCAST, mac, [0x80, 0x35]);
     frame.extend([0, 1, 8, 0, 6, 4, 0, 3]);
@@ -41,7 +41,7 @@ fn rarp(mac: Mac) -> Vec<u8> {
     pad(frame)
 }
 
-/// An ARP request of a station for its own address.
+/// ARP request of a station for its own address.
 fn gratuitous_arp(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet(Mac::BROADCAST, mac, [0x08, 0x06]);
     frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
@@ -52,7 +52,7 @@ fn gratuitous_arp(mac: Mac, address: Ipv4Addr) -> Vec<u8> {
     pad(frame)
 }
 
-/// An advertisement to all nodes, with the flag that overrides what they knew.
+/// Neighbour advertisement to all nodes, with the override flag.
 fn neighbour_advertisement(mac: Mac, address: Ipv6Addr) -> Vec<u8> {
     const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     const OVERRIDE: u8 = 0x20;
@@ -85,7 +85,7 @@ fn pad(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// RFC 4443 section 2.3: the Internet checksum over pseudo-header and message. The message has even length.
+/// Internet checksum over pseudo-header and message (RFC 4443 section 2.3). The message has even length.
 fn icmpv6_checksum(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> u16 {
     let words = |bytes: &[u8]| {
         bytes.as_chunks::<2>().0.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum::<u32>()
@@ -128,7 +128,7 @@ mod tests {
                         fe80000000000000505400fffe123456ff020000000000000000000000000001";
         assert_eq!(hex(head), expected);
         assert_eq!(hex(&message[4..]), "20000000fe80000000000000505400fffe1234560201525400123456");
-        // With the checksum in its place the sum over everything is all ones.
+        // With the checksum in place, the sum over everything is all ones.
         assert_eq!(icmpv6_checksum(address, "ff02::1".parse().unwrap(), message), 0);
     }
 }

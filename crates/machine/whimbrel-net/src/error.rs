@@ -1,40 +1,40 @@
-//! Why a port could not be opened.
+//! Errors of network ports.
 
 use std::io;
 
-/// Why a port could not be opened or used.
+/// Cause of a port that could not be opened or used.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// The tap device could not be made.
+    /// The tap device could not be created.
     #[error("cannot {action} tap device {name:?}")]
     Tap {
-        /// `create`, `bring up`, …
+        /// Verb of the operation: `create`, `bring up`, …
         action: &'static str,
-        /// Its name.
+        /// Name of the device.
         name: String,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The bridge is not there or does not take the tap device.
+    /// The bridge does not exist or does not accept the tap device.
     #[error("cannot join bridge {bridge:?}")]
     Bridge {
-        /// Its name.
+        /// Name of the bridge.
         bridge: String,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
     /// The port's thread could not be started or woken.
     #[error("cannot {action} the port's thread")]
     Thread {
-        /// `start`, `wake`, …
+        /// Verb of the operation: `start`, `wake`, …
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The operation is about held frames, and none are held.
-    #[error("the port does not hold frames back")]
+    /// The operation needs an output buffer, and the port has none.
+    #[error("the port has no output buffer")]
     NotHolding,
 }

@@ -1,14 +1,14 @@
-//! Moves frames between QEMU's socket and the tap device. One thread a port; nothing in here waits but its
-//! poll.
+//! Forwarder: moves frames between QEMU's socket and the tap device. One thread for each port, which blocks
+//! only in poll.
 //!
-//! Out: one read takes many frames from the socket, each is written to the tap (which takes one at a time) or
-//! held back. In: many frames are read from the tap into one buffer, lengths in front, and written to the
-//! socket at once. Nothing is queued without bound: while QEMU takes nothing, the tap is not read and its own
-//! queue overflows, as a switch's does; while the hold queue is full, the socket is not read and the guest
-//! waits.
+//! Outbound: one read takes many frames from the socket; each is written to the tap (which takes one at a
+//! time) or to the output buffer. Inbound: many frames are read from the tap into one buffer, after their
+//! lengths, and written to the socket at once. All queues are bounded: while QEMU does not read, the tap is
+//! not read and its own queue overflows, as a switch's does. While the output buffer is full, the socket is
+//! not read and the guest waits.
 //!
-//! A connection that breaks is made again; a tap device that was removed under us is reported once and the
-//! port is then without one.
+//! A broken connection is opened again. If the tap device was removed, that is reported once and the port
+//! continues without one.
 
 use crate::{
     ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, InputLog, OutputBuffer,
@@ -34,21 +34,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a connection to QEMU is tried. A failed try costs a few microseconds.
+/// Interval of connection attempts to QEMU. A failed one costs a few microseconds.
 const RETRY: Duration = Duration::from_millis(20);
-/// How often a replay is looked at.
+/// Interval of checks of an input replay.
 const REPLAY: Duration = Duration::from_millis(1);
-/// Large reads done in one turn, so that nobody waits long for the port.
+/// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
-/// Frames read from the tap in one turn at most.
+/// Most frames read from the tap in one turn.
 const FRAMES_PER_TURN: usize = 256;
-/// Frames that wait in a tap device at most: the kernel's default `txqueuelen`, which is left as it is.
+/// Most frames queued in a tap device: the kernel's default `txqueuelen`, which is not changed.
 const TAP_QUEUE: usize = 1000;
 
-/// A pump that its thread and the port's owner use in turns.
+/// Forwarder that its thread and the port's owner use in turns.
 pub(crate) struct Shared {
-    // Who waits for the pump holds the turn. Without it the thread, which lets go of the pump only for an
-    // instant, would keep the owner out for as long as there is traffic.
+    // Waiting for the forwarder requires this lock. Otherwise the thread, which releases the forwarder only
+    // for an instant, would exclude the owner as long as there is traffic.
     turn: Mutex<()>,
     pump: Mutex<Forwarder>,
 }
@@ -58,24 +58,24 @@ impl Shared {
         Self { turn: Mutex::new(()), pump: Mutex::new(pump) }
     }
 
-    /// A panic while the pump was in use leaves wrong counters at worst: gates and queue change in single
-    /// steps.
+    /// Locks the forwarder. A panic during its use leaves at worst wrong counters: gates and queue change in
+    /// single steps.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Forwarder> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.pump.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// All state of a port.
+/// State of a port.
 pub(crate) struct Forwarder {
     path: PathBuf,
     link: Link,
     tap: Option<Arc<File>>,
     gates: Gates,
     hold: Option<OutputBuffer>,
-    /// Called when a frame is held and none was before.
+    /// Called when a frame is buffered and the buffer was empty before.
     first_held: Option<FirstHeld>,
-    /// Where what reaches the guest is recorded, and as what port's.
+    /// Log of frames that reach the guest, and the number of this port in it.
     inputs: Option<(Arc<InputLog>, u16)>,
     replay: Option<InputReplay>,
     strays: LateFrames,
@@ -86,16 +86,16 @@ pub(crate) struct Forwarder {
     counters: PortCounters,
 }
 
-/// Called with the pump in use: it must not ask anything of the port.
+/// Callback that runs while the forwarder is locked, so it must not call the port.
 pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
 
-/// The connection to QEMU.
+/// State of the connection to QEMU.
 enum Link {
     Down { retry_at: Instant },
     Up(Arc<OwnedFd>),
 }
 
-/// Announcements still to be made.
+/// State of a series of announcements.
 struct Announcing {
     at: Instant,
     done: usize,
@@ -134,19 +134,19 @@ impl Forwarder {
 
     pub(crate) fn set_gates(&mut self, gates: Gates) {
         match (self.gates.inbound, gates.inbound) {
-            // What waits in the tap's queue came while the gate was closed: it is not delivered later.
+            // Frames in the tap's queue came while the gate was closed: they are not delivered later.
             (Gate::Blocked, Gate::Open) => self.drop_waiting(),
             (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(|_| {}),
             (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
         }
         if gates.outbound != self.gates.outbound {
-            // What QEMU has written already was sent under the gate as it was.
+            // Frames that QEMU has written already are subject to the previous gate.
             self.read_guest();
         }
         self.gates = gates;
     }
 
-    /// Reads what waits in the tap's queue; under a closed gate that drops it.
+    /// Reads the tap's queue; while the gate is closed that drops its frames.
     fn drop_waiting(&mut self) {
         for _ in 0..TAP_QUEUE.div_ceil(FRAMES_PER_TURN) {
             if self.read_world() == Step::Done {
@@ -168,7 +168,7 @@ impl Forwarder {
     }
 
     pub(crate) fn barrier(&mut self) -> Option<Epoch> {
-        // What QEMU has written already belongs to the epoch that ends.
+        // Frames that QEMU has written already belong to the epoch that ends.
         self.read_guest();
         self.hold.as_mut().map(OutputBuffer::barrier)
     }
@@ -205,7 +205,7 @@ impl Forwarder {
     pub(crate) fn keep_strays(&mut self) {
         let Self { batch, strays, counters, .. } = self;
         strays.start_buffering();
-        // What QEMU has not been given yet comes late as well, and is counted then.
+        // Frames that QEMU has not received yet become late frames, and are counted then.
         batch.cut(|frame| {
             counters.inbound_frames = counters.inbound_frames.saturating_sub(1);
             counters.inbound_bytes = counters.inbound_bytes.saturating_sub(frame.len() as u64);
@@ -214,7 +214,7 @@ impl Forwarder {
     }
 
     pub(crate) fn take_strays(&mut self) -> Vec<Box<[u8]>> {
-        // What waits in the tap's queue has come.
+        // Include frames in the tap's queue.
         self.read_world();
         self.strays.take()
     }
@@ -250,7 +250,7 @@ impl Forwarder {
         matches!(self.link, Link::Up(_))
     }
 
-    /// Does all that can be done without waiting, up to a bound.
+    /// Does all work that needs no waiting, up to a bound.
     fn work(&mut self) {
         self.connect_if_due();
         self.announce_if_due();
@@ -272,7 +272,7 @@ impl Forwarder {
         let connected = socket.and_then(|socket| connect(&socket, &address?).map(|()| socket));
         self.link = match connected {
             Ok(socket) => Link::Up(Arc::new(socket)),
-            // QEMU is not there yet, or busy: there is no telling apart, and nothing to do but to try again.
+            // QEMU is not ready yet, or busy: indistinguishable, so retry.
             Err(_) => Link::Down { retry_at: now + RETRY },
         };
     }
@@ -303,7 +303,7 @@ impl Forwarder {
         }
     }
 
-    /// Takes in what the guest sent, until there is nothing, no room, or a turn's worth is done.
+    /// Reads what the guest sent, until there is nothing, no space, or a turn's work is done.
     fn read_guest(&mut self) {
         for _ in 0..READS_PER_TURN {
             match self.dispatch() {
@@ -319,11 +319,11 @@ impl Forwarder {
                 Err(errno) => return self.disconnect(&errno),
             }
         }
-        // What the last read brought; a broken stream shows again in the next turn.
+        // Handles the frames of the last read; a broken stream is reported in the next turn.
         let _ = self.dispatch();
     }
 
-    /// Deals with every complete frame; done when the hold queue takes no more.
+    /// Handles every complete frame; done when the output buffer accepts no more.
     fn dispatch(&mut self) -> Result<Step, BrokenStream> {
         let Self { decoder, hold, first_held, tap, counters, addresses, gates, replay, .. } = self;
         while let Some(frame) = decoder.frame()? {
@@ -357,7 +357,7 @@ impl Forwarder {
         }
     }
 
-    /// Sends batches to QEMU. More if the tap may have another.
+    /// Sends buffered frames to QEMU. More if the tap may have others.
     fn read_world(&mut self) -> Step {
         loop {
             self.flush();
@@ -366,7 +366,7 @@ impl Forwarder {
             }
             let filled = self.fill_batch();
             self.flush();
-            // Nothing wakes this thread for what waits here.
+            // No event would wake this thread for these frames.
             let more = self.strays.has_next() && self.passes() && self.replay.is_none();
             if self.batch.is_pending() || !more {
                 return if self.batch.is_pending() { Step::Done } else { filled };
@@ -374,12 +374,12 @@ impl Forwarder {
         }
     }
 
-    /// Whether what comes from the world is given to QEMU.
+    /// Whether inbound frames are passed to QEMU.
     fn passes(&self) -> bool {
         self.gates.inbound == Gate::Open && self.is_connected()
     }
 
-    /// Gives the guest again what had reached it before. Done while there is more of that: the world waits.
+    /// Replays recorded inputs to the guest. Done while there are more: the uplink has to wait.
     fn fill_from_replay(&mut self) -> Step {
         let passes = self.passes();
         let Self { replay: Some(replay), batch, .. } = self else { return Step::More };
@@ -390,7 +390,7 @@ impl Forwarder {
         if replay.is_under_way() { Step::Done } else { Step::More }
     }
 
-    /// What came late goes before what comes now.
+    /// Delivers late frames before new ones.
     fn fill_from_strays(&mut self) {
         while self.passes() && self.batch.space().is_some() {
             let Some(frame) = self.strays.next() else { return };
@@ -409,11 +409,11 @@ impl Forwarder {
         let Self { batch, strays, inputs, counters, .. } = self;
         let keeps = strays.is_buffering() && self.gates.inbound == Gate::Open;
         let Some(tap) = &self.tap else { return Step::Done };
-        // A bound on frames too: dropped ones do not fill the batch.
+        // A bound on frames too, because dropped ones do not fill the buffer.
         for _ in 0..FRAMES_PER_TURN {
             let Some(space) = batch.space() else { return Step::More };
             match rustix::io::read(tap, &mut *space) {
-                // A line whose other end was closed. A tap device never has a frame without bytes.
+                // A pipe whose other end was closed. A tap device never has an empty frame.
                 Ok(0) => {
                     self.tap = None;
                     return Step::Done;
@@ -429,7 +429,7 @@ impl Forwarder {
                 Ok(_) => counters.dropped_frames += 1,
                 Err(Errno::AGAIN | Errno::INTR) => return Step::Done,
                 Err(errno) => {
-                    tracing::warn!(%errno, "a tap device or line is gone; its port reaches nobody now");
+                    tracing::warn!(%errno, "a tap device or pipe is gone; its port has no network now");
                     self.tap = None;
                     return Step::Done;
                 }
@@ -450,7 +450,7 @@ impl Forwarder {
         }
     }
 
-    /// How long nothing has to be done by the clock.
+    /// Time until a timer is due.
     fn quiet_for(&self) -> Option<Duration> {
         let retry = match self.link {
             Link::Down { retry_at } => Some(retry_at),
@@ -458,11 +458,11 @@ impl Forwarder {
         };
         let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min();
         let next = next.map(|next| next.saturating_duration_since(Instant::now()));
-        // What a replay waits for may have come with any frame of the guest.
+        // A replay may continue after any frame of the guest.
         next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY)).min()
     }
 
-    /// What to wait for: descriptors that outlive the lock, and events.
+    /// Events to wait for, with descriptors that outlive the lock.
     fn waits(&self) -> Waits {
         let (socket, mut socket_events) = match &self.link {
             Link::Up(socket) => (Some(Arc::clone(socket)), PollFlags::empty()),
@@ -470,7 +470,7 @@ impl Forwarder {
         };
         socket_events.set(PollFlags::IN, !self.is_stalled());
         socket_events.set(PollFlags::OUT, self.batch.is_pending());
-        // With no event wanted a hang-up would still be told, again and again.
+        // If no event is requested, poll would still report a hang-up, again and again.
         let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
         let replays = self.replay.as_ref().is_some_and(InputReplay::is_under_way);
         let tap =
@@ -479,7 +479,7 @@ impl Forwarder {
     }
 }
 
-/// Counts a frame that is about to be delivered. What is not recorded is not.
+/// Counts a frame that is to be delivered; false if it cannot be recorded, so that it must be dropped.
 fn may_deliver(inputs: Option<&(Arc<InputLog>, u16)>, counters: &mut PortCounters, frame: &[u8]) -> bool {
     let yes = inputs.is_none_or(|(inputs, port)| inputs.record(*port, frame));
     match yes {
@@ -492,7 +492,7 @@ fn may_deliver(inputs: Option<&(Arc<InputLog>, u16)>, counters: &mut PortCounter
     yes
 }
 
-/// Writes a frame to the world. What a device does not take is lost, as on any wire.
+/// Writes a frame to the uplink. A frame that the device does not accept is lost, as on any wire.
 fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
     match tap.map(|tap| rustix::io::write(tap, frame)) {
         Some(Ok(_)) => {
@@ -503,7 +503,7 @@ fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
     }
 }
 
-/// What the thread waits for.
+/// Events that the thread waits for.
 struct Waits {
     socket: Option<(Arc<OwnedFd>, PollFlags)>,
     tap: Option<Arc<File>>,
@@ -520,13 +520,13 @@ impl Waits {
             places.push(PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN));
         }
         let time = self.time.and_then(|time| Timespec::try_from(time).ok());
-        // Interrupted or not, the next turn looks at everything.
+        // Interrupted or not, the next turn checks everything.
         let _ = poll(&mut places, time.as_ref());
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
 }
 
-/// The port's thread.
+/// Body of the port's thread.
 pub(crate) fn run(shared: &Shared, wake: &OwnedFd, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         let waits = {

@@ -1,11 +1,11 @@
-//! Frames on their way to QEMU, one after the other as its stream has them. Pure.
+//! Frame buffer: frames to send to QEMU, in the format of its stream. Pure.
 
 use crate::{FRAME_MAX, framing::LENGTH};
 
-/// Room for frames on their way to QEMU.
+/// Bytes of the buffer.
 const BATCH: usize = 4 * (FRAME_MAX + LENGTH);
 
-/// Frames with their lengths, of which `sent` bytes are gone.
+/// Frames with their lengths, of which `sent` bytes were sent.
 pub(crate) struct FrameBuffer {
     bytes: Box<[u8]>,
     end: usize,
@@ -36,19 +36,19 @@ impl FrameBuffer {
         (self.sent, self.end) = (0, 0);
     }
 
-    /// Where the next frame goes, if the largest one fits.
+    /// Space for the next frame, if the largest one fits.
     pub(crate) fn space(&mut self) -> Option<&mut [u8]> {
         let begin = self.end + LENGTH;
         self.bytes.get_mut(begin..begin + FRAME_MAX)
     }
 
-    /// A frame of `len` bytes was put into `space`.
+    /// Adds a frame of `len` bytes that was put into `space`.
     pub(crate) fn filled(&mut self, len: usize) {
         self.bytes[self.end..self.end + LENGTH].copy_from_slice(&(len as u32).to_be_bytes());
         self.end += LENGTH + len;
     }
 
-    /// Adds a frame, if there is room.
+    /// Adds a frame, if there is space.
     pub(crate) fn push(&mut self, frame: &[u8]) -> bool {
         let space = self.space().and_then(|space| space.get_mut(..frame.len()));
         let fits = space.map(|space| space.copy_from_slice(frame)).is_some();
@@ -58,8 +58,8 @@ impl FrameBuffer {
         fits
     }
 
-    /// Takes out every frame of which nothing is sent, and shows it; how many. One that QEMU has the
-    /// beginning of must be completed, or the stream would make no sense any more.
+    /// Removes every frame of which nothing was sent, and passes it to `show`; returns their number. A frame
+    /// that was sent partially must be completed, or the stream would become invalid.
     pub(crate) fn cut(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
         let (mut at, mut keep, mut cut) = (0, self.sent, 0);
         while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {

@@ -1,4 +1,4 @@
-//! Finds in a frame what addresses its sender claims. Pure; frames are whatever a guest makes up.
+//! Frame parser: finds the addresses that the sender of a frame claims. Pure; frames are untrusted input.
 //!
 //! Sources: RFC 826 (ARP), RFC 4861 (neighbour discovery: sections 4.1, 4.3, 4.4 and the hop limit of 255
 //! that proves a message was not routed), IEEE 802.3.
@@ -15,14 +15,14 @@ const ROUTER_SOLICITATION: u8 = 133;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
-/// A station, and an address it says it has.
+/// Station, and an address that it claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressClaim {
     pub(crate) mac: Mac,
     pub(crate) address: Option<IpAddr>,
 }
 
-/// What the sender of `frame` claims; none if that is not even a frame.
+/// Claim of the sender of `frame`; none if it is no valid frame.
 pub(crate) fn claim(frame: &[u8]) -> Option<AddressClaim> {
     let (_destination, rest) = frame.split_first_chunk::<6>()?;
     let (source, rest) = rest.split_first_chunk::<6>()?;
@@ -35,7 +35,7 @@ pub(crate) fn claim(frame: &[u8]) -> Option<AddressClaim> {
     Some(AddressClaim { mac: Mac(*source), address })
 }
 
-/// The protocol address of the sender, if the sender speaks for itself.
+/// Protocol address of the sender, if the hardware address matches.
 fn arp_sender(packet: &[u8], source: &[u8; 6]) -> Option<Ipv4Addr> {
     let rest = packet.strip_prefix(&ARP_ETHERNET_IPV4)?;
     let (_operation, rest) = rest.split_first_chunk::<2>()?;
@@ -44,7 +44,7 @@ fn arp_sender(packet: &[u8], source: &[u8; 6]) -> Option<Ipv4Addr> {
     (hardware == source && rest.len() >= 10).then(|| Ipv4Addr::from(*address))
 }
 
-/// The address a neighbour discovery message speaks for.
+/// Address that a neighbour discovery message claims.
 fn discovered(packet: &[u8]) -> Option<Ipv6Addr> {
     let (header, message) = packet.split_first_chunk::<40>()?;
     let (next_header, hop_limit) = (header[6], header[7]);
@@ -53,8 +53,7 @@ fn discovered(packet: &[u8]) -> Option<Ipv6Addr> {
     }
     let source = Ipv6Addr::from(*header[8..24].first_chunk::<16>()?);
     match *message.first()? {
-        // From the unspecified address (a machine still checks whether it may have an address) they claim
-        // nothing.
+        // From the unspecified address (used while a station checks a new address) they claim nothing.
         ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION => Some(source),
         NEIGHBOUR_ADVERTISEMENT => Some(Ipv6Addr::from(*message.get(8..24)?.first_chunk::<16>()?)),
         _ => None,

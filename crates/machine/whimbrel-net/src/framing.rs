@@ -1,23 +1,23 @@
-//! Frames on QEMU's stream socket: four bytes of length, big-endian, then the frame (QEMU `net/stream.c`).
+//! Framing of QEMU's stream socket: four bytes of length, big-endian, then the frame (QEMU `net/stream.c`).
 //!
-//! Pure. A length that is zero or above [`FRAME_MAX`] breaks the stream for good: there is no way to find the
-//! next frame.
+//! Pure. A length of zero or above [`FRAME_MAX`] breaks the stream for good, because the next frame cannot be
+//! found.
 
 use crate::FRAME_MAX;
 
-/// Bytes of the length in front of a frame.
+/// Bytes of the length before a frame.
 pub(crate) const LENGTH: usize = 4;
-/// Room for bytes that were read and not yet used: one frame that is not complete, and a large read.
+/// Bytes of the buffer: one incomplete frame, and a large read.
 const ROOM: usize = 4 * (FRAME_MAX + LENGTH);
 
-/// The stream holds no frame where one must begin.
+/// The stream has an invalid length where a frame must begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a frame of {length} bytes is announced; 1 to {FRAME_MAX} are possible")]
+#[error("the stream announces a frame of {length} bytes; 1 to {FRAME_MAX} are allowed")]
 pub(crate) struct BrokenStream {
     pub(crate) length: u32,
 }
 
-/// Cuts a stream into frames. Holds at most [`ROOM`] bytes.
+/// Splits a stream into frames. Buffers at most [`ROOM`] bytes.
 pub(crate) struct Decoder {
     room: Box<[u8]>,
     begin: usize,
@@ -29,22 +29,22 @@ impl Decoder {
         Self { room: vec![0; ROOM].into_boxed_slice(), begin: 0, end: 0 }
     }
 
-    /// Where the next bytes of the stream go; never empty once all complete frames were taken. `filled` says
-    /// how many came.
+    /// Space for the next bytes of the stream; never empty once all complete frames were taken. `filled`
+    /// reports how many arrived.
     pub(crate) fn space(&mut self) -> &mut [u8] {
-        // What is left is less than one frame, so moving it is cheap, and done once a large read.
+        // The remainder is less than one frame, so moving it is cheap, and done once for each large read.
         self.room.copy_within(self.begin..self.end, 0);
         self.end -= self.begin;
         self.begin = 0;
         &mut self.room[self.end..]
     }
 
-    /// `count` bytes were put into `space`.
+    /// Reports that `count` bytes were put into `space`.
     pub(crate) fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.room.len());
     }
 
-    /// The next frame if it is complete. It stays the next one until `taken`.
+    /// Next frame if it is complete; it remains the next one until `taken`.
     pub(crate) fn frame(&self) -> Result<Option<&[u8]>, BrokenStream> {
         let bytes = &self.room[self.begin..self.end];
         let Some((length, rest)) = bytes.split_first_chunk::<LENGTH>() else { return Ok(None) };
@@ -55,7 +55,7 @@ impl Decoder {
         }
     }
 
-    /// The frame of `frame`, `length` bytes long, is dealt with.
+    /// Removes the frame that `frame` returned, `length` bytes long.
     pub(crate) fn taken(&mut self, length: usize) {
         self.begin = (self.begin + LENGTH + length).min(self.end);
     }

@@ -1,9 +1,9 @@
-//! What reached a guest, numbered, for whoever keeps a log of it elsewhere. One of these for all ports of a
+//! Input log: numbered frames that reached a guest, to be replicated to another host. One for all ports of a
 //! machine.
 //!
-//! A frame is recorded before the guest gets it, so whatever the guest sends was caused by frames that are
-//! recorded. Bounded: a frame for which there is no room is not recorded, and not delivered either, as on a
-//! network that is too busy. Until [`InputLog::start`] only what came lately is kept.
+//! A frame is recorded before it is delivered, so everything that the guest sends was caused by recorded
+//! frames. Bounded: if there is no space, a frame is neither recorded nor delivered, as on a congested
+//! network. Until [`InputLog::start`] only recent frames are retained.
 
 use std::{
     collections::VecDeque,
@@ -11,27 +11,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most bytes that are recorded and not yet let go, and most frames.
+/// Most bytes that are recorded and not yet released.
 const BYTES_MAX: usize = 64 << 20;
+/// Most frames that are recorded and not yet released.
 const FRAMES_MAX: usize = 1 << 18;
-/// Most fingerprints of frames that left and of which nobody was told yet.
+/// Most fingerprints of sent frames that were not taken yet.
 const SENT_MAX: usize = 1 << 16;
-/// How old what QEMU has been given may be before a guest has it for certain: what waits for room in the
-/// guest's queue is not in its state.
+/// Age after which a frame has certainly left QEMU's queue: a frame that waits for space in the guest's queue
+/// is not in its state.
 const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
-/// A frame that reached a guest.
+/// Frame that reached a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
-    /// By which of its ports.
+    /// Number of the port that received it.
     pub port: u16,
-    /// When, since some moment.
+    /// Time since the start of the log.
     pub at: Duration,
-    /// The frame.
+    /// Content of the frame.
     pub frame: Vec<u8>,
 }
 
-/// The record of a machine's inputs.
+/// Log of a machine's inputs.
 pub struct InputLog {
     since: Instant,
     state: Mutex<State>,
@@ -40,24 +41,24 @@ pub struct InputLog {
 #[derive(Default)]
 struct State {
     begun: bool,
-    /// Number of the first of `kept`.
+    /// Number of the first frame of `kept`.
     first: u64,
-    /// When each of them came and how long it is.
+    /// Time and length of each retained frame.
     kept: VecDeque<(Duration, usize)>,
     bytes: usize,
-    /// Those of them that nobody was told of: the last ones.
+    /// Frames that were not taken yet, which are the last ones.
     untold: VecDeque<Input>,
     sent: VecDeque<u64>,
 }
 
-/// What is to be told.
+/// Inputs and fingerprints to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InputBatch {
-    /// Number of the first of the inputs.
+    /// Number of the first input.
     pub first: u64,
     /// Inputs, in the order in which they came.
     pub inputs: Vec<Input>,
-    /// Fingerprints of frames that have left since the last time.
+    /// Fingerprints of frames that were sent since the last batch.
     pub sent: Vec<u64>,
 }
 
@@ -68,7 +69,7 @@ impl Default for InputLog {
 }
 
 impl InputLog {
-    /// Records a frame that is about to be delivered; no if there is no room, and it must not be delivered.
+    /// Records a frame that is to be delivered; false if there is no space, so that it must be dropped.
     pub(crate) fn record(&self, port: u16, frame: &[u8]) -> bool {
         let at = self.since.elapsed();
         let mut state = self.state();
@@ -84,7 +85,7 @@ impl InputLog {
         true
     }
 
-    /// A frame has left.
+    /// Records the fingerprint of a frame that was sent.
     pub(crate) fn left(&self, frame: &[u8]) {
         if let Some(print) = crate::input_replay::fingerprint(frame) {
             let mut state = self.state();
@@ -95,7 +96,8 @@ impl InputLog {
         }
     }
 
-    /// The number from which on inputs may not be in the state of a guest that stands still now.
+    /// Starts the log; returns the number from which on inputs may not be in the state of a guest that is
+    /// paused now.
     pub fn start(&self) -> u64 {
         let mut state = self.state();
         let before = self.since.elapsed().saturating_sub(ON_ITS_WAY);
@@ -106,18 +108,18 @@ impl InputLog {
         state.first + state.kept.partition_point(|(at, _)| *at < before) as u64
     }
 
-    /// The number of the next input.
+    /// Number of the next input.
     pub fn next(&self) -> u64 {
         let state = self.state();
         state.first + state.kept.len() as u64
     }
 
-    /// From now on only what came lately is kept again.
+    /// Retains only recent frames from now on.
     pub fn restart(&self) {
         self.state().begun = false;
     }
 
-    /// Inputs before this number are in a guest's state that is safe.
+    /// Releases inputs before this number, because a committed state of the guest has them.
     pub fn release(&self, before: u64) {
         let mut state = self.state();
         while state.first < before && state.kept.len() > state.untold.len() {
@@ -125,13 +127,14 @@ impl InputLog {
         }
     }
 
-    /// Whether so much is kept that a guest's state should be made safe soon.
+    /// Whether the log is so full that a state of the guest should be committed soon.
     pub fn is_filling(&self) -> bool {
         let state = self.state();
         state.bytes > BYTES_MAX / 2 || state.kept.len() > FRAMES_MAX / 2
     }
 
-    /// What nobody was told of yet, at most so many bytes of frames but for the last one and so many frames.
+    /// Takes inputs that were not taken yet: at most `frames_max` frames, and `bytes_max` bytes except for
+    /// the last frame.
     pub fn take(&self, bytes_max: usize, frames_max: usize) -> InputBatch {
         let mut state = self.state();
         let first = state.first + (state.kept.len() - state.untold.len()) as u64;

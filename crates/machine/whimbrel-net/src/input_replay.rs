@@ -1,11 +1,11 @@
-//! Gives a guest once more what had reached it before, in the order and no faster than it came, and drops of
-//! what it sends what had left before.
+//! Input replay: delivers recorded inputs to a guest again, in their order and no faster than they came, and
+//! drops output that the guest repeats.
 //!
-//! Pure. A segment of TCP that acknowledges what the guest has not sent again yet would be thrown away by it
-//! together with the data that it carries, so it waits for that, for a second at most. A guest picks other
-//! sequence numbers for connections that are made anew; for these nothing is waited for. Segments that the
-//! guest repeats are left to pass: to its peer they are retransmissions. Of all other frames those are
-//! dropped whose fingerprint was told, as often as it was.
+//! Pure. A TCP segment that acknowledges data which the guest has not sent again yet would be discarded by
+//! the guest together with its own data. So it waits for the guest's data, for at most a second. A guest
+//! picks other sequence numbers for new connections; for these nothing is waited for. Segments that the guest
+//! repeats are passed: to its peer they are retransmissions. Other frames are dropped if their fingerprint
+//! was recorded, as often as it was recorded.
 
 use crate::Input;
 use std::{
@@ -13,31 +13,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a segment waits for what it acknowledges.
+/// Longest time that a segment waits for the data that it acknowledges.
 const WAITS: Duration = Duration::from_secs(1);
-/// Sequence numbers further apart than any window are not of one count.
+/// Distance of sequence numbers above which they belong to different connections.
 const WINDOW_MAX: u32 = 1 << 26;
-/// How long after the last input a frame may still be one that was made again.
+/// Time after the last input in which a frame may still be a repeated one.
 const MADE_AGAIN: Duration = Duration::from_secs(1);
-/// Connections that are told apart; a guest under more of them has segments delivered without waiting.
+/// Most connections that are tracked; with more of them segments are delivered without waiting.
 const FLOWS_MAX: usize = 1 << 16;
 
 /// Addresses and ports of the peer and of the guest.
 type Flow = [u8; 36];
 
-/// A replay at one port.
+/// Replay at one port.
 pub(crate) struct InputReplay {
     inputs: VecDeque<Input>,
     sent: HashMap<u64, u32>,
-    /// When the first input came, and when it is given again.
+    /// Time of the first input in the log, and time of its delivery.
     origin: Option<(Duration, Instant)>,
-    /// The end of what the guest has sent on each connection, none if that is not known to be of one count.
+    /// End of the data that the guest has sent on each connection, none if the sequence numbers are from
+    /// another connection.
     flows: HashMap<Flow, Option<u32>>,
     head_waits: Option<Instant>,
     over_at: Option<Instant>,
 }
 
-/// What is to be done about the next input.
+/// Action for the next input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Deliver(Vec<u8>),
@@ -53,7 +54,7 @@ impl InputReplay {
         Self { inputs, sent: counted, origin: None, flows: HashMap::new(), head_waits: None, over_at: None }
     }
 
-    /// The next input, if its time has come.
+    /// Returns the next input, if it is due.
     pub(crate) fn next(&mut self, now: Instant) -> Next {
         let Some(head) = self.inputs.front() else {
             self.over_at.get_or_insert(now + MADE_AGAIN);
@@ -72,20 +73,20 @@ impl InputReplay {
             if now < waits + WAITS {
                 return Next::Wait(Duration::from_millis(1));
             }
-            // Whatever it is, it is not going to come.
+            // The acknowledged data will not be sent.
             self.flows.insert(segment.flow, None);
         }
         if let Some(Segment { flow, ack: Some(ack), .. }) = segment
             && self.flows.len() < FLOWS_MAX
         {
-            // The first one that is seen says what the guest had sent before.
+            // The first segment of a connection tells what the guest had sent before.
             self.flows.entry(flow).or_insert(Some(ack));
         }
         self.head_waits = None;
         self.inputs.pop_front().map_or(Next::Nothing, |input| Next::Deliver(input.frame))
     }
 
-    /// Whether a segment acknowledges what was not sent again yet.
+    /// Whether a segment acknowledges data that was not sent again yet.
     fn is_ahead(&self, segment: &Segment) -> bool {
         let (Some(ack), Some(Some(sent))) = (segment.ack, self.flows.get(&segment.flow)) else {
             return false;
@@ -93,13 +94,13 @@ impl InputReplay {
         (1..WINDOW_MAX).contains(&ack.wrapping_sub(*sent))
     }
 
-    /// Whether a frame that the guest sends had left before.
+    /// Whether a frame of the guest is a repeated one.
     pub(crate) fn is_repeated(&mut self, frame: &[u8]) -> bool {
         if let Some(segment) = Segment::of(frame, Side::Guest) {
             let known = self.flows.len() < FLOWS_MAX;
             if let Some(sent) = self.flows.get_mut(&segment.flow).and_then(Option::as_mut) {
                 let more = segment.end.wrapping_sub(*sent);
-                // Another count begins with a connection that is made anew.
+                // A new connection starts with other sequence numbers.
                 if more < WINDOW_MAX || segment.opens {
                     *sent = segment.end;
                 }
@@ -113,19 +114,18 @@ impl InputReplay {
         count.map(|count| *count -= 1).is_some()
     }
 
-    /// Whether the world has to wait.
+    /// Whether the uplink has to wait.
     pub(crate) fn is_under_way(&self) -> bool {
         !self.inputs.is_empty()
     }
 
-    /// Whether nothing that it knows is of use any more.
+    /// Whether the replay has no effect any more.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.inputs.is_empty() && self.over_at.is_some_and(|at| now >= at)
     }
 }
 
-/// By what a frame that was made again is known: all of it but what a guest counts up by itself. None for
-/// segments of TCP.
+/// Fingerprint of a frame: a hash without the fields that a guest counts up. None for TCP segments.
 pub(crate) fn fingerprint(frame: &[u8]) -> Option<u64> {
     if Segment::of(frame, Side::Guest).is_some() {
         return None;
@@ -133,7 +133,6 @@ pub(crate) fn fingerprint(frame: &[u8]) -> Option<u64> {
     let ipv4 = frame.get(12..14) == Some(&[8, 0]);
     // Identification, flags, time to live and header checksum (RFC 791).
     let counted = |at: usize| ipv4 && ((18..22).contains(&at) || at == 22 || (24..26).contains(&at));
-    // FNV-1a.
     let bytes = frame.iter().enumerate().filter(|(at, _)| !counted(*at));
     Some(bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, (_, byte)| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -146,17 +145,17 @@ enum Side {
     Guest,
 }
 
-/// What matters of a segment of TCP.
+/// Relevant fields of a TCP segment.
 struct Segment {
     flow: Flow,
-    /// The sequence number after it.
+    /// Sequence number after the segment.
     end: u32,
     ack: Option<u32>,
     opens: bool,
 }
 
 impl Segment {
-    /// The segment in a frame that this side has sent; none if it is something else or cut short.
+    /// Segment in a frame that this side has sent; none if it is not TCP or truncated.
     fn of(frame: &[u8], side: Side) -> Option<Self> {
         const TCP: u8 = 6;
         let packet = frame.get(14..)?;
@@ -200,7 +199,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A segment between 10.0.0.9:4000 and the guest 10.0.0.1:80.
+    /// TCP segment between 10.0.0.9:4000 and the guest 10.0.0.1:80.
     fn segment(from: Side, sequence: u32, ack: u32, flags: u8, data: usize) -> Vec<u8> {
         let mut frame = vec![2; 12];
         frame.extend([8, 0, 0x45, 0]);

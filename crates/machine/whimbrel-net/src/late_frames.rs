@@ -1,19 +1,21 @@
-//! Frames that came for a guest that stood still, until it runs again: here, or where it has moved. Pure.
+//! Late frames: frames that arrived for a paused guest, buffered until it runs again, on this host or its
+//! target. Pure.
 //!
-//! While a machine is handed over nobody runs it, and what is sent to it then would be lost: a TCP that had
-//! all its segments in that moment waits 200 ms for nothing. So its port keeps what comes, and gives it to
-//! the guest late.
+//! During the handover of a machine no host runs it, and frames sent to it then would be lost: a TCP sender
+//! that had all its segments in flight would wait 200 ms for nothing. So the port buffers arriving frames and
+//! delivers them late.
 //!
-//! Invariants: frames leave in the order in which they came; each leaves once; what has no room is refused,
-//! so the one who keeps is bounded whatever comes.
+//! Invariants: frames leave in the order in which they came, each once. Frames that do not fit are refused,
+//! so the buffer is bounded.
 
 use std::collections::VecDeque;
 
-/// Most bytes that are kept, and most frames: what a gigabit brings in 130 ms.
+/// Most bytes that are buffered: what a gigabit link brings in 130 ms.
 const BYTES_MAX: usize = 16 << 20;
+/// Most frames that are buffered.
 const FRAMES_MAX: usize = 16_384;
 
-/// Frames on their way to a guest, late.
+/// Buffer of late frames.
 #[derive(Debug, Default)]
 pub(crate) struct LateFrames {
     frames: VecDeque<Box<[u8]>>,
@@ -22,27 +24,27 @@ pub(crate) struct LateFrames {
 }
 
 impl LateFrames {
-    /// From now on frames are kept, and none leaves by [`LateFrames::next`].
+    /// Starts buffering: from now on [`LateFrames::next`] returns none.
     pub(crate) fn start_buffering(&mut self) {
         self.keeps = true;
     }
 
-    /// From now on frames leave by [`LateFrames::next`].
+    /// Stops buffering: from now on [`LateFrames::next`] returns the frames.
     pub(crate) fn stop_buffering(&mut self) {
         self.keeps = false;
     }
 
-    /// Whether frames are kept.
+    /// Whether arriving frames are buffered.
     pub(crate) fn is_buffering(&self) -> bool {
         self.keeps
     }
 
-    /// Whether a frame waits that may leave.
+    /// Whether a frame may be delivered.
     pub(crate) fn has_next(&self) -> bool {
         !self.keeps && !self.frames.is_empty()
     }
 
-    /// Adds a frame; no if there is no room.
+    /// Adds a frame; false if there is no space.
     pub(crate) fn push(&mut self, frame: &[u8]) -> bool {
         let fits = self.frames.len() < FRAMES_MAX && self.bytes + frame.len() <= BYTES_MAX;
         if fits {
@@ -52,14 +54,14 @@ impl LateFrames {
         fits
     }
 
-    /// The next frame that may leave.
+    /// Next frame that may be delivered.
     pub(crate) fn next(&mut self) -> Option<Box<[u8]>> {
         let frame = if self.keeps { None } else { self.frames.pop_front() }?;
         self.bytes -= frame.len();
         Some(frame)
     }
 
-    /// All that was kept, to go elsewhere.
+    /// Takes all frames, to be delivered on another host.
     pub(crate) fn take(&mut self) -> Vec<Box<[u8]>> {
         self.bytes = 0;
         std::mem::take(&mut self.frames).into()

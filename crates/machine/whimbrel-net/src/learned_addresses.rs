@@ -1,8 +1,8 @@
-//! What addresses a machine has, learnt from the frames it sends. Pure, bounded.
+//! Learned addresses of a machine, from the frames that it sends. Pure, bounded.
 //!
-//! Learnt are the source of every frame, and the IP addresses the machine claims by ARP or neighbour
-//! discovery. Not the sources of IP packets: a machine that routes sends packets of others, and to announce
-//! those would draw their traffic to it.
+//! Learns the source of every frame, and the IP addresses that the machine claims by ARP or neighbour
+//! discovery. The sources of IP packets are ignored: a machine that routes sends packets of others, and
+//! announcing those would redirect their traffic to it.
 
 use crate::frame_parser::{AddressClaim, claim};
 use serde::{Deserialize, Serialize};
@@ -11,17 +11,17 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// Stations remembered: a machine has one, one that bridges inside a few more.
+/// Most stations of a machine: it has one, or a few more if it bridges inside.
 const STATIONS_MAX: usize = 64;
-/// Addresses of each kind remembered for a station.
+/// Most addresses of each kind for a station.
 const ADDRESSES_MAX: usize = 16;
 
-/// A hardware address.
+/// Hardware address of a station.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The address of everyone.
+    /// Broadcast address, for all stations.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
     /// Whether it can be the address of one station.
@@ -37,37 +37,37 @@ impl fmt::Display for Mac {
     }
 }
 
-/// One hardware address of a machine and the IP addresses behind it.
+/// Hardware address of a machine and its IP addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Station {
-    /// Its hardware address.
+    /// Hardware address of the station.
     pub mac: Mac,
-    /// IPv4 addresses, the latest claimed last.
+    /// IPv4 addresses, the last claimed at the end.
     pub ipv4: Vec<Ipv4Addr>,
-    /// IPv6 addresses, the latest claimed last.
+    /// IPv6 addresses, the last claimed at the end.
     pub ipv6: Vec<Ipv6Addr>,
 }
 
-/// The addresses of a machine. They travel with it, so that the host it arrives on can announce them.
+/// Addresses of a machine. They are sent with it, so that the target host can announce them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
     stations: Vec<Station>,
 }
 
 impl Addresses {
-    /// What is known, in the order in which it was learnt.
+    /// Known stations, in the order in which they were learned.
     pub fn stations(&self) -> &[Station] {
         &self.stations
     }
 
-    /// Looks at a frame the machine sent.
+    /// Learns from a frame that the machine sent.
     pub fn record(&mut self, frame: &[u8]) {
         if let Some(AddressClaim { mac, address }) = claim(frame) {
             self.insert(mac, address);
         }
     }
 
-    /// Adds what another table knows: one that travelled, so it is checked like a frame.
+    /// Adds another table, which comes from another host and is checked like a frame.
     pub fn merge(&mut self, other: &Addresses) {
         for station in &other.stations {
             self.insert(station.mac, None);
@@ -89,7 +89,7 @@ impl Addresses {
         }
     }
 
-    /// The place of `mac`, made if there is room: the first stations seen are the machine's own.
+    /// Index of `mac`, which is added if there is space: the first stations seen are the machine's own.
     fn index_of(&mut self, mac: Mac) -> Option<usize> {
         if let Some(index) = self.stations.iter().position(|station| station.mac == mac) {
             return Some(index);
@@ -101,7 +101,7 @@ impl Addresses {
     }
 }
 
-/// Adds an address, or moves it to the end; the one not claimed for the longest time makes room.
+/// Adds an address, or moves it to the end; a full list drops the one claimed least recently.
 fn remember<A: PartialEq>(known: &mut Vec<A>, address: A) {
     if known.last() == Some(&address) {
         return;

@@ -1,19 +1,19 @@
-//! The network port of a machine: between QEMU's stream socket and a tap device on a bridge.
+//! Network port of a machine: connects QEMU's stream socket to a tap device on a bridge.
 //!
 //! ```text
-//!   guest -- virtio-net -- QEMU -- unix socket -- [ Port: gates, hold queue, strays, addresses ] -- tap -- bridge
+//!   guest -- virtio-net -- QEMU -- unix socket -- [ Port ] -- tap -- bridge
+//!                                  gates, output buffer, late frames, addresses
 //! ```
 //!
-//! A [`Port`] is the only way between a machine and the world, so it is where frames are kept back until a
-//! machine may be heard (on the target of a migration) or until what they tell is committed (under
-//! protection), where frames for a guest that stands still wait until it runs again, and where the network
-//! learns that a machine has moved.
+//! A [`Port`] is the only connection of a machine to its network. So it holds output back until the machine
+//! may send (on the target of a migration) or until the epoch is committed (under protection), buffers frames
+//! for a paused guest, and announces that a machine has moved.
 //!
-//! The world may also be elsewhere: [`tunnel`] has the two ends of the way there.
+//! The network may also be on another host: [`tunnel`] has the two ends of the connection.
 //!
 //! The cores are pure and without I/O: [`OutputBuffer`], [`Addresses`], [`announcements`], the framing, the
-//! replay of [`InputLog`]. What a guest sends is hostile input: bounded before it is stored, checked before
-//! it is read.
+//! replay of [`InputLog`]. The output of a guest is untrusted: bounded before it is stored, checked before it
+//! is read.
 
 mod announcement;
 mod error;
@@ -40,5 +40,5 @@ pub use learned_addresses::{Addresses, Mac, Station};
 pub use output_buffer::{BufferFull, Epoch, HoldLimits, OutputBuffer};
 pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, Uplink};
 
-/// Bytes of the largest frame QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).
+/// Most bytes of a frame that QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).
 pub const FRAME_MAX: usize = 4096 + 65536;

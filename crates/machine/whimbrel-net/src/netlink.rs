@@ -1,8 +1,7 @@
-//! The three things asked of rtnetlink: bring an interface up, make it a port of a bridge, give it an
-//! address.
+//! Netlink requests: bring an interface up, make it a port of a bridge, set its address.
 //!
-//! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in the machine's byte
-//! order. Acts in the network namespace of the calling thread.
+//! One request and one acknowledgement each (rtnetlink(7), netlink(7)); numbers are in native byte order.
+//! Acts in the network namespace of the calling thread.
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 use std::{io, os::fd::AsRawFd};
@@ -25,12 +24,12 @@ pub(crate) fn set_master(index: u32, master: u32) -> io::Result<()> {
     transact(&new_link(index, 0, &attribute(IFLA_MASTER, &master.to_ne_bytes())))
 }
 
-/// Gives interface number `index` a hardware address.
+/// Sets the hardware address of interface number `index`.
 pub(crate) fn set_address(index: u32, address: [u8; 6]) -> io::Result<()> {
     transact(&new_link(index, 0, &attribute(IFLA_ADDRESS, &address)))
 }
 
-/// `struct rtattr`, its value and padding to four bytes.
+/// Encodes a `struct rtattr`, its value and padding to four bytes.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut attribute = Vec::with_capacity(4 + value.len().next_multiple_of(4));
     attribute.extend((4 + value.len() as u16).to_ne_bytes());
@@ -40,7 +39,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute
 }
 
-/// `struct nlmsghdr`, `struct ifinfomsg`, attributes. Only flags set in `up` change.
+/// Encodes a `struct nlmsghdr`, a `struct ifinfomsg` and attributes. Only flags set in `up` change.
 fn new_link(index: u32, up: u32, attributes: &[u8]) -> Vec<u8> {
     let mut body = vec![0, 0, 0, 0];
     for word in [index, up, up] {
@@ -59,7 +58,7 @@ fn new_link(index: u32, up: u32, attributes: &[u8]) -> Vec<u8> {
 fn transact(message: &[u8]) -> io::Result<()> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    // A netlink socket that is connected to nobody sends to the kernel.
+    // A netlink socket without a destination sends to the kernel.
     send(socket.as_raw_fd(), message, MsgFlags::empty())?;
     let mut answer = [0; 512];
     let len = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;

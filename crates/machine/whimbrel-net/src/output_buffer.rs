@@ -1,40 +1,39 @@
-//! Frames that may not leave yet: the hold queue of a protected machine. Pure.
+//! Output buffer of a protected machine: holds frames until their epoch is committed. Pure.
 //!
-//! Every frame belongs to the epoch in which it came. [`OutputBuffer::barrier`] ends an epoch;
-//! [`OutputBuffer::release`] lets go what belongs to ended epochs up to the one named, and nothing else.
+//! Every frame belongs to the epoch in which it was sent. [`OutputBuffer::barrier`] ends an epoch;
+//! [`OutputBuffer::release`] releases the frames of ended epochs up to the given one, and no others.
 //!
 //! Invariants: frames leave in the order in which they came; none leaves before its epoch is released; none
-//! is lost, for a full queue refuses a frame and hands it back; a frame of the epoch that is still open never
-//! leaves.
+//! is lost, since a full buffer refuses a frame; a frame of the open epoch never leaves.
 
 use std::collections::VecDeque;
 
-/// Number of an epoch, from 0, growing by one with every barrier.
+/// Number of an epoch: starts at 0 and grows by one with every barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
-/// How much a queue holds.
+/// Capacity of an output buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldLimits {
-    /// Frames.
+    /// Most frames in the buffer.
     pub frames: usize,
-    /// Bytes of all frames together.
+    /// Most bytes of all frames together.
     pub bytes: usize,
 }
 
 impl Default for HoldLimits {
-    /// A gigabit's worth of half a second.
+    /// Capacity for half a second at one Gbit/s.
     fn default() -> Self {
         Self { frames: 65_536, bytes: 64 << 20 }
     }
 }
 
-/// The queue is full; the sender must wait for a release.
+/// The buffer is full; the sender must wait for a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the hold queue is full")]
+#[error("the output buffer is full")]
 pub struct BufferFull;
 
-/// Frames held back, by epoch.
+/// Buffered frames with their epochs.
 #[derive(Debug)]
 pub struct OutputBuffer {
     frames: VecDeque<(Epoch, Box<[u8]>)>,
@@ -44,12 +43,12 @@ pub struct OutputBuffer {
 }
 
 impl OutputBuffer {
-    /// An empty queue in epoch 0.
+    /// Creates an empty buffer in epoch 0.
     pub fn new(limits: HoldLimits) -> Self {
         Self { frames: VecDeque::new(), bytes: 0, open: Epoch(0), limits }
     }
 
-    /// Adds a frame to the open epoch. A full queue takes nothing; an empty one takes any frame.
+    /// Adds a frame to the open epoch. A full buffer refuses it; an empty one accepts any frame.
     pub fn push(&mut self, frame: &[u8]) -> Result<(), BufferFull> {
         if !self.has_room(frame.len()) {
             return Err(BufferFull);
@@ -59,13 +58,13 @@ impl OutputBuffer {
         Ok(())
     }
 
-    /// Whether a frame of `len` bytes would be taken.
+    /// Whether a frame of `len` bytes would be accepted.
     pub fn has_room(&self, len: usize) -> bool {
         self.frames.is_empty()
             || (self.frames.len() < self.limits.frames && self.bytes + len <= self.limits.bytes)
     }
 
-    /// Ends the open epoch and returns its number; what comes from now on belongs to the next.
+    /// Ends the open epoch and returns its number; later frames belong to the next.
     pub fn barrier(&mut self) -> Epoch {
         let ended = self.open;
         self.open = Epoch(ended.0 + 1);
@@ -79,17 +78,17 @@ impl OutputBuffer {
         Some(frame)
     }
 
-    /// Frames held.
+    /// Number of buffered frames.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether nothing is held.
+    /// Whether no frame is buffered.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Bytes held.
+    /// Number of buffered bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -126,7 +125,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Push(len) => {
-                        // The frame says in which epoch it came and which one it is.
+                        // The frame has the number of its epoch and its own number.
                         let mut frame = vec![open as u8; usize::from(len)];
                         frame.push(accepted.len() as u8);
                         let full = queue.push(&frame).is_err();
@@ -138,7 +137,7 @@ mod tests {
                         open += 1;
                     }
                     Step::Release(up_to) => {
-                        // Naming an epoch that has not ended releases only what has.
+                        // An epoch that has not ended releases only those that have.
                         released = released.max(Some(up_to.min(open.wrapping_sub(1)))).filter(|_| open > 0).or(released);
                         while let Some(frame) = queue.release(Epoch(up_to)) { left.push(frame.to_vec()) }
                     }

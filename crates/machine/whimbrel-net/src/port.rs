@@ -1,8 +1,8 @@
-//! The port of a machine, as its owner sees it. The work is done in `pump`, by one thread a port.
+//! Network port of a machine, as its owner uses it. `forwarder` does the work, with one thread for each port.
 //!
-//! What holds: after [`Port::set_gates`] returned, no frame passes a gate that it closed (but for the rest of
-//! one frame whose beginning QEMU has already); what is held back leaves only by [`Port::release`]; dropping
-//! the port ends its thread and removes its tap device.
+//! Guarantees: after [`Port::set_gates`] returned, no frame passes a gate that it closed (except the rest of
+//! a frame that QEMU has received partially). Buffered output leaves only by [`Port::release`]. Dropping the
+//! port ends its thread and removes its tap device.
 
 use crate::{
     Addresses, Epoch, FramePipeEnd, HoldLimits, Input, InputLog, NetError,
@@ -22,75 +22,75 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a port joins.
+/// Configuration of a port.
 #[derive(Debug)]
 pub struct PortConfig {
-    /// The socket QEMU listens on: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
+    /// Socket on which QEMU listens: `-netdev stream,server=on,addr.type=unix,addr.path=…`. It need not exist
     /// yet.
     pub stream_socket: PathBuf,
-    /// The side of the world.
+    /// Network side of the port.
     pub world: Uplink,
-    /// What passes at first.
+    /// Initial state of the gates.
     pub gates: Gates,
 }
 
-/// The side of a port that is not the machine.
+/// Network side of a port.
 #[derive(Debug)]
 pub enum Uplink {
-    /// The machine hears and reaches nobody.
+    /// No network: the port is isolated.
     Nobody,
-    /// A network of this host.
+    /// Network of this host.
     Tap(TapConfig),
-    /// Whoever has the other end of the line.
+    /// Frame pipe, whose other end is usually a tunnel.
     Line(FramePipeEnd),
 }
 
-/// A tap device.
+/// Configuration of a tap device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapConfig {
-    /// Its name, at most 15 bytes; `%d` in it becomes a number that makes it unique.
+    /// Name of at most 15 bytes; `%d` in it becomes a number that makes it unique.
     pub name: String,
-    /// The bridge it becomes a port of.
+    /// Bridge of which it becomes a port.
     pub bridge: Option<String>,
 }
 
-/// Whether frames of one direction pass.
+/// Gate for the frames of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// They are dropped.
+    /// Frames are dropped.
     Blocked,
-    /// They pass.
+    /// Frames are passed.
     Open,
 }
 
-/// Both directions.
+/// Gates of both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gates {
-    /// From the world to the guest.
+    /// Gate from the network to the guest.
     pub inbound: Gate,
-    /// From the guest to the world.
+    /// Gate from the guest to the network.
     pub outbound: Gate,
 }
 
 impl Gates {
-    /// A machine that runs here.
+    /// Gates of a machine that runs on this host.
     pub const OPEN: Gates = Gates { inbound: Gate::Open, outbound: Gate::Open };
-    /// A machine that does not run here yet, or no more.
+    /// Gates of a machine that does not run on this host yet, or no longer.
     pub const BLOCKED: Gates = Gates { inbound: Gate::Blocked, outbound: Gate::Blocked };
 }
 
-/// What a port did so far.
+/// Counters of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounters {
-    /// Frames that reached QEMU.
+    /// Frames that were passed to QEMU.
     pub inbound_frames: u64,
-    /// Bytes of them.
+    /// Bytes of these frames.
     pub inbound_bytes: u64,
-    /// Frames that left for the world.
+    /// Frames that were sent to the network.
     pub outbound_frames: u64,
-    /// Bytes of them.
+    /// Bytes of these frames.
     pub outbound_bytes: u64,
-    /// Frames dropped in either direction: a closed gate, no connection, a device that takes none.
+    /// Frames dropped in either direction: a closed gate, no connection, a device that refuses them.
     pub dropped_frames: u64,
 }
 
@@ -104,8 +104,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens a port. Its tap device is made in the network namespace of the calling thread. QEMU is connected
-    /// to as soon as it listens, and again whenever the connection is lost.
+    /// Opens a port. Its tap device is created in the network namespace of the calling thread. The port
+    /// connects to QEMU as soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
         let (device, tap_name) = match config.world {
             Uplink::Nobody => (None, None),
@@ -134,12 +134,13 @@ impl Port {
         self.wake();
     }
 
-    /// The gates as they are.
+    /// Present state of the gates.
     pub fn gates(&self) -> Gates {
         self.pump().gates()
     }
 
-    /// Lets frames reach the guest: its CPUs run now. Frames that came before are not delivered later.
+    /// Opens the inbound gate, because the guest's CPUs run now. Frames that came before are not delivered
+    /// later.
     pub fn open_inbound(&self) {
         let mut pump = self.pump();
         let gates = pump.gates();
@@ -148,105 +149,105 @@ impl Port {
         self.wake();
     }
 
-    /// From now on holds back what the guest sends. When the queue is full the guest has to wait.
+    /// Buffers the output of the guest from now on. When the buffer is full, the guest has to wait.
     pub fn hold(&self, limits: HoldLimits) {
         self.pump().hold(limits);
     }
 
-    /// Calls `first_held` whenever a frame is held back and none was before. It is called in the middle of
-    /// the port's work: it may not take long, nor ask anything of the port.
+    /// Sets a callback for a frame that enters the empty output buffer. It runs while the port is locked: it
+    /// must be short and must not call the port.
     pub fn on_first_held(&self, first_held: impl Fn() + Send + 'static) {
         self.pump().on_first_held(Box::new(first_held));
     }
 
-    /// Whether anything is held back.
+    /// Whether output is buffered.
     pub fn holds(&self) -> bool {
         self.pump().holds()
     }
 
-    /// Ends the epoch: every frame the guest sent so far belongs to it or to an earlier one. Call it while
-    /// the guest stands still, else frames still on their way through QEMU belong to the next (which is safe,
+    /// Ends the epoch: every frame that the guest sent so far belongs to it or to an earlier one. Call it
+    /// while the guest is paused; otherwise frames still inside QEMU belong to the next epoch (which is safe,
     /// only later).
     pub fn barrier(&self) -> Result<Epoch, NetError> {
         self.pump().barrier().ok_or(NetError::NotHolding)
     }
 
-    /// Lets go of everything up to and with an epoch that [`Port::barrier`] ended; how many frames that were.
+    /// Releases all epochs up to `up_to`, which [`Port::barrier`] ended; returns the number of frames.
     pub fn release(&self, up_to: Epoch) -> Result<usize, NetError> {
         let released = self.pump().release(up_to).ok_or(NetError::NotHolding);
         self.wake();
         released
     }
 
-    /// Ends the holding and lets go of everything: protection ended while the machine runs here.
+    /// Ends buffering and releases everything: protection ended while the machine runs here.
     pub fn release_all(&self) {
         self.pump().release_all();
         self.wake();
     }
 
-    /// Ends the holding and forgets what was held: the machine goes on elsewhere from an earlier epoch.
+    /// Ends buffering and drops the output: the machine continues on another host from an earlier epoch.
     pub fn discard_held(&self) -> usize {
         let discarded = self.pump().discard_held();
         self.wake();
         discarded
     }
 
-    /// From now on records what reaches the guest, as that of port `index`; or does not any more.
+    /// Records the guest's inputs from now on, as those of port `index`; none stops recording.
     pub fn record(&self, inputs: Option<(Arc<InputLog>, u16)>) {
         self.pump().record(inputs);
     }
 
-    /// Gives the guest, before anything else, what had reached it before, and drops of what it then sends
-    /// what had left before, by the fingerprints that [`InputLog::take`] told. To be called before the gates
-    /// are opened.
+    /// Replays inputs to the guest before any other frame, and drops frames that the guest sends again, by
+    /// the fingerprints of [`InputLog::take`]. Call it before the gates are opened.
     pub fn replay(&self, inputs: Vec<Input>, left: &[u64]) {
         self.pump().replay(InputReplay::new(inputs, left));
         self.wake();
     }
 
-    /// From now on keeps what comes for the guest, which is about to stand still: nothing more of it reaches
-    /// QEMU. Bounded; what has no room is dropped.
+    /// Buffers frames for the guest from now on, because it is about to be paused: QEMU gets no further
+    /// frame. Bounded; frames that do not fit are dropped.
     pub fn keep_strays(&self) {
         self.pump().keep_strays();
         self.wake();
     }
 
-    /// Takes what was kept so far: the guest goes on elsewhere, and gets it there by [`Port::add_strays`].
+    /// Takes the late frames: the guest continues on another host, which delivers them with
+    /// [`Port::add_strays`].
     pub fn take_strays(&self) -> Vec<Box<[u8]>> {
         self.pump().take_strays()
     }
 
-    /// Ends the keeping: the guest goes on here, and gets what was kept before anything newer.
+    /// Ends buffering: the guest continues here, and gets the late frames before anything newer.
     pub fn let_strays_in(&self) {
         self.pump().let_strays_in();
         self.wake();
     }
 
-    /// Gives the guest what came for it where it was. It gets that once its inbound gate is open, before
+    /// Adds late frames from the source host. The guest gets them once its inbound gate is open, before
     /// anything newer.
     pub fn add_strays<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) {
         self.pump().add_strays(frames);
         self.wake();
     }
 
-    /// What addresses the guest is known to have: to travel with it.
+    /// Learned addresses of the guest, to be sent with it.
     pub fn addresses(&self) -> Addresses {
         self.pump().addresses().clone()
     }
 
-    /// Adds addresses that travelled with the guest.
+    /// Adds addresses that were sent with the guest.
     pub fn add_addresses(&self, addresses: &Addresses) {
         self.pump().add_addresses(addresses);
     }
 
-    /// Tells the network that the guest is here now: at once and five times more over 1.25 s. Each time only
-    /// if the outbound gate is open then.
+    /// Announces the guest on the network: at once and five times more over 1.25 s. Each time only if the
+    /// outbound gate is open then.
     pub fn announce(&self) {
         self.pump().start_announcing();
         self.wake();
     }
 
-    /// What passed so far.
+    /// Present values of the counters.
     pub fn counters(&self) -> PortCounters {
         self.pump().counters()
     }
@@ -268,7 +269,7 @@ impl Port {
     }
 
     fn wake(&self) {
-        // It fails only when it was woken 2^64 times already: then it is awake.
+        // Fails only after 2^64 wake-ups: then it is awake.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -1,9 +1,9 @@
-//! A tap device: a network interface whose frames this process reads and writes. The only `unsafe` of this
+//! Tap device: a network interface whose frames this process reads and writes. The only `unsafe` of this
 //! crate.
 //!
-//! Linux Documentation/networking/tuntap.rst. The device is not persistent: it is gone when the last
-//! descriptor is closed, so nothing is left behind however the process ends. It is made in the network
-//! namespace of the calling thread and stays there.
+//! Linux Documentation/networking/tuntap.rst. The device is not persistent: it ends when the last descriptor
+//! is closed, so nothing remains however the process ends. It is created in the network namespace of the
+//! calling thread and stays there.
 
 use crate::{NetError, TapConfig, netlink};
 use nix::net::if_::if_nametoindex;
@@ -16,10 +16,10 @@ use std::{
 
 const IFF_TAP: i16 = 0x0002;
 const IFF_NO_PI: i16 = 0x1000;
-/// Size of an interface's name, its final zero included.
+/// Bytes of an interface name with its final zero.
 const NAME_SIZE: usize = 16;
 
-/// `struct ifreq` as TUNSETIFF reads it: a name, flags, the rest of the union unused.
+/// C layout of `struct ifreq` for TUNSETIFF: a name, flags, the rest of the union unused.
 #[repr(C)]
 struct InterfaceRequest {
     name: [u8; NAME_SIZE],
@@ -28,14 +28,14 @@ struct InterfaceRequest {
 }
 
 nix::ioctl_readwrite_bad!(
-    /// TUNSETIFF; the kernel writes the name it chose back.
+    /// Ioctl TUNSETIFF; the kernel writes back the name that it chose.
     set_interface,
     0x4004_54ca,
     InterfaceRequest
 );
 
-/// Makes a tap device, brings it up, and joins its bridge. Reads and writes do not wait. Returns its name
-/// too.
+/// Creates a tap device, brings it up, and joins its bridge. Reads and writes do not block. Returns the
+/// device and its name.
 pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     let failed = |action| move |source| NetError::Tap { action, name: config.name.clone(), source };
     let (device, name) = create(&config.name).map_err(failed("create"))?;
@@ -50,9 +50,9 @@ pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     Ok((device, name))
 }
 
-/// A random address that is higher than any a network card has. A bridge takes the lowest address of its
-/// ports for its own, so with a low one here the host itself would be known under another address with every
-/// machine that comes or goes, and its peers would not find it for a while.
+/// Random address that is higher than any of a network card. A bridge takes the lowest address of its ports
+/// as its own. With a low one here, the address of the host would change with every machine that comes or
+/// goes, and its peers would not reach it for a while.
 fn high_address() -> [u8; 6] {
     let random = RandomState::new().hash_one(0).to_le_bytes();
     [0xfe, random[0], random[1], random[2], random[3], random[4]]
@@ -67,8 +67,8 @@ fn create(name: &str) -> io::Result<(File, String)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     let device = options.open("/dev/net/tun")?;
-    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of
-    // the kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
+    // SAFETY: the descriptor is open; `request` is an exclusive, live value with the size (40 bytes) and
+    // layout of the kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
     unsafe { set_interface(device.as_raw_fd(), &mut request) }?;
     let chosen = request.name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok((device, String::from_utf8_lossy(chosen).into_owned()))

@@ -1,12 +1,12 @@
-//! Drive an unmodified QEMU: find it, start it, speak QMP to it, take and load its device state.
+//! Driver of an unmodified QEMU: finds it, starts it, controls it by QMP, saves and loads its device state.
 //!
-//! The only crate that knows QEMU. Blocking calls and threads, no async: every wait has a bound, and the
-//! death of a QEMU ends every wait for it. Debian 12's QEMU 7.2 is the oldest supported; QMP answers are read
+//! The only crate that knows QEMU. Blocking calls and threads, no async: every wait is bounded, and the end
+//! of a QEMU ends every wait for it. Debian 12's QEMU 7.2 is the oldest supported; QMP answers are parsed
 //! leniently (strings, not closed enums), so that newer ones work too.
 //!
-//! The usual path: [`probe()`] once, [`Qemu::launch`] a [`LaunchSpec`], then the calls of
-//! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] takes it up again.
-//! Guest memory is not read here: the engines map the RAM file that the specification names.
+//! Usual sequence: [`probe()`] once, [`Qemu::launch`] a [`LaunchSpec`], then the calls of
+//! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] controls it again. This crate
+//! does not read guest memory: the engines map the RAM file of the specification.
 
 mod console;
 mod launch;

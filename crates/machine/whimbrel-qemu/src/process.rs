@@ -1,8 +1,8 @@
-//! A QEMU process: started as a session of its own, recognised again after a restart of ours.
+//! QEMU process: started in a session of its own, and found again after a restart of the daemon.
 //!
-//! A pid alone names nothing: pids are used again. A process is named by pid and start time together, and is
-//! held by a pidfd, so no signal ever goes to a stranger. QEMU outlives this process (own session, no
-//! parent-death signal, output to a file). Dropping a [`QemuProcess`] leaves QEMU alone.
+//! A pid alone identifies nothing, because pids are reused. A process is identified by pid and start time
+//! together, and a pidfd refers to it, so no signal ever reaches another process. QEMU outlives this process
+//! (own session, no parent-death signal, output to a file). Dropping a [`QemuProcess`] does not affect QEMU.
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -20,70 +20,70 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How much of QEMU's output an error quotes.
+/// Most bytes of QEMU's output that an error quotes.
 const MAX_WORDS: u64 = 4 << 10;
 
-/// Whether a process may have pages of 2 MiB where it asks for them.
+/// Permission for pages of 2 MiB.
 ///
-/// QEMU asks for them wherever it maps memory of a guest, the 2 MiB for ACPI tables included of which it uses
-/// a sixteenth, and for translated code: 3 MB more for an idle guest. Without them translated code is found a
-/// little slower.
+/// QEMU requests them for all guest memory, including the 2 MiB for ACPI tables of which it uses a sixteenth,
+/// and for translated code: 3 MB more for an idle guest. Without them, finding translated code is a little
+/// slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HugePages {
-    /// As it and the kernel like.
+    /// Default of the process and the kernel.
     Allowed,
-    /// None: for one of many processes, which are to be small.
+    /// No huge pages, for one of many processes that have to be small.
     Forbidden,
 }
 
-/// Names one process for all time (of this boot).
+/// Identity of a process, unique within a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessIdentity {
-    /// Process id.
+    /// Process id of QEMU.
     pub pid: u32,
-    /// When it started, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    /// Start time in clock ticks since boot (`/proc/PID/stat`, field 22).
     pub start_time: u64,
 }
 
-/// A process could not be started or found again.
+/// Cause of a process that could not be started or found again.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The program does not start.
+    /// The program could not be started.
     #[error("cannot start {program}")]
     Spawn {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// The log file for its output cannot be opened.
+    /// The log file for its output could not be opened.
     #[error("cannot open {path}")]
     Log {
-        /// The log file.
+        /// Path of the log file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// No such process runs, or another one has its pid.
+    /// There is no such process, or another one has its pid.
     #[error("process {pid} has ended", pid = identity.pid)]
     Gone {
-        /// What was looked for.
+        /// Identity of the missing process.
         identity: ProcessIdentity,
     },
-    /// The kernel refuses the look at it.
-    #[error("cannot look at process {pid}")]
+    /// The kernel does not allow access to the process.
+    #[error("cannot inspect process {pid}")]
     Look {
-        /// The process.
+        /// Process id of QEMU.
         pid: u32,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// A QEMU process, our child or adopted.
+/// QEMU process, a child or adopted.
 #[derive(Debug)]
 pub struct QemuProcess {
     identity: ProcessIdentity,
@@ -93,7 +93,7 @@ pub struct QemuProcess {
 }
 
 impl QemuProcess {
-    /// Starts `program`, its output appended to the file `log`.
+    /// Starts `program` and appends its output to the file `log`.
     pub fn spawn(
         program: &Path,
         args: &[OsString],
@@ -113,7 +113,7 @@ impl QemuProcess {
             rustix::process::setsid()?;
             match huge_pages {
                 HugePages::Allowed => Ok(()),
-                // Kept across the exec that follows (prctl(2), PR_SET_THP_DISABLE).
+                // Remains set across the exec that follows (prctl(2), PR_SET_THP_DISABLE).
                 HugePages::Forbidden => Ok(rustix::thread::disable_transparent_huge_pages(true)?),
             }
         };
@@ -126,13 +126,13 @@ impl QemuProcess {
         let pid = child.id();
         let process = Self::open(pid, log, log_start);
         if process.is_err() {
-            // Without a handle nobody could end it later. It is our unreaped child, so the pid is still its
-            // own.
+            // Without a handle it could not be ended later. The pid is still valid, because it is an unreaped
+            // child.
             let _ = child.kill();
         }
-        // A thread reaps it, so that it never stays a zombie; there is no one else who must call wait. It
-        // waits for the pidfd first: wait also returns when this program traces the child and the child
-        // stops, which is not its end.
+        // A thread reaps it, so that it never stays a zombie; nothing else may call wait. The thread waits
+        // for the pidfd first: wait also returns when this program traces the child and the child stops,
+        // which is not its end.
         let ending = process.as_ref().ok().and_then(|process| process.pidfd.try_clone().ok());
         let reap = move || {
             if let Some(pidfd) = ending {
@@ -145,7 +145,7 @@ impl QemuProcess {
         process
     }
 
-    /// Takes up a process that an earlier run of this program started.
+    /// Adopts a process that an earlier process of the daemon started.
     pub fn adopt(identity: ProcessIdentity, log: &Path) -> Result<Self, ProcessError> {
         let log_start = fs::metadata(log).map_or(0, |meta| meta.len());
         let process = Self::open(identity.pid, log, log_start).map_err(|error| match error {
@@ -171,29 +171,29 @@ impl QemuProcess {
         Ok(Self { identity: ProcessIdentity { pid, start_time }, pidfd, log: log.to_owned(), log_start })
     }
 
-    /// What to write down, to adopt it later.
+    /// Identity to store, to adopt the process later.
     pub fn identity(&self) -> ProcessIdentity {
         self.identity
     }
 
-    /// Whether it has not ended yet.
+    /// Whether the process has not ended yet.
     pub fn is_alive(&self) -> bool {
         !self.wait(Duration::ZERO)
     }
 
-    /// Waits for its end; whether it came within `timeout`.
+    /// Waits for the end of the process; returns whether it ended within `timeout`.
     pub fn wait(&self, timeout: Duration) -> bool {
         has_ended(&self.pidfd, Some(timeout))
     }
 
-    /// Ends it at once. The guest gets no notice. A process that has ended already is no error.
+    /// Ends the process at once. The guest is not notified. A process that has ended already is no error.
     pub fn kill(&self) {
         if let Err(errno) = pidfd_send_signal(&self.pidfd, Signal::KILL) {
             tracing::debug!(%errno, pid = self.identity.pid, "cannot kill");
         }
     }
 
-    /// What it wrote to its output last (at most 4 KiB), to quote in an error.
+    /// Last output of the process (at most 4 KiB), to quote in an error.
     pub fn words(&self) -> String {
         let tail = || -> io::Result<String> {
             let mut log = File::open(&self.log)?;
@@ -209,8 +209,7 @@ impl QemuProcess {
 
 const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
-/// Field 22 of `/proc/PID/stat`. The second field is a name that may hold anything, so count after its end.
-/// Waits for the end of a process, at most so long.
+/// Waits for the end of a process, at most `timeout`; returns whether it ended.
 fn has_ended(pidfd: &OwnedFd, timeout: Option<Duration>) -> bool {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     loop {
@@ -237,6 +236,8 @@ fn start_time(pid: u32) -> io::Result<u64> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown form of stat file"))
 }
 
+/// Parses field 22 of `/proc/PID/stat`. The second field is a name with any characters, so count after its
+/// end.
 fn parse_start_time(stat: &[u8]) -> Option<u64> {
     let name_end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(&stat[name_end + 1..]).ok()?;
@@ -287,7 +288,7 @@ mod tests {
         let traced = nix::unistd::Pid::from_raw(pid.cast_signed());
         nix::sys::ptrace::attach(traced).unwrap();
         until("it does not stop", &|| status().contains("(tracing stop)"));
-        // Whoever waits for any change of it hears of the stop, and has to be given the time to.
+        // A waiter for any state change would be notified of the stop, and needs time for that.
         thread::sleep(Duration::from_millis(50));
         nix::sys::ptrace::detach(traced, None).unwrap();
         process.kill();

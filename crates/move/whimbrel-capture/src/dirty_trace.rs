@@ -5,7 +5,7 @@
 //! to that record. Memory is allocated only for bytes that have arrived.
 
 use std::time::Duration;
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, varint};
 
 const MAGIC: &[u8; 8] = b"WHIMWWST";
 const FORMAT: u32 = 1;
@@ -88,8 +88,8 @@ pub fn record(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u
     let mut out = vec![0; RECORD_HEAD];
     let mut end = 0;
     for run in dirty {
-        varint(&mut out, run.start - end);
-        varint(&mut out, run.len);
+        varint::put(&mut out, run.start - end);
+        varint::put(&mut out, run.len);
         end = run.end();
     }
     let length = (out.len() - RECORD_HEAD) as u32;
@@ -100,28 +100,6 @@ pub fn record(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u
 
 fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
-}
-
-/// Appends a LEB128 number: seven bits a byte, the lowest first, the top bit set in all but the last.
-fn varint(out: &mut Vec<u8>, mut number: u64) {
-    while number > 0x7f {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
-/// Number below 2^35 in its shortest form, and the rest of the bytes.
-fn read_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let mut number = 0;
-    for (at, byte) in bytes.iter().take(5).enumerate() {
-        number |= u64::from(byte & 0x7f) << (7 * at);
-        if byte & 0x80 == 0 {
-            let shortest = at == 0 || *byte != 0;
-            return shortest.then_some((number, &bytes[at + 1..]));
-        }
-    }
-    None
 }
 
 /// Incremental parser of a trace.
@@ -258,8 +236,11 @@ fn parse_runs(mut bytes: &[u8], pages: u64) -> Result<Vec<PageRun>, &'static str
     let mut runs = Vec::new();
     let mut end = 0;
     while !bytes.is_empty() {
-        let (gap, rest) = read_varint(bytes).ok_or("number not in its shortest form")?;
-        let (len, rest) = read_varint(rest).ok_or("number not in its shortest form")?;
+        let mut number = || varint::take(&mut bytes).map_err(|_| "number not in its shortest form");
+        let (gap, len) = (number()?, number()?);
+        if gap > pages || len > pages {
+            return Err("run past the end of memory");
+        }
         if len == 0 || (gap == 0 && !runs.is_empty()) {
             return Err("empty or adjoining runs");
         }
@@ -269,7 +250,6 @@ fn parse_runs(mut bytes: &[u8], pages: u64) -> Result<Vec<PageRun>, &'static str
         }
         end = run.end();
         runs.push(run);
-        bytes = rest;
     }
     Ok(runs)
 }

@@ -6,8 +6,7 @@
 
 use crate::codec::{BlockSize, CodecOptions};
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
-use whimbrel_core::{HostName, PageRun, WitnessAddress};
+use whimbrel_core::{HostName, PageRun, WitnessAddress, hex_id};
 use whimbrel_migrate::protocol::{Offer, Offered};
 
 /// Offers a machine to the standby; header [`StartRequest`], reply [`StartReply`].
@@ -46,36 +45,10 @@ pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one comparison.
 pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
-/// Identifies one protection of one machine, from its start until it has ended or the standby has taken over.
-/// Random, so that a message of an earlier protection is never taken for a later one's.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ProtectionId(pub [u8; 16]);
-
-impl fmt::Display for ProtectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for ProtectionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProtectionId({self})")
-    }
-}
-
-/// The text is no id of a protection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a protection id has 32 hexadecimal digits")]
-pub struct ParseProtectionIdError;
-
-impl FromStr for ProtectionId {
-    type Err = ParseProtectionIdError;
-
-    fn from_str(text: &str) -> Result<Self, ParseProtectionIdError> {
-        let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(text, 16).ok().filter(|_| hex);
-        number.map(|number| Self(number.to_be_bytes())).ok_or(ParseProtectionIdError)
-    }
+hex_id! {
+    /// Identifies one protection of one machine, from its start until it has ended or the standby has taken over.
+    /// Random, so that a message of an earlier protection is never taken for a later one's.
+    pub struct ProtectionId;
 }
 
 /// Request to start a protection.

@@ -8,7 +8,7 @@
 use crate::local_objects::{self, LocalObjects};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_core::{Digest, PAGE_SIZE, varint};
 use whimbrel_image::{Node, tree};
 
 /// Most images in one request.
@@ -29,34 +29,24 @@ pub struct BaseImage {
 pub(crate) fn encode(numbers: &[u64]) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for number in numbers {
-        let mut gap = number - next;
+        varint::put(&mut bytes, number - next);
         next = number + 1;
-        while gap >= 0x80 {
-            bytes.push(gap as u8 | 0x80);
-            gap >>= 7;
-        }
-        bytes.push(gap as u8);
     }
     bytes
 }
 
 /// Decodes numbers; none if they are malformed or too many.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<u64>> {
+pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<u64>> {
     let (mut numbers, mut next) = (Vec::new(), 0u64);
-    let (mut gap, mut shift) = (0u64, 0);
-    for byte in bytes {
-        if shift > 42 || numbers.len() >= FRAME_BASES {
+    while !bytes.is_empty() {
+        if numbers.len() >= FRAME_BASES {
             return None;
         }
-        gap |= u64::from(byte & 0x7f) << shift;
-        shift += 7;
-        if byte & 0x80 == 0 {
-            let number = next.checked_add(gap)?;
-            numbers.push(number);
-            (next, gap, shift) = (number.checked_add(1)?, 0, 0);
-        }
+        let number = next.checked_add(varint::take(&mut bytes).ok()?)?;
+        numbers.push(number);
+        next = number.checked_add(1)?;
     }
-    (shift == 0).then_some(numbers)
+    Some(numbers)
 }
 
 /// Digests of the pages of base images; nodes are read once.

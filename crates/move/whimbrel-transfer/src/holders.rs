@@ -8,12 +8,12 @@ use crate::{Link, LinkError, LinkMeter, SyncError, protocol::HasObjects};
 use bytes::Bytes;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 
 /// Most holders in a list.
 pub const PEERS_MAX: usize = 64;
@@ -65,10 +65,6 @@ impl Drop for Demand<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Holders {

@@ -18,7 +18,6 @@ mod compression_level;
 mod demand_fetcher;
 mod error;
 mod fuzz_entry;
-mod glob;
 mod holders;
 mod holdings;
 mod link;

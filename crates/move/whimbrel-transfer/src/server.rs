@@ -7,14 +7,13 @@
 use crate::{
     CompressionLevel,
     compression::{CompressionError, pack},
-    glob,
     local_objects::LocalObjects,
     node_delta,
     protocol::*,
     short_leaf::ShortLeaf,
 };
 use bytes::Bytes;
-use whimbrel_core::{CapsuleId, Digest, RefName};
+use whimbrel_core::{CapsuleId, Digest, RefName, glob};
 use whimbrel_image::{MAX_MANIFEST, Manifest, Node};
 use whimbrel_store::{Store, StoreError};
 use whimbrel_wire::{Answer, Call, Code, Refusal, Reply, Request};
@@ -70,7 +69,7 @@ impl Server {
         let behind = |name: &RefName| page.after.as_ref().is_none_or(|after| name > after);
         let mut listed = Vec::new();
         for (name, capsule) in refs {
-            let fits = behind(&name) && glob::fits(&page.pattern, name.as_str());
+            let fits = behind(&name) && glob::matches(page.pattern.as_bytes(), name.as_str().as_bytes());
             if !fits || !access.may_list(&name, &capsule) {
                 continue;
             }

@@ -5,6 +5,7 @@
 //! consecutive numbers, so most take one byte, and three or four for the length. See `docs/formats/pool.md`.
 
 use crate::protocol::{ChunkId, MAX_CHUNK};
+use whimbrel_core::varint::{self, VarintError};
 
 /// Most chunks of one file. The maps of most files reach [`MAX_MAP`] long before.
 pub const MAX_CHUNKS: usize = 1 << 24;
@@ -34,29 +35,11 @@ pub enum ChunkMapError {
     Value(&'static str),
 }
 
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn get_varint(bytes: &mut &[u8]) -> Result<u64, ChunkMapError> {
-    let mut value = 0_u64;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = bytes.split_first().ok_or(ChunkMapError::Short)?;
-        *bytes = rest;
-        let bits = u64::from(byte & 0x7f);
-        if shift == 63 && bits > 1 {
-            return Err(ChunkMapError::Value("number"));
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err(ChunkMapError::Value("number"))
+fn number(bytes: &mut &[u8]) -> Result<u64, ChunkMapError> {
+    varint::take(bytes).map_err(|error| match error {
+        VarintError::Short => ChunkMapError::Short,
+        VarintError::Malformed => ChunkMapError::Value("number"),
+    })
 }
 
 /// Encodes a chunk map.
@@ -65,8 +48,8 @@ pub fn encode(pieces: &[ChunkRef]) -> Vec<u8> {
     let mut expected = 1_u64;
     for piece in pieces {
         let step = piece.chunk.wrapping_sub(expected) as i64;
-        put_varint(&mut out, ((step << 1) ^ (step >> 63)) as u64);
-        put_varint(&mut out, u64::from(piece.length) << 1 | u64::from(piece.sealed));
+        varint::put(&mut out, ((step << 1) ^ (step >> 63)) as u64);
+        varint::put(&mut out, u64::from(piece.length) << 1 | u64::from(piece.sealed));
         expected = piece.chunk.wrapping_add(1);
     }
     out
@@ -80,10 +63,10 @@ pub fn decode(mut bytes: &[u8]) -> Result<Vec<ChunkRef>, ChunkMapError> {
         if out.len() >= MAX_CHUNKS {
             return Err(ChunkMapError::Value("number of chunks"));
         }
-        let zigzag = get_varint(&mut bytes)?;
+        let zigzag = number(&mut bytes)?;
         let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
         let chunk = expected.wrapping_add(step as u64);
-        let coded = get_varint(&mut bytes)?;
+        let coded = number(&mut bytes)?;
         let (length, sealed) = (coded >> 1, coded & 1 == 1);
         if !(1..=MAX_CHUNK as u64).contains(&length) {
             return Err(ChunkMapError::Value("length of a chunk"));

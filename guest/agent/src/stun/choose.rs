@@ -1,25 +1,25 @@
-//! Whom to hold: as few processes as do, those that write most first, never one that is allowed to go on.
+//! Choice of the processes to stun: as few as suffice, those that write most first, never an exempt one.
 //! Pure.
 
 use whimbrel_guest_protocol::Process;
 
-/// What may go on being written.
+/// Page writes that may continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// By one process.
+    /// Pages that one process may write.
     pub(crate) limit: u32,
-    /// By all that are not held.
+    /// Pages that all processes without a stun may write together.
     pub(crate) spare: u32,
 }
 
-/// Whom to hold, and who is spared only because it is allowed to go on.
+/// Processes to stun, and exempt ones that would have been stunned.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) hold: Vec<Process>,
     pub(crate) spare: Vec<Process>,
 }
 
-/// Chooses among those that write.
+/// Chooses among processes that write.
 pub(crate) fn choose(
     mut writers: Vec<Process>,
     bounds: Bounds,

@@ -1,8 +1,9 @@
-//! Holding processes that write too fast, for a while.
+//! Stun: suspends guest processes that write too fast, for a while.
 //!
-//! What holds: a process is held by ptrace, so it goes on when we die; each holding has a lease that the host
-//! must renew, and an end that nobody can put off. A thread that sleeps where it cannot be stopped is stopped
-//! when it wakes, and is then let go if it should not be held any more: until that was done it is on a list.
+//! A process is stopped by ptrace, so it continues when this process dies. Each stun has a lease that the
+//! host must renew, and a latest end that cannot be extended. A thread in uninterruptible sleep stops only
+//! when it wakes; if the stun has ended by then, it has to be detached, so it stays on a list until that is
+//! done.
 
 mod choose;
 mod writers;
@@ -22,23 +23,23 @@ use std::{
 };
 use whimbrel_guest_protocol::{PROCESSES_MAX, Process};
 
-/// How long threads of one process may take to stand still before the next one is looked at.
+/// Time for the threads of one process to stop before the next process is stunned.
 const STOPS_WITHIN: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(200);
-/// How often it is looked after threads that did not stand still when they were to be let go.
+/// Interval of checks for threads that had not stopped when they were to be detached.
 const LOOK_AFTER: Duration = Duration::from_millis(5);
 
-/// The processes that are held.
+/// Stunned processes and their threads.
 #[derive(Debug, Default)]
 pub(crate) struct Stunned {
     pids: Vec<u32>,
     threads: Vec<i32>,
-    /// Threads to let go as soon as they stand still.
+    /// Threads to detach as soon as they stop.
     leaving: Vec<i32>,
     ends: Option<Ends>,
 }
 
-/// When a holding ends.
+/// End of a stun.
 #[derive(Debug, Clone, Copy)]
 struct Ends {
     lease: Instant,
@@ -46,7 +47,7 @@ struct Ends {
 }
 
 impl Stunned {
-    /// Holds processes that wrote most of the sample. Those that are held already stay so.
+    /// Stuns the processes that wrote most of the sample, in addition to those that are stunned already.
     pub(crate) fn hold(
         &mut self,
         sample: &Sample,
@@ -56,7 +57,7 @@ impl Stunned {
         config: &Config,
     ) -> Choice {
         let mut writers = writers::of(sample, layout, each);
-        // What is held has written its last pages before, and shares some with others.
+        // Pages of stunned processes were written before, and may be shared with others.
         writers.retain(|process| !self.pids.contains(&process.pid));
         let room = PROCESSES_MAX.saturating_sub(self.pids.len());
         let mut choice = choose(writers, bounds, |process| config.allows(&process.name));
@@ -66,15 +67,15 @@ impl Stunned {
         choice
     }
 
-    /// Whether any thread of it is held now.
+    /// Stops all threads of a process; returns whether any was stopped.
     fn hold_process(&mut self, process: &Process) -> bool {
         let before = self.threads.len();
         let deadline = Instant::now() + STOPS_WITHIN;
-        // Threads that are not held yet may make others, until none is found any more.
+        // Threads that still run may create others, so repeat until no new one is found.
         loop {
             let new: Vec<i32> =
                 threads_of(process.pid).filter(|thread| !self.threads.contains(thread)).collect();
-            // Somebody else traces it, or it has ended: then it is not ours to hold.
+            // Fails if the process has another tracer or has ended; then it cannot be stunned.
             let held: Vec<i32> = new.into_iter().filter(|thread| ptrace::hold(*thread).is_ok()).collect();
             if held.is_empty() {
                 break;
@@ -93,7 +94,7 @@ impl Stunned {
         is_held
     }
 
-    /// They stay held for so long from now on, but no longer than `most` since the first was.
+    /// Extends the lease from now on, up to `most` since the first process was stunned.
     pub(crate) fn extend(&mut self, lease: Duration, most: Duration) {
         if self.pids.is_empty() {
             return;
@@ -103,7 +104,7 @@ impl Stunned {
         self.ends = Some(Ends { lease: now + lease, latest });
     }
 
-    /// Lets all go; how many processes that were.
+    /// Releases all processes; returns their number.
     pub(crate) fn release(&mut self) -> u32 {
         let count = self.pids.len() as u32;
         self.pids.clear();
@@ -113,12 +114,12 @@ impl Stunned {
         count
     }
 
-    /// Lets go what stands still of those that are to be let go.
+    /// Detaches those threads on the list that have stopped.
     fn detach_stopped(&mut self) {
         self.leaving.retain(|thread| {
             let done = match ptrace::inspect(*thread) {
                 Ok(Seen::Stopped(signal)) => ptrace::release(*thread, signal).is_ok(),
-                // It has ended, or sleeps where it cannot be stopped.
+                // The thread has ended, or is in uninterruptible sleep.
                 Ok(Seen::Runs) => ptrace::reap(*thread),
                 Err(_) => true,
             };
@@ -126,7 +127,7 @@ impl Stunned {
         });
     }
 
-    /// What time brings; how many processes were let go because a lease was over.
+    /// Handles timers; returns the number of processes released because a lease ended.
     pub(crate) fn tick(&mut self) -> u32 {
         self.detach_stopped();
         let now = Instant::now();
@@ -134,7 +135,7 @@ impl Stunned {
         if over { self.release() } else { 0 }
     }
 
-    /// When [`Stunned::tick`] wants to be called; never if nobody is held.
+    /// Time until [`Stunned::tick`] must be called; none if nothing is stunned.
     pub(crate) fn next_tick(&self) -> Option<Duration> {
         let now = Instant::now();
         let end = self.ends.map(|ends| ends.lease.min(ends.latest).saturating_duration_since(now));
@@ -156,8 +157,8 @@ mod tests {
         process::{Child, Command, Stdio},
     };
 
-    /// A process that works, and its parent that waits for it; both end when this is dropped. Its parent is
-    /// not us: we would see as its parent what we do as its tracer.
+    /// Process that works, and its parent that waits for it; both end when this is dropped. The test is not
+    /// the parent, because a parent would see what it does as the tracer.
     struct Worker {
         parent: Child,
         pid: u32,
@@ -191,7 +192,7 @@ mod tests {
             Command::new("kill").args(["-9", &self.pid.to_string()]).status().unwrap();
         }
 
-        /// Its parent has seen its end.
+        /// Whether its parent has seen it end.
         fn has_ended(&mut self) -> bool {
             self.parent.try_wait().unwrap().is_some()
         }

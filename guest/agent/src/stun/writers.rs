@@ -1,8 +1,8 @@
-//! Which processes have written the pages of a sample.
+//! Writers: the processes that wrote the pages of a sample.
 //!
-//! The host knows which pages of memory were written, the guest which process has them (`/proc/PID/pagemap`):
-//! so no counter of the guest's kernel is needed, and writes to memory that was mapped long ago count too. A
-//! page that several have mapped counts for each.
+//! The host knows which pages of memory were written, the guest which process maps them
+//! (`/proc/PID/pagemap`). So no counter of the guest's kernel is needed, and writes to memory that was mapped
+//! long ago count too. A page that several processes map counts for each.
 
 use crate::memory::{Layout, PAGE};
 use std::{
@@ -14,14 +14,14 @@ use whimbrel_guest_protocol::Process;
 
 /// Entries of a pagemap that are read at once.
 const ENTRIES: usize = 8192;
-/// Entries that are looked at of one process; 16 GiB of addresses.
+/// Most entries read for one process: 16 GiB of addresses.
 const ENTRIES_MAX: u64 = 4 << 20;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
-/// The first process: without it there is no guest.
+/// Process id of init, which must not be stunned.
 const INIT: u32 = 1;
 
-/// Pages of memory, as a set.
+/// Set of pages of memory.
 pub(crate) struct Sample {
     bits: Vec<u64>,
 }
@@ -40,21 +40,21 @@ impl Sample {
     }
 }
 
-/// All processes that have pages of the sample, each page counted `each` times. Without ourselves, the first
-/// process and the kernel's threads.
+/// All processes that map pages of the sample, each page counted `each` times; without this process, init and
+/// kernel threads.
 pub(crate) fn of(sample: &Sample, layout: Layout, each: u32) -> Vec<Process> {
     let own = std::process::id();
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let wrote = |pid: u32| {
-        // One that has ended meanwhile writes no more.
+        // A process that has ended meanwhile writes no more.
         let pages = pages_of(pid, sample, layout).ok().filter(|pages| *pages > 0)?;
         Some(Process { pid, pages: pages.saturating_mul(each), name: name(pid) })
     };
     pids.filter(|pid| *pid != own && *pid != INIT).filter_map(wrote).collect()
 }
 
-/// What the kernel calls a process.
+/// Name of a process as the kernel stores it.
 fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
@@ -62,7 +62,7 @@ fn name(pid: u32) -> String {
 fn pages_of(pid: u32, sample: &Sample, layout: Layout) -> io::Result<u32> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     if maps.is_empty() {
-        // A thread of the kernel.
+        // Kernel threads map nothing.
         return Ok(0);
     }
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
@@ -86,7 +86,7 @@ fn pages_of(pid: u32, sample: &Sample, layout: Layout) -> io::Result<u32> {
     Ok(count)
 }
 
-/// The addresses of a line of `/proc/PID/maps`, if they can be written.
+/// Address range of a line of `/proc/PID/maps`, if it is writable.
 fn writable(line: &str) -> Option<(u64, u64)> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;

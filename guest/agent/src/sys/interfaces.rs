@@ -1,4 +1,4 @@
-//! The network interfaces of the guest and their addresses.
+//! Network interfaces of the guest and their addresses.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +7,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-/// An interface that is up and has a hardware address.
+/// Interface that is up and has a hardware address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) index: i32,
@@ -23,28 +23,28 @@ struct Found {
     v6: Vec<Ipv6Addr>,
 }
 
-/// All of them.
+/// All interfaces that are up, with their addresses.
 pub(crate) fn all() -> io::Result<Vec<Interface>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the call fills in the pointer; the list is given back below.
+    // SAFETY: the call sets the pointer; the list is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mut found: BTreeMap<Vec<u8>, Found> = BTreeMap::new();
     let mut at = list;
     while !at.is_null() {
-        // SAFETY: `at` is a node of the list, which lives until it is given back.
+        // SAFETY: `at` is a node of the list, which lives until it is freed.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
         let up =
             entry.ifa_flags & libc::IFF_UP as u32 != 0 && entry.ifa_flags & libc::IFF_LOOPBACK as u32 == 0;
         if up && !entry.ifa_addr.is_null() {
-            // SAFETY: a node's name is a string that ends with zero.
+            // SAFETY: the name of a node is a string that ends with zero.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_bytes().to_vec();
             note(found.entry(name).or_default(), entry.ifa_addr);
         }
     }
-    // SAFETY: the list came from getifaddrs and is given back once; nothing refers to it any more.
+    // SAFETY: the list is from getifaddrs and is freed once; nothing refers to it any more.
     unsafe { libc::freeifaddrs(list) };
     let whole = |found: Found| {
         let (index, mac) = found.link?;
@@ -53,24 +53,24 @@ pub(crate) fn all() -> io::Result<Vec<Interface>> {
     Ok(found.into_values().filter_map(whole).collect())
 }
 
-/// Enters one address of an interface.
+/// Records one address of an interface.
 fn note(found: &mut Found, address: *const libc::sockaddr) {
-    // SAFETY: an address of the list begins with its family, and is as long as that family's.
+    // SAFETY: an address of the list begins with its family, and has the size of that family's type.
     match i32::from(unsafe { (*address).sa_family }) {
         libc::AF_PACKET => {
-            // SAFETY: of this family. It may be unaligned for the larger type, hence the copy.
+            // SAFETY: the address has this family. It may be unaligned for the larger type, hence the copy.
             let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
             let mut mac = [0; 6];
             mac.copy_from_slice(&link.sll_addr[..6]);
             found.link = (link.sll_halen == 6).then_some((link.sll_ifindex, mac));
         }
         libc::AF_INET => {
-            // SAFETY: of this family, as above.
+            // SAFETY: the address has this family, as above.
             let inet = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             found.v4.push(Ipv4Addr::from(inet.sin_addr.s_addr.to_ne_bytes()));
         }
         libc::AF_INET6 => {
-            // SAFETY: of this family, as above.
+            // SAFETY: the address has this family, as above.
             let inet = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             found.v6.push(Ipv6Addr::from(inet.sin6_addr.s6_addr));
         }

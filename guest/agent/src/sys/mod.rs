@@ -1,4 +1,4 @@
-//! System calls that no safe wrapper has; all `unsafe` of the program is below here.
+//! System calls without a safe wrapper; all `unsafe` of the guest agent is in these modules.
 
 pub(crate) mod interfaces;
 pub(crate) mod packet;

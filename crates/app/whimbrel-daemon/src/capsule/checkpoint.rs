@@ -1,7 +1,7 @@
-//! Checkpoint and suspend: the capture loop with the store as its sink.
+//! Checkpoint and suspend of a machine: the capture loop with the store as its sink.
 //!
-//! A capsule exists from the moment its ref is durable. Before that moment a failure leaves the machine as it
-//! was found, and the store with nothing but garbage that `gc` removes.
+//! A capsule exists from the moment its ref is durable. A failure before that leaves the machine as it was,
+//! and in the store only garbage that `gc` removes.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter, refs},
@@ -27,7 +27,6 @@ use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_machine::MachineError;
 use whimbrel_store::{CapsuleWriter, ImageWriter};
 
-/// What the user wants on the capsule.
 pub(crate) struct CheckpointOptions {
     pub(crate) tag: Option<RefName>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -36,34 +35,34 @@ pub(crate) struct CheckpointOptions {
 }
 
 impl CheckpointOptions {
-    /// A capsule of the whole machine, without a tag.
+    /// Memory and all disks, without a tag.
     pub(crate) fn nothing_but(balloon: BalloonTarget) -> Self {
         Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
     }
 }
 
-/// Which arrays of a machine go into a capsule.
+/// The arrays of a machine that go into a capsule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CapturedArrays {
-    /// Memory and disks: an active capsule, which resumes.
+    /// Memory and disks: a capsule that can be resumed.
     All,
-    /// Disks only: an inactive one, which boots.
+    /// Disks only: a disk-only capsule, from which a machine boots.
     Disks,
 }
 
 impl CapturedArrays {
-    /// The ledgers of these arrays.
+    /// Dirty logs of these arrays.
     fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
         match self {
             Self::All => ledgers,
-            // Memory is the first.
+            // Memory is the first array.
             Self::Disks => ledgers.get_mut(1..).unwrap_or_default(),
         }
     }
 }
 
 impl Daemon {
-    /// Takes a capsule of a machine that runs on.
+    /// Takes a capsule of a machine and lets it run on.
     pub(crate) fn checkpoint(
         self: &std::sync::Arc<Self>,
         name: &MachineName,
@@ -85,7 +84,7 @@ impl Daemon {
         }))
     }
 
-    /// Takes a capsule of a machine and ends it.
+    /// Takes a capsule of a machine and ends its QEMU.
     pub(crate) fn suspend(
         self: &std::sync::Arc<Self>,
         name: &MachineName,
@@ -98,13 +97,13 @@ impl Daemon {
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
             let mut turn = machine.try_lock("suspend", Some(reporter.id))?;
             let taken = host.suspend_in(&mut turn, &wanted, reporter)?;
-            // Whoever suspends will resume, and then a QEMU that waits saves most of the time.
+            // A suspended machine is usually resumed; a prestarted QEMU then saves most of the time.
             host.warm_up(&turn.record.config);
             Ok(OperationResult::Suspend(taken))
         }))
     }
 
-    /// The same within somebody's turn.
+    /// Suspends a machine whose lock the caller holds.
     pub(crate) fn suspend_in(
         &self,
         turn: &mut MachineLock<'_>,
@@ -117,7 +116,7 @@ impl Daemon {
         Ok(taken)
     }
 
-    /// The machine lies in the store now: written down first, ended second, so that it never runs twice.
+    /// Ends a machine that is in the store now. The record is written first, so that it never runs twice.
     fn end_suspended(&self, turn: &mut MachineLock<'_>, capsule: CapsuleId) -> Result<(), DaemonError> {
         turn.record.phase = Phase::Suspended { capsule };
         turn.record.process = None;
@@ -130,12 +129,12 @@ impl Daemon {
             return Err(error);
         }
         turn.live.take().into_iter().for_each(RunningMachine::end);
-        // The capsule has the disks: the overlays are of no more use.
+        // The capsule has the disks; the overlays are no longer needed.
         remove_overlays(&self.layout, &self.layout.machine(&turn.record.name));
         Ok(())
     }
 
-    /// Takes a capsule of a guest that is squeezed for it. It has its memory back unless the machine ends
+    /// Takes a capsule after inflating the balloon. The guest gets its memory back unless the machine ends
     /// next.
     fn take_capsule(
         &self,
@@ -146,16 +145,16 @@ impl Daemon {
     ) -> Result<CaptureReport, DaemonError> {
         let begun = Instant::now();
         let (record, live) = turn.parts()?;
-        let squeezed = self.squeeze(record, live, wanted.balloon, reporter)?;
+        let balloon_freed = self.squeeze(record, live, wanted.balloon, reporter)?;
         let taken = self.take_squeezed(record, live, finish, wanted, reporter);
         if taken.is_err() || finish == AfterCapture::GoOn {
             self.restore_balloon(record, live);
         }
         let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-        taken.map(|report| CaptureReport { total_ms, squeezed, ..report })
+        taken.map(|report| CaptureReport { total_ms, balloon_freed, ..report })
     }
 
-    /// Takes a capsule of a machine as it is.
+    /// Takes a capsule without inflating the balloon.
     pub(crate) fn take_squeezed(
         &self,
         record: &mut Record,
@@ -175,13 +174,13 @@ impl Daemon {
         let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
         let pace = pace(was_paused);
         let captured = live.capture(Consumer::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
-        // In the capsule it is written down already that the guest is to get it back.
+        // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
         if finish == AfterCapture::GoOn {
             self.restore_balloon(record, live);
         }
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
-        // The head of the state hardly ever changes: as a blob of its own it is stored once.
+        // The stream header hardly ever changes; as a blob of its own it is stored once.
         let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
         let committed = sink.finish().and_then(|images| {
             let bases = images.iter().map(|image| (image.name.clone(), image.root)).collect();
@@ -200,11 +199,11 @@ impl Daemon {
                     total_ms: 0.0,
                     bytes_added,
                     rounds: captured.rounds.iter().map(round_info).collect(),
-                    squeezed: None,
+                    balloon_freed: None,
                 })
             }
             Err(error) => {
-                // What the sink took is in no capsule: the next one looks at everything again.
+                // Pages that the sink collected are in no capsule: the next one reads every page again.
                 live.unfollow_store();
                 if !was_paused && finish == AfterCapture::StayPaused {
                     live.unpause();
@@ -214,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// Makes a capsule of images of the machine, its newest.
+    /// Makes the newest capsule of the machine from these images.
     pub(crate) fn commit(
         &self,
         record: &Record,
@@ -228,7 +227,7 @@ impl Daemon {
         self.commit_as(record, images, writer, (device_state, labels), &names)
     }
 
-    /// Makes a capsule of images of the machine, and points `names` at it.
+    /// Makes a capsule from these images of the machine and points `names` at it.
     pub(crate) fn commit_as(
         &self,
         record: &Record,
@@ -240,7 +239,7 @@ impl Daemon {
         self.commit_at(record, images, writer, device_state, names, crate::now_ms())
     }
 
-    /// The same of a machine as it was at this time.
+    /// Like [`Self::commit_as`], for the machine as it was at `time`.
     pub(crate) fn commit_at(
         &self,
         record: &Record,
@@ -279,11 +278,11 @@ impl Daemon {
     }
 }
 
-/// Sees to it that the store follows every array against the image that its set is relative to.
+/// Makes the store a consumer of every dirty log.
 ///
-/// The sets of a follower say what differs from its base, so the two belong together: without a base that is
-/// certainly here, a set begins anew with everything, against nothing. (Against a base, a page that is a hole
-/// now and was none then would keep its old content.)
+/// A dirty set is relative to the base image of its array. Without a base that is certainly here, the set
+/// starts with every page and no base. (Against a base, a page that is a hole now but was not then would keep
+/// its old content.)
 fn attach_consumer(
     ledgers: &mut [DirtyLog],
     bases: &mut BTreeMap<String, Option<Digest>>,
@@ -298,7 +297,7 @@ fn attach_consumer(
     Ok(())
 }
 
-/// What the user wants on the capsule, and what a resume needs to know.
+/// Labels that the user wants, and those that a resume needs.
 pub(crate) fn labels_of(record: &Record, wanted: &CheckpointOptions) -> BTreeMap<String, String> {
     let mut labels = wanted.labels.clone();
     labels.insert(refs::MACHINE_LABEL.to_owned(), record.name.to_string());
@@ -312,7 +311,6 @@ fn pace(was_paused: bool) -> CheckpointPolicy {
     if was_paused { CheckpointPolicy::STOPPED } else { CheckpointPolicy::CHECKPOINT }
 }
 
-/// One round as the API tells it.
 pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     RoundInfo {
@@ -327,7 +325,6 @@ pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
     }
 }
 
-/// Says how far a capture is.
 pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
     let stage = match progress.phase {
         CapturePhase::Round(round) => format!("copying, round {round}"),
@@ -338,7 +335,7 @@ pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
 }
 
 impl RunningMachine {
-    /// Runs the capture loop over arrays of the machine. Without memory the device state is none.
+    /// Runs the capture loop over arrays of the machine. Without memory the device state is empty.
     pub(crate) fn capture(
         &mut self,
         follower: Consumer,
@@ -365,8 +362,8 @@ impl RunningMachine {
     }
 }
 
-/// A machine of which only the disks are wanted: it stops and goes on like any other, and its devices are not
-/// asked.
+/// A machine of which only the disks are captured: it pauses and runs on as usual, and its device state is
+/// empty.
 struct DisksOnly<'a>(PausableMachine<'a>);
 
 impl whimbrel_machine::Machine for DisksOnly<'_> {
@@ -387,10 +384,10 @@ impl whimbrel_machine::Machine for DisksOnly<'_> {
     }
 }
 
-/// The store as a sink: one image writer an array, and how that is cut.
+/// The store as a sink: one image writer and the alignment for each array.
 struct StoreSink {
     images: Vec<(String, ImageWriter, Option<PageAlignment>)>,
-    /// Bytes of pages handed over; what they come to in the store is known at the end.
+    /// Bytes of pages received; their size in the store is known at the end.
     raw: u64,
 }
 

@@ -1,9 +1,8 @@
-//! Derivation: a new machine on the disks of a capsule.
+//! Derived machines: a new machine on the disks of a capsule.
 //!
-//! It boots, whether the capsule has memory or not, with disks that lie over the capsule's images and share
-//! all they do not change. Its capsules are children of that one. The capsule itself cannot change, by this
-//! or by anything: its id is the digest of all it holds. So "a capsule with children is immutable" needs no
-//! rule here, and no check.
+//! The machine boots, whether the capsule has memory or not. Its disks are overlays over the capsule's images
+//! and share every page that it does not change. Its capsules are children of that capsule. No check is
+//! needed that a capsule with children is immutable: its id is the digest of its content.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -16,7 +15,7 @@ use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest};
 use whimbrel_core::{ByteSize, CapsuleId, MachineConfig};
 use whimbrel_image::{ImageRef, Manifest};
 
-/// Memory comes in steps of this.
+/// Granularity of the memory size.
 const MEMORY_STEP: u64 = 1 << 20;
 const CPUS_MAX: u32 = 256;
 
@@ -25,7 +24,7 @@ impl Daemon {
     pub(crate) fn derive(self: &Arc<Self>, request: DeriveRequest) -> Result<MachineInfo, DaemonError> {
         let (capsule, manifest) = self.find(&request.capsule)?;
         let _claim = self.claim_name(&request.name, false)?;
-        // From here to the machine's own pin a collection must find somebody who needs it.
+        // Protects the capsule from garbage collection until the machine has its own pin.
         let _whole = self.store.pin(&capsule).map_err(refs::store_error("use the capsule"))?;
         let mut config = derived_config(&manifest, &request)?;
         config.accel = whimbrel_qemu::best_accel(self.qemu()?);
@@ -43,8 +42,8 @@ impl Daemon {
         self.register_started(record, live).map(|machine| machine.info())
     }
 
-    /// What the next capsule of a machine is to say about the machine it comes from: the capsule that was
-    /// made from, where it is its first one, and what that says where it follows another.
+    /// The lineage label of a machine's next capsule: the capsule that the machine was made from, copied from
+    /// the last capsule if there is one.
     pub(crate) fn lineage_label(&self, record: &Record) -> Option<(String, String)> {
         let from: Option<CapsuleId> = match record.last {
             Some(last) => self.store.manifest(&last).ok().as_ref().and_then(refs::lineage_of),
@@ -54,8 +53,8 @@ impl Daemon {
     }
 }
 
-/// The parent's configuration with what the request changes. The ports are new, or two machines would have
-/// one address.
+/// The parent's configuration with the changes of the request. NICs get new addresses, as two machines must
+/// not share one.
 fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<MachineConfig, DaemonError> {
     let mut config = manifest.machine.clone();
     if config.disks.is_empty() {

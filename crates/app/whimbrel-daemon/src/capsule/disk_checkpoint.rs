@@ -1,9 +1,8 @@
-//! Inactive capsules: the disks and the configuration of a machine at one instant, without its memory.
+//! Disk-only capsules: the disks and the configuration of a machine at one instant, without its memory.
 //!
-//! Of a machine that runs the disks are as after a power cut at that instant, which file systems are made to
-//! survive: the machine is paused while the last pages are copied aside, so all disks are of the same moment.
-//! Of one that is switched off they are as it left them; of one that lies suspended they are those of its
-//! capsule, and nothing is copied.
+//! A machine that runs is paused while its last pages are copied, so all disks are of one instant. They look
+//! as after a power failure, which file systems survive. The disks of a machine that is switched off are
+//! copied as they are. A suspended machine has its disks in its capsule, so nothing is copied.
 
 use crate::{
     capsule::checkpoint::{self, CheckpointOptions},
@@ -23,7 +22,7 @@ use whimbrel_image::ImageRef;
 use whimbrel_store::CapsuleWriter;
 
 impl Daemon {
-    /// Takes an inactive capsule of a machine, whether it runs or not.
+    /// Takes a disk-only capsule of a machine, whether it runs or not.
     pub(crate) fn take_disks(
         &self,
         turn: &mut MachineLock<'_>,
@@ -45,13 +44,13 @@ impl Daemon {
             Phase::Suspended { capsule } => self.disks_of(&mut turn.record, &capsule, wanted)?,
             other => {
                 let (name, state) = (turn.record.name.clone(), other.word());
-                return Err(DaemonError::State { name, state, needed: "here" });
+                return Err(DaemonError::State { name, state, needed: "on this host" });
             }
         };
         Ok(CaptureReport { total_ms: begun.elapsed().as_secs_f64() * 1e3, ..report })
     }
 
-    /// The disks of a machine that is switched off.
+    /// Takes a disk-only capsule of a machine that is switched off.
     fn take_resting(
         &self,
         record: &mut Record,
@@ -72,7 +71,7 @@ impl Daemon {
         Ok(self.report_disks(capsule, before, rounds))
     }
 
-    /// Writes one disk: what differs from an image of the store, or all of it.
+    /// Writes one disk: the pages that differ from its base image, or all of them.
     fn write_resting(
         &self,
         record: &Record,
@@ -117,7 +116,7 @@ impl Daemon {
         Ok((ImageRef { name: format!("disk{index}"), pages: image.pages, root: image.root, cuts }, done))
     }
 
-    /// The disks of a capsule as a capsule of their own. The trees are shared, so no page is read.
+    /// Makes a capsule of the disks of another capsule. The trees are shared, so no page is read.
     fn disks_of(
         &self,
         record: &mut Record,
@@ -129,11 +128,11 @@ impl Daemon {
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         let images = manifest.images.into_iter().filter(|image| image.name != "memory").collect();
-        // The machine goes on from its own capsule: this one is a child of it, and not its newest.
+        // The machine resumes from its own capsule: this one is a child of that, and not the newest.
         let names = wanted.tag.clone().into_iter().collect::<Vec<_>>();
         if names.is_empty() {
             return Err(DaemonError::invalid(format!(
-                "{} is suspended, and its name stands for what it resumes from: give the capsule of its disks a tag",
+                "{} is suspended and its name refers to the capsule that it resumes from: choose a tag for its disks",
                 record.name
             )));
         }
@@ -159,6 +158,6 @@ impl Daemon {
 
     fn report_disks(&self, capsule: CapsuleId, before: u64, rounds: Vec<RoundInfo>) -> CaptureReport {
         let bytes_added = self.stored_bytes().saturating_sub(before);
-        CaptureReport { capsule, pause_ms: 0.0, total_ms: 0.0, bytes_added, rounds, squeezed: None }
+        CaptureReport { capsule, pause_ms: 0.0, total_ms: 0.0, bytes_added, rounds, balloon_freed: None }
     }
 }

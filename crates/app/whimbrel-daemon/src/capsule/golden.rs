@@ -1,7 +1,7 @@
-//! Capsules that are found by what they are: those with a tag, on this host or on others that are trusted.
+//! Golden capsules: tagged capsules that are found by their attributes, here or on trusted hosts.
 //!
-//! Of other hosts only manifests are fetched, many in one request, and nothing of them is kept: what does not
-//! fit leaves nothing here. A host that cannot be asked offers nothing, unless it is the one that was named.
+//! From other hosts only manifests are fetched, many in one request, and none is stored. A host that cannot
+//! be reached is skipped, unless the request names it.
 
 use crate::{
     capsule::history,
@@ -15,13 +15,13 @@ use whimbrel_image::{Manifest, pack_frame::Kind};
 use whimbrel_store::{ObjectWant, RemoteObjects};
 use whimbrel_transfer::DemandFetcher;
 
-/// Tags of one host that are looked at, the newest.
+/// Tags of one host that are examined, newest first.
 const LOOKED_AT: usize = 4096;
-/// Manifests of one request.
+/// Manifests in one request.
 const AT_ONCE: usize = 256;
 
 impl Daemon {
-    /// The best of what is here; of what others have if nothing here fits, or if one of them is named.
+    /// The best match here. Other hosts are asked if nothing here matches, or if the request names one.
     pub(crate) fn match_golden(&self, request: &MatchRequest) -> Result<GoldenMatch, DaemonError> {
         let mut offered = match &request.host {
             Some(host) => self.golden_on(host)?,
@@ -34,7 +34,7 @@ impl Daemon {
                     Ok(more) => offered.extend(more),
                     Err(error) => {
                         let error = &error as &dyn std::error::Error;
-                        tracing::warn!(host = %peer.peer().name, error, "it was not asked for golden machines");
+                        tracing::warn!(host = %peer.peer().name, error, "could not ask a host for golden capsules");
                     }
                 }
             }
@@ -48,7 +48,7 @@ impl Daemon {
         let tags = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
         let tags = tags.into_iter().filter(|(name, _)| is_tag(name));
         let found = tags.filter_map(|(name, capsule)| {
-            // One whose manifest is damaged is for `verify` to tell.
+            // A damaged manifest is for `verify` to report.
             let manifest = self.store.manifest(&capsule).ok()?;
             Some(GoldenMatch { host: None, name, capsule, attributes: attributes(&manifest) })
         });
@@ -88,7 +88,7 @@ impl Daemon {
                 part.iter().map(|id| ObjectWant { digest: id.0, similar: None }).collect();
             let objects = remote.objects(Kind::Manifest, &wants);
             let objects = objects.map_err(|error| crate::transfer::pull::fetch_error(host, error))?;
-            // One that does not decode is of another version, or broken: it is not offered.
+            // A manifest that does not decode has another version or is damaged: it is skipped.
             let decoded = part
                 .iter()
                 .zip(&objects)
@@ -99,7 +99,7 @@ impl Daemon {
     }
 }
 
-/// Whether a ref was chosen by a person: not the newest capsule of a machine, and not one that is kept of it.
+/// Whether a user chose the ref: it names neither a machine's newest capsule nor an epoch snapshot.
 fn is_tag(name: &RefName) -> bool {
     refs::machine_named(name).is_none() && !name.as_str().starts_with(history::PREFIX)
 }

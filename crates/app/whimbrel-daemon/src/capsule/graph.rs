@@ -1,8 +1,9 @@
-//! The tree of capsules: who follows whom, what each adds, which machines stand where; and what refs named
-//! before.
+//! The graph of capsules: their lineage, what each adds to its parents, the machines based on each, and the
+//! history of refs.
 //!
-//! A capsule needs nothing of its parents, so a collection may take away the middle of a line. What comes
-//! after it is then drawn under the capsule that its machine was derived from, if that is still here.
+//! A capsule needs nothing of its parents, so garbage collection may remove the middle of a line. The
+//! capsules after it are then drawn under the capsule that their machine was derived from, if that is still
+//! here.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -17,24 +18,22 @@ use whimbrel_core::{ByteSize, CapsuleId, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::CapsuleInfo as Stored;
 
-/// Sizes that are remembered; more are computed anew.
+/// Sizes that are cached; the cache is emptied when it is full.
 const SIZES_MAX: usize = 100_000;
 
-/// What capsules add to their parents. They never change, so it is computed once; until a parent goes.
+/// Bytes that each capsule adds to its parents, by capsule and number of parents that are here.
 #[derive(Default)]
 pub(crate) struct Sizes(Mutex<HashMap<(CapsuleId, usize), ByteSize>>);
 
-/// Every capsule of the host and the lines between them.
+/// Every capsule of the host and the edges between them.
 pub(crate) struct CapsuleGraph {
     pub(crate) capsules: BTreeMap<CapsuleId, Stored>,
-    /// What each is drawn under: parents that are here, or in their place the one its machine was derived
-    /// from.
+    /// Parents that are here, or else the capsule that the machine was derived from.
     above: BTreeMap<CapsuleId, Vec<CapsuleId>>,
     below: BTreeMap<CapsuleId, Vec<CapsuleId>>,
 }
 
 impl CapsuleGraph {
-    /// The family of these capsules.
     fn of(all: impl IntoIterator<Item = Stored>) -> Self {
         let capsules: BTreeMap<_, _> = all.into_iter().map(|capsule| (capsule.id, capsule)).collect();
         let (mut above, mut below) = (BTreeMap::new(), BTreeMap::<CapsuleId, Vec<CapsuleId>>::new());
@@ -57,18 +56,17 @@ impl CapsuleGraph {
         self.below.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// `from` and all that come before them.
+    /// `from` and all their ancestors.
     pub(crate) fn ancestors(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
         closure(from, |id| self.above(id))
     }
 
-    /// `from` and all that come after them.
+    /// `from` and all their descendants.
     pub(crate) fn descendants(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
         closure(from, |id| self.below(id))
     }
 
-    /// These capsules, every one after those it is drawn under, a line of descent in one piece where that is
-    /// possible.
+    /// Sorts these capsules: each after its parents, each line of descent in one piece where possible.
     fn in_order(&self, of: &BTreeSet<CapsuleId>) -> Vec<CapsuleId> {
         let above = |id: &CapsuleId| self.above(id).iter().filter(|id| of.contains(id)).count();
         let mut waiting: BTreeMap<CapsuleId, usize> = of.iter().map(|id| (*id, above(id))).collect();
@@ -91,7 +89,7 @@ impl CapsuleGraph {
     }
 }
 
-/// What a capsule is drawn under.
+/// The capsules that a capsule is drawn under.
 fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
     let parents: Vec<_> = manifest.parents.iter().copied().filter(|id| is_here(*id)).collect();
     match parents.is_empty() {
@@ -100,7 +98,7 @@ fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<
     }
 }
 
-/// `from` and all that `next` leads to.
+/// `from` and all that is reachable through `next`.
 pub(crate) fn closure<'a>(
     from: impl IntoIterator<Item = CapsuleId>,
     next: impl Fn(&CapsuleId) -> &'a [CapsuleId],
@@ -115,7 +113,7 @@ pub(crate) fn closure<'a>(
 }
 
 impl Daemon {
-    /// All capsules that a ref leads to or a machine stands on.
+    /// Every capsule that a ref reaches or a machine is based on.
     pub(crate) fn family(&self) -> Result<CapsuleGraph, DaemonError> {
         let all = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
         let used: BTreeSet<_> =
@@ -125,7 +123,7 @@ impl Daemon {
         ))
     }
 
-    /// All capsules, or one with its ancestors and descendants; every one after its parents.
+    /// All capsules, or one with its ancestors and descendants, each after its parents.
     pub(crate) fn graph(&self, capsule: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, DaemonError> {
         let family = self.family()?;
         let of: BTreeSet<CapsuleId> = match capsule {
@@ -152,12 +150,12 @@ impl Daemon {
         Ok(family.in_order(&of).into_iter().map(node).collect())
     }
 
-    /// The machines by the capsule they stand on.
+    /// Machines by the capsule that they are based on.
     fn machines_on(&self) -> BTreeMap<CapsuleId, Vec<MachineOnCapsule>> {
         let mut on = BTreeMap::<CapsuleId, Vec<MachineOnCapsule>>::new();
         for machine in self.machine_infos() {
             let live = machine.pid.is_some();
-            // One that lies suspended is the capsule, and stands on nothing.
+            // A suspended machine is its capsule and based on none.
             if let Some(id) = machine.follows.filter(|_| machine.state != MachineState::Suspended) {
                 on.entry(id).or_default().push(MachineOnCapsule { name: machine.name, live });
             }
@@ -172,7 +170,7 @@ impl Daemon {
         if let Some(size) = known().get(&key) {
             return Some(*size);
         }
-        // Of a capsule that lies partly elsewhere, or is damaged, it cannot be told.
+        // The size is unknown if the capsule is partial or damaged.
         let size = self.store.added(id).ok()?;
         let mut sizes = known();
         if sizes.len() >= SIZES_MAX {
@@ -182,14 +180,14 @@ impl Daemon {
         Some(size)
     }
 
-    /// What a ref names and named before, newest first.
+    /// The capsules that a ref names and named before, newest first.
     pub(crate) fn ref_history(&self, name: &RefName) -> Result<Vec<RefVersion>, DaemonError> {
         let stored = refs::named(&self.store, &CapsuleRef::Name(name.clone()))?;
         let stored = stored.ok_or_else(|| DaemonError::NotFound { what: "ref", name: name.to_string() })?;
         self.versions(&stored)
     }
 
-    /// The versions of a ref by its name in the store.
+    /// The history of a ref, by its name in the store.
     pub(crate) fn versions(&self, stored: &RefName) -> Result<Vec<RefVersion>, DaemonError> {
         let history =
             self.store.ref_history(stored).map_err(refs::store_error("read the history of a ref"))?;

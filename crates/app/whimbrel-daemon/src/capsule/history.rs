@@ -1,8 +1,8 @@
-//! Capsules that were kept of protected machines, and `NAME@-AGE`, which names one of them.
+//! Epoch snapshots of protected machines, and `NAME@-AGE`, which names one of them.
 //!
-//! Each has a ref of its own under a reserved prefix, with the machine's name and the time at the end of its
-//! epoch, by the clock of the host that kept it. So which ones there are, and how old, is told by the names
-//! alone, here and on other hosts.
+//! Each has a ref under a reserved prefix, with the machine's name and the time at the end of its epoch by
+//! the clock of the standby. So refs alone tell which snapshots exist and how old they are, here and on other
+//! hosts.
 
 use crate::core::{
     error::DaemonError,
@@ -13,16 +13,15 @@ use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_store::{Expected, Store, StoreError};
 
 pub(crate) const PREFIX: &str = "kept.";
-/// Digits of a time, in milliseconds since 1970, in a ref: names of one machine are in the order of their
-/// times.
+/// Digits of a time in a ref, in milliseconds since 1970: refs of one machine sort by time.
 const DIGITS: usize = 13;
 
-/// What a kept capsule is called.
+/// The ref of an epoch snapshot.
 pub(crate) fn name(machine: &MachineName, time_ms: u64) -> RefName {
     format!("{}{time_ms:0DIGITS$}", stem(machine)).parse().expect("a prefix, a name that fits and digits")
 }
 
-/// What all those of a machine begin with. A name that leaves no room for the rest is replaced by its digest.
+/// Prefix of the refs of a machine's snapshots. A name that is too long is replaced by its digest.
 fn stem(machine: &MachineName) -> String {
     let plain = format!("{PREFIX}{machine}.");
     match plain.len() + DIGITS <= 63 {
@@ -31,25 +30,25 @@ fn stem(machine: &MachineName) -> String {
     }
 }
 
-/// A pattern of names that fits those of a machine.
+/// A pattern that matches the refs of a machine's snapshots.
 pub(crate) fn pattern(machine: &MachineName) -> String {
     format!("{}*", stem(machine))
 }
 
-/// When the capsule of this name was kept, if it was one of this machine.
+/// Time of the snapshot that a ref names, if it is one of this machine.
 fn time_of(name: &RefName, machine: &MachineName) -> Option<u64> {
     let digits = name.as_str().strip_prefix(&stem(machine))?;
     let all_digits = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| all_digits)
 }
 
-/// The machine's name in that of a kept capsule.
+/// The machine's name in the ref of a snapshot.
 pub(crate) fn machine_in(name: &str) -> Option<&str> {
     let (machine, digits) = name.strip_prefix(PREFIX)?.rsplit_once('.')?;
     (digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(machine)
 }
 
-/// Of capsules that were kept the newest that is at least as old as asked for.
+/// The newest snapshot that is at least as old as requested.
 pub(crate) fn pick(
     past: &PointInTime,
     kept: impl IntoIterator<Item = (RefName, CapsuleId)>,
@@ -59,14 +58,14 @@ pub(crate) fn pick(
     let mut all: Vec<(u64, (RefName, CapsuleId))> = kept.into_iter().filter_map(dated).collect();
     all.sort_unstable_by_key(|(time, _)| *time);
     let (Some((oldest, _)), Some((newest, _))) = (all.first(), all.last()) else {
-        return Err(DaemonError::NotFound { what: "kept capsule", name: past.to_string() });
+        return Err(DaemonError::NotFound { what: "epoch snapshot", name: past.to_string() });
     };
     let (oldest, newest) = (*oldest, *newest);
     let until = now_ms.saturating_sub(past.ago_ms);
     all.into_iter().rfind(|(time, _)| *time <= until).map(|(_, found)| found).ok_or_else(|| {
         let age = |time: u64| format!("{:.1} s", now_ms.saturating_sub(time) as f64 / 1e3);
         DaemonError::invalid(format!(
-            "nothing is kept for {past}: the oldest kept capsule of {} is {} old, the newest {}",
+            "there is no epoch snapshot for {past}: the oldest of {} is {} old, the newest {}",
             past.machine,
             age(oldest),
             age(newest)
@@ -74,27 +73,27 @@ pub(crate) fn pick(
     })
 }
 
-/// The capsule of this store that is meant.
+/// The snapshot in this store that `past` names.
 pub(crate) fn resolve(store: &Store, past: &PointInTime) -> Result<CapsuleId, DaemonError> {
     let kept = store.list_refs().map_err(store_error("read the refs"))?;
     pick(past, kept, crate::now_ms()).map(|(_, id)| id)
 }
 
-/// Those of a machine that are in this store, with their times.
+/// Snapshots of a machine in this store, with their times.
 pub(crate) fn all_of(store: &Store, machine: &MachineName) -> Result<Vec<(u64, CapsuleId)>, DaemonError> {
     let refs = store.list_refs().map_err(store_error("read the refs"))?;
     Ok(refs.into_iter().filter_map(|(name, id)| Some((time_of(&name, machine)?, id))).collect())
 }
 
-/// Lets go of all of a machine but the newest `count`. What else names one of them keeps it.
+/// Removes the refs of a machine's snapshots but the newest `count`. Other refs may still name them.
 pub(crate) fn thin_out(store: &Store, machine: &MachineName, count: usize) -> Result<(), DaemonError> {
     let refs = store.list_refs().map_err(refs::store_error("read the refs"))?;
     let kept: Vec<RefName> = refs.into_keys().filter(|name| time_of(name, machine).is_some()).collect();
     for name in &kept[..kept.len().saturating_sub(count)] {
         match store.delete_ref(name, Expected::Anything) {
-            // Its user was faster.
+            // A user removed the ref meanwhile.
             Ok(()) | Err(StoreError::Unknown { .. }) => {}
-            Err(error) => return Err(refs::store_error("let a kept capsule go")(error)),
+            Err(error) => return Err(refs::store_error("remove the ref of an epoch snapshot")(error)),
         }
     }
     Ok(())
@@ -124,10 +123,7 @@ mod tests {
         assert_eq!(picked(10_001).unwrap(), "kept.web.0000001060000");
         assert_eq!(picked(130_000).unwrap(), "kept.web.0000001000000");
         let refused = picked(131_000).unwrap_err().to_string();
-        assert!(
-            refused.contains("oldest kept capsule of web is 130.0 s old, the newest 10.0 s"),
-            "{refused}"
-        );
+        assert!(refused.contains("oldest of web is 130.0 s old, the newest 10.0 s"), "{refused}");
         let nothing = pick(&web(0), retained(&[]), 5).unwrap_err();
         assert!(matches!(nothing, DaemonError::NotFound { .. }), "{nothing}");
     }

@@ -1,4 +1,4 @@
-//! Images of capsules for machines to read: in the store here, or partly on other hosts.
+//! Images of capsules that machines read, from the store here or partly from other hosts.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -16,14 +16,14 @@ use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, PrefetchList};
 use whimbrel_store::{CapsuleWriter, StoredImage};
 
-/// Ancestors that are looked at for an older version.
+/// Ancestors that are searched for an older version of an image.
 const ANCESTORS: usize = 32;
-/// A little more than the pager counts.
+/// Slightly longer than the pager records touched pages.
 const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
 
 impl Daemon {
-    /// The image `name` of a capsule. If the capsule is not whole here, what is missing is fetched when it is
-    /// read, as difference to the newest ancestor that is.
+    /// The image `name` of a capsule. Objects that a partial capsule lacks are fetched when they are read, as
+    /// differences to the newest ancestor that is here.
     pub(crate) fn image(
         &self,
         capsule: Option<CapsuleId>,
@@ -36,16 +36,16 @@ impl Daemon {
         }
     }
 
-    /// If that cannot be told it is taken for partial: asking elsewhere costs little, a page that is missed a
-    /// machine.
+    /// Whether objects of a capsule are missing here. In doubt it is assumed: asking other hosts costs
+    /// little, a missing page costs the machine.
     pub(crate) fn is_partial(&self, capsule: &CapsuleId) -> bool {
         self.store.is_partial(capsule).unwrap_or_else(|error| {
-            tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "not known to be whole");
+            tracing::warn!(%capsule, error = &error as &dyn std::error::Error, "cannot tell whether it is complete");
             true
         })
     }
 
-    /// The root of the same image in the nearest ancestor that has it here.
+    /// Root of the same image in the nearest ancestor whose root is here.
     fn older_version(&self, capsule: &CapsuleId, name: &str, pages: u64) -> Option<Digest> {
         let mut seen = HashSet::new();
         let mut level = self.store.manifest(capsule).ok()?.parents;
@@ -66,8 +66,8 @@ impl Daemon {
         None
     }
 
-    /// Fetches what a capsule's machine will want first, in few large requests. Advice only: what cannot be
-    /// had now comes when it is touched.
+    /// Fetches the pages on the prefetch list of a capsule in few large requests. A failure does no harm:
+    /// these pages are fetched when they are touched.
     pub(crate) fn fetch_working_set(&self, capsule: CapsuleId, manifest: &Manifest) {
         if !self.is_partial(&capsule) {
             return;
@@ -78,20 +78,19 @@ impl Daemon {
             let source = self.image(Some(capsule), (&image.name, image.root, image.pages));
             if let Err(error) = source.fetch(pages) {
                 let error = &error as &dyn std::error::Error;
-                tracing::info!(image = image.name, error, "the working set comes when it is touched");
+                tracing::info!(image = image.name, error, "could not prefetch pages");
                 return;
             }
         }
     }
 
-    /// What was recorded of a capsule: at its last resume here, or by whoever made it.
+    /// The prefetch list of a capsule, recorded at its last resume here or by the host that made it.
     fn working_set(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
         let noted = std::fs::read(self.layout.working_set(capsule)).ok();
         let blob = || self.store.blob(&manifest.working_set?).ok();
         PrefetchList::decode(&noted.or_else(blob)?).ok()
     }
 
-    /// Notes what the machine of a capsule touched in its first seconds.
     pub(crate) fn note_working_set(
         &self,
         capsule: &CapsuleId,
@@ -102,14 +101,14 @@ impl Daemon {
             .map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// What the machine touched first at its last resume here, as a blob for its next capsule.
+    /// The prefetch list of the machine's last resume here, as a blob for its next capsule.
     pub(crate) fn working_set_blob(&self, record: &Record, writer: &CapsuleWriter) -> Option<Digest> {
         let noted = std::fs::read(self.layout.working_set(&record.origin?)).ok()?;
         PrefetchList::decode(&noted).ok()?;
         writer.put_blob(&noted).ok()
     }
 
-    /// Notes, once the first seconds are over, what a machine that was just resumed touched in them.
+    /// Saves the prefetch list of a machine that was just resumed, once its first seconds are over.
     pub(crate) fn note_working_set_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
         let host = Arc::downgrade(self);
         thread::spawn(move || {
@@ -122,12 +121,12 @@ impl Daemon {
             }
             let (Some(host), Some(set)) = (host.upgrade(), view.working_set()) else { return };
             if let Err(error) = host.note_working_set(&capsule, &set) {
-                tracing::warn!(error = &error as &dyn std::error::Error, "a working set was not noted");
+                tracing::warn!(error = &error as &dyn std::error::Error, "could not save a prefetch list");
             }
         });
     }
 
-    /// Forgets notes about capsules that are gone.
+    /// Removes the prefetch lists of capsules that are gone.
     pub(crate) fn sweep_working_sets(&self) -> Result<(), DaemonError> {
         let dir = self.layout.working_sets();
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -142,7 +141,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A capsule by what it is called here.
+    /// A capsule by its name here.
     pub(crate) fn find(
         &self,
         capsule: &whimbrel_api::CapsuleRef,

@@ -1,4 +1,5 @@
-//! Long work on the store that needs no machine: garbage, verification, export and import.
+//! Maintenance of the store, which needs no machine: garbage collection, verification, export and import of
+//! capsules.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter, refs},
@@ -23,13 +24,13 @@ use whimbrel_core::{
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::{GcRoots, Pin, StoreError, StoredDisk};
 
-/// Memory of a machine that is made from an imported disk, until its owner says otherwise.
+/// Memory of a machine that boots an imported disk, until its user changes it.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
-/// The image that an export of a disk means unless it names one.
+/// The image that is exported by default.
 const FIRST_DISK: &str = "disk0";
 
 impl Daemon {
-    /// Frees what no ref, no machine and no writer needs.
+    /// Frees objects that no ref, machine or writer needs.
     pub(crate) fn gc(self: &Arc<Self>) -> Operation {
         let host = self.clone();
         self.operations().start(OperationKind::Gc, "the store", move |reporter| {
@@ -49,8 +50,8 @@ impl Daemon {
         })
     }
 
-    /// Keeps what lies under the disks of machines that are switched off; those that have a QEMU keep it
-    /// themselves.
+    /// Pins the capsules beneath the disks of machines that are switched off. Running machines have their own
+    /// pins.
     fn hold_resting(&self) -> Vec<Pin> {
         let is_off =
             |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
@@ -58,7 +59,7 @@ impl Daemon {
         resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
     }
 
-    /// Reads and checks everything.
+    /// Reads and checks the whole store.
     pub(crate) fn verify(self: &Arc<Self>) -> Operation {
         let host = self.clone();
         self.operations().start(OperationKind::Verify, "the store", move |reporter| {
@@ -73,9 +74,9 @@ impl Daemon {
                 place: format!("capsule {}", capsule.id.short()),
                 problem: match &capsule.image {
                     Some(image) => {
-                        format!("{} objects of its image {image} cannot be had", capsule.missing.len())
+                        format!("{} objects of its image {image} are missing", capsule.missing.len())
                     }
-                    None => format!("{} of its objects cannot be had", capsule.missing.len()),
+                    None => format!("{} of its objects are missing", capsule.missing.len()),
                 },
             });
             Ok(OperationResult::Verify {
@@ -87,7 +88,7 @@ impl Daemon {
         })
     }
 
-    /// Writes a capsule, or one image of it, to a file that does not exist yet.
+    /// Writes a capsule, or one image of it, to a new file.
     pub(crate) fn export(self: &Arc<Self>, request: ExportRequest) -> Result<Operation, DaemonError> {
         let capsule = refs::resolve(&self.store, &request.capsule)?;
         let (host, subject) = (self.clone(), request.capsule.to_string());
@@ -96,7 +97,7 @@ impl Daemon {
             let file = File::create_new(&path).map_err(|source| DaemonError::io("create", &path, source))?;
             let written = host.export_to(&capsule, &request, file, reporter);
             if written.is_err() {
-                // Half a file would look like a whole one.
+                // A partial file would look like a complete one.
                 let _ = std::fs::remove_file(&path);
             }
             Ok(OperationResult::Export { path, bytes: ByteSize(written?) })
@@ -125,7 +126,7 @@ impl Daemon {
         Ok(file.metadata().map_err(io)?.len())
     }
 
-    /// The image as what it is an image of.
+    /// An image as a block device, without its alignment.
     fn exported(&self, capsule: &CapsuleId, request: &ExportRequest) -> Result<Arc<dyn Device>, DaemonError> {
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
         let name = request.image.as_deref().unwrap_or(FIRST_DISK);
@@ -136,7 +137,7 @@ impl Daemon {
         out_of_pages(Arc::new(stored), image.cuts.as_ref()).map_err(failed)
     }
 
-    /// qemu-img makes the qcow2; it reads the image from an NBD server of ours.
+    /// Has qemu-img write a qcow2 file; it reads the image from an NBD server of this process.
     fn write_qcow2(
         &self,
         device: Arc<dyn Device>,
@@ -155,7 +156,7 @@ impl Daemon {
         converted
     }
 
-    /// Makes a capsule of a file.
+    /// Makes a capsule from a file.
     pub(crate) fn import(self: &Arc<Self>, request: ImportRequest) -> Result<Operation, DaemonError> {
         refs::check_tag(Some(&request.name))?;
         let (host, subject) = (self.clone(), request.path.display().to_string());
@@ -184,7 +185,7 @@ impl Daemon {
         self.store.import(input, names).map_err(refs::store_error("import the capsule"))
     }
 
-    /// Anything that qemu-img reads, by way of a raw file that is removed afterwards.
+    /// Imports any format that qemu-img reads, through a temporary raw file.
     fn import_converted(
         &self,
         request: &ImportRequest,
@@ -212,7 +213,7 @@ impl Daemon {
         if file.metadata().map_err(io)?.is_dir() {
             return Err(DaemonError::invalid(format!("{} is a directory", path.display())));
         }
-        // Its last page is padded with zeros.
+        // The last page is padded with zeros.
         let file = FileDevice::new(file, true).map_err(io)?;
         let size = file.size();
         if size == 0 {
@@ -240,7 +241,7 @@ impl Daemon {
         writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
     }
 
-    /// A machine that boots the disk: what an inactive capsule is.
+    /// The manifest of a disk-only capsule: a machine that boots the disk.
     fn disk_manifest(
         &self,
         size: ByteSize,
@@ -296,7 +297,7 @@ fn write_raw(
     Ok(())
 }
 
-/// A stored image could not be read: the store's own words where it has some.
+/// The error of an image that could not be read: the store's own where there is one.
 fn content_error(error: BlockError) -> DaemonError {
     let action = "read the image";
     let BlockError::Content { source, .. } = error else {

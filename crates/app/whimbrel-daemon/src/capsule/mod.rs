@@ -1,4 +1,4 @@
-//! Capsules of this host: checkpoints, resumes and derived machines, and questions about what the store has.
+//! Capsules of this host: checkpoints, resumes, derived machines, and queries of the store.
 
 pub(crate) mod checkpoint;
 pub(crate) mod derive;

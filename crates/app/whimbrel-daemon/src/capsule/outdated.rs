@@ -1,9 +1,8 @@
-//! The rebase report: after an update of a capsule, who still stands on an old version of it, and what both
-//! changed.
+//! Outdated report: after an update of a capsule, the machines and capsules that are based on an old version
+//! of it.
 //!
-//! It only reports. Disks are compared page by page, three ways: old version, child, update. Pages that both
-//! sides changed, and not to the same, are what a person has to look at; above disks nothing here knows about
-//! files.
+//! The report changes nothing. Disks are compared page by page, three ways: old version, child, update. A
+//! user has to examine the pages that both sides changed in different ways; files are not known here.
 
 use crate::{
     capsule::graph::{CapsuleGraph, closure},
@@ -20,7 +19,7 @@ use whimbrel_api::{CapsuleRef, DiskRebase, OutdatedChild, OutdatedReport, RefVer
 use whimbrel_core::{CapsuleId, PageSet};
 use whimbrel_image::Manifest;
 
-/// Runs of conflicting pages that are told, a disk.
+/// Runs of conflicting pages that are reported for each disk.
 const RUNS_MAX: usize = 16;
 const MEMORY: &str = "memory";
 
@@ -28,13 +27,13 @@ const MEMORY: &str = "memory";
 struct Lines {
     family: CapsuleGraph,
     old: Vec<CapsuleId>,
-    /// What comes after an old version and is neither a version itself, nor comes before or after the new
-    /// one.
+    /// Descendants of an old version that are neither a version themselves, nor an ancestor or descendant of
+    /// the new one.
     standing: BTreeSet<CapsuleId>,
 }
 
 impl Daemon {
-    /// Who stands on old versions of `capsule`: those that its ref named before `onto`, or it itself.
+    /// Reports what is based on old versions of `capsule`: those that its ref named before `onto`, or itself.
     pub(crate) fn rebase(
         &self,
         capsule: &CapsuleRef,
@@ -60,8 +59,8 @@ impl Daemon {
         Ok(OutdatedReport { onto, old, standing })
     }
 
-    /// A capsule that stands on an old version. What cannot be compared (a part of it lies elsewhere, or is
-    /// damaged) is told in its place, and keeps nobody else out of the report.
+    /// A capsule based on an old version. If it is partial or damaged and cannot be compared, its entry has
+    /// the reason, and the report goes on.
     fn capsule_standing(&self, lines: &Lines, id: CapsuleId, update: &Manifest) -> OutdatedChild {
         let capsule = &lines.family.capsules[&id];
         let told = self.capsule_info(id, &capsule.manifest, &capsule.refs);
@@ -77,7 +76,7 @@ impl Daemon {
         OutdatedChild { capsule: id, names: told.names, machine: None, old, disks, unknown }
     }
 
-    /// Disk by disk what a capsule and the update changed since the old version.
+    /// The pages of each disk that a capsule and the update changed since the old version.
     fn compare(
         &self,
         base: &Manifest,
@@ -94,7 +93,7 @@ impl Daemon {
         Ok(disks)
     }
 
-    /// A machine that stands on an old version, or on something that does.
+    /// A machine based on an old version, or on a descendant of one.
     fn machine_standing(
         &self,
         lines: &Lines,
@@ -110,7 +109,7 @@ impl Daemon {
         };
         let mut standing =
             OutdatedChild { capsule, names, machine: Some(info.name), old, disks: Vec::new(), unknown: None };
-        let turn = match machine.try_lock("look at its disks", None) {
+        let turn = match machine.try_lock("disk comparison", None) {
             Ok(turn) => turn,
             Err(busy) => {
                 standing.unknown = Some(busy.to_string());
@@ -118,7 +117,7 @@ impl Daemon {
             }
         };
         if !matches!(turn.record.phase, Phase::Here | Phase::Stopped | Phase::Crashed { .. }) {
-            // Suspended or given away, it is its capsule, which is in the list.
+            // A suspended or handed-off machine is its capsule, which is in the list.
             return Ok(None);
         }
         match self.store.manifest(&old) {
@@ -131,8 +130,8 @@ impl Daemon {
         Ok(Some(standing))
     }
 
-    /// What a machine has on its disks is not digested, so a page that it wrote counts as changed whatever it
-    /// wrote.
+    /// The pages of each disk that a machine and the update changed. Pages of a machine have no digests, so
+    /// every page that it wrote counts as changed.
     fn machine_disks(
         &self,
         turn: &MachineLock<'_>,
@@ -173,8 +172,8 @@ impl Daemon {
     }
 }
 
-/// Why nothing can be compared.
-const GONE: &str = "the old version is no longer in the store; a tag of its own would have kept it";
+/// Reason why nothing can be compared.
+const GONE: &str = "the old version is no longer in the store; a version with its own tag is kept";
 
 fn describe(name: String, changed: &PageSet, updated: &PageSet, conflicts: &PageSet) -> DiskRebase {
     DiskRebase {
@@ -191,7 +190,7 @@ impl Lines {
         let mut settled = family.ancestors([onto]);
         settled.extend(family.descendants([onto]));
         settled.extend(&old);
-        // By what capsules say of themselves: an old version may be gone, and all between it and a child.
+        // Uses declared parents: an old version may be gone, and all between it and a child.
         let mut below = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
         for (id, capsule) in &family.capsules {
             for above in said_above(&capsule.manifest) {
@@ -207,7 +206,7 @@ impl Lines {
         self.standing.contains(id) || self.old.contains(id)
     }
 
-    /// Of what stands on an old version: what has a name, and what nothing came after.
+    /// Descendants of an old version that have a name or no descendants.
     fn listed(&self) -> Vec<CapsuleId> {
         let is_last = |id: &CapsuleId| !self.family.below(id).iter().any(|id| self.standing.contains(id));
         let is_named = |id: &CapsuleId| !self.family.capsules[id].refs.is_empty();
@@ -217,7 +216,7 @@ impl Lines {
         listed
     }
 
-    /// The old version that `id` is, or stands on: the first one on the way up.
+    /// The old version that `id` is or is based on: the first on the way up.
     fn nearest_old(&self, id: CapsuleId) -> CapsuleId {
         let (mut level, mut seen) = (vec![id], BTreeSet::new());
         while !level.is_empty() {
@@ -232,7 +231,7 @@ impl Lines {
     }
 }
 
-/// What a capsule says that it comes from, whether that is here or not.
+/// Parents that a capsule declares, here or not.
 fn said_above(manifest: &Manifest) -> Vec<CapsuleId> {
     manifest.parents.iter().copied().chain(refs::lineage_of(manifest)).collect()
 }

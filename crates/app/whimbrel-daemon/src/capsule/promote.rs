@@ -1,10 +1,9 @@
-//! Promotion: a capsule without its parents.
+//! Promotion: a copy of a capsule without parents.
 //!
-//! Where disks are chains of differences, promoting one means to copy into it all that it lacks, and a
-//! capsule can only be deleted after its children were promoted. Here every capsule names whole trees and
-//! needs nothing of its parents, so deleting needs no promotion, and promoting writes a manifest: the same
-//! images, no parents, and hence another id. It is for handing a capsule on without its past. Children of the
-//! old capsule stay what they are.
+//! Where disks are chains of differences, promoting a capsule copies into it all that it lacks, and a capsule
+//! can be deleted only after its children were promoted. Here every capsule names complete trees, so deleting
+//! needs no promotion, and promoting writes one manifest: the same images, no parents, and so another id. It
+//! serves to pass on a capsule without its history. Children of the old capsule do not change.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -24,7 +23,7 @@ impl Daemon {
         let (begun, before) = (Instant::now(), self.stored_bytes());
         let (was, manifest) = self.find(&request.capsule)?;
         let moving = self.refs_to_move(&request, &was)?;
-        // The machines first: one that is busy could make its next capsule in the middle of this.
+        // Locks the machines first: a machine could take its next capsule meanwhile.
         let machines = self.machines();
         let mut turns = Vec::new();
         for machine in machines.iter().filter(|machine| moving.contains(&refs::of_machine(machine.name()))) {
@@ -45,7 +44,7 @@ impl Daemon {
         })
     }
 
-    /// Refs, as the store calls them, that are to name the new capsule in place of the old one.
+    /// Refs, by their names in the store, that are to name the new capsule.
     fn refs_to_move(&self, request: &PromoteRequest, was: &CapsuleId) -> Result<Vec<RefName>, DaemonError> {
         let all = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
         if request.all_refs {
@@ -63,7 +62,7 @@ impl Daemon {
         }
     }
 
-    /// No image is opened for it: nothing could be copied.
+    /// Commits the manifest without parents. No image is opened, so nothing can be copied.
     fn commit_orphan(
         &self,
         manifest: Manifest,
@@ -84,7 +83,7 @@ impl Daemon {
         Ok(capsule)
     }
 
-    /// A machine that stood on the old capsule stands on the new one.
+    /// Bases a machine that was based on the old capsule on the new one.
     fn repoint(
         &self,
         turn: &mut MachineLock<'_>,

@@ -1,4 +1,4 @@
-//! Capsules as the API tells them: list, show, log, compare, name.
+//! Queries about capsules for the API: list, show, log, compare, name.
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -12,7 +12,7 @@ use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::Expected;
 
-/// What the digest of an image that is all zeros is shown as.
+/// Digest shown for an image of zeros.
 const ALL_ZERO: Digest = Digest([0; 32]);
 
 impl Daemon {
@@ -61,25 +61,24 @@ impl Daemon {
         Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
     }
 
-    /// Lets `tag` name a capsule, whatever it named before.
+    /// Points `tag` at a capsule, whatever it named before.
     pub(crate) fn tag(&self, tag: &RefName, capsule: &CapsuleRef) -> Result<Tagged, DaemonError> {
         refs::check_tag(Some(tag))?;
         let id = refs::resolve(&self.store, capsule)?;
-        // A damaged tag names nothing that could be told of, and is replaced.
+        // A damaged tag names no capsule to report, and is replaced.
         let before = self.store.get_ref(tag).ok().flatten().filter(|before| *before != id);
         self.store.set_ref(tag, &id, Expected::Anything).map_err(refs::store_error("write the tag"))?;
         let left = before.map(|before| self.left_behind(before)).transpose()?;
         Ok(Tagged { capsule: self.capsule(&id.into())?, left })
     }
 
-    /// Removes a tag, or the name that a machine gave its newest capsule. What no name leads to is freed by
-    /// `gc`.
+    /// Removes a tag or the ref of a machine's newest capsule. `gc` frees what no ref reaches.
     pub(crate) fn remove_ref(&self, name: &RefName) -> Result<PreviousCapsule, DaemonError> {
         let capsule = CapsuleRef::Name(name.clone());
         let not_found = || DaemonError::NotFound { what: "capsule", name: name.to_string() };
         let stored = match refs::named(&self.store, &capsule) {
             Ok(stored) => stored.ok_or_else(not_found)?,
-            // What it names cannot be read; all the more it must go.
+            // An unreadable ref is removed as well.
             Err(_) => name.clone(),
         };
         let id = self.store.get_ref(&stored).ok().flatten();
@@ -87,7 +86,7 @@ impl Daemon {
         id.map_or_else(|| Err(not_found()), |id| self.left_behind(id))
     }
 
-    /// What still depends on a capsule, by name or by descent, after a name was taken from it.
+    /// The refs and children that a capsule still has after a ref to it was removed.
     fn left_behind(&self, id: CapsuleId) -> Result<PreviousCapsule, DaemonError> {
         let names = self.names()?.remove(&id).unwrap_or_default();
         let family = self.family()?;
@@ -100,7 +99,7 @@ impl Daemon {
         Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
     }
 
-    /// Bytes that the store takes on disk.
+    /// Bytes that the store uses on disk.
     pub(crate) fn stored_bytes(&self) -> u64 {
         disk_usage(&self.layout.store())
     }

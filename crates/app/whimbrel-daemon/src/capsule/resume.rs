@@ -1,8 +1,7 @@
-//! From capsules to machines: resume one, clone many.
+//! Resume and clone: machines made from capsules.
 //!
-//! A machine is made in this order: QEMU waits, memory is served on demand, disks lie over the capsule's
-//! images, the device state is loaded, the record is written, and only then does a CPU run. What fails before
-//! the end leaves nothing behind.
+//! The order: start a QEMU, serve memory on demand, put the disks over the capsule's images, load the device
+//! state, write the record, and only then run the CPUs. A failure before the end leaves nothing behind.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter, refs},
@@ -27,9 +26,9 @@ use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_qemu::VmIdentity;
 
-/// More clones at once than this are several calls.
+/// Most clones in one request.
 const CLONES_MAX: u32 = 1000;
-/// How often a full resume looks whether all of its memory is here.
+/// Interval at which a full resume polls for the end of its loading.
 const FULL_POLL: Duration = Duration::from_millis(20);
 
 /// One machine to make from a capsule.
@@ -40,19 +39,19 @@ struct Plan<'a> {
     mode: ResumeMode,
     then_full: bool,
     network: CloneNetwork,
-    /// Where its network is, if not here.
+    /// Home network, if the network is not here.
     tunnel: Option<HomeNetwork>,
     kind: Kind,
 }
 
-/// What the machine is to the one that the capsule was taken from.
+/// Relation of the machine to the one that the capsule was taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The suspended machine itself, going on.
+    /// The suspended machine itself.
     Same,
-    /// A copy of it, with memory of its own.
+    /// A copy with its own memory.
     Copy,
-    /// One of many copies, which share the memory that none of them has written to.
+    /// A clone: clones share the memory that none of them has written to.
     Clone,
 }
 
@@ -64,8 +63,8 @@ impl Daemon {
         let here = self.find_here(&request)?;
         if let Some((_, manifest)) = &here {
             let name = name_for(&request, manifest)?;
-            if request.take_back {
-                self.take_back(&name)?;
+            if request.reclaim {
+                self.reclaim(&name)?;
             }
             self.check_free(&name, true)?;
         }
@@ -73,7 +72,7 @@ impl Daemon {
             let (capsule, manifest) = match here {
                 Some(found) => found,
                 None => {
-                    reporter.progress("fetching what describes it", Unit::Items, 0, None);
+                    reporter.progress("fetching the manifest", Unit::Items, 0, None);
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
                     match &request.pool {
@@ -119,7 +118,7 @@ impl Daemon {
         }))
     }
 
-    /// All clones or none: those made before a failure are ended again.
+    /// Makes all clones or none: after a failure those already made are ended.
     fn make_clones(
         self: &Arc<Self>,
         request: &CloneRequest,
@@ -155,7 +154,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends and forgets a machine that was just made.
+    /// Ends and deletes a machine that was just made.
     fn unmake(&self, name: &MachineName) {
         let Ok(machine) = self.machine(name) else { return };
         {
@@ -164,11 +163,11 @@ impl Daemon {
             turn.record.phase = Phase::Stopped;
         }
         if let Err(error) = self.forget(name) {
-            tracing::warn!(%name, error = &error as &dyn std::error::Error, "a clone is left over");
+            tracing::warn!(%name, error = &error as &dyn std::error::Error, "could not remove a clone");
         }
     }
 
-    /// The capsule, if it is to be looked for here and is here.
+    /// The capsule, if the request names no other source and it is here.
     fn find_here(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
         if request.host.is_some() || request.pool.is_some() {
             return Ok(None);
@@ -181,8 +180,8 @@ impl Daemon {
         }
     }
 
-    /// The user knows that the host which a machine was given to will not run it.
-    fn take_back(&self, name: &MachineName) -> Result<(), DaemonError> {
+    /// Reclaims a machine that was handed off: the user knows that the other host will not run it.
+    fn reclaim(&self, name: &MachineName) -> Result<(), DaemonError> {
         let Ok(machine) = self.machine(name) else { return Ok(()) };
         let mut turn = machine.try_lock("resume", None)?;
         if let Phase::Given { capsule, .. } = turn.record.phase {
@@ -192,7 +191,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Where the network of a resumed machine is: where it is wanted, and by default where it was.
+    /// Network of a resumed machine: as requested, by default where it was.
     fn tunnel_of(
         &self,
         wanted: Option<MoveNetwork>,
@@ -223,12 +222,12 @@ impl Daemon {
             return Err(DaemonError::Cancelled { left: "no machine was made".into() });
         }
         let _claim = self.claim_name(&plan.name, true)?;
-        // A suspended machine of that name stays what it is until the new one runs.
+        // A suspended machine of that name stays suspended until the new one runs.
         let suspended = self.machine(&plan.name).ok();
         let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
         let suspended = suspended.transpose()?;
         if self.is_partial(&plan.capsule) {
-            reporter.progress("fetching what it touches first", Unit::Items, 0, None);
+            reporter.progress("prefetching pages", Unit::Items, 0, None);
             self.fetch_working_set(plan.capsule, plan.manifest);
         }
         self.materialize_boot_files(plan.manifest)?;
@@ -281,7 +280,7 @@ impl Daemon {
         }
     }
 
-    /// Reads memory ahead, before the machine runs or while it does.
+    /// Prefetches memory before the machine runs or while it does.
     fn fill(
         &self,
         plan: &Plan<'_>,
@@ -293,7 +292,7 @@ impl Daemon {
         }
         match plan.mode {
             ResumeMode::Full => self.fetch_complete(plan.capsule, reporter)?,
-            // Reading ahead page by page would be in the way of fetching it whole; see `make`.
+            // Prefetching single pages would delay the fetch of the complete capsule; see `make`.
             ResumeMode::Lazy if self.is_partial(&plan.capsule) => return Ok(()),
             ResumeMode::Lazy => {}
         }
@@ -301,7 +300,7 @@ impl Daemon {
         if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }
     }
 
-    /// Kernels and initial RAM disks as files, since QEMU reads them by name.
+    /// Writes kernels and initial RAM disks to files, since QEMU reads them by name.
     pub(crate) fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), DaemonError> {
         let Some(boot) = &manifest.machine.boot else { return Ok(()) };
         for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
@@ -331,14 +330,14 @@ impl Plan<'_> {
         record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
         record.tunnel = self.tunnel.clone();
         if self.kind != Kind::Same {
-            // A copy is somebody else: its first capsule is a child of this one, not its successor.
+            // A copy is another machine: its first capsule is a child of this one, not its successor.
             record.last = None;
         }
         record
     }
 }
 
-/// Waits until all of the memory is here.
+/// Waits until all memory has arrived.
 fn wait_for_all(live: &RunningMachine, reporter: &ProgressReporter) -> Result<(), DaemonError> {
     loop {
         let (resident, total, stalled) = live.memory.progress();
@@ -355,7 +354,6 @@ fn wait_for_all(live: &RunningMachine, reporter: &ProgressReporter) -> Result<()
     }
 }
 
-/// What the machine of a request is to be called.
 fn name_for(request: &ResumeRequest, manifest: &Manifest) -> Result<MachineName, DaemonError> {
     request.name.clone().map_or_else(|| refs::machine_of(manifest), Ok)
 }

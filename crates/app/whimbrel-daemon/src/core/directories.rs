@@ -1,20 +1,20 @@
-//! Where things lie.
+//! Directories of the daemon: durable data and runtime files.
 //!
 //! ```text
-//! DATA/key/            the host's identity          DATA/trust.toml     whom it trusts
-//! DATA/store/          capsules                     DATA/boot/DIGEST    kernels and initial RAM disks
-//! DATA/page-cache      where pages of files lie      DATA/working-sets/  what capsules touch first
-//! DATA/pooled/         which capsules lie in a pool, and where            DATA/pool-secret  what seals them there
-//! DATA/tunnels/        machines whose network is here while they run elsewhere
+//! DATA/key/            identity of the host       DATA/trust.toml     trust list
+//! DATA/store/          capsules                   DATA/boot/DIGEST    kernels and initial RAM disks
+//! DATA/page-cache      hash cache                 DATA/working-sets/  prefetch lists of capsules
+//! DATA/pooled/         partial capsules of pools  DATA/pool-secret    secret that encrypts chunks
+//! DATA/tunnels/        tunnels of machines whose network is here while they run elsewhere
 //! DATA/machines/NAME/  machine.json, disk0/ …, console.log
-//! DATA/trash/          folders of machines that have gone, while they are removed
-//! DATA/migrations/     how machines moved away from here
-//! DATA/protections/    standbys of machines, here and of here     DATA/leases/  those that this host is the witness of
-//! DATA/handovers.json  machines that are on their way to other hosts
-//! RUN/slots/ID/        sockets, RAM file, live bitmaps of one QEMU; RUN is on a tmpfs
+//! DATA/trash/          folders of machines that are gone, until they are removed
+//! DATA/migrations/     past migrations from this host
+//! DATA/protections/    protections with this host as primary or standby; DATA/leases/ with it as witness
+//! DATA/handovers.json  pending handovers to other hosts
+//! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
-//! What lies under DATA survives a reboot; what lies under RUN survives the daemon.
+//! Files under DATA survive a reboot; files under RUN survive the daemon.
 
 use crate::core::error::DaemonError;
 use std::{
@@ -34,7 +34,7 @@ pub(crate) struct Directories {
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 impl Directories {
-    /// Makes the directories that are missing. RUN must be on a tmpfs: guest memory lies there.
+    /// Creates missing directories. RUN must be on a tmpfs, as it holds guest memory.
     pub(crate) fn create(data: &Path, run: &Path) -> Result<Self, DaemonError> {
         let layout = Self { data: absolute(data)?, run: absolute(run)? };
         let dirs = [
@@ -76,12 +76,12 @@ impl Directories {
         self.boot_dir().join(digest.to_string())
     }
 
-    /// Notes about tunnels.
+    /// Records of tunnels.
     pub(crate) fn tunnels(&self) -> PathBuf {
         self.data.join("tunnels")
     }
 
-    /// Records of migrations that have ended.
+    /// Records of finished migrations.
     pub(crate) fn migrations(&self) -> PathBuf {
         self.data.join("migrations")
     }
@@ -91,7 +91,7 @@ impl Directories {
         self.data.join("protections")
     }
 
-    /// Protections of others that this host decides about.
+    /// Leases that this host decides about as witness.
     pub(crate) fn leases(&self) -> PathBuf {
         self.data.join("leases")
     }
@@ -100,7 +100,7 @@ impl Directories {
         self.data.join("machines")
     }
 
-    /// Folders of machines that have gone.
+    /// Folders of machines that are gone.
     pub(crate) fn trash(&self) -> PathBuf {
         self.data.join("trash")
     }
@@ -114,27 +114,27 @@ impl Directories {
         self.run.join("bitmaps")
     }
 
-    /// What the machine printed on its serial port since it was started.
+    /// Serial output of a machine since its start.
     pub(crate) fn console_log(&self, name: &MachineName) -> PathBuf {
         self.machine(name).join("console.log")
     }
 
-    /// Where the pages of this host's files lie.
+    /// The hash cache.
     pub(crate) fn page_cache(&self) -> PathBuf {
         self.data.join("page-cache")
     }
 
-    /// Machines whose capsules are uploaded.
+    /// Record of the machines whose capsules are uploaded.
     pub(crate) fn uploads(&self) -> PathBuf {
         self.data.join("following.json")
     }
 
-    /// Notes of capsules that are in part in a pool.
+    /// Records of partial capsules of pools.
     pub(crate) fn pooled(&self) -> PathBuf {
         self.data.join("pooled")
     }
 
-    /// The secret of those who use pools sealed; there need not be one.
+    /// The secret that encrypts chunks in pools; may be absent.
     pub(crate) fn pool_secret(&self) -> PathBuf {
         self.data.join("pool-secret")
     }
@@ -143,7 +143,7 @@ impl Directories {
         self.data.join("working-sets")
     }
 
-    /// What the machine of a capsule touched first at its last resume here.
+    /// Prefetch list of a capsule, from its last resume here.
     pub(crate) fn working_set(&self, capsule: &CapsuleId) -> PathBuf {
         self.working_sets().join(capsule.to_string())
     }

@@ -1,5 +1,4 @@
-//! What can go wrong in the daemon, and how it is told to a caller: a stable code, the chain of causes once,
-//! and the next thing to do.
+//! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
 use crate::server::peer_rpc::SshError;
 use std::{
@@ -17,7 +16,7 @@ use whimbrel_store::StoreError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
-/// Why a request or an operation failed.
+/// Failure of a request or an operation.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what its fields are")]
 pub enum DaemonError {
@@ -27,19 +26,19 @@ pub enum DaemonError {
     NameTaken { name: MachineName },
     #[error("{name} is busy with {with}")]
     Busy { name: MachineName, with: String },
-    #[error("{name} is {state}, this needs it {needed}")]
+    #[error("{name} is {state}; it must be {needed}")]
     State { name: MachineName, state: &'static str, needed: &'static str },
     #[error("{reason}")]
     Invalid { reason: String },
     #[error("cannot {action} {}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is not on a tmpfs, and guest memory must lie on one", path.display())]
+    #[error("{} is not on a tmpfs, which guest memory needs", path.display())]
     NotTmpfs { path: PathBuf },
-    #[error("another daemon serves {}", path.display())]
+    #[error("another daemon already uses {}", path.display())]
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
     Qemu { action: &'static str, source: Cause },
-    #[error("cannot reach into the memory of QEMU")]
+    #[error("cannot access the memory of QEMU")]
     Memory { source: Cause },
     #[error("the disk {disk} failed")]
     Disk { disk: String, source: Cause },
@@ -47,21 +46,19 @@ pub enum DaemonError {
     Port { port: String, source: Cause },
     #[error("the store failed: cannot {action}")]
     Store { action: &'static str, code: ErrorCode, source: Cause },
-    #[error("the state of the machine could not be captured")]
+    #[error("cannot capture the state of the machine")]
     Capture { source: CaptureError },
-    #[error("{name} was not moved to {host} and runs on here")]
+    #[error("{name} was not migrated to {host} and still runs here")]
     Migrate { name: MachineName, host: HostName, source: Box<MigrateError> },
     #[error("the protection failed")]
     Protect { source: Cause },
-    #[error("{name} has no witness, so only a person can say that its host is dead")]
+    #[error("{name} has no witness, so only a user can confirm that its primary is dead")]
     NoWitness { name: MachineName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
-    #[error(
-        "{name} was moved to {target}, which was lost or could not fetch the rest of it; it runs on {third}"
-    )]
+    #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
     WentToThird { name: MachineName, target: HostName, third: HostName },
-    #[error("a part of the disks of {name} is still on {from}")]
+    #[error("some disk pages of {name} are still on {from}")]
     Owed { name: MachineName, from: HostName },
     #[error("cannot reach host {host}")]
     Unreachable { host: HostName, source: Cause },
@@ -71,27 +68,27 @@ pub enum DaemonError {
     Sync { host: HostName, source: Cause },
     #[error("cannot read from or write to {pool}")]
     Pool { pool: String, source: Cause },
-    #[error("the cache of pages failed")]
+    #[error("the hash cache failed")]
     Cache { source: Cause },
-    #[error("{name} was given to {to}, which may resume it")]
+    #[error("{name} was handed off to {to}, which may resume it")]
     Given { name: MachineName, to: HostName },
     #[error("host {host} is not trusted here")]
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
     NotTrustedThere { host: HostName, source: Cause },
-    #[error("the guest did not switch itself off within {seconds} s")]
+    #[error("the guest did not shut down within {seconds} s")]
     StillRunning { seconds: u64 },
     #[error("the identity of this host failed")]
     Identity { source: Cause },
     #[error("this host is being evacuated already")]
     Evacuating,
-    #[error("{host} was not emptied")]
+    #[error("{host} was not evacuated")]
     NotEmptied { host: HostName, source: Box<ApiError> },
-    #[error("{host} is out of reach, and may go on with what it was told")]
+    #[error("lost contact with {host}; the evacuation may still be running there")]
     OutOfReach { host: HostName, source: Cause },
     #[error("cancelled: {left}")]
     Cancelled { left: String },
-    #[error("a fault in the daemon stopped the operation")]
+    #[error("a bug in the daemon stopped the operation")]
     Panicked,
 }
 
@@ -160,15 +157,15 @@ impl DaemonError {
                 format!("`whimbrel start {name}` runs it again")
             }
             Self::State { name, state: "suspended", .. } => {
-                format!("`whimbrel resume {name}` lets it go on from where it was suspended")
+                format!("`whimbrel resume {name}` continues it")
             }
             Self::State { state: "handed over", .. } => {
-                "it belongs to the host it went to: look at `whimbrel ps` there".into()
+                "it belongs to the target host: see `whimbrel ps` there".into()
             }
             Self::State { state: "arriving", .. } => {
-                "it is on its way here and runs as soon as its old host says so".into()
+                "it is an incoming machine and runs as soon as the source commits the handover".into()
             }
-            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` ends it"),
+            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
             Self::NotTmpfs { .. } => {
                 "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
             }
@@ -176,15 +173,15 @@ impl DaemonError {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }
             Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
-                "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager lets it in".into()
+                "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager admits it".into()
             }
             Self::WentToThird { name, third, .. } => {
-                format!("nothing of {name} is left here: look at `whimbrel ps` on {third}")
+                format!("{name} has left this host: see `whimbrel ps` on {third}")
             }
             Self::Ssh { source, .. } => source.hint(),
             Self::NotEmptied { source, .. } => return source.hint.clone(),
             Self::OutOfReach { host, .. } => {
-                format!("`whimbrel evacuate {host}` again goes on from whatever it has come to")
+                format!("run `whimbrel evacuate {host}` again to continue")
             }
             Self::NotTrustedThere { host, .. } => {
                 format!(
@@ -192,41 +189,41 @@ impl DaemonError {
                 )
             }
             Self::Given { name, to } => format!(
-                "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--take-back`"
+                "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--reclaim`"
             ),
             Self::Migrate { source, .. } if let MigrateError::Misfit(misfit) = &**source => misfit.hint(),
-            Self::Owed { name, .. } => format!("`whimbrel start {name}`: while it runs, the rest of them comes"),
+            Self::Owed { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
             Self::Protect { source } if let Some(PrimaryError::Misfit(misfit)) = source.downcast_ref() => misfit.hint(),
             Self::NoWitness { name } => format!(
-                "make sure that its host is off or cut off, then `whimbrel failover {name} --primary-is-dead`"
+                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
             ),
-            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` makes a standby"),
-            Self::StillRunning { .. } => "`whimbrel stop --kill` pulls the plug".into(),
+            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
+            Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
-                format!("the daemon goes on asking; look at `whimbrel ps` on {host}")
+                format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }
             Self::Store { source, .. } if is_latched(&**source) => {
-                "a write to the store failed before (see the daemon's log): free room or mend the disk, then start the \
-                 daemon again; machines run on meanwhile"
+                "an earlier write to the store failed (see the daemon's log): free space or repair the disk, then restart \
+                 the daemon; machines keep running"
                     .into()
             }
-            _ if self.code() == ErrorCode::NoSpace => "free room, or run `whimbrel gc`".into(),
+            _ if self.code() == ErrorCode::NoSpace => "free space, or run `whimbrel gc`".into(),
             _ if self.code() == ErrorCode::Damaged => {
-                "`whimbrel verify` names everything that is damaged".into()
+                "`whimbrel verify` lists all damage".into()
             }
             _ => return None,
         })
     }
 
-    /// What a cancelled operation has left.
+    /// State that a cancelled operation left behind.
     pub(crate) fn state_left(&self) -> String {
         match self {
             Self::Cancelled { left } => left.clone(),
-            _ => "everything is as it was before".to_owned(),
+            _ => "nothing was changed".to_owned(),
         }
     }
 
-    /// The error as the API tells it.
+    /// The error as the API reports it.
     pub(crate) fn to_api(&self) -> ApiError {
         let mut api = ApiError::from_error(self.code(), self);
         if let Self::NotEmptied { source, .. } = self {

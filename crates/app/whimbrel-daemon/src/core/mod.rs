@@ -1,5 +1,4 @@
-//! What every service of the daemon is built on: directories, errors, operations, rights and the wake-up of
-//! threads.
+//! Basis of all services of the daemon: directories, errors, operations, rights and the notifier.
 
 pub(crate) mod directories;
 pub(crate) mod error;

@@ -1,12 +1,11 @@
-//! A bell for a thread that looks from time to time whether there is something to do, and at once when
-//! somebody rings.
+//! A notifier that wakes a thread which otherwise polls at intervals.
 
 use std::{
     sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
 
-/// Rung before anybody waits, it is heard all the same; rung twice, it is heard once.
+/// A notification before the wait is remembered; several count as one.
 #[derive(Default)]
 pub(crate) struct Notifier {
     rung: Mutex<bool>,
@@ -14,13 +13,13 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// There may be something to do.
+    /// Wakes the waiter: there may be work.
     pub(crate) fn notify(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.heard.notify_all();
     }
 
-    /// Waits until somebody rings, or for so long.
+    /// Waits for a notification, at most for `patience`.
     pub(crate) fn wait(&self, patience: Duration) {
         let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.heard.wait_timeout_while(rung, patience, |rung| !*rung);

@@ -1,7 +1,7 @@
-//! Operations: long work with progress, an end, and a way to cancel it.
+//! Operations: long work with progress, a result and cancel.
 //!
-//! Each runs on a thread of its own and publishes snapshots; anyone may watch. Ended operations are kept so
-//! that a caller who lost its connection can ask how it went; the oldest are dropped beyond a fixed number.
+//! Each runs on its own thread and publishes snapshots that anyone may watch. A fixed number of ended
+//! operations is retained, so that a caller that lost its connection can ask for the result.
 
 use crate::core::error::DaemonError;
 use std::{
@@ -19,9 +19,9 @@ use whimbrel_api::{
     Progress, RoundInfo, Unit,
 };
 
-/// Ended operations that can still be asked about.
+/// Ended operations that are retained.
 const KEPT: usize = 1000;
-/// Snapshots at most this often; a person reads no faster.
+/// Shortest interval between snapshots; a person reads no faster.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
 /// All operations of this daemon.
@@ -36,7 +36,7 @@ struct Entry {
     cancelled: AtomicBool,
 }
 
-/// The running side of an operation: tells how far it is and hears whether to stop.
+/// The worker's side of an operation: reports progress and sees a cancel.
 pub(crate) struct ProgressReporter {
     entry: Arc<Entry>,
     published: Mutex<Published>,
@@ -89,7 +89,7 @@ impl Operations {
         }
     }
 
-    /// All that are remembered, oldest first.
+    /// All retained operations, oldest first.
     pub(crate) fn list(&self) -> Vec<Operation> {
         let table = self.table.lock().expect("no panic while held");
         table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
@@ -103,7 +103,7 @@ impl Operations {
         Ok(entry.snapshot.subscribe())
     }
 
-    /// Asks an operation to stop. It ends as cancelled, or as succeeded where it was too late.
+    /// Asks an operation to stop. It ends as cancelled, or as succeeded if it was too late.
     pub(crate) fn cancel(&self, id: OperationId) -> Result<Operation, DaemonError> {
         let table = self.table.lock().expect("no panic while held");
         let entry =
@@ -112,7 +112,7 @@ impl Operations {
         Ok(entry.snapshot.borrow().clone())
     }
 
-    /// Asks every running operation to stop and waits a bounded time for their ends.
+    /// Asks every running operation to stop and waits for their ends, at most for `patience`.
     pub(crate) fn cancel_all(&self, patience: Duration) {
         let entries: Vec<_> = self.table.lock().expect("no panic while held").values().cloned().collect();
         entries.iter().for_each(|entry| entry.cancelled.store(true, Ordering::Release));
@@ -148,17 +148,15 @@ fn run(
 }
 
 impl ProgressReporter {
-    /// Whether somebody asked to stop.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.entry.cancelled.load(Ordering::Acquire)
     }
 
-    /// `Break` once somebody asked to stop, for loops that take it.
+    /// `Break` after a cancel, for loops that take it.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// Says how far the work is.
     pub(crate) fn progress(&self, stage: &str, unit: Unit, done: u64, total: Option<u64>) {
         let now = Instant::now();
         let mut published = self.published.lock().expect("no panic while held");
@@ -180,20 +178,20 @@ impl ProgressReporter {
         });
     }
 
-    /// A round has ended. Told at once: each is worth a look, and there are few.
+    /// Publishes an ended round at once: rounds are few and each matters.
     pub(crate) fn round(&self, round: RoundInfo) {
         self.entry.snapshot.send_modify(|operation| operation.progress.rounds.push(round));
     }
 
-    /// What a machine lacks that runs on the target already.
+    /// Publishes the missing pages of a machine that already runs on the target.
     pub(crate) fn postcopy(&self, rest: PostcopyInfo) {
         self.entry.snapshot.send_if_modified(|operation| {
             let changed = operation.progress.postcopy.as_ref() != Some(&rest);
             let waits = match (rest.faults, &rest.stalled) {
                 (_, Some(why)) => format!("stalled: {why}"),
-                (0, None) => "nothing waited for a page yet".to_owned(),
+                (0, None) => "nothing has waited for a page yet".to_owned(),
                 (faults, None) => format!(
-                    "{faults} pages waited for, {:.1} ms each, {:.1} ms at most",
+                    "waited for {faults} pages, {:.1} ms on average, {:.1} ms at most",
                     rest.waited_ms / faults as f64,
                     rest.longest_ms
                 ),
@@ -204,7 +202,7 @@ impl ProgressReporter {
         });
     }
 
-    /// The rounds that have ended.
+    /// Rounds that have ended.
     pub(crate) fn rounds(&self) -> Vec<RoundInfo> {
         self.entry.snapshot.borrow().progress.rounds.clone()
     }

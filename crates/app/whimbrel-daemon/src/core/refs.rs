@@ -1,5 +1,5 @@
-//! How capsules are named in the store: tags as the user writes them, a machine's newest capsule under a
-//! reserved prefix, so that a tag and a machine may have the same name.
+//! Names of capsules in the store: tags as users write them, and a reserved prefix for each machine's newest
+//! capsule. So a tag and a machine may have the same name.
 
 use crate::{
     capsule::history,
@@ -10,27 +10,26 @@ use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::Manifest;
 use whimbrel_store::{Store, StoreError};
 
-/// Label of a capsule that names the machine it was taken from.
+/// Label with the machine that the capsule was taken from.
 pub(crate) const MACHINE_LABEL: &str = "machine";
-/// Label of a capsule whose guest was squeezed: the bytes of memory it had before, and is to have again.
+/// Label of a capsule whose balloon was inflated: the memory size before, in bytes, which a resume restores.
 pub(crate) const BALLOON_LABEL: &str = "balloon";
-/// Label of a capsule whose machine was away from home: the home host, the tunnel there, the capsule it came
-/// away as.
+/// Label of a capsule whose machine used a tunnel: its home host, the tunnel there, and the capsule with
+/// which it left.
 pub(crate) const HOME_LABEL: &str = "home";
-/// Label of a capsule that names the capsule which its machine was derived, cloned or resumed from: it
-/// outlives the capsules between the two.
+/// Label with the capsule that the machine was derived, cloned or resumed from. It outlives the capsules in
+/// between.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
 
-/// The ref of a machine's newest capsule. A name that leaves no room for the prefix is replaced by its
-/// digest.
+/// The ref of a machine's newest capsule. A name that is too long is replaced by its digest.
 pub(crate) fn of_machine(name: &MachineName) -> RefName {
     let plain = format!("{PREFIX}{name}").parse();
     let digest = || format!("{PREFIX}{}", &Digest::of(name.as_str().as_bytes()).to_string()[..40]);
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
 }
 
-/// Refuses a tag that would look like a machine's ref.
+/// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
         Some(tag) => match [PREFIX, history::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix))
@@ -44,17 +43,17 @@ pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     }
 }
 
-/// A ref as rights and people name it: a machine's ref under the machine's name.
+/// A ref as rights and users name it: a machine's ref by the machine's name.
 pub(crate) fn known_as(name: &RefName) -> &str {
     name.as_str().strip_prefix(PREFIX).unwrap_or(name.as_str())
 }
 
-/// The machine whose newest capsule a ref of a store names, if it is such a ref.
+/// The machine whose newest capsule a ref names, if it is such a ref.
 pub(crate) fn machine_named(name: &RefName) -> Option<MachineName> {
     name.as_str().strip_prefix(PREFIX)?.parse().ok()
 }
 
-/// The ref that a caller means, as it is called in the store; none if it means no ref but an id.
+/// The stored name of the ref that a caller means; none for an id.
 pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefName>, DaemonError> {
     let CapsuleRef::Name(name) = capsule else { return Ok(None) };
     let machine = name.as_str().parse().ok().map(|machine| of_machine(&machine));
@@ -66,13 +65,13 @@ pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefNam
     Ok(None)
 }
 
-/// The capsule that the machine of this one was made from.
+/// The capsule that the machine of a capsule was made from.
 pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
     manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
 
-/// The capsule that a caller means: an id, a tag, a machine's newest capsule, the beginning of an id, one
-/// that was kept.
+/// The capsule that a caller means: an id, the beginning of an id, a tag, a machine's newest capsule, or an
+/// epoch snapshot.
 pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, DaemonError> {
     let name = match capsule {
         CapsuleRef::Id(id) if store.has(&[id.0]) == [true] => return Ok(*id),
@@ -98,12 +97,12 @@ pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, 
     })
 }
 
-/// Whether the store simply does not have it.
+/// Whether the store does not have the object.
 pub(crate) fn is_not_found(error: &StoreError) -> bool {
     matches!(error, StoreError::Unknown { .. } | StoreError::Missing { .. })
 }
 
-/// A failure of the store while it did `action`.
+/// Wraps a failure of the store during `action`.
 pub(crate) fn store_error(action: &'static str) -> impl Fn(StoreError) -> DaemonError {
     move |source| DaemonError::Store { action, code: code(&source), source: source.into() }
 }
@@ -114,7 +113,7 @@ fn code(error: &StoreError) -> ErrorCode {
         StoreError::Ambiguous { .. } | StoreError::OutOfRange { .. } => ErrorCode::Invalid,
         StoreError::RefChanged { .. } => ErrorCode::Busy,
         StoreError::Layout { .. } => ErrorCode::Unsupported,
-        // What should be there is not, or is something else.
+        // Expected data is absent or damaged.
         StoreError::Missing { .. }
         | StoreError::MissingBase { .. }
         | StoreError::Damaged { .. }
@@ -131,12 +130,10 @@ fn code(error: &StoreError) -> ErrorCode {
 /// The name of the machine that a capsule was taken from.
 pub(crate) fn machine_of(manifest: &Manifest) -> Result<MachineName, DaemonError> {
     let name = manifest.labels.get(MACHINE_LABEL).and_then(|name| name.parse().ok());
-    name.ok_or_else(|| {
-        DaemonError::invalid("the capsule does not say which machine it is of; choose a name with --name")
-    })
+    name.ok_or_else(|| DaemonError::invalid("the capsule names no machine; choose a name with --name"))
 }
 
-/// A ref as people see it: a machine's ref is shown as the machine's name.
+/// A ref as users see it: a machine's ref is shown as the machine's name.
 pub(crate) fn shown(name: &RefName, machine: &MachineName) -> Option<RefName> {
     if *name == of_machine(machine) { machine.as_str().parse().ok() } else { Some(name.clone()) }
 }

@@ -1,9 +1,8 @@
-//! What a trusted host may do with the capsules of this one: read or write, ref by ref.
+//! Rights of trusted hosts on the capsules of this host: read or write, ref by ref.
 //!
-//! The trust file says it; [`may`] decides, and is pure. A machine's ref counts under the machine's name, so
-//! `web` is both the tag and the newest capsule of the machine of that name. Rights are on names: whoever
-//! serves objects to a peer hands out those of capsules that it may read, and a peer that is limited learns
-//! of no other names.
+//! The trust list defines them; [`may`] decides, and is pure. A machine's ref counts under the machine's
+//! name, so `web` is both the tag and the newest capsule of that machine. Rights are on names: a peer gets
+//! objects of the capsules that it may read, and a limited peer learns no other names.
 
 use crate::{
     capsule::history,
@@ -14,18 +13,18 @@ use whimbrel_api::{RefRights, TrustEntry};
 use whimbrel_core::{HostName, RefName};
 use whimbrel_wire::{PeerIdentity, RefPatterns, Right, Trust, TrustError, TrustedPeer};
 
-/// What is to be done with a ref and what it names.
+/// A use of a ref and of the capsule that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Learn what it names, and have all of that.
+    /// Learn which capsule the ref names, and fetch it.
     Read,
-    /// Let it name something else, or nothing.
+    /// Change or remove the ref.
     Write,
 }
 
-/// Whether `peer` may do this with the ref called `name` (as it is called in the store).
+/// Whether `peer` may use the ref that the store calls `name` in this way.
 pub fn may(peer: &TrustedPeer, access: Access, name: &RefName) -> bool {
-    // What was kept of a machine is as much the machine's as its newest capsule.
+    // Epoch snapshots count under the name of their machine too.
     let name = history::machine_in(name.as_str()).unwrap_or_else(|| refs::known_as(name));
     peer.rights.0.contains(&Right::Store)
         && match access {
@@ -34,9 +33,9 @@ pub fn may(peer: &TrustedPeer, access: Access, name: &RefName) -> bool {
         }
 }
 
-/// The same for whoever is at the other end of a connection. The trust file is asked each time, so a right
-/// that was taken away is gone at once; one that cannot be read gives nobody any right. Who comes through ssh
-/// or the socket of the API could do all of this as root, and may.
+/// Like [`may`], for the peer of a connection. The trust list is read each time, so a right that was taken
+/// away is gone at once; an unreadable list gives no rights. A client of ssh or of the API socket could do
+/// all of this as root, and may.
 pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefName) -> bool {
     match peer {
         PeerIdentity::Key(key) => {
@@ -47,7 +46,7 @@ pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefNa
 }
 
 impl Daemon {
-    /// Says anew which refs of this host a trusted one may use.
+    /// Changes which refs of this host a trusted host may use.
     pub(crate) fn trust_limit(&self, name: &HostName, rights: RefRights) -> Result<TrustEntry, DaemonError> {
         match self.trust.limit(name, lists(rights.read, rights.write)?) {
             Ok(peer) => Ok(entry(&peer)),
@@ -59,7 +58,7 @@ impl Daemon {
     }
 }
 
-/// The two lists of an entry, checked.
+/// Parses both lists of an entry.
 pub(crate) fn lists(
     read: Option<Vec<String>>,
     write: Option<Vec<String>>,
@@ -72,7 +71,7 @@ pub(crate) fn lists(
     Ok((list(read)?, list(write)?))
 }
 
-/// A trusted host as the API tells it.
+/// A trusted host as the API reports it.
 pub(crate) fn entry(peer: &TrustedPeer) -> TrustEntry {
     let texts = |list: &RefPatterns| list.as_slice().iter().map(ToString::to_string).collect();
     TrustEntry {

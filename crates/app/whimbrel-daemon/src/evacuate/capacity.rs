@@ -1,8 +1,8 @@
-//! Asking another host whether it has room, before anything is begun: one small call
+//! Capacity of another host, queried before an evacuation starts by one small call
 //! (docs/protocols/migrate.md).
 //!
-//! An answer is no promise. The reservation of each migration is; this only tells in time which machines will
-//! find no place.
+//! An answer is no promise; the reservation of each migration is. It only tells early which machines will
+//! find no host.
 
 use super::plan::SpareCapacity;
 use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
@@ -14,32 +14,32 @@ use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
 use whimbrel_transfer::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
-/// Most machines in one question: all of them refused, each with a reason, still fit into the header of the
-/// answer.
+/// Most machines in one query: if all are refused, each with a reason, the header of the reply still holds
+/// them.
 const MACHINES_MAX: usize = 256;
 
-/// What they had may take so long to be given back.
+/// Longest wait for resources of machines that have left.
 const GIVING_BACK: Duration = Duration::from_secs(10);
 
-/// What room is there, and for which of these machines?
+/// Query for spare capacity, and for which of these machines.
 pub(crate) struct QueryCapacity;
 
-/// A machine that may come.
+/// A machine that may be migrated here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityQuery {
     pub(crate) name: MachineName,
-    /// The machine type of its QEMU.
+    /// Machine type of its QEMU.
     pub(crate) machine: String,
 }
 
-/// What room there is.
+/// The spare capacity of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityReply {
-    /// Bytes of memory that no machine has and none was promised.
+    /// Bytes of memory that no machine has or was promised.
     pub(crate) memory: u64,
     /// Bytes free for disks.
     pub(crate) disk: u64,
-    /// Machines that would not be taken, and why.
+    /// Machines that would be refused, and why.
     pub(crate) refused: Vec<(MachineName, String)>,
 }
 
@@ -50,20 +50,18 @@ impl Call for QueryCapacity {
 }
 
 impl Daemon {
-    /// Answers another host.
+    /// Answers a capacity query of another host.
     pub(crate) fn room(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
         if machines.len() > MACHINES_MAX {
-            return Err(DaemonError::invalid(format!(
-                "{MACHINES_MAX} machines are the most that can be asked for"
-            )));
+            return Err(DaemonError::invalid(format!("a query names at most {MACHINES_MAX} machines")));
         }
-        // What machines that have left had is free in a moment.
+        // Resources of machines that have left are free in a moment.
         self.retiring.wait(GIVING_BACK);
         let qemu = self.qemu()?;
         let refusal = |machine: &CapacityQuery| {
             let known = qemu.machine_type(&machine.machine).is_some();
             let unknown =
-                || DaemonError::invalid(format!("QEMU {} does not know {}", qemu.version, machine.machine));
+                || DaemonError::invalid(format!("QEMU {} does not have {}", qemu.version, machine.machine));
             let free = self.check_free(&machine.name, false);
             free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
         };
@@ -76,14 +74,14 @@ impl Daemon {
         })
     }
 
-    /// Memory that is free and that no guest of this host may still take.
+    /// Free memory that no guest of this host may still take.
     fn memory_to_give(&self) -> Result<u64, DaemonError> {
         let free = free_bytes(&self.layout.slots())?;
         let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
         Ok(free.saturating_sub(promised))
     }
 
-    /// Asks another host.
+    /// Queries the capacity of another host.
     pub(super) fn ask_room(
         self: &Arc<Self>,
         host: &HostName,
@@ -91,7 +89,7 @@ impl Daemon {
     ) -> Result<SpareCapacity, DaemonError> {
         let link = WireLink(self.neighbour(host)?);
         let mut room = SpareCapacity { memory: 0, disk: 0, refused: BTreeMap::new() };
-        // Asked for nobody, it still tells what is free.
+        // A query without machines still tells what is free.
         let questions = machines.chunks(MACHINES_MAX).map(<[CapacityQuery]>::to_vec);
         for question in questions.chain(machines.is_empty().then(Vec::new)) {
             let answer = call::<QueryCapacity>(&link, &question, Bytes::new());
@@ -103,20 +101,20 @@ impl Daemon {
     }
 }
 
-/// What a guest may still take of the memory it was given: all of it that is not populated. One that is
-/// arriving may take all.
+/// Memory that a guest may still take: all of its memory that is not populated. An incoming machine may take
+/// all.
 fn promised_bytes(machine: &Machine) -> u64 {
     let info = machine.info();
     match machine.tap().map(|tap| tap.extent()) {
         Some(Ok((pages, present))) => pages.saturating_sub(present) * PAGE_SIZE as u64,
         _ if matches!(info.state, MachineState::Starting | MachineState::Migrating) => info.memory.0,
-        // Nothing of it is here, or it ended just now.
+        // The machine is not here, or ended just now.
         _ => 0,
     }
 }
 
 fn free_bytes(path: &std::path::Path) -> Result<u64, DaemonError> {
-    let stat = rustix::fs::statvfs(path).map_err(|source| DaemonError::io("look at", path, source.into()))?;
+    let stat = rustix::fs::statvfs(path).map_err(|source| DaemonError::io("examine", path, source.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 

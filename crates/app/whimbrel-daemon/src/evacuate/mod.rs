@@ -1,13 +1,12 @@
-//! Emptying a host: all machines that run here move to others, those that dirty least first.
+//! Evacuation: migrates all machines that run here to other hosts, those that dirty least first.
 //!
-//! One operation that begins migrations, each an operation of its own, a few at a time. Nothing is written
-//! down: what is left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart goes
-//! on. Cancelled, it cancels the migrations under way, waits until each has ended in one of its own two
-//! states, and begins no other.
+//! One operation that starts migrations, each an operation of its own, a few at a time. Nothing is recorded:
+//! what is left to do is what still runs here, so a call after a failure, a Ctrl-C or a restart continues. A
+//! cancel also cancels the migrations under way, waits for the end of each, and starts no other.
 //!
-//! A machine that finds no room, or fails to move, runs on here and is named; the others are not held up by
-//! it. Another host may order it (`order`): then only machines move that it may read and write here, and it
-//! learns of no others.
+//! A machine that finds no host or fails to migrate runs on here and is reported; it does not hold up the
+//! others. Another host may request an evacuation (`remote`): then only machines move that it may read and
+//! write here, and it learns of no others.
 
 mod capacity;
 pub(crate) mod plan;
@@ -42,28 +41,28 @@ use whimbrel_api::{
     MigrateRequest, MoveOutcome, Operation, OperationId, OperationKind, OperationResult, OperationState,
     Unit,
 };
-use whimbrel_core::{ByteSize, HostName, MachineName};
+use whimbrel_core::{ByteSize, HostName, MachineName, error_chain};
 use whimbrel_wire::PeerIdentity;
 
-/// Machines that move at the same time.
+/// Machines that migrate at the same time.
 const PARALLEL: u32 = 1;
 const PARALLEL_MAX: u32 = 16;
-/// How long the dirty sets are looked at: long enough to tell a busy machine from an idle one.
+/// How long dirty pages are counted: enough to tell a busy machine from an idle one.
 const SAMPLE_MS: u64 = 1_000;
 const SAMPLE_MS_MIN: u64 = 10;
 const SAMPLE_MS_MAX: u64 = 60_000;
-/// How often a migration under way is asked whether it has ended, beside when it says so.
+/// Interval at which a migration under way is polled, beside its notifications.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether an evacuation is under way; there is one at a time.
+/// State of evacuations; one may be under way at a time.
 #[derive(Default)]
 pub(crate) struct EvacuationState {
     under_way: AtomicBool,
-    /// The last one that another host has ordered.
+    /// The last evacuation that another host requested.
     ordered: Mutex<Option<(EvacuationId, OperationId)>>,
 }
 
-/// The right to evacuate. Given back on drop.
+/// The exclusive right to evacuate, released on drop.
 struct Alone(Arc<Daemon>);
 
 impl Drop for Alone {
@@ -73,7 +72,7 @@ impl Drop for Alone {
 }
 
 impl Daemon {
-    /// Moves all machines that run on a host to others.
+    /// Migrates all machines that run on a host to others.
     pub(crate) fn evacuate(self: &Arc<Self>, mut request: EvacuateRequest) -> Result<Operation, DaemonError> {
         match request.host.take() {
             Some(host) if host != self.name => self.order_evacuation(host, request),
@@ -81,7 +80,8 @@ impl Daemon {
         }
     }
 
-    /// Moves all machines that run here to other hosts: those that `by` may move, if another host wants it.
+    /// Migrates all machines that run here to other hosts: those that `by` may move, if another host requests
+    /// it.
     fn evacuate_here(
         self: &Arc<Self>,
         request: EvacuateRequest,
@@ -95,7 +95,7 @@ impl Daemon {
         }
         if !(SAMPLE_MS_MIN..=SAMPLE_MS_MAX).contains(&request.sample_ms.unwrap_or(SAMPLE_MS)) {
             return Err(DaemonError::invalid(format!(
-                "a look takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
+                "the sample time must be {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
             )));
         }
         let targets = self.targets(&request)?;
@@ -119,7 +119,7 @@ impl Daemon {
     fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, DaemonError> {
         let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
         if named.contains(&self.name) {
-            return Err(DaemonError::invalid(format!("{} is the host that is to be emptied", self.name)));
+            return Err(DaemonError::invalid(format!("{} is the host that is to be evacuated", self.name)));
         }
         named.iter().try_for_each(|host| self.route(host).map(drop))?;
         if !named.is_empty() {
@@ -134,8 +134,8 @@ impl Daemon {
         }
     }
 
-    /// The machines that are here for whoever wants them moved. To move one is to have all of it, and to say
-    /// where it is.
+    /// The machines that the requester may move. A move takes all of a machine and changes where it is, so it
+    /// needs the rights to read and to write.
     fn may_move(&self, by: Option<&PeerIdentity>) -> Theirs {
         let may = |machine: &Arc<Machine>| {
             let name = refs::of_machine(machine.name());
@@ -147,7 +147,7 @@ impl Daemon {
         Theirs { machines, withheld: running as u32 }
     }
 
-    /// What goes where, and what is not to be moved.
+    /// Finds a host for each machine, and lists the machines that do not move.
     fn plan(
         self: &Arc<Self>,
         theirs: &Theirs,
@@ -157,16 +157,16 @@ impl Daemon {
     ) -> Result<(Vec<Placed>, Vec<MachineInfo>), DaemonError> {
         let (moving, left): (Vec<_>, Vec<_>) =
             theirs.machines.iter().cloned().partition(|machine| moves(&machine.info().state));
-        reporter.progress("looking at what the machines dirty", Unit::Items, 0, Some(moving.len() as u64));
+        reporter.progress("measuring dirty rates", Unit::Items, 0, Some(moving.len() as u64));
         let time = Duration::from_millis(request.sample_ms.unwrap_or(SAMPLE_MS));
         let dirtied = self.dirtied_in(&moving, time, &|| !reporter.is_cancelled());
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "nothing was moved".to_owned() });
         }
-        reporter.progress("asking the other hosts for room", Unit::Items, 0, Some(targets.len() as u64));
+        reporter.progress("querying the capacity of other hosts", Unit::Items, 0, Some(targets.len() as u64));
         let coming: Vec<CapacityQuery> = moving.iter().map(may_come).collect();
         let ask = |host: HostName| {
-            let room = self.ask_room(&host, &coming).map_err(|error| crate::server::peer_rpc::chain(&error));
+            let room = self.ask_room(&host, &coming).map_err(|error| error_chain(&error));
             CandidateHost { host, room }
         };
         let targets = std::thread::scope(|scope| {
@@ -177,12 +177,12 @@ impl Daemon {
         Ok((plan::plan(candidates, targets), left.iter().map(|machine| machine.info()).collect()))
     }
 
-    /// Whether no machine runs here, nor may have to go on here, nor needs pages that are here.
+    /// Whether no machine runs here, may have to run on here, or needs pages from here.
     fn is_empty(&self) -> bool {
         let runs = |state: &MachineState| {
             let needs = matches!(
                 state,
-                MachineState::Starting | MachineState::Migrating | MachineState::Giving { .. }
+                MachineState::Starting | MachineState::Migrating | MachineState::ServingPages { .. }
             );
             moves(state) || needs
         };
@@ -190,16 +190,16 @@ impl Daemon {
     }
 }
 
-/// The machines of this host that somebody may move.
+/// The machines of this host that the requester may move.
 struct Theirs {
     machines: Vec<Arc<Machine>>,
-    /// How many others run here.
+    /// Number of other machines that run here.
     withheld: u32,
 }
 
 /// Whether a machine in this state can be migrated.
 fn moves(state: &MachineState) -> bool {
-    matches!(state, MachineState::Running | MachineState::Paused | MachineState::Lazy { .. })
+    matches!(state, MachineState::Running | MachineState::Paused | MachineState::Loading { .. })
 }
 
 fn may_come(machine: &Arc<Machine>) -> CapacityQuery {
@@ -212,7 +212,7 @@ fn candidate(info: &MachineInfo, dirtied: &BTreeMap<MachineName, u64>) -> Movabl
     MovableMachine { name: info.name.clone(), memory: info.memory.0, disks, dirtied }
 }
 
-/// Machines on their way, one after the other or a few at a time.
+/// Migrations of an evacuation, one after the other or a few at a time.
 struct Evacuation<'a> {
     host: &'a Arc<Daemon>,
     request: &'a EvacuateRequest,
@@ -223,12 +223,12 @@ struct Evacuation<'a> {
 
 #[derive(Default)]
 struct State {
-    /// The next of `placed` to look at.
+    /// The next of `placed` to examine.
     next: usize,
-    /// What became of each of `placed` that was tried.
+    /// Outcomes of those of `placed` that were tried.
     outcomes: BTreeMap<usize, MoveOutcome>,
     under_way: BTreeSet<String>,
-    /// Whether one has failed and no other is to begin.
+    /// Whether one has failed and no other is to start.
     halted: bool,
 }
 
@@ -255,7 +255,7 @@ impl<'a> Evacuation<'a> {
         });
     }
 
-    /// The next machine that has a place, unless no other is to begin.
+    /// The next machine that has a host, unless no other is to start.
     fn next(&self) -> Option<(usize, &MachineName, &HostName)> {
         let mut state = self.state();
         loop {
@@ -311,13 +311,13 @@ impl<'a> Evacuation<'a> {
         }
     }
 
-    /// A migration as a caller of the API would ask for it who says no more than this.
+    /// A migration request with defaults, as if a caller of the API had made it.
     fn migration(&self, to: &HostName) -> Result<MigrateRequest, DaemonError> {
         let said = serde_json::json!({ "host": to, "rate_max": self.request.rate_max });
         serde_json::from_value(said).map_err(|error| DaemonError::invalid(error.to_string()))
     }
 
-    /// Waits for the end of a migration. Told to stop, it tells the migration, which still says how it ended.
+    /// Waits for the end of a migration. A cancel is passed on to it, and its end is still awaited.
     fn wait(&self, id: OperationId) -> Option<OperationState> {
         let mut watch = self.host.operations().watch(id).ok()?;
         let mut told = false;
@@ -371,7 +371,7 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// What a cancelled evacuation has left.
+/// State that a cancelled evacuation left behind.
 fn what_is_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);
@@ -379,5 +379,5 @@ fn what_is_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     };
     let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
     let (moved, left) = (or_none(names(true)), or_none(names(false)));
-    format!("moved: {moved}; still on {host}: {left}; call it again to go on")
+    format!("moved: {moved}; still on {host}: {left}; call it again to continue")
 }

@@ -1,9 +1,9 @@
-//! Which machine goes where when a host is emptied. Pure.
+//! Evacuation plan: the target of each machine. Pure.
 //!
-//! In increasing order of writable working set (section 7.1 of Clark et al., NSDI 2005): each machine that
-//! has left frees processor and network for those that need them most. Each goes to the host with the most
-//! memory left that has room for all of it: memory as large as its guest may make it, disks as large as they
-//! may become.
+//! Machines are sorted by their writable working set, smallest first (section 7.1 of Clark et al., NSDI
+//! 2005): each that has left frees processor and network for those that need them most. Each goes to the host
+//! with the most memory left that has room for all of it: memory as large as its guest may make it, disks as
+//! large as they may become.
 
 use std::collections::BTreeMap;
 use whimbrel_core::{ByteSize, HostName, MachineName};
@@ -14,7 +14,7 @@ pub(crate) struct MovableMachine {
     pub(crate) name: MachineName,
     pub(crate) memory: u64,
     pub(crate) disks: u64,
-    /// Pages it dirtied while it was looked at.
+    /// Pages that it dirtied during the measurement.
     pub(crate) dirtied: u64,
 }
 
@@ -22,23 +22,23 @@ pub(crate) struct MovableMachine {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CandidateHost {
     pub(crate) host: HostName,
-    /// What it has, or why it takes none.
+    /// Spare capacity of the host, or why it takes none.
     pub(crate) room: Result<SpareCapacity, String>,
 }
 
-/// What a host has for machines of others.
+/// Capacity of a host for machines of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpareCapacity {
     pub(crate) memory: u64,
     pub(crate) disk: u64,
-    /// Machines that it will not take whatever room there is, and why.
+    /// Machines that it refuses in any case, and why.
     pub(crate) refused: BTreeMap<MachineName, String>,
 }
 
-/// A machine and its new host, or why each host does not take it.
+/// A machine and its target, or the reason of each host that does not take it.
 pub(crate) type Placed = (MovableMachine, Result<HostName, Vec<String>>);
 
-/// Puts the machines in order and finds a place for each.
+/// Sorts the machines and finds a host for each.
 pub(crate) fn plan(mut machines: Vec<MovableMachine>, mut targets: Vec<CandidateHost>) -> Vec<Placed> {
     machines.sort_by(|a, b| (a.dirtied, a.memory, &a.name).cmp(&(b.dirtied, b.memory, &b.name)));
     machines
@@ -72,7 +72,7 @@ fn place(machine: &MovableMachine, targets: &mut [CandidateHost]) -> Result<Host
 }
 
 impl SpareCapacity {
-    /// Whether there is room for it, or why not.
+    /// Whether there is room for the machine, or why not.
     fn takes(&self, machine: &MovableMachine) -> Result<(), String> {
         let short = |what: &str, needs: u64, has: u64| {
             let (needs, has) = (ByteSize(needs), ByteSize(has));

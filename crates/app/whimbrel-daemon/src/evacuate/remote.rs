@@ -1,13 +1,13 @@
-//! Emptying a host on the word of another one: one small call, said again and again
+//! Remote evacuation: a host evacuates at the request of another one, by one small call that is repeated
 //! (docs/protocols/migrate.md).
 //!
-//! The evacuation is an operation of the host that is emptied, by its own trust and its own ways to others.
-//! Whoever ordered it has an operation that follows it, shows the same and passes on a wish to stop. What it
-//! means to lose each other: the evacuation goes on, and who ordered it asks for a minute and then says so.
-//! The order has an id, so that the word to begin may be repeated.
+//! The evacuation is an operation of the evacuated host, with its own trust list and routes. The requester
+//! has an operation that mirrors it and passes on a cancel. If the two lose contact the evacuation goes on;
+//! the requester retries for a minute, then reports that. The evacuation has an id, so that the start may be
+//! repeated.
 //!
-//! Rights: what moves is for who is emptied to say (`Host::may_move`). The id, drawn at random, is the right
-//! to look and to stop.
+//! Rights: the evacuated host decides what moves (`Daemon::may_move`). The id, drawn at random, is the right
+//! to poll and to cancel.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -27,22 +27,22 @@ use whimbrel_core::HostName;
 use whimbrel_transfer::{LinkError, WireLink, call};
 use whimbrel_wire::{Call, Connection, PeerIdentity, range};
 
-/// An answer waits so long for news: a wish to stop waits no longer than that.
+/// Longest wait of an answer for news, and so of a cancel.
 const NEWS: Duration = Duration::from_millis(250);
-/// How long a host that was told to empty itself is looked for, and how often.
+/// How long and how often a host that was asked to evacuate is retried.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest request and longest answer, in JSON. A report is 200 bytes a machine.
+/// Longest request and longest answer, in JSON. A report has 200 bytes for each machine.
 const JSON_MAX: usize = 1 << 20;
 
-/// Empty yourself, say how that goes, or stop.
+/// Starts, polls or cancels an evacuation of the host that is called.
 pub(crate) struct EvacuateHost;
 
-/// Tells one order from another.
+/// Id of a remote evacuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EvacuationId([u8; 16]);
 
-/// What is said of an order.
+/// A message about a remote evacuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemoteEvacuation {
     id: EvacuationId,
@@ -51,7 +51,7 @@ pub(crate) struct RemoteEvacuation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Word {
-    /// The payload is an `EvacuateRequest` in JSON. Said twice, it begins once.
+    /// The payload is an `EvacuateRequest` in JSON. A repeated message starts nothing.
     Begin,
     Look,
     Stop,
@@ -66,9 +66,9 @@ impl Call for EvacuateHost {
     type Reply = ();
 }
 
-/// The host that is emptied.
+/// The evacuated host's side.
 impl Daemon {
-    /// Answers a host that wants this one emptied.
+    /// Handles a message about an evacuation of this host.
     pub(crate) fn answer_order(
         self: &Arc<Self>,
         by: &PeerIdentity,
@@ -93,7 +93,7 @@ impl Daemon {
                 *ordered = Some((order.id, begun.id));
                 Ok(begun)
             }
-            (_, None) => Err(DaemonError::NotFound { what: "evacuation", name: "of this order".to_owned() }),
+            (_, None) => Err(DaemonError::NotFound { what: "evacuation", name: "with this id".to_owned() }),
             (Word::Stop, Some(id)) => self.operations().cancel(id),
             (Word::Begin | Word::Look, Some(id)) => {
                 drop(ordered);
@@ -102,7 +102,7 @@ impl Daemon {
         }
     }
 
-    /// An operation as it is once something has changed, or after a moment.
+    /// The operation after its next change, or after a moment.
     fn news(&self, id: OperationId) -> Result<Operation, DaemonError> {
         let mut watch = self.operations().watch(id)?;
         if !watch.borrow().state.is_ended() {
@@ -120,13 +120,13 @@ fn request_of(json: &[u8]) -> Result<EvacuateRequest, DaemonError> {
         return Err(why(format!("{} bytes are too many", json.len())));
     }
     let request: EvacuateRequest = serde_json::from_slice(json).map_err(|error| why(error.to_string()))?;
-    // An order is for who hears it.
+    // The request is for this host.
     Ok(EvacuateRequest { host: None, ..request })
 }
 
-/// The host that orders.
+/// The requester's side.
 impl Daemon {
-    /// Has another host empty itself. `request` names no host.
+    /// Evacuates another host. `request` names no host.
     pub(super) fn order_evacuation(
         self: &Arc<Self>,
         at: HostName,
@@ -145,12 +145,12 @@ impl Daemon {
     }
 }
 
-/// An order to a host.
+/// A remote evacuation, on the requester's side.
 struct Errand<'a> {
     host: &'a Arc<Daemon>,
     at: &'a HostName,
     id: EvacuationId,
-    /// Of its own: on others answers may wait behind pages that travel at a limit.
+    /// Used for nothing else: elsewhere answers may wait behind rate-limited pages.
     connection: Option<Connection>,
 }
 
@@ -177,7 +177,7 @@ impl Errand<'_> {
         }
     }
 
-    /// Says it until it is answered. A host that was never reached is not waited for.
+    /// Repeats a message until it is answered. A host that was never reached is not retried.
     fn call(&mut self, word: Word, request: &Bytes) -> Result<Operation, DaemonError> {
         let mut until = (word != Word::Begin).then(|| Instant::now() + PATIENCE);
         loop {
@@ -188,7 +188,7 @@ impl Errand<'_> {
                     match call::<EvacuateHost>(&WireLink(connection), &order, request.clone()) {
                         Ok(((), said)) => return self.understood(&said),
                         Err(error @ LinkError::Lost { .. }) => {
-                            // It may have heard it.
+                            // The host may have received the message.
                             self.connection = None;
                             until.get_or_insert_with(|| Instant::now() + PATIENCE);
                             crate::transfer::pull::sync_error(self.at, error)
@@ -230,7 +230,7 @@ impl Errand<'_> {
     }
 
     fn no_answer(&self, why: String) -> DaemonError {
-        let error = ApiError::new(ErrorCode::Internal, "what it answered cannot be read");
+        let error = ApiError::new(ErrorCode::Internal, "cannot read the answer");
         self.not_emptied(ApiError { causes: vec![why], ..error })
     }
 
@@ -260,7 +260,7 @@ mod tests {
         let error = ApiError { causes: vec!["deeper".to_owned()], ..error };
         let told =
             DaemonError::NotEmptied { host: "gamma".parse().unwrap(), source: Box::new(error) }.to_api();
-        assert_eq!((told.code, told.message.as_str()), (ErrorCode::Busy, "gamma was not emptied"));
+        assert_eq!((told.code, told.message.as_str()), (ErrorCode::Busy, "gamma was not evacuated"));
         assert_eq!(told.causes, ["this host is being evacuated already", "deeper"]);
         assert_eq!(told.hint.as_deref(), Some("wait"));
     }

@@ -1,9 +1,10 @@
-//! The connection to the program inside a guest: hello, orders with their answers, wishes.
+//! Guest agent: the connection to the agent inside a guest, for its hello, commands with their reports, and
+//! guest requests.
 //!
-//! A thread keeps the connection, reads it, and connects again when it ends. A guest is *here* from its
-//! answer to the hello of this connection until the connection ends or another start of the program speaks.
-//! Until it is here nothing but the hello is sent: what waits in the port of a guest that does not listen
-//! would be obeyed much later.
+//! A thread keeps the connection, reads it, and reconnects when it ends. The agent is *present* from its
+//! answer to the hello of this connection until the connection ends or another start of the agent sends
+//! something. Until then nothing but the hello is sent: commands that wait in the port of a guest that does
+//! not read would be executed much later.
 
 use super::requests;
 use crate::daemon::Daemon;
@@ -20,50 +21,50 @@ use std::{
 use whimbrel_core::MachineName;
 use whimbrel_guest_protocol::{Command, Report, RequestOutcome, frame::Decoder};
 
-/// How soon a lost connection is tried again.
+/// Interval between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
-/// How long the guest may refuse to read.
+/// Time limit for a write to a guest that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The ids of the hello of a new connection, and of one that answers an unasked word, which has id 0.
+/// Ids of hellos: on a new connection, and in answer to an unrequested report, which has id 0.
 const FIRST: u32 = 1;
 const AGAIN: u32 = 2;
-/// Repeats of an announcement, like those of the host: a switch may not be listening yet at the first.
+/// Times of repeated announcements, like those of the host: a switch may not be listening at the first.
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
-/// How the machine of a port came here.
+/// The way in which a machine came here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrivalKind {
-    /// From another host: its guest is asked to announce itself as soon as it speaks.
+    /// With a migration: the guest is asked to announce itself as soon as its agent is present.
     ByMigration,
     /// In any other way.
     Otherwise,
 }
 
-/// Why a guest did not do what it was asked.
+/// The reason why a guest agent did not execute a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// No program inside answers.
-    #[error("no program inside the guest answers")]
+    /// No guest agent answers.
+    #[error("no guest agent answers")]
     Absent,
-    /// It takes too long.
-    #[error("the program inside the guest does not answer within {after:?}")]
+    /// The agent takes too long.
+    #[error("the guest agent does not answer within {after:?}")]
     Silent {
-        /// How long was waited.
+        /// Time that was waited.
         after: Duration,
     },
-    /// It refuses, in its words.
-    #[error("the program inside the guest refuses: {reason}")]
+    /// The agent refuses the command.
+    #[error("the guest agent refuses: {reason}")]
     Refused {
-        /// Why.
+        /// Reason that the agent gave.
         reason: String,
     },
-    /// It answered something else.
-    #[error("the program inside the guest answers something else than it was asked")]
+    /// The report does not fit the command.
+    #[error("the report of the guest agent does not fit the command")]
     Strange,
 }
 
-/// The port of one machine.
+/// The guest agent of one machine.
 pub(crate) struct GuestAgent {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
@@ -83,18 +84,18 @@ pub(super) struct Shared {
 struct State {
     closed: bool,
     stream: Option<UnixStream>,
-    /// The session of the program that is here.
+    /// Session of the agent that is present.
     session: Option<u32>,
     next: u32,
-    /// Orders that wait for their answers.
+    /// Ids of commands that wait for their reports.
     waiting: BTreeSet<u32>,
     answers: BTreeMap<u32, Report>,
-    /// Whether the guest was asked to announce itself after it arrived.
+    /// Whether the guest was asked to announce itself after its arrival.
     announced: bool,
 }
 
 impl GuestAgent {
-    /// Keeps a connection to the port at `socket`, until it is dropped.
+    /// Keeps a connection to the port at `socket` until it is dropped.
     pub(crate) fn open(
         host: &Daemon,
         machine: &MachineName,
@@ -111,7 +112,7 @@ impl GuestAgent {
         Ok(Self { shared, reader: Some(reader) })
     }
 
-    /// Something to order with, that may outlive the port.
+    /// A handle for commands, which may outlive the connection.
     pub(crate) fn orders(&self) -> AgentCommands {
         AgentCommands(self.shared.clone())
     }
@@ -122,29 +123,29 @@ impl Drop for GuestAgent {
         let mut state = self.shared.lock();
         state.closed = true;
         if let Some(stream) = &state.stream {
-            // Fails if it is closed already, which is what is wanted.
+            // An error means that it is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
         self.shared.changed.notify_all();
         if let Some(reader) = self.reader.take() {
-            // A panic in it was reported by its own thread.
+            // The thread has reported a panic itself.
             let _ = reader.join();
         }
     }
 }
 
-/// Orders to a guest.
+/// Sends commands to a guest agent.
 #[derive(Clone)]
 pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
 
 impl AgentCommands {
-    /// Whether a program inside is here.
+    /// Whether the guest agent is present.
     pub(crate) fn is_heard(&self) -> bool {
         self.0.lock().session.is_some()
     }
 
-    /// Orders and waits for the answer.
+    /// Sends a command and waits for its report.
     pub(crate) fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
         let (id, session) = {
             let mut state = self.0.lock();
@@ -167,13 +168,12 @@ impl AgentCommands {
         }
     }
 
-    /// Orders something that is not answered, or whose answer nobody waits for. A guest that is not here
-    /// hears nothing.
+    /// Sends a command whose report nobody waits for. Nothing is sent if the agent is not present.
     pub(crate) fn send(&self, order: &Command) {
         self.tell_as(order, 0);
     }
 
-    /// What became of the guest's wish of this id.
+    /// Sends the result of the guest request with this id.
     pub(super) fn send_result(&self, id: u32, outcome: RequestOutcome) {
         self.tell_as(&Command::RequestResult(outcome), id);
     }
@@ -181,24 +181,24 @@ impl AgentCommands {
     fn tell_as(&self, order: &Command, id: u32) {
         let session = self.0.lock().session;
         if let Some(Err(error)) = session.map(|session| self.0.send(order, session, id)) {
-            tracing::debug!(machine = %self.0.machine, %error, "a guest does not hear");
+            tracing::debug!(machine = %self.0.machine, %error, "could not send a command to a guest");
         }
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock leaves the state half made.
+        // No panic under the lock leaves an inconsistent state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&self, order: &Command, session: u32, id: u32) -> io::Result<()> {
-        // Outside the lock: a guest that does not read must not hold up those who only look.
+        // Outside the lock: a guest that does not read must not delay readers of the state.
         let stream = self.lock().stream.as_ref().map(UnixStream::try_clone);
         let mut stream = stream.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))?;
         let sent = stream.write_all(&order.to_frame(session, id).encode());
         if sent.is_err() {
-            // Half a frame may have gone: the connection begins anew.
+            // Part of a frame may have been sent: a new connection is needed.
             let _ = stream.shutdown(Shutdown::Both);
         }
         sent
@@ -222,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// Connects, reads until the connection ends, and again.
+    /// Connects, reads until the connection ends, and starts again.
     fn read_reports(self: &Arc<Self>) {
         while let Some(mut stream) = self.connected() {
             let mut decoder = Decoder::default();
@@ -232,11 +232,11 @@ impl Shared {
                 while let Some(frame) = decoder.next_frame() {
                     match Report::of(&frame) {
                         Ok(word) => self.handle(word, frame.session, frame.id),
-                        Err(error) => tracing::debug!(machine = %self.machine, %error, "a guest says"),
+                        Err(error) => tracing::debug!(machine = %self.machine, %error, "bad report"),
                     }
                 }
                 if let Some(version) = decoder.other_version() {
-                    tracing::warn!(machine = %self.machine, version, "the program inside speaks another version");
+                    tracing::warn!(machine = %self.machine, version, "the guest agent speaks another version");
                 }
             }
             let mut state = self.lock();
@@ -246,7 +246,7 @@ impl Shared {
         }
     }
 
-    /// A new connection, over which hello was said. None when the port is closed.
+    /// A new connection over which the hello was sent; none when the port is closed.
     fn connected(&self) -> Option<UnixStream> {
         let mut state = self.lock();
         loop {
@@ -294,10 +294,10 @@ impl Shared {
         if state.session == Some(session) {
             return;
         }
-        tracing::info!(machine = %self.machine, id, "the program inside the guest is here");
+        tracing::info!(machine = %self.machine, id, "the guest agent is present");
         state.session = Some(session);
         if id == 0 {
-            // Said unasked, or before our hello was read: this one is heard by all means.
+            // The report was unrequested or sent before it read our hello; this hello is read for certain.
             let theirs = self.clone();
             spawn("guest-hello", move || drop(theirs.send(&theirs.hello, 0, AGAIN)));
         }
@@ -309,7 +309,7 @@ impl Shared {
     }
 }
 
-/// Has the guest tell the network where it is now, a few times.
+/// Has the guest announce itself to the network a few times.
 fn announce(orders: &AgentCommands) {
     let begun = Instant::now();
     for after in ANNOUNCE_AFTER {
@@ -328,6 +328,6 @@ fn announce(orders: &AgentCommands) {
 
 pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name(name.to_owned()).spawn(work) {
-        tracing::error!(%error, "no thread to talk to a guest");
+        tracing::error!(%error, "could not start a thread for a guest agent");
     }
 }

@@ -1,9 +1,10 @@
-//! The optional program inside a guest, as the host sees it: one that helps a migration, and asks for some.
+//! Guest agent as the host uses it: the optional program inside a guest helps a migration and makes guest
+//! requests.
 //!
-//! [`GuestAgent`] is the connection; [`GuestThrottle`] slows a machine down that writes faster than it can be
-//! copied, with its guest's help or without; `caches` has it free memory before it is copied; `wishes` does
-//! what a guest asks for, if its owner allowed it. Nothing waits for a guest that is silent longer than its
-//! bounds, and nothing that a guest says decides who may run it.
+//! [`GuestAgent`] is the connection. [`GuestThrottle`] slows down a machine that writes faster than it can be
+//! copied, with the agent's help or without. `memory_release` has the guest free memory before it is copied.
+//! `requests` does what a guest requests, if its owner allowed it. No wait for a silent guest exceeds its
+//! time limit, and nothing that a guest says decides who may run it.
 
 mod agent;
 mod memory_release;

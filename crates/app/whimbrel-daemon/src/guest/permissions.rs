@@ -1,7 +1,7 @@
-//! What a machine may ask for goes with it to its next host.
+//! Guest permissions: the requests that a guest may make are sent to the host that its machine migrated to.
 //!
-//! One call after the handover, apart from it, so that it costs no downtime. If it is lost the machine may
-//! ask for nothing where it is, which is what one may that nobody allowed anything.
+//! One call after the handover, so that it costs no downtime. If it is lost the guest may request nothing
+//! there, as by default.
 
 use super::agent::spawn;
 use crate::daemon::Daemon;
@@ -14,16 +14,16 @@ use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_transfer::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
-/// Attempts, and the pause between them: the connection may have gone with the migration's.
+/// Attempts and the pause between them: the connection may have ended with the migration's.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(500);
-/// Hosts that are believed to be named in earnest.
+/// Most hosts in a message that is taken seriously.
 const HOSTS_MAX: usize = 64;
 
-/// This machine, which came by this handover, may ask for this.
+/// Sets the guest permissions of a machine that came by this handover.
 pub(crate) struct SetGuestPermissions;
 
-/// The machine and what it may.
+/// A machine and the requests that its guest may make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GuestPermissions {
     pub(crate) machine: MachineName,
@@ -39,7 +39,7 @@ impl Call for SetGuestPermissions {
 }
 
 impl Daemon {
-    /// Tells the host that a machine was handed over to what the machine may ask for, if that is anything.
+    /// Sends the guest permissions of a machine, if it has any, to the host that it was handed over to.
     pub(crate) fn send_permits(
         self: &Arc<Self>,
         to: &HostName,
@@ -62,27 +62,30 @@ impl Daemon {
                 match told {
                     Ok((true, _)) => return,
                     Ok((false, _)) => {
-                        tracing::debug!(machine = %permits.machine, "it does not run there yet")
+                        tracing::debug!(machine = %permits.machine, "it does not run on the target yet")
                     }
                     Err(error) => {
-                        tracing::debug!(error = &error as &dyn std::error::Error, "permits are not heard")
+                        tracing::debug!(
+                            error = &error as &dyn std::error::Error,
+                            "could not send permissions"
+                        )
                     }
                 }
                 if !host.sleep_unless_closing(PAUSE) {
                     return;
                 }
             }
-            tracing::warn!(machine = %permits.machine, host = %to, "what it may ask for was not taken along");
+            tracing::warn!(machine = %permits.machine, host = %to, "guest permissions were not sent to the target");
         });
     }
 
-    /// Takes down what a machine that came here may ask for. Whether it is here by that handover.
+    /// Saves the guest permissions of a machine that came here. Returns whether it came by this handover.
     pub(crate) fn take_permits(&self, permits: GuestPermissions) -> bool {
         if permits.migrate.len() > HOSTS_MAX {
             return true;
         }
         let Ok(machine) = self.machine(&permits.machine) else { return false };
-        let Ok(mut turn) = machine.try_lock("permits", None) else { return false };
+        let Ok(mut turn) = machine.try_lock("permission update", None) else { return false };
         if turn.record.arrived_by != Some(permits.handover) {
             return false;
         }
@@ -90,7 +93,7 @@ impl Daemon {
         turn.record.self_service = SelfService { migrate, checkpoint };
         let saved = turn.record.save(&self.layout);
         if let Err(error) = &saved {
-            tracing::warn!(error = error as &dyn std::error::Error, "permits are not kept");
+            tracing::warn!(error = error as &dyn std::error::Error, "could not save guest permissions");
         }
         saved.is_ok()
     }

@@ -1,17 +1,17 @@
-//! What a guest asks for from inside: to be moved, or to have its state kept.
+//! Guest requests: a guest asks for its migration or for a checkpoint.
 //!
-//! A wish is a request like its owner's, with the same checks and the same guarantees, and only what the
-//! owner allowed this machine when it was made. Whoever is inside the guest is not trusted: what it names is
-//! parsed and compared, never run.
+//! A guest request has the same checks and guarantees as one of the machine's owner, and is limited to what
+//! the owner allowed when the machine was created. The guest is not trusted: names that it sends are parsed
+//! and compared, never executed.
 
 use super::agent::{AgentCommands, spawn};
 use crate::{core::error::DaemonError, daemon::Daemon};
 use std::sync::{Arc, Weak};
 use whimbrel_api::{Operation, OperationResult, OperationState};
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{HostName, MachineName, error_chain};
 use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
 
-/// Sees to a wish, in a thread of its own.
+/// Handles a guest request on a thread of its own.
 pub(super) fn consider(
     host: &Weak<Daemon>,
     machine: &MachineName,
@@ -22,16 +22,16 @@ pub(super) fn consider(
     let (host, machine) = (host.clone(), machine.clone());
     spawn("guest-wish", move || {
         let Some(host) = host.upgrade() else { return };
-        tracing::info!(%machine, ?ask, "a guest asks");
+        tracing::info!(%machine, ?ask, "a guest request");
         match host.start_guest_request(&machine, &ask) {
             Ok(operation) => {
                 guest.send_result(id, RequestOutcome::Begun);
-                // Of a machine that has gone there is no one left here to tell; its new host says hello.
+                // The guest of a machine that has left is not told here; its new host sends a hello.
                 guest.send_result(id, host.end_of_wish(&operation));
             }
             Err(error) => {
-                tracing::info!(%machine, error = &error as &dyn std::error::Error, "a guest's wish is refused");
-                guest.send_result(id, RequestOutcome::Refused(crate::server::peer_rpc::chain(&error)));
+                tracing::info!(%machine, error = &error as &dyn std::error::Error, "a guest request was refused");
+                guest.send_result(id, RequestOutcome::Refused(error_chain(&error)));
             }
         }
     });
@@ -48,7 +48,7 @@ impl Daemon {
         match ask {
             GuestRequest::Migrate { host } => {
                 let to: HostName =
-                    host.parse().map_err(|_| DaemonError::invalid("that is no name of a host"))?;
+                    host.parse().map_err(|_| DaemonError::invalid("that is not a valid host name"))?;
                 if !allowed.migrate.contains(&to) {
                     return Err(forbidden(name, &format!("migrate={to}")));
                 }
@@ -64,7 +64,7 @@ impl Daemon {
         }
     }
 
-    /// Waits for the end.
+    /// Waits for the end of an operation.
     fn end_of_wish(&self, operation: &Operation) -> RequestOutcome {
         let state = self.operations().watch(operation.id).map(|mut watch| {
             let ended =
@@ -77,18 +77,18 @@ impl Daemon {
             Ok(Ok(OperationState::Cancelled { left })) => {
                 RequestOutcome::Failed(format!("cancelled: {left}"))
             }
-            _ => RequestOutcome::Failed("nobody knows how it ended".to_owned()),
+            _ => RequestOutcome::Failed("the result is unknown".to_owned()),
         }
     }
 }
 
 fn forbidden(name: &MachineName, wish: &str) -> DaemonError {
     DaemonError::invalid(format!(
-        "the owner of {name} did not allow this: `whimbrel run --self-service {wish}` does"
+        "the owner of {name} did not allow this: `whimbrel run --guest-requests {wish}` allows it"
     ))
 }
 
-/// A request as a caller of the API makes it who says no more than this.
+/// A request with defaults, as if a caller of the API had made it.
 fn asked<T: serde::de::DeserializeOwned>(request: serde_json::Value) -> Result<T, DaemonError> {
     serde_json::from_value(request).map_err(|error| DaemonError::invalid(error.to_string()))
 }

@@ -1,10 +1,9 @@
-//! Slowing a machine down that writes faster than it can be copied: its guest holds the processes that write
-//! most, and where that is not to be had its virtual CPUs run for a part of the time only.
+//! Guest throttle: slows down a machine that writes faster than it can be copied. Its guest agent suspends
+//! the processes that write most; without an agent its virtual CPUs run for a part of the time only.
 //!
-//! Asked by the copying loop when rounds no longer help and the machine would stand still for too long. Each
-//! time it does a little more, until there is nothing more to do. What was done ends with the pause (the
-//! CPUs), with the migration however it ends, and with this process; in the guest the hello of the new host
-//! ends it.
+//! Called by the copying loop when rounds no longer help and the downtime would be too long. Each call does a
+//! little more, until nothing is left to do. What was done ends with the pause (the CPUs), with the migration
+//! however it ends, and with this process; in the guest it ends with the hello of the new host.
 
 use super::agent::{AgentCommands, AgentError, spawn};
 use crate::{
@@ -22,49 +21,49 @@ use whimbrel_guest_protocol::{Command, Process, Report, SAMPLE_MAX, WRITES_ALLOW
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_memory::{CpuShare, Throttle};
 
-/// A predicted pause that is not worth slowing a machine down for, unless its user set another.
+/// Predicted downtime up to which a machine is not slowed down, unless its user set another.
 const BEARABLE: Duration = Duration::from_millis(100);
-/// How long is looked who writes.
+/// Time of one observation of writes.
 const LOOK: Duration = Duration::from_millis(100);
-/// On a busy host a guest may get nowhere in that time: it is looked on until so many pages were written, or
-/// so many times.
+/// On a busy host a guest may write little in that time: observation goes on until this many pages were
+/// written, or this often.
 const ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
 const LOOKS_MAX: usize = 10;
-/// How long the guest may take to find out whose pages they are.
+/// Time limit for the agent to find the processes that own the pages.
 const STUNS_WITHIN: Duration = Duration::from_secs(5);
-/// Looks at who writes: what was held may have hidden others.
+/// Attempts to stun: suspended processes may have hidden others.
 const STUNS_MAX: u32 = 3;
-/// Without news of us the guest lets go after this long.
+/// Time after which the guest releases its processes if the lease is not renewed.
 const LEASE: Duration = Duration::from_secs(3);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Shares of the time, one after the other.
+/// Shares of the time in percent, one after the other.
 const SHARES: [u8; 3] = [60, 35, 20];
 
-/// What may be done to a machine, and what was.
+/// The throttle of one machine: what may be done, and what was done.
 pub(crate) struct GuestThrottle<'a> {
     reporter: &'a ProgressReporter,
     bearable: Duration,
     guest: AgentCommands,
     tap: DirtyObserver,
     cpu_threads: Vec<u32>,
-    /// Looks at who writes that are left.
+    /// Attempts to stun that are left.
     stuns: u32,
-    /// Shares that are left, the least last.
+    /// Shares that are left, the smallest last.
     shares: Vec<CpuShare>,
     throttle: Option<Throttle>,
-    /// Renews the lease of the guest until it is dropped.
+    /// Renews the lease in the guest until it is dropped.
     keeping: Option<Sender<()>>,
     slowed: ThrottleReport,
 }
 
 impl<'a> GuestThrottle<'a> {
-    /// For a machine that is about to be moved.
+    /// A throttle for a machine that is about to migrate.
     pub(crate) fn new(
         live: &RunningMachine,
         request: &MigrateRequest,
         reporter: &'a ProgressReporter,
     ) -> Result<Self, DaemonError> {
-        // A machine that is stopped is not slowed down, and one whose rest follows need not be.
+        // A paused machine is not slowed down, and a postcopy migration needs no throttle.
         let may = request.mode == MigrateMode::Live;
         let shares = if may { shares(request.throttle)? } else { Vec::new() };
         let cpu_threads =
@@ -83,12 +82,12 @@ impl<'a> GuestThrottle<'a> {
         })
     }
 
-    /// Refuses what makes no sense before anything is begun.
+    /// Refuses settings that make no sense before anything starts.
     pub(crate) fn check(request: &MigrateRequest) -> Result<(), DaemonError> {
         shares(request.throttle).map(drop)
     }
 
-    /// Does a little more; whether there was anything to do.
+    /// Does a little more. Returns whether there was anything to do.
     fn pull(&mut self, predicted: Duration) -> bool {
         predicted > self.bearable && (self.stun(predicted) || self.throttle())
     }
@@ -98,15 +97,15 @@ impl<'a> GuestThrottle<'a> {
             return false;
         }
         self.stuns -= 1;
-        self.reporter.progress("looking for who writes fastest", Unit::Items, 0, None);
+        self.reporter.progress("finding the processes that write most", Unit::Items, 0, None);
         let stunned = self.tap.watch().map_err(|_| AgentError::Absent).and_then(|watch| {
             let written = observe(watch).ok_or(AgentError::Absent)?;
             self.guest.ask(&self.order(&written, predicted), STUNS_WITHIN)
         });
         match stunned {
             Ok(Report::Stunned { held, spared }) => self.note(&held, &spared),
-            Ok(_) => tracing::info!(error = %AgentError::Strange, "nobody is held"),
-            Err(error) => tracing::info!(%error, "nobody is held"),
+            Ok(_) => tracing::info!(error = %AgentError::Strange, "no process was suspended"),
+            Err(error) => tracing::info!(%error, "no process was suspended"),
         }
         if self.slowed.stunned.is_empty() {
             self.stuns = 0
@@ -116,7 +115,7 @@ impl<'a> GuestThrottle<'a> {
 
     fn order(&self, written: &PageSet, predicted: Duration) -> Command {
         let count = written.count();
-        // What may still be written is what would bring the pause to half of what can be borne.
+        // Allows the writes that would bring the downtime to half of what is bearable.
         let part = self.bearable.as_secs_f64() / 2.0 / predicted.as_secs_f64().max(1e-3);
         let each = count.div_ceil(SAMPLE_MAX as u64).max(1);
         let places = written.runs().flat_map(|run| run.pages()).step_by(each as usize);
@@ -131,15 +130,15 @@ impl<'a> GuestThrottle<'a> {
 
     fn note(&mut self, held: &[Process], spared: &[Process]) {
         let named = |process: &Process| format!("{} ({})", process.name, process.pid);
-        tracing::info!(?held, ?spared, "a guest holds processes that write too fast");
+        tracing::info!(?held, ?spared, "a guest suspended processes that write too fast");
         self.slowed.spared = spared.iter().map(named).collect();
         if held.is_empty() {
-            // Whoever is left may write: looking again would find the same.
+            // All processes that are left may write: another observation would find the same.
             self.stuns = 0;
             return;
         }
         self.slowed.stunned.extend(held.iter().map(named));
-        let words = format!("the guest holds {}", self.slowed.stunned.join(", "));
+        let words = format!("the guest suspended {}", self.slowed.stunned.join(", "));
         self.reporter.progress(&words, Unit::Items, held.len() as u64, None);
         let guest = self.guest.clone();
         self.keeping.get_or_insert_with(|| renew(guest));
@@ -155,19 +154,16 @@ impl<'a> GuestThrottle<'a> {
             None => match Throttle::start(&self.cpu_threads, share) {
                 Ok(throttle) => self.throttle = Some(throttle),
                 Err(error) => {
-                    tracing::warn!(%error, "virtual CPUs cannot be throttled");
+                    tracing::warn!(%error, "cannot throttle virtual CPUs");
                     self.shares.clear();
                     return false;
                 }
             },
         }
         let percent = share.as_percent();
-        tracing::info!(
-            percent,
-            "virtual CPUs run for a part of the time, so that copying gets ahead of them"
-        );
+        tracing::info!(percent, "virtual CPUs run for a part of the time, so that copying can catch up");
         self.slowed.cpu_percent = Some(percent);
-        self.reporter.progress(&format!("its CPUs run {percent} % of the time"), Unit::Items, 0, None);
+        self.reporter.progress(&format!("CPUs run {percent} % of the time"), Unit::Items, 0, None);
         true
     }
 }
@@ -176,20 +172,19 @@ impl Drop for GuestThrottle<'_> {
     fn drop(&mut self) {
         self.throttle = None;
         if self.keeping.take().is_some() {
-            // A guest that was handed over is released by its new host; here it stands still and hears
-            // nothing.
+            // A guest that was handed over is released by its new host; here it is paused and reads nothing.
             self.guest.send(&Command::Release);
         }
     }
 }
 
-/// The shares of the time that are gone through, down to the least that is allowed.
+/// Shares to go through, down to the smallest that is allowed.
 fn shares(least: Option<u8>) -> Result<Vec<CpuShare>, DaemonError> {
     let least = match least {
         None => CpuShare::LEAST,
         Some(percent) => CpuShare::percent(percent).ok_or_else(|| {
             DaemonError::invalid(format!(
-                "a throttle leaves {} to {} percent of the time",
+                "a throttle must leave {} to {} percent of the time",
                 CpuShare::LEAST.as_percent(),
                 CpuShare::WHOLE.as_percent()
             ))
@@ -204,9 +199,9 @@ fn shares(least: Option<u8>) -> Result<Vec<CpuShare>, DaemonError> {
     Ok(shares)
 }
 
-/// What a machine writes within a look, or as many as it takes.
+/// Pages that a machine writes in one observation, or in several until there are enough.
 fn observe(mut watch: Observation) -> Option<PageSet> {
-    // What was written before the watch began is not of this look.
+    // Discards writes from before the observation.
     watch.take().ok()?;
     let mut written: Option<PageSet> = None;
     for _ in 0..LOOKS_MAX {
@@ -223,7 +218,7 @@ fn observe(mut watch: Observation) -> Option<PageSet> {
     written
 }
 
-/// Renews the lease until what it returns is dropped.
+/// Renews the lease until the returned sender is dropped.
 fn renew(guest: AgentCommands) -> Sender<()> {
     let (until, end) = mpsc::channel::<()>();
     spawn("guest-lease", move || {
@@ -234,19 +229,18 @@ fn renew(guest: AgentCommands) -> Sender<()> {
     until
 }
 
-/// A machine with a brake.
+/// A machine with its throttle.
 pub(crate) struct ThrottledMachine<'a, 'b> {
     machine: &'a mut dyn Machine,
     brake: GuestThrottle<'b>,
 }
 
 impl<'a, 'b> ThrottledMachine<'a, 'b> {
-    /// Puts the two together.
     pub(crate) fn new(machine: &'a mut dyn Machine, brake: GuestThrottle<'b>) -> Self {
         Self { machine, brake }
     }
 
-    /// Lets go of the machine and says what was done to it.
+    /// Releases the machine and returns what was done to it.
     pub(crate) fn release(mut self) -> ThrottleReport {
         std::mem::take(&mut self.brake.slowed)
     }
@@ -266,7 +260,7 @@ impl Machine for ThrottledMachine<'_, '_> {
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
-        // A CPU that is held would be waited for.
+        // The pause would wait for a throttled CPU.
         self.brake.throttle = None;
         self.machine.pause()
     }

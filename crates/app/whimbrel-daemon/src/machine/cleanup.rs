@@ -1,12 +1,12 @@
-//! What is left here of machines that run elsewhere: out of the way at once, given back in the background.
+//! Cleanup of machines that left this host: their names are free at once, their resources in the background.
 //!
-//! Whoever moved a machine must not wait while gigabytes of memory and disks are given back, and its name
-//! must be free when they are told. So its folder is renamed into the trash; then, on a thread, the handover
-//! is struck out, its QEMU is waited for, and slot and folder are removed. Until the handover is struck out,
-//! durably, the record that says so lies in one of the two folders: a daemon that comes back finds it there,
-//! and does not take the handover for one that was given up.
+//! A migration must not wait while gigabytes of memory and disks are freed, but the name must be free when
+//! its result is reported. So the machine's folder is renamed into the trash. Then a thread ends the handover
+//! durably, waits for the QEMU, and removes runtime directory and folder. Until the handover is ended, the
+//! record that names it is in one of the two folders: a restarted daemon finds it there and does not take the
+//! handover for an aborted one.
 //!
-//! What fails here leaves garbage: slots go when a daemon starts, and so does the trash.
+//! A failure here leaves garbage, which a starting daemon removes.
 
 use crate::{
     core::directories::Directories,
@@ -27,14 +27,14 @@ use std::{
 use whimbrel_core::MachineName;
 use whimbrel_migrate::protocol::HandoverId;
 
-/// Counts what is being given back.
+/// Counts the cleanups under way.
 #[derive(Default)]
 pub(crate) struct Cleanup {
     under_way: Mutex<usize>,
     fewer: Condvar,
 }
 
-/// Something that is being given back, until this is dropped.
+/// A cleanup under way, until this is dropped.
 struct UnderWay(Arc<Cleanup>);
 
 impl Cleanup {
@@ -43,7 +43,7 @@ impl Cleanup {
         UnderWay(self.clone())
     }
 
-    /// Waits until nothing is under way, for so long at most; whether anything was.
+    /// Waits until no cleanup is under way, at most for `patience`. Returns whether any was.
     pub(crate) fn wait(&self, patience: Duration) -> bool {
         let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         let any = *under_way > 0;
@@ -61,7 +61,7 @@ impl Drop for UnderWay {
 }
 
 impl Daemon {
-    /// The target has all of the machine: nothing of it is left here, or will be in a moment.
+    /// Frees a machine that the target has completely.
     pub(crate) fn retire(
         self: &Arc<Self>,
         machine: &Machine,
@@ -82,7 +82,7 @@ impl Daemon {
                 });
             }
             Err(error) => {
-                tracing::warn!(%name, %error, "what is left of a moved machine is removed where it is");
+                tracing::warn!(%name, %error, "cannot move a folder to the trash; removing it in place");
                 self.handovers.end(handover);
                 live.into_iter().for_each(RunningMachine::end);
                 remove(&self.layout, &self.layout.machine(name));
@@ -92,8 +92,8 @@ impl Daemon {
         self.remove(name);
     }
 
-    /// Removes what an earlier daemon had put away. Its QEMUs have ended, and nobody was told yet what was
-    /// given up.
+    /// Removes the trash of an earlier daemon, whose QEMUs have ended. Handovers in the trash were committed,
+    /// so this runs before aborted ones are reported.
     pub(crate) fn empty_trash(self: &Arc<Self>) {
         let entries = fs::read_dir(self.layout.trash()).into_iter().flatten().flatten();
         let folders: Vec<_> =
@@ -114,21 +114,21 @@ impl Daemon {
     }
 }
 
-/// Moves the folder of a machine into the trash; where it is now.
+/// Moves the folder of a machine into the trash. Returns its new path.
 fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf> {
     let folder = layout.trash().join(format!("{name}-{:016x}", rand::random::<u64>()));
     fs::rename(layout.machine(name), &folder)?;
     Ok(folder)
 }
 
-/// The handover by which the machine of a folder has left. A folder without a record is one of which the
-/// record was removed first, after the handover was struck out.
+/// The handover with which the machine of a folder left. A record is removed first, but only after its
+/// handover was ended.
 fn committed(folder: &Path) -> Option<HandoverId> {
     match Record::read(folder) {
         Ok(Some(Record { phase: Phase::HandedOver { handover, .. }, .. })) => Some(handover),
         Ok(_) => None,
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a record in the trash cannot be read");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot read a record in the trash");
             None
         }
     }
@@ -136,14 +136,14 @@ fn committed(folder: &Path) -> Option<HandoverId> {
 
 fn remove(layout: &Directories, folder: &Path) {
     if let Err(error) = erase(layout, folder) {
-        tracing::warn!(error = &error as &dyn std::error::Error, "files of a moved machine are left over");
+        tracing::warn!(error = &error as &dyn std::error::Error, "could not remove a machine's files");
     }
 }
 
-/// Without a thread it is left to the next daemon.
+/// Without a thread the work is left to the next daemon.
 fn in_background(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = thread::Builder::new().name("retiring".into()).spawn(work) {
-        tracing::warn!(%error, "no thread to give back what a moved machine had");
+        tracing::warn!(%error, "could not start a thread to free a machine that left");
     }
 }
 

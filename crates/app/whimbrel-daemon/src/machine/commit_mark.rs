@@ -1,13 +1,12 @@
-//! The commit point of a handover as one small write: a file beside the machine's record, made ahead, in
-//! which the id of the handover is written and synced while nobody runs the machine.
+//! Commit mark: the commit point of a handover as one small write. It is a file beside the machine's record,
+//! prepared earlier, into which the id of the handover is written and synced while the machine is paused.
 //!
-//! A record that says `leaving` and a mark that names the same handover are together what a record that says
-//! `HandedOver` is. The mark lies in one sector of a file that is already there in full, so that it takes one
-//! write of data and no change of any directory, and is there whole or not at all. Ids are never used twice:
-//! a mark that was left over names nothing.
+//! A record with `leaving` and a mark with the same handover together mean `HandedOver`. The mark is in one
+//! sector of a file that has its full size already, so it needs one write of data and no change of a
+//! directory, and is atomic. Ids are never used twice, so an old mark names no handover.
 //!
-//! After a failed write or sync it is not known what a later daemon will find. Whoever gets that error writes
-//! a record without `leaving` before the machine goes on.
+//! After a failed write or sync nobody knows what a later daemon will find. The caller then writes a record
+//! without `leaving` before the machine runs again.
 
 use std::{
     fs::File,
@@ -22,31 +21,31 @@ const FILE: &str = "handed-over";
 /// More than any file system's smallest unit of writing.
 const ROOM: usize = 4096;
 
-/// A mark that is not made yet.
+/// A prepared mark that is not written yet.
 pub(crate) struct CommitMark {
     file: File,
 }
 
 impl CommitMark {
-    /// Makes room for one in the directory of a machine. Durable when this returns.
+    /// Prepares the mark in the folder of a machine; durable when this returns.
     pub(crate) fn prepare(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
         atomic_file::replace(&path, &[0; ROOM])?;
         Ok(Self { file: File::options().write(true).open(&path)? })
     }
 
-    /// Makes it: when this returns, the machine was handed over.
+    /// Writes the mark: when this returns, the machine is handed over.
     pub(crate) fn make(&self, handover: HandoverId) -> io::Result<()> {
         self.file.write_all_at(&handover.0, 0)?;
         self.file.sync_data()
     }
 
-    /// The handover that the mark in the directory of a machine names, if there is one.
+    /// The handover that the mark in the folder of a machine names, if there is one.
     pub(crate) fn read(dir: &Path) -> io::Result<Option<HandoverId>> {
         let mut id = [0; 16];
         match File::open(dir.join(FILE)).and_then(|mut file| file.read_exact(&mut id)) {
             Ok(()) => Ok(Some(HandoverId(id)).filter(|_| id != [0; 16])),
-            // One that was cut short was never made room for.
+            // A shorter file was never prepared.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),

@@ -1,8 +1,8 @@
-//! Sampling what machines dirty: a trace for whoever asks, and a quick look at all of them.
+//! Dirty sampling: the dirty trace of a machine for a client, and a short measurement of many machines.
 //!
-//! A watch takes its own copy of the dirty set (`whimbrel-capture`, `tap`), so sampling needs no turn of the
-//! machine and takes nothing from a checkpoint or a migration under way. It ends with the machine, with
-//! whoever listens, or with the daemon.
+//! An observation has its own copy of the dirty set (`whimbrel-capture`, `dirty_observer`), so sampling needs
+//! no machine lock and takes nothing from a checkpoint or migration under way. It ends with the machine, the
+//! client or the daemon.
 
 use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
 use bytes::Bytes;
@@ -19,17 +19,17 @@ use whimbrel_capture::{
 };
 use whimbrel_core::MachineName;
 
-/// Time between two looks (section 4.1 of Clark et al., NSDI 2005), and for how long (one window of theirs).
+/// Default interval (section 4.1 of Clark et al., NSDI 2005) and duration (one window of theirs).
 const SAMPLE_MS: u64 = 50;
 const DURATION_MS: u64 = 8_000;
-/// A look costs up to 2 ms with a large dirty set; more often it would be work of its own.
+/// A sample of a large dirty set costs up to 2 ms, so a shorter interval would be a load of its own.
 const SAMPLE_MS_MIN: u64 = 10;
 const SAMPLE_MS_MAX: u64 = 10_000;
 const DURATION_MS_MAX: u64 = 24 * 3_600_000;
-/// Samples that may wait for a slow listener; beyond it the looks become rarer.
+/// Samples that may wait for a slow client; beyond that samples become rarer.
 const WAITING: usize = 64;
 
-/// A request with its defaults filled in and its bounds checked.
+/// A request with defaults filled in and bounds checked.
 struct Plan {
     sample: Duration,
     duration: Duration,
@@ -41,18 +41,18 @@ impl Plan {
         let duration = request.duration_ms.unwrap_or(DURATION_MS);
         if !(SAMPLE_MS_MIN..=SAMPLE_MS_MAX).contains(&sample) {
             return Err(DaemonError::invalid(format!(
-                "a sample takes {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
+                "the sample interval must be {SAMPLE_MS_MIN} ms to {SAMPLE_MS_MAX} ms"
             )));
         }
         if !(sample..=DURATION_MS_MAX).contains(&duration) {
-            return Err(DaemonError::invalid("sampling lasts at least one sample and at most a day"));
+            return Err(DaemonError::invalid("sampling must last at least one sample and at most a day"));
         }
         Ok(Self { sample: Duration::from_millis(sample), duration: Duration::from_millis(duration) })
     }
 }
 
 impl Daemon {
-    /// Samples what a machine dirties. The pieces are a trace.
+    /// Samples the dirty pages of a machine. The chunks form a dirty trace.
     pub(crate) fn wws(
         self: &Arc<Self>,
         name: &MachineName,
@@ -87,14 +87,14 @@ impl Daemon {
             let dirty = match watch.take() {
                 Ok(dirty) => dirty,
                 Err(error) => {
-                    tracing::debug!(%name, error = &error as &dyn std::error::Error, "no more samples");
+                    tracing::debug!(%name, error = &error as &dyn std::error::Error, "sampling ended");
                     return;
                 }
             };
             let now = Instant::now();
             let piece = dirty_trace::record((now - last).max(Duration::from_micros(1)), dirty.runs());
             last = now;
-            // Late looks are not made up for.
+            // Late samples are not made up for.
             due = due.max(now - plan.sample.min(now - begun));
             if out.blocking_send(piece.into()).is_err() {
                 return;
@@ -102,7 +102,7 @@ impl Daemon {
         }
     }
 
-    /// Sleeps to the millisecond; false as soon as the daemon is told to stop.
+    /// Sleeps to the millisecond. Returns false as soon as the daemon closes.
     fn sleep_until(&self, due: Instant) -> bool {
         while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             std::thread::sleep(left.min(Duration::from_millis(100)));
@@ -113,8 +113,8 @@ impl Daemon {
         self.sleep_unless_closing(Duration::ZERO)
     }
 
-    /// Pages that each of these machines dirties in `time`, or until `go_on` says no. A machine that ends
-    /// meanwhile has no number.
+    /// Pages that each of these machines dirties in `time`, or until `go_on` returns false. A machine that
+    /// ends meanwhile is left out.
     pub(crate) fn dirtied_in(
         &self,
         machines: &[Arc<Machine>],
@@ -131,7 +131,7 @@ impl Daemon {
 }
 
 impl Machine {
-    /// Begins to look on at what it writes to its memory.
+    /// Starts to observe the machine's writes to its memory.
     pub(crate) fn watch(&self) -> Result<Observation, DaemonError> {
         let tap = self.tap().ok_or_else(|| not_running(self.name()))?;
         tap.watch().map_err(|error| watch_error(self.name(), error))

@@ -1,8 +1,8 @@
-//! One machine of the host: what it is, who works on it, what is told about it.
+//! One machine and its three locks.
 //!
-//! Three things, three locks. The *turn* is held by the one operation that may change the machine; it may be
-//! held for minutes. The *body* (record and live parts) is touched only by whoever has the turn. The *view*
-//! is what `ps` shows; it is held for an instant and never across I/O, so looking never waits for working.
+//! The machine lock is held, for minutes if need be, by the one operation that changes the machine. Only its
+//! holder touches the data: the record and the running parts. The view is the copy that `ps` reads; it is
+//! never locked across I/O, so listing machines never waits for an operation.
 
 use crate::{
     core::error::DaemonError,
@@ -15,7 +15,7 @@ use std::{
 };
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
-use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_core::{ByteSize, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
 
 /// A machine in the registry.
@@ -25,25 +25,25 @@ pub(crate) struct Machine {
     turn_over: Condvar,
     body: Mutex<MachineData>,
     view: Mutex<View>,
-    /// The machine type of its QEMU, which never changes.
+    /// Machine type of its QEMU; never changes.
     machine_type: String,
 }
 
-/// What the holder of the turn works with.
+/// Data that the holder of the machine lock works with.
 pub(crate) struct MachineData {
     pub(crate) record: Record,
-    /// QEMU and all that is attached to it; none while it has no process.
+    /// QEMU and everything attached to it; none without a process.
     pub(crate) live: Option<RunningMachine>,
 }
 
-/// Who has the turn.
+/// The holder of the machine lock.
 #[derive(Debug, Clone)]
 struct Working {
     on: &'static str,
     operation: Option<OperationId>,
 }
 
-/// What is told about a machine.
+/// The copy of a machine's state for readers.
 struct View {
     info: MachineInfo,
     pager: Option<crate::running::PagerView>,
@@ -53,14 +53,13 @@ struct View {
     giving: Option<Arc<PageServer>>,
 }
 
-/// The right to change a machine. Given back on drop, after the view was brought up to date.
+/// The machine lock. Dropping it updates the view, then releases the lock.
 pub(crate) struct MachineLock<'a> {
     machine: &'a Machine,
     body: MutexGuard<'a, MachineData>,
 }
 
 impl Machine {
-    /// A machine with this record and these live parts.
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
         let info = describe(&record, live.as_ref(), None);
         let (pager, console, tunnel, tap, giving) = views(live.as_ref());
@@ -78,13 +77,12 @@ impl Machine {
         &self.name
     }
 
-    /// The machine type of its QEMU.
     pub(crate) fn machine_type(&self) -> String {
         self.machine_type.clone()
     }
 
-    /// Takes the turn, or says who has it. A machine that is on its way between hosts is nobody's to work on:
-    /// letting it run here could make it run twice.
+    /// Takes the machine lock, or reports its holder. Refuses a machine between two hosts: running it here
+    /// could make it run twice.
     pub(crate) fn try_lock(
         &self,
         on: &'static str,
@@ -99,7 +97,7 @@ impl Machine {
         Ok(turn)
     }
 
-    /// The same for a machine in whatever phase: for its owner's last resort, ending it.
+    /// Like [`Machine::try_lock`], but in any phase: for ending a machine as the user's last resort.
     pub(crate) fn try_lock_in_any_phase(
         &self,
         on: &'static str,
@@ -114,7 +112,8 @@ impl Machine {
         Ok(self.hold(on, operation))
     }
 
-    /// Waits for the turn. For the daemon's own reactions (QEMU died), which have nobody to refuse.
+    /// Waits for the machine lock. For the daemon's own reactions (QEMU died), which have no caller to
+    /// refuse.
     pub(crate) fn lock(&self, on: &'static str) -> MachineLock<'_> {
         let mut turn = lock(&self.turn);
         while turn.is_some() {
@@ -129,7 +128,8 @@ impl Machine {
         {
             let mut view = lock(&self.view);
             view.info.operation = operation;
-            if on == "migrate" && matches!(view.info.state, MachineState::Running | MachineState::Lazy { .. })
+            if on == "migrate"
+                && matches!(view.info.state, MachineState::Running | MachineState::Loading { .. })
             {
                 view.info.state = MachineState::Migrating;
             }
@@ -137,14 +137,16 @@ impl Machine {
         MachineLock { machine: self, body: lock(&self.body) }
     }
 
-    /// What `ps` shows.
+    /// The machine as `ps` shows it.
     pub(crate) fn info(&self) -> MachineInfo {
         let view = lock(&self.view);
         let mut info = view.info.clone();
-        if let (MachineState::Running | MachineState::Lazy { .. }, Some(pager)) = (&info.state, &view.pager) {
+        if let (MachineState::Running | MachineState::Loading { .. }, Some(pager)) =
+            (&info.state, &view.pager)
+        {
             info.state = pager.state();
         }
-        if let (MachineState::Giving { missing_pages, stalled, .. }, Some(giving)) =
+        if let (MachineState::ServingPages { missing_pages, stalled, .. }, Some(giving)) =
             (&mut info.state, &view.giving)
         {
             let now = giving.view();
@@ -155,18 +157,18 @@ impl Machine {
         info
     }
 
-    /// Where to look on at what it writes to its memory; none while it has no process.
+    /// Observer of its memory writes; none without a process.
     pub(crate) fn tap(&self) -> Option<DirtyObserver> {
         lock(&self.view).tap.clone()
     }
 
-    /// The last `bytes` bytes that its serial port printed.
+    /// The last `bytes` bytes of its serial output.
     pub(crate) fn console_log(&self, bytes: u64) -> Result<String, DaemonError> {
         let console = lock(&self.view).console.clone();
         Ok(console.map(|console| console.log(bytes)).unwrap_or_default())
     }
 
-    /// Its serial port, both ways.
+    /// Opens the serial port in both directions.
     pub(crate) fn console(&self) -> Result<crate::running::SerialStream, DaemonError> {
         let console = lock(&self.view).console.clone();
         let name = self.name.clone();
@@ -175,13 +177,13 @@ impl Machine {
 }
 
 impl MachineLock<'_> {
-    /// The live parts, or an error that says what the machine is instead of running.
+    /// The running parts, or an error that names the state of the machine.
     pub(crate) fn live(&mut self) -> Result<&mut RunningMachine, DaemonError> {
         let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
         self.body.live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
     }
 
-    /// The record and the live parts at once.
+    /// The record and the running parts together.
     pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
         let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
         let MachineData { record, live } = &mut *self.body;
@@ -189,7 +191,7 @@ impl MachineLock<'_> {
         Ok((record, live))
     }
 
-    /// Brings the view up to date; done by `drop` too.
+    /// Updates the view; `drop` does so too.
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
         let info = describe(&self.body.record, self.body.live.as_ref(), operation);
@@ -221,21 +223,21 @@ impl Drop for MachineLock<'_> {
 }
 
 impl Phase {
-    /// The phase in one word, for messages.
+    /// Name of the phase, for messages.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Phase::Here => "running",
             Phase::Stopped => "stopped",
             Phase::Crashed { .. } => "crashed",
             Phase::Suspended { .. } => "suspended",
-            Phase::Given { .. } => "given to another host",
+            Phase::Given { .. } => "handed off to another host",
             Phase::HandedOver { .. } => "handed over",
             Phase::Prepared { .. } => "arriving",
         }
     }
 }
 
-/// What of a machine is looked at while an operation works on it.
+/// Parts of a machine that are read while an operation works on it.
 type Views = (
     Option<crate::running::PagerView>,
     Option<crate::running::ConsoleView>,
@@ -263,9 +265,9 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
         (Phase::Stopped, _) => MachineState::Stopped,
         (Phase::Crashed { reason }, _) => MachineState::Crashed { reason: reason.clone() },
         (Phase::Suspended { .. }, _) => MachineState::Suspended,
-        (Phase::Given { to, .. }, _) => MachineState::Given { to: to.clone() },
+        (Phase::Given { to, .. }, _) => MachineState::HandedOff { to: to.clone() },
         (Phase::HandedOver { to, keeps: true, .. }, _) => {
-            MachineState::Giving { to: to.clone(), missing_pages: None, stalled: None }
+            MachineState::ServingPages { to: to.clone(), missing_pages: None, stalled: None }
         }
         (Phase::HandedOver { .. } | Phase::Prepared { .. }, _) => MachineState::Migrating,
     };
@@ -300,8 +302,4 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
         taken_over: None,
         uploads: None,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

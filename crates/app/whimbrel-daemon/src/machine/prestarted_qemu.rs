@@ -1,9 +1,9 @@
-//! QEMUs started ahead of time.
+//! Prestarted QEMUs: processes that wait for the next resume.
 //!
-//! A resume spends most of its time starting a process. So after a machine was suspended or resumed, one QEMU
-//! of the same shape is started in the background, attached and waiting; the next resume of that shape takes
-//! it. At most a few wait, the oldest shape goes first, and all end with the daemon. Clones are no use for
-//! them: the memory that they share must be named when their QEMU starts.
+//! A resume spends most of its time starting a process. So after a suspend or resume one QEMU of the same
+//! configuration is started in the background, with its memory attached; the next resume of that
+//! configuration takes it. At most a few wait, the oldest is ended first, and all end with the daemon. Clones
+//! cannot use them: their shared memory must be named when their QEMU starts.
 
 use crate::{
     core::error::DaemonError,
@@ -19,19 +19,19 @@ use std::{
 use whimbrel_core::MachineConfig;
 use whimbrel_qemu::Qemu;
 
-/// How many wait at most; an idle one costs some 30 MB.
+/// Most QEMUs that wait; an idle one costs some 30 MB.
 const WAITING_MAX: usize = 8;
 
-/// A QEMU in its slot that is nobody's machine yet.
+/// A QEMU in its runtime directory that is no machine yet.
 pub(crate) struct PrestartedQemu {
     pub(crate) slot: RuntimeDir,
     pub(crate) qemu: Qemu,
-    /// The hold on its memory, where that was taken ahead of time too.
+    /// The memory, if that was attached early too.
     pub(crate) memory: Option<RunningMemory>,
     pub(crate) console_log: PathBuf,
 }
 
-/// What machines to come need not make: QEMUs that wait, and memory that clones share.
+/// Prestarted QEMUs, and the memory templates of clones.
 #[derive(Default)]
 pub(crate) struct PrestartedQemus {
     waiting: Mutex<VecDeque<(MachineConfig, PrestartedQemu)>>,
@@ -39,12 +39,12 @@ pub(crate) struct PrestartedQemus {
 }
 
 impl PrestartedQemu {
-    /// Starts a QEMU that waits to be given a machine of this configuration.
+    /// Starts a QEMU that waits for a machine of this configuration.
     pub(crate) fn start(host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
         Self::start_in(RuntimeDir::create(&host.layout, config)?, host, config)
     }
 
-    /// Starts one whose memory is shared with the other clones of the same content.
+    /// Starts a QEMU that shares its memory with the other clones of the same content.
     pub(crate) fn start_clone(
         host: &Daemon,
         config: &MachineConfig,
@@ -83,7 +83,7 @@ impl PrestartedQemu {
 }
 
 impl PrestartedQemus {
-    /// One of this configuration that still lives, if one waits.
+    /// A waiting QEMU of this configuration that still lives.
     fn take(&self, config: &MachineConfig) -> Option<PrestartedQemu> {
         loop {
             let mut waiting = self.waiting();
@@ -111,7 +111,7 @@ impl PrestartedQemus {
         self.waiting().iter().filter(|(of, _)| of == config).count()
     }
 
-    /// Ends all that wait.
+    /// Ends all waiting QEMUs.
     pub(crate) fn end_all(&self) {
         let all = std::mem::take(&mut *self.waiting());
         all.into_iter().for_each(|(_, warm)| warm.end());
@@ -123,12 +123,12 @@ impl PrestartedQemus {
 }
 
 impl Daemon {
-    /// A QEMU for a machine of this configuration: one that waits, or else a new one.
+    /// A QEMU for a machine of this configuration: a waiting one, or else a new one.
     pub(crate) fn claim(&self, config: &MachineConfig) -> Result<PrestartedQemu, DaemonError> {
         self.warm.take(config).map_or_else(|| PrestartedQemu::start(self, config), Ok)
     }
 
-    /// Sees to it that a QEMU of this configuration waits, in the background.
+    /// Starts a QEMU of this configuration in the background, unless one waits.
     pub(crate) fn warm_up(self: &Arc<Self>, config: &MachineConfig) {
         if self.warm.count(config) > 0 {
             return;
@@ -138,12 +138,12 @@ impl Daemon {
             match PrestartedQemu::start(&host, &config) {
                 Ok(warm) => host.warm.put(config, warm),
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "no QEMU could be started ahead")
+                    tracing::warn!(error = &error as &dyn std::error::Error, "could not prestart a QEMU")
                 }
             }
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "no thread to start a QEMU ahead");
+            tracing::warn!(%error, "could not start a thread to prestart a QEMU");
         }
     }
 }

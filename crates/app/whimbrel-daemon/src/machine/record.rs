@@ -1,7 +1,7 @@
-//! What the host writes down about a machine: enough to find it again after the daemon was killed.
+//! Machine records: the durable state by which a restarted daemon finds its machines.
 //!
-//! One JSON file a machine, replaced whole. The phase decides who may run the machine, so it is made durable
-//! before anything acts on it.
+//! One JSON file for each machine, replaced as a whole. The phase decides who may run the machine, so it is
+//! made durable before anything acts on it.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -24,44 +24,43 @@ use whimbrel_wire::atomic_file;
 const FORMAT: u32 = 1;
 const FILE: &str = "machine.json";
 
-/// One machine of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     format: u32,
     pub(crate) name: MachineName,
     pub(crate) config: MachineConfig,
-    /// The capsule it was resumed from.
+    /// The capsule that it was resumed from.
     pub(crate) origin: Option<CapsuleId>,
-    /// The capsule taken from it last: the base of the next one.
+    /// The last capsule taken of it: the base of the next one.
     pub(crate) last: Option<CapsuleId>,
-    /// What each disk's overlay lies over.
+    /// The base of each disk's overlay.
     pub(crate) bases: Vec<DiskBase>,
     pub(crate) vmgenid: Option<String>,
     pub(crate) phase: Phase,
     pub(crate) process: Option<ProcessRecord>,
     pub(crate) since_ms: u64,
-    /// What its guest had before it was squeezed, until it has it back.
+    /// Memory size before the balloon was inflated, until it is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
-    /// What it may ask for from inside.
+    /// Requests that its guest may make.
     #[serde(default, skip_serializing_if = "SelfService::is_empty")]
     pub(crate) self_service: SelfService,
-    /// Memory that its user left it; all of it if not said.
+    /// Memory that its user left it with the balloon; none means all.
     #[serde(default)]
     pub(crate) ballooned: Option<ByteSize>,
-    /// Where its network is, if not on the host that runs it.
+    /// Home network, if the network is not on the host that runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tunnel: Option<HomeNetwork>,
-    /// How it came here: its old host may not have heard yet that it did, and asks.
+    /// The handover by which it came here. The source may not know yet that it did, and asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) arrived_by: Option<HandoverId>,
-    /// Who keeps pages of it that are not here yet, if anybody does.
+    /// The host that has its missing pages, and which they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owed: Option<MissingPagesRecord>,
-    /// The protection that its next host inherits; of meaning once it was handed over.
+    /// The protection that the target inherits; valid once the machine was handed over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inherited: Option<InheritedProtectionRecord>,
-    /// Where it is being handed over to: whether it was, the mark beside the record says.
+    /// The pending handover; the commit mark beside the record says whether it was committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaving: Option<PendingHandover>,
 }
@@ -75,27 +74,27 @@ pub(crate) struct PendingHandover {
     pub(crate) keeps: bool,
 }
 
-/// A protection that a handover's target inherits: this host is its witness.
+/// A protection that the target of a handover inherits; this host is its witness.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InheritedProtectionRecord {
     pub(crate) id: ProtectionId,
-    /// Who may take the machine over.
+    /// The host that may take the machine over.
     pub(crate) standby: HostName,
-    /// Who inherits.
+    /// The host that inherits the protection.
     pub(crate) heir: HostName,
     pub(crate) term_ms: u32,
 }
 
-/// The unchanging content under a disk's overlay.
+/// The read-only content beneath a disk's overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub(crate) enum DiskBase {
-    /// A raw image of the user's, which is never written.
+    /// A raw image file of the user, which is never written.
     File { path: PathBuf },
     /// An image of the store.
     Image {
         root: Digest,
-        /// How its pages were cut from the disk; none if from byte 0 on.
+        /// Alignment of its pages; none if they start at byte 0.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cuts: Option<PageAlignment>,
     },
@@ -103,60 +102,60 @@ pub(crate) enum DiskBase {
     Blank,
 }
 
-/// Who may run the machine.
+/// The phase of a machine: which host may run it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub(crate) enum Phase {
-    /// This host, and it does as far as QEMU lives.
+    /// Only this host; the machine runs while its QEMU lives.
     Here,
-    /// Nobody: it was switched off.
+    /// No host: it was switched off.
     Stopped,
-    /// Nobody: its QEMU died.
+    /// No host: its QEMU died.
     Crashed { reason: String },
-    /// Nobody until it is resumed from the capsule.
+    /// No host until it is resumed from the capsule.
     Suspended { capsule: CapsuleId },
-    /// The host that it was given to, suspended as this capsule.
+    /// The host that it was handed off to, suspended as this capsule.
     Given { to: HostName, capsule: CapsuleId },
-    /// The host it went to; it has not confirmed yet.
+    /// The target, which has not confirmed yet.
     HandedOver {
         handover: HandoverId,
         to: HostName,
-        /// Whether that host may lack pages, which are kept here until it says that it does not.
+        /// Whether the target may lack pages; this host keeps them until it has all.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         keeps: bool,
     },
-    /// Its old host, until that one commits.
+    /// The source, until it commits.
     Prepared {
         handover: HandoverId,
-        /// Written before the machine was here: whether all of it is, its slot says.
+        /// Written before the machine had arrived: a mark in the runtime directory says whether it has.
         #[serde(default)]
         ahead: bool,
     },
 }
 
-/// The QEMU of a machine.
+/// The QEMU process of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessRecord {
     pub(crate) pid: u32,
-    /// From /proc/PID/stat: a process that has the pid later has another.
+    /// From /proc/PID/stat: a later process with this pid has another value.
     pub(crate) started: u64,
     pub(crate) slot: String,
     /// Whether its memory is filled on demand, from the image `memory` (none: an empty one).
     pub(crate) lazy: bool,
     pub(crate) memory: Option<Digest>,
-    /// Whose its RAM file is. Records of machines that never shared one do not say.
+    /// Kind of its memory file. Absent in records of machines that never shared one.
     #[serde(default)]
     pub(crate) ram: RamFile,
 }
 
-/// Whose the RAM file of a machine is.
+/// Kind of a machine's memory file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RamFile {
-    /// The machine's alone: what its guest writes is in the file.
+    /// Owned by this machine: the file has what its guest writes.
     #[default]
     Own,
-    /// The template of all clones of a capsule: what their guests write is not in it.
+    /// The memory template of all clones of a capsule, without what their guests write.
     Template,
 }
 
@@ -193,12 +192,12 @@ impl Record {
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// Removes everything that is kept of the machine.
+    /// Removes all files of the machine.
     pub(crate) fn forget(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
         erase(layout, &layout.machine(name))
     }
 
-    /// The record in the folder of a machine, if there is one.
+    /// The record in a machine's folder, if there is one.
     pub(crate) fn read(folder: &Path) -> Result<Option<Record>, DaemonError> {
         let path = folder.join(FILE);
         match fs::read(&path) {
@@ -212,7 +211,7 @@ impl Record {
         }
     }
 
-    /// Every record there is. Directories without one are left over from a cut-off start and are removed.
+    /// Reads every record. Folders without one are left from an interrupted start and are removed.
     pub(crate) fn load_all(layout: &Directories) -> Result<Vec<Record>, DaemonError> {
         let dir = layout.machines();
         let mut records = Vec::new();
@@ -230,7 +229,7 @@ impl Record {
 }
 
 impl Record {
-    /// The machine was handed over if the mark beside its record names the handover that was under way.
+    /// Sets the phase to handed over if the commit mark names the pending handover.
     fn marked(mut self, mark: Option<HandoverId>) -> Self {
         match (self.leaving.take(), &self.phase) {
             (Some(PendingHandover { handover, to, keeps }), Phase::Here) if mark == Some(handover) => {
@@ -242,7 +241,7 @@ impl Record {
     }
 }
 
-/// Removes the folder of a machine. The record goes first: a folder without one is garbage.
+/// Removes the folder of a machine, the record first: a folder without one is garbage.
 pub(crate) fn erase(layout: &Directories, folder: &Path) -> Result<(), DaemonError> {
     let io = |source| DaemonError::io("remove", folder, source);
     match fs::remove_file(folder.join(FILE)) {

@@ -1,5 +1,5 @@
-//! What a new daemon does with what an earlier one left: machines that live are taken up, slots that nobody
-//! owns are removed, handovers under way are finished.
+//! Recovery after a restart of the daemon: adopts running machines, removes unused runtime directories and
+//! finishes pending handovers.
 
 use crate::{
     core::error::DaemonError,
@@ -15,25 +15,22 @@ use std::{collections::BTreeSet, sync::Arc};
 use whimbrel_migrate::handover::SourceRecord;
 
 impl Daemon {
-    /// Takes up every machine that has a record. A machine that cannot be taken up is shown as crashed, with
-    /// the reason; it never keeps the others from being found.
+    /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
+    /// reason, and does not keep the others from being found.
     pub(crate) fn recover_machines(self: &Arc<Self>) {
         let records = match Record::load_all(&self.layout) {
             Ok(records) => records,
             Err(error) => {
-                // Without them nobody knows whose the slots are, nor which handovers were committed: all of
-                // it stays.
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "the records of machines cannot be read"
-                );
+                // Without records the owners of runtime directories and the committed handovers are unknown:
+                // nothing is removed.
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot read the machine records");
                 return;
             }
         };
         let owned: BTreeSet<_> =
             records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
         if let Err(error) = runtime_dir::sweep(&self.layout, |id| owned.contains(id)) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "slots of ended machines are left over");
+            tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
         }
         self.empty_trash();
         for record in &records {
@@ -76,8 +73,8 @@ impl Daemon {
             return;
         }
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
-            // A QEMU that waits for a page answers nobody, and the host that has the page cannot be heard
-            // before this daemon serves: not now.
+            // A QEMU that waits for a page answers no command, and the host that has the page can only
+            // connect once this daemon serves: it is adopted later.
             return self.recover_later(record);
         }
         let mut live = match (&record.phase, &record.process) {
@@ -85,7 +82,7 @@ impl Daemon {
                 match RunningMachine::adopt(self, &record, process) {
                     Ok(live) => Some(live),
                     Err(error) => {
-                        tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                        tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
                         self.note_crash(&mut record, &error);
                         None
                     }
@@ -112,7 +109,7 @@ impl Daemon {
         }
     }
 
-    /// Takes up, on a thread of its own, a machine of which pages are on another host.
+    /// Adopts a machine with missing pages, on a thread of its own.
     fn recover_later(self: &Arc<Self>, record: Record) {
         let (host, machine) = (self.clone(), self.insert(Machine::new(record, None)));
         let (taken, has_turn) = std::sync::mpsc::channel();
@@ -122,10 +119,10 @@ impl Daemon {
             host.recover_missing_pages(&machine, &mut turn);
         };
         if let Err(error) = std::thread::Builder::new().name("take-up".into()).spawn(take_up) {
-            tracing::error!(%error, "no thread to take a machine up");
+            tracing::error!(%error, "could not start a thread to adopt a machine");
             return;
         }
-        // Nobody else works on it before it is taken up.
+        // No other operation may lock the machine before it is adopted.
         let _ = has_turn.recv();
     }
 
@@ -147,33 +144,33 @@ impl Daemon {
             }
             Err(error) => {
                 let name = machine.name();
-                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot be taken up");
+                tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
                 self.note_crash(&mut turn.record, &error);
                 self.discard_missing_memory(turn);
             }
         }
     }
 
-    /// A machine whose QEMU is gone, or of no use. One between two hosts stays so: whose it is, is not known
-    /// here.
+    /// Records the crash of a machine whose QEMU is gone or unusable. A machine between two hosts stays so:
+    /// its owner is not known here.
     fn note_crash(&self, record: &mut Record, error: &DaemonError) {
         if record.phase != Phase::Here {
             return;
         }
-        // Called crashed, it may be started again: then this one must have ended.
+        // A crashed machine may be started again, so this QEMU must have ended.
         if let Some(process) = &record.process {
             runtime_dir::end(&self.layout.slot(&process.slot));
         }
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        record.phase = Phase::Crashed { reason: format!("it was gone when the daemon came back: {cause}") };
+        record.phase = Phase::Crashed { reason: format!("it was gone when the daemon restarted: {cause}") };
         record.process = None;
         record.since_ms = crate::now_ms();
         if let Err(error) = record.save(&self.layout) {
-            tracing::error!(error = &error as &dyn std::error::Error, "a crash could not be written down");
+            tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
         }
     }
 
-    /// The daemon ends, the machines do not.
+    /// Detaches from the machines when the daemon ends: they keep running.
     pub(crate) fn detach_machines(&self) {
         self.warm.end_all();
     }

@@ -1,7 +1,7 @@
-//! A slot: the place of one QEMU on a tmpfs, with the sockets it meets us on.
+//! Runtime directory: the tmpfs folder of one QEMU with its sockets and memory file.
 //!
-//! A slot exists before its QEMU and is removed after it. Its name is random, so a slot left by a crash is
-//! never taken for another machine's; `take_up` removes those that no machine owns.
+//! It exists before its QEMU and is removed after it. Its name is random, so one left by a crash is never
+//! taken for another machine's; `recovery` removes those that no machine owns.
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -18,21 +18,21 @@ use whimbrel_core::MachineConfig;
 use whimbrel_nbd::Server;
 use whimbrel_qemu::{ProcessIdentity, QemuProcess, Sharing};
 
-/// The name of the RAM file in a slot.
+/// Name of the memory file.
 const RAM: &str = "ram";
-/// The QEMU that uses a slot: its pid and when it started.
+/// File with the pid and start time of the QEMU.
 const PROCESS: &str = "process";
 
-/// The device state that a clone was loaded with: the first part of every state that is taken of it.
+/// File with the device state that a clone was loaded with: the first part of every state saved later.
 const LOADED: &str = "loaded";
 
-/// What a later daemon must know of a QEMU. An empty file in its slot: it lasts as long as the QEMU does, and
-/// costs no durable write.
+/// A fact about a QEMU that a later daemon must know: an empty file in its runtime directory, which lasts as
+/// long as the QEMU and costs no durable write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuntimeMark {
-    /// Everything of an arriving machine is here and loaded.
+    /// An incoming machine is complete and loaded.
     Whole,
-    /// Its user paused it. Any other pause is an operation's, and ends with it.
+    /// The user paused the machine. Any other pause belongs to an operation and ends with it.
     PausedByUser,
 }
 
@@ -44,25 +44,24 @@ impl RuntimeMark {
         })
     }
 
-    /// Whether a slot has it.
     pub(crate) fn is_on(self, slot: &Path) -> bool {
         self.path(slot).exists()
     }
 }
 
-/// How long a QEMU that was killed may take to end.
+/// Longest time for a killed QEMU to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The place of one QEMU.
+/// The runtime directory of one QEMU.
 pub(crate) struct RuntimeDir {
     id: String,
     dir: PathBuf,
     disks: Vec<SlotDisk>,
-    /// Held so that other clones find it; none if the RAM file is this QEMU's alone.
+    /// Held so that other clones find it; none if the memory file is this QEMU's alone.
     template: Option<Arc<File>>,
 }
 
-/// The NBD server of one disk. What it serves is set when the machine is known.
+/// The NBD server of one disk. Its content is set when the machine is known.
 struct SlotDisk {
     switch: Arc<SwappableDevice>,
     _server: Server,
@@ -70,7 +69,7 @@ struct SlotDisk {
 }
 
 impl RuntimeDir {
-    /// A new slot whose disks read as zeros until they are set.
+    /// Creates a runtime directory whose disks read as zeros until they are set.
     pub(crate) fn create(layout: &Directories, config: &MachineConfig) -> Result<Self, DaemonError> {
         let id = format!("{:016x}", rand::random::<u64>());
         let dir = layout.slot(&id);
@@ -78,7 +77,7 @@ impl RuntimeDir {
         Self::serve(id, &dir, config, BeforeSet::Zeros).inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
-    /// The slot of a QEMU that lives: its disks wait until they are set.
+    /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
     pub(crate) fn adopt(layout: &Directories, id: &str, config: &MachineConfig) -> Result<Self, DaemonError> {
         Self::serve(id.to_owned(), &layout.slot(id), config, BeforeSet::Wait)
     }
@@ -109,17 +108,16 @@ impl RuntimeDir {
         self.dir.join(RAM)
     }
 
-    /// The RAM file is this template, which was given its name here.
+    /// Records that the memory file is a link to this template.
     pub(crate) fn hold(&mut self, template: Arc<File>) {
         self.template = Some(template);
     }
 
-    /// Whose the RAM file is.
     pub(crate) fn ram_file(&self) -> RamFile {
         self.template.as_ref().map_or(RamFile::Own, |_| RamFile::Template)
     }
 
-    /// Keeps the device state that the QEMU was loaded with for a later daemon.
+    /// Saves the device state that the QEMU was loaded with, for a later daemon.
     pub(crate) fn keep_loaded(&self, device_state: &[u8]) -> Result<(), DaemonError> {
         let path = self.dir.join(LOADED);
         fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
@@ -131,7 +129,7 @@ impl RuntimeDir {
         fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))
     }
 
-    /// Marks the slot, or takes the mark away.
+    /// Sets or removes a mark.
     pub(crate) fn mark(&self, mark: RuntimeMark, on: bool) -> Result<(), DaemonError> {
         let path = mark.path(&self.dir);
         let done = match on {
@@ -154,20 +152,20 @@ impl RuntimeDir {
         &self.disks[disk].switch
     }
 
-    /// Notes the QEMU that uses the slot, for `sweep`.
+    /// Records the QEMU that uses the directory, for `sweep`.
     pub(crate) fn note(&self, process: ProcessIdentity) {
         let path = self.dir.join(PROCESS);
         if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
-            tracing::warn!(slot = self.id, %error, "a QEMU could not be noted; it is not found if the daemon dies");
+            tracing::warn!(slot = self.id, %error, "could not record a QEMU; a restarted daemon will not find it");
         }
     }
 
-    /// Removes the slot. Its QEMU has ended.
+    /// Removes the directory, whose QEMU has ended.
     pub(crate) fn remove(self) {
         self.disks.iter().for_each(|disk| drop(disk.switch.close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
-            tracing::warn!(slot = self.id, %error, "a slot is left over");
+            tracing::warn!(slot = self.id, %error, "could not remove a runtime directory");
         }
     }
 }
@@ -181,8 +179,8 @@ impl From<RamFile> for Sharing {
     }
 }
 
-/// Removes every slot that `is_owned` does not claim, and ends the QEMU in it: one that was started ahead, or
-/// was to become a machine, when its daemon died. It never ran.
+/// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
+/// to become a machine, when its daemon died. It never ran.
 pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
     let dir = layout.slots();
     for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?.flatten() {
@@ -196,28 +194,28 @@ pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Re
     Ok(())
 }
 
-/// Ends the QEMU that was noted in a slot, if it still lives.
+/// Ends the recorded QEMU of a runtime directory, if it still lives.
 pub(crate) fn end(slot: &Path) {
     if let Some(process) = noted(slot) {
         process.kill();
         if !process.wait(END_TIMEOUT) {
-            tracing::error!(slot = %slot.display(), "a QEMU was killed and does not end");
+            tracing::error!(slot = %slot.display(), "a QEMU was killed but does not end");
         }
     }
 }
 
-/// Ends the QEMU of a slot that nobody has, and removes the slot.
+/// Ends the QEMU of an unused runtime directory and removes the directory.
 pub(crate) fn clear(slot: &Path) {
     end(slot);
     match fs::remove_dir_all(slot) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(slot = %slot.display(), %error, "a slot is left over");
+            tracing::warn!(slot = %slot.display(), %error, "could not remove a runtime directory");
         }
         _ => {}
     }
 }
 
-/// The QEMU that was noted in a slot, if it still lives.
+/// The recorded QEMU of a runtime directory, if it still lives.
 fn noted(slot: &Path) -> Option<QemuProcess> {
     let text = fs::read_to_string(slot.join(PROCESS)).ok()?;
     let (pid, start_time) = text.split_once(' ')?;

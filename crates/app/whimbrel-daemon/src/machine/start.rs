@@ -1,7 +1,7 @@
-//! A machine that was switched off, or whose QEMU died, runs again: a boot from its own disks.
+//! Start of a machine that was switched off or whose QEMU died: a boot from its own disks.
 //!
-//! What was in its memory is gone; configuration, name and identity stay. The machine is another entry of the
-//! table afterwards, so that whoever watched over its last QEMU cannot take the new one for it. A start that
+//! The content of its memory is lost; configuration, name and identity stay. The machine becomes a new entry
+//! of the registry, so that the supervisor of its last QEMU cannot take the new one for it. A start that
 //! fails leaves it as it was.
 
 use crate::{
@@ -15,7 +15,7 @@ use whimbrel_api::MachineInfo;
 use whimbrel_core::MachineName;
 
 impl Daemon {
-    /// Runs a machine again.
+    /// Runs a stopped or crashed machine again.
     pub(crate) fn start(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
         let machine = self.machine(name)?;
         let mut turn = machine.try_lock_in_any_phase("start", None)?;
@@ -33,7 +33,7 @@ impl Daemon {
         Ok(info)
     }
 
-    /// The log holds what was printed since the machine was started.
+    /// Removes the console log, which holds the output since the last start.
     fn clear_console_log(&self, name: &MachineName) -> Result<(), DaemonError> {
         let path = self.layout.console_log(name);
         match std::fs::remove_file(&path) {

@@ -1,4 +1,4 @@
-//! Watches over machines: what the daemon does by itself when one switches itself off or dies.
+//! Supervisor of machines: the daemon's reactions when a machine shuts down or its QEMU dies.
 
 use crate::{
     daemon::Daemon,
@@ -7,14 +7,14 @@ use crate::{
 use std::sync::{Arc, Weak, mpsc::Receiver};
 use whimbrel_qemu::MachineEvent;
 
-/// Follows the events of a machine on a thread of its own until its QEMU is gone.
+/// Handles the events of a machine on a thread of its own until its QEMU is gone.
 pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver<MachineEvent>) {
     let (host, machine) = (Arc::downgrade(host), Arc::downgrade(machine));
     let watch = move || {
         for event in events {
             match event {
                 MachineEvent::Shutdown(cause) => {
-                    tracing::info!(?cause, "a machine switched itself off");
+                    tracing::info!(?cause, "a machine shut down");
                     return ended(&host, &machine, Phase::Stopped);
                 }
                 MachineEvent::Disconnected => {
@@ -22,21 +22,21 @@ pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver
                     return ended(&host, &machine, Phase::Crashed { reason });
                 }
                 MachineEvent::BlockIoError { device, operation, reason, .. } => {
-                    tracing::error!(device, operation, reason, "a disk failed, the machine is paused");
+                    tracing::error!(device, operation, reason, "a disk failed; the machine is paused");
                 }
                 _ => {}
             }
         }
     };
     if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(watch) {
-        tracing::error!(%error, "no thread to watch over a machine");
+        tracing::error!(%error, "could not start a thread to supervise a machine");
     }
 }
 
-/// A machine whose QEMU is gone has ended, whoever was told of it.
+/// Ends a machine whose QEMU is gone, even if no event arrived.
 pub(crate) fn check(host: &Arc<Daemon>, machine: &Arc<Machine>) {
     let gone = {
-        let turn = machine.lock("cleaning up");
+        let turn = machine.lock("cleanup");
         turn.live.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
     };
     if gone {
@@ -45,10 +45,10 @@ pub(crate) fn check(host: &Arc<Daemon>, machine: &Arc<Machine>) {
     }
 }
 
-/// The machine has ended by itself, unless an operation ended it or handed it over meanwhile.
+/// Records that a machine ended by itself, unless an operation ended or handed it over meanwhile.
 fn ended(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
     let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
-    let mut turn = machine.lock("cleaning up");
+    let mut turn = machine.lock("cleanup");
     let Some(live) = turn.live.take() else { return };
     live.end();
     host.discard_missing_memory(&mut turn);
@@ -62,7 +62,7 @@ fn ended(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
     if let Err(error) = turn.record.save(&host.layout) {
         tracing::error!(
             error = &error as &dyn std::error::Error,
-            "the end of a machine could not be written down"
+            "could not save the record of a machine that ended"
         );
     }
 }

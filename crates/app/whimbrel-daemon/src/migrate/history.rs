@@ -1,4 +1,4 @@
-//! Migration history for `whimbrel report`: one JSON record for each ended migration; only the newest are
+//! Migration history for `whimbrel migrations`: one JSON record for each ended migration; only the newest are
 //! stored.
 //!
 //! docs/formats/migration-record.md is the format. Nothing else depends on these files: a record that cannot

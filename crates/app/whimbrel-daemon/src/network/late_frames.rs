@@ -1,9 +1,9 @@
-//! What comes for a machine while nobody runs it: its ports keep it, and it goes after the machine, or to it
-//! if it stays.
+//! Late frames: network frames for a machine that arrive while no host runs it. Its ports buffer them; they
+//! are sent after the machine, or delivered here if it stays.
 //!
-//! A host keeps it from the moment at which it stops the machine. Once the machine is handed over it goes to
-//! the target, which gives it to the machine when that runs. Frames to a group reach the target's port too:
-//! of those that come after the commit none goes after the machine.
+//! A host buffers frames from the pause on. After the handover they go to the target, which delivers them
+//! once the machine runs. Group frames reach the target's port too, so those that arrive after the commit are
+//! not sent.
 
 use crate::running::NetworkPort;
 use std::{
@@ -14,22 +14,22 @@ use std::{
 use whimbrel_migrate::{late_frames::LateFrame, protocol::HandoverId};
 use whimbrel_net::{Gates, Port};
 
-/// Machines whose ports are remembered, and for how long: what comes for one comes within milliseconds of its
-/// arrival, and later its old host has nothing more to give to it.
+/// Machines whose ports are remembered, and for how long: late frames come within milliseconds of the
+/// arrival, and later the source has no more.
 const NEWCOMERS_MAX: usize = 1024;
 const NEW_FOR: Duration = Duration::from_secs(60);
 
-/// Keeps what comes for a machine that is about to stand still.
+/// Buffers frames for a machine that is about to be paused.
 pub(crate) fn start_buffering(ports: &[NetworkPort]) {
     ports.iter().for_each(|port| port.port_here().keep_strays());
 }
 
-/// Gives a machine that goes on here what was kept.
+/// Delivers the buffered frames to a machine that runs on here.
 pub(crate) fn deliver_locally(ports: &[NetworkPort]) {
     ports.iter().for_each(|port| port.port_here().let_strays_in());
 }
 
-/// What was kept of a machine that was just handed over.
+/// Buffered frames of a machine that was just handed over.
 pub(crate) fn all(ports: &[NetworkPort]) -> Vec<LateFrame> {
     let of = |(index, port): (u16, &NetworkPort)| {
         let frames = port.port_here().take_strays();
@@ -38,7 +38,8 @@ pub(crate) fn all(ports: &[NetworkPort]) -> Vec<LateFrame> {
     (0..).zip(ports).flat_map(of).collect()
 }
 
-/// What has come for one that runs elsewhere, and reached nobody else. Nothing comes here for it any more.
+/// Last late frames of a machine that runs elsewhere, without group frames. Nothing arrives here for it any
+/// more.
 pub(crate) fn last(ports: &[NetworkPort]) -> Vec<LateFrame> {
     let is_to_a_group = |stray: &LateFrame| stray.frame.first().is_some_and(|first| first & 1 == 1);
     let last = all(ports).into_iter().filter(|stray| !is_to_a_group(stray)).collect();
@@ -46,7 +47,7 @@ pub(crate) fn last(ports: &[NetworkPort]) -> Vec<LateFrame> {
     last
 }
 
-/// Ports of machines that arrive or have arrived lately, for what is sent after them.
+/// Ports of incoming and recently arrived machines, for their late frames.
 #[derive(Default)]
 pub(crate) struct RecentArrivals(Mutex<VecDeque<Newcomer>>);
 
@@ -57,7 +58,7 @@ struct Newcomer {
 }
 
 impl RecentArrivals {
-    /// A machine is about to be run here.
+    /// Adds a machine that is about to run here.
     pub(crate) fn insert(&self, handover: HandoverId, ports: &[NetworkPort]) {
         let mut newcomers = self.lock();
         newcomers.retain(|newcomer| newcomer.since.elapsed() < NEW_FOR);
@@ -68,7 +69,7 @@ impl RecentArrivals {
         newcomers.push_back(Newcomer { handover, since: Instant::now(), ports });
     }
 
-    /// Gives a machine what came for it. Of one that is not known, not new any more, or gone, it is dropped.
+    /// Delivers late frames to their machine. Drops them if it is unknown, no longer recent, or gone.
     pub(crate) fn deliver(&self, handover: HandoverId, strays: &[LateFrame]) {
         let newcomers = self.lock();
         let is_it =

@@ -1,8 +1,8 @@
-//! Connections to other hosts that last: those this host made and those that others made to it.
+//! Peer connections: lasting connections to other hosts, made by this host or by them.
 //!
-//! A connection is symmetric, so a host that can be called but not reached (it sits behind a router at home)
-//! is called over the connection that it made. A host that could not be reached is left alone for a few
-//! seconds: a page that is waited for must not wait for its connect to time out over and over.
+//! A connection is symmetric, so a host that can connect but cannot be reached (behind a router at home) is
+//! called over the connection that it made. A host that could not be reached is not tried for a few seconds:
+//! a page that is waited for must not wait for one connect timeout after another.
 
 use crate::{core::error::DaemonError, daemon::Daemon};
 use crate::{peers::link::connect, server::peer_rpc::Peers};
@@ -14,10 +14,9 @@ use std::{
 use whimbrel_core::HostName;
 use whimbrel_wire::Connection;
 
-/// How long a host that could not be reached is not tried again.
+/// How long an unreachable host is not tried again.
 const LEFT_ALONE: Duration = Duration::from_secs(3);
 
-/// The connections there are.
 #[derive(Default)]
 pub(crate) struct PeerConnections {
     table: Mutex<BTreeMap<HostName, Neighbour>>,
@@ -34,7 +33,7 @@ impl PeerConnections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A host made a connection to this one.
+    /// Adds a connection that a host made to this one.
     pub(crate) fn arrived(&self, connection: &Connection) {
         let mut table = self.table();
         let neighbour = table.entry(connection.peer().name.clone()).or_default();
@@ -43,7 +42,7 @@ impl PeerConnections {
         neighbour.unreachable_since = None;
     }
 
-    /// A connection that lives, the newest first.
+    /// The newest live connection to a host.
     fn living(&self, host: &HostName) -> Option<Connection> {
         let mut table = self.table();
         let neighbour = table.get_mut(host)?;
@@ -57,7 +56,7 @@ impl PeerConnections {
         names.iter().filter_map(|name| self.living(name)).collect()
     }
 
-    /// How far away a host is, if there is a connection to it.
+    /// Round-trip time to a host, if there is a connection to it.
     pub(crate) fn round_trip(&self, host: &HostName) -> Option<Duration> {
         self.living(host)?.round_trip()
     }
@@ -73,12 +72,12 @@ impl PeerConnections {
 }
 
 impl Daemon {
-    /// A connection to a trusted host: one that is there, or a new one.
+    /// A connection to a trusted host: an existing one, or a new one.
     pub(crate) fn neighbour(&self, name: &HostName) -> Result<Connection, DaemonError> {
         if let Some(connection) = self.neighbours.living(name) {
             return Ok(connection);
         }
-        // The service enters the connection here.
+        // `Peers` adds the connection to the table.
         connect(self, name, Peers::new(&self.me)).inspect_err(|_| self.neighbours.unreachable(name))
     }
 
@@ -89,7 +88,7 @@ impl Daemon {
             .into_iter()
             .map(|peer| peer.name)
             .filter(|name| self.neighbours.living(name).is_some() || !self.neighbours.left_alone(name));
-        // Side by side: one host that does not answer must not hold up the others.
+        // In parallel: one host that does not answer must not delay the others.
         let mut reached: Vec<Connection> = std::thread::scope(|scope| {
             let tries: Vec<_> = names.map(|name| scope.spawn(move || self.neighbour(&name).ok())).collect();
             tries.into_iter().filter_map(|attempt| attempt.join().ok().flatten()).collect()

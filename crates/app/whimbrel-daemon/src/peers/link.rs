@@ -1,5 +1,4 @@
-//! Connections to other hosts, by whichever carrier their entry names, as an engine on a plain thread sees
-//! them.
+//! Peer links: connections to other hosts, over TLS or ssh, for engines on plain threads.
 
 use super::ssh;
 use crate::server::peer_rpc::{Apart, Peers};
@@ -22,7 +21,7 @@ use whimbrel_wire::{
 const STREAM: u16 = 1;
 
 impl Daemon {
-    /// The way to a trusted host.
+    /// The route to a trusted host.
     pub(crate) fn route(&self, name: &HostName) -> Result<Route, DaemonError> {
         let peer =
             self.trust.named(name).map_err(|source| DaemonError::Identity { source: source.into() })?;
@@ -33,15 +32,15 @@ impl Daemon {
     }
 }
 
-/// The connections to another host, as a migration sees them. For plain threads.
+/// The connections to another host for a migration. For plain threads.
 ///
-/// All but pages goes over the first. Pages may overtake each other within a round, so they go over whichever
-/// has least under way, and there are more connections while those there are carry so much that sealing what
-/// goes over them takes most of a processor each. Under a limit there is one, and the limit is its.
+/// All but pages goes over the first. Pages may overtake each other within a round, so they go over the
+/// connection with the least in flight. Connections are added while the existing ones carry so much that
+/// encryption takes most of a processor each. Under a rate limit there is one, to which the limit applies.
 pub(crate) struct PeerLink {
     connection: Connection,
     bulk: Mutex<Bulk>,
-    /// Makes another connection.
+    /// Opens another connection.
     another: Box<dyn Fn() -> Result<Connection, DaemonError> + Send + Sync>,
 }
 
@@ -50,24 +49,24 @@ pub(crate) struct PeerLink {
 struct Bulk {
     more: Vec<Connection>,
     is_limited: bool,
-    /// Since when, and from which count of bytes, the rate is measured.
+    /// Time and count of bytes at the start of the rate measurement.
     since: Option<(Instant, u64)>,
 }
 
-/// Most connections.
+/// Most connections of a link.
 const CONNECTIONS_MAX: usize = 4;
-/// Bytes a second over one connection at which another pays: TLS seals about 1 to 2 GB a second on one
+/// Bytes a second over one connection from which another pays: TLS encrypts about 1 to 2 GB a second on one
 /// processor, beside all else that a connection's two tasks do.
 const BUSY: f64 = 300e6;
-/// As long as a rate is measured.
+/// Time over which a rate is measured.
 const MEASURED: Duration = Duration::from_millis(100);
 
-/// Whether another connection pays, where `have` carry so many bytes a second.
+/// Whether another connection pays where `have` connections carry this rate.
 fn pays(rate: f64, have: usize) -> bool {
     have < CONNECTIONS_MAX && rate > BUSY * have as f64
 }
 
-/// A new connection to a trusted host, whose calls over it `service` answers.
+/// Connects to a trusted host, whose calls over the connection `service` answers.
 pub(crate) fn connect(
     host: &Daemon,
     name: &HostName,
@@ -87,7 +86,7 @@ pub(crate) fn connect(
     }
 }
 
-/// Whoever is connected to takes the connection for a way to this host, and asks over it what it likes.
+/// The service for these connections: the peer may use them for calls to this host.
 fn answering(host: &Daemon) -> Apart {
     Apart(Peers::new(&host.me))
 }
@@ -119,9 +118,9 @@ impl PeerLink {
         if took > MEASURED {
             bulk.since = Some((Instant::now(), sent));
             if pays((sent - before) as f64 / took.as_secs_f64(), bulk.more.len() + 1) {
-                // One more is a help, not a need.
+                // Another connection helps but is not needed.
                 bulk.more.extend((self.another)().inspect_err(|error| {
-                    tracing::debug!(error = error as &dyn std::error::Error, "no further connection");
+                    tracing::debug!(error = error as &dyn std::error::Error, "could not add a connection");
                 }));
             }
         }
@@ -135,7 +134,7 @@ impl PeerLink {
         all.map(|connection| connection.traffic().sent).sum()
     }
 
-    /// Limits what is sent, in bytes a second.
+    /// Limits the rate of sending, in bytes a second.
     pub(crate) fn limit(&self, rate: Option<ByteSize>) {
         self.limit_rate(rate.map(|rate| rate.0));
     }

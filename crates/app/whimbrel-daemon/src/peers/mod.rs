@@ -1,4 +1,4 @@
-//! peers.
+//! Connections to peers, over TLS or ssh.
 
 pub(crate) mod connections;
 pub(crate) mod link;

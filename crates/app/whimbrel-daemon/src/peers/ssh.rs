@@ -1,31 +1,31 @@
-//! The way to another host by the ssh of the daemon's user: what `whimbrel serve --stdio` says there, or why
-//! nothing does, told by ssh's own words and by the exit code of what ran.
+//! Connections to peers over ssh, as the daemon's user. Failures are told apart by the exit code of ssh or of
+//! the remote command, `whimbrel dial-stdio`.
 
 use std::{io, time::Duration};
 use whimbrel_wire::{ConnectError, ConnectStep, Connection, Endpoint, SshCommand, connect_ssh};
 
-/// ssh's own failure (ssh(1), EXIT STATUS).
+/// Exit code of ssh's own failures (ssh(1), EXIT STATUS).
 const SSH_FAILED: i32 = 255;
-/// The remote shell's: found and not executable, not found (POSIX, Shell Command Language, 2.8.2).
+/// Exit codes of the remote shell: not executable, not found (POSIX, Shell Command Language, 2.8.2).
 const NO_COMMAND: [i32; 2] = [126, 127];
-/// `whimbrel`'s own, as its help documents it: its daemon does not answer.
+/// Exit code of `whimbrel` if its daemon does not answer, as its help documents it.
 const NO_DAEMON: i32 = 5;
-/// For the hello: before it ssh logs in, perhaps through other hosts, each of which may be slow.
+/// Time limit for the hello; ssh logs in before it, perhaps through other hosts, each of which may be slow.
 const LOGIN: Duration = Duration::from_secs(30);
 
-/// Why ssh does not lead to a daemon.
+/// The reason why ssh does not lead to a daemon.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what its fields are")]
 pub enum SshError {
     #[error("ssh cannot be started")]
     Start { source: io::Error },
-    #[error("ssh does not get into {destination}")]
+    #[error("ssh cannot log in to {destination}")]
     Login { destination: String, source: ConnectError },
     #[error("whimbrel cannot be run on {destination}")]
     NoCommand { destination: String, source: ConnectError },
     #[error("no daemon runs on {destination}")]
     NoDaemon { destination: String, source: ConnectError },
-    #[error("what ssh runs on {destination} does not speak for a daemon")]
+    #[error("the output of ssh on {destination} is not that of a whimbrel daemon")]
     NoTalk { destination: String, source: ConnectError },
 }
 
@@ -46,7 +46,7 @@ impl SshError {
         }
     }
 
-    /// What to do about it.
+    /// The next step for the user.
     pub(crate) fn hint(&self) -> String {
         match self {
             Self::Start { .. } => "install an ssh client on this host".to_owned(),
@@ -54,13 +54,13 @@ impl SshError {
                 "`ssh -oBatchMode=yes {destination} true` must work without a question for the daemon's user"
             ),
             Self::NoCommand { destination, .. } => format!(
-                "install whimbrel on {destination} where the PATH of a command of ssh finds it, like /usr/local/bin"
+                "install whimbrel on {destination} in the PATH of ssh commands, such as /usr/local/bin"
             ),
             Self::NoDaemon { destination, .. } => {
-                format!("start `whimbrel host` on {destination}, and log in as a user who may talk to it")
+                format!("start `whimbrel host` on {destination}, and log in as a user who may use its socket")
             }
             Self::NoTalk { destination, .. } => format!(
-                "look at what `ssh {destination} whimbrel serve --stdio </dev/null` says; login scripts must print nothing"
+                "check the output of `ssh {destination} whimbrel dial-stdio </dev/null`; login scripts must print nothing"
             ),
         }
     }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, error_chain};
 use whimbrel_migrate::link::{Answer, Link, LinkError};
 use whimbrel_protect::protocol::{self, ProtectionId, StandbyOutcome};
 use whimbrel_wire::{CallError, Connection, Request};
@@ -153,7 +153,7 @@ impl ControlLink {
         let reply = self.host.runtime.block_on(async {
             tokio::time::timeout(left, connection.call(request)).await.map_err(|_| "timed out".to_owned())
         });
-        let reply = reply.and_then(|reply| reply.map_err(|error| crate::server::peer_rpc::chain(&error)));
+        let reply = reply.and_then(|reply| reply.map_err(|error| error_chain(&error)));
         match reply {
             Ok(reply) => postcard::from_bytes(&reply.header).ok(),
             Err(error) => {

@@ -25,10 +25,10 @@ use records::{ProtectionRecord, ProtectionRecords, ProtectionSide};
 use standby::hosted::HostedStandby;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 use whimbrel_api::{MachineInfo, MachineState, TakeoverInfo};
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{HostName, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
     codec::shared_pages::SharedPages,
@@ -195,8 +195,4 @@ impl Protections {
         });
         found.max_by_key(|taken| taken.at_ms)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! Squeezing a guest before its state is kept, and giving back what was taken.
+//! Balloon: takes memory from a guest before its state is saved, and gives it back afterwards.
 //!
-//! [`BalloonPlan`] decides, and is pure: looks at the guest in, sizes of the balloon out. It takes half of
-//! what the guest can spare, looks again, and ends when little is left, when the guest begins to swap (the
-//! paper's rule, SOSP 2002 section 4.1: a MiB of it), to fetch again what it was made to drop, or when no
-//! more comes. The guest's allocator decides what goes first: free pages, then caches.
+//! [`BalloonPlan`] decides and is pure: observations of the guest in, sizes of the balloon out. It takes half
+//! of what the guest can spare, observes again, and ends when little is left, when the guest begins to swap
+//! (the paper's rule, SOSP 2002 section 4.1: a MiB of it) or to read again what it had to drop, or when no
+//! more memory comes. The guest's allocator decides what goes first: free pages, then caches.
 //!
-//! What holds: before anything is taken, the record says what the guest had, and it says so until it was
-//! given back. So whatever happens, the guest is whole again when the operation has ended, after a restart of
-//! the daemon, or where its capsule is resumed.
+//! Invariant: the record has the former memory size from before anything is taken until it was given back. So
+//! the guest gets all its memory back when the operation has ended, after a restart of the daemon, or where
+//! its capsule is resumed.
 
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
@@ -21,69 +21,70 @@ use whimbrel_core::ByteSize;
 use whimbrel_qemu::BalloonStats;
 
 const MIB: u64 = 1 << 20;
-/// What a guest keeps beyond what it needs, so that it can still work: this part of its memory, and some MiB.
+/// Memory left to a guest beyond its need, so that it can still work: this share of its memory, at least some
+/// MiB.
 const KEPT_PART: u64 = 32;
 const KEPT_LEAST: u64 = 8 * MIB;
 /// A step that gains less is not worth its time.
 const GAIN_LEAST: u64 = 4 * MIB;
-/// Swapped out since the beginning: then what is taken is no longer spare.
+/// Bytes swapped out since the start; beyond that the guest needs what was taken.
 const SWAPPED_MOST: u64 = MIB;
-/// Pages that the guest had to read again in one step: then it was made to drop what it uses.
+/// Major faults in one step; beyond that the guest had to drop what it uses.
 const FAULTS_MOST: u64 = 500;
-/// A balloon that does not grow for so long has got what there is.
+/// A balloon that does not grow for this long has what there is.
 const STALLED: Duration = Duration::from_millis(1500);
-/// No longer than this altogether.
+/// Time limit of a plan.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a guest may take until it tells about itself.
+/// Longest wait for the first report of a guest.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// From one look to the next.
+/// Interval between observations.
 const EVERY: Duration = Duration::from_millis(50);
-/// Looks to wait after a step, so that the guest's report is younger than the step.
+/// Observations to skip after a step, so that the guest's report is newer than the step.
 const SETTLE: u32 = 2;
 
-/// What the guest says about its memory.
+/// A guest's report about its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Report {
-    /// What it could give to programs without swapping.
+    /// Bytes that it could give to programs without swapping.
     available: u64,
-    /// Bytes swapped out since it was booted.
+    /// Bytes swapped out since its boot.
     swapped: u64,
-    /// Pages read from a disk because a program needed them, since it was booted.
+    /// Pages read from a disk because a program needed them (major faults), since its boot.
     faults: u64,
 }
 
-/// One look at a guest.
+/// An observation of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Look {
-    /// Since the beginning.
+    /// Time since the start.
     at: Duration,
-    /// Memory that it has now.
+    /// Current memory size.
     actual: u64,
-    /// None if it says nothing.
+    /// The guest's report, if it sends any.
     report: Option<Report>,
 }
 
-/// What to do next.
+/// The next step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
-    /// Have the balloon leave the guest so much, and look again.
+    /// Set the balloon so that it leaves the guest this size, and observe again.
     Aim(u64),
-    /// Look again.
+    /// Only observe again.
     Look,
-    /// It is done.
+    /// The plan has ended.
     Stop(Why),
-    /// It is done, and the balloon is to leave the guest so much.
+    /// The plan has ended; set the balloon so that it leaves the guest this size.
     StopAt(u64, Why),
 }
 
-/// Why a course ends.
+/// The reason why a plan ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// The guest has what it was to be left with.
+    /// The guest has the requested size.
     Reached,
-    /// It has little left to give.
+    /// The guest has little left to give.
     LittleLeft,
-    /// It swaps, or reads again what it dropped.
+    /// The guest swaps, or reads again what it dropped.
     Pressed,
     /// The balloon does not grow any more.
     Stalled,
@@ -91,32 +92,32 @@ enum Why {
     Late,
 }
 
-/// The way to a squeezed guest.
+/// A plan to shrink the memory of one guest.
 #[derive(Debug)]
 struct BalloonPlan {
     goal: Goal,
     step: Step,
-    /// The smallest size at which the guest was well.
+    /// The smallest size without pressure on the guest.
     well: u64,
     first: Option<Report>,
-    /// Its faults when the step under way began.
+    /// Major faults before the current step.
     faults: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
-    /// Keep this much beyond what is needed.
+    /// Leave this much beyond the guest's need.
     Spare(u64),
     To(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Not yet begun: waits for the guest's first report.
+    /// Not started: waits for the guest's first report.
     Asking,
-    /// The balloon grows; it was this size when it last did, and that was then.
+    /// The balloon grows; it last grew to `actual` at `since`.
     Growing { aim: u64, actual: u64, since: Duration },
-    /// It has grown; so many looks until the guest's report is about that.
+    /// The balloon has grown; observations to wait for a newer report.
     Settling { looks: u32 },
 }
 
@@ -125,7 +126,7 @@ impl BalloonPlan {
         Self { goal, step: Step::Asking, well: actual, first: None, faults: 0 }
     }
 
-    /// What a look means.
+    /// The action after an observation.
     fn next(&mut self, look: &Look) -> Action {
         self.first = self.first.or(look.report);
         if look.at >= PATIENCE {
@@ -155,7 +156,8 @@ impl BalloonPlan {
         }
     }
 
-    /// With the first report, or without any: then a quarter of its memory is what can be asked of any guest.
+    /// Starts with the first report. A guest that sends none is asked for a quarter of its memory, as any
+    /// guest can be.
     fn start(&mut self, kept: u64, look: &Look) -> Action {
         match look.report {
             Some(_) => self.take_half(kept, look),
@@ -188,7 +190,7 @@ impl BalloonPlan {
         if look.actual < actual {
             self.step = Step::Growing { aim, actual: look.actual, since: look.at };
         } else if look.at.saturating_sub(since) >= STALLED {
-            // The guest is asked no more for what it does not have.
+            // The guest is not asked for more than it has.
             return Action::StopAt(look.actual, Why::Stalled);
         }
         Action::Look
@@ -202,8 +204,7 @@ impl BalloonPlan {
 }
 
 impl Daemon {
-    /// Squeezes the guest as it is asked, and says how much it gave up. A guest that stands still can give
-    /// nothing.
+    /// Shrinks the guest's memory as requested and returns how much it gave up. A paused guest can give none.
     pub(crate) fn squeeze(
         &self,
         record: &mut Record,
@@ -222,14 +223,14 @@ impl Daemon {
             BalloonTarget::Auto => Goal::Spare((memory.0 / KEPT_PART).max(KEPT_LEAST)),
             BalloonTarget::To { size } => Goal::To(checked(size, memory)?.0),
         };
-        // Not what QEMU's balloon holds now: a guest that was squeezed a moment ago is still taking its
-        // memory back.
+        // Not the balloon's current size: a guest that was shrunk a moment ago is still taking its memory
+        // back.
         let former = record.ballooned.unwrap_or(record.config.memory);
         let actual = look_at(live)?.actual;
         record.squeezed_from = Some(former);
         record.save(&self.layout)?;
         let squeezed = run(BalloonPlan::new(goal, actual.0), live, reporter);
-        // The guest reports to nobody from here on.
+        // No report is needed from here on.
         let _ = live.qemu.ask_balloon_stats(false);
         match squeezed {
             Ok(left) => Ok(Some(ByteSize(former.0.saturating_sub(left)))),
@@ -240,7 +241,7 @@ impl Daemon {
         }
     }
 
-    /// Gives a guest back what it had, if it was squeezed. If that fails, the next daemon tries again.
+    /// Gives a guest its memory back, if it was shrunk. After a failure the next daemon tries again.
     pub(crate) fn restore_balloon(&self, record: &mut Record, live: &RunningMachine) {
         let Some(former) = record.squeezed_from else { return };
         let former = former.min(record.config.memory);
@@ -250,20 +251,20 @@ impl Daemon {
         });
         if let Err(error) = given {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(name = %record.name, error, "a guest may not have got back all of its memory");
+            tracing::warn!(name = %record.name, error, "could not give a guest all of its memory back");
         }
     }
 }
 
-/// A size that a guest can be left with.
+/// Checks the size that a guest is to be left with.
 pub(crate) fn checked(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
     match size.0 {
         MIB.. if size <= memory => Ok(size),
-        _ => Err(DaemonError::invalid(format!("a balloon size lies between 1 MiB and {memory}"))),
+        _ => Err(DaemonError::invalid(format!("the balloon size must be between 1 MiB and {memory}"))),
     }
 }
 
-/// Follows a course to its end; the memory that the guest is left with.
+/// Runs a plan to its end. Returns the memory that the guest is left with.
 fn run(
     mut course: BalloonPlan,
     live: &RunningMachine,
@@ -278,14 +279,14 @@ fn run(
         }
         let seen = look_at(live)?;
         let look = Look { at: begun.elapsed(), actual: seen.actual.0, report: report_of(&seen) };
-        reporter.progress("squeezing the guest", Unit::Bytes, look.actual, None);
+        reporter.progress("shrinking guest memory", Unit::Bytes, look.actual, None);
         let action = course.next(&look);
-        tracing::debug!(?look, ?action, "squeezing a guest");
+        tracing::debug!(?look, ?action, "shrinking guest memory");
         if let Action::Aim(size) | Action::StopAt(size, _) = action {
             live.qemu.balloon(ByteSize(size)).map_err(qemu_error)?;
         }
         if let Action::Stop(why) | Action::StopAt(_, why) = action {
-            tracing::info!(?why, left = %seen.actual, took = ?look.at, "a guest was squeezed");
+            tracing::info!(?why, left = %seen.actual, took = ?look.at, "guest memory was shrunk");
             return Ok(look.actual);
         }
     }
@@ -295,7 +296,7 @@ fn look_at(live: &RunningMachine) -> Result<BalloonStats, DaemonError> {
     live.qemu.balloon_now().map_err(qemu_error)
 }
 
-/// By QEMU's names (`docs/interop/virtio-balloon-stats.rst`).
+/// The guest's report by QEMU's names (`docs/interop/virtio-balloon-stats.rst`).
 fn report_of(stats: &BalloonStats) -> Option<Report> {
     let figure = |name: &str| stats.guest.get(name).copied();
     Some(Report {
@@ -306,14 +307,14 @@ fn report_of(stats: &BalloonStats) -> Option<Report> {
 }
 
 fn qemu_error(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> DaemonError {
-    DaemonError::Qemu { action: "squeeze the guest", source: source.into() }
+    DaemonError::Qemu { action: "set the balloon", source: source.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A guest that needs so much, caches so much, and follows its balloon as fast as `speed` bytes a look.
+    /// A guest that follows its balloon by `speed` bytes per observation.
     struct Guest {
         actual: u64,
         aim: u64,
@@ -336,7 +337,7 @@ mod tests {
             Look { at, actual: self.actual, report: self.talks.then_some(report) }
         }
 
-        /// Runs a course and says why it ended, with what the guest had at the smallest and has after it.
+        /// Runs a plan. Returns why it ended, and the smallest and the final size of the guest.
         fn squeeze(&mut self, goal: Goal) -> (Why, u64, u64) {
             let (mut course, mut at, mut least) =
                 (BalloonPlan::new(goal, self.actual), Duration::ZERO, u64::MAX);

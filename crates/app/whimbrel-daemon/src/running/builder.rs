@@ -1,7 +1,8 @@
-//! From a slot to a machine: a QEMU is started in it, and memory, disks, network ports and console are
-//! attached.
+//! Machine builder: starts a QEMU in a runtime directory and attaches memory, disks, network ports and
+//! console.
 //!
-//! On failure the QEMU is ended and its slot removed, unless an earlier daemon had left it running.
+//! On failure the QEMU is ended and its runtime directory removed, unless an earlier daemon had left it
+//! running.
 
 use super::{
     NetworkPort, Overlay, PortTarget, RunningDisk, RunningMachine, RunningMemory, remote_disk::Stall,
@@ -24,15 +25,14 @@ use whimbrel_migrate::postcopy::PageFetcher;
 use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Vmgenid};
 use whimbrel_store::Pin;
 
-/// How a QEMU is started.
 pub(crate) struct LaunchOptions {
-    /// Whether it waits for a device state.
+    /// Whether QEMU waits for a device state.
     pub(crate) incoming: bool,
-    /// The identity that the guest is to keep; none draws a new one.
+    /// The generation id that the guest keeps; none draws a new one.
     pub(crate) vmgenid: Option<Vmgenid>,
 }
 
-/// Starts a QEMU in `slot`. On failure the slot is removed.
+/// Starts a QEMU in `slot`. On failure the runtime directory is removed.
 pub(crate) fn launch(
     host: &Daemon,
     config: &MachineConfig,
@@ -78,33 +78,33 @@ pub(crate) fn launch(
     }
 }
 
-/// What the disks of a machine are, open and served.
+/// The disks of a machine, open and served.
 pub(super) struct DiskContents {
     disks: Vec<RunningDisk>,
-    /// Held for as long as memory or disks are read from it.
+    /// Held while memory or disks are read from it.
     origin: Option<Pin>,
 }
 
-/// What turns a QEMU in a slot into a machine.
+/// Makes a machine of a QEMU in a runtime directory.
 pub(super) struct MachineBuilder<'a> {
     pub(super) host: &'a Daemon,
     pub(super) record: &'a Record,
     pub(super) overlay: Overlay,
-    /// The stored image that memory is filled from, if it is: the root, none for an empty one.
+    /// The stored image that memory is filled from, if any: its root, none for an empty image.
     pub(super) image: Option<Option<Digest>>,
-    /// Why it waits for other hosts.
+    /// Reason why the machine waits for other hosts.
     pub(super) stall: Arc<Stall>,
-    /// What another host keeps of it.
+    /// Fetcher of its missing pages.
     pub(super) taking: Option<Arc<PageFetcher>>,
-    /// Whether it comes from another host.
+    /// Whether it is an incoming machine.
     pub(super) arriving: bool,
-    /// Whether the QEMU is one that an earlier daemon left: somebody's running machine, whatever fails here.
+    /// Whether an earlier daemon left the QEMU: a running machine, which survives failures here.
     pub(super) adopted: bool,
     pub(super) arrived: ArrivalKind,
 }
 
 impl<'a> MachineBuilder<'a> {
-    /// For a QEMU that is new.
+    /// A builder for a new QEMU.
     pub(super) fn new(
         host: &'a Daemon,
         record: &'a Record,
@@ -130,7 +130,7 @@ impl<'a> MachineBuilder<'a> {
         self.complete_with(warm, content)
     }
 
-    /// Opens the disks, which are served from then on.
+    /// Opens the disks and starts to serve them.
     pub(super) fn content(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
         let Self { host, record, overlay, stall, taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;
@@ -140,7 +140,7 @@ impl<'a> MachineBuilder<'a> {
         Ok(DiskContents { disks: (0..served).map(open).collect::<Result<_, _>>()?, origin })
     }
 
-    /// The same with disks that are open already, or could not be opened.
+    /// Like [`Self::complete`], for disks that were opened already, or could not be.
     pub(super) fn complete_with(
         self,
         warm: PrestartedQemu,
@@ -186,22 +186,22 @@ impl<'a> MachineBuilder<'a> {
         }
     }
 
-    /// Keeps the capsule that memory or disks are read from. The origin of other machines is only a name; it
+    /// Pins the capsule that memory or disks are read from. The origin of other machines is only a name; it
     /// may be on another host.
     fn hold_origin(&self) -> Result<Option<Pin>, DaemonError> {
         let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
-        // Empty memory is read from nowhere.
+        // Empty memory is read from no image.
         if self.image.flatten().is_none() && !self.record.bases.iter().any(over_image) {
             return Ok(None);
         }
         let pin = self.record.origin.map(|origin| self.host.store.pin(&origin)).transpose();
-        pin.map_err(crate::core::refs::store_error("keep the capsule that the machine reads from"))
+        pin.map_err(crate::core::refs::store_error("pin the capsule that the machine reads from"))
     }
 
     fn guest_port(&self, qemu: &Qemu) -> Result<GuestAgent, DaemonError> {
         let (socket, pages) = (qemu.guest_socket(), self.record.config.memory_pages());
         let port = GuestAgent::open(self.host, &self.record.name, pages, socket.clone(), self.arrived);
-        port.map_err(|source| DaemonError::io("follow", &socket, source))
+        port.map_err(|source| DaemonError::io("connect to", &socket, source))
     }
 
     #[allow(clippy::type_complexity, reason = "taken apart right where it is made")]
@@ -216,7 +216,8 @@ impl<'a> MachineBuilder<'a> {
         let Self { host, record, image, taking, arriving, .. } = self;
         let mut memory = match memory {
             Some(memory) => memory,
-            // What arrives with pages missing is filled on demand; what boots again has its own memory.
+            // An incoming machine with missing pages is filled on demand; a machine that boots again has its
+            // own memory.
             None => RunningMemory::attach(qemu, slot, image.is_some() || (taking.is_some() && *arriving))?,
         };
         if let Some(root) = image {

@@ -1,4 +1,4 @@
-//! The serial port of a machine, for one person or many.
+//! Console: the serial port of a machine, for any number of clients.
 
 use crate::core::error::DaemonError;
 use std::{
@@ -11,23 +11,23 @@ use std::{
 use tokio::sync::mpsc;
 use whimbrel_qemu::Console;
 
-/// Pieces of output or input that wait for a slow side.
+/// Chunks of output or input that wait for a slow side.
 const QUEUE: usize = 64;
-/// How often a silent console is asked whether anybody still listens.
+/// Interval at which a silent console polls whether its client has left.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is needed to look at a console without touching its machine.
+/// Access to a console without touching its machine.
 #[derive(Clone)]
 pub(crate) struct ConsoleView {
     console: Arc<Console>,
     log: PathBuf,
 }
 
-/// Both directions of a serial port, for an async face.
+/// Both directions of a serial port, for an async caller.
 pub(crate) struct SerialStream {
-    /// What the guest prints, the last lines before now included. Ends with the machine.
+    /// Output of the guest, from the last lines before now on. Ends with the machine.
     pub(crate) output: mpsc::Receiver<Vec<u8>>,
-    /// What the user types.
+    /// Input that the user types.
     pub(crate) input: mpsc::Sender<Vec<u8>>,
 }
 
@@ -36,7 +36,7 @@ impl ConsoleView {
         Self { console, log }
     }
 
-    /// The end of what was printed since the machine began.
+    /// The end of the output since the machine's start.
     pub(crate) fn log(&self, bytes: u64) -> String {
         let tail = || {
             let mut file = File::open(&self.log)?;
@@ -49,7 +49,7 @@ impl ConsoleView {
         String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
     }
 
-    /// Joins the console.
+    /// Opens the console for one more client.
     pub(crate) fn open(&self) -> Result<SerialStream, DaemonError> {
         let subscription = self.console.subscribe();
         let (print, output) = mpsc::channel::<Vec<u8>>(QUEUE);
@@ -76,7 +76,7 @@ impl ConsoleView {
         };
         spawn("console-out", Box::new(reader))
             .and_then(|()| spawn("console-in", Box::new(writer)))
-            .map_err(|source| DaemonError::io("follow", &self.log, source))?;
+            .map_err(|source| DaemonError::io("start threads to read", &self.log, source))?;
         Ok(SerialStream { output, input })
     }
 }

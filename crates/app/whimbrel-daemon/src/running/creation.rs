@@ -1,8 +1,8 @@
-//! The ways to come by a machine: new, switched off before, out of a capsule, from another host, or left by
-//! an earlier daemon.
+//! Creation of running machines: new, switched off before, from a capsule, from another host, or left by an
+//! earlier daemon.
 //!
-//! All of them end in a machine that stands still. On failure there is no QEMU and no slot, except for one
-//! that an earlier daemon left: that is somebody's running machine, whatever fails here.
+//! Each way ends in a paused machine. A failure leaves no QEMU and no runtime directory, except for one that
+//! an earlier daemon left: that is a running machine.
 
 use super::{
     Overlay, RunningMachine, RunningMemory,
@@ -30,7 +30,7 @@ impl RunningMachine {
         MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.prepared()
     }
 
-    /// A machine that was switched off, before its first instruction: its disks are as it left them.
+    /// A machine that was switched off, before its first instruction, with the disks that it left.
     pub(crate) fn boot_again(
         host: &Daemon,
         record: &Record,
@@ -42,7 +42,7 @@ impl RunningMachine {
         MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.prepared()
     }
 
-    /// The machine of a capsule: its memory comes when it is touched. Load its device state next.
+    /// The machine of a capsule; its memory is filled on demand. The caller loads its device state next.
     pub(crate) fn restore(
         host: &Daemon,
         record: &Record,
@@ -52,7 +52,7 @@ impl RunningMachine {
         MachineBuilder::new(host, record, Overlay::New, Some(memory)).complete(warm)
     }
 
-    /// An empty machine that is filled from another host. Load its device state when it is.
+    /// An incoming machine, still empty. The caller loads its device state once its pages are here.
     pub(crate) fn create_incoming(
         host: &Daemon,
         record: &Record,
@@ -65,7 +65,7 @@ impl RunningMachine {
         MachineBuilder { arriving: true, arrived: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
 
-    /// The machine that an earlier daemon left running.
+    /// Adopts the machine that an earlier daemon left running.
     pub(crate) fn adopt(
         host: &Daemon,
         record: &Record,
@@ -77,8 +77,8 @@ impl RunningMachine {
             slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
         }
         let image = process.lazy.then_some(process.memory);
-        // Disks and memory first: a QEMU that waits for a page answers no command, nor does one that was told
-        // to stop when the earlier daemon died, before what its disks had under way is done.
+        // Disks and memory first: a QEMU that waits for a page answers no command. Neither does one that was
+        // told to stop when the earlier daemon died, until its pending disk I/O is done.
         let assembly =
             MachineBuilder { adopted: true, ..MachineBuilder::new(host, record, Overlay::Existing, image) };
         let content = assembly.content(&slot)?;
@@ -87,7 +87,7 @@ impl RunningMachine {
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
-            qemu.map_err(|source| DaemonError::Qemu { action: "take it up again", source: source.into() })?;
+            qemu.map_err(|source| DaemonError::Qemu { action: "adopt the process", source: source.into() })?;
         let warm = PrestartedQemu {
             slot,
             qemu,
@@ -97,25 +97,26 @@ impl RunningMachine {
         let mut live = assembly.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();
         live.find_head();
-        live.paused =
-            !status.map_err(|source| DaemonError::Qemu { action: "ask it", source: source.into() })?.running;
+        live.paused = !status
+            .map_err(|source| DaemonError::Qemu { action: "query its status", source: source.into() })?
+            .running;
         Ok(live)
     }
 
-    /// The machine is this host's, and its daemon died: if an operation had paused it, that pause is over.
+    /// Unpauses a machine of this host if an operation had paused it when the daemon died.
     pub(crate) fn go_on_after_crash(&mut self) {
         let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
         if paused && !self.stays_paused() {
             tracing::info!(
                 pid = self.pid(),
-                "a machine that was paused for a moment when the daemon died goes on"
+                "unpausing a machine that an operation had paused when the daemon died"
             );
             self.unpause();
         }
     }
 
-    /// Gives QEMU the part of the device state that it cannot be asked for once a clone was taken up again.
-    /// Without it the clone lives on, but no state can be taken of it.
+    /// Gives QEMU the stream header of an adopted clone's device state, which cannot be queried. Without it
+    /// the clone runs, but its device state cannot be saved.
     fn find_head(&mut self) {
         if self.slot.ram_file() == RamFile::Own {
             return;
@@ -126,11 +127,11 @@ impl RunningMachine {
                 .map_err(|source| DaemonError::Qemu { action: "describe its devices", source: source.into() })
         });
         if let Err(error) = found {
-            tracing::error!(error = &error as &dyn std::error::Error, "no state can be taken of a clone");
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot save a clone's device state");
         }
     }
 
-    /// Takes the part of the device state that is slow to take, while nobody is looking yet.
+    /// Reads the slow part of the device state early, before anyone waits for it.
     fn prepared(mut self) -> Result<Self, DaemonError> {
         match self.qemu.prepare_device_state() {
             Ok(()) => Ok(self),

@@ -1,7 +1,7 @@
-//! A disk of a running machine: an overlay of its own over something that never changes, every write tracked.
+//! A disk of a running machine: its overlay over a base that never changes, with every write tracked.
 //!
-//! All of it is in bytes of the disk. Cuts are where a stored image comes in, under the overlay, and in the
-//! view through which the store follows the disk; others follow it as it is.
+//! All offsets are bytes of the disk. Alignment matters in two places: for a stored image beneath the
+//! overlay, and in the view through which the store reads the disk. Other consumers read it as it is.
 
 use super::{
     RemoteDisk, Stall,
@@ -28,25 +28,24 @@ use whimbrel_machine::PageArray;
 use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
 use whimbrel_store::{Store, StoredDisk};
 
-/// One disk.
 pub(crate) struct RunningDisk {
     name: String,
     cow: Arc<Cow>,
     tracked: Arc<TrackedDevice>,
-    /// Over that: what its machine writes may go to another host too.
+    /// Above that: may send writes of the machine to another host too.
     mirrored: Arc<MirrorLayer>,
-    /// Over all of it: what its machine writes.
+    /// On top: the machine writes here.
     brake: Arc<WriteThrottle>,
-    /// How the store sees it: cut like its next image.
+    /// Alignment in which the store reads it, that of its next image.
     cuts: Option<PageAlignment>,
-    /// Its base, if a part of that lies on other hosts.
+    /// The base, if some of its pages are on other hosts.
     patient: Option<Arc<RemoteDisk>>,
 }
 
-/// Disks of a machine of which a part lies on other hosts.
+/// Disks of a machine with pages on other hosts.
 pub(super) type Patients = Vec<(String, Arc<RemoteDisk>)>;
 
-/// Whether the overlay begins empty or goes on.
+/// Whether the overlay starts empty or exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Overlay {
     New,
@@ -54,7 +53,7 @@ pub(crate) enum Overlay {
 }
 
 impl RunningDisk {
-    /// Opens disk `index` of the machine and lets the slot serve it.
+    /// Opens disk `index` of the machine and serves it in the runtime directory.
     pub(crate) fn open(
         (host, stall, taking): (&Daemon, &Arc<Stall>, &Option<Arc<PageFetcher>>),
         record: &Record,
@@ -79,8 +78,8 @@ impl RunningDisk {
         let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
         let (mut base, base_id) = open_base(over, base, size).map_err(failed)?;
         if let Some(taking) = taking {
-            // Memory is the first array. The content under the overlay is what it was, once what is owed has
-            // come.
+            // Memory is the first array. The base has its former content again once the missing pages have
+            // arrived.
             let owed = Arc::new(MissingDiskPages::new(base, taking.clone(), index + 1));
             base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
         }
@@ -99,7 +98,8 @@ impl RunningDisk {
         Ok(Self { name, cow, tracked, mirrored, brake, cuts: None, patient })
     }
 
-    /// Lets the store see the disk cut by `cuts`. If that is new, it no longer follows.
+    /// Sets the alignment in which the store reads the disk. After a change the store is no longer a
+    /// consumer.
     pub(super) fn cut(
         &mut self,
         ledger: &mut DirtyLog,
@@ -119,7 +119,7 @@ impl RunningDisk {
         Ok(())
     }
 
-    /// How the store sees it.
+    /// Alignment in which the store reads it.
     pub(crate) fn cuts(&self) -> Option<&PageAlignment> {
         self.cuts.as_ref()
     }
@@ -128,28 +128,28 @@ impl RunningDisk {
         &self.name
     }
 
-    /// The disk as an array of its own pages.
+    /// The disk as an array of its own pages, not aligned.
     pub(crate) fn pages(&self) -> Box<dyn PageArray> {
         Box::new(DiskPages { name: self.name.clone(), device: self.tracked.clone() })
     }
 
-    /// Makes what was written durable. A failure is the guest's to hear, at its own next flush.
+    /// Makes all writes durable. The guest learns of a failure at its own next flush.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.tracked.flush() {
             tracing::warn!(
                 disk = self.name,
                 error = &error as &dyn std::error::Error,
-                "a disk could not be flushed"
+                "could not flush a disk"
             );
         }
     }
 
-    /// A place for pages that another host keeps.
+    /// The page store for missing pages of the disk.
     pub(super) fn store(&self) -> Arc<dyn PageStore> {
         Arc::new(DiskPageStore(self.cow.clone()))
     }
 
-    /// Gives pages back to what lies under the overlay. Nobody uses the disk yet.
+    /// Removes pages from the overlay, so that the base is read again. The disk is not in use yet.
     pub(super) fn disown(&self, run: PageRun) -> Result<(), DaemonError> {
         let failed = |source: whimbrel_block::BlockError| DaemonError::Disk {
             disk: self.name.clone(),
@@ -162,27 +162,27 @@ impl RunningDisk {
         self.patient.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
-    /// The disk as a device.
+    /// The disk as a block device.
     pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
         &self.tracked
     }
 
-    /// What the machine's writes can be slowed down with.
+    /// Throttle for the machine's writes.
     pub(crate) fn brake(&self) -> &WriteThrottle {
         &self.brake
     }
 
-    /// What the machine's writes can be carried elsewhere with.
+    /// Mirror for the machine's writes.
     pub(crate) fn mirrored(&self) -> &MirrorLayer {
         &self.mirrored
     }
 
-    /// The pages of the disk that may differ from its base.
+    /// Pages of the disk that may differ from its base.
     pub(crate) fn owned(&self) -> PageSet {
         self.cow.owned()
     }
 
-    /// Bytes that belong to this machine alone.
+    /// Bytes of the allocated pages.
     pub(crate) fn owned_bytes(&self) -> u64 {
         self.cow.owned().count() * PAGE_SIZE as u64
     }
@@ -216,12 +216,12 @@ impl StoppedDisk {
         Ok(Self { name, cow, tracked })
     }
 
-    /// The pages of the disk that may differ from its base.
+    /// Pages of the disk that may differ from its base.
     pub(crate) fn owned(&self) -> PageSet {
         self.cow.owned()
     }
 
-    /// The disk as an array of pages cut by `cuts`.
+    /// The disk as an array of pages in this alignment.
     pub(crate) fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, DaemonError> {
         let (name, device) = (self.name.clone(), self.tracked.clone());
         let failed =
@@ -232,14 +232,14 @@ impl StoppedDisk {
         })
     }
 
-    /// The disk as a device.
+    /// The disk as a block device.
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.tracked
     }
 }
 
-/// Removes the overlays in the folder of a machine, their bitmaps in memory included. What cannot be removed
-/// is only garbage.
+/// Removes the overlays in the folder of a machine, with their bitmaps in memory. Overlays that remain are
+/// only garbage.
 pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let place = OverlayDir { dir: entry.path(), live_dir: layout.live_bitmaps() };
@@ -249,7 +249,7 @@ pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
             tracing::warn!(
                 folder = %folder.display(),
                 error = &error as &dyn std::error::Error,
-                "a disk overlay is left over"
+                "could not remove a disk overlay"
             );
         }
     }
@@ -257,7 +257,7 @@ pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The unchanging device under an overlay, and a digest that names its content.
+/// Opens the base of an overlay. Returns it with a digest that names its content.
 pub(super) fn open_base(
     over: impl FnOnce(Digest, u64) -> Arc<dyn Device>,
     base: &DiskBase,
@@ -271,7 +271,7 @@ pub(super) fn open_base(
         }
         DiskBase::Image { root, cuts: None } => (over(*root, size / PAGE_SIZE as u64), *root),
         DiskBase::Image { root, cuts: Some(cuts) } => {
-            // The cuts stand in a manifest, and so does the size; whoever made it may have made that up.
+            // Alignment and size come from a manifest, which may be forged.
             if cuts.size() != size {
                 return Err(AlignmentMismatch { expected: cuts.size(), found: size }.into());
             }
@@ -281,7 +281,7 @@ pub(super) fn open_base(
     })
 }
 
-/// Names the content of a file without reading it: another inode, length or time of change is another
+/// Names the content of a file without reading it: another inode, length or modification time is other
 /// content.
 fn file_id(path: &Path) -> std::io::Result<Digest> {
     let meta = std::fs::metadata(path)?;

@@ -1,8 +1,8 @@
-//! How the disks of machines are cut into the pages of their images.
+//! Alignment of the disks of machines: how their bytes are grouped into the pages of images.
 //!
-//! A machine itself knows nothing of it: overlays, dirty pages and migrations are in bytes of the disk. A
-//! disk is inspected once, for its first image; all later ones are cut like the image before. Other cuts
-//! would be right too, and every page new.
+//! A running machine does not use it: overlays, dirty pages and migrations count bytes of the disk. A disk is
+//! inspected once, for its first image; later images have the alignment of the one before. Another alignment
+//! would be correct too, but would make every page new.
 
 use crate::{
     daemon::Daemon,
@@ -15,14 +15,14 @@ use whimbrel_core::{Digest, PageSet};
 use whimbrel_image::Manifest;
 
 impl Daemon {
-    /// How the next image of disk `index` of a machine is cut, which reads as `disk`. None from byte 0 on.
+    /// Alignment of the next image of disk `index`, which reads as `disk`. None if pages start at byte 0.
     pub(crate) fn cuts_for(&self, record: &Record, index: usize, disk: &dyn Device) -> Option<PageAlignment> {
         if let Some(DiskBase::Image { cuts, .. }) = record.bases.get(index) {
             return cuts.clone();
         }
         let former = record.last.or(record.origin).and_then(|id| self.store.manifest(&id).ok());
         let image = former.as_ref().and_then(|former| former.image(&format!("disk{index}")));
-        // Of zeros alone there is nothing to be found again.
+        // An image of zeros has no content to find again.
         match image.filter(|image| image.root.is_some() && image.size() == disk.size()) {
             Some(image) => image.cuts.clone(),
             None => first_cuts(disk),
@@ -30,12 +30,12 @@ impl Daemon {
     }
 }
 
-/// How the first image of a disk is cut.
+/// Alignment of the first image of a disk.
 pub(crate) fn first_cuts(disk: &dyn Device) -> Option<PageAlignment> {
     layout_of(disk).cuts().ok().filter(|cuts| !cuts.is_identity())
 }
 
-/// What the disks of a machine begin as that is made from a capsule.
+/// Bases of the disks of a machine that is made from a capsule.
 pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
     let base = |disk| match manifest.image(&format!("disk{disk}")) {
         Some(image) => match image.root {
@@ -49,7 +49,7 @@ pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A disk as the pages of its image.
+/// A disk as the aligned pages of its image.
 pub(crate) fn in_pages(
     disk: Arc<dyn Device>,
     cuts: Option<&PageAlignment>,
@@ -60,7 +60,7 @@ pub(crate) fn in_pages(
     })
 }
 
-/// The pages of an image as the disk that they were.
+/// The aligned pages of an image as the disk.
 pub(crate) fn out_of_pages(
     pages: Arc<dyn Device>,
     cuts: Option<&PageAlignment>,
@@ -71,12 +71,12 @@ pub(crate) fn out_of_pages(
     })
 }
 
-/// Names the content of a disk that was cut: the pages alone do not say where on it their bytes are.
+/// Names the content of an aligned disk: the pages alone do not tell where their bytes are on it.
 pub(crate) fn content_id(root: &Digest, cuts: &PageAlignment) -> Digest {
     Digest::of(&[&root.0[..], &cuts.encode()].concat())
 }
 
-/// The pages of the image that hold bytes of these pages of the disk; none if the set is of another disk.
+/// Pages of the image with bytes of these disk pages; none if the set is of another disk.
 pub(crate) fn image_pages(cuts: Option<&PageAlignment>, disk: PageSet) -> Option<PageSet> {
     match cuts {
         None => Some(disk),

@@ -1,5 +1,5 @@
-//! A disk under the feet of two who follow it, over an image that was cut: what the store has is the disk,
-//! cut, and what another host has is the disk.
+//! Tests of a disk with two consumers over an aligned image: the store gets aligned pages, another host the
+//! disk's own.
 
 use super::{disk::open_base, remote_disk::RemoteDisk};
 use crate::machine::record::DiskBase;
@@ -57,7 +57,7 @@ fn base(disk: &[u8], cuts: &PageAlignment) -> (Arc<dyn Device>, Digest) {
     open_base(over, &base, SIZE).expect("a base")
 }
 
-/// Brings the copy that `who` has up to date; half of the time it fails and is done again.
+/// Updates the copy of consumer `who`. With `fails` the first round fails and is repeated.
 fn catch_up(ledger: &mut DirtyLog, who: Consumer, copy: &mut [u8], fails: bool) {
     let pages = ledger.collect(who).expect("a set");
     assert_eq!(pages.len() * PAGE_SIZE as u64, copy.len() as u64);

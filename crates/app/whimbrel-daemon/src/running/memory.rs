@@ -1,4 +1,4 @@
-//! The memory of a running machine: our hold on it, and where its missing pages come from.
+//! Memory of a running machine: the attachment to its QEMU, and the source of its missing pages.
 
 use super::{
     Stall,
@@ -26,43 +26,42 @@ use whimbrel_migrate::postcopy::{PageFetcher, page_fetcher::PageStore};
 use whimbrel_qemu::Qemu;
 use whimbrel_store::StoredImage;
 
-/// Memory of a running machine.
 pub(crate) struct RunningMemory {
     attachment: Attachment,
     file: File,
     lazy: Option<LazyPart>,
-    /// Whether it is filled on demand, once it is known from where.
+    /// Whether it is filled on demand, once its source is known.
     on_demand: bool,
 }
 
-/// Shared with the views, which look while an operation works.
+/// Shared with the views, which are read while an operation works.
 pub(super) type PagerSlot = Arc<Mutex<Option<Pager>>>;
 
-/// What only lazily filled memory has.
+/// Parts of memory that is filled on demand.
 struct LazyPart {
     root: Option<Digest>,
     pager: PagerSlot,
 }
 
-/// What is needed to show how far a lazy machine is, and what it touched.
+/// Progress and touched pages of memory that is filled on demand.
 #[derive(Clone)]
 pub(crate) struct PagerView {
     pager: PagerSlot,
-    /// What another host keeps of it.
+    /// Fetcher of its missing pages.
     taking: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
     pub(super) disks: Patients,
 }
 
 impl RunningMemory {
-    /// Takes hold of the memory of a QEMU that has not run yet. Lazy memory gets its source later.
+    /// Attaches to a QEMU that has not run yet. Memory that is filled on demand gets its source later.
     pub(crate) fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, DaemonError> {
         let mode = if lazy { Mode::Lazy } else { Mode::Track };
         let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
         Self::held(attachment.map_err(memory_error)?, slot, lazy)
     }
 
-    /// Takes hold of the memory of a QEMU that an earlier daemon had attached.
+    /// Attaches to a QEMU to which an earlier daemon was attached.
     pub(crate) fn adopt(
         host: &Daemon,
         pid: u32,
@@ -94,7 +93,7 @@ impl RunningMemory {
         Ok(Self { attachment, file, lazy: None, on_demand })
     }
 
-    /// Fills the memory from the image `root` of a capsule whenever a page is touched.
+    /// Fills touched pages from the image `root` of a capsule.
     pub(crate) fn page_in_from(
         &mut self,
         host: &Daemon,
@@ -111,7 +110,7 @@ impl RunningMemory {
         Ok(())
     }
 
-    /// Fills the memory with what another host keeps of it whenever a page is touched.
+    /// Fills touched pages with missing pages from another host.
     pub(super) fn page_in_owed(&mut self, taking: &Arc<PageFetcher>) -> Result<(), DaemonError> {
         if self.lazy.is_some() || !self.on_demand {
             return Ok(());
@@ -122,13 +121,13 @@ impl RunningMemory {
         Ok(())
     }
 
-    /// A place for pages that come unasked; none if all of it is here.
+    /// The store for pages that arrive without a request; none if all pages are here.
     pub(super) fn store(&self) -> Option<Arc<dyn PageStore>> {
         let store = |lazy: &LazyPart| Arc::new(MemoryPageStore(lazy.pager.clone())) as Arc<dyn PageStore>;
         self.lazy.as_ref().map(store)
     }
 
-    /// The memory to read only.
+    /// A view of the memory for reading.
     pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, DaemonError> {
         self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
     }
@@ -138,14 +137,14 @@ impl RunningMemory {
         (self.on_demand, self.lazy.as_ref().and_then(|lazy| lazy.root))
     }
 
-    /// The memory as a page array, and a way to look on at what is written to it.
+    /// The memory as a page array, and an observer of its dirty log.
     pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), DaemonError> {
         let view =
             || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
         Ok(tapped(view()?, view()?))
     }
 
-    /// The file that it is, to be filled before the machine runs.
+    /// The memory file, to be filled before the machine runs.
     pub(crate) fn file(&self) -> std::io::Result<File> {
         self.file.try_clone()
     }
@@ -160,7 +159,7 @@ impl RunningMemory {
         self.file.read_exact_at(out, run.offset())
     }
 
-    /// Empties pages before the machine runs.
+    /// Zeroes pages before the machine runs.
     pub(crate) fn zero(&self, run: PageRun) -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -178,17 +177,17 @@ impl RunningMemory {
         self.lazy.as_ref().map(view)
     }
 
-    /// Reads everything ahead, in the background.
+    /// Prefetches all pages in the background.
     pub(crate) fn prefetch_all(&self) {
         self.with_pager(Pager::prefetch_all);
     }
 
-    /// Whether all of it is here, waited for at most `patience`.
+    /// Whether all pages are here, after waiting at most `patience`.
     pub(crate) fn wait_resident(&self, patience: Duration) -> bool {
         self.with_pager(|pager| pager.wait_resident(patience)).unwrap_or(true)
     }
 
-    /// Pages that are here, pages there are, and why none come at the moment.
+    /// Resident pages, all pages, and the reason of a stall.
     pub(crate) fn progress(&self) -> (u64, u64, Option<String>) {
         let state = self.with_pager(Pager::state);
         state.map_or((0, 0, None), |state| (state.resident, state.total, state.stalled))
@@ -210,7 +209,7 @@ impl Drop for RunningMemory {
 }
 
 impl PagerView {
-    /// `Lazy` while something is missing, `Running` after that.
+    /// `Lazy` while pages are missing, `Running` after that.
     pub(crate) fn state(&self) -> MachineState {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = self.stall.reason();
@@ -220,7 +219,7 @@ impl PagerView {
             let stalled = pager.as_ref().and_then(|pager| pager.state().stalled);
             let why = || format!("{} is not connected", view.from);
             let cut_off = (!view.connected).then(|| stalled.clone().or(waits.clone()).unwrap_or_else(why));
-            return MachineState::Lazy {
+            return MachineState::Loading {
                 resident_pages: view.owed.saturating_sub(view.stand.missing),
                 total_pages: view.owed,
                 stalled: cut_off.or(stalled).or(waits).or(view.stalled),
@@ -228,7 +227,7 @@ impl PagerView {
             };
         }
         match pager.as_ref().map(Pager::state) {
-            Some(state) if state.resident < state.total || waits.is_some() => MachineState::Lazy {
+            Some(state) if state.resident < state.total || waits.is_some() => MachineState::Loading {
                 resident_pages: state.resident,
                 total_pages: state.total,
                 stalled: state.stalled.or(waits),
@@ -238,13 +237,13 @@ impl PagerView {
         }
     }
 
-    /// Reads everything ahead, in the background.
+    /// Prefetches all pages in the background.
     pub(crate) fn prefetch_all(&self) {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         pager.iter().for_each(Pager::prefetch_all);
     }
 
-    /// What the machine touched in its first seconds; none once it has ended.
+    /// The prefetch list of the machine; none once it has ended.
     pub(crate) fn working_set(&self) -> Option<PrefetchList> {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = ("memory".to_owned(), pager.as_ref()?.touched());
@@ -257,7 +256,7 @@ fn memory_error(source: impl std::error::Error + Send + Sync + 'static) -> Daemo
     DaemonError::Memory { source: source.into() }
 }
 
-/// A stored image as the source of lazy memory.
+/// A stored image as the source of memory that is filled on demand.
 struct ImageSource {
     image: StoredImage,
     present: PageSet,

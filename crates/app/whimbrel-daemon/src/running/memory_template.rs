@@ -1,9 +1,9 @@
-//! Templates: memory that the clones of one capsule share on this host.
+//! Memory templates: memory that the clones of one capsule share on this host.
 //!
-//! A template is the RAM file of a memory image. Every clone has a hard link to it in its slot and maps it
-//! privately; the pager of each fills it for all, so a page is fetched once and lies in memory once until
-//! somebody writes to it. The file ends with the last slot that has it, whoever removes that: no count of
-//! ours can go wrong in a crash. [`Templates`] only remembers where the next clone finds it.
+//! A template is the memory file of an image. Every clone has a hard link to it in its runtime directory and
+//! maps it privately; the pager of each fills it for all. So a page is fetched once and is in memory once
+//! until a clone writes to it. The file ends with its last link, whoever removes that, so a crash cannot
+//! falsify a count. [`Templates`] only remembers where the next clone finds it.
 
 use crate::core::error::DaemonError;
 use rustix::fs::{AtFlags, CWD, linkat};
@@ -20,24 +20,24 @@ use std::{
 };
 use whimbrel_core::{ByteSize, Digest};
 
-/// What a template holds: the root of an image (none for an empty one) and its size.
+/// Content of a template: the root of an image (none for an empty one) and its size.
 pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
 
-/// The templates that machines of this host use.
+/// The memory templates in use on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Templates {
     known: Mutex<BTreeMap<TemplateKey, Weak<File>>>,
 }
 
 impl Templates {
-    /// Gives the template of `content` the name `path`: the one that other clones use, or a new one.
+    /// Links the template of `content` as `path`: the one that other clones use, or a new one.
     pub(crate) fn link(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
         let failed = |source| DaemonError::io("share the memory of clones in", path, source);
         let mut known = self.known();
         if let Some(file) = known.get(&content).and_then(Weak::upgrade) {
             match name(&file, path) {
                 Ok(()) => return Ok(file),
-                // Its last slot was removed just now.
+                // The last link was removed just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -48,14 +48,14 @@ impl Templates {
         Ok(file)
     }
 
-    /// The template that a clone of an earlier daemon has under `path`.
+    /// The template that a clone of an earlier daemon has as `path`.
     pub(crate) fn adopt(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
         let failed = |source| DaemonError::io("open", path, source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let mut known = self.known();
         match known.get(&content).and_then(Weak::upgrade) {
             Some(other) if is_same(&other, &file).map_err(failed)? => Ok(other),
-            // Two templates of one content: a crash came between the last slot of one and the next clone.
+            // Two templates of one content: a crash came between the last link of one and the next clone.
             Some(_) => Ok(Arc::new(file)),
             None => {
                 let file = Arc::new(file);
@@ -70,7 +70,7 @@ impl Templates {
     }
 }
 
-/// A file of holes that QEMU need not grow.
+/// Creates a file of holes that QEMU need not grow.
 fn create(size: ByteSize, path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     file.set_len(size.0)?;

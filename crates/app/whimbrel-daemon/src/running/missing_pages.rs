@@ -1,5 +1,5 @@
-//! The parts of a machine that may lack pages of which another host keeps the content: memory, disks, and the
-//! thread that brings them.
+//! Missing pages of a running machine: memory and disks with content on another host, and the thread that
+//! fetches it.
 
 use super::memory::PagerSlot;
 use crate::core::failpoint::Failpoint;
@@ -29,7 +29,7 @@ use whimbrel_qemu::{ProcessIdentity, QemuProcess};
 /// Memory is the first array.
 const MEMORY: usize = 0;
 
-/// Where missing pages of memory come from.
+/// Source of the missing pages of memory.
 pub(super) struct MissingMemory {
     taking: Arc<PageFetcher>,
     owed: PageSet,
@@ -55,7 +55,7 @@ impl PageSource for MissingMemory {
     }
 }
 
-/// What lies under the overlay of a disk of which pages are elsewhere.
+/// The base of a disk with missing pages.
 pub(super) struct MissingDiskPages {
     below: Arc<dyn Device>,
     taking: Arc<PageFetcher>,
@@ -63,7 +63,7 @@ pub(super) struct MissingDiskPages {
 }
 
 impl MissingDiskPages {
-    /// Over what the disk began as here.
+    /// Puts the missing pages over `below`, the baseline of the disk here.
     pub(super) fn new(below: Arc<dyn Device>, taking: Arc<PageFetcher>, array: usize) -> Self {
         Self { below, taking, array }
     }
@@ -74,7 +74,7 @@ impl MissingDiskPages {
     }
 }
 
-/// Whether a read failed because the other host could not be asked: it may succeed later.
+/// Whether a read may succeed later, because the other host was only unreachable.
 pub(super) fn passes(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
     error.downcast_ref::<PageFetchError>().is_some()
 }
@@ -138,7 +138,7 @@ impl Device for MissingDiskPages {
     }
 }
 
-/// Neighbours of one kind as one.
+/// Merges neighbours of one kind.
 fn merged(list: Vec<Extent>) -> Vec<Extent> {
     let mut merged: Vec<Extent> = Vec::new();
     for extent in list {
@@ -150,13 +150,13 @@ fn merged(list: Vec<Extent>) -> Vec<Extent> {
     merged
 }
 
-/// Memory as a place for pages that come.
+/// Memory as a store for fetched pages.
 pub(super) struct MemoryPageStore(pub(super) PagerSlot);
 
 impl PageStore for MemoryPageStore {
     fn missing(&self, owed: &PageSet) -> PageSet {
         let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without one the machine has ended, and lacks nothing any more.
+        // Without a pager the machine has ended and needs no pages.
         let Some(pager) = pager.as_ref() else { return PageSet::empty(owed.len()) };
         let mut missing = pager.missing();
         missing.intersect(owed);
@@ -173,7 +173,7 @@ impl PageStore for MemoryPageStore {
     }
 }
 
-/// A disk as one.
+/// A disk as a store for fetched pages.
 pub(super) struct DiskPageStore(pub(super) Arc<Cow>);
 
 impl PageStore for DiskPageStore {
@@ -192,15 +192,15 @@ impl PageStore for DiskPageStore {
     }
 }
 
-/// Ends a QEMU that loads while nobody can give it the pages that it waits for.
+/// Kills a QEMU that loads while the pages that it waits for cannot be fetched.
 pub(super) struct LoadGuard {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A load whose pages cannot be had for so long is given up.
+/// Time after which a load without a connection is aborted.
 const LOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// How often is looked.
+/// Interval at which the connection is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl LoadGuard {
@@ -217,7 +217,7 @@ impl LoadGuard {
                     let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
                     cut_off_since = since;
                     if since.is_some_and(|since| since.elapsed() > LOAD_PATIENCE) {
-                        tracing::warn!(from = %taking.from(), "a machine is not loaded: its pages cannot be had");
+                        tracing::warn!(from = %taking.from(), "aborting a load: its missing pages cannot be fetched");
                         return QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
                     }
                 }
@@ -235,7 +235,7 @@ impl Drop for LoadGuard {
     }
 }
 
-/// The thread that brings what is missing; ends with the machine's life here.
+/// The thread that fetches missing pages; ends with the machine here.
 pub(super) struct BackgroundFetch {
     taking: Arc<PageFetcher>,
     done: Arc<AtomicBool>,
@@ -243,7 +243,7 @@ pub(super) struct BackgroundFetch {
 }
 
 impl BackgroundFetch {
-    /// Begins. `whole` is called once nothing is missing and all of it is durable.
+    /// Starts the thread. It calls `whole` once no page is missing and all are durable.
     pub(super) fn start(
         taking: Arc<PageFetcher>,
         stores: Vec<Option<Arc<dyn PageStore>>>,
@@ -264,16 +264,16 @@ impl BackgroundFetch {
                         done.store(true, Ordering::Release);
                         whole();
                     }
-                    Err(error) => tracing::error!(error = &*error, "what came of a machine is not durable"),
+                    Err(error) => tracing::error!(error = &*error, "could not sync fetched pages"),
                 }
             }
         };
         let thread = thread::Builder::new().name("bringing".into()).spawn(bring);
-        let thread = thread.inspect_err(|error| tracing::error!(%error, "no thread to fetch pages")).ok();
+        let thread = thread.inspect_err(|error| tracing::error!(%error, "cannot start a fetch thread")).ok();
         Self { taking, done, thread }
     }
 
-    /// Whether nothing is missing.
+    /// Whether no page is missing.
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
@@ -309,7 +309,7 @@ mod tests {
 
     const PAGES: u64 = 16;
 
-    /// The old host's disk: every byte of a page is its number and 0x40.
+    /// The source's disk: every byte of a page is its number and 0x40.
     struct Old;
 
     impl PageArray for Old {

@@ -1,9 +1,9 @@
-//! A machine that has a QEMU: the process and everything attached to it, and how each came to be.
+//! A running machine: its QEMU process and everything attached to it.
 //!
-//! Every way to make one ends in the same thing, paused: [`RunningMachine::boot`] a new machine,
-//! [`RunningMachine::restore`] a capsule, [`RunningMachine::receive`] one from another host,
-//! [`RunningMachine::adopt`] one whose daemon died. Then [`RunningMachine::start`]. Dropping a `Live` leaves
-//! QEMU running for the next daemon; [`RunningMachine::end`] ends it.
+//! All constructors end in a paused machine: [`RunningMachine::boot`] for a new one,
+//! [`RunningMachine::restore`] for a capsule, [`RunningMachine::create_incoming`] for one from another host,
+//! [`RunningMachine::adopt`] for one of an earlier daemon. Then [`RunningMachine::start`] runs it. Dropping
+//! it leaves QEMU running for the next daemon; [`RunningMachine::end`] ends QEMU.
 
 pub(crate) mod balloon;
 pub(crate) mod builder;
@@ -53,48 +53,45 @@ use whimbrel_migrate::postcopy::{PageFetcher, PageServer};
 use whimbrel_qemu::{Console, MachineEvent, ProcessIdentity, Qemu, VmIdentity};
 use whimbrel_store::Pin;
 
-/// A machine with a QEMU.
 pub(crate) struct RunningMachine {
     pub(crate) qemu: Qemu,
     pub(crate) memory: RunningMemory,
     pub(crate) disks: Vec<RunningDisk>,
     pub(crate) ports: Vec<NetworkPort>,
-    /// The way to its network, if that is on another host.
+    /// Tunnel to its network, if that is on another host.
     pub(crate) away: Option<AwayEnd>,
     /// Memory first, then the disks in order.
     pub(crate) ledgers: Vec<DirtyLog>,
-    /// For whoever looks on at what it writes to its memory.
+    /// Observer of its memory writes.
     tap: DirtyObserver,
     console: Arc<Console>,
     console_log: PathBuf,
-    /// To the program inside the guest, if it has one.
+    /// Connection to its guest agent.
     pub(crate) guest: GuestAgent,
     slot: RuntimeDir,
     paused: bool,
-    /// Why it waits for other hosts, if it does.
+    /// Reason why it waits for other hosts, if it does.
     stall: Arc<Stall>,
-    /// What another host keeps of it, if one does.
+    /// Fetcher of its missing pages, if any are missing.
     taking: Option<Arc<PageFetcher>>,
     bringing: Option<BackgroundFetch>,
-    /// What this host keeps of it for another one, where it runs.
+    /// Page server for the target, where the machine runs now.
     pub(crate) giving: Option<Arc<PageServer>>,
-    /// Keeps the capsule whose pages it still reads, whatever becomes of its refs.
+    /// Pin on the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
-    /// Images that the store's sets of changed pages are relative to, by name. An array without one is looked
-    /// at anew.
+    /// Base images of the store's dirty sets, by name. An array without one is captured completely.
     pub(crate) bases: BTreeMap<String, Option<Digest>>,
-    /// Keep the capsules that these images are of: the last one with memory, and the last one of disks only
-    /// after it.
+    /// Pins on the capsules of these images: the last one with memory, and the last disk-only one after it.
     _bases: [Option<Pin>; 2],
 }
 
 impl RunningMachine {
-    /// Everything of an arriving machine is here: a later daemon will know.
+    /// Marks an incoming machine as complete, for a later daemon.
     pub(crate) fn mark_whole(&self) -> Result<(), DaemonError> {
         self.slot.mark(RuntimeMark::Whole, true)
     }
 
-    /// Has QEMU read what is known of the device state that will be loaded.
+    /// Has QEMU read the early part of the device state that will be loaded.
     pub(crate) fn expect_state(&mut self, ahead: &[u8]) -> Result<(), DaemonError> {
         self.qemu.expect_state(ahead).map_err(|source| DaemonError::Qemu {
             action: "load the beginning of the device state",
@@ -102,7 +99,7 @@ impl RunningMachine {
         })
     }
 
-    /// Loads the device state of a machine that was made to be loaded.
+    /// Loads the device state into a machine that waits for it.
     pub(crate) fn load(&mut self, device_state: &[u8], identity: VmIdentity) -> Result<(), DaemonError> {
         self.qemu
             .load_to_run(device_state, identity)
@@ -113,13 +110,13 @@ impl RunningMachine {
         }
     }
 
-    /// Opens the network and lets the CPUs run.
+    /// Opens the network ports and runs the CPUs.
     pub(crate) fn start(&mut self) -> Result<(), DaemonError> {
         self.open_ports();
         self.set_paused(false)
     }
 
-    /// Lets frames pass: this host runs the machine.
+    /// Lets frames pass, as this host runs the machine.
     pub(crate) fn open_ports(&self) {
         self.ports.iter().for_each(NetworkPort::open);
         self.away.iter().for_each(AwayEnd::open);
@@ -136,13 +133,13 @@ impl RunningMachine {
         Ok(())
     }
 
-    /// The same on its user's word, which outlasts this daemon.
+    /// Pauses or unpauses for the user. The pause outlasts this daemon.
     pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), DaemonError> {
         self.slot.mark(RuntimeMark::PausedByUser, paused)?;
         self.set_paused(paused)
     }
 
-    /// It was paused by its user where it comes from, and will not be run before that one says so.
+    /// Keeps a machine paused that its user had paused on the source.
     pub(crate) fn stay_paused(&self) -> Result<(), DaemonError> {
         self.slot.mark(RuntimeMark::PausedByUser, true)
     }
@@ -152,14 +149,14 @@ impl RunningMachine {
         RuntimeMark::PausedByUser.is_on(self.slot.dir())
     }
 
-    /// Lets a machine go on after something else failed; that failure is what the caller hears of.
+    /// Unpauses the machine after a failure, which is the one that the caller reports.
     pub(crate) fn unpause(&mut self) {
         if let Err(error) = self.set_paused(false) {
-            tracing::error!(error = &error as &dyn std::error::Error, "the machine stays paused");
+            tracing::error!(error = &error as &dyn std::error::Error, "could not unpause the machine");
         }
     }
 
-    /// Presses the power button and waits for the guest.
+    /// Presses the power button and waits for the guest to shut down.
     pub(crate) fn powerdown(&mut self, patience: Duration) -> Result<(), DaemonError> {
         let events = self.qemu.events();
         let pressed = self.qemu.powerdown();
@@ -177,12 +174,12 @@ impl RunningMachine {
         }
     }
 
-    /// What happens to it from now on.
+    /// Events of its QEMU from now on.
     pub(crate) fn events(&self) -> Receiver<MachineEvent> {
         self.qemu.events()
     }
 
-    /// The file that is its memory.
+    /// Path of its memory file.
     pub(crate) fn ram_path(&self) -> PathBuf {
         self.slot.ram()
     }
@@ -191,14 +188,13 @@ impl RunningMachine {
         self.qemu.pid()
     }
 
-    /// The directory of its QEMU.
+    /// Runtime directory of its QEMU.
     pub(crate) fn slot_dir(&self) -> &std::path::Path {
         self.slot.dir()
     }
 
-    /// Loads the device state while pages of the machine are with another host. Devices may touch some: they
-    /// come over the connection of `taking`, and if that is lost the QEMU is ended, since it would wait for
-    /// them for ever.
+    /// Loads the device state while pages are missing. Devices may touch such pages: `taking` fetches them.
+    /// If its connection is lost the QEMU is killed, since it would wait for ever.
     pub(crate) fn load_with_pages_missing(
         &mut self,
         device_state: &[u8],
@@ -212,7 +208,7 @@ impl RunningMachine {
         loaded
     }
 
-    /// Gives pages that arrived and are stale back to what they will be fetched as. The machine has not run.
+    /// Removes stale pages that have arrived, so that they are fetched again. The machine has not run.
     pub(crate) fn disown(&self, array: usize, pages: &PageSet) -> Result<(), DaemonError> {
         let disk = array.checked_sub(1).and_then(|index| self.disks.get(index));
         for run in pages.runs() {
@@ -227,7 +223,7 @@ impl RunningMachine {
         Ok(())
     }
 
-    /// Brings what another host keeps of it, in the background; `whole` is called when all of it is here.
+    /// Fetches its missing pages in the background. `whole` is called when all are here.
     pub(crate) fn start_fetching(&mut self, whole: impl FnOnce() + Send + 'static) {
         let Some(taking) = self.taking.clone() else { return };
         let memory = self.memory.store();
@@ -236,12 +232,12 @@ impl RunningMachine {
         self.bringing = Some(BackgroundFetch::start(taking, stores, whole));
     }
 
-    /// Whether nothing of it is on another host any more.
+    /// Whether none of its pages is missing.
     pub(crate) fn is_complete(&self) -> bool {
         self.taking.is_none() || self.bringing.as_ref().is_some_and(BackgroundFetch::is_done)
     }
 
-    /// What a later daemon needs to find it again.
+    /// Data by which a later daemon finds the process.
     pub(crate) fn process_record(&self) -> ProcessRecord {
         let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
         let (lazy, memory) = self.memory.origin();
@@ -262,10 +258,10 @@ impl RunningMachine {
         ConsoleView::new(self.console.clone(), self.console_log.clone())
     }
 
-    /// The machine is on no network any more, its QEMU was told to end, and nobody waits for another host's
-    /// pages. All that takes time is left to [`RunningMachine::end`].
+    /// Closes the network ports, tells QEMU to end, and ends waits for pages of other hosts. All that takes
+    /// time is left to [`RunningMachine::end`].
     pub(crate) fn cut_off(&mut self) {
-        // Reads that wait for another host would keep QEMU, and those who wait for it.
+        // A read that waits for another host would block QEMU, and those who wait for QEMU.
         self.stall.end();
         self.bringing = None;
         self.giving.iter().for_each(|giving| giving.end());
@@ -274,7 +270,7 @@ impl RunningMachine {
         self.qemu.process().kill();
     }
 
-    /// Ends the machine; its guest gets no notice. Its disks stay.
+    /// Ends the machine without notice to its guest. Its disks stay.
     pub(crate) fn end(mut self) {
         self.cut_off();
         self.qemu.kill();

@@ -1,26 +1,25 @@
-//! A network port of a running machine: closed until the machine runs, announced when it has moved.
+//! Network port of a running machine: closed until the machine runs, announced after a migration.
 
 use crate::{core::error::DaemonError, machine::runtime_dir::RuntimeDir};
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
 use whimbrel_net::{Addresses, FramePipeEnd, Gates, Port, PortConfig, TapConfig, Uplink, frame_pipe};
 
-/// Names of our tap devices; the kernel puts a number in the place of `%d`.
+/// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmb%d";
 
-/// One port.
 pub(crate) struct NetworkPort {
     port: Arc<Port>,
-    /// The other end of the line that it is plugged into, until somebody takes it.
+    /// Far end of its frame pipe, until it is taken.
     line: Option<FramePipeEnd>,
 }
 
-/// What a port is plugged into.
+/// Target that a port is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortTarget {
     /// A bridge of this host.
     Bridge,
-    /// A line, which leads to the bridge of another host.
+    /// A frame pipe, which leads to the bridge of another host.
     Line,
 }
 
@@ -52,17 +51,17 @@ impl NetworkPort {
         Ok(Self { port: Arc::new(port.map_err(failed)?), line })
     }
 
-    /// The other end of its line, once.
+    /// Takes the far end of its frame pipe, once.
     pub(crate) fn take_line(&mut self) -> Option<FramePipeEnd> {
         self.line.take()
     }
 
-    /// The port, for whoever has to announce it while it lives.
+    /// The port, for announcements while it lives.
     pub(crate) fn port(&self) -> Weak<Port> {
         Arc::downgrade(&self.port)
     }
 
-    /// The port, for whoever holds the machine.
+    /// The port, for the holder of the machine.
     pub(crate) fn port_here(&self) -> &Port {
         &self.port
     }
@@ -72,22 +71,22 @@ impl NetworkPort {
         self.port.set_gates(Gates::OPEN);
     }
 
-    /// Tells the network that the machine is here now.
+    /// Announces to the network that the machine is here now.
     pub(crate) fn announce(&self) {
         self.port.announce();
     }
 
-    /// The addresses that the machine was seen to use, in the form they travel in.
+    /// Encodes the addresses that the machine was seen to use.
     pub(crate) fn addresses(&self) -> Vec<u8> {
         postcard::to_stdvec(&self.port.addresses()).unwrap_or_default()
     }
 
-    /// Takes over what another host has seen. What cannot be read is not worth failing for: the machine will
-    /// speak up by itself sooner or later.
+    /// Adds addresses that another host has seen. An unreadable list is no failure: the machine sends frames
+    /// itself sooner or later.
     pub(crate) fn add_addresses(&self, addresses: &[u8]) {
         match postcard::from_bytes::<Addresses>(addresses) {
             Ok(addresses) => self.port.add_addresses(&addresses),
-            Err(error) => tracing::warn!(%error, "the addresses of an arriving machine cannot be read"),
+            Err(error) => tracing::warn!(%error, "cannot read the addresses of an incoming machine"),
         }
     }
 }

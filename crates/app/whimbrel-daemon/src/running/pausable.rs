@@ -1,22 +1,22 @@
-//! A machine as the engines see it while they take its state: something that can be stopped, goes on, and has
-//! devices.
+//! Pausable machine: a running machine as the capture engine sees it, with a pause, an unpause and a device
+//! state.
 //!
-//! What fails is said by whoever asked for it; nothing is kept here.
+//! Callers report its failures; nothing is stored here.
 
 use super::{NetworkPort, RunningDisk};
 use crate::network::late_frames;
 use whimbrel_machine::{MachineError, UnpauseReport, state_then_unpause};
 use whimbrel_qemu::Qemu;
 
-/// A machine as the engines see it: QEMU, and disks that are flushed before it stops. QEMU flushes them
-/// itself as part of stopping, which would count as pause; after ours there is little left for that.
+/// QEMU, and disks that are flushed before the pause. QEMU flushes them again during the pause, which counts
+/// as downtime; after the first flush that is short.
 pub(crate) struct PausableMachine<'a> {
     pub(crate) qemu: &'a mut Qemu,
     pub(crate) disks: &'a [RunningDisk],
-    /// It was found paused by its user, and stays so whatever becomes of the work.
+    /// The user had paused it, so it stays paused whatever happens.
     pub(crate) keep_paused: bool,
-    /// Ports that keep what comes for it while it stands still, if it may be handed over in that time. QEMU
-    /// would keep it too, and could not be asked for it.
+    /// Ports that buffer frames for the machine during the pause, if it may be handed over then. QEMU would
+    /// buffer them too, but cannot be asked for them.
     pub(crate) keeping: &'a [NetworkPort],
 }
 
@@ -27,8 +27,8 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
 
     fn about_to_pause(&mut self) {
         if let Err(error) = self.qemu.refresh_header() {
-            // It is tried again, or the failure told, when the state is taken.
-            tracing::warn!(error = &error as &dyn std::error::Error, "the devices cannot be described yet");
+            // Repeated when the state is saved, and a failure is reported then.
+            tracing::warn!(error = &error as &dyn std::error::Error, "could not refresh the stream header");
         }
         self.disks.iter().for_each(RunningDisk::sync);
     }

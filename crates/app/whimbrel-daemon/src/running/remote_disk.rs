@@ -1,8 +1,8 @@
-//! A disk of which a part lies on other hosts: reads wait for it.
+//! Remote disk: a disk of which some pages are on other hosts.
 //!
-//! A guest has no notion of a disk that is away for a while: an error would tear its file system. So a read
-//! whose content cannot be had *now* waits until it can, the machine's [`Stall`] says why, and only the end
-//! of the machine ends the wait. Content that is damaged or belongs to nobody is an error at once.
+//! An I/O error would damage the guest's file system, so a read that cannot be served now blocks and is
+//! retried until the page arrives or the machine ends. [`Stall`] tells users the reason. Damaged content, and
+//! content that no host has, is an error at once.
 
 use std::{
     sync::{
@@ -13,16 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_block::{BlockError, Device, Extent};
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, error_chain};
 use whimbrel_store::StoreError;
 
-/// First and longest pause between two tries.
+/// First and longest interval between attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Reads in this time belong to the working set, as faults of memory do.
+/// Reads in this time go on the prefetch list, as faults of memory do.
 const TOUCH_WINDOW: Duration = Duration::from_secs(10);
 
-/// Why a machine waits for another host, told to whoever looks.
+/// Reason why a machine waits for another host, for users.
 #[derive(Debug, Default)]
 pub(crate) struct Stall {
     reason: Mutex<Option<String>>,
@@ -38,7 +38,7 @@ impl Stall {
         *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     }
 
-    /// The machine ends: whoever waits gives up.
+    /// Ends all waits, as the machine ends.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
     }
@@ -48,7 +48,7 @@ impl Stall {
     }
 }
 
-/// The disk.
+/// A block device whose reads wait for other hosts.
 pub(crate) struct RemoteDisk {
     below: Arc<dyn Device>,
     stall: Arc<Stall>,
@@ -62,7 +62,7 @@ impl RemoteDisk {
         Self { below, stall, opened: Instant::now(), touched: Mutex::new(PageSet::empty(pages)) }
     }
 
-    /// The pages read in the first seconds.
+    /// Pages read in the first seconds.
     pub(crate) fn touched(&self) -> PageSet {
         self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -76,13 +76,13 @@ impl RemoteDisk {
         touched.insert_run(PageRun::new(first, end - first));
     }
 
-    /// Tries until it works, fails for good, or the machine ends.
+    /// Repeats `attempt` until it succeeds, fails for good, or the machine ends.
     fn wait<T>(&self, mut attempt: impl FnMut() -> Result<T, BlockError>) -> Result<T, BlockError> {
         let mut pause = PAUSE;
         loop {
             match attempt() {
                 Err(error) if passes(&error) && !self.stall.is_over() => {
-                    self.stall.set(Some(crate::server::peer_rpc::chain(&error)));
+                    self.stall.set(Some(error_chain(&error)));
                     thread::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
@@ -151,7 +151,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use whimbrel_store::RemoteObjectsError;
 
-    /// Away for so many reads; broken for ever if the number is odd when they are over.
+    /// Unreachable for this many reads; then broken for good if the number is odd.
     struct Away(AtomicU32, bool);
 
     impl Device for Away {

@@ -1,7 +1,7 @@
-//! What of a machine the store has: the images that its next capsule is written against, how disks are cut
-//! for it, and the capsules that must stay for that.
+//! Stored images of a running machine: the base images of its next capsule, their alignment, and pins on
+//! their capsules.
 //!
-//! Invariant: an array has a base here only while something keeps the capsule of that base.
+//! Invariant: an array has a base here only while a pin holds the capsule of that base.
 
 use super::RunningMachine;
 use crate::{
@@ -14,16 +14,15 @@ use whimbrel_image::ImageRef;
 use whimbrel_store::Pin;
 
 impl RunningMachine {
-    /// From now on the store's next capsule holds only what changes: these arrays are exactly those of its
-    /// origin.
+    /// Makes these images the bases of the next capsule: they equal the arrays, so it holds only changes.
     pub(crate) fn is_as_stored(&mut self, images: &[ImageRef]) -> Result<(), DaemonError> {
         if self._origin.is_none() {
-            // Nothing keeps the images, so nothing may be written against them.
+            // Without a pin on the images nothing may be written against them.
             return Ok(());
         }
         for (index, ledger) in self.ledgers.iter_mut().enumerate() {
             let Some(image) = images.iter().find(|image| image.name == ledger.name()) else { continue };
-            // Memory is the first, and is not cut.
+            // Memory is the first array and is not aligned.
             let disk = index.checked_sub(1).and_then(|index| self.disks.get_mut(index));
             match disk {
                 Some(disk) => disk.cut(ledger, image.cuts.clone())?,
@@ -38,10 +37,10 @@ impl RunningMachine {
         Ok(())
     }
 
-    /// Sees to it that the store sees each disk cut like its next image.
+    /// Sets the alignment in which the store reads each disk to that of its next image.
     pub(crate) fn cut_disks(&mut self, host: &Daemon, record: &Record) -> Result<(), DaemonError> {
         for (index, disk) in self.disks.iter_mut().enumerate() {
-            // What is written against an image is cut like it.
+            // An image has the alignment of its base.
             if self.bases.get(disk.name()).is_some_and(Option::is_some) {
                 continue;
             }
@@ -53,13 +52,13 @@ impl RunningMachine {
         Ok(())
     }
 
-    /// The store no longer knows what it has of the machine: its next capsule looks at everything.
+    /// Removes the store from the consumers: its next capsule reads every page.
     pub(crate) fn unfollow_store(&mut self) {
         self.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Store));
         self.bases.clear();
     }
 
-    /// Keeps the capsule whose images the next one is written against, whatever becomes of its refs.
+    /// Pins the capsule whose images the next one is written against, whatever becomes of its refs.
     pub(crate) fn hold_base(
         &mut self,
         capsule: whimbrel_store::Result<Pin>,
@@ -76,7 +75,7 @@ impl RunningMachine {
                 self.bases.extend(images);
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the next capsule begins anew");
+                tracing::warn!(error = &error as &dyn std::error::Error, "could not pin a capsule");
                 self.unfollow_store();
             }
         }

@@ -1,5 +1,5 @@
-//! The HTTP face: each route parses, calls one method of [`Daemon`] on a blocking thread, and tells the
-//! outcome.
+//! HTTP server of the daemon: each route parses a request, calls one method of [`Daemon`] on a blocking
+//! thread, and returns the outcome.
 //!
 //! No logic here. Bodies are bounded, unknown fields are refused, and every failure is an `ApiError`.
 
@@ -22,7 +22,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{HostName, MachineName, RefName};
 
-/// Requests carry settings, never data: nothing sound is larger.
+/// Longest request: requests carry settings, never data.
 const BODY_MAX: usize = 1 << 20;
 /// Most bytes of a console log in one answer.
 const LOG_MAX: u64 = 1 << 20;
@@ -112,7 +112,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// A body as its type; an empty one stands for `{}`.
+/// Parses a body; an empty one stands for `{}`.
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failure> {
     let text: &[u8] = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(text).map_err(|error| {
@@ -121,7 +121,7 @@ fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failure> {
     })
 }
 
-/// A path parameter as its type.
+/// Parses a path parameter.
 fn named<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|error: T::Err| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))
 }
@@ -240,7 +240,7 @@ async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {
     blocking(host, move |host| host.evacuate(request)).await
 }
 
-/// What a machine dirties, a piece a sample.
+/// Streams the dirty trace of a machine, one chunk for each sample.
 async fn wws(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Failure> {
     let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
     let begin = move || host.wws(&name, &request);
@@ -419,7 +419,7 @@ async fn cancel(State(host): Shared, Path(id): Path<String>) -> Answer<Operation
     Ok(Json(host.operations().cancel(id)?))
 }
 
-/// Snapshots, a line each, until the operation has ended.
+/// Streams snapshots, one line each, until the operation has ended.
 async fn events(State(host): Shared, Path(id): Path<String>) -> Result<Response, Failure> {
     let id: OperationId = named(&id)?;
     let watch = host.operations().watch(id)?;
@@ -484,7 +484,7 @@ async fn console(
     Ok(switching(routes::CONSOLE_PROTOCOL))
 }
 
-/// Turns the connection into one between hosts.
+/// Turns the connection into one of a peer.
 async fn wire(State(host): Shared, request: Request) -> Result<Response, Failure> {
     expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
     tokio::spawn(async move {
@@ -499,7 +499,7 @@ fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), Failure> {
     if asked == Some(protocol) {
         return Ok(());
     }
-    Err(DaemonError::invalid(format!("ask with `Upgrade: {protocol}`")).into())
+    Err(DaemonError::invalid(format!("send the header `Upgrade: {protocol}`")).into())
 }
 
 /// From here on the connection is a raw byte stream (RFC 9110, 7.8).

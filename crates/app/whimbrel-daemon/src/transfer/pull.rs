@@ -28,7 +28,7 @@ use whimbrel_api::{
     CapsuleRef, Operation, OperationKind, OperationResult, PullRequest, PushRequest, RemoteCapsule,
     TransferReport, Unit,
 };
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName, error_chain};
 use whimbrel_image::{Manifest, pack_frame::Kind};
 use whimbrel_store::{Expected, ObjectWant, RemoteObjects};
 use whimbrel_transfer::{
@@ -247,7 +247,7 @@ impl Daemon {
     pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
         let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
-            !matches!(machine.info().state, whimbrel_api::MachineState::Given { .. })
+            !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. })
         };
         let same = || self.store.get_ref(name).is_ok_and(|now| now == Some(*capsule));
         !machine.is_some_and(lives_here) || same()
@@ -500,7 +500,7 @@ impl Daemon {
                     lost_since = None;
                     send_over(&Arc::new(WireLink(connection)), &ask, reporter)?
                 }
-                Err(error) => Err(LinkError::lost(crate::server::peer_rpc::chain(&error))),
+                Err(error) => Err(LinkError::lost(error_chain(&error))),
             };
             let error = match sent {
                 Ok(answer) => return Ok((answer.bytes, answer.pages)),

@@ -1,6 +1,6 @@
 //! Store service: answers requests of other hosts about this host's store, and lists hosts to fetch from.
 
-use crate::server::peer_rpc::{REFUSED, chain, refused};
+use crate::server::peer_rpc::{REFUSED, refused};
 use crate::{
     core::{
         error::DaemonError,
@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
-use whimbrel_core::{CapsuleId, HostName, RefName};
+use whimbrel_core::{CapsuleId, HostName, RefName, error_chain};
 use whimbrel_transfer::{
     Access, DemandFetcher, Holders, Holdings, Link, LinkError, Server, WireLink,
     protocol::{Announce, FindHolders, RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus},
@@ -91,7 +91,7 @@ impl whimbrel_transfer::Holder for Neighbour {
 
     fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
         let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is shutting down"))?;
-        let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(chain(&error)))?;
+        let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(error_chain(&error)))?;
         Ok(Arc::new(WireLink(connection)))
     }
 
@@ -207,5 +207,5 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
 
 fn refusal(error: &DaemonError) -> Refusal {
     tracing::warn!(error = error as &dyn std::error::Error, "refused a request about capsules");
-    refused(&chain(error))
+    refused(&error_chain(error))
 }

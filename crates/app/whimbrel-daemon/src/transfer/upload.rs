@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
-use whimbrel_core::{CapsuleId, HostName, MachineName};
+use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain};
 use whimbrel_transfer::{
     WireLink, announcements, call,
     protocol::{Announce, Holding, RemotePull, RemotePullRequest},
@@ -203,7 +203,7 @@ impl Daemon {
         for (name, followed) in table {
             if let Err(error) = self.upload_all(&name, &followed) {
                 tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
-                stalled.insert(name, crate::server::peer_rpc::chain(&error));
+                stalled.insert(name, error_chain(&error));
             } else {
                 self.following.stalled().remove(&name);
             }

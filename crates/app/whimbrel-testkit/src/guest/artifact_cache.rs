@@ -1,7 +1,7 @@
-//! Things that take long to make are made once, below `target/`, by one process at a time.
+//! Artifact cache: files that take long to build are built once, below `target/`, by one process at a time.
 //!
-//! Invariant: a directory of this name is complete. It is made under another name and renamed; whoever dies
-//! on the way leaves a temporary directory that the next maker removes.
+//! Invariant: a directory with a final name is complete. It is built under another name and renamed; a
+//! process that dies meanwhile leaves a temporary directory that the next one removes.
 
 use super::GuestError;
 use std::{
@@ -10,13 +10,13 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The root of the workspace.
+/// Root directory of the workspace.
 pub(super) fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(3).unwrap_or(here)
 }
 
-/// The directory `target/<area>/<name>`, made by `make` in an empty directory if it is not there yet.
+/// Directory `target/<area>/<name>`; if it does not exist, `make` fills an empty one.
 pub(super) fn once(
     area: &str,
     name: &str,
@@ -44,7 +44,7 @@ pub(super) fn once(
     Ok(done)
 }
 
-/// Runs a program to its end and returns what it wrote to standard output.
+/// Runs a program and returns its standard output.
 pub(super) fn run(command: &mut Command) -> Result<String, GuestError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();

@@ -1,5 +1,5 @@
-//! Kernel and initial RAM disk of the small guest: busybox, the modules, the witness, the program for guests.
-//! Boots in two to three seconds without hardware virtualisation.
+//! Boot files of the small guest: kernel, and initial RAM disk with busybox, modules, test agent and guest
+//! agent. Boots in two to three seconds without hardware virtualisation.
 
 use super::{
     GuestError,
@@ -18,24 +18,24 @@ const INIT: &str = include_str!("init.sh");
 const BUSYBOX: &str = "/bin/busybox";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// What QEMU needs to start a small guest: `-kernel`, `-initrd`.
+/// Files with which QEMU starts a small guest: `-kernel`, `-initrd`.
 #[derive(Debug)]
 pub struct GuestFiles {
-    /// The kernel.
+    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// The initial RAM disk.
+    /// Path of the initial RAM disk.
     pub initrd: PathBuf,
 }
 
 impl GuestFiles {
-    /// The files, made on the first use and again whenever the witness or the recipe changed. Later uses, in
-    /// this process or another, cost a few milliseconds.
+    /// Returns the files. They are built on the first use and whenever the test agent or the recipe changed.
+    /// Later uses, in this process or another, cost a few milliseconds.
     ///
     /// # Panics
-    /// If they cannot be made: no test has anything to say then.
+    /// If they cannot be built, since no test can run then.
     pub fn get() -> &'static GuestFiles {
         static FILES: OnceLock<GuestFiles> = OnceLock::new();
-        FILES.get_or_init(|| Self::build().unwrap_or_else(|error| panic!("no guest to test with: {error:?}")))
+        FILES.get_or_init(|| Self::build().unwrap_or_else(|error| panic!("cannot build a guest: {error:?}")))
     }
 
     fn build() -> Result<Self, GuestError> {
@@ -52,7 +52,7 @@ impl GuestFiles {
     }
 }
 
-/// A short digest of all inputs that are not fetched: the recipe, the sources of the witness, `more`.
+/// Short digest of all inputs that are not downloaded: the recipe, the sources of the agents, `more`.
 pub(super) fn key(more: &[&[u8]]) -> Result<String, GuestError> {
     let mut hasher = blake3::Hasher::new();
     let mut sources = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn key(more: &[&[u8]]) -> Result<String, GuestError> {
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
-/// All files below a directory.
+/// Collects all files below a directory.
 fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), GuestError> {
     let entries = fs::read_dir(directory).map_err(GuestError::file("list", directory))?;
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -82,7 +82,7 @@ fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), GuestEr
     Ok(())
 }
 
-/// Compiles the witness as a static program and returns its path.
+/// Compiles the test agent as a static program and returns its path.
 pub(super) fn build_witness() -> Result<PathBuf, GuestError> {
     build("whimbrel-test-agent", "whimbrel-test-agent")
 }
@@ -92,7 +92,7 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, GuestError> {
     let target_dir = workspace().join("target/guest");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());
-    // The surrounding build's flags are not the guest's.
+    // The flags of the surrounding build do not apply to the guest.
     cargo
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_BOOTSTRAP")
@@ -103,7 +103,8 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, GuestError> {
     Ok(target_dir.join(TARGET).join("release").join(binary))
 }
 
-/// Not compressed: the few MiB load faster than a guest without hardware virtualisation unpacks them.
+/// Builds the initial RAM disk. Uncompressed: the few MiB load faster than a guest without hardware
+/// virtualisation could decompress them.
 fn archive(kernel: &Kernel, busybox: &[u8], witness: &[u8], helper: &[u8]) -> Result<Vec<u8>, GuestError> {
     let mut archive = Archive::new();
     for directory in ["bin", "proc", "sys", "dev", "mnt"] {

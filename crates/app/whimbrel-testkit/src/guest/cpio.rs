@@ -1,8 +1,8 @@
-//! Writes the archive the Linux kernel unpacks as its initial RAM disk: cpio, format "newc".
+//! Writer of cpio archives (format "newc"), which the Linux kernel unpacks as its initial RAM disk.
 //!
 //! Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst. Pure: bytes in, bytes out.
 
-/// An archive being written.
+/// Archive that is being written.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -14,7 +14,7 @@ const SYMLINK: u32 = 0o120_777;
 const FILE: u32 = 0o100_000;
 
 impl Archive {
-    /// An empty archive.
+    /// Creates an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
@@ -34,7 +34,7 @@ impl Archive {
         self.entry(path, SYMLINK, target.as_bytes());
     }
 
-    /// The finished archive.
+    /// Ends the archive and returns its bytes.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# Loads the drivers, mounts the disk and goes on there.
+# Loads the drivers, mounts the disk and starts the init of the disk.
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t devtmpfs dev /dev
 while read -r module; do /bin/busybox insmod "/modules/$module"; done </modules/order

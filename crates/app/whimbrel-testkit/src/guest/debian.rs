@@ -1,7 +1,7 @@
-//! A Debian guest with a compiler, for measurements on real work. Takes minutes to make, once.
+//! Debian guest with a compiler, for measurements on real work. Takes minutes to build, once.
 //!
-//! The root is made by `debootstrap` from the mirror the machine's own package sources name. The guest boots
-//! with the small guest's modules from an initial RAM disk that mounts `/dev/vda` and goes on there.
+//! `debootstrap` builds the root from the mirror in the host's own package sources. The guest boots with the
+//! modules of the small guest from an initial RAM disk that mounts `/dev/vda` and continues there.
 
 use super::{
     GuestError, GuestOptions,
@@ -24,19 +24,19 @@ const DISK_MIB: u64 = 1536;
 /// Size of the disk with the kernel, if the guest boots by itself.
 const BOOT_DISK_MIB: u64 = 32;
 
-/// What QEMU needs to start a Debian guest: `-kernel`, `-initrd` and a raw disk.
+/// Files with which QEMU starts a Debian guest: `-kernel`, `-initrd` and a raw disk.
 #[derive(Debug)]
 pub struct DebianGuest {
-    /// The kernel.
+    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// The initial RAM disk.
+    /// Path of the initial RAM disk.
     pub initrd: PathBuf,
-    /// The disk, a raw image. Shared by all users: copy it, or start from it as a read-only base.
+    /// Path of the disk, a raw image. All users share it: copy it, or use it as a read-only base.
     pub disk: PathBuf,
 }
 
 impl DebianGuest {
-    /// The files, made on the first use.
+    /// Returns the files, built on the first use.
     pub fn get() -> Result<Self, GuestError> {
         let kernel = kernel::get()?;
         let root = once("guest-debian", "root", debootstrap)?.join("root");
@@ -53,9 +53,9 @@ impl DebianGuest {
 }
 
 impl DebianGuest {
-    /// A disk to boot from, made at `path`: boot loader, kernel and initial RAM disk on a FAT file system. It
-    /// is the machine's first disk, the root its second one. A machine as its owner would install it: nothing
-    /// of it lies outside its disks. Needs `syslinux` and `mtools`.
+    /// Creates a boot disk at `path`: boot loader, kernel and initial RAM disk on a FAT file system. It is
+    /// the machine's first disk, the root its second one, as an owner would install it: the machine needs
+    /// nothing but its disks. Needs `syslinux` and `mtools`.
     pub fn boot_disk(&self, path: &Path, options: &GuestOptions) -> Result<(), GuestError> {
         let file = fs::File::create(path).and_then(|file| file.set_len(BOOT_DISK_MIB << 20));
         file.map_err(GuestError::file("create", path))?;
@@ -85,7 +85,7 @@ fn debootstrap(place: &Path) -> Result<(), GuestError> {
         .arg(&root)
         .arg(&source.url);
     run(&mut command)?;
-    // Package files fetched on the way would only be ballast on every disk made from the root.
+    // Downloaded package files would only enlarge every disk built from the root.
     let archives = root.join("var/cache/apt/archives");
     if archives.is_dir() {
         run(Command::new("chroot").arg(&root).args(["apt-get", "clean"]))?;
@@ -93,14 +93,14 @@ fn debootstrap(place: &Path) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Where packages come from.
+/// Package source of Debian.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
     url: String,
     suite: String,
 }
 
-/// The first Debian source in the machine's own configuration.
+/// First Debian source in the host's own configuration.
 fn mirror() -> Result<Source, GuestError> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     files.extend(
@@ -111,7 +111,7 @@ fn mirror() -> Result<Source, GuestError> {
     found.ok_or_else(|| GuestError::Missing { what: "Debian package source in /etc/apt".into() })
 }
 
-/// Reads `deb [options] URL SUITE COMPONENT…` (sources.list(5)).
+/// Parses `deb [options] URL SUITE COMPONENT…` (sources.list(5)).
 fn one_line_source(text: &str) -> Option<Source> {
     text.lines().find_map(|line| {
         let mut line = line.trim().strip_prefix("deb ")?.trim_start();
@@ -123,7 +123,7 @@ fn one_line_source(text: &str) -> Option<Source> {
     })
 }
 
-/// Reads stanzas of `URIs:` and `Suites:` (deb822 format).
+/// Parses stanzas of `URIs:` and `Suites:` (deb822 format).
 fn stanza_source(text: &str) -> Option<Source> {
     text.split("\n\n").find_map(|stanza| {
         let field = |name: &str| {
@@ -134,7 +134,7 @@ fn stanza_source(text: &str) -> Option<Source> {
     })
 }
 
-/// The main archive: other sources have the name of no release alone as their suite, or another path.
+/// Accepts the main archive: other sources have no plain release name as their suite, or another path.
 fn debian_source(url: &str, suite: &str) -> Option<Source> {
     let is_debian = url.trim_end_matches('/').ends_with("/debian");
     let is_release = suite.chars().all(|c| c.is_ascii_lowercase());

@@ -1,50 +1,50 @@
-//! Why a guest could not be made.
+//! Errors of building the files of a guest.
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
-/// Why the files of a guest could not be made.
+/// Cause of a guest that could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// `read`, `create`, …
+        /// Verb of the operation: `read`, `create`, …
         action: &'static str,
-        /// What.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
     /// A program could not be started.
     #[error("cannot start {program}")]
     Start {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
     /// A program failed.
     #[error("{program} ended with {status}: {errors}")]
     Program {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// How it ended.
+        /// Exit status of the program.
         status: ExitStatus,
-        /// The end of what it wrote to standard error.
+        /// End of its standard error.
         errors: String,
     },
-    /// Something that must be there is not.
+    /// Something required does not exist.
     #[error("there is no {what}")]
     Missing {
-        /// What.
+        /// Missing file, package or setting.
         what: String,
     },
 }
 
 impl GuestError {
-    /// For `map_err`: an I/O error while doing `action` to `path`.
+    /// Makes an I/O error of `action` on `path`, for `map_err`.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }

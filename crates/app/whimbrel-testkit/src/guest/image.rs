@@ -1,4 +1,4 @@
-//! Disk images: raw files of a known pattern, or with a file system.
+//! Disk images for tests: raw files with a known pattern, or with a file system.
 
 use super::{GuestError, artifact_cache::run};
 use std::{
@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-/// Makes a raw image of `mib` MiB whose every page differs and follows from `seed`.
+/// Creates a raw image of `mib` MiB; every page is different and derived from `seed`.
 pub fn patterned(path: &Path, mib: u64, seed: u64) -> Result<(), GuestError> {
     let mut file = BufWriter::new(File::create(path).map_err(GuestError::file("create", path))?);
     for page in 0..mib * 256 {
@@ -17,7 +17,7 @@ pub fn patterned(path: &Path, mib: u64, seed: u64) -> Result<(), GuestError> {
     file.flush().map_err(GuestError::file("write", path))
 }
 
-/// The content of page number `page` of the pattern that follows from `seed`.
+/// Content of page number `page` of the pattern of `seed`.
 pub fn page_of(seed: u64, page: u64) -> [u8; whimbrel_core::PAGE_SIZE] {
     let mut content = [0; whimbrel_core::PAGE_SIZE];
     let mut noise = blake3::Hasher::new();
@@ -26,18 +26,19 @@ pub fn page_of(seed: u64, page: u64) -> [u8; whimbrel_core::PAGE_SIZE] {
     content
 }
 
-/// Makes an empty (sparse) raw image of `mib` MiB.
+/// Creates an empty (sparse) raw image of `mib` MiB.
 pub fn empty(path: &Path, mib: u64) -> Result<(), GuestError> {
     let file = File::create(path).map_err(GuestError::file("create", path))?;
     file.set_len(mib << 20).map_err(GuestError::file("resize", path))
 }
 
-/// Makes an ext4 image of `mib` MiB, filled with the tree below `content` if any.
+/// Creates an ext4 image of `mib` MiB, with the tree below `content` if given.
 pub fn ext4(path: &Path, mib: u64, content: Option<&Path>) -> Result<(), GuestError> {
     made(path, mib, content, &[])
 }
 
-/// The same with blocks of 4 KiB, as disks of 512 MiB and more have; smaller ones have 1 KiB otherwise.
+/// Creates an ext4 image with blocks of 4 KiB, which is the default only from 512 MiB on; smaller ones have 1
+/// KiB.
 pub fn ext4_of_pages(path: &Path, mib: u64, content: Option<&Path>) -> Result<(), GuestError> {
     made(path, mib, content, &["-b", "4096"])
 }

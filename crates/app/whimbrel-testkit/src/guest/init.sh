@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of a test guest: devices, disk, address, then the witness.
+# The first process of a test guest: devices, disk, address, then the test agent.
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -13,7 +13,7 @@ stty -F /dev/ttyS0 raw -echo 2>/dev/null
 # A disk appears a moment after its driver; without one this costs nothing, for the PCI bus was scanned already.
 data=$(option data)
 if [ -n "$data" ]; then
-    # The file system is not on all of the first disk: its place has a name once the kernel has read the table.
+    # A partition gets its device name once the kernel has read the partition table.
     for _ in $(seq 100); do [ -e "/dev/$data" ] && break; sleep 0.1; done
     mount -t ext4 "/dev/$data" /mnt || echo "NO FILE SYSTEM ON $data"
 elif [ -e /dev/vda ]; then
@@ -24,7 +24,7 @@ ip link set lo up
 address=$(option ip)
 [ -n "$address" ] && ip addr add "$address" dev eth0
 echo "BOOTED $(cut -d' ' -f1 /proc/uptime)"
-# The program for guests, with a shell on port 7070 for tests to look inside: both are asked for by name.
+# With helper=on: the guest agent, and a shell on port 7070 through which tests look inside the guest.
 if [ "$(option helper)" = on ]; then
     mkdir -p /etc /run
     for name in $(option allow | tr , ' '); do echo "allow $name"; done >/etc/whimbrel-guest.conf

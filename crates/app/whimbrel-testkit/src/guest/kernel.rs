@@ -1,6 +1,7 @@
-//! The kernel of the guests: Debian's cloud kernel with the modules for QEMU's paravirtual devices.
+//! Kernel of the guests: Debian's cloud kernel with the modules for QEMU's paravirtual devices.
 //!
-//! Taken from the package archive once (`apt-get download`, so `apt-get update` must have run) and kept.
+//! Downloaded once from the package archive (`apt-get download`, so `apt-get update` must have run) and
+//! cached.
 
 use super::{
     GuestError,
@@ -13,7 +14,7 @@ use std::{
     process::Command,
 };
 
-/// In the order in which they must be loaded. The file systems a guest needs are built into the kernel.
+/// Modules in the order in which they must be loaded. The kernel has the file systems of a guest built in.
 const MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
@@ -29,7 +30,7 @@ const MODULES: &[&str] = &[
     "virtio_console",
 ];
 
-/// A kernel file and its modules, in loading order.
+/// Kernel file and its modules, in loading order.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) image: PathBuf,
@@ -37,7 +38,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Adds the modules to an initial RAM disk, with `modules/order` naming them in loading order.
+    /// Adds the modules to an initial RAM disk, with their loading order in `modules/order`.
     pub(super) fn add_modules(&self, archive: &mut Archive) -> Result<(), GuestError> {
         let mut order = String::new();
         archive.directory("modules");
@@ -53,7 +54,7 @@ impl Kernel {
     }
 }
 
-/// The kernel, fetched if it is not there.
+/// Returns the kernel, downloaded if necessary.
 pub(super) fn get() -> Result<Kernel, GuestError> {
     let place = once("guest-files", "kernel", fetch)?;
     let modules =
@@ -78,7 +79,7 @@ fn fetch(place: &Path) -> Result<(), GuestError> {
     copy(&image, &place.join("vmlinuz"))?;
     for module in MODULES {
         let file = format!("{module}.ko");
-        // A later kernel may have one of them built in; a guest that misses a device says so soon enough.
+        // A later kernel may have one of them built in; a guest that lacks a device fails soon enough.
         if let Some(found) = find(&root.join("lib/modules"), &|name| name == file)? {
             copy(&found, &place.join(file))?;
         }
@@ -94,7 +95,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), GuestError> {
     fs::copy(from, to).map(drop).map_err(GuestError::file("copy", from))
 }
 
-/// The first file below `root` whose name satisfies `wanted`.
+/// First file below `root` whose name satisfies `wanted`.
 fn find(root: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>, GuestError> {
     for entry in fs::read_dir(root).map_err(GuestError::file("list", root))? {
         let entry = entry.map_err(GuestError::file("list", root))?;

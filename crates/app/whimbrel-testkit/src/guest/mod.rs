@@ -1,4 +1,4 @@
-//! Guests to test with: their files, and the client of the witness inside them.
+//! Test guests: their files, and the client of the test agent inside them.
 
 mod artifact_cache;
 mod boot_files;

@@ -1,16 +1,16 @@
-//! What a guest is told on its kernel command line.
+//! Options of a test guest on its kernel command line.
 
 use std::fmt;
 
-/// What a guest does beside answering.
+/// Work that a guest does beside answering requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Work {
-    /// Nothing.
+    /// No work at all.
     #[default]
     Idle,
-    /// Nothing, beside the program for guests (the small guest only).
+    /// No work, but with the guest agent (the small guest only).
     Helped,
-    /// Dirties memory.
+    /// The test agent dirties memory.
     Dirty {
         /// Size of the region in MiB.
         region_mib: u32,
@@ -19,27 +19,27 @@ pub enum Work {
         /// Bytes changed in each page, 8 to 4096.
         bytes_per_page: u32,
     },
-    /// A process beside the witness dirties memory as fast as it goes (the small guest only).
+    /// A separate process dirties memory as fast as possible (the small guest only).
     Munch {
         /// Size of the region in MiB.
         region_mib: u32,
         /// Bytes changed in each page, 8 to 4096.
         bytes_per_page: u32,
-        /// Whether the program for guests runs too.
+        /// Whether the guest agent runs too.
         helper: bool,
     },
     /// Compiles C files for ever (the Debian guest only).
     Compile,
 }
 
-/// The options of a guest. `to_string` makes the kernel command line.
+/// Options of a guest; `to_string` makes the kernel command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestOptions {
-    /// `ADDRESS/PREFIX` of `eth0`.
+    /// Address and prefix of `eth0`, as `ADDRESS/PREFIX`.
     pub address: Option<String>,
-    /// Size in MiB of the buffer whose content the witness checks.
+    /// Size in MiB of the buffer whose content the test agent checks.
     pub buffer_mib: u32,
-    /// What it does beside answering.
+    /// Work beside answering requests.
     pub work: Work,
 }
 

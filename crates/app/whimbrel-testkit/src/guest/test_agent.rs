@@ -1,8 +1,8 @@
-//! The client of the witness inside a guest.
+//! Client of the test agent inside a guest.
 //!
-//! Speaks `whimbrel? TOKEN VERB` over anything that reads and writes: a TCP stream (port 7000) or a console
-//! that carries other lines too. A thread reads for as long as the stream lives; requests wait for the
-//! answer with their token, for at most [`PATIENCE`].
+//! It sends `whimbrel? TOKEN VERB` over any stream: TCP (port 7000), or a console that has other lines too. A
+//! thread reads until the stream ends; requests wait for the answer with their token, for at most
+//! [`PATIENCE`].
 
 use rand::random;
 use std::{
@@ -17,22 +17,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an answer may take. Generous: a guest without hardware virtualisation shares two cores with
-/// others.
+/// Timeout of an answer. Generous: a guest without hardware virtualisation shares two cores with others.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often an unanswered first ping is repeated: a console drops what comes before anyone listens.
+/// Interval of repeated first pings: a console drops input before the guest listens.
 const PING_EVERY: Duration = Duration::from_millis(300);
-/// Lines of the console kept to explain a failure.
+/// Lines of the console retained to explain a failure.
 const KEPT_LINES: usize = 40;
 
-/// A conversation with a witness.
+/// Connection to a test agent.
 pub struct TestAgent {
     writer: Box<dyn Write + Send>,
     answers: Receiver<String>,
     seen: Arc<Mutex<VecDeque<String>>>,
 }
 
-/// A connection that is closed when its writing end is dropped, so that the thread that reads it ends.
+/// Connection that is closed when its writing end is dropped, so that the reading thread ends.
 struct Closing(TcpStream);
 
 impl Write for Closing {
@@ -47,79 +46,79 @@ impl Write for Closing {
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // It fails only if the connection is gone, and then the reader ends too.
+        // Fails only if the connection is closed, and then the reader ends too.
         let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 
-/// The result of a full check of something.
+/// Result of a full check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckResult {
-    /// Was not looked at, or there is nothing to look at.
+    /// Not checked, or nothing to check.
     None,
-    /// Is what it should be; the checksum.
+    /// Content is as expected, with its checksum.
     Good(u64),
-    /// Is not what it should be.
+    /// Content differs from the expectation.
     Bad,
 }
 
-/// Who the guest is.
+/// Identity of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Random number that lives only in the guest's memory.
+    /// Random number that is only in the guest's memory.
     pub nonce: u64,
-    /// Milliseconds lived, roughly; only grows.
+    /// Counter of milliseconds lived, roughly; it only grows.
     pub counter: u64,
-    /// Whether the counter has only ever grown by one.
+    /// Whether the counter has always grown by one.
     pub steady: bool,
-    /// The buffer in memory ([`TestAgent::check`] only).
+    /// Check of the buffer in memory ([`TestAgent::check`] only).
     pub ram: CheckResult,
-    /// The blocks written to the disk ([`TestAgent::check`] only).
+    /// Check of the blocks written to the disk ([`TestAgent::check`] only).
     pub disk: CheckResult,
-    /// What the guest's kernel believes.
+    /// Uptime according to the guest's kernel.
     pub uptime: Duration,
-    /// The generation id the VMM shows.
+    /// Generation id that the VMM provides.
     pub genid: Option<u128>,
-    /// The kernel's id of this boot.
+    /// Boot id of the guest's kernel.
     pub boot: String,
 }
 
-/// Why a witness gave no answer.
+/// Cause of a missing answer.
 #[derive(Debug, thiserror::Error)]
 pub enum TestAgentError {
-    /// Nothing came in time.
+    /// The answer did not arrive in time.
     #[error("the guest did not answer {verb:?} in {patience:?}; its last lines: {lines:#?}")]
     Silent {
-        /// What was asked.
+        /// Verb of the request.
         verb: String,
-        /// How long was waited.
+        /// Timeout of the request.
         patience: Duration,
-        /// What came instead.
+        /// Last lines received instead.
         lines: Vec<String>,
     },
-    /// The stream ended.
-    #[error("the guest hung up on {verb:?}; its last lines: {lines:#?}")]
+    /// The stream ended before the answer.
+    #[error("the guest closed the stream after {verb:?}; its last lines: {lines:#?}")]
     HungUp {
-        /// What was asked.
+        /// Verb of the request.
         verb: String,
-        /// What came before.
+        /// Last lines received.
         lines: Vec<String>,
     },
     /// The request could not be written.
     #[error("cannot write to the guest")]
     Write(#[source] io::Error),
-    /// The answer makes no sense, or says that something failed in the guest.
+    /// The answer is invalid, or reports a failure in the guest.
     #[error("the guest answered {verb:?} with {answer:?}")]
     Answer {
-        /// What was asked.
+        /// Verb of the request.
         verb: String,
-        /// What came.
+        /// Text of the answer.
         answer: String,
     },
 }
 
 impl TestAgent {
-    /// Talks over `reader` and `writer`, two ends of one stream.
+    /// Connects over `reader` and `writer`, two ends of one stream.
     pub fn over(reader: impl Read + Send + 'static, writer: impl Write + Send + 'static) -> Self {
         let (sender, answers) = channel();
         let seen = Arc::new(Mutex::new(VecDeque::new()));
@@ -128,13 +127,13 @@ impl TestAgent {
         Self { writer: Box::new(writer), answers, seen }
     }
 
-    /// Talks over a TCP connection.
+    /// Connects over a TCP stream.
     pub fn connected(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self::over(stream.try_clone()?, Closing(stream)))
     }
 
-    /// Waits until the witness answers, for at most `patience`.
+    /// Waits until the test agent answers, for at most `patience`.
     pub fn wait_ready(&mut self, patience: Duration) -> Result<(), TestAgentError> {
         let (token, deadline) = (new_token(), Instant::now() + patience);
         loop {
@@ -146,12 +145,12 @@ impl TestAgent {
         }
     }
 
-    /// Identity without reading everything: fast.
+    /// Queries the identity without full checks: fast.
     pub fn state(&mut self) -> Result<Identity, TestAgentError> {
         self.identity("state")
     }
 
-    /// Identity with checksums of the whole buffer and of every block written.
+    /// Queries the identity with checksums of the complete buffer and of every block written.
     pub fn check(&mut self) -> Result<Identity, TestAgentError> {
         self.identity("check")
     }
@@ -161,7 +160,7 @@ impl TestAgent {
         self.identity(&format!("write {blocks}"))
     }
 
-    /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as it goes), `bytes_per_page` in each
+    /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as possible), `bytes_per_page` in each
     /// page.
     pub fn dirty(
         &mut self,
@@ -172,17 +171,17 @@ impl TestAgent {
         self.identity(&format!("dirty {mib} {pages_per_second} {bytes_per_page}"))
     }
 
-    /// Stops dirtying.
+    /// Stops dirtying memory.
     pub fn calm(&mut self) -> Result<Identity, TestAgentError> {
         self.identity("calm")
     }
 
-    /// Reads the whole disk into the page cache; what memory looks like then.
+    /// Reads the complete disk into the page cache; returns the memory figures afterwards.
     pub fn fill_cache(&mut self) -> Result<GuestMemory, TestAgentError> {
         self.ask_memory("cache")
     }
 
-    /// How much memory the guest has, and how it uses it.
+    /// Queries the memory figures of the guest.
     pub fn memory(&mut self) -> Result<GuestMemory, TestAgentError> {
         self.ask_memory("memory")
     }
@@ -194,17 +193,17 @@ impl TestAgent {
         GuestMemory::parse(&answer).ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })
     }
 
-    /// Asks for a reboot. There is no answer: the guest is gone.
+    /// Requests a reboot, which has no answer.
     pub fn reboot(&mut self) -> Result<(), TestAgentError> {
         self.send(&new_token(), "reboot")
     }
 
-    /// Asks the guest to end. There is no answer: the guest is gone.
+    /// Requests a power-off, which has no answer.
     pub fn power_off(&mut self) -> Result<(), TestAgentError> {
         self.send(&new_token(), "poweroff")
     }
 
-    /// The last lines that came.
+    /// Last lines that were received.
     pub fn last_lines(&self) -> Vec<String> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
@@ -217,7 +216,7 @@ impl TestAgent {
     }
 
     fn send(&mut self, token: &str, verb: &str) -> Result<(), TestAgentError> {
-        // One write: over TCP one segment, on a console nothing in between.
+        // One write: over TCP one segment, on a console no other output in between.
         let line = format!("whimbrel? {token} {verb}\n");
         self.writer
             .write_all(line.as_bytes())
@@ -231,7 +230,7 @@ impl TestAgent {
         loop {
             match self.answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(answer) => {
-                    // An answer with another token is one that an earlier request did not wait for.
+                    // An answer with another token is for an earlier request that timed out.
                     if let Some(text) = answer.strip_prefix(token).and_then(|text| text.strip_prefix(' ')) {
                         return Ok(text.to_owned());
                     }
@@ -247,14 +246,14 @@ impl TestAgent {
     }
 }
 
-/// A guest's memory in bytes, as its kernel counts it.
+/// Memory of a guest in bytes, according to its kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestMemory {
-    /// All that it has now.
+    /// Total memory now.
     pub total: u64,
-    /// What nobody uses.
+    /// Memory that is not used.
     pub free: u64,
-    /// What programs could have without swapping.
+    /// Memory that programs could get without swapping.
     pub available: u64,
     /// Cached blocks of devices and files.
     pub cached: u64,
@@ -321,7 +320,7 @@ fn read_lines(mut reader: impl BufRead, answers: &Sender<String>, seen: &Mutex<V
     let mut line = Vec::new();
     loop {
         line.clear();
-        // A guest that crashes may send anything, also without end.
+        // A guest that crashes may send anything, also without line feeds.
         match reader.by_ref().take(4096).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}

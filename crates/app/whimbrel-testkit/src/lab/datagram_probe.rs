@@ -1,4 +1,4 @@
-//! What a client outside sees of a machine: a datagram each millisecond, and which are answered when.
+//! Datagram probe: sends a machine one datagram each millisecond and records the answers.
 
 use super::{LabError, Namespace};
 use std::{
@@ -13,10 +13,10 @@ use std::{
 
 /// Time between two probes.
 const PERIOD: Duration = Duration::from_millis(1);
-/// How long the last answers are waited for.
+/// Time to wait for the last answers.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
-/// A running probe.
+/// Running datagram probe.
 pub struct Probe {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -24,19 +24,19 @@ pub struct Probe {
     receiver: JoinHandle<Vec<(u64, Instant)>>,
 }
 
-/// What a probe saw.
+/// Report of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeReport {
-    /// Probes sent.
+    /// Number of probes sent.
     pub sent: u64,
-    /// Probes that were answered.
+    /// Number of probes answered.
     pub answered: u64,
-    /// Numbers of those that were not, in order.
+    /// Numbers of the probes without an answer, in order.
     pub lost: Vec<u64>,
-    /// The longest time without an answer between two answers, less the period: the downtime. Silence from
-    /// the last answer to the end counts too, so a machine that never came back shows.
+    /// Longest time between two answers, less the period: the downtime. The time from the last answer to the
+    /// end counts too, so a machine that never came back is visible.
     pub downtime: Duration,
-    /// When the longest gap began, since the first probe.
+    /// Start of the longest gap, since the first probe.
     pub downtime_at: Duration,
     /// Median time from probe to answer.
     pub round_trip: Duration,
@@ -47,7 +47,7 @@ impl Probe {
     pub fn start(namespace: &Namespace, address: SocketAddr) -> Result<Self, LabError> {
         let socket = namespace.run(move || {
             let socket = UdpSocket::bind("0.0.0.0:0")?;
-            // Answers that are late, by many at once after a pause, must not be lost in our own socket.
+            // Late answers, many at once after a pause, must not be lost in this socket.
             socket.set_read_timeout(Some(Duration::from_millis(50)))?;
             socket.connect(address).map(|()| socket)
         });
@@ -61,7 +61,7 @@ impl Probe {
         Ok(Self { stop, answered, sender, receiver })
     }
 
-    /// Probes answered so far.
+    /// Number of probes answered so far.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
@@ -78,7 +78,7 @@ impl Probe {
         true
     }
 
-    /// Ends the probe.
+    /// Ends the probe and returns its report.
     pub fn stop(self) -> ProbeReport {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.sender.join().expect("the probe's sender does not panic");
@@ -90,7 +90,7 @@ impl Probe {
 fn send(socket: &UdpSocket, stop: &AtomicBool) -> Vec<Instant> {
     let (begin, mut sent) = (Instant::now(), Vec::new());
     while !stop.load(Ordering::Relaxed) {
-        // An error is the echo of an earlier probe nobody took; the probe counts as sent and lost.
+        // An error belongs to an earlier probe that was refused; the probe counts as sent and lost.
         let number = sent.len() as u64;
         sent.push(Instant::now());
         let _ = socket.send(&number.to_le_bytes());
@@ -105,7 +105,7 @@ fn receive(socket: &UdpSocket, stop: &AtomicBool, count: &AtomicU64) -> Vec<(u64
         if end.is_none() && stop.load(Ordering::Relaxed) {
             end = Some(Instant::now() + LAST_ANSWERS);
         }
-        // Otherwise nothing came yet, or a refusal: the loop's condition ends the waiting.
+        // Otherwise nothing arrived, or a refusal: the loop's condition ends the waiting.
         if let Ok(8) = socket.recv(&mut datagram) {
             let number = u64::from_le_bytes(datagram[..8].try_into().expect("eight bytes"));
             answers.push((number, Instant::now()));
@@ -138,7 +138,7 @@ fn report(sent: &[Instant], answers: &[(u64, Instant)]) -> ProbeReport {
     }
 }
 
-/// The longest time between neighbours of `begin`, `events`, `end`, and where it begins.
+/// Longest time between neighbours of `begin`, `events`, `end`, and its start.
 pub(super) fn longest_gap(
     begin: Instant,
     events: impl Iterator<Item = Instant>,

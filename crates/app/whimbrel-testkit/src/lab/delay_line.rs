@@ -1,26 +1,26 @@
-//! The model of a link's one direction: a queue in front of a wire of some rate, then a delay. Pure: no
-//! clock.
+//! Delay line: the model of one direction of a link, a queue before a wire with a rate, then a delay. Pure:
+//! no clock.
 //!
-//! A packet is lost by chance, or because the queue has no room for it; else it is due when the wire has
-//! sent everything before it and itself, and the delay is over. Order is kept.
+//! A packet is lost by chance, or because the queue is full. Otherwise it is due when the wire has sent
+//! everything before it and itself, and the delay has passed. Order is preserved.
 
 use std::time::Duration;
 
-/// What a link is like, each direction on its own.
+/// Parameters of a link, for each direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkConfig {
-    /// Time on the way, one direction.
+    /// Delay of one direction.
     pub delay: Duration,
-    /// Bits a second.
+    /// Rate in bits a second.
     pub bits_per_second: u64,
-    /// Chance that a packet is lost, 0 to 1.
+    /// Probability that a packet is lost, 0 to 1.
     pub loss: f64,
-    /// Bytes that wait in front of the wire at most.
+    /// Most bytes queued before the wire.
     pub queue: usize,
 }
 
 impl LinkConfig {
-    /// A loss-free link of this rate and one-way delay, with a queue of 50 ms (at least 64 KiB).
+    /// Link without loss, with this rate and one-way delay and a queue of 50 ms (at least 64 KiB).
     pub fn new(mbit: u64, delay: Duration) -> Self {
         let queue = (mbit as usize * 1_000_000 / 8 / 20).max(65536);
         Self { delay, bits_per_second: mbit * 1_000_000, loss: 0.0, queue }
@@ -31,23 +31,23 @@ impl LinkConfig {
 #[derive(Debug)]
 pub struct DelayLine {
     config: LinkConfig,
-    /// When the wire has sent everything admitted so far.
+    /// Time at which the wire has sent everything admitted so far.
     wire_free: Duration,
 }
 
 impl DelayLine {
-    /// A quiet line.
+    /// Creates an idle line.
     pub fn new(config: LinkConfig) -> Self {
         Self { config, wire_free: Duration::ZERO }
     }
 
-    /// From here on the line is like this. What was admitted stays due when it was.
+    /// Changes the parameters from now on. Packets admitted before remain due at their time.
     pub fn change(&mut self, config: LinkConfig) {
         self.config = config;
     }
 
-    /// A packet of `len` bytes comes at `now` (since any fixed moment, never going back), `chance` being a
-    /// random number in 0..1. When it is due at the other end, or none if it is lost.
+    /// Admits a packet of `len` bytes at `now` (since a fixed moment, never going back); `chance` is a random
+    /// number in 0..1. Returns when it is due at the other end, or none if it is lost.
     pub fn admit(&mut self, now: Duration, len: usize, chance: f64) -> Option<Duration> {
         let waiting = self.wire_free.saturating_sub(now);
         if chance < self.config.loss || self.bytes_in(waiting) + len as u128 > self.config.queue as u128 {
@@ -74,7 +74,7 @@ mod tests {
     fn a_line_never_carries_more_than_its_rate_nor_delivers_early() {
         let config = LinkConfig { queue: 15_000, ..LinkConfig::new(12, Duration::from_millis(5)) };
         let mut line = DelayLine::new(config);
-        // Twice the rate: 1500 bytes take 1 ms at 12 Mbit/s, and one comes every 0.5 ms.
+        // Twice the rate: 1500 bytes take 1 ms at 12 Mbit/s, and one packet arrives every 0.5 ms.
         let due: Vec<_> =
             (0..1000).map(|n| (n, line.admit(Duration::from_micros(n * 500), 1500, 0.5))).collect();
         let carried: Vec<_> = due.iter().filter_map(|(n, due)| due.map(|due| (*n, due))).collect();

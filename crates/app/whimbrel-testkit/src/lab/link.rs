@@ -1,7 +1,7 @@
-//! A link between two namespaces on the IP layer, of any rate, delay and loss (for kernels without netem).
+//! Link emulator: an IP link between two namespaces, of any rate, delay and loss (for kernels without netem).
 //!
-//! A TUN device `wan` at each end; two threads a direction: one takes packets in and asks the
-//! [`DelayLine`] when they are due, one delivers them then. Carries a Gbit/s in full packets.
+//! A TUN device `wan` at each end and two threads for each direction: one receives packets and asks the
+//! [`DelayLine`] when they are due, one delivers them then. Handles a Gbit/s in full packets.
 
 use super::{DelayLine, LabError, LinkConfig, Namespace, tun};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -21,18 +21,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often an idle thread looks whether it should end.
+/// Interval at which an idle thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(50);
-/// Room for the largest packet a device of the default MTU gives out.
+/// Most bytes of a packet from a device with the default MTU.
 const PACKET_MAX: usize = 2048;
 
-/// A link; it is down when this is dropped.
+/// Link between two namespaces, which ends when this is dropped.
 pub struct LinkEmulator {
     threads: Vec<JoinHandle<()>>,
     shared: [Arc<Direction>; 2],
 }
 
-/// One direction: where packets come from, those on the way with the moment they are due, where they go.
+/// One direction: source device, packets in transit with their due time, destination device.
 struct Direction {
     from: File,
     to: File,
@@ -44,8 +44,8 @@ struct Direction {
 }
 
 impl LinkEmulator {
-    /// Joins two namespaces; each end gets a device `wan` with its address, point to point (so one link a
-    /// namespace).
+    /// Connects two namespaces; each end gets a point-to-point device `wan` with its address (so one link for
+    /// each namespace).
     pub fn between(
         a: (&Namespace, Ipv4Addr),
         b: (&Namespace, Ipv4Addr),
@@ -67,7 +67,7 @@ impl LinkEmulator {
         Ok(Self { threads, shared })
     }
 
-    /// From here on the link is like this, both ways. Connections across it live on.
+    /// Changes the parameters of both directions from now on. Connections across the link continue.
     pub fn change(&self, config: LinkConfig) {
         self.shared.iter().for_each(|direction| direction.line().change(config));
     }
@@ -94,7 +94,7 @@ impl Drop for LinkEmulator {
 fn device(namespace: &Namespace, own: Ipv4Addr, peer: Ipv4Addr) -> Result<File, LabError> {
     let device = namespace.run(|| tun::open("wan"))?;
     namespace.ip(&format!("addr add {own} peer {peer} dev wan"))?;
-    // The queue before the device must not be the one that overflows: the model's queue is.
+    // The queue of the device must not overflow before that of the model.
     namespace.ip("link set wan txqueuelen 1000 up")?;
     Ok(device)
 }
@@ -118,7 +118,7 @@ impl Direction {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes packets in until the link is dropped.
+    /// Receives packets until the link is dropped.
     fn take_in(&self, mut noise: SmallRng) {
         let (begin, mut packet) = (Instant::now(), [0; PACKET_MAX]);
         while !self.stopped() {
@@ -131,18 +131,18 @@ impl Direction {
                     }
                 }
                 Err(Errno::AGAIN) => wait_readable(&self.from),
-                // The device is gone with its namespace.
+                // The device ended with its namespace.
                 Err(_) => return,
             }
         }
     }
 
-    /// Delivers what is due until the link is dropped.
+    /// Delivers packets when they are due, until the link is dropped.
     fn deliver(&self) {
         while !self.stopped() {
             let Some((due, packet)) = self.next() else { continue };
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            // A device that is down loses what comes, as any does.
+            // A device that is down loses packets, as any does.
             if rustix::io::write(&self.to, &packet).is_ok() {
                 self.bytes.fetch_add(packet.len() as u64, Ordering::Relaxed);
             }

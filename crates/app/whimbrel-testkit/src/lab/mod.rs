@@ -1,4 +1,4 @@
-//! A laboratory on one machine: hosts in network namespaces, links between them, probes that watch a guest.
+//! Network lab on one computer: hosts in network namespaces, links between them, probes that watch a guest.
 
 mod datagram_probe;
 mod delay_line;
@@ -19,30 +19,30 @@ pub use topology::{Host, Lab};
 
 use std::io;
 
-/// Why a laboratory could not be set up.
+/// Cause of a lab that could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action}")]
     System {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// `ip` or `tc` refused.
+    /// The command `ip` or `tc` failed.
     #[error("{command} failed: {errors}")]
     Command {
-        /// The command line.
+        /// Command line of the failed command.
         command: String,
-        /// What it wrote to standard error.
+        /// Standard error of the command.
         errors: String,
     },
 }
 
 impl LabError {
-    /// For `map_err`: an error of the operating system while doing `action`.
+    /// Makes an error of the operating system for `action`, for `map_err`.
     pub(crate) fn system<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { action, source: source.into() }
     }

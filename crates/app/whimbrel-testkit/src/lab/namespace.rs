@@ -1,8 +1,8 @@
-//! A network namespace that exists as long as somebody needs it.
+//! Network namespace that exists as long as a value refers to it.
 //!
-//! It has no name in the file system: a thread of ours entered it and stays, a descriptor refers to it. When
-//! the process ends, however it ends, nothing of it is left. Threads and child processes started by that
-//! thread are in the namespace too, so nobody ever has to switch.
+//! It has no name in the file system: a thread of this process entered it and stays, and a descriptor refers
+//! to it. When the process ends, in any way, the namespace ends too. Threads and child processes started by
+//! that thread are in the namespace, so no other thread has to switch.
 
 use super::{LabError, Process};
 use nix::sched::{CloneFlags, unshare};
@@ -22,17 +22,16 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace with its loopback device up. Clones refer to the same one.
+/// Network namespace with its loopback device up. Clones refer to the same one.
 #[derive(Clone)]
 pub struct Namespace {
-    // The sender is not Sync on its own account in every release; the mutex is never held for longer than a
-    // send.
+    // `Sender` is not `Sync` in every release; the mutex is held only for a send.
     jobs: Arc<Mutex<Sender<Job>>>,
     handle: Arc<File>,
 }
 
 impl Namespace {
-    /// Makes a new namespace.
+    /// Creates a new namespace.
     pub fn new() -> Result<Self, LabError> {
         let (jobs, inbox) = channel::<Job>();
         let (born, birth) = channel();
@@ -54,7 +53,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Runs `work` in the namespace and waits for it. Not for long work: one at a time.
+    /// Runs `work` in the namespace and waits for it. Only for short work: one at a time.
     pub fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (answer, result) = channel();
         let job: Job = Box::new(move || {
@@ -77,7 +76,7 @@ impl Namespace {
         self.run(move || Process::start(command, namespace))
     }
 
-    /// Runs a command in the namespace to its end; standard output if it succeeded.
+    /// Runs a command in the namespace; returns its standard output if it succeeded.
     pub fn output<S: AsRef<OsStr>>(&self, program: &str, arguments: &[S]) -> Result<String, LabError> {
         let mut command = Command::new(program);
         command.args(arguments);
@@ -91,18 +90,18 @@ impl Namespace {
         })
     }
 
-    /// Runs `ip` with these words.
+    /// Runs `ip` with these arguments.
     pub fn ip(&self, words: &str) -> Result<String, LabError> {
         self.output("ip", &words.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs `tc` with these words.
+    /// Runs `tc` with these arguments.
     pub fn tc(&self, words: &str) -> Result<String, LabError> {
         self.output("tc", &words.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Waits until every bridge port in the namespace forwards. The kernel looks at new cables at its
-    /// leisure, up to a second later, and until then a bridge drops what comes.
+    /// Waits until every bridge port in the namespace forwards. The kernel notices new links up to a second
+    /// later, and until then a bridge drops frames.
     pub fn wait_forwarding(&self) -> Result<(), LabError> {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -124,7 +123,7 @@ impl Namespace {
             .expect("connecting does not panic")
     }
 
-    /// A path that names the namespace for `ip link … netns PATH`, valid as long as this value.
+    /// Path of the namespace for `ip link … netns PATH`, valid as long as this value.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.handle.as_raw_fd())
     }

@@ -1,7 +1,7 @@
-//! A child process that ends with its value, or with this process if that is killed.
+//! Child process that ends when its value is dropped, or when this process is killed.
 //!
 //! It leads a process group, so dropping the value ends its own children too, unless they left the group. The
-//! one `unsafe` is the request to the kernel to kill the child with us.
+//! one `unsafe` is the request to the kernel to kill the child with this process.
 
 use super::{LabError, Namespace};
 use nix::{
@@ -17,7 +17,7 @@ use std::{
     process::{Child, Command},
 };
 
-/// A running child process. Dropping it kills and reaps it.
+/// Running child process, killed and reaped when dropped.
 pub struct Process {
     child: Child,
     // The kernel kills the child when the thread that started it ends: that thread is the namespace's.
@@ -25,7 +25,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` from the calling thread, which must be the one of `namespace`.
+    /// Starts `command` from the calling thread, which must be the thread of `namespace`.
     pub(super) fn start(mut command: Command, namespace: Namespace) -> Result<Self, LabError> {
         // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and allocates
         // nothing.
@@ -51,8 +51,7 @@ impl DerefMut for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Either all of the group has ended already, or it is killed now; in both cases the child can be
-        // reaped.
+        // The group has ended already or is killed now; in both cases the child can be reaped.
         let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Watches the witness's numbered stream (TCP 7001): a connection that survives shows every number once, in
-//! order.
+//! Stream probe: reads the numbered stream of the test agent (TCP 7001); a connection that survives shows
+//! every number once, in order.
 
 use super::{Namespace, datagram_probe::longest_gap};
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A running stream probe.
+/// Running stream probe.
 pub struct StreamProbe {
     stream: TcpStream,
     lines: Arc<AtomicU64>,
@@ -21,28 +21,28 @@ pub struct StreamProbe {
     begin: Instant,
 }
 
-/// How a stream came to its end.
+/// End of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// The probe ended it.
+    /// The probe ended the stream.
     Stopped,
     /// The connection was lost or closed by the guest.
     Lost,
-    /// A number was missing, repeated or no number.
+    /// A number was missing, repeated or invalid.
     Broken {
-        /// The number that should have come.
+        /// Number that was expected.
         expected: u64,
     },
 }
 
-/// What a stream probe saw.
+/// Report of a stream probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamReport {
-    /// Lines that came in order.
+    /// Number of lines received in order.
     pub lines: u64,
-    /// The longest time without a line.
+    /// Longest time without a line.
     pub longest_gap: Duration,
-    /// How it ended; anything but [`StreamEnd::Stopped`] is a fault.
+    /// End of the stream; anything but [`StreamEnd::Stopped`] is a fault.
     pub end: StreamEnd,
 }
 
@@ -56,16 +56,16 @@ impl StreamProbe {
         Ok(Self { stream, lines, reader, begin: Instant::now() })
     }
 
-    /// Lines so far.
+    /// Number of lines so far.
     pub fn lines(&self) -> u64 {
         self.lines.load(Ordering::Relaxed)
     }
 
-    /// Ends the probe.
+    /// Ends the probe and returns its report.
     pub fn stop(self) -> StreamReport {
         let end_at = Instant::now();
         let lost_before = self.reader.is_finished();
-        // Fails only if the connection is gone already, which the reader tells.
+        // Fails only if the connection is closed already, which the reader reports.
         let _ = self.stream.shutdown(Shutdown::Both);
         let (times, end) = self.reader.join().expect("the stream's reader does not panic");
         let end = if end == StreamEnd::Lost && !lost_before { StreamEnd::Stopped } else { end };

@@ -1,4 +1,4 @@
-//! Hosts on one switch: each host is a namespace with a bridge `br0` that holds its uplink.
+//! Topology of a lab: hosts on one switch; each host is a namespace with a bridge `br0` and an uplink in it.
 //!
 //! ```text
 //!   alpha: br0 10.77.0.11      beta: br0 10.77.0.12      client: br0 10.77.0.13     (in the order named)
@@ -6,19 +6,19 @@
 //!            +------------------ switch: sw0 ----------------------+
 //! ```
 //!
-//! A guest's tap joins `br0` and so stands on the same segment as everyone else. Addresses 10.77.0.100 and up
+//! A guest's tap joins `br0` and so is on the same network segment as all hosts. Addresses 10.77.0.100 and up
 //! are free for guests.
 
 use super::{LabError, Namespace, Process};
 use std::{net::Ipv4Addr, ops::Deref, process::Command};
 
-/// Some hosts and the switch between them.
+/// Several hosts and the switch between them.
 pub struct Lab {
     hosts: Vec<Host>,
     switch: Namespace,
 }
 
-/// A host: a namespace with an address.
+/// Host of a lab: a namespace with an address.
 pub struct Host {
     name: String,
     namespace: Namespace,
@@ -26,12 +26,12 @@ pub struct Host {
 }
 
 impl Lab {
-    /// The usual one: `alpha`, `beta`, `client`.
+    /// Creates the usual lab: `alpha`, `beta`, `client`.
     pub fn new() -> Result<Self, LabError> {
         Self::with_hosts(&["alpha", "beta", "client"])
     }
 
-    /// Hosts of these names (up to 80, of at most ten letters), all on one switch.
+    /// Creates hosts of these names (up to 80, of at most ten letters), all on one switch.
     pub fn with_hosts(names: &[&str]) -> Result<Self, LabError> {
         let switch = Namespace::new()?;
         switch.ip("link add sw0 type bridge mcast_snooping 0")?;
@@ -59,10 +59,10 @@ impl Lab {
         Ok(Host { name: name.to_owned(), namespace, address })
     }
 
-    /// The host of this name.
+    /// Host of this name.
     ///
     /// # Panics
-    /// If there is none: a mistake in the test.
+    /// If there is none, which is a mistake in the test.
     pub fn host(&self, name: &str) -> &Host {
         self.hosts
             .iter()
@@ -70,7 +70,8 @@ impl Lab {
             .unwrap_or_else(|| panic!("the lab has no host {name:?}"))
     }
 
-    /// Limits what a host sends and receives to `mbit` Mbit/s each (token bucket; 50 ms of queue).
+    /// Limits the rates at which a host sends and receives to `mbit` Mbit/s each (token bucket; 50 ms of
+    /// queue).
     pub fn limit(&self, name: &str, mbit: u64) -> Result<(), LabError> {
         let limit = |device: &str| {
             format!("qdisc replace dev {device} root tbf rate {mbit}mbit burst 256k latency 50ms")
@@ -79,29 +80,29 @@ impl Lab {
         self.switch.tc(&limit(&port_of(name))).map(drop)
     }
 
-    /// Takes a host off the switch: its cable is pulled.
+    /// Disconnects a host from the switch.
     pub fn unplug(&self, name: &str) -> Result<(), LabError> {
         self.switch.ip(&format!("link set {} down", port_of(name))).map(drop)
     }
 
-    /// Puts the cable of a host back.
+    /// Reconnects a host to the switch.
     pub fn replug(&self, name: &str) -> Result<(), LabError> {
         self.switch.ip(&format!("link set {} up", port_of(name))).map(drop)
     }
 
-    /// The switch itself, to watch what crosses it.
+    /// Namespace of the switch, to watch its traffic.
     pub fn switch(&self) -> &Namespace {
         &self.switch
     }
 }
 
 impl Host {
-    /// Its name.
+    /// Name of the host.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address.
+    /// Address of the host.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }

@@ -1,4 +1,4 @@
-//! A TUN device: a network interface whose packets a program reads and writes. All `unsafe` of the lab's
+//! TUN device: a network interface whose packets a program reads and writes. All `unsafe` of the lab's
 //! devices is here.
 //!
 //! Linux Documentation/networking/tuntap.rst.
@@ -13,7 +13,7 @@ use std::{
 const IFF_TUN: i16 = 0x0001;
 const IFF_NO_PI: i16 = 0x1000;
 
-/// `struct ifreq` as TUNSETIFF reads it: a name, flags, the rest of the union unused.
+/// C layout of `struct ifreq` for TUNSETIFF: a name, flags, the rest of the union unused.
 #[repr(C)]
 struct InterfaceRequest {
     name: [u8; 16],
@@ -22,14 +22,14 @@ struct InterfaceRequest {
 }
 
 nix::ioctl_readwrite_bad!(
-    /// TUNSETIFF; the kernel writes the name it chose back.
+    /// Ioctl TUNSETIFF; the kernel writes back the name that it chose.
     set_interface,
     0x4004_54ca,
     InterfaceRequest
 );
 
-/// Makes the device `name` in the namespace of the calling thread. It is gone when the file is closed. Reads
-/// do not wait.
+/// Creates the device `name` in the namespace of the calling thread. It ends when the file is closed. Reads
+/// do not block.
 pub(super) fn open(name: &str) -> Result<File, LabError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
@@ -40,8 +40,8 @@ pub(super) fn open(name: &str) -> Result<File, LabError> {
         return Err(LabError::System { action: "name a TUN device", source });
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: the descriptor is open; `request` is an exclusive, live value of the 40 bytes and the layout of
-    // the kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
+    // SAFETY: the descriptor is open; `request` is an exclusive, live value with the size (40 bytes) and
+    // layout of the kernel's `struct ifreq`, and its name ends with a zero byte (checked above).
     unsafe { set_interface(device.as_raw_fd(), &mut request) }
         .map_err(LabError::system("make a TUN device"))?;
     Ok(device)

@@ -1,4 +1,4 @@
-//! The guest and its witness, on a real QEMU.
+//! Tests of the guest and its test agent, on a real QEMU.
 
 use std::{
     fs,
@@ -57,7 +57,7 @@ fn a_reboot_is_never_taken_for_an_unbroken_life() {
     assert!(second.counter > first.counter);
     witness.calm().unwrap();
 
-    // The witness must notice a disk that lost a write: spoil every block behind its back.
+    // The test agent must notice a disk that lost a write: damage every block without its knowledge.
     fs::write(&disk, vec![0; 8 << 20]).unwrap();
     assert_eq!(witness.check().unwrap().disk, CheckResult::Bad);
 
@@ -87,7 +87,7 @@ fn a_guest_with_a_file_system_leaves_the_file_system_whole() {
     assert_eq!(content.stdout, b"kept");
 }
 
-/// Makes the Debian guest if it is not there (minutes), so only on demand.
+/// Builds the Debian guest if it does not exist (minutes), so only on demand.
 #[test]
 #[ignore = "takes minutes on its first run"]
 fn a_debian_guest_boots_and_compiles() {

@@ -1,4 +1,4 @@
-//! The laboratory: namespaces, links and probes on the real kernel.
+//! Tests of the lab: namespaces, links and probes on the real kernel.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use whimbrel_testkit::lab::{Lab, LinkConfig, LinkEmulator, Namespace, Probe};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Echoes datagrams on a port of `namespace` until the test's end.
+/// Echoes datagrams on a port of `namespace` until the end of the test.
 fn echo(namespace: &Namespace, port: u16) {
     let socket = namespace.run(move || UdpSocket::bind(("0.0.0.0", port)).unwrap());
     namespace.spawn(move || {
@@ -79,7 +79,7 @@ fn a_long_link_delays_and_counts_what_it_carries() {
     assert!(link.bytes().iter().all(|bytes| *bytes >= 100 * 36), "{:?}", link.bytes());
 }
 
-/// Prints what the emulator reaches; run by hand on a quiet machine.
+/// Prints the emulator's throughput; run by hand on an idle machine.
 #[test]
 #[ignore = "a measurement"]
 fn measure_the_link_emulator() {

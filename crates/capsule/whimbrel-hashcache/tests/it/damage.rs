@@ -1,4 +1,4 @@
-//! Whatever happens to the table, to the files behind it or between processes: never wrong bytes.
+//! Damage to the table, changes of the files, concurrent processes: the cache never returns wrong bytes.
 
 use crate::common::{Fixture, count, found, image, onward, page};
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ fn a_table_that_cannot_be_used_says_so_and_is_made_anew_only_when_asked() {
         for missing in [OnMissing::Fail, OnMissing::Create(geometry)] {
             let error = open(&path, missing).unwrap_err();
             assert!(matches!(error, CacheError::Unusable { .. }), "{name}: {error}");
-            assert!(error.to_string().contains("made anew"), "{error}");
+            assert!(error.to_string().contains("recreated"), "{error}");
         }
         let cache = open(&path, OnMissing::Recreate(geometry)).unwrap();
         assert_eq!(cache.geometry(), geometry, "{name}");
@@ -80,7 +80,7 @@ fn a_table_replaced_under_an_open_handle_does_it_no_harm() {
     assert_eq!(count(&other, 1..100), 0);
 }
 
-/// One thing that happens.
+/// Random event of the test.
 #[derive(Debug, Clone)]
 enum Event {
     Write { file: usize, at: u64, numbers: Vec<u64> },
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// Changes bytes of the table behind the cache's back, as another process or a bad disk would.
+    /// Changes bytes of the table without the cache's knowledge, as another process or a bad disk would.
     fn spoil(&self, at: &prop::sample::Index, length: u64, change: impl Fn(u8) -> u8) {
         let file = File::options().read(true).write(true).open(self.table()).unwrap();
         let size = file.metadata().unwrap().len();
@@ -194,7 +194,7 @@ impl World {
         file.write_all_at(&bytes, at).unwrap();
     }
 
-    /// After all of it the cache is still good for what it is for.
+    /// Afterwards the cache still works.
     fn check_usefulness(&mut self) {
         self.reopen();
         let path = self.folder.path().join("fresh");
@@ -289,7 +289,7 @@ const CHILD: &str = "WHIMBREL_HASHCACHE_TEST_FOLDER";
 
 #[test]
 fn two_processes_write_one_table_without_harm() {
-    // The second process is this program again, told by a variable to do its part only.
+    // The second process is this program, told by an environment variable to run its part only.
     let numbers = [10_000..10_400, 20_000..20_400];
     if let Some(folder) = std::env::var_os(CHILD).map(PathBuf::from) {
         write_and_read(&folder.join("table"), &folder.join("b"), &folder.join("common"), numbers[1].clone());
@@ -325,7 +325,7 @@ fn used_entries_outlast_unused_ones() {
     for _ in 0..4 {
         assert!(count(&fixture.cache, 1..201) >= 199);
     }
-    // Twice what the table can hold comes by and is never used.
+    // Twice the table's capacity is inserted and never used.
     let stream = fixture.write("stream", []);
     let source = fixture.cache.register(&stream, SourceKind::Raw).unwrap();
     for number in 0..2 * fixture.cache.geometry().slots() {
@@ -336,7 +336,7 @@ fn used_entries_outlast_unused_ones() {
     let (hot, cold) = (known(&hot), known(&cold));
     assert!(hot >= 160 && cold <= 60, "{hot} of the used and {cold} of the unused stayed");
     assert!(fixture.cache.stats().evictions > 0);
-    // Uses are forgotten in time: after many more turnovers the used ones are gone as well.
+    // Uses age: after many more turnovers the used entries are evicted as well.
     for number in 0..40 * fixture.cache.geometry().slots() {
         let offset = number * PAGE_SIZE as u64;
         fixture.cache.note(&Digest::of(&(number << 20).to_le_bytes()), Location { source, offset });

@@ -1,4 +1,4 @@
-//! Source files come, change, grow, move and go.
+//! Source files are created, changed, extended, renamed and deleted.
 
 use crate::common::{self, Fixture, count, found, image, onward};
 use std::fs::File;
@@ -52,7 +52,7 @@ fn a_file_added_again_has_no_second_entries() {
     let again = fixture.add(&file).unwrap();
     assert!(!again.scanned, "nothing changed");
     assert_eq!(again.pages, 199);
-    // It grew, and what was there moved on by a page.
+    // The file grew, and its content moved by a page.
     std::fs::write(&file, image((500..501).chain(1..300))).unwrap();
     let grown = fixture.add(&file).unwrap();
     assert_eq!((grown.scanned, grown.new, grown.moved), (true, 101, 199));
@@ -143,7 +143,7 @@ fn forgotten_files_leave_nothing_and_their_number_is_used_again() {
     assert_eq!(cache.forget(&paths[1]).unwrap(), 5);
     assert!(matches!(cache.forget(&paths[1]), Err(CacheError::Unknown { .. })));
     assert_eq!(add(4).unwrap().source, first[1]);
-    // A file that exists no more makes room by itself.
+    // The record of a deleted file is reused.
     std::fs::remove_file(&paths[2]).unwrap();
     assert_eq!(add(5).unwrap().source, first[2]);
     assert_eq!(count(&cache, 1..60), 4 * 5);

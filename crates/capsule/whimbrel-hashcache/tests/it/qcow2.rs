@@ -1,4 +1,4 @@
-//! Images made by `qemu-img`, and images made to mislead.
+//! Images made by `qemu-img`, and hostile images.
 
 use crate::common::{Fixture, count, image, onward, page};
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn file_pages_at_an_odd_sector_are_found_across_clusters() {
     let borders = [AlignmentChange { start: 0, phase: 0 }, AlignmentChange { start, phase: start % 4096 }];
     let cuts = PageAlignment::new(data.len() as u64, borders).unwrap();
     fixture.cache.add(&path, SourceKind::Qcow2, Some(&cuts), &onward).unwrap();
-    // The first and the last cluster are shared with zeros; all between lie in one piece.
+    // The first and the last cluster are shared with zeros; all between are contiguous.
     assert!(count(&fixture.cache, 1..600) >= 595);
 }
 

@@ -1,4 +1,4 @@
-//! What is committed is read back, by this handle and by another one.
+//! Committed capsules are read back, by this handle and by another one.
 
 use crate::common::{commit, content, expected, manifest, name, page};
 use proptest::prelude::*;

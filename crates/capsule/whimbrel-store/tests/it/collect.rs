@@ -1,4 +1,4 @@
-//! Collection removes what nothing needs and nothing else, beside writers too.
+//! Garbage collection removes exactly the unneeded objects, also with concurrent writers.
 
 use crate::common::{self, commit, content, expected, name, page};
 use proptest::prelude::*;
@@ -134,7 +134,7 @@ fn a_session_that_found_an_object_before_it_was_condemned_can_count_on_it() {
     other.delete_ref(&name("a"), Expected::Anything).unwrap();
     assert!(other.gc(GcRoots::Referenced).unwrap().waiting > 0);
 
-    // Born after the sentence: stores its own copies although the condemned ones are still there.
+    // Started after the condemnation: stores its own copies although the condemned ones still exist.
     let late = other.writer().unwrap();
     let second = commit(&late, &other, None, 300, &pages[..50], &[name("late")], 3).unwrap();
     let first = writer.commit(&common::manifest(&[("memory", finished)], &[], 2), &[name("b")]).unwrap();

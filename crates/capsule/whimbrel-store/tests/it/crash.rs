@@ -1,5 +1,5 @@
-//! Power failures, kills and failed writes at every operation: what was acknowledged is whole, what was not
-//! is not there.
+//! Power failures, kills and failed writes at every operation: acknowledged changes are complete, others do
+//! not exist.
 
 use crate::common::{self, commit, content, crash_disk::CrashDisk, expected, name};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -12,7 +12,7 @@ const PAGES: u64 = 400;
 /// A ref's capsule and the pages it should have.
 type Content = Option<(CapsuleId, BTreeMap<u64, u64>)>;
 
-/// What refs should name, and what the operation under way would make of one of them.
+/// Expected refs, and the change that was in progress for one of them.
 #[derive(Default, Clone)]
 struct Model {
     refs: BTreeMap<String, (CapsuleId, BTreeMap<u64, u64>)>,
@@ -67,7 +67,8 @@ fn found(store: &Store, tag: &str) -> Content {
     Some((id, pages.keys().map(|page| (*page, 0)).collect()))
 }
 
-/// Everything acknowledged is there, the step under way happened wholly or not at all, and the store goes on.
+/// All acknowledged changes exist, the interrupted step happened completely or not at all, and the store
+/// works.
 fn check(disk: &CrashDisk, model: &Model, what: &str) {
     let store = open(disk).unwrap();
     let report = store.verify(|_, _| {}).unwrap();
@@ -141,7 +142,7 @@ fn power_may_fail_again_while_the_store_recovers() {
                 break;
             }
         }
-        // A step that was under way is decided by now, either way.
+        // The interrupted step has been decided by now, either way.
         model.under_way = model.under_way.take();
         check(&disk, &model, &format!("seed {seed}"));
     }

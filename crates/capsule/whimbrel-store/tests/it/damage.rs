@@ -26,7 +26,7 @@ fn every_flipped_bit_of_a_pack_is_found_by_verify_and_refused_on_read() {
     let mut random = StdRng::seed_from_u64(1);
     let (path, len) = disk.paths("packs").into_iter().max_by_key(|(_, len)| *len).unwrap();
     for _ in 0..200 {
-        // The head of a pack is only read to make an index again.
+        // The header of a pack is read only to rebuild an index.
         let (at, bit) = (random.random_range(24..len), random.random_range(0..8));
         disk.flip(&path, at, bit);
         let store = open(&disk);
@@ -97,7 +97,7 @@ fn a_second_copy_heals_a_damaged_first_one() {
     }
 }
 
-/// Not a test of its own: the process that the next test kills.
+/// Process that the next test kills; not a test itself.
 #[test]
 fn child_that_commits_until_it_is_killed() {
     let Ok(dir) = std::env::var("WHIMBREL_TEST_STORE") else { return };

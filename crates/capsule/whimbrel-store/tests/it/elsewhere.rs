@@ -1,4 +1,4 @@
-//! Images of which a part lies in another store: read on demand, kept, collected, verified, built upon.
+//! Images that are partly in another store: read on demand, stored, collected, verified, used as a base.
 
 use crate::common::{commit, content, expected, name, page};
 use std::{
@@ -16,7 +16,7 @@ use whimbrel_store::{
 
 const PAGES: u64 = 3000;
 
-/// Another store in the same process; counts what is asked of it, may be away, may lie.
+/// Another store in the same process; counts requests, may be unavailable, may return wrong data.
 struct Other {
     store: Store,
     away: AtomicBool,
@@ -45,7 +45,7 @@ impl RemoteObjects for Other {
         let mut pages = Vec::new();
         for want in wants {
             pages.extend(want.digests.iter().map(|digest| self.store.blob(digest).unwrap()));
-            // Whoever knows the leaf can do without the digests.
+            // A holder that has the leaf does not need the digests.
             let Ok(leaf) = self.store.blob(&want.leaf) else { continue };
             let leaf = Node::decode(&leaf).unwrap();
             let slots = (0..256).filter(|slot| want.slots[slot / 64] >> (slot % 64) & 1 == 1);
@@ -83,7 +83,7 @@ fn pair() -> Pair {
     Pair { _dirs: dirs, there, here, other }
 }
 
-/// A capsule over there, of which only the manifest is here.
+/// Capsule of the other store, of which this store has only the manifest.
 fn capsule(pair: &Pair, writes: &[(u64, u64)]) -> (CapsuleId, StoredImage, BTreeMap<u64, u64>) {
     let id =
         commit(&pair.there.writer().unwrap(), &pair.there, None, PAGES, writes, &[name("m")], 1).unwrap();
@@ -253,7 +253,7 @@ fn a_tree_that_reaches_past_its_image_never_becomes_a_whole_capsule() {
     let liar = CapsuleId(whimbrel_core::Digest::of(&bytes));
     pair.here.shadow_writer().store(Kind::Manifest, &[&bytes]).unwrap();
     pair.here.adopt_partial(&liar, &[name("liar")]).unwrap();
-    // All of it is here: as an image of the right length.
+    // All of it is here, as an image of the right length.
     let root = manifest.images[0].root;
     pair.here.image(root, PAGES).or_elsewhere(None).fetch(&PageSet::full(PAGES)).unwrap();
     assert!(pair.here.complete(&liar).is_err());

@@ -1,5 +1,5 @@
-//! Parents and children: history of refs, what a child adds, what two sides changed, and that no child needs
-//! its parent.
+//! Parents and children: history of refs, pages that a child adds, divergent changes, and independence of
+//! children from their parents.
 
 use crate::common::{commit, content, expected, manifest, name};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! FAT and exFAT: clusters begin behind tables of odd length, so file pages lie at a phase of their own.
+//! Superblocks of FAT and exFAT, whose clusters begin after tables of odd length, so file pages have a phase.
 //!
 //! FAT after Microsoft's "FAT: General Overview of On-Disk Format" 1.03, exFAT after its specification,
 //! section 3.1.
@@ -6,7 +6,7 @@
 use super::{FileSystem, Superblock, power_of_two};
 use crate::bounded_reader::{le16, le32};
 
-/// FAT12, FAT16 or FAT32 from the first sector.
+/// Detects FAT12, FAT16 or FAT32 from the first sector.
 pub(super) fn fat(boot: &[u8]) -> Option<Superblock> {
     let jumps = matches!(boot[0], 0xeb | 0xe9) && le16(boot, 510) == 0xaa55;
     let media = boot[21] == 0xf0 || boot[21] >= 0xf8;
@@ -25,7 +25,8 @@ pub(super) fn fat(boot: &[u8]) -> Option<Superblock> {
     let data = reserved + copies * table + root;
     let clusters = total.checked_sub(data).filter(|_| table > 0)? / per_cluster;
     let file_system = match clusters {
-        // Only FAT32 has no short length of its tables; the other two are told apart by the count alone.
+        // Only FAT32 lacks the 16-bit length of its tables; FAT12 and FAT16 differ only in the count of
+        // clusters.
         _ if le16(boot, 22) == 0 => FileSystem::Fat32,
         ..4085 => FileSystem::Fat12,
         _ => FileSystem::Fat16,
@@ -33,7 +34,7 @@ pub(super) fn fat(boot: &[u8]) -> Option<Superblock> {
     Some(Superblock { file_system, block: (per_cluster * sector) as u32, data: data * sector })
 }
 
-/// exFAT from the first sector.
+/// Detects exFAT from the first sector.
 pub(super) fn exfat(boot: &[u8]) -> Option<Superblock> {
     let (sector, cluster) = (u32::from(boot[108]), u32::from(boot[109]));
     let known = boot[3..11] == *b"EXFAT   " && (9..=12).contains(&sector) && sector + cluster <= 25;
@@ -48,7 +49,7 @@ pub(super) fn exfat(boot: &[u8]) -> Option<Superblock> {
 mod tests {
     use super::*;
 
-    /// A FAT16 with 2 tables of 33 sectors, 512 root entries and clusters of 4 KiB.
+    /// FAT16 with 2 tables of 33 sectors, 512 root entries and clusters of 4 KiB.
     fn sample() -> Vec<u8> {
         let mut boot = vec![0; 512];
         boot[0] = 0xeb;

@@ -1,9 +1,8 @@
-//! What lies in a region, by its superblock: the file system, its block size and where its grid of blocks
-//! begins.
+//! Superblocks: detect the file system of a region, its block size and the offset of its first block.
 //!
-//! A superblock is recognised by its magic and the few fields that are used, each checked for a value it can
-//! have. Checksums are not looked at: a wrong answer costs savings only. Where several would match, the one
-//! whose maker overwrites the other's place wins.
+//! A superblock is recognised by its magic number and the few fields that are used, each checked for a
+//! possible value. Checksums are ignored: a wrong answer costs savings only. If several match, the one whose
+//! creation overwrites the others wins.
 
 mod fat;
 
@@ -13,12 +12,12 @@ use crate::{
     partition_table::TableEntry,
 };
 
-/// What lies in a region.
+/// File system or other content of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {
-    /// ext2, ext3 or ext4.
+    /// File systems ext2, ext3 and ext4.
     Ext,
-    /// XFS.
+    /// File system XFS.
     Xfs,
     /// FAT with 12-bit entries.
     Fat12,
@@ -26,23 +25,23 @@ pub enum FileSystem {
     Fat16,
     /// FAT with 32-bit entries.
     Fat32,
-    /// exFAT.
+    /// File system exFAT.
     ExFat,
-    /// NTFS.
+    /// File system NTFS.
     Ntfs,
-    /// Btrfs.
+    /// File system Btrfs.
     Btrfs,
-    /// A swap area of Linux.
+    /// Swap area of Linux.
     Swap,
-    /// A physical volume of LVM2.
+    /// Physical volume of LVM2.
     Lvm2,
 }
 
-/// What a superblock says.
+/// Values of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) file_system: FileSystem,
-    /// Bytes of a block (cluster).
+    /// Bytes of a block or cluster.
     pub(crate) block: u32,
     /// Offset in the region of the first block that a file can have.
     pub(crate) data: u64,
@@ -54,10 +53,10 @@ impl Superblock {
     }
 }
 
-/// Bytes at the start of a region that most superblocks lie in.
+/// Bytes at the start of a region that contain most superblocks.
 const HEAD: usize = 2048;
 
-/// What lies in `slot`; none if nothing known does.
+/// Detects the content of `slot`; none if it is unknown.
 pub(crate) fn identify(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     if slot.len < HEAD as u64 {
         return None;
@@ -76,8 +75,8 @@ pub(crate) fn identify(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Optio
     plausible.then_some(found)
 }
 
-/// Whether the first sector of a disk belongs to a file system and is no partition table, though it is marked
-/// like one.
+/// Whether the first sector of a disk belongs to a file system, although it has the mark of a partition
+/// table.
 pub(crate) fn starts_with_boot_sector(sector: &[u8; 512]) -> bool {
     ntfs(sector).or_else(|| fat::exfat(sector)).or_else(|| fat::fat(sector)).is_some()
 }
@@ -86,21 +85,21 @@ fn power_of_two(value: u64, range: std::ops::RangeInclusive<u64>) -> Option<u32>
     (value.is_power_of_two() && range.contains(&value)).then_some(value as u32)
 }
 
-/// `xfs_dsb` in fs/xfs/libxfs/xfs_format.h; big-endian.
+/// XFS: `xfs_dsb` in fs/xfs/libxfs/xfs_format.h; big-endian.
 fn xfs(boot: &[u8]) -> Option<Superblock> {
     let block = u32::from_be_bytes([boot[4], boot[5], boot[6], boot[7]]);
     let block = power_of_two(block.into(), 512..=65_536).filter(|_| boot.starts_with(b"XFSB"))?;
     Some(Superblock::new(FileSystem::Xfs, block))
 }
 
-/// `ext4_super_block` in fs/ext4/ext4.h, 1024 bytes from the start; the older ones agree in these fields.
+/// ext: `ext4_super_block` in fs/ext4/ext4.h, 1024 bytes from the start; older versions have the same fields.
 fn ext(head: &[u8]) -> Option<Superblock> {
     let block = le32(head, 1024 + 24);
     let known = le16(head, 1024 + 56) == 0xef53 && block <= 6;
     known.then(|| Superblock::new(FileSystem::Ext, 1024 << block))
 }
 
-/// `NTFS_BOOT_SECTOR` in ntfs-3g's layout.h. A cluster count above 128 is the negated power of two.
+/// NTFS: `NTFS_BOOT_SECTOR` in ntfs-3g's layout.h. A cluster count above 128 is the negated power of two.
 fn ntfs(boot: &[u8]) -> Option<Superblock> {
     if boot[3..11] != *b"NTFS    " {
         return None;
@@ -113,8 +112,8 @@ fn ntfs(boot: &[u8]) -> Option<Superblock> {
     Some(Superblock::new(FileSystem::Ntfs, power_of_two(count * u64::from(sector), 512..=2 << 20)?))
 }
 
-/// `label_header` and `pv_header` of LVM2's lib/format_text/layout.h. The label is in one of the first four
-/// sectors; behind the identity and the size stand the places of data, first that of the first extent.
+/// LVM2: `label_header` and `pv_header` of lib/format_text/layout.h. The label is in one of the first four
+/// sectors; the identity and the size precede the offsets of data, first that of the first extent.
 fn lvm2(head: &[u8]) -> Option<Superblock> {
     let label = head.chunks_exact(SECTOR as usize).find(|sector| sector.starts_with(b"LABELONE"))?;
     let header = le32(label, 20) as usize;
@@ -122,7 +121,7 @@ fn lvm2(head: &[u8]) -> Option<Superblock> {
     known.then(|| Superblock { file_system: FileSystem::Lvm2, block: 4096, data: le64(label, header + 40) })
 }
 
-/// `swap_header` in include/linux/swap.h: the mark ends the first page.
+/// Swap: `swap_header` in include/linux/swap.h, whose magic number ends the first page.
 fn swap(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     if slot.len < 4096 {
         return None;
@@ -132,7 +131,7 @@ fn swap(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     known.then(|| Superblock::new(FileSystem::Swap, 4096))
 }
 
-/// `btrfs_super_block` in include/uapi/linux/btrfs_tree.h, 64 KiB from the start.
+/// Btrfs: `btrfs_super_block` in include/uapi/linux/btrfs_tree.h, 64 KiB from the start.
 fn btrfs(disk: &mut BoundedReader<'_>, slot: &TableEntry) -> Option<Superblock> {
     const PLACE: u64 = 64 << 10;
     if slot.len < PLACE + SECTOR {

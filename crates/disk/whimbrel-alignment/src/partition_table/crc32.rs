@@ -1,5 +1,5 @@
-//! CRC-32 as in IEEE 802.3, the checksum of a GUID partition table. For the 32 KiB of one table, so by bits
-//! and without a lookup.
+//! CRC-32 of IEEE 802.3, the checksum of a GUID partition table. Bit by bit without a lookup table, which is
+//! enough for the 32 KiB of one partition table.
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 

@@ -1,8 +1,8 @@
-//! The GUID partition table: behind the first sector, and again at the end of the disk (UEFI specification
+//! GUID partition table: one copy after the first sector, one at the end of the disk (UEFI specification
 //! 2.10, section 5.3).
 //!
-//! A copy whose header or entries do not match their checksums is not used; if both do not, there is no such
-//! table. Sectors are taken for 512 bytes: on disks with 4 KiB sectors everything is aligned anyway.
+//! A copy whose header or entries do not match their checksums is ignored; without a valid copy there is no
+//! such table. Sectors count as 512 bytes: on disks with 4 KiB sectors everything is aligned anyway.
 
 use super::{RegionKind, TableEntry, crc32::crc32};
 use crate::{
@@ -11,10 +11,10 @@ use crate::{
 };
 use std::iter;
 
-/// Bytes of the longest list of entries that is read: 256 of the usual size, twice what tools make.
+/// Most bytes of entries that are read: 256 of the usual size, twice what tools create.
 const MAX_ENTRIES: usize = 32 << 10;
 
-/// What a header says of its entries.
+/// Fields of a header that describe the entries.
 struct Header {
     entries: u64,
     count: usize,
@@ -22,16 +22,16 @@ struct Header {
     checksum: u32,
 }
 
-/// What the first usable copy names.
+/// Regions of the first valid copy.
 pub(super) fn regions(disk: &mut BoundedReader<'_>) -> Option<Vec<TableEntry>> {
     let end = disk.size() / SECTOR;
-    // A file of an odd number of sectors may be served as a disk of whole pages, so the last sector is one of
-    // eight.
+    // A file with an odd number of sectors may be served as a disk of complete pages, so the last sector is
+    // one of eight.
     let mut copies = iter::once(1).chain((end.saturating_sub(PAGE / SECTOR)..end).rev());
     copies.find_map(|at| copy(disk, at))
 }
 
-/// The copy with its header in sector `at`.
+/// Regions of the copy with its header in sector `at`.
 fn copy(disk: &mut BoundedReader<'_>, at: u64) -> Option<Vec<TableEntry>> {
     let header = parse_header(&disk.sectors::<512>(at * SECTOR)?, at)?;
     let len = header.count * header.entry;
@@ -71,7 +71,7 @@ mod tests {
 
     const SECTORS: u64 = 1000;
 
-    /// A disk whose table names sectors `first..=last`, in both copies.
+    /// Disk whose table lists sectors `first..=last`, in both copies.
     fn disk(partitions: &[(u64, u64)]) -> Vec<u8> {
         let mut disk = vec![0; (SECTORS * SECTOR) as usize];
         disk[446 + 4] = 0xee;

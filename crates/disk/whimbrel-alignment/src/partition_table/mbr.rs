@@ -1,7 +1,7 @@
-//! The table in the first sector, and the chain of tables in an extended partition.
+//! MBR: the partition table in the first sector, and the chain of tables in an extended partition.
 //!
-//! Each table of the chain says where the next one lies, so it may form a loop: no table is read twice, none
-//! outside of its extended partition, and at most [`MAX_CHAIN`] in all.
+//! Each table of the chain points to the next one, so the chain may be a loop: no table is read twice, none
+//! outside its extended partition, and at most [`MAX_CHAIN`] in all.
 
 use super::{RegionKind, TableEntry};
 use crate::{
@@ -9,13 +9,13 @@ use crate::{
     bounded_reader::{BoundedReader, le16, le32},
 };
 
-/// Most tables followed behind the first, over all extended partitions.
+/// Most tables read after the first, over all extended partitions.
 const MAX_CHAIN: usize = 64;
 
 const FIRST_ENTRY: usize = 446;
 const ENTRY: usize = 16;
 
-/// One of the four entries.
+/// Entry of a table with four entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     kind: u8,
@@ -24,7 +24,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Covers a GUID partition table, for programs that do not know those.
+    /// Whether the entry covers a GUID partition table, for programs that do not know those.
     pub(super) fn is_protective(&self) -> bool {
         self.kind == 0xee
     }
@@ -38,10 +38,10 @@ impl Entry {
     }
 }
 
-/// The entries of a sector that is a partition table; none if it is something else.
+/// Entries of a sector that is a partition table; none if it is not.
 pub(super) fn entries(sector: &[u8; 512]) -> Option<[Entry; 4]> {
     let entry = |number: usize| &sector[FIRST_ENTRY + number * ENTRY..][..ENTRY];
-    // Boot code and random bytes have other values here; Linux tells them apart in the same way.
+    // Boot code and random bytes have other values here; Linux uses the same test.
     let plain = le16(sector, 510) == 0xaa55 && (0..4).all(|number| entry(number)[0] & 0x7f == 0);
     plain.then(|| {
         [0, 1, 2, 3].map(|number| {
@@ -51,7 +51,7 @@ pub(super) fn entries(sector: &[u8; 512]) -> Option<[Entry; 4]> {
     })
 }
 
-/// What `entries` of the first sector name, logical partitions included.
+/// Regions of the `entries` of the first sector, logical partitions included.
 pub(super) fn regions(disk: &mut BoundedReader<'_>, entries: &[Entry; 4]) -> Vec<TableEntry> {
     let size = disk.size();
     let slot = |entry: &Entry| TableEntry::new(RegionKind::Primary, entry.first, entry.count, size);
@@ -64,7 +64,7 @@ pub(super) fn regions(disk: &mut BoundedReader<'_>, entries: &[Entry; 4]) -> Vec
     slots
 }
 
-/// Adds the logical partitions of `extended`; `seen` are the tables followed so far.
+/// Adds the logical partitions of `extended`; `seen` has the tables read so far.
 fn read_chain(
     disk: &mut BoundedReader<'_>,
     extended: &Entry,

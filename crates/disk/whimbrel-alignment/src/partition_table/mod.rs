@@ -1,8 +1,7 @@
-//! Which regions the partition tables of a disk name. Where there is no table, the whole disk is one region.
+//! Partition tables: list the regions of a disk. Without a table, the complete disk is one region.
 //!
-//! Whatever the tables say, the list is sorted, inside the disk, without overlaps and of at most
-//! [`MAX_REGIONS`] regions: what lies outside is cut off or left out, and of two that overlap the one that
-//! starts first stays.
+//! For any table, the list is sorted, within the disk, without overlaps and has at most [`MAX_REGIONS`]
+//! regions. Regions beyond the disk are truncated or left out, and of two that overlap the first remains.
 
 mod crc32;
 mod gpt;
@@ -10,20 +9,20 @@ mod mbr;
 
 use crate::{MAX_REGIONS, SECTOR, bounded_reader::BoundedReader, file_system};
 
-/// Which table names a region.
+/// Kind of table that lists a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegionKind {
-    /// None: the disk has no partitions.
+    /// No table: the disk has no partitions.
     Whole,
-    /// The table in the first sector.
+    /// MBR table in the first sector.
     Primary,
-    /// The chain of an extended partition.
+    /// Chain of an extended partition.
     Logical,
-    /// A GUID partition table.
+    /// GUID partition table.
     Gpt,
 }
 
-/// What a table says of a region.
+/// Region of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableEntry {
     pub(crate) kind: RegionKind,
@@ -32,7 +31,7 @@ pub(crate) struct TableEntry {
 }
 
 impl TableEntry {
-    /// The part of sectors `first .. first + count` that lies on a disk of `size` bytes; none if none does.
+    /// Clips sectors `first .. first + count` to a disk of `size` bytes; none if nothing remains.
     fn new(kind: RegionKind, first: u64, count: u64, size: u64) -> Option<Self> {
         let start = first.checked_mul(SECTOR).filter(|start| *start < size)?;
         let len = count.saturating_mul(SECTOR).min(size - start);
@@ -44,13 +43,13 @@ impl TableEntry {
     }
 }
 
-/// The regions of the disk, in order.
+/// Regions of the disk, in order.
 pub(crate) fn regions(disk: &mut BoundedReader<'_>) -> Vec<TableEntry> {
     let mut slots = named(disk);
     if slots.is_empty() {
         slots.push(TableEntry { kind: RegionKind::Whole, start: 0, len: disk.size() });
     }
-    // Stable: of two that start together the one that was named first stays.
+    // The sort is stable: of two regions with one start, the one listed first remains.
     slots.sort_by_key(|slot| slot.start);
     let mut end = 0;
     slots.retain(|slot| {
@@ -62,11 +61,11 @@ pub(crate) fn regions(disk: &mut BoundedReader<'_>) -> Vec<TableEntry> {
     slots
 }
 
-/// What a table names, if there is one.
+/// Regions that a table lists, if there is one.
 fn named(disk: &mut BoundedReader<'_>) -> Vec<TableEntry> {
     let Some(first) = disk.sectors::<512>(0) else { return Vec::new() };
     let Some(entries) = mbr::entries(&first) else { return Vec::new() };
-    // FAT and NTFS end their first sector as a table does, with code or zeros where its entries would be.
+    // The first sector of FAT and NTFS ends like a table, with code or zeros in place of entries.
     if file_system::starts_with_boot_sector(&first) {
         return Vec::new();
     }

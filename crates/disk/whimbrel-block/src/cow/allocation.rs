@@ -1,9 +1,9 @@
-//! Which pages the overlay owns: the live bitmap, and what of it the durable one does not have yet.
+//! Allocation map: the allocated pages of an overlay in a live and a durable bitmap.
 //!
-//! Order of a flush, which keeps the durable bitmap honest: copy the changed blocks of the live bitmap,
-//! *then* sync the data, then write the copies, then sync them. A bit in a copy was set after its page was
-//! written, so the sync of the data covers the page. Blocks are marked as changed after their bits were set;
-//! a bit set during the copy is either in it or marks its block again.
+//! The order of a flush guarantees that the durable bitmap lists only synced pages: copy the changed blocks
+//! of the live bitmap, *then* sync the data, then write the copies, then sync them. A bit in a copy was set
+//! after its page was written, so the sync of the data covers the page. Blocks are marked as changed after
+//! their bits were set; a bit set during the copy is either in it or marks its block again.
 
 use super::{format::HEADER_SIZE, mapped_bitmap::MappedWords};
 use crate::bitmap;
@@ -12,25 +12,25 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::{fs::File, io, os::unix::fs::FileExt};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
-/// Words in a block, the unit in which the durable bitmap is written: a page of the file, 128 MiB of the
+/// Words of a block, the unit in which the durable bitmap is written: a page of the file, 128 MiB of the
 /// device.
 const BLOCK_WORDS: usize = PAGE_SIZE / 8;
 
-/// The pages that the overlay owns.
+/// Pages that the overlay has.
 #[derive(Debug)]
 pub(super) struct AllocationMap {
     pages: u64,
     live: MappedWords,
     durable: File,
-    /// One bit a block: the durable bitmap may lack bits of it.
+    /// One bit for each block: the durable bitmap may lack bits of it.
     unsaved: Box<[AtomicU64]>,
 }
 
-/// Blocks of the bitmap as they were before a sync of the data.
+/// Copies of bitmap blocks from before a sync of the data.
 pub(super) struct UnsavedWords(Vec<(usize, Vec<u8>)>);
 
 impl AllocationMap {
-    /// `live` over `durable`, which may lag behind it in any number of blocks.
+    /// Map of `live` and `durable`, which may lag behind in any number of blocks.
     pub(super) fn new(pages: u64, live: MappedWords, durable: File) -> io::Result<Self> {
         let blocks = live.words().len().div_ceil(BLOCK_WORDS);
         let owned = Self { pages, live, durable, unsaved: bitmap::empty(blocks as u64) };
@@ -54,22 +54,23 @@ impl AllocationMap {
         bitmap::set(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
     }
 
-    /// Takes the pages of `run` out. Nobody reads or writes them meanwhile.
+    /// Removes the pages of `run`, which nothing reads or writes meanwhile.
     pub(super) fn remove(&self, run: PageRun) {
         bitmap::clear(self.live.words(), run, |word| self.mark(word / BLOCK_WORDS));
     }
 
-    /// Whether `page` is owned, and how many pages from it on, at most up to `end`, are the same.
+    /// Whether `page` is allocated, and the number of pages from it on, at most up to `end`, with the same
+    /// state.
     pub(super) fn stretch(&self, page: u64, end: u64) -> (bool, u64) {
         bitmap::stretch(self.live.words(), page, end)
     }
 
-    /// Whether every page of `run` is owned.
+    /// Whether every page of `run` is allocated.
     pub(super) fn has_all(&self, run: PageRun) -> bool {
         bitmap::all(self.live.words(), run)
     }
 
-    /// All of them.
+    /// All allocated pages.
     pub(super) fn to_set(&self) -> PageSet {
         let mut set = PageSet::empty(self.pages);
         for (index, word) in self.live.words().iter().enumerate() {
@@ -78,7 +79,7 @@ impl AllocationMap {
         set
     }
 
-    /// Copies what the durable bitmap lacks. To be called *before* the data is synced.
+    /// Copies the blocks that the durable bitmap lacks. Call it *before* the data is synced.
     pub(super) fn take_unsaved(&self) -> UnsavedWords {
         let mut blocks = Vec::new();
         for (index, marks) in self.unsaved.iter().enumerate() {
@@ -92,7 +93,7 @@ impl AllocationMap {
         UnsavedWords(blocks)
     }
 
-    /// Makes what was copied durable. To be called *after* the data is synced.
+    /// Makes the copied blocks durable. Call it *after* the data is synced.
     pub(super) fn save(&self, unsaved: &UnsavedWords) -> io::Result<()> {
         for (block, bytes) in &unsaved.0 {
             self.durable.write_all_at(bytes, block_offset(*block))?;

@@ -1,5 +1,5 @@
-//! The header of an overlay's two bitmap files. Pure: bytes in, fields out. `docs/formats/overlay.md` tells
-//! the rest.
+//! Format of an overlay's two bitmap files: the header. Pure: bytes in, fields out. `docs/formats/overlay.md`
+//! has the details.
 //!
 //! ```text
 //! offset  size  field
@@ -14,7 +14,7 @@
 //!     64    32  id of the base, chosen by the caller (a digest)
 //!     96  3992  zeros
 //!   4088     8  XXH3-64 of bytes 0..4088
-//!   4096     -  bitmap: bit p % 64 of word p / 64 says that the overlay owns page p
+//!   4096     -  bitmap: bit p % 64 of word p / 64 is set if the overlay has page p
 //! ```
 //!
 //! All numbers are little-endian, words of the bitmap 64 bits. The header is written once, before the file
@@ -30,22 +30,22 @@ pub(super) const HEADER_SIZE: usize = PAGE_SIZE;
 const MAGIC: [u8; 8] = *b"WHIMOVLY";
 const VERSION: u32 = 1;
 const CHECKED: usize = HEADER_SIZE - 8;
-/// 1 PiB: a bitmap of 32 GiB, beyond which the size in a header is damage or mischief.
+/// 1 PiB, with a bitmap of 32 GiB; larger sizes are damage or an attack.
 const MAX_DEVICE: u64 = 1 << 50;
 
-/// Which of the two files.
+/// Kind of a bitmap file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BitmapKind {
-    /// Beside the data; names synced pages only.
+    /// File beside the data; lists only synced pages.
     Durable,
-    /// In memory; names every acknowledged page while this kernel runs.
+    /// File in memory; lists every acknowledged page while this kernel runs.
     Live {
-        /// The kernel's boot id.
+        /// Boot id of the kernel.
         boot: [u8; 16],
     },
 }
 
-/// What a header says.
+/// Fields of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) form: BitmapKind,
@@ -54,31 +54,31 @@ pub(super) struct Header {
     pub(super) base: Digest,
 }
 
-/// Why bytes are no header.
+/// Reasons to reject a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// The file is something else.
-    #[error("this is no overlay bitmap")]
+    /// The file is no bitmap of an overlay.
+    #[error("not an overlay bitmap")]
     Magic,
-    /// A newer program wrote it.
-    #[error("overlay format {found} is not known, only {VERSION}")]
+    /// A newer version of the program wrote the file.
+    #[error("overlay format {found} is unknown; this version reads format {VERSION}")]
     Version {
-        /// The version found.
+        /// Version that was found.
         found: u32,
     },
-    /// The checksum does not fit.
+    /// The checksum does not match.
     #[error("the header is damaged")]
     Checksum,
-    /// The checksum fits, but a field makes no sense.
-    #[error("the header's {field} makes no sense")]
+    /// The checksum matches, but a field is invalid.
+    #[error("the header has an invalid {field}")]
     Field {
-        /// Which one.
+        /// Name of the field.
         field: &'static str,
     },
 }
 
 impl Header {
-    /// Length of the whole file: header and bitmap.
+    /// Length of the complete file: header and bitmap.
     pub(super) fn file_len(&self) -> u64 {
         HEADER_SIZE as u64 + (self.size / PAGE_SIZE as u64).div_ceil(64) * 8
     }
@@ -129,7 +129,7 @@ impl Header {
     }
 }
 
-/// `N` bytes from `at`; both are constants inside the header.
+/// Reads `N` bytes at `at`; both are constants within the header.
 fn field<const N: usize>(bytes: &[u8; HEADER_SIZE], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes[at + i])
 }

@@ -1,7 +1,7 @@
-//! The words of a live bitmap: a shared mapping of a file in memory. The only unsafe code of this crate.
+//! Mapped bitmap: the words of a live bitmap in a shared mapping. The only unsafe code of this crate.
 //!
-//! The file belongs to one process (the overlay is locked) and lies in a directory nobody else writes to. It
-//! is never shortened, so an access past its end (SIGBUS) cannot happen.
+//! The file belongs to one process (the overlay is locked) and is in a directory that only the daemon writes.
+//! It is never truncated, so an access past its end (SIGBUS) cannot happen.
 
 use super::format::HEADER_SIZE;
 use memmap2::{MmapOptions, MmapRaw};
@@ -18,7 +18,7 @@ pub(super) struct MappedWords {
 }
 
 impl MappedWords {
-    /// Maps the bitmap of `file`, which is at least `HEADER_SIZE + words * 8` bytes long.
+    /// Maps the bitmap of `file`, which has at least `HEADER_SIZE + words * 8` bytes.
     pub(super) fn new(file: &File, words: usize) -> io::Result<Self> {
         let bytes = HEADER_SIZE + words * 8;
         if file.metadata()?.len() < bytes as u64 {
@@ -27,7 +27,7 @@ impl MappedWords {
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)?, words })
     }
 
-    /// The words.
+    /// All words of the bitmap.
     pub(super) fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is `HEADER_SIZE + words * 8` bytes long, page-aligned (so the words are aligned
         // to 8: `HEADER_SIZE` is a page) and lives as long as `self`, to which the slice is tied. It is

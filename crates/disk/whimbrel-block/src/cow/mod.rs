@@ -1,23 +1,22 @@
-//! Copy-on-write over an immutable base.
+//! Copy-on-write: the overlay of a machine over an immutable base.
 //!
-//! A page is in one of two states, and while the disk is in use only ever goes from the first to the second:
+//! A page is in one of two states; while the disk is in use it only goes from the first to the second:
 //!
 //! ```text
-//! state       read          write                                     zero, trim
-//! base's      the base      fill the page from the base, then own it  own it, punch a hole
-//! overlay's   the overlay   write the overlay                         punch a hole
+//! state       read          write                                         zero, trim
+//! base        the base      fill the page from the base, then allocate    allocate, punch a hole
+//! overlay     the overlay   write the overlay                             punch a hole
 //! ```
 //!
-//! The data lies in a sparse file at the device's own offsets; one bit a page says who owns it. There are two
-//! bitmaps. The *live* one is a mapped file in memory: a bit is set after the page was written and before the
-//! write is acknowledged, so a daemon that is killed and started again in the same boot has every
-//! acknowledged write. The *durable* one lies beside the data and is written by a flush after the data was
-//! synced, so after a loss of power it never names a page whose data was not synced; see `owned.rs` for the
-//! order and `format.rs` for every byte.
+//! The data is in a sparse file at the device's own offsets; one bit for each page says whether it is
+//! allocated. There are two bitmaps. The *live* one is a mapped file in memory: a bit is set after the page
+//! was written and before the write is acknowledged, so a daemon that is killed and restarted in the same
+//! boot has every acknowledged write. The *durable* one is beside the data; a flush writes it after the data
+//! was synced, so after a power failure it never lists a page whose data was not synced. `allocation.rs` has
+//! the order and `format.rs` every byte.
 //!
-//! Locking: a page that is owned needs no lock. Taking ownership holds a lock on exactly its pages, because
-//! two writers of different parts of one page would each fill the rest from the base and lose the other's
-//! part.
+//! Locking: an allocated page needs no lock. Allocation locks exactly its pages, because two writers of
+//! different parts of one page would each fill the rest from the base and lose the other's part.
 
 mod allocation;
 mod format;
@@ -38,7 +37,7 @@ use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// An overlay over an immutable base.
+/// Overlay over an immutable base.
 pub struct Cow {
     base: Arc<dyn Device>,
     data: FileDevice,
@@ -48,21 +47,21 @@ pub struct Cow {
 }
 
 impl Cow {
-    /// Makes an empty overlay over `base`. `base_id` names the base's content (the root digest of its image)
-    /// and is asked for again by `open`.
+    /// Creates an empty overlay over `base`. `base_id` identifies the base's content (the root digest of its
+    /// image); `open` checks it.
     ///
     /// # Errors
-    /// If there is an overlay already, the base ends inside a page, or a file cannot be made.
+    /// If there is an overlay already, the base ends inside a page, or a file cannot be created.
     pub fn create(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
         Self::over(place, base, place.create(size, base_id)?)
     }
 
-    /// Opens the overlay that was made over `base`: with all that was acknowledged if this is the boot in
-    /// which it was last open, else with all that was flushed.
+    /// Opens the overlay that was created over `base`: with all acknowledged writes if it was last open in
+    /// this boot, otherwise with all flushed ones.
     ///
     /// # Errors
-    /// If it is not there, in use, damaged, or made over another base.
+    /// If it does not exist, or is in use, damaged or over another base.
     pub fn open(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
         Self::over(place, base, place.open(size, base_id)?)
@@ -82,18 +81,18 @@ impl Cow {
         Ok(Self { base, data, owned, locks: RangeLock::default(), flushes: GroupCommit::new() })
     }
 
-    /// The pages that may differ from the base.
+    /// Allocated pages, which may differ from the base.
     pub fn owned(&self) -> PageSet {
         self.owned.to_set()
     }
 
-    /// The base.
+    /// Base device of the overlay.
     pub fn base(&self) -> &Arc<dyn Device> {
         &self.base
     }
 
-    /// Gives pages back to the base, whatever was written to them. For a disk that nobody uses yet; a flush
-    /// makes it durable.
+    /// Removes pages from the overlay, with everything written to them. For a disk that is not in use yet; a
+    /// flush makes it durable.
     pub fn disown(&self, run: PageRun) -> Result<(), BlockError> {
         BlockError::check(run.offset(), run.bytes() as u64, self.size())?;
         let _guard = self.locks.lock(run.pages());
@@ -104,8 +103,8 @@ impl Cow {
         Ok(())
     }
 
-    /// Stores the base's content of pages that are still the base's; what was written meanwhile stays. So
-    /// content that took long to come never overwrites newer.
+    /// Stores the base's content in pages that are not yet allocated; pages written meanwhile stay. So
+    /// content that arrives late never overwrites newer.
     pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BlockError> {
         BlockError::check(run.offset(), content.len() as u64, self.size())?;
         if content.len() != run.bytes() {
@@ -133,7 +132,7 @@ impl Cow {
         self.data.latch()
     }
 
-    /// Calls `each` with the maximal stretches of `offset .. offset + len` that one side owns.
+    /// Calls `each` for the maximal ranges of `offset .. offset + len` that are all allocated or all not.
     fn each_stretch(
         &self,
         offset: u64,
@@ -151,7 +150,7 @@ impl Cow {
         Ok(())
     }
 
-    /// Writes `data` and what of its first and last page is still the base's, then owns them all.
+    /// Writes `data`, fills the rest of its first and last page from the base, and allocates all pages.
     fn write_and_own(&self, offset: u64, data: &[u8], run: PageRun) -> Result<(), BlockError> {
         let _guard = self.locks.lock(run.pages());
         let end = offset + data.len() as u64;
@@ -166,12 +165,12 @@ impl Cow {
         Ok(())
     }
 
-    /// How many of `bytes` of `page` must be filled from the base: all or none.
+    /// Number of `bytes` of `page` to fill from the base: all or none.
     fn base_part(&self, page: u64, bytes: u64) -> usize {
         if self.owned.stretch(page, page + 1).0 { 0 } else { bytes as usize }
     }
 
-    /// Owns the whole pages of the range as holes. Returns the bytes it covered.
+    /// Allocates the complete pages of the range as holes. Returns the bytes covered.
     fn punch(&self, offset: u64, len: u64) -> Result<Range<u64>, BlockError> {
         let (start, end) = (offset.next_multiple_of(PAGE), (offset + len) / PAGE * PAGE);
         if start >= end {
@@ -179,7 +178,7 @@ impl Cow {
         }
         let run = PageRun::new(start / PAGE, (end - start) / PAGE);
         let _guard = self.locks.lock(run.pages());
-        // A page that is not owned may still hold what a lost bitmap once named, so it is punched as well.
+        // The data of a page that is not allocated may be left from a lost bitmap, so it is punched as well.
         let outcome = self.data.trim(start, end - start);
         self.flushes.note_write();
         outcome?;
@@ -243,8 +242,8 @@ impl Device for Cow {
         BlockError::check(offset, len, self.size())?;
         let zeros = [0; 2 * PAGE_SIZE];
         let punched = self.punch(offset, len)?;
-        // What lies in pages that the range covers in part: before the first whole page, and after the last.
-        // Without a whole page that is everything, less than two pages.
+        // Pages that the range covers partially: before the first complete page, and after the last. Without
+        // a complete page that is everything, less than two pages.
         self.write_at(punched.end, &zeros[..(offset + len - punched.end) as usize])?;
         self.write_at(offset, &zeros[..(punched.start - offset) as usize])
     }
@@ -275,7 +274,7 @@ impl Device for Cow {
     fn may_wait(&self, offset: u64, len: u64) -> bool {
         let mut waits = false;
         let within = BlockError::check(offset, len, self.size());
-        // Only the base can be far away. A write that owns a page may have to fill it from there.
+        // Only the base can be remote. A write that allocates a page may have to fill it from there.
         let walk = within.and_then(|()| {
             self.each_stretch(offset, len, |owned, range| {
                 waits |= !owned && self.base.may_wait(range.start, range.end - range.start);

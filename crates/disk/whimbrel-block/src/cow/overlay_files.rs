@@ -1,14 +1,14 @@
-//! The files of an overlay: how they come into being, are found again and go.
+//! Files of an overlay: creation, opening and removal.
 //!
 //! ```text
-//! DIR/data         the pages the overlay owns, at their own offsets; sparse
+//! DIR/data         the allocated pages, at their own offsets; sparse
 //! DIR/owned        the durable bitmap; an overlay exists when this file has its name
 //! LIVE/ID.owned    the live bitmap, on a file system in memory
 //! ```
 //!
-//! Both bitmaps are written under a temporary name, synced and renamed, so a file with a right name is whole.
-//! The live one counts only under the boot id it was made with: unsynced data is still in the page cache
-//! then.
+//! Both bitmaps are written under a temporary name, synced and renamed, so a file with a final name is
+//! complete. The live one counts only under the boot id it was created with: unsynced data is still in the
+//! page cache then.
 
 use super::format::{BitmapKind, HEADER_SIZE, Header, HeaderError};
 use rustix::fs::{FlockOperation, flock};
@@ -17,66 +17,66 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use whimbrel_core::Digest;
 
-/// Where an overlay keeps its files.
+/// Directories of an overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlayDir {
-    /// Directory of the overlay alone, on a disk. Made if it is not there.
+    /// Directory of this overlay, on a disk. Created if it does not exist.
     pub dir: PathBuf,
-    /// Directory for live bitmaps, on a file system in memory that nobody else writes to (below `/run`). Made
-    /// if it is not there; any number of overlays share it.
+    /// Directory for live bitmaps, on a file system in memory that only the daemon writes (below `/run`).
+    /// Created if it does not exist; overlays share it.
     pub live_dir: PathBuf,
 }
 
-/// Why an overlay could not be made or opened.
+/// Reasons why an overlay could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OverlayError {
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action} {path}")]
     Io {
-        /// `open`, `create`, …
+        /// Verb of the operation: `open`, `create`, …
         action: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// There is an overlay in the directory already.
-    #[error("{dir} holds an overlay already")]
+    /// The directory has an overlay already.
+    #[error("{dir} already has an overlay")]
     Exists {
-        /// The directory.
+        /// Directory of the overlay.
         dir: PathBuf,
     },
-    /// Another process (or this one) has it open.
+    /// The overlay is open in this or another process.
     #[error("the overlay in {dir} is in use")]
     InUse {
-        /// The directory.
+        /// Directory of the overlay.
         dir: PathBuf,
     },
-    /// A bitmap's header is not what this program writes.
-    #[error("cannot use the bitmap {path}")]
+    /// The header of a bitmap is invalid.
+    #[error("the bitmap {path} is invalid")]
     Header {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Defect of the header.
         #[source]
         source: HeaderError,
     },
-    /// The overlay was made over another base; together they would be nonsense.
+    /// The overlay was created over another base; the combination would be garbage.
     #[error("the overlay in {dir} belongs to another base or size")]
     OtherBase {
-        /// The directory.
+        /// Directory of the overlay.
         dir: PathBuf,
     },
     /// The base ends inside a page.
-    #[error("a base of {size} bytes does not end on a page")]
+    #[error("the base has {size} bytes, which are not complete pages")]
     BaseSize {
-        /// Its size.
+        /// Bytes of the base.
         size: u64,
     },
 }
 
-/// The opened files of an overlay.
+/// Open files of an overlay.
 pub(super) struct OverlayFiles {
     pub(super) data: File,
     pub(super) durable: File,
@@ -97,14 +97,14 @@ impl OverlayDir {
         self.live_dir.join(hex + ".owned")
     }
 
-    /// Makes an empty overlay and opens it.
+    /// Creates an empty overlay and opens it.
     pub(super) fn create(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
         io_at("create", &self.dir, fs::create_dir_all(&self.dir))?;
         let data = self.open_data(OpenOptions::new().create(true).truncate(false))?;
         if self.durable().exists() {
             return Err(OverlayError::Exists { dir: self.dir.clone() });
         }
-        // What a creation that was cut off left behind goes: its pages would show through later.
+        // Removes data of an interrupted creation, whose pages would become visible later.
         io_at("size", &self.data(), data.set_len(0).and_then(|()| data.set_len(size)))?;
         io_at("sync", &self.data(), data.sync_all())?;
         let id = io_at("make an id for", &self.dir, random_id())?;
@@ -114,7 +114,7 @@ impl OverlayDir {
         self.finish(data, durable, header)
     }
 
-    /// Opens an overlay that was made over `base`.
+    /// Opens an overlay that was created over `base`.
     pub(super) fn open(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
         let data = self.open_data(&mut OpenOptions::new())?;
         let (durable, header) = open_bitmap(&self.durable())?;
@@ -124,10 +124,10 @@ impl OverlayDir {
         self.finish(data, durable, header)
     }
 
-    /// Removes the overlay, if it is there and not in use.
+    /// Removes the overlay, if it exists and is not in use.
     ///
     /// # Errors
-    /// As opening it, or if a file cannot be removed.
+    /// Those of opening it, or if a file cannot be removed.
     pub fn remove(&self) -> Result<(), OverlayError> {
         if !self.dir.exists() {
             return Ok(());
@@ -143,7 +143,7 @@ impl OverlayDir {
         io_at("remove", &self.dir, fs::remove_dir_all(&self.dir))
     }
 
-    /// Opens the data file and locks it: it stands for the overlay.
+    /// Opens the data file and locks it, which locks the overlay.
     fn open_data(&self, options: &mut OpenOptions) -> Result<File, OverlayError> {
         let path = self.data();
         let data = io_at("open", &path, options.read(true).write(true).open(&path))?;
@@ -154,7 +154,7 @@ impl OverlayDir {
         }
     }
 
-    /// Finds the live bitmap of this boot, or makes one of the durable one.
+    /// Opens the live bitmap of this boot, or creates one from the durable bitmap.
     fn finish(&self, data: File, durable: File, header: Header) -> Result<OverlayFiles, OverlayError> {
         io_at("create", &self.live_dir, fs::create_dir_all(&self.live_dir))?;
         let path = self.live(&header.id);
@@ -171,7 +171,7 @@ impl OverlayDir {
     }
 }
 
-/// A bitmap file with this header, and the bits of another one or none.
+/// Creates a bitmap file with this header and the bits of `bits`, or none.
 fn write_new(path: &Path, header: &Header, bits: Option<&File>) -> Result<File, OverlayError> {
     let draft = path.with_extension("draft");
     let write = || {
@@ -189,7 +189,7 @@ fn write_new(path: &Path, header: &Header, bits: Option<&File>) -> Result<File, 
     io_at("write", path, write())
 }
 
-/// An existing bitmap file and its header; the file is as long as the header says.
+/// Opens a bitmap file and decodes its header; checks its length.
 fn open_bitmap(path: &Path) -> Result<(File, Header), OverlayError> {
     let mut file = io_at("open", path, OpenOptions::new().read(true).write(true).open(path))?;
     let mut bytes = [0; HEADER_SIZE];
@@ -214,7 +214,7 @@ fn random_id() -> io::Result<[u8; 16]> {
     Ok(id)
 }
 
-/// The id of the running kernel's boot, from `random(4)`.
+/// Boot id of the running kernel, from `random(4)`.
 fn boot_id() -> io::Result<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();

@@ -1,4 +1,4 @@
-//! The overlay's files: what may be opened, by whom, and what is refused.
+//! Files of the overlay: opening, locking and rejected files.
 
 use std::{fs, sync::Arc};
 use whimbrel_block::{
@@ -77,7 +77,7 @@ fn a_live_bitmap_of_another_boot_does_not_count() {
     assert_ne!(of_this_boot[32..48], [0; 16], "the boot id");
     cow.write_at(8192, &[2; 4096]).unwrap();
     drop(cow);
-    // What another boot would have left: the same header but for the boot id, checksum included.
+    // State left by another boot: the same header except for the boot id, checksum included.
     let mut other = fs::read(&live).unwrap();
     other[32] ^= 1;
     let sum = xxhash_rust::xxh3::xxh3_64(&other[..4088]);

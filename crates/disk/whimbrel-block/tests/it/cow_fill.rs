@@ -1,4 +1,4 @@
-//! Content of the base that comes late: it fills what nobody wrote, and never anything else.
+//! Content of the base that arrives late: it fills only pages that were not written.
 
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ proptest! {
                 cow.fill(run, &base[from..from + bytes]).unwrap();
                 prop_assert!(run.pages().all(|page| cow.owned().contains(page)));
             } else {
-                // Not whole pages: the rest is the base's.
+                // Not complete pages: the rest is from the base.
                 let data = vec![n as u8; bytes - 100];
                 cow.write_at(from as u64 + 50, &data).unwrap();
                 model[from + 50..from + bytes - 50].copy_from_slice(&data);

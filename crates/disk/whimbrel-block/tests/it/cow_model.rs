@@ -1,10 +1,9 @@
-//! The overlay against a plain vector, with kills and losses of power at any point.
+//! The overlay compared with a plain vector, with kills and power failures at any point.
 //!
 //! A *kill* drops the device without a flush and opens it again: everything acknowledged must be there. A
-//! *loss of power* takes the live bitmap away and lets every page of the data file that was written since the
-//! last flush be, by lot, the new one or the one that was synced; optionally it strikes inside a flush, when
-//! the durable bitmap is a mix of old and new words. Then every page must read as it did at the last flush or
-//! as it did last.
+//! *power failure* removes the live bitmap and makes every page of the data file that was written since the
+//! last flush randomly the new or the synced one; optionally it happens inside a flush, when the durable
+//! bitmap is a mix of old and new words. Then every page must read as at the last flush or as last written.
 
 use proptest::prelude::*;
 use std::{fs, path::Path, sync::Arc};
@@ -41,13 +40,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A small generator for lots, so that a failing case repeats.
+/// Small random generator with a seed, so that a failing case is repeatable.
 fn draw(lots: &mut u64) -> bool {
     *lots = lots.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     *lots >> 40 & 1 == 1
 }
 
-/// Takes each `unit` bytes from `old` or `new` by lot.
+/// Takes each `unit` bytes randomly from `old` or `new`.
 fn mix(old: &[u8], new: &[u8], unit: usize, lots: &mut u64) -> Vec<u8> {
     let pairs = old.chunks(unit).zip(new.chunks(unit));
     pairs.flat_map(|(old, new)| if draw(lots) { new } else { old }).copied().collect()

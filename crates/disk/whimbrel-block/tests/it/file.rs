@@ -1,4 +1,4 @@
-//! The file device: its edges, its holes, and what it does after a failure.
+//! File device: bounds, holes, and behaviour after a failure.
 
 use std::{fs, fs::File, path::Path, sync::Arc};
 use whimbrel_block::{
@@ -50,7 +50,7 @@ fn after_a_failed_write_nothing_is_accepted_but_reads() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     fs::write(&path, vec![7; 4096]).unwrap();
-    // A descriptor without the right to write: the kernel refuses what the device believes it may do.
+    // A read-only descriptor: the kernel rejects writes that the device tries.
     let device = FileDevice::new(File::open(&path).unwrap(), false).unwrap();
     assert!(matches!(device.write_at(0, &[1]), Err(BlockError::Io { action: "write", .. })));
     assert!(matches!(device.write_at(0, &[1]), Err(BlockError::Latched { action: "write" })));
@@ -61,7 +61,7 @@ fn after_a_failed_write_nothing_is_accepted_but_reads() {
 
 #[test]
 fn after_a_failed_sync_the_next_one_does_not_pretend() {
-    // The kernel cannot sync this one and says so.
+    // The kernel cannot sync this one and returns an error.
     let device =
         FileDevice::new(File::options().read(true).write(true).open("/dev/null").unwrap(), false).unwrap();
     assert!(matches!(device.flush(), Err(BlockError::Io { action: "sync", .. })));

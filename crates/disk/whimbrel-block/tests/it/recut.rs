@@ -1,5 +1,5 @@
-//! A disk must be the same bytes before it is cut and after, whatever the cuts, and no write may be lost on
-//! the way.
+//! Alignment round trip: a disk has the same bytes before and after, with any alignment, and no write is
+//! lost.
 
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use whimbrel_machine::PageArray as _;
 
 const SIZE: u64 = 40_000;
 
-/// Cuts of [`SIZE`] bytes at any sectors.
+/// Alignments of [`SIZE`] bytes with segments at any sectors.
 fn any_cuts() -> impl Strategy<Value = PageAlignment> {
     prop::collection::btree_map(1..SIZE / SECTOR, 0..8u64, 0..6).prop_map(|more| {
         let mut borders = vec![AlignmentChange { start: 0, phase: 0 }];
@@ -101,7 +101,7 @@ proptest! {
             prop_assert!(copy == read(&expected, 0, expected.size()));
             device.write_at(offset, &vec![number as u8; len as usize]).unwrap();
             pages = array.take_dirty().unwrap();
-            // A round that came to nothing.
+            // A round that failed.
             if number % 2 == 0 {
                 array.put_back(&pages);
                 let mut lost = pages;

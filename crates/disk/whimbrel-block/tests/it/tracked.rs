@@ -1,5 +1,4 @@
-//! A copy kept by dirty sets alone: it must equal the disk once the writers stop, whatever they did
-//! meanwhile.
+//! Copy maintained by dirty sets alone: it must equal the disk once the writers stop.
 
 use std::sync::Arc;
 use whimbrel_block::{Device, MemDevice, TrackedDevice};
@@ -34,7 +33,7 @@ fn no_write_is_lost_between_two_rounds() {
             .collect();
         while !writers.iter().all(|writer| writer.is_finished()) {
             let dirty = device.take_dirty();
-            // Every third round fails and gives its pages back.
+            // Every third round fails and puts its pages back.
             match rounds % 3 {
                 2 => device.put_back(&dirty),
                 _ => copy(&device, &dirty, &mut replica),

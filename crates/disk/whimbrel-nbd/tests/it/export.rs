@@ -1,4 +1,4 @@
-//! A served device in a directory of its own, and a bare client that says exactly what a test wants said.
+//! Test server in a directory of its own, and a minimal client that sends exactly what a test needs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -28,7 +28,7 @@ impl Export {
         export
     }
 
-    /// Starts a server on the same path; the one before must be stopped.
+    /// Starts a server on the same path; the previous one must be stopped.
     pub(crate) fn start(&mut self, device: Arc<dyn Device>) {
         let listener = whimbrel_nbd::bind(&self.socket()).unwrap();
         self.server = Some(whimbrel_nbd::serve(device, listener, self.options.clone()).unwrap());
@@ -75,7 +75,7 @@ pub(crate) const WRITE: u16 = 1;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const WRITE_ZEROES: u16 = 6;
 
-/// The bytes of a request's header.
+/// Encodes the header of a request.
 pub(crate) fn request(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     let mut bytes = 0x25609513u32.to_be_bytes().to_vec();
     bytes.extend(flags.to_be_bytes());
@@ -86,7 +86,7 @@ pub(crate) fn request(flags: u16, command: u16, cookie: u64, offset: u64, len: u
     bytes
 }
 
-/// A client that negotiates nothing: simple replies.
+/// Client that negotiates nothing: simple replies.
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
 }
@@ -98,7 +98,7 @@ impl Client {
         bytes
     }
 
-    /// The oldest handshake there is. Returns size and transmission flags.
+    /// Oldest handshake of the protocol. Returns size and transmission flags.
     pub(crate) fn shake_hands(&mut self) -> (u64, u16) {
         assert_eq!(&self.bytes::<18>(), b"NBDMAGICIHAVEOPT\0\x03");
         self.socket.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
@@ -110,14 +110,14 @@ impl Client {
         self.socket.write_all(&request(flags, command, cookie, offset, len)).unwrap();
     }
 
-    /// The next simple reply: cookie and error.
+    /// Next simple reply: cookie and error.
     pub(crate) fn reply(&mut self) -> (u64, u32) {
         assert_eq!(self.bytes(), 0x67446698u32.to_be_bytes());
         let error = u32::from_be_bytes(self.bytes());
         (u64::from_be_bytes(self.bytes()), error)
     }
 
-    /// Whether the server hung up, after whatever it still had to say.
+    /// Whether the server closed the connection, after any remaining output.
     pub(crate) fn is_cut_off(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.socket.read_to_end(&mut rest) {

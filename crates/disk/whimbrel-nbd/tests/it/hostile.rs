@@ -1,4 +1,4 @@
-//! Clients that lie, stall, or come in crowds. Each may cost its own connection and nothing else.
+//! Hostile clients: invalid, stalled, or too many. Each may cost only its own connection.
 
 use crate::export::{Client, Export, FLUSH, READ, WRITE, WRITE_ZEROES, request, wait_until};
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn a_client_that_does_not_shake_hands_is_let_go() {
     let options = Options { handshake_timeout: Duration::from_millis(200), ..Options::default() };
     let export = Export::with(memory(), options);
     let mut slow = client(&export);
-    // The one came after the other, so when it is let go the time is over for both.
+    // The second came later, so when it is disconnected the time is over for both.
     let mut silent = export.connect();
     assert!(silent.is_cut_off());
     wait_until("the silent client is gone", || export.connections() == 1);
@@ -198,7 +198,7 @@ proptest! {
             request(flags & 0x1f, command, 1, offset >> (len % 64), len >> (offset % 32))
         });
         let garbage: Vec<u8> = requests.flatten().chain(tail).collect();
-        // The server may hang up in the middle of it.
+        // The server may close the connection meanwhile.
         let _ = bad.socket.write_all(&garbage);
         let _ = bad.socket.shutdown(std::net::Shutdown::Write);
         prop_assert!(bad.is_cut_off());

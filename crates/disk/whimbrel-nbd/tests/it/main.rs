@@ -1,4 +1,4 @@
-//! The server as its clients see it: well-behaved tools, hostile strangers, restarts.
+//! Tests of the server by its clients: standard tools, hostile clients, restarts.
 
 mod export;
 mod hostile;

@@ -1,5 +1,4 @@
-//! The server goes and comes back on the same path; a QEMU that is told to reconnect notices a delay, no
-//! more.
+//! Restart of the server on the same path: a QEMU with reconnect notices only a delay.
 
 use crate::export::{Export, wait_until};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Other people's clients against the server: nbdinfo, nbdcopy, qemu-io, fio.
+//! Standard clients against the server: nbdinfo, nbdcopy, qemu-io, fio.
 
 use crate::export::Export;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
-//! What differs between processors: registers, the system call convention, how an interrupted call restarts.
+//! Processor architecture: registers, the system call convention, how an interrupted call restarts.
 //!
-//! One file each. The rest of the crate names only [`Registers`], [`SLOT`] and [`detour`].
+//! One file for each. The rest of the crate uses only [`Registers`], [`SLOT`], [`counter`] and [`detour`].
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -8,24 +8,24 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Registers, SLOT, counter, detour};
 
-/// A system call and its first three arguments, as the target is to make it.
+/// System call and its first three arguments, for the target to execute.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) number: u32,
     pub(crate) arguments: [u64; 3],
 }
 
-/// Code that makes one system call in a stopped thread and then goes on where the thread was.
+/// Code that makes one system call in a stopped thread and then continues where the thread was.
 #[derive(Debug)]
 pub(crate) struct SyscallStub {
-    /// Machine code, less than [`SLOT`] bytes, good only at the address it was made for.
+    /// Machine code, less than [`SLOT`] bytes, valid only at the address it was generated for.
     pub(crate) code: Vec<u8>,
     /// Registers that start it.
     pub(crate) start: Registers,
-    /// The program counter at the exit of the system call.
+    /// Program counter at the exit of the system call.
     pub(crate) returned: u64,
 }
 
-/// The thread does not run in the mode this build knows (a 32-bit program, for one).
+/// The thread runs in a mode that this build does not support, such as 32-bit code.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ForeignMode;

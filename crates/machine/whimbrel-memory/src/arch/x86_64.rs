@@ -1,18 +1,18 @@
-//! x86_64, 64-bit mode only.
+//! Architecture x86_64, 64-bit mode only.
 //!
-//! The detour is position-dependent code with every value it restores built in, so it needs neither the
-//! stack nor any memory. `syscall` changes only `rax`, `rcx` and `r11` and keeps the flags; `mov` and `jmp`
-//! keep them too. Shadow stacks do not mind: there is no `ret`.
+//! The stub is position-dependent code that has every value it restores as an immediate operand, so it needs
+//! neither the stack nor other memory. `syscall` changes only `rax`, `rcx` and `r11` and keeps the flags;
+//! `mov` and `jmp` keep them too. Shadow stacks are not affected, because there is no `ret`.
 
 use super::{Call, ForeignMode, SyscallStub};
 
-/// General registers as ptrace gives them (`NT_PRSTATUS`).
+/// General registers in ptrace's layout (`NT_PRSTATUS`).
 pub(crate) type Registers = libc::user_regs_struct;
 
-/// Room for a detour and a zero byte behind it, in bytes.
+/// Bytes of a stub and a zero byte after it.
 pub(crate) const SLOT: usize = 112;
 
-/// `__USER_CS` of the kernel's `asm/segment.h`: the code segment of 64-bit programs.
+/// Code segment of 64-bit programs: `__USER_CS` of the kernel's `asm/segment.h`.
 const USER_CS: u64 = 0x33;
 
 // Codes by which the kernel marks a system call that a stop interrupted (include/linux/errno.h).
@@ -23,13 +23,13 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 /// Length of the `syscall` instruction.
 const SYSCALL_LEN: u64 = 2;
 
-/// The program counter.
+/// Program counter of a thread.
 pub(crate) fn counter(regs: &Registers) -> u64 {
     regs.rip
 }
 
-/// Code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as the thread
-/// would have without us.
+/// Generates code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as
+/// the thread would have continued.
 pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStub, ForeignMode> {
     if regs.cs != USER_CS {
         return Err(ForeignMode);
@@ -50,14 +50,13 @@ pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStu
     put64(&mut code, &[0x48, 0xb9], regs.rcx);
     put64(&mut code, &[0x49, 0xbb], regs.r11);
     put64(&mut code, &[0xff, 0x25, 0, 0, 0, 0], rip); // jmp [rip + 0], with the address behind it
-    // A negative orig_rax says that no system call is under way, so the kernel leaves rax and rip alone.
+    // A negative orig_rax means that no system call is in progress, so the kernel leaves rax and rip alone.
     let start = Registers { rip: at, rax: 0, orig_rax: u64::MAX, ..*regs };
     Ok(SyscallStub { code, start, returned })
 }
 
-/// Where the thread goes on and with what in `rax`: the kernel's `arch_do_signal_or_restart`, for the case
-/// that no handler runs. The detour must not disturb the thread's restart block; none of the calls made here
-/// does.
+/// Program counter and `rax` with which the thread continues: the kernel's `arch_do_signal_or_restart`, if no
+/// handler runs. The stub must not disturb the thread's restart block; none of the calls made here does.
 fn resumption(regs: &Registers) -> (u64, u64) {
     if (regs.orig_rax as i64) < 0 {
         return (regs.rip, regs.rax);
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     fn stopped(rax: i64, orig_rax: i64) -> Registers {
-        // SAFETY: a structure of plain integers, for which zero is a value.
+        // SAFETY: the structure has only integers, for which zero is valid.
         let zero: Registers = unsafe { std::mem::zeroed() };
         Registers { cs: USER_CS, rip: 0x1000, rax: rax as u64, orig_rax: orig_rax as u64, ..zero }
     }

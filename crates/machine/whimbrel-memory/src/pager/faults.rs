@@ -1,4 +1,4 @@
-//! The thread that answers faults.
+//! Fault thread of the pager: fills the pages that the target waits for.
 
 use super::{
     PagerEnd, Shared,
@@ -33,8 +33,8 @@ impl Server {
             }
             addresses.clear();
             if let Err(error) = self.shared.inner.uffd.faults(&mut addresses) {
-                // Reading asks nothing of the target; failing it is a broken descriptor and would go on for
-                // ever.
+                // Reading does not involve the target; its failure means a broken descriptor and would repeat
+                // for ever.
                 tracing::error!(%error, "cannot read page faults");
                 return PagerEnd::TargetEnded;
             }
@@ -52,7 +52,7 @@ impl Server {
         PagerEnd::Stopped
     }
 
-    /// Waits for faults, the bell, or the next retry. True when the target has ended.
+    /// Waits for faults, a wake-up, or the next retry. True if the target has ended.
     fn wait(&self) -> bool {
         let inner = &self.shared.inner;
         let pidfd = inner.process.pidfd();
@@ -98,12 +98,12 @@ impl Server {
 }
 
 fn timespec(wait: Duration) -> Timespec {
-    // One nanosecond more, so that the wait never ends just before what it waits for.
+    // One nanosecond more, so that the wait does not end just before the deadline.
     let wait = wait + Duration::from_nanos(1);
     Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() }
 }
 
-/// The error with its causes in one line.
+/// Text of the error with its causes in one line.
 pub(super) fn reason(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,5 +1,4 @@
-//! Puts content where pages are missing: into the target with `UFFDIO_COPY`, or into the template file that
-//! it shows.
+//! Filler of absent pages: into the target with `UFFDIO_COPY`, or into the template file that it maps.
 
 use super::Shared;
 use crate::{
@@ -12,24 +11,24 @@ use whimbrel_core::{PAGE_SIZE, PageRun};
 use whimbrel_machine::PageError;
 
 const ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-/// Pages fetched at a time: an extent, the most that a stored frame spans.
+/// Most pages fetched at a time: an extent, which is the most that a stored frame spans.
 pub(super) const MAX_RUN: u64 = whimbrel_core::EXTENT_PAGES as u64;
 
-/// Why a page could not be filled.
+/// Cause of a page that could not be filled.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FillError {
-    /// The source does not give it; may pass.
+    /// The source could not provide the page; may be temporary.
     #[error(transparent)]
     Source(#[from] PageError),
-    /// It cannot be stored (memory or tmpfs is full, say); may pass.
+    /// The page could not be stored (memory or tmpfs is full, for example); may be temporary.
     #[error("cannot store the page")]
     Store(#[source] io::Error),
-    /// There is no target any more.
+    /// The target has ended.
     #[error("the target has ended")]
     TargetEnded,
 }
 
-/// One thread's means of filling.
+/// Filler with the buffer of one thread.
 #[derive(Debug)]
 pub(super) struct Filler {
     shared: Arc<Shared>,
@@ -41,17 +40,18 @@ impl Filler {
         Self { shared, buffer: Vec::new() }
     }
 
-    /// Answers a fault at `page`, and fills what comes with it.
+    /// Handles a fault at `page`, and fills other pages that were fetched with it.
     pub(super) fn fault(&mut self, page: u64) -> Result<(), FillError> {
         let shared = self.shared.clone();
         if let Backing::Template(file, offset) = &shared.inner.backing {
             let one = PageRun::new(page, 1);
             if residency::next(file, *offset, one, page, true).map_err(FillError::Store)? == page {
-                // Another clone's pager was faster.
+                // The pager of another clone was faster.
                 return self.note_and_wake(one);
             }
         } else if shared.lazy.is_filled(page) {
-            // It was here and has been given away (or this is the second fault of two, and it is here).
+            // The page was present and a balloon released it (or this is the second fault of two, and it is
+            // present).
             return self.store(PageRun::new(page, 1), &ZEROS);
         }
         if !shared.lazy.source.present().contains(page) {
@@ -67,7 +67,7 @@ impl Filler {
         result
     }
 
-    /// Fetches and fills what is missing of `run`, at most [`MAX_RUN`] pages.
+    /// Fetches and fills the absent pages of `run`, at most [`MAX_RUN`] pages.
     pub(super) fn run(&mut self, run: PageRun) -> Result<(), FillError> {
         self.note_brought_by_others(run)?;
         if run.pages().all(|page| !self.is_missing(page)) {
@@ -80,7 +80,7 @@ impl Filler {
         result
     }
 
-    /// Fills what is missing of `run`, whose content came unasked.
+    /// Fills the absent pages of `run` with content that arrived without a request.
     pub(super) fn arrived(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
         self.store_missing(run, content)
     }
@@ -91,7 +91,7 @@ impl Filler {
         Ok(run)
     }
 
-    /// Zero pages are left out: they are filled when touched, or never.
+    /// Zero pages do not count: they are filled when touched, or never.
     fn is_missing(&self, page: u64) -> bool {
         !self.shared.lazy.is_filled(page) && self.shared.lazy.source.present().contains(page)
     }
@@ -117,14 +117,14 @@ impl Filler {
         }
     }
 
-    /// The file's pages are whole or absent for those who map it, so that a thread that waits never sees half
-    /// of one. Two pagers that fill one page write the same bytes.
+    /// Writes pages to the template. Processes that map it see a page completely or not at all, so a waiting
+    /// thread never sees half of one. Two pagers that fill one page write the same bytes.
     fn store_in_file(&self, file: &File, at: u64, run: PageRun, content: &[u8]) -> Result<(), FillError> {
         file.write_all_at(content, at).map_err(FillError::Store)?;
         self.note_and_wake(run)
     }
 
-    /// Never overwrites: a page that is here already is the target's.
+    /// Fills pages of the target. Never overwrites: a page that is present belongs to the target.
     fn store_in_target(&self, run: PageRun, content: &[u8]) -> Result<(), FillError> {
         let mut page = run.start;
         while page < run.end() {
@@ -150,7 +150,7 @@ impl Filler {
         Ok(())
     }
 
-    /// The pagers of other clones fill the same template.
+    /// Records pages that the pagers of other clones filled in the same template.
     fn note_brought_by_others(&self, run: PageRun) -> Result<(), FillError> {
         let Backing::Template(file, offset) = &self.shared.inner.backing else { return Ok(()) };
         let mut page = run.start;
@@ -175,13 +175,13 @@ impl Filler {
 
 fn store_error(error: io::Error) -> FillError {
     match error.raw_os_error() {
-        // No such process; no such range.
+        // No such process, or no such range.
         Some(libc::ESRCH | libc::ENOENT) => FillError::TargetEnded,
         _ => FillError::Store(error),
     }
 }
 
-/// The part of `run` that is worth having with `page`: inside the memory and at most [`MAX_RUN`] pages.
+/// Part of `run` to fetch with `page`: within the memory and at most [`MAX_RUN`] pages.
 fn around(run: PageRun, page: u64, pages: u64) -> PageRun {
     let end = run.start.saturating_add(run.len).min(pages);
     if !(run.start..end).contains(&page) {

@@ -1,19 +1,19 @@
-//! Brings the pages of lazy memory: when the target touches them, and ahead of that in the background.
+//! Pager: fills the pages of lazy memory when the target touches them, and in the background before that.
 //!
-//! Two threads. One answers faults: first the page that is waited for, then its neighbours in the same frame.
-//! The other prefetches at lower priority and steps aside while a fault is being served. Filled pages do not
+//! Two threads. One handles faults: first the page that is waited for, then its neighbours in the same frame.
+//! The other prefetches at lower priority and pauses while a fault is being handled. Filled pages do not
 //! count as written.
 //!
-//! A source that fails, or a full tmpfs, kills nobody: the fault stays pending, [`PagerState::stalled`] says
-//! why, and it is tried again with growing pauses. When the target ends, so do the threads.
+//! A source that fails, or a full tmpfs, ends no process: the fault stays pending, [`PagerState::stalled`]
+//! has the reason, and the fill is retried with growing pauses. When the target ends, so do the threads.
 //!
-//! A pager that stops leaves the registration in place: threads that touch a missing page then wait until the
+//! A pager that stops leaves the registration in place: threads that touch an absent page then wait for the
 //! next pager, which wakes them all at its start, so faults that a dead process had read are not lost. The
-//! registration stays even when every page is here, since ending it would mark all memory as written; the
-//! fault thread then only answers first touches of zero pages, without the source.
+//! registration stays even when every page is present, since ending it would mark all memory as written; the
+//! fault thread then only handles first touches of zero pages, without the source.
 //!
-//! Zero pages are filled like others, with `UFFDIO_COPY`: on tmpfs `UFFDIO_ZEROPAGE` allocates a page all the
-//! same, and leaves it marked as written.
+//! Zero pages are filled like others, with `UFFDIO_COPY`: on tmpfs `UFFDIO_ZEROPAGE` allocates a page as
+//! well, and leaves it marked as written.
 
 mod faults;
 mod filler;
@@ -40,64 +40,64 @@ use std::{
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::PageError;
 
-/// Faults in this time after the start count as touched, see [`Pager::touched`].
+/// Time after the start in which faults count as touched, see [`Pager::touched`].
 const TOUCH_WINDOW: Duration = Duration::from_secs(10);
 
-/// A running pager; stops when dropped.
+/// Running pager, which stops when dropped.
 #[derive(Debug)]
 pub struct Pager {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// How far a pager is.
+/// Progress of a pager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagerState {
     /// Pages of the source that are not zero.
     pub total: u64,
-    /// Those of them that are here.
+    /// Number of these pages that are present.
     pub resident: u64,
-    /// Faults answered, zero pages included.
+    /// Faults handled, including those of zero pages.
     pub faults: u64,
-    /// Why pages cannot be had at the moment; cleared when they can again.
+    /// Reason why pages cannot be filled at the moment; cleared when they can again.
     pub stalled: Option<String>,
-    /// What the background thread does.
+    /// State of the background thread.
     pub prefetch: Prefetch,
-    /// Why no faults are answered any more.
+    /// Reason why faults are not handled any more.
     pub end: Option<PagerEnd>,
 }
 
-/// What the background thread does.
+/// State of the background thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefetch {
-    /// Nothing was asked of it yet, or everything that was is here.
+    /// No pages are wanted, or all wanted ones are present.
     Idle,
-    /// Fetching.
+    /// Pages are being fetched.
     Running,
-    /// Told to wait.
+    /// Paused by the caller.
     Paused,
 }
 
-/// Why a pager ended.
+/// Reason why a pager ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PagerEnd {
-    /// [`Pager::stop`].
+    /// Stopped by [`Pager::stop`].
     Stopped,
     /// The target has ended, or no longer maps the memory.
     TargetEnded,
 }
 
-/// A pager cannot start.
+/// Cause of a pager that cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The attachment was not made with [`Mode::LazyMemory`].
+    /// The attachment was not created with [`Mode::Lazy`].
     #[error("the memory was not attached for lazy pages")]
     NotLazy,
     /// Another pager serves this attachment.
     #[error("another pager serves this memory")]
     Served,
-    /// The source is of another length than the memory.
+    /// The source and the memory differ in length.
     #[error("the source has {source_pages} pages and the memory {pages}")]
     WrongLength {
         /// Pages of the source.
@@ -105,12 +105,12 @@ pub enum StartError {
         /// Pages of the memory.
         pages: u64,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot {action}")]
     Io {
-        /// `start a thread`, …
+        /// Verb of the operation: `start a thread`, …
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
@@ -121,10 +121,10 @@ struct Shared {
     inner: Arc<Inner>,
     lazy: Arc<LazyMemory>,
     started: Instant,
-    /// Wakes the fault thread out of its poll.
+    /// Eventfd that wakes the fault thread from its poll.
     bell: OwnedFd,
     stop: AtomicBool,
-    /// A fault is being served.
+    /// Whether a fault is being handled.
     busy: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -134,12 +134,12 @@ struct Shared {
 struct Progress {
     state: PagerState,
     touched: PageSet,
-    /// Asked of the background thread and not fetched yet.
+    /// Pages requested of the background thread and not fetched yet.
     wanted: PageSet,
 }
 
 impl Pager {
-    /// Starts serving the faults of `attachment` from `source`, those that wait already included.
+    /// Starts to handle the faults of `attachment` from `source`, including those that wait already.
     pub fn start(attachment: &Attachment, source: Arc<dyn PageSource>) -> Result<Self, StartError> {
         let inner = attachment.inner.clone();
         let (pages, source_pages) = (inner.page_count(), source.page_count());
@@ -178,12 +178,12 @@ impl Pager {
         Ok(pager)
     }
 
-    /// How far it is.
+    /// Present state and progress.
     pub fn state(&self) -> PagerState {
         self.shared.progress().state.clone()
     }
 
-    /// Fetches `pages` in the background, beside what was asked before.
+    /// Fetches `pages` in the background, in addition to those requested before.
     pub fn prefetch(&self, pages: &PageSet) {
         let mut wanted = pages.clone();
         wanted.intersect(self.shared.lazy.source.present());
@@ -195,13 +195,13 @@ impl Pager {
         self.shared.changed.notify_all();
     }
 
-    /// Fetches everything in the background.
+    /// Fetches all pages in the background.
     pub fn prefetch_all(&self) {
         self.prefetch(&PageSet::full(self.shared.inner.page_count()));
     }
 
-    /// Stores `content` where pages of `run` are missing. A page that is here stays as it is, so content that
-    /// took long to come never overwrites what the target wrote.
+    /// Stores `content` in the absent pages of `run`. A present page is not changed, so content that arrives
+    /// late never overwrites what the target wrote.
     pub fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), PageError> {
         let failed = |source: io::Error| PageError::new("memory", "fill", source);
         let within = run.start.checked_add(run.len).is_some_and(|end| end <= self.shared.inner.page_count());
@@ -215,7 +215,7 @@ impl Pager {
         })
     }
 
-    /// The pages of the source that have not been here yet.
+    /// Pages of the source that have never been present.
     pub fn missing(&self) -> PageSet {
         let mut missing = self.shared.lazy.source.present().clone();
         for page in self.shared.lazy.source.present().iter().filter(|page| self.shared.lazy.is_filled(*page))
@@ -225,7 +225,7 @@ impl Pager {
         missing
     }
 
-    /// Lets the background thread wait after the run it is fetching, or go on.
+    /// Pauses the background thread after its current run, or lets it continue.
     pub fn pause_prefetch(&self, pause: bool) {
         let mut progress = self.shared.progress();
         let idle = progress.wanted.is_empty();
@@ -237,7 +237,7 @@ impl Pager {
         self.shared.changed.notify_all();
     }
 
-    /// Waits until every page of the source is here; false if `timeout` passed or the pager ended before
+    /// Waits until every page of the source is present; false after `timeout`, or if the pager ended before
     /// that.
     pub fn wait_resident(&self, timeout: Duration) -> bool {
         let waits = |p: &mut Progress| p.state.resident < p.state.total && p.state.end.is_none();
@@ -249,13 +249,13 @@ impl Pager {
         progress.state.resident == progress.state.total
     }
 
-    /// The pages that the target touched in the first ten seconds: what to fetch first the next time.
+    /// Pages that the target touched in the first ten seconds: the prefetch list for the next time.
     pub fn touched(&self) -> PageSet {
         self.shared.progress().touched.clone()
     }
 
-    /// Stops both threads, after the reads of the source that are under way. Memory stays readable through
-    /// [`GuestRam`](crate::GuestRam); threads of the target that touch missing pages wait for the next pager.
+    /// Stops both threads, after the source reads in progress. Memory stays readable through
+    /// [`GuestRam`](crate::GuestRam); threads of the target that touch absent pages wait for the next pager.
     pub fn stop(mut self) -> PagerState {
         self.end_threads();
         self.state()
@@ -306,7 +306,7 @@ impl Shared {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        // Every update of the state is a single assignment, so a panicking holder leaves nothing half done.
+        // Every update of the state is a single assignment, so a panicking holder leaves no partial update.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -314,11 +314,11 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Ends both threads; the first reason stays.
+    /// Ends both threads; the first reason remains.
     fn end(&self, reason: PagerEnd) {
         self.progress().state.end.get_or_insert(reason);
         self.stop.store(true, Ordering::Release);
-        // The counter cannot overflow with a handful of rings, and a bell that rings already is as good.
+        // The counter cannot overflow with a handful of writes, and one that is set already is as good.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         self.changed.notify_all();
     }
@@ -334,7 +334,7 @@ impl Shared {
         let mut progress = self.progress();
         if progress.state.stalled != stalled {
             if let Some(reason) = &stalled {
-                tracing::warn!(pid = self.inner.process.number(), reason, "lazy pages stall");
+                tracing::warn!(pid = self.inner.process.number(), reason, "the pager is stalled");
             }
             progress.state.stalled = stalled;
             self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! The thread that fetches in the background.
+//! Prefetch thread of the pager: fetches pages in the background.
 
 use super::{
     PagerEnd, Prefetch, Shared,
@@ -12,18 +12,18 @@ use std::{
 };
 use whimbrel_core::PageRun;
 
-/// Niceness: behind the fault thread, the target and everybody else.
+/// Niceness: less priority than the fault thread, the target and all others.
 const NICE: i32 = 10;
-/// Pages fetched at a time where the source has no wish: enough for bandwidth, short enough to step aside
+/// Pages fetched at a time if the source prefers no run: enough for bandwidth, and short enough to pause
 /// soon.
 const RUN: u64 = 64;
-/// Longest wait for a fault that is being served (its source may hang, and ours may not).
+/// Longest pause for a fault that is being handled (its source may hang while this one does not).
 const STEP_ASIDE: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 pub(super) fn run(shared: Arc<Shared>) {
-    // On Linux this sets the calling thread. Refused, the thread works all the same.
+    // On Linux this applies to the calling thread. If refused, the thread works at normal priority.
     let _ = rustix::process::setpriority_process(None, NICE);
     let mut filler = Filler::new(shared.clone());
     while let Some(run) = next_run(&shared) {
@@ -59,7 +59,7 @@ fn next_run(shared: &Shared) -> Option<PageRun> {
     }
 }
 
-/// The wanted run's beginning, with the rest of its last page's frame: no frame is fetched twice.
+/// Start of the wanted run, with the rest of its last page's frame, so that no frame is fetched twice.
 fn widened(shared: &Shared, wanted: PageRun) -> PageRun {
     let last = wanted.start + wanted.len.min(RUN) - 1;
     let frame = shared.lazy.source.preferred_run(last);

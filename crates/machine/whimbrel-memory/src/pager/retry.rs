@@ -1,4 +1,4 @@
-//! Pages that could not be had, and when to try again. Pure: the clock is an argument.
+//! Retry of pages that could not be filled, and its pauses. Pure: the clock is an argument.
 
 use std::{
     collections::BTreeSet,
@@ -8,8 +8,7 @@ use std::{
 const FIRST: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Pending pages under one pause, which doubles with every failure of a retry and is forgotten with a
-/// success.
+/// Pending pages with one pause, which doubles with every failed retry and is reset by a success.
 #[derive(Debug)]
 pub(super) struct Retry {
     pages: BTreeSet<u64>,
@@ -22,7 +21,7 @@ impl Retry {
         Self { pages: BTreeSet::new(), pause: FIRST, due: None }
     }
 
-    /// `page` could not be had. The pause that runs goes on.
+    /// Records that `page` could not be filled. A running pause continues.
     pub(super) fn failed(&mut self, page: u64, now: Instant) {
         self.pages.insert(page);
         if self.due.is_none() {
@@ -31,17 +30,17 @@ impl Retry {
         }
     }
 
-    /// A page could be had after all.
+    /// Records that a page was filled, which resets the pause.
     pub(super) fn succeeded(&mut self) {
         self.pause = FIRST;
     }
 
-    /// How long until something is due; `None` if nothing is pending.
+    /// Time until a retry is due; `None` if nothing is pending.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         self.due.map(|due| due.saturating_duration_since(now))
     }
 
-    /// All pending pages, if their pause is over.
+    /// Takes all pending pages, if their pause is over.
     pub(super) fn take_due(&mut self, now: Instant) -> BTreeSet<u64> {
         if self.due.is_none_or(|due| now < due) {
             return BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Attaching: what it must never do to the target, and what it says when it cannot.
+//! Attachment: it must never disturb the target, and reports why it failed.
 
 use crate::support::*;
 use nix::{
@@ -51,9 +51,9 @@ fn wait_for_state(target: &Target, letter: char) {
     }
 }
 
-/// Tracers that kill themselves at an instant that moves through the whole attachment, from before the target
-/// is seized to after it was let go. Each time the target checks its registers, its sleeps, its signal mask
-/// and its signals.
+/// Tracers that kill themselves at an instant that moves through the complete attachment, from before the
+/// target is seized to after it was released. Each time the target checks its registers, its sleeps, its
+/// signal mask and its signals.
 #[test]
 fn a_tracer_killed_at_any_instant_leaves_the_target_running_correctly() {
     for with_signals in [false, true] {
@@ -63,7 +63,7 @@ fn a_tracer_killed_at_any_instant_leaves_the_target_running_correctly() {
     }
 }
 
-/// The same at chosen points: the kernel kills the tracer when it is about to make this request.
+/// Tracers that the kernel kills at chosen points, before they make this request.
 #[test]
 fn a_tracer_killed_between_two_requests_leaves_the_target_running_correctly() {
     let ptrace = |request: u32| format!("{}:0:{request}", libc::SYS_ptrace);
@@ -89,7 +89,7 @@ fn a_tracer_killed_between_two_requests_leaves_the_target_running_correctly() {
     }
 }
 
-/// The same with tracers that live: no call is cut short, no register disturbed.
+/// Tracers that survive: no call is interrupted, no register disturbed.
 #[test]
 fn a_target_computes_and_sleeps_on_undisturbed_when_it_is_attached() {
     for with_signals in [false, true] {
@@ -99,7 +99,7 @@ fn a_target_computes_and_sleeps_on_undisturbed_when_it_is_attached() {
     }
 }
 
-/// How far an attachment came.
+/// Progress of an attachment.
 #[derive(Debug, PartialEq, Eq)]
 enum Injected {
     Nothing,
@@ -118,10 +118,11 @@ fn attach_and_die(when: &str, with_signals: bool) -> Injected {
             thread::yield_now();
         });
     }
-    // An end without a line is the tracer's death.
+    // End of output without a line means that the tracer died.
     let complete = tracer.line().starts_with("attached");
     drop(tracer);
-    // A detour that the tracer left behind is made now; sixteen rounds of checks are enough for it to show.
+    // The target executes a stub that the tracer left behind now; sixteen rounds of checks suffice to detect
+    // it.
     target.send("go on");
     assert_eq!(target.line(), "gone on", "tracer dead at {when}");
     let fds = fs::read_dir(format!("/proc/{}/fd", target.pid())).unwrap();
@@ -217,8 +218,8 @@ fn another_users_process_is_refused() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("tracer");
-    // Copied by another program: a descriptor of ours open for writing could be inherited by the child of
-    // a test that runs beside this one, and the copy could not be started then.
+    // Copied by another program: a writable descriptor here could be inherited by the child of a concurrent
+    // test, and the copy could not be started then.
     assert!(Command::new("cp").arg(PROGRAM).arg(&copy).status().unwrap().success());
     let mut tracer = Command::new(&copy);
     tracer.args(["attach", &target.pid().to_string(), text(&file)]).uid(65534).gid(65534);

@@ -1,4 +1,4 @@
-//! Dirty sets, against what a real process wrote.
+//! Dirty sets compared with the writes of a real process.
 
 use crate::support::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Lazy pages: what a real process sees in memory that is not there yet.
+//! Lazy pages: the content that a real process reads from absent pages.
 
 use crate::support::*;
 use std::{
@@ -122,7 +122,7 @@ fn prefetch_brings_everything_and_says_so() {
         pager.pause_prefetch(false);
         assert!(pager.wait_resident(PATIENCE));
         eventually("the prefetch ends", || pager.state().prefetch == Prefetch::Idle);
-        // Even without a pager every page is right now, zero pages aside.
+        // Even without a pager every page is correct now, except zero pages.
         let state = pager.stop();
         assert_eq!((state.resident, state.total, state.end), (525, 525, Some(PagerEnd::Stopped)));
         (0..PAGES).filter(|page| page % 8 != 5).for_each(|page| scene.assert_sees(page));
@@ -193,7 +193,7 @@ fn a_page_given_away_comes_back_as_zeros_and_not_as_the_old_content() {
     let pager = scene.pager();
     let ram = scene.attachment.ram().unwrap();
     scene.assert_sees(9);
-    // The target runs on a moment before the pager has noted the page.
+    // The target continues a moment before the pager has recorded the page.
     eventually("the fault is counted", || pager.state().faults == 1);
     let file = fs::File::options().write(true).open(&scene.file).unwrap();
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;

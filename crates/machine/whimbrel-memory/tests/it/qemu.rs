@@ -1,4 +1,4 @@
-//! The same with a real QEMU, whose CPUs are never started.
+//! Attachment to a real QEMU, whose CPUs are never started.
 
 use crate::support::*;
 use std::{
@@ -77,7 +77,7 @@ fn a_stopped_qemu_writes_nothing() {
     let file = ram_file("qemu", PAGES);
     let mut qemu = qemu(&file);
     let mut ram = attach(&qemu, &file, Mode::Track).ram().unwrap();
-    // It may still be setting up its memory; after that nothing is written.
+    // QEMU may still be setting up its memory; after that nothing is written.
     let deadline = Instant::now() + Duration::from_secs(30);
     while !ram.take_dirty().unwrap().is_empty() {
         assert!(Instant::now() < deadline);

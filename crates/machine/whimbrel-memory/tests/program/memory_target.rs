@@ -1,8 +1,7 @@
-//! The other process of the tests: a target that maps memory and does what it is told, line by line on its
-//! standard input, answering each line with one; or a tracer that attaches to one and may be killed while it
-//! does.
+//! Target process of the tests: maps memory and executes commands, one line each on its standard input,
+//! answering each with one line.
 //!
-//! Not part of the product.
+//! It can also be a tracer that attaches to a target and may be killed meanwhile. Not part of the product.
 
 use std::{
     fs::File,
@@ -41,16 +40,16 @@ fn serve(kind: &str, path: &str, pages: usize) {
         _ => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None),
     };
     let raw = fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-    // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory in use.
     let base = unsafe {
         libc::mmap(std::ptr::null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, raw, 0)
     };
     assert_ne!(base, libc::MAP_FAILED);
-    // SAFETY: the mapping was just made for so many pages and is never unmapped.
+    // SAFETY: the mapping was just created with this many pages and is never unmapped.
     unsafe { libc::madvise(base, pages * PAGE, libc::MADV_NOHUGEPAGE) };
     let at = |page: usize| {
         assert!(page < pages);
-        // SAFETY: inside the mapping, by the assertion.
+        // SAFETY: the address is inside the mapping, by the assertion.
         unsafe { base.cast::<u8>().add(page * PAGE) }
     };
     println!("{base:p}");
@@ -70,7 +69,7 @@ fn serve(kind: &str, path: &str, pages: usize) {
                 (0..PAGE).fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(page.add(i).read_volatile()))
             },
             // SAFETY: a descriptor that lives as long as this function, and a whole page of the mapping.
-            // As QEMU gives a page back: a hole in the file, then its own page is dropped.
+            // QEMU releases a page in this way: a hole in the file, then its own page is dropped.
             "give" => unsafe {
                 let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 let (offset, len) = ((number(1) * PAGE) as i64, PAGE as i64);
@@ -100,8 +99,8 @@ extern "C" fn finish(_: i32) {
     DONE.store(true, Ordering::Relaxed);
 }
 
-/// Computes with floating point and blocks in system calls by turns, until SIGTERM; then checks that every
-/// result and every sleep was what it is undisturbed. Exit code 0 says so.
+/// Alternates floating point computations and blocking system calls until SIGTERM; then checks that every
+/// result and every sleep was undisturbed. Exit code 0 means success.
 fn compute() {
     for (signal, handler) in [(libc::SIGUSR1, tick as extern "C" fn(i32)), (libc::SIGTERM, finish)] {
         // SAFETY: both handlers only touch atomics. No SA_RESTART, so a signal ends a sleep, as one would
@@ -132,7 +131,7 @@ fn compute() {
     println!("{} {}", ROUNDS.load(Ordering::Relaxed), TICKS.load(Ordering::Relaxed));
 }
 
-/// A sum that keeps many vector registers live.
+/// Sum that uses many vector registers at once.
 fn numbers() -> [u64; 8] {
     let mut lanes = [1.0_f64, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7];
     for step in 0..20_000 {
@@ -143,7 +142,7 @@ fn numbers() -> [u64; 8] {
     lanes.map(f64::to_bits)
 }
 
-/// One of three calls that restart in three different ways. EINTR is right only when a signal came.
+/// Makes one of three calls that restart in three different ways. EINTR is right only after a signal.
 fn blocked(round: u64) {
     let before = TICKS.load(Ordering::Relaxed);
     let wait = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -178,7 +177,7 @@ fn blocked(round: u64) {
     assert_eq!(blocked, 0, "a temporary signal mask was left in place");
 }
 
-/// Kills this process, as hard as can be, when the time is over.
+/// Kills this process when the time is over.
 fn die_after(time: Duration) {
     let start = Instant::now();
     std::thread::spawn(move || {
@@ -217,7 +216,7 @@ fn die_before(call: &str, argument: &str) {
     }
 }
 
-/// Stays where no tracer can stop it: in `vfork`, whose child sleeps.
+/// Blocks where no tracer can stop it: in `vfork`, whose child sleeps.
 fn vfork() {
     println!("waiting");
     let parent = std::process::id() as i32;
@@ -235,7 +234,7 @@ fn vfork() {
     }
 }
 
-/// Attaches, says so, and waits to be killed.
+/// Attaches, reports that, and waits to be killed.
 fn attach(pid: i32, path: &str) {
     let target = match path.split_once("+") {
         Some((start, bytes)) => {

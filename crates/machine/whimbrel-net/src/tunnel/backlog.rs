@@ -1,42 +1,41 @@
-//! Several frames in one message, and how many of them wait. Pure.
+//! Backlog of a tunnel: frames that wait for the link, in batches of one message. Pure.
 //!
 //! A batch is a sequence of: number of the port (one byte), length of the frame (four bytes, little endian),
-//! frame. Frames are gathered only while the link is busy, so a quiet link delays none. What waits is bounded
-//! in bytes and in age: beyond that frames are dropped, as a switch does, and their senders notice and slow
-//! down.
+//! frame. Frames are batched only while the link is busy, so an idle link delays none. The backlog is bounded
+//! in bytes and in age: beyond that frames are dropped, as a switch does, and their senders slow down.
 
 use crate::FRAME_MAX;
 use std::{collections::VecDeque, time::Duration};
 
-/// Bytes after which a batch takes no further frame.
+/// Bytes after which a batch is closed.
 const BATCH: usize = 64 << 10;
-/// Bytes of the longest batch: one frame more than the usual batch.
+/// Most bytes of a batch: the limit and one frame more.
 pub const BATCH_MAX: usize = BATCH + HEAD + FRAME_MAX;
-/// Bytes in front of a frame.
+/// Bytes before a frame.
 const HEAD: usize = 5;
 /// Shortest frame: two addresses and a type (IEEE 802.3).
 const FRAME_MIN: usize = 14;
-/// Bytes that wait at most.
+/// Most bytes of the backlog.
 const BACKLOG: usize = 512 << 10;
-/// How long a frame waits at most. TCP has sent it again by then (RFC 6298: a second at first).
+/// Longest time that a frame waits. TCP has sent it again by then (RFC 6298: a second at first).
 const AGE: Duration = Duration::from_secs(1);
 
-/// The bytes are no batch.
+/// The bytes are no valid batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadBatch {
-    /// It ends in the middle of a frame.
-    #[error("a batch of frames is cut off")]
+    /// The batch ends in the middle of a frame.
+    #[error("a batch of frames is truncated")]
     Cut,
-    /// No frame has this length.
-    #[error("a frame of {length} bytes is announced; {FRAME_MIN} to {FRAME_MAX} are possible")]
+    /// A frame has an impossible length.
+    #[error("the batch announces a frame of {length} bytes; {FRAME_MIN} to {FRAME_MAX} are allowed")]
     Length {
-        /// The length.
+        /// Length of the frame.
         length: u32,
     },
-    /// A port that the machine does not have, or that is not plugged in.
+    /// The machine does not have this port, or it is not connected.
     #[error("there is no port {port}")]
     Port {
-        /// Its number.
+        /// Number of the port.
         port: u8,
     },
 }
@@ -65,7 +64,7 @@ fn next(batch: &[u8]) -> Result<(u8, &[u8], &[u8]), BadBatch> {
     Ok((port, frame, rest))
 }
 
-/// Frames that wait for the link, in batches.
+/// Batches of frames that wait for the link.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     batches: VecDeque<(Duration, Vec<u8>)>,
@@ -73,7 +72,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Adds a frame; false if there is no room for it, or it is none.
+    /// Adds a frame; false if there is no space, or its length is invalid.
     pub(crate) fn push(&mut self, now: Duration, port: u8, frame: &[u8]) -> bool {
         if !(FRAME_MIN..=FRAME_MAX).contains(&frame.len()) || self.bytes + HEAD + frame.len() > BACKLOG {
             return false;
@@ -89,7 +88,7 @@ impl Backlog {
         true
     }
 
-    /// The next batch, and how many frames before it were too old.
+    /// Takes the next batch; returns also the number of frames before it that were too old.
     pub(crate) fn pop(&mut self, now: Duration) -> (Option<Vec<u8>>, u64) {
         let mut dropped = 0;
         while let Some((since, batch)) = self.batches.pop_front() {
@@ -106,7 +105,7 @@ impl Backlog {
         self.batches.is_empty()
     }
 
-    /// Drops everything; how many frames that were.
+    /// Drops all frames; returns their number.
     pub(crate) fn clear(&mut self) -> u64 {
         let dropped = self.batches.iter().map(|(_, batch)| frames(batch).count() as u64).sum();
         *self = Self::default();

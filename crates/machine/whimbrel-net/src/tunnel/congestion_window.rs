@@ -1,21 +1,21 @@
-//! How much of a tunnel may be under way. Pure.
+//! Congestion window: bounds the bytes that a tunnel has in flight. Pure.
 //!
-//! Enough to keep the link busy, but no more: what is under way delays every later frame, and on a slow link
-//! a few hundred KiB are many seconds. So it grows while answers come as fast as the fastest, and is halved
-//! when they take longer, like a congestion window that is ruled by delay (RFC 6817).
+//! Enough to keep the link busy, but no more: bytes in flight delay every later frame, and on a slow link a
+//! few hundred KiB are many seconds. So the window grows while acknowledgements arrive as fast as the
+//! fastest, and is halved when they take longer, like a delay-based congestion window (RFC 6817).
 
 use std::time::Duration;
 
-/// Always allowed: a batch or two.
+/// Least window: a batch or two.
 const LEAST: usize = 64 << 10;
-/// A Gbit/s over 20 ms.
+/// Greatest window: a Gbit/s over 20 ms.
 const MOST: usize = 2560 << 10;
-/// Growth by answer.
+/// Growth of the window with each acknowledgement.
 const GROWTH: usize = 32 << 10;
-/// Delay of its own making that a tunnel may add.
+/// Queueing delay that a tunnel may add.
 const DELAY: Duration = Duration::from_millis(60);
 
-/// Bytes under way, and how many may be.
+/// Bytes in flight, and their limit.
 #[derive(Debug)]
 pub(crate) struct Window {
     limit: usize,
@@ -37,7 +37,7 @@ impl Window {
         self.under_way += bytes;
     }
 
-    /// A batch was answered after so long.
+    /// Handles the acknowledgement of a batch, `after` its sending.
     pub(crate) fn answered(&mut self, bytes: usize, after: Duration) {
         let was_full = !self.is_open();
         self.under_way = self.under_way.saturating_sub(bytes);
@@ -54,7 +54,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// A link that carries so many bytes a second after so long, driven as fast as the window lets.
+    /// Link with a rate in bytes a second and a delay, used as fast as the window allows.
     fn drive(rate: u64, distance: Duration) -> (Window, Duration) {
         let (mut window, mut now, mut free_at) = (Window::new(), Duration::ZERO, Duration::ZERO);
         let (mut answers, mut last) = (std::collections::VecDeque::new(), Duration::ZERO);

@@ -1,9 +1,8 @@
-//! Which stations are at the other end of a tunnel, so that only frames for them are sent there. Pure,
+//! MAC table: stations at the other end of a tunnel, so that only frames for them are sent there. Pure,
 //! bounded.
 //!
-//! A switch sends a frame for an unknown station everywhere. Over a slow link that would be other people's
-//! traffic; and a machine's own addresses are known from its configuration and from every frame that it
-//! sends.
+//! A switch floods frames for unknown stations. Over a slow link that would be unrelated traffic; and the
+//! addresses of a machine are known from its configuration and from every frame that it sends.
 
 use crate::{Addresses, Mac};
 
@@ -12,19 +11,19 @@ use crate::{Addresses, Mac};
 pub struct MacTable(Addresses);
 
 impl MacTable {
-    /// The stations that are known beforehand.
+    /// Creates a table with the stations known from the start.
     pub fn new(stations: impl IntoIterator<Item = Mac>) -> Self {
         let mut reach = Self::default();
         stations.into_iter().for_each(|mac| reach.0.insert(mac, None));
         reach
     }
 
-    /// A frame came from the other end.
+    /// Learns from a frame that came from the other end.
     pub fn record(&mut self, frame: &[u8]) {
         self.0.record(frame);
     }
 
-    /// Whether a frame is for somebody there: for one of its stations, or for all or many.
+    /// Whether a frame should be sent: it is for one of the stations, broadcast or multicast.
     pub fn wants(&self, frame: &[u8]) -> bool {
         let Some(to) = frame.first_chunk::<6>() else { return false };
         to[0] & 1 == 1 || self.0.stations().iter().any(|station| station.mac.0 == *to)

@@ -1,13 +1,12 @@
-//! A tunnel between the ports of a machine and the network it belongs to, where the two are on different
-//! hosts.
+//! Tunnel: carries frames between the ports of a machine and its network, if these are on different hosts.
 //!
 //! ```text
-//!   away:  Port == line == [ Relay ] ~~ batches over the wire ~~ [ Relay ] -- taps -- bridges   :home
+//!   away:  Port == pipe == [ Relay ] ~~ batches over the wire ~~ [ Relay ] -- taps -- bridges   :home
 //! ```
 //!
-//! Each end is a [`Relay`]: a thread that reads frames from its lines or taps, gathers them in batches and
-//! gives these to a [`Transport`]; what the other end sent is written to them by [`Relay::deliver`]. A relay
-//! without a carrier drops what it reads. How batches get to the other host is no business of this crate.
+//! Each end is a [`Relay`]: a thread that reads frames from its pipes or taps, batches them and passes the
+//! batches to a [`Transport`]; [`Relay::deliver`] writes the batches of the other end to them. A relay
+//! without a transport drops what it reads. This crate has no implementation of the transport.
 
 mod backlog;
 mod congestion_window;

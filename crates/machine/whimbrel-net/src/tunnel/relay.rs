@@ -1,8 +1,8 @@
-//! One end of a tunnel: a thread between sockets and a carrier.
+//! Relay: one end of a tunnel, a thread between sockets and a transport.
 //!
-//! Invariants: the thread waits for nothing but its poll; what waits is bounded by the backlog, what is under
-//! way by the window; a socket that takes no frame loses it. Dropping a relay ends its thread and closes its
-//! sockets; a tap device is gone with that.
+//! Invariants: the thread blocks only in poll. Waiting frames are bounded by the backlog, bytes in flight by
+//! the window; a frame that a socket does not accept is lost. Dropping a relay ends its thread and closes its
+//! sockets, and with them the tap devices.
 
 use super::{BadBatch, MacTable, backlog::Backlog, congestion_window::Window, frames};
 use crate::{FRAME_MAX, FramePipeEnd, NetError, TapConfig, tap};
@@ -14,22 +14,23 @@ use rustix::{
 use std::{
     fs::File,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::Instant,
 };
+use whimbrel_core::lock;
 
-/// Frames read from a socket in one turn, so that none of them keeps the others waiting.
+/// Frames read from a socket in one turn, so that it does not delay the others.
 const FRAMES_PER_TURN: usize = 256;
 
-/// Where a relay's frames come from and go to.
+/// Source and destination of a relay's frames.
 #[derive(Debug)]
 pub struct Socket(File);
 
 impl Socket {
-    /// A tap device, made in the network namespace of the calling thread.
+    /// Creates a tap device in the network namespace of the calling thread.
     pub fn tap(config: &TapConfig) -> Result<Self, NetError> {
         tap::open(config).map(|(device, _)| Self(device))
     }
@@ -41,28 +42,28 @@ impl From<FramePipeEnd> for Socket {
     }
 }
 
-/// The way to the other end. It must keep batches in order; those it cannot send it drops.
+/// Transport to the other end. It must preserve the order of batches; those that it cannot send it drops.
 pub trait Transport: Send {
-    /// Sends a batch. The receipt is to be dropped when the other end has it, or never will.
+    /// Sends a batch. Drop the receipt when the other end has the batch, or never will.
     fn send(&mut self, batch: Vec<u8>, receipt: InFlightBatch);
 }
 
-/// Stands for a batch under way, until it is dropped.
+/// Receipt of a batch in flight, until it is dropped.
 #[derive(Debug)]
 pub struct InFlightBatch {
     relay: Weak<Shared>,
     bytes: usize,
     sent: Instant,
-    /// Of which carrier: a receipt of an earlier one says nothing about this one.
+    /// Number of the transport: receipts of an earlier one do not affect the current window.
     turn: u64,
 }
 
-/// What a relay did so far.
+/// Counters of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RelayCounters {
-    /// Frames that were given to the carrier.
+    /// Frames that were passed to the transport.
     pub sent: u64,
-    /// Frames of the other end that were passed on here.
+    /// Frames from the other end that were delivered here.
     pub delivered: u64,
     /// Frames dropped in either direction.
     pub dropped: u64,
@@ -100,8 +101,8 @@ struct Outgoing {
 }
 
 impl Relay {
-    /// Starts an end whose port number N is `sockets[N]`; none is not plugged in. With `reach` it sends only
-    /// what the stations at the other end want, and learns which these are.
+    /// Starts an end whose port number N is `sockets[N]`; none is not connected. With `reach` it sends only
+    /// frames for stations at the other end, and learns them.
     pub fn start(sockets: Vec<Option<Socket>>, reach: Option<MacTable>) -> Result<Self, NetError> {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -123,7 +124,7 @@ impl Relay {
         Ok(Self { shared, thread: Some(thread.map_err(failed("start"))?) })
     }
 
-    /// From now on batches go this way, or nowhere. What waited for the way before is dropped.
+    /// Sets or removes the transport. Frames that waited for the previous one are dropped.
     pub fn set_carrier(&self, carrier: Option<Box<dyn Transport>>) {
         let mut outgoing = self.shared.outgoing();
         let lost = outgoing.backlog.clear();
@@ -131,12 +132,12 @@ impl Relay {
         outgoing.window = Window::new();
         let before = std::mem::replace(&mut outgoing.carrier, carrier);
         drop(outgoing);
-        // Outside the lock: it may hold receipts, which take it.
+        // Dropped outside the lock, because it may have receipts, which take the lock.
         drop(before);
         self.shared.count(&self.shared.dropped, lost);
     }
 
-    /// Passes on a batch of the other end, up to the first frame that makes no sense.
+    /// Delivers a batch of the other end, up to the first invalid frame.
     pub fn deliver(&self, batch: &[u8]) -> Result<(), BadBatch> {
         frames(batch).try_for_each(|frame| {
             let (port, frame) = frame?;
@@ -154,7 +155,7 @@ impl Relay {
         })
     }
 
-    /// What passed so far.
+    /// Present values of the counters.
     pub fn counters(&self) -> RelayCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Shared { sent, delivered, dropped, .. } = &*self.shared;
@@ -197,7 +198,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // It fails only when it was woken 2^64 times already: then it is awake.
+        // Fails only after 2^64 wake-ups: then it is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -215,7 +216,7 @@ impl Shared {
         }
     }
 
-    /// Takes in what a socket has, up to a turn's worth; false if it is gone.
+    /// Reads the frames of a socket, up to a turn's worth; false if it is gone.
     fn read(&self, port: u8, socket: &File, room: &mut [u8]) -> bool {
         for _ in 0..FRAMES_PER_TURN {
             let len = match rustix::io::read(socket, &mut *room) {
@@ -242,7 +243,7 @@ impl Shared {
         true
     }
 
-    /// Gives batches to the carrier while the window is open.
+    /// Passes batches to the transport while the window is open.
     fn send(self: &Arc<Self>) {
         loop {
             let mut outgoing = self.outgoing();
@@ -258,14 +259,14 @@ impl Shared {
             let receipt = InFlightBatch { relay, bytes, sent: Instant::now(), turn };
             self.count(&self.sent, frames(&batch).count() as u64);
             let Some(mut carrier) = carrier.take() else { return };
-            // Outside the lock: it may drop the receipt at once, or take a while.
+            // Outside the lock, because it may drop the receipt at once, or take a while.
             drop(outgoing);
             carrier.send(batch, receipt);
             self.return_transport(carrier, turn);
         }
     }
 
-    /// The carrier is free again, unless there is another one meanwhile.
+    /// Puts the transport back, unless another one was set meanwhile.
     fn return_transport(&self, carrier: Box<dyn Transport>, turn: u64) {
         let mut outgoing = self.outgoing();
         if outgoing.turn == turn {
@@ -281,14 +282,10 @@ impl Shared {
         let live = self.sockets.iter().zip(gone).filter(|(_, gone)| !**gone);
         let live = live.filter_map(|(socket, _)| socket.as_ref());
         places.extend(live.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
-        // Interrupted or not, the next turn looks at everything.
+        // Interrupted or not, the next turn checks everything.
         let _ = poll(&mut places, None);
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -302,7 +299,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// A carrier that hands batches to the test.
+    /// Transport that hands batches to the test.
     struct Hands(Sender<(Vec<u8>, InFlightBatch)>);
 
     impl Transport for Hands {
@@ -356,7 +353,7 @@ mod tests {
             }
             assert!(sent < 100_000, "nothing is dropped");
         }
-        // Once it takes batches again, those that were kept come in order.
+        // When it sends batches again, those that waited follow in order.
         let (mut last, mut got) = (None, 0);
         while let Ok((batch, receipt)) = batches.recv_timeout(Duration::from_millis(300)) {
             for (_, frame) in frames(&batch).map(Result::unwrap) {

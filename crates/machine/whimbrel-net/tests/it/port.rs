@@ -63,12 +63,12 @@ fn what_comes_while_a_guest_stands_still_reaches_it_late_where_it_goes_on() {
     assert_eq!(number(&qemu_b.receive()), 0);
     b.keep_strays();
     send(&mut qemu_a, 1..400);
-    // It goes on where it was.
+    // The guest continues on this host.
     b.let_strays_in();
     send(&mut qemu_a, 400..401);
     (1..401).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
-    // It goes on elsewhere: nothing reaches its old QEMU any more, and all of it the new one, before anything
-    // newer.
+    // The guest continues on another host: its old QEMU gets nothing more, and the new one gets all frames,
+    // before anything newer.
     b.keep_strays();
     send(&mut qemu_a, 401..500);
     let strays = b.take_strays();
@@ -262,7 +262,7 @@ fn an_arrival_is_heard_six_times_on_the_other_side_of_the_network() {
     assert_eq!(heard, vec![12; expected.len()]);
 }
 
-/// Prints what the pump reaches; run by hand on a quiet machine.
+/// Prints the forwarder's throughput; run by hand on an idle machine.
 #[test]
 #[ignore = "a measurement"]
 fn measure_the_pump() {

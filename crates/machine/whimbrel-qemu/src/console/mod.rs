@@ -1,8 +1,8 @@
-//! The serial console of a machine: what it printed lately, what it prints now, what somebody types.
+//! Serial console of a machine: recent output, live output, and input.
 //!
-//! A thread reads the socket, keeps the last [`RING`] bytes and connects again when the connection ends,
-//! until the [`Console`] is dropped. A subscriber that does not read is cut off, never waited for: the guest
-//! must not stall on a slow terminal.
+//! A thread reads the socket, stores the last [`RING`] bytes and reconnects when the connection ends, until
+//! the [`Console`] is dropped. A subscriber that does not read is disconnected, because the guest must not
+//! stall on a slow terminal.
 
 mod output_queue;
 
@@ -20,21 +20,21 @@ use std::{
     time::Duration,
 };
 
-/// Bytes of output that are kept.
+/// Bytes of recent output.
 const RING: usize = 64 << 10;
-/// How soon a lost connection is tried again.
+/// Interval of attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
-/// How long the guest may refuse what is typed.
+/// Time that the guest may take to accept input.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A serial console.
+/// Serial console with recent output.
 #[derive(Debug)]
 pub struct Console {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
 }
 
-/// The output of a console, from what it printed lately on. Up to 1 MiB waits for a subscriber that does not
+/// Output of a console, starting with recent output. Up to 1 MiB is buffered for a subscriber that does not
 /// read.
 #[derive(Debug)]
 pub struct Subscription {
@@ -70,7 +70,7 @@ struct State {
 }
 
 impl Console {
-    /// Follows the console at `path` ([`crate::LaunchSpec::serial_socket`]), whether or not it is there yet.
+    /// Opens the console at `path` ([`crate::LaunchSpec::serial_socket`]), which need not exist yet.
     pub fn open(path: &Path) -> io::Result<Self> {
         let state = Mutex::new(State { stream: UnixStream::connect(path).ok(), ..State::default() });
         let shared = Arc::new(Shared { path: path.to_owned(), state, closing: Condvar::new() });
@@ -79,7 +79,7 @@ impl Console {
         Ok(Self { shared, reader: Some(reader) })
     }
 
-    /// Its output: the last 64 KiB and, without a gap, what follows.
+    /// Subscribes to the output: the last 64 KiB and, without a gap, all that follows.
     pub fn subscribe(&self) -> Subscription {
         let feed = Arc::new(OutputQueue::default());
         let mut state = self.shared.lock();
@@ -90,9 +90,9 @@ impl Console {
         Subscription { feed }
     }
 
-    /// Types `input`. An error if the console is not connected now.
+    /// Writes `input` to the console. Fails if it is not connected now.
     pub fn write(&self, input: &[u8]) -> io::Result<()> {
-        // A connection of its own would take the console away from the reader, so share that one, outside the
+        // A second connection would take the console away from the reader, so share that one, outside the
         // lock.
         let stream = self.shared.lock().stream.as_ref().map(UnixStream::try_clone);
         let mut stream = stream.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()))?;
@@ -107,13 +107,13 @@ impl Drop for Console {
         state.closed = true;
         state.subscribers.drain(..).for_each(|feed| feed.close());
         if let Some(stream) = &state.stream {
-            // Fails if it is closed already, which is what is wanted.
+            // Fails only if it is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(state);
         self.shared.closing.notify_all();
         if let Some(reader) = self.reader.take() {
-            // A panic in the reader was reported by its own thread.
+            // The reader's own thread has reported a panic.
             let _ = reader.join();
         }
     }
@@ -121,7 +121,7 @@ impl Drop for Console {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock leaves the state half made.
+        // Every update under the lock is complete, even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,7 +135,7 @@ impl Shared {
         }
     }
 
-    /// The connection, made again if need be. None when the console is dropped.
+    /// Present connection, or a new one. None when the console is dropped.
     fn connected(&self) -> Option<UnixStream> {
         let mut state = self.lock();
         loop {
@@ -214,7 +214,7 @@ mod tests {
         while !console.subscribe().receive(SOON).unwrap().ends_with(b"end") {
             assert!(std::time::Instant::now() < deadline);
         }
-        // All is there now, so this one gets nothing but the ring.
+        // All output has arrived, so this one gets only recent output.
         assert_eq!(console.subscribe().receive(SOON).unwrap().len(), RING);
         assert!(sleeping.receive(SOON).unwrap().len() <= output_queue::BACKLOG);
         assert_eq!(sleeping.receive(SOON), Err(Ended));

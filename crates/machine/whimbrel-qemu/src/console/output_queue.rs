@@ -1,4 +1,4 @@
-//! A queue of bytes between the reader of a console and one subscriber: bounded in bytes, and coalescing,
+//! Output queue: bytes from the reader of a console for one subscriber. Bounded in bytes and coalescing,
 //! because a serial port often delivers one byte at a time.
 
 use std::{
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// Bytes kept for a subscriber that does not read.
+/// Most bytes queued for a subscriber that does not read.
 pub(super) const BACKLOG: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -24,11 +24,12 @@ struct State {
 
 impl OutputQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock leaves the state half made.
+        // Every update under the lock is complete, even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds `output`; false, and the feed ends after what it holds, if it does not fit any more or is closed.
+    /// Adds `output`. If it does not fit or the queue is closed, returns false, and the queue ends after its
+    /// present content.
     pub(super) fn push(&self, output: &[u8]) -> bool {
         let mut state = self.lock();
         state.closed |= state.bytes.len() + output.len() > BACKLOG;
@@ -44,8 +45,7 @@ impl OutputQueue {
         self.changed.notify_one();
     }
 
-    /// All there is, waiting at most `timeout` for something. Nothing if there is nothing, an error at the
-    /// end.
+    /// Takes all bytes, waiting at most `timeout` for some. Empty if there are none, an error at the end.
     pub(super) fn take(&self, timeout: Duration) -> Result<Vec<u8>, Ended> {
         let waits = |state: &mut State| state.bytes.is_empty() && !state.closed;
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, waits);

@@ -1,8 +1,7 @@
-//! The command line. Pure.
+//! Command line of QEMU. Pure.
 //!
-//! The order of devices, their ids and addresses are part of what a capsule means: change them and state
-//! taken before no longer loads. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network,
-//! 10-1d disks.
+//! The order of devices, their ids and addresses are part of the device state: after a change, older states
+//! do not load. PCI slots: 02 balloon, 03 random numbers, 04 guest port, 08-0f network, 10-1d disks.
 
 use super::spec::{LaunchSpec, Sharing, SpecError};
 use std::{
@@ -12,17 +11,17 @@ use std::{
 };
 use whimbrel_core::Accel;
 
-/// Seconds for which a disk keeps trying to reach its NBD server again, requests waiting: the server is ours
-/// and may restart.
+/// Seconds for which a disk tries to reconnect to its NBD server while requests wait: the server is the
+/// daemon, which may restart.
 const RECONNECT_DELAY: u32 = 3600;
-/// Every virtio device speaks the older of the two register layouts. The newer one adds the place of 1,024
-/// possible queues to the state of each device: 45 KB and 0.4 ms at every stop. The features are the same but
-/// for those of no use here (packed rings, an IOMMU).
+/// Selects the older of the two register layouts for every virtio device. The newer one adds the location of
+/// 1,024 possible queues to the state of each device: 45 KB and 0.4 ms at every pause. It has the same
+/// features except some of no use here (packed rings, an IOMMU).
 const LEGACY: &str = "disable-modern=on,disable-legacy=off";
 const FIRST_NIC_SLOT: usize = 0x08;
 const FIRST_DISK_SLOT: usize = 0x10;
 
-/// An option whose value is made of words and paths.
+/// Option value of words and paths.
 struct Value(OsString);
 
 impl Value {
@@ -35,7 +34,7 @@ impl Value {
         self
     }
 
-    /// A path. QEMU reads a doubled comma as one that is part of the value.
+    /// Appends a path. QEMU reads a doubled comma as one that is part of the value.
     fn path(mut self, path: &Path) -> Self {
         let mut bytes = Vec::with_capacity(path.as_os_str().len());
         for byte in path.as_os_str().as_bytes() {
@@ -65,7 +64,7 @@ impl Args {
 }
 
 impl LaunchSpec {
-    /// QEMU's arguments, without the program's name. The machine starts paused.
+    /// Arguments of QEMU, without the program's name. The machine starts paused.
     pub fn argv(&self) -> Result<Vec<OsString>, SpecError> {
         self.check()?;
         let mut args = Args::default();
@@ -105,8 +104,8 @@ impl LaunchSpec {
         };
         let ram = Value::new(format!("memory-backend-file,id=ram0,size={mib}M,share={share},mem-path="));
         args.value("-object", ram.path(&self.ram.path));
-        // A machine that is off stays, so that nobody mistakes its end for a crash, and its disks can still
-        // be saved. What a guest does about its own panic is the guest's affair.
+        // A machine that is switched off stays, so that its end differs from a crash, and its disks can still
+        // be saved. The reaction to a guest panic is left to the guest.
         args.option("-action", "shutdown=pause,panic=none");
     }
 
@@ -115,7 +114,7 @@ impl LaunchSpec {
             args.option("-kernel", kernel);
         }
         if let Some(initrd) = &self.initrd {
-            // The one path in which QEMU reads a comma as the start of a second file, on multiboot kernels.
+            // The only path in which QEMU takes a comma for the start of a second file, on multiboot kernels.
             args.value("-initrd", Value::new("").path(initrd));
         }
         if let Some(boot) = &self.config.boot {
@@ -154,7 +153,7 @@ impl LaunchSpec {
         let mac = &self.config.nics[index].mac;
         let netdev = Value::new(format!("stream,id=net{index},server=on,addr.type=unix,addr.path="));
         args.value("-netdev", netdev.path(&self.net_socket(index)));
-        // No boot ROM: it would be 256 KiB more of memory outside RAM that travels with every state.
+        // No boot ROM: it would add 256 KiB of memory outside RAM to every state.
         let device = format!(
             "virtio-net-pci,id=nic{index},netdev=net{index},mac={mac},addr={slot:#x},romfile=,{LEGACY}"
         );
@@ -169,7 +168,7 @@ impl LaunchSpec {
         args.value("-blockdev", nbd.path(&self.disks[index]).text(rest));
         let raw = format!("driver=raw,node-name={id},file={id}-nbd,cache.direct=on,discard=unmap");
         args.option("-blockdev", raw);
-        // The guest never sees trouble of the host's storage: the machine pauses and its owner is told.
+        // The guest never sees storage errors of the host: the machine pauses and its owner is notified.
         let errors = "werror=stop,rerror=stop";
         let boot = if self.kernel.is_none() { format!(",bootindex={index}") } else { String::new() };
         args.option(

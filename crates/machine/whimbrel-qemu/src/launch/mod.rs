@@ -1,7 +1,7 @@
-//! From a typed configuration to QEMU's command line.
+//! Launch: builds QEMU's command line from a typed configuration.
 //!
-//! Source and target of a move must present the same machine: device ids and PCI addresses are fixed here, by
-//! position, and never left to QEMU.
+//! Source and target of a migration must present the same machine: device ids and PCI addresses are fixed
+//! here, by position, and never left to QEMU.
 
 mod command_line;
 mod spec;

@@ -1,4 +1,4 @@
-//! What to launch, and which of it QEMU could not be given. Pure.
+//! Launch specification of a machine, and the errors of an invalid one. Pure.
 
 use crate::{process::ProcessError, qmp::QmpError};
 use std::{
@@ -9,155 +9,153 @@ use std::{
 };
 use whimbrel_core::MachineConfig;
 
-/// Disks of a machine: PCI slots 0x10 to 0x1d.
+/// Most disks of a machine: PCI slots 0x10 to 0x1d.
 pub(super) const MAX_DISKS: usize = 14;
-/// Network ports of a machine: PCI slots 0x08 to 0x0f.
+/// Most network ports of a machine: PCI slots 0x08 to 0x0f.
 pub(super) const MAX_NICS: usize = 8;
-/// Longest path of a unix socket (`sun_path` without its final zero).
+/// Longest path of a Unix socket (`sun_path` without its final zero).
 const MAX_SOCKET_PATH: usize = 107;
-/// The longest name of a socket in the slot directory, with its slash.
+/// Longest name of a socket in the runtime directory, with its slash.
 const LONGEST_SOCKET: &str = "/state";
 
-/// A machine on this host: its configuration and where its parts are.
+/// Machine to launch on this host: its configuration and the locations of its parts.
 #[derive(Debug, Clone)]
 pub struct LaunchSpec {
-    /// The machine.
+    /// Configuration of the machine.
     pub config: MachineConfig,
-    /// An existing directory for the sockets `qmp`, `serial`, `guest`, `net0`, … and the log `qemu.log`, this
-    /// machine's alone.
+    /// Existing directory of this machine for the sockets `qmp`, `serial`, `guest`, `net0`, … and the log
+    /// `qemu.log`.
     pub dir: PathBuf,
-    /// Guest memory.
+    /// File of guest memory.
     pub ram: RamBacking,
-    /// Unix sockets of NBD servers with an export named "", one a disk of the configuration.
+    /// Unix sockets of NBD servers with an export named "", one for each disk of the configuration.
     pub disks: Vec<PathBuf>,
-    /// The kernel file, if the configuration boots one.
+    /// Kernel file, if the configuration boots one.
     pub kernel: Option<PathBuf>,
-    /// The initial RAM disk, if the configuration has one.
+    /// Initial RAM disk, if the configuration has one.
     pub initrd: Option<PathBuf>,
-    /// Generation id the guest sees; none has QEMU draw a new one.
+    /// Generation id for the guest; if none, QEMU draws a new one.
     pub vmgenid: Option<Vmgenid>,
-    /// Whether it waits for [`crate::Qemu::load`] instead of starting afresh.
+    /// Whether the machine waits for [`crate::Qemu::load`] instead of booting.
     pub incoming: bool,
     /// File to which the serial console is appended.
     pub console_log: PathBuf,
-    /// Whether it has a balloon. Must agree on both ends of a move.
+    /// Whether the machine has a balloon. Source and target of a migration must agree.
     pub balloon: bool,
 }
 
-/// The file behind guest memory.
+/// File of guest memory.
 ///
-/// With [`Sharing::Private`] the caller must see to it that QEMU cannot change the file: it answers a balloon
-/// or a free page report by punching a hole into the *file*, private mapping or not, and so would change the
-/// memory of every other machine mapped from it. `whimbrel-memory` takes QEMU's descriptor of it away before
+/// With [`Sharing::Private`] the caller must prevent QEMU from changing the file. For a balloon or a free
+/// page report QEMU punches a hole into the *file*, even with a private mapping, and so would change the
+/// memory of every other machine that maps it. `whimbrel-memory` removes QEMU's descriptor of the file before
 /// a CPU runs.
 #[derive(Debug, Clone)]
 pub struct RamBacking {
-    /// Path, which may be `/proc/PID/fd/N` of a memfd. QEMU creates it sparse and grows it if need be.
+    /// Path, which may be `/proc/PID/fd/N` of a memfd. QEMU creates it sparse and extends it if necessary.
     pub path: PathBuf,
-    /// How QEMU maps it.
+    /// Sharing of the mapping.
     pub sharing: Sharing,
 }
 
-/// How QEMU maps the file behind guest memory.
+/// Sharing of the mapping of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Writes of the guest are in the file.
+    /// Writes of the guest go to the file.
     Shared,
     /// Writes of the guest stay in QEMU: clones share the pages of one file.
     Private,
 }
 
-/// A generation id: the guest learns by its change that it is a copy (Microsoft, Virtual Machine Generation
-/// ID).
+/// Generation id: a change tells the guest that it is a copy (Microsoft, Virtual Machine Generation ID).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Vmgenid(pub [u8; 16]);
 
-/// A specification no command line can be made of.
+/// The specification is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Memory must be a whole number of MiB, and some.
+    /// Memory must be a whole number of MiB, and not zero.
     #[error("{bytes} bytes of memory are not a whole number of MiB")]
     Memory {
-        /// What was asked for.
+        /// Requested size in bytes.
         bytes: u64,
     },
-    /// No virtual CPU.
+    /// The machine has no virtual CPU.
     #[error("a machine needs a virtual CPU")]
     NoCpu,
-    /// A word of the configuration could be read as several options.
+    /// A word of the configuration could be parsed as several options.
     #[error("{text:?} cannot be a {what}")]
     Word {
-        /// `machine type`, `CPU model`, …
+        /// Kind of the word: `machine type`, `CPU model`, …
         what: &'static str,
-        /// What was given.
+        /// Text of the word.
         text: String,
     },
-    /// More of something than there are PCI slots for.
+    /// There are not enough PCI slots for the devices.
     #[error("{count} {what} are too many, the limit is {max}")]
     TooMany {
-        /// `disks` or `network ports`.
+        /// Kind of the device: `disks` or `network ports`.
         what: &'static str,
-        /// How many were asked for.
+        /// Number that was requested.
         count: usize,
-        /// How many there may be.
+        /// Greatest number allowed.
         max: usize,
     },
-    /// Parts of the specification that belong together do not.
+    /// Two parts of the specification do not match.
     #[error("{what} of the configuration and of the host do not match")]
     Mismatch {
-        /// `disks`, `kernel` or `initrd`.
+        /// Kind of the part: `disks`, `kernel` or `initrd`.
         what: &'static str,
     },
-    /// A socket in this directory would have a name longer than the kernel allows.
+    /// A socket in this directory would have a longer path than the kernel allows.
     #[error("{dir} is too long a path for sockets, the limit is {max} bytes")]
     DirTooLong {
-        /// The slot directory.
+        /// Path of the runtime directory.
         dir: PathBuf,
-        /// How long it may be.
+        /// Greatest length of the path in bytes.
         max: usize,
     },
 }
 
-/// A QEMU did not start.
+/// Cause of a failed launch.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The specification is wrong.
+    /// The specification is invalid.
     #[error("this machine cannot be launched")]
     Spec(#[from] SpecError),
-    /// The process does not start.
+    /// The process could not be started.
     #[error("cannot start qemu")]
     Process(#[from] ProcessError),
-    /// QEMU ended at once. Most often it rejects its command line.
+    /// QEMU ended at once, usually because it rejects its command line.
     #[error("qemu rejects its command line: {words}")]
     Rejected {
-        /// QEMU's own words.
+        /// Error output of QEMU.
         words: String,
     },
     /// QEMU runs but does not answer.
     #[error("qemu does not answer within {after:?}: {words}")]
     Silent {
-        /// How long was waited.
+        /// Time waited for an answer.
         after: Duration,
-        /// What it wrote meanwhile.
+        /// Output of QEMU in this time.
         words: String,
     },
-    /// QEMU answers, but not as it should.
-    #[error("qemu does not take its first commands")]
+    /// QEMU answers, but rejects a command.
+    #[error("qemu rejects its first commands")]
     Qmp(#[from] QmpError),
-    /// A file of ours for the machine cannot be made.
-    #[error("cannot make {what}")]
+    /// A file for the machine could not be created.
+    #[error("cannot create {what}")]
     Io {
-        /// What.
+        /// Name of the file.
         what: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
 }
 
 impl LaunchSpec {
-    /// A specification with nothing but what every machine has: no disks, no kernel, a balloon, a new
-    /// generation id.
+    /// Creates a minimal specification: no disks, no kernel, a balloon, a new generation id.
     pub fn new(config: MachineConfig, dir: impl Into<PathBuf>, ram: RamBacking) -> Self {
         let dir = dir.into();
         Self {
@@ -174,32 +172,32 @@ impl LaunchSpec {
         }
     }
 
-    /// QEMU's control socket.
+    /// Path of QEMU's control socket.
     pub fn qmp_socket(&self) -> PathBuf {
         qmp_in(&self.dir)
     }
 
-    /// The serial console, for [`crate::Console`].
+    /// Path of the serial console's socket, for [`crate::Console`].
     pub fn serial_socket(&self) -> PathBuf {
         self.dir.join("serial")
     }
 
-    /// The virtio port `org.whimbrel.guest.0` of a program inside the guest.
+    /// Socket of the virtio port `org.whimbrel.guest.0`, for the guest agent.
     pub fn guest_socket(&self) -> PathBuf {
         guest_in(&self.dir)
     }
 
-    /// Network port `index`: frames, each after its length in four bytes, big endian. QEMU listens.
+    /// Socket of network port `index`: frames, each after its length in four bytes, big endian. QEMU listens.
     pub fn net_socket(&self, index: usize) -> PathBuf {
         self.dir.join(format!("net{index}"))
     }
 
-    /// What QEMU writes to its output.
+    /// File of QEMU's output.
     pub fn log(&self) -> PathBuf {
         log_in(&self.dir)
     }
 
-    /// Whether a command line can be made of it.
+    /// Checks the specification.
     pub fn check(&self) -> Result<(), SpecError> {
         let config = &self.config;
         let bytes = config.memory.0;
@@ -239,17 +237,17 @@ impl LaunchSpec {
     }
 }
 
-/// Where the QEMU of slot directory `dir` writes its output.
+/// Log file of the QEMU with runtime directory `dir`.
 pub(crate) fn log_in(dir: &Path) -> PathBuf {
     dir.join("qemu.log")
 }
 
-/// The guest's port of the QEMU of slot directory `dir`.
+/// Guest port of the QEMU with runtime directory `dir`.
 pub(crate) fn guest_in(dir: &Path) -> PathBuf {
     dir.join("guest")
 }
 
-/// The control socket of the QEMU of slot directory `dir`.
+/// Control socket of the QEMU with runtime directory `dir`.
 pub(crate) fn qmp_in(dir: &Path) -> PathBuf {
     dir.join("qmp")
 }
@@ -306,7 +304,7 @@ impl FromStr for Vmgenid {
 }
 
 impl Vmgenid {
-    /// The bytes as they lie in guest memory: the first three fields are little endian (RFC 9562, section 4).
+    /// Bytes as in guest memory: the first three fields are little endian (RFC 9562, section 4).
     pub fn in_memory(&self) -> [u8; 16] {
         let mut bytes = self.0;
         bytes[0..4].reverse();

@@ -1,4 +1,4 @@
-//! Plain orders to a machine: run, stop, switch off, balloon, announce.
+//! Control commands of a machine: run, pause, switch off, balloon, announce.
 
 use super::Qemu;
 use crate::{
@@ -14,25 +14,25 @@ use std::{
 use whimbrel_core::ByteSize;
 use whimbrel_machine::{Machine, MachineError, UnpauseReport};
 
-/// How long QEMU may take to quit: it flushes its disks.
+/// Time in which QEMU must quit; it flushes its disks.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(30);
 const BALLOON: &str = "/machine/peripheral/balloon0";
 
-/// What QEMU says its machine does.
+/// State of the machine according to QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// Whether the virtual CPUs run.
     pub running: bool,
-    /// QEMU's word: `running`, `paused`, `inmigrate`, `shutdown`, `io-error`, …
+    /// QEMU's name of the state: `running`, `paused`, `inmigrate`, `shutdown`, `io-error`, …
     pub word: String,
 }
 
-/// What the balloon tells about the guest's memory.
+/// Statistics of the balloon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalloonStats {
-    /// Memory the guest has now.
+    /// Present memory size of the guest.
     pub actual: ByteSize,
-    /// The guest's own figures in bytes or counts, by QEMU's names (`stat-free-memory`, …); empty until the
+    /// Figures of the guest in bytes or counts, by QEMU's names (`stat-free-memory`, …); empty until the
     /// guest first reports.
     pub guest: BTreeMap<String, u64>,
 }
@@ -42,12 +42,12 @@ impl Qemu {
         self.qmp.execute(command, json!({})).map(drop)
     }
 
-    /// Every event from now on; see [`crate::Qmp::subscribe`].
+    /// Subscribes to all events; see [`crate::Qmp::subscribe`].
     pub fn events(&self) -> Receiver<MachineEvent> {
         self.qmp.subscribe()
     }
 
-    /// What the machine does.
+    /// Queries the state of the machine.
     pub fn status(&self) -> Result<Status, QmpError> {
         let answer = self.qmp.execute("query-status", json!({}))?;
         let malformed = || QmpError::Malformed { command: "query-status".into() };
@@ -57,20 +57,20 @@ impl Qemu {
         })
     }
 
-    /// Presses the power button. A guest that listens switches itself off: [`MachineEvent::Shutdown`].
+    /// Presses the power button. A guest that supports it switches itself off: [`MachineEvent::Shutdown`].
     pub fn powerdown(&self) -> Result<(), QmpError> {
         self.order("system_powerdown")
     }
 
-    /// Resets the machine. It stays running or paused as it was.
+    /// Resets the machine, which remains running or paused.
     pub fn reset(&self) -> Result<(), QmpError> {
         self.order("system_reset")
     }
 
-    /// Ends QEMU after its disks are flushed; returns when the process has ended. The guest gets no notice.
+    /// Ends QEMU after its disks are flushed; returns when the process has ended. The guest is not notified.
     pub fn quit(self) -> Result<(), QmpError> {
         match self.order("quit") {
-            // It may be gone before its answer is.
+            // QEMU may end before it answers.
             Ok(()) | Err(QmpError::Disconnected { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -86,20 +86,20 @@ impl Qemu {
         self.process.wait(QUIT_TIMEOUT);
     }
 
-    /// Asks the guest to give memory back until it has `size`. It happens over time:
+    /// Shrinks or grows guest memory to `size` by the balloon. The guest does so over time:
     /// [`MachineEvent::BalloonChanged`].
     pub fn balloon(&self, size: ByteSize) -> Result<(), QmpError> {
         self.qmp.execute("balloon", json!({"value": size.0})).map(drop)
     }
 
-    /// Memory the guest has and what it says about it. The guest reports every second from the first call on.
+    /// Memory of the guest and its statistics. The guest reports every second from the first call on.
     pub fn balloon_stats(&self) -> Result<BalloonStats, QmpError> {
         self.poll_balloon_stats(1)?;
         self.balloon_now()
     }
 
-    /// Asks the guest to report at once (with `yes`) and every second from then on, or no more. The report
-    /// comes when the guest gets to it: [`Qemu::balloon_now`] shows the last one.
+    /// Starts reports of the guest (`yes`), at once and then every second, or stops them. The report arrives
+    /// when the guest gets to it: [`Qemu::balloon_now`] returns the last one.
     pub fn ask_balloon_stats(&self, yes: bool) -> Result<(), QmpError> {
         // A change of the interval from 0 starts with a report; any other waits for the interval (QEMU
         // `hw/virtio/virtio-balloon.c`, balloon_stats_set_poll_interval).
@@ -112,7 +112,7 @@ impl Qemu {
         self.qmp.execute("qom-set", interval).map(drop)
     }
 
-    /// Memory the guest has and its last report, without asking for another.
+    /// Memory of the guest and its last report, without requesting another.
     pub fn balloon_now(&self) -> Result<BalloonStats, QmpError> {
         let answer = self.qmp.execute("query-balloon", json!({}))?;
         let actual = answer["actual"].as_u64();
@@ -120,7 +120,7 @@ impl Qemu {
         let stats = self.qmp.execute("qom-get", json!({"path": BALLOON, "property": "guest-stats"}))?;
         let mut guest = BTreeMap::new();
         for (name, value) in stats["stats"].as_object().into_iter().flatten() {
-            // What the guest does not report is all ones.
+            // Figures that the guest does not report are all ones.
             if let Some(value) = value.as_u64().filter(|value| *value != u64::MAX) {
                 guest.insert(name.clone(), value);
             }
@@ -128,13 +128,13 @@ impl Qemu {
         Ok(BalloonStats { actual: ByteSize(actual), guest })
     }
 
-    /// Has every network port announce itself to its switch, five times within a second.
+    /// Lets every network port announce itself to its switch, five times within a second.
     pub fn announce_self(&self) -> Result<(), QmpError> {
         let pace = json!({"initial": 50, "max": 550, "rounds": 5, "step": 100});
         self.qmp.execute("announce-self", pace).map(drop)
     }
 
-    /// Ids of the threads that run the virtual CPUs, each once: a translator may run all of them in one.
+    /// Ids of the virtual CPU threads, each once: with TCG one thread may run all CPUs.
     pub fn cpu_threads(&self) -> Result<Vec<u32>, QmpError> {
         let answer = self.qmp.execute("query-cpus-fast", json!({}))?;
         let malformed = || QmpError::Malformed { command: "query-cpus-fast".into() };
@@ -144,14 +144,14 @@ impl Qemu {
         Ok(ids.into_iter().collect())
     }
 
-    /// The generation id the guest sees.
+    /// Generation id that the guest sees.
     pub fn vmgenid(&self) -> Result<Vmgenid, QmpError> {
         let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
         let guid = answer["guid"].as_str().and_then(|text| text.parse().ok());
         guid.ok_or_else(|| QmpError::Malformed { command: "query-vm-generation-id".into() })
     }
 
-    /// A command of QEMU's human monitor, which has no stable form.
+    /// Runs a command of QEMU's human monitor, whose output format is not stable.
     pub(super) fn monitor(&self, line: &str) -> Result<String, QmpError> {
         match self.qmp.execute("human-monitor-command", json!({"command-line": line}))? {
             Value::String(text) => Ok(text),

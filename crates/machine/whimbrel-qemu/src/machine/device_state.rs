@@ -1,11 +1,11 @@
-//! Taking the state of CPUs and devices.
+//! Saving the device state of CPUs and devices.
 //!
-//! Taking costs one QMP command and one look at the small blocks while the machine is paused (about 1 ms):
-//! the head, taken once from QEMU's own migration stream, is kept up to date by reading the small blocks from
-//! the process, and `xen-save-devices-state` gives the rest.
+//! It costs one QMP command and one read of the small memory blocks while the machine is paused (about 1 ms).
+//! The stream header, taken once from QEMU's own migration stream, is updated by reading the small blocks
+//! from the process, and `xen-save-devices-state` returns the rest.
 //!
-//! Where the head comes from: a machine whose memory is shared can be migrated without its memory at any time
-//! (7 ms, and it goes on running afterwards). One whose memory is private cannot; its head is the one it was
+//! Origin of the header: a machine with shared memory can be migrated without its memory at any time (7 ms,
+//! and it continues to run afterwards). One with private memory cannot; its header is the one that it was
 //! loaded with.
 
 use super::Qemu;
@@ -36,28 +36,28 @@ use std::{
 };
 use whimbrel_machine::{MachineError, UnpauseReport};
 
-/// How long a state may take to be written or read by QEMU. It takes 10 ms.
+/// Time in which QEMU must write or read a state. It takes 10 ms.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What taking the state needs to remember.
+/// Data kept between two saves of the device state.
 #[derive(Debug)]
 pub(super) struct DeviceStateCache {
     sharing: Sharing,
-    /// QEMU writes the device sections into this file, which has no name and lies in memory.
+    /// Anonymous file in memory into which QEMU writes the device sections.
     scratch: File,
     known: Option<Known>,
-    /// The head of what was loaded, of which the small blocks are still to be found.
+    /// Header of the loaded state, whose small blocks were not located yet.
     pub(super) loaded: Option<StreamHeader>,
-    /// Whether the head changed since it was last handed out.
+    /// Whether the header changed since it was last returned.
     changed: bool,
-    /// Asked for together with the stop of the machine, and not answered yet.
+    /// Save command that was sent together with the pause, and not answered yet.
     under_way: Option<PendingCommand>,
 }
 
 #[derive(Debug)]
 struct Known {
     head: StreamHeader,
-    /// Where the small blocks lie; none if they cannot be watched.
+    /// Addresses of the small blocks; none if they cannot be read.
     places: Option<RamBlockAddresses>,
 }
 
@@ -78,12 +78,12 @@ impl DeviceStateCache {
 }
 
 impl Qemu {
-    /// Takes the head of the device state ahead of time, which stops a running machine for about 10 ms.
+    /// Takes the stream header ahead of time, which pauses a running machine for about 10 ms.
     ///
-    /// Call it right after the start, before anybody watches. Without it, the first state of a paused machine
-    /// takes that long. Does nothing for private memory, whose head comes with [`Qemu::load`] or
-    /// [`Qemu::set_head`]. Afterwards the machine runs or not as before, also on failure (as far as QEMU
-    /// still obeys).
+    /// Call it right after the start, before the machine is used. Without it, the first save of a paused
+    /// machine takes that long. Does nothing for private memory, whose header comes with [`Qemu::load`] or
+    /// [`Qemu::set_head`]. Afterwards the machine runs or not as before, also on failure (if QEMU still
+    /// accepts commands).
     pub fn prepare_device_state(&mut self) -> Result<(), StateError> {
         if self.saver.sharing == Sharing::Private {
             return Ok(());
@@ -98,7 +98,7 @@ impl Qemu {
         taken
     }
 
-    /// The state of CPUs and devices in its two parts. Only while paused.
+    /// Saves the device state in its two parts. Only while paused.
     pub fn save_device_state(&mut self) -> Result<DeviceState<'_>, StateError> {
         if self.qmp.is_running() {
             return Err(StateError::NotPaused);
@@ -110,11 +110,11 @@ impl Qemu {
         Ok(DeviceState { head: known.head.as_bytes(), head_changed, devices })
     }
 
-    /// Stops the machine and asks in the same breath for its devices, which QEMU then writes down while
-    /// whoever stopped it looks at its memory. [`Qemu::go_on_saved`] comes next.
+    /// Pauses the machine and requests its device state in the same message, so that QEMU writes the state
+    /// while the caller reads memory. [`Qemu::go_on_saved`] must follow.
     ///
-    /// QEMU reads what it is told byte by byte, 3 us each: `xen-save-devices-state` takes it a third of a
-    /// millisecond to read, which it does while it stops.
+    /// QEMU parses input byte by byte, 3 us each: it reads `xen-save-devices-state` in a third of a
+    /// millisecond, during the pause.
     pub(super) fn stop_to_save(&mut self) -> Result<(), QmpError> {
         let save = self.save_command();
         let [stop, save] = self.qmp.ask([("stop", json!({})), save])?;
@@ -122,13 +122,13 @@ impl Qemu {
         self.qmp.answer(stop).map(drop)
     }
 
-    /// Lets the machine go on once its devices are written down. The state is put together when it runs
-    /// already.
+    /// Unpauses the machine once its devices are written. The state is composed when it runs already.
     pub(super) fn go_on_saved(&mut self) -> UnpauseReport {
         let begun = Instant::now();
         let head = self.refresh_head();
         let under_way = self.saver.under_way.take().ok_or(StateError::NotPaused);
-        // QEMU does what it is told in order: it goes on when it has written, whether or not we know of that.
+        // QEMU executes commands in order: it unpauses after it has written, even if that answer is not read
+        // yet.
         let cont = self.qmp.ask([("cont", json!({}))]);
         let saved = under_way.and_then(|save| Ok(self.qmp.answer(save)?));
         let devices = begun.elapsed();
@@ -140,26 +140,25 @@ impl Qemu {
         UnpauseReport { device_state: goes_on.and(device_state), devices, go_on }
     }
 
-    /// The state whose devices were just written down.
+    /// Composes the state from the devices that were just written.
     fn read_saved(&mut self) -> Result<Vec<u8>, StateError> {
         let devices = self.read_devices()?;
         let known = self.saver.known.as_ref().ok_or(StateError::NoHead)?;
         Ok(compose(known.head.as_bytes(), &devices))
     }
 
-    /// Gives the head to use: that of `state`, the device state this machine was resumed from. Call it before
+    /// Sets the header: that of `state`, the device state from which this machine was resumed. Call it before
     /// the machine runs.
     pub fn set_head(&mut self, state: &[u8]) -> Result<(), StateError> {
         self.adopt_head(StreamHeader::parse(state)?)
     }
 
-    /// The head now in use, to keep where a restart of this program finds it again.
+    /// Present header, to be stored for a restart of the daemon.
     pub fn head(&self) -> Option<&StreamHeader> {
         self.saver.loaded.as_ref().or(self.saver.known.as_ref().map(|known| &known.head))
     }
 
-    /// Finds the small blocks of a machine that was loaded to run. Whoever takes its state first does it
-    /// otherwise.
+    /// Locates the small blocks of a machine after [`Qemu::load_to_run`]. Otherwise the first save does it.
     pub fn refresh_header(&mut self) -> Result<(), StateError> {
         match self.saver.loaded.take() {
             Some(head) => self.adopt_head(head),
@@ -191,12 +190,12 @@ impl Qemu {
         }
     }
 
-    /// Why QEMU failed: its answer while it lives, what it wrote last when it has ended.
+    /// Error of QEMU: its answer if it lives, its last output if it has ended.
     fn refusal(&self, action: &'static str) -> StateError {
         let answer = self.qmp.execute_within("query-migrate", json!({}), Duration::from_secs(1));
         let words = answer.ok().and_then(|answer| answer["error-desc"].as_str().map(str::to_owned));
         let words = words.unwrap_or_else(|| {
-            // Its last words are complete once it has ended.
+            // The output is complete once QEMU has ended.
             self.process.wait(Duration::from_secs(1));
             self.process.words()
         });
@@ -216,8 +215,8 @@ impl Qemu {
             return Ok(());
         }
         self.saver.changed = true;
-        // A block that has another length now is known by its changed contents; the list of blocks is then
-        // out of date.
+        // A block whose length changed is found by its changed content; then the list of blocks is out of
+        // date.
         let shown = self.shown_blocks()?;
         let head = self.head().ok_or(StateError::NoHead)?;
         match head
@@ -231,7 +230,7 @@ impl Qemu {
         }
     }
 
-    /// Takes the head from a migration stream. The machine must be paused and stays so.
+    /// Takes the header from a migration stream. The machine must be paused and stays so.
     fn take_head(&mut self) -> Result<(), StateError> {
         let path = self.dir.join("state");
         remove(&path)?;
@@ -245,11 +244,11 @@ impl Qemu {
         let asked = self.qmp.execute("migrate", json!({"uri": uri})).map_err(StateError::from);
         let saved = asked.and_then(|_| self.wait_migrated("save", &events));
         if matches!(saved, Err(StateError::TimedOut { .. })) {
-            // A transfer still under way would forbid the next one. If this fails too, QEMU obeys no more.
+            // An unfinished transfer would prevent the next one. If this fails too, QEMU accepts no more
+            // commands.
             let _ = self.qmp.execute("migrate_cancel", json!({}));
         }
-        // Whatever happened, the reader waits no longer: closed unread, this connection makes its accept or
-        // read return.
+        // Ends the reader in any case: this connection, closed without data, makes its accept or read return.
         drop(UnixStream::connect(&path));
         let removed = remove(&path);
         let stream = reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")));
@@ -264,7 +263,7 @@ impl Qemu {
         if places.is_none() {
             tracing::warn!(
                 pid = self.pid(),
-                "small memory blocks not found, every state will be taken the slow way"
+                "small memory blocks not found; saving the device state will be slower"
             );
         }
         self.saver.changed = true;
@@ -278,7 +277,8 @@ impl Qemu {
 
     fn save_command(&self) -> (&'static str, Value) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), self.saver.scratch.as_raw_fd());
-        // Its name notwithstanding, it has nothing to do with Xen. Not live: QEMU would give up its disks.
+        // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its
+        // disks.
         ("xen-save-devices-state", json!({"filename": path, "live": false}))
     }
 
@@ -305,7 +305,7 @@ fn read_stream(listener: &UnixListener) -> io::Result<Vec<u8>> {
     let (stream, _) = listener.accept()?;
     stream.set_read_timeout(Some(STATE_TIMEOUT))?;
     let mut bytes = Vec::new();
-    // One byte more than allowed, so that the parser sees what is too long.
+    // One byte more than allowed, so that the parser detects a stream that is too long.
     stream.take(MAX_STATE as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

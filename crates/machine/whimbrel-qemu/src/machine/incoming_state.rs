@@ -1,11 +1,11 @@
-//! Loading the state of CPUs and devices: QEMU's ordinary incoming migration, from a socket of ours.
+//! Loading the device state: QEMU's ordinary incoming migration, from a Unix socket.
 //!
-//! What of it can be done before there is a state, [`Qemu::expect_state`] does: QEMU is told, connected to,
-//! and reads the head, nine tenths of a state, while the machine still runs elsewhere. Then a load is the
-//! devices and QEMU's own work.
+//! [`Qemu::expect_state`] does the part that needs no state: QEMU gets the command and the connection, and
+//! reads the stream header, nine tenths of a state, while the machine still runs on the source. Then a load
+//! transfers only the devices.
 //!
-//! A QEMU that was told ends, or is of no use, when the state that comes is no good, or the socket is closed
-//! before it has come. So only one that is ended anyway if nothing comes may be told ahead.
+//! After that command, QEMU ends or becomes useless if the state is invalid, or the socket is closed before
+//! the state has arrived. So use it only for a QEMU that is ended anyway if no state arrives.
 
 use super::{
     Qemu,
@@ -23,31 +23,31 @@ use std::{
     sync::{Mutex, PoisonError, mpsc::Receiver},
 };
 
-/// Whether a machine that is loaded is the one that it was.
+/// Identity of a loaded machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmIdentity {
-    /// The same machine, elsewhere: its guest is told nothing.
+    /// Unchanged: the machine moved to another host, and the guest is not notified.
     Kept,
-    /// Perhaps a copy: its guest is told to look at its generation id.
+    /// Possibly a copy: the guest is notified to read its generation id.
     New,
 }
 
-/// The way into a QEMU that was told to read a state.
+/// Connection to a QEMU that was told to read a state.
 #[derive(Debug)]
 pub(super) struct Incoming {
     stream: UnixStream,
-    /// In a lock, since whoever waits may be looked at by others meanwhile.
+    /// In a mutex, because other threads may inspect the machine while one waits.
     events: Mutex<Receiver<MachineEvent>>,
-    /// The head that it has read, if it has read any of it.
+    /// Header that it has read, if any.
     head: Option<StreamHeader>,
 }
 
 impl Qemu {
-    /// Has an incoming QEMU read the head that its state will most likely have, which [`Qemu::load`] need not
-    /// wait for then.
+    /// Lets an incoming QEMU read the stream header that its state will most likely have, so that
+    /// [`Qemu::load`] does not wait for it.
     ///
-    /// Its memory need not be filled yet. A head that turns out to be another one costs no more than without
-    /// this. Said again, it changes nothing.
+    /// Its memory need not be filled yet. A header that proves different costs no more than without this
+    /// call. A repeated call has no effect.
     pub fn expect_state(&mut self, head: &[u8]) -> Result<(), StateError> {
         if self.incoming.is_some() {
             return Ok(());
@@ -63,14 +63,14 @@ impl Qemu {
     /// Loads `state` into an incoming QEMU whose memory is filled, or will be on demand. The machine is
     /// paused afterwards.
     ///
-    /// On failure the QEMU is of no use any more; most often it has ended.
+    /// After a failure the QEMU is useless; usually it has ended.
     pub fn load(&mut self, state: &[u8]) -> Result<(), StateError> {
         self.load_to_run(state, VmIdentity::New)?;
         self.refresh_header()
     }
 
-    /// The same for a machine that somebody waits for: [`Qemu::refresh_header`] does what is left, before a
-    /// state of it is taken.
+    /// Loads `state` as [`Qemu::load`] does, but faster, for a machine that is to run at once:
+    /// [`Qemu::refresh_header`] does the rest before its state is saved.
     pub fn load_to_run(&mut self, state: &[u8], identity: VmIdentity) -> Result<(), StateError> {
         let told = self.incoming.take();
         let StreamRemainder { head, sections, devices } =
@@ -113,7 +113,7 @@ impl Incoming {
     }
 }
 
-/// What QEMU has closed it rejects, and its event or its end says so in its own words.
+/// If QEMU closed the stream, it rejects the state, and its event or its output has the reason.
 fn unless_closed(done: io::Result<()>) -> Result<(), StateError> {
     match done {
         Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {

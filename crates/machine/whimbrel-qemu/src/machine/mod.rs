@@ -1,7 +1,7 @@
-//! A QEMU under control: its process, its control connection, its device state.
+//! QEMU under control: its process, its control connection, its device state.
 //!
 //! Dropping a [`Qemu`] leaves the machine running; [`Qemu::quit`] or [`Qemu::kill`] ends it. QEMU serves one
-//! control connection at a time, so there is one `Qemu` a machine.
+//! control connection at a time, so there is one `Qemu` for each machine.
 
 mod control;
 mod device_state;
@@ -26,21 +26,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a QEMU may take until it answers. It takes 50 ms; a loaded host needs patience.
+/// Time in which a QEMU must answer after its start. It takes 50 ms, longer on a loaded host.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a starting QEMU is tried.
+/// Interval of connection attempts to a starting QEMU.
 const START_POLL: Duration = Duration::from_millis(1);
-/// How long an adopted QEMU may take until it answers: it runs, so there is nothing to wait for.
+/// Time in which an adopted QEMU must answer; it runs already.
 const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A running QEMU.
+/// Running QEMU under control.
 #[derive(Debug)]
 pub struct Qemu {
     qmp: Qmp,
     process: QemuProcess,
     dir: PathBuf,
     saver: DeviceStateCache,
-    /// Told to read a state ahead of it.
+    /// Connection of a QEMU that was told to read a state, see [`Qemu::expect_state`].
     incoming: Option<Incoming>,
 }
 
@@ -50,14 +50,14 @@ impl Qemu {
     /// On failure nothing is left running.
     pub fn launch(binary: &Path, spec: &LaunchSpec) -> Result<Self, LaunchError> {
         let argv = spec.argv()?;
-        // A socket left by an earlier QEMU would be tried in vain, or worse, answer.
+        // A socket of an earlier QEMU would be tried in vain, or worse, answer.
         match fs::remove_file(spec.qmp_socket()) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(LaunchError::Io { what: "room for the control socket", source });
+                return Err(LaunchError::Io { what: "the control socket", source });
             }
             _ => {}
         }
-        // Machines that share their memory file are clones: many at once, whose size counts more than their
+        // Machines with private memory are clones: many at once, whose memory size matters more than their
         // speed.
         let huge_pages = match spec.ram.sharing {
             Sharing::Shared => HugePages::Allowed,
@@ -75,48 +75,46 @@ impl Qemu {
         }
     }
 
-    /// Takes up a QEMU that an earlier run of this program started in slot directory `dir`.
+    /// Adopts a QEMU that an earlier process of the daemon started in runtime directory `dir`.
     ///
-    /// The head of its device state is not known any more: [`Qemu::prepare_device_state`] or
-    /// [`Qemu::set_head`] it.
+    /// Its stream header is unknown: call [`Qemu::prepare_device_state`] or [`Qemu::set_head`].
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
         Ok(Self { qmp, process, dir: dir.to_owned(), saver: DeviceStateCache::new(sharing)?, incoming: None })
     }
 
-    /// The control connection, for what has no method here.
+    /// Control connection, for commands without a method here.
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
     }
 
-    /// The process.
+    /// Process of this QEMU.
     pub fn process(&self) -> &QemuProcess {
         &self.process
     }
 
-    /// Its process id, to map its memory.
+    /// Process id, to map its memory.
     pub fn pid(&self) -> u32 {
         self.process.identity().pid
     }
 
-    /// The unix socket of the port that a program inside the guest may have opened
-    /// ([`LaunchSpec::guest_socket`]).
+    /// Unix socket of the port for the guest agent ([`LaunchSpec::guest_socket`]).
     pub fn guest_socket(&self) -> PathBuf {
         guest_in(&self.dir)
     }
 
-    /// Its slot directory.
+    /// Runtime directory of this QEMU.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 }
 
-/// Connects to a QEMU that may not listen yet, and asks of it what every state of ours needs.
+/// Connects to a QEMU that may not listen yet, and enables the capabilities that saving a state needs.
 fn connect(process: &QemuProcess, socket: &Path, timeout: Duration) -> Result<Qmp, LaunchError> {
     let deadline = Instant::now() + timeout;
     let stream = loop {
-        // Looked at before the attempt: one that fails after its end is then never mistaken for slowness.
+        // Checked before the attempt, so that a failure after QEMU's end is not mistaken for slowness.
         let alive = process.is_alive();
         match UnixStream::connect(socket) {
             Ok(stream) => break stream,
@@ -135,7 +133,7 @@ fn connect(process: &QemuProcess, socket: &Path, timeout: Duration) -> Result<Qm
         Ok(qmp)
     };
     negotiate().map_err(|error| {
-        // It listens before it has made its devices, so the rejection may come this late.
+        // QEMU listens before it has created its devices, so it may reject the command line this late.
         if process.wait(Duration::from_secs(1)) {
             LaunchError::Rejected { words: process.words() }
         } else {

@@ -1,4 +1,4 @@
-//! The QEMU program: where, which version, which machine types.
+//! QEMU binary of the host: path, version and machine types.
 
 use crate::qmp::{Qmp, QmpError};
 use serde_json::{Value, json};
@@ -15,25 +15,25 @@ use std::{
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// A QEMU program of this host.
+/// QEMU binary of this host.
 #[derive(Debug, Clone)]
 pub struct QemuBinary {
-    /// Where it is.
+    /// Path of the program.
     pub path: PathBuf,
-    /// Its version.
+    /// Version of the program.
     pub version: Version,
-    /// Machine types, by name; the value of an alias is what it stands for.
+    /// Machine types by name; an alias maps to its type.
     machines: BTreeMap<String, String>,
 }
 
-/// A version of QEMU.
+/// Version of QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// First number.
+    /// Major version number.
     pub major: u64,
-    /// Second number.
+    /// Minor version number.
     pub minor: u64,
-    /// Third number.
+    /// Micro version number.
     pub micro: u64,
 }
 
@@ -43,36 +43,36 @@ impl fmt::Display for Version {
     }
 }
 
-/// There is no QEMU to use.
+/// Cause of a missing QEMU.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Not installed, or not where programs are.
+    /// The program is not installed, or not in PATH.
     #[error("there is no {program} in PATH")]
     NotFound {
-        /// The program looked for.
+        /// Name of the program.
         program: &'static str,
     },
-    /// It does not start.
+    /// The program does not start.
     #[error("cannot start {path}")]
     Start {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// It starts but does not answer.
-    #[error("cannot ask {path}")]
+    /// The program starts but does not answer.
+    #[error("cannot query {path}")]
     Ask {
-        /// The program.
+        /// Path of the program.
         path: PathBuf,
-        /// Why.
+        /// Error of the query.
         #[source]
         source: QmpError,
     },
 }
 
-/// The first `qemu-system-x86_64` in `PATH`.
+/// Path of the first `qemu-system-x86_64` in `PATH`.
 pub fn find() -> Result<PathBuf, ProbeError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let runs = |file: &PathBuf| {
@@ -83,7 +83,7 @@ pub fn find() -> Result<PathBuf, ProbeError> {
 }
 
 impl QemuBinary {
-    /// Asks the program at `path` what it is. Takes about 50 ms.
+    /// Queries the program at `path`. Takes about 50 ms.
     pub fn probe(path: &Path) -> Result<Self, ProbeError> {
         let start = |source| ProbeError::Start { path: path.to_owned(), source };
         let ask = |source| ProbeError::Ask { path: path.to_owned(), source };
@@ -107,19 +107,19 @@ impl QemuBinary {
         })
     }
 
-    /// The machine type that `name` stands for (`q35` is `pc-q35-7.2`), so that another QEMU knows which one
-    /// was meant. None if this QEMU does not have it.
+    /// Resolves an alias of a machine type (`q35` is `pc-q35-7.2`), so that another QEMU uses the same one.
+    /// None if this QEMU does not have it.
     pub fn machine_type(&self, name: &str) -> Option<&str> {
         self.machines.get(name).map(String::as_str)
     }
 }
 
-/// A child that does not outlive the question.
+/// Child process that is killed and reaped when dropped.
 struct Reaped(Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // Both fail only if it has ended, which is what is wanted.
+        // Both fail only if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,6 +1,6 @@
-//! Does KVM execute guests here? The device file alone proves nothing: inside some virtual machines it is
-//! there, opens, and emulates every instruction at a thousandth of the speed. So a tiny guest must get some
-//! work done in time.
+//! KVM probe: tests whether KVM executes guests. The device file alone proves nothing: inside some virtual
+//! machines it exists, opens, and emulates every instruction at a thousandth of the speed. So a tiny guest
+//! must finish some work in time.
 
 use super::{QemuBinary, kvm_result};
 use std::{
@@ -13,35 +13,36 @@ use std::{
     time::Duration,
 };
 
-/// The guest counts this far down: 10 ms on a processor, a minute when each instruction is emulated.
+/// Start of the guest's countdown: 10 ms on a processor, a minute if each instruction is emulated.
 const COUNT: u32 = 20_000_000;
-/// How long the guest may take, QEMU's start included.
+/// Time limit of the guest, including QEMU's start.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// What `timeout` reports of a command that it has killed.
+/// Exit status of `timeout` for a command that it has killed.
 const KILLED: i32 = 137;
-/// What the guest hands to the exit device, and the exit status QEMU makes of it.
+/// Value that the guest writes to the exit device.
 const DONE: u8 = 0x2a;
+/// Exit status of QEMU for that value.
 const EXIT_STATUS: i32 = (DONE as i32) << 1 | 1;
-/// QEMU takes firmware in units of 64 KiB.
+/// QEMU accepts firmware in units of 64 KiB.
 const FIRMWARE_SIZE: usize = 64 << 10;
 
-/// What became of the attempt to use KVM.
+/// Result of the probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvmProbe {
-    /// Guests run on it.
+    /// Guests run on KVM.
     Works,
-    /// There is no `/dev/kvm`.
+    /// The device `/dev/kvm` does not exist.
     Absent,
-    /// It may not be opened.
+    /// Opening the device is not permitted.
     Denied,
-    /// It is there but of no use.
+    /// The device exists but does not work.
     Broken {
-        /// QEMU's words, or how long the guest was given.
+        /// Error of QEMU, or the exceeded time limit.
         words: String,
     },
 }
 
-/// Tries KVM, on the first call: at most 4 s, and if it does not work only once a boot.
+/// Probes KVM on the first call: takes at most 4 s, and if it does not work only once a boot.
 pub fn probe_kvm(binary: &QemuBinary) -> &'static KvmProbe {
     static FOUND: OnceLock<KvmProbe> = OnceLock::new();
     FOUND.get_or_init(|| match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
@@ -59,23 +60,23 @@ fn try_kvm(qemu: &Path) -> KvmProbe {
         Ok(()) => KvmProbe::Works,
         Err(words) => {
             if let Err(error) = kvm_result::save(qemu, &words) {
-                tracing::debug!(%error, "that KVM does not work could not be noted");
+                tracing::debug!(%error, "cannot save the result of the KVM probe");
             }
             KvmProbe::Broken { words }
         }
     }
 }
 
-/// Runs the tiny guest to its end, or says why it did not get there.
+/// Runs the tiny guest; returns the reason if it does not finish.
 fn run_guest(qemu: &Path, accel: &str, patience: Duration) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
-    // Without a name, so that nothing of it is left whatever becomes of us.
+    // The file has no name, so that nothing is left in any case.
     let mut firmware = tempfile::tempfile().map_err(failed)?;
     firmware.write_all(&firmware_image()).map_err(failed)?;
     let firmware_path = format!("/proc/{}/fd/{}", std::process::id(), firmware.as_raw_fd());
     let mut words = tempfile::tempfile().map_err(failed)?;
-    // `timeout` ends it even if we are killed meanwhile: a guest that gets nowhere would burn a processor for
-    // ever.
+    // `timeout` ends it even if this process is killed meanwhile; a guest that never finishes would occupy a
+    // processor for ever.
     let status = Command::new("timeout")
         .args(["--signal=KILL", &format!("{:.3}", patience.as_secs_f64().max(0.001))])
         .arg(qemu)
@@ -90,7 +91,7 @@ fn run_guest(qemu: &Path, accel: &str, patience: Duration) -> Result<(), String>
     match status.code() {
         Some(EXIT_STATUS) => Ok(()),
         // The signal reaches `timeout` too, so either may be reported.
-        None | Some(KILLED) => Err(format!("a guest that needs 10 ms was not done in {patience:?}")),
+        None | Some(KILLED) => Err(format!("a guest that needs 10 ms did not finish within {patience:?}")),
         Some(_) => Err(last_line(&mut words)),
     }
 }
@@ -101,16 +102,16 @@ fn last_line(words: &mut std::fs::File) -> String {
     let read = words.rewind().and_then(|()| words.take(64 << 10).read_to_string(&mut text));
     match (read, text.trim().lines().last()) {
         (Ok(_), Some(line)) => line.to_owned(),
-        _ => "qemu ended without a word".to_owned(),
+        _ => "qemu ended without output".to_owned(),
     }
 }
 
-/// Firmware that counts down and ends. A processor starts 16 bytes before its end, in real mode.
+/// Firmware that counts down and exits. A processor starts 16 bytes before its end, in real mode.
 fn firmware_image() -> Vec<u8> {
     const ENTRY: usize = FIRMWARE_SIZE - 16;
     const CODE: usize = 0xff00;
     let mut image = vec![0xf4; FIRMWARE_SIZE];
-    // jmp near CODE, relative to the next instruction
+    // Near jump to CODE, relative to the next instruction.
     let offset = (CODE as i32 - (ENTRY as i32 + 3)) as i16;
     image[ENTRY] = 0xe9;
     image[ENTRY + 1..ENTRY + 3].copy_from_slice(&offset.to_le_bytes());
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn a_guest_that_gets_nowhere_ends_the_attempt_in_time() {
         let failed = run_guest(&find().unwrap(), "tcg", Duration::ZERO).unwrap_err();
-        assert!(failed.contains("not done"), "{failed}");
+        assert!(failed.contains("did not finish"), "{failed}");
         let failed = run_guest(&find().unwrap(), "nonsense", Duration::from_secs(60)).unwrap_err();
         assert!(failed.contains("nonsense"), "{failed}");
     }

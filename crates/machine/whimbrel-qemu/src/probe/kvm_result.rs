@@ -1,8 +1,8 @@
-//! Remembers, until the next boot, that KVM is of no use here: finding out takes seconds of a processor, and
-//! every daemon and every `doctor` would spend them again.
+//! KVM result: remembers until the next boot that KVM does not work. The probe takes seconds of a processor,
+//! which every daemon and every `doctor` would spend again.
 //!
-//! Only the bad news is kept, and only for this boot and this QEMU binary. A memo that cannot be read or
-//! written is no memo; nothing but time depends on it.
+//! Only a failure is stored, and only for this boot and this QEMU binary. A file that cannot be read or
+//! written is ignored; only time depends on it.
 
 use std::{
     fs,
@@ -12,19 +12,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Ours alone: only root writes below `/run`.
+/// Directory below `/run`, where only root writes.
 const DIR: &str = "/run/whimbrel";
-/// Words of an error are a line.
+/// Most bytes of a stored error, which is one line.
 const WORDS_MAX: u64 = 4096;
 
-/// Why KVM did not work when it was tried before.
+/// Reason why KVM did not work in an earlier probe.
 pub(super) fn recall(qemu: &Path) -> Option<String> {
     let path = place(qemu).ok()?;
     let meta = fs::metadata(&path).ok()?;
     (meta.uid() == 0 && meta.len() <= WORDS_MAX).then(|| fs::read_to_string(&path).ok())?
 }
 
-/// Keeps why KVM did not work.
+/// Stores the reason why KVM did not work.
 pub(super) fn save(qemu: &Path, words: &str) -> io::Result<()> {
     let path = place(qemu)?;
     fs::create_dir_all(DIR)?;

@@ -1,6 +1,6 @@
-//! Is there a QEMU here, which one, and what can execute its guests?
+//! Probe of the host: its QEMU binary, and the accelerator for its guests.
 //!
-//! Looked at once a process: the answers do not change while it runs.
+//! Runs once in each process, because the results do not change while it runs.
 
 mod binary;
 mod kvm;
@@ -12,27 +12,27 @@ pub use kvm::{KvmProbe, probe_kvm};
 use std::sync::OnceLock;
 use whimbrel_core::Accel;
 
-/// Oldest QEMU with what is used here (`-netdev stream` came with 7.2).
+/// Oldest QEMU with all required features (`-netdev stream` came with 7.2).
 const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
 
-/// Something that `doctor` says about this host.
+/// Finding about this host, for `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Whether all is well.
+    /// Whether the check passed.
     pub ok: bool,
-    /// What was found, in one sentence.
+    /// Finding in one sentence.
     pub found: String,
-    /// What to do about it; none if all is well.
+    /// Advice for a failed check; none if it passed.
     pub fix: Option<String>,
 }
 
-/// The QEMU of this host, found on the first call.
+/// QEMU binary of this host, found on the first call.
 pub fn probe() -> Result<&'static QemuBinary, &'static ProbeError> {
     static FOUND: OnceLock<Result<QemuBinary, ProbeError>> = OnceLock::new();
     FOUND.get_or_init(|| find().and_then(|path| QemuBinary::probe(&path))).as_ref()
 }
 
-/// What is there and what is missing, for people.
+/// Findings about QEMU and KVM, for people.
 pub fn findings() -> Vec<Finding> {
     match probe() {
         Ok(binary) => vec![binary_finding(binary), kvm_finding(probe_kvm(binary))],
@@ -44,7 +44,7 @@ pub fn findings() -> Vec<Finding> {
     }
 }
 
-/// The fastest way to execute guests that works here.
+/// Fastest accelerator that works on this host.
 pub fn best_accel(binary: &QemuBinary) -> Accel {
     match probe_kvm(binary) {
         KvmProbe::Works => Accel::Kvm,
@@ -68,12 +68,12 @@ fn kvm_finding(kvm: &KvmProbe) -> Finding {
         ),
         KvmProbe::Denied => (
             false,
-            "/dev/kvm may not be opened, guests run on the slower tcg".to_owned(),
+            "/dev/kvm cannot be opened, guests run on the slower tcg".to_owned(),
             Some("join the group kvm"),
         ),
         KvmProbe::Broken { words } => (
             false,
-            format!("/dev/kvm is there but does not execute guests ({words}), they run on the slower tcg"),
+            format!("/dev/kvm exists but does not execute guests ({words}), they run on the slower tcg"),
             Some("turn on nested virtualisation on the host below"),
         ),
     };

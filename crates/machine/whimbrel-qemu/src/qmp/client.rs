@@ -1,9 +1,9 @@
-//! The QMP client: commands from any thread, answers matched by id, events to subscribers.
+//! QMP client: commands from any thread, answers matched by id, events to subscribers.
 //!
-//! One reader thread a connection. Invariants: a waiting command is always answered, by QEMU, by its deadline
-//! or by the end of the connection; after the end every command fails at once and every subscriber has got
-//! [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one that lets [`BACKLOG`] events
-//! pile up is cut off, which it sees as a closed channel.
+//! One reader thread for each connection. Invariants: a waiting command always returns, by QEMU's answer, its
+//! deadline or the end of the connection. After the end every command fails at once and every subscriber has
+//! got [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one with [`BACKLOG`] unread
+//! events is dropped, which it sees as a closed channel.
 
 use super::{event::MachineEvent, line_reader::read_line};
 use serde_json::{Value, json};
@@ -22,46 +22,45 @@ use std::{
     time::Duration,
 };
 
-/// Events kept for a subscriber that does not read.
+/// Most events queued for a subscriber that does not read.
 const BACKLOG: usize = 1024;
-/// How long a command may take unless the caller says otherwise. `stop` drains the disks, which may be far
-/// away.
+/// Default timeout of a command. `stop` drains the disks, which may be remote.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A QMP command failed.
+/// Cause of a failed QMP command.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// QEMU refused it.
+    /// QEMU returned an error.
     #[error("qemu refuses {command}: {words}")]
     Refused {
-        /// The command.
+        /// Name of the command.
         command: String,
-        /// QEMU's error class, `GenericError`, …
+        /// Error class of QEMU: `GenericError`, …
         class: String,
-        /// QEMU's own words.
+        /// Error text of QEMU.
         words: String,
     },
-    /// No answer in time. The command may still take effect.
+    /// The answer did not arrive in time. The command may still take effect.
     #[error("qemu did not answer {command} within {after:?}")]
     TimedOut {
-        /// The command.
+        /// Name of the command.
         command: String,
-        /// How long was waited.
+        /// Time waited for the answer.
         after: Duration,
     },
     /// QEMU died or quit before it answered.
-    #[error("qemu went away during {command}")]
+    #[error("lost the connection to qemu during {command}")]
     Disconnected {
-        /// The command.
+        /// Name of the command.
         command: String,
     },
-    /// The socket could not be reached or written.
+    /// The socket could not be connected or written.
     #[error("cannot reach qemu's control socket")]
     Io(#[source] io::Error),
-    /// An answer lacks what its command promises.
-    #[error("qemu's answer to {command} makes no sense")]
+    /// The answer lacks required fields.
+    #[error("qemu's answer to {command} is invalid")]
     Malformed {
-        /// The command.
+        /// Name of the command.
         command: String,
     },
 }
@@ -81,16 +80,16 @@ struct Shared {
     running: AtomicBool,
 }
 
-/// A command that was sent.
+/// Command that was sent and not answered yet.
 #[derive(Debug)]
 pub(crate) struct PendingCommand {
     command: String,
     id: u64,
-    /// In a lock, since whoever waits for an answer may be looked at by others meanwhile.
+    /// In a mutex, because other threads may inspect the machine while one waits.
     answer: Mutex<Receiver<Answer>>,
 }
 
-/// A connection to a QEMU's QMP socket. Closed on drop, which QEMU does not mind.
+/// Connection to a QMP socket. Dropping it closes the connection and does not affect QEMU.
 pub struct Qmp {
     shared: Arc<Shared>,
     writer: Mutex<UnixStream>,
@@ -114,9 +113,9 @@ impl Qmp {
             .spawn(move || theirs.read_all(reader))
             .map_err(QmpError::Io)?;
         let qmp = Self { shared, writer: Mutex::new(stream), next_id: AtomicU64::new(1) };
-        // QEMU greets first, but reads the negotiation whether or not we waited for the greeting. With `oob`
-        // it goes on reading while a command is done, else it begins to read the next one only then
-        // (docs/interop/qmp-spec, "Out-of-band execution").
+        // QEMU greets first, but reads the negotiation without waiting. With `oob` it continues to read
+        // during a command, otherwise it reads the next command only afterwards (docs/interop/qmp-spec,
+        // "Out-of-band execution").
         match qmp.execute("qmp_capabilities", json!({"enable": ["oob"]})) {
             Err(QmpError::Refused { .. }) => qmp.execute("qmp_capabilities", json!({}))?,
             answer => answer?,
@@ -144,8 +143,8 @@ impl Qmp {
         self.answer_within(asked, timeout)
     }
 
-    /// Sends commands in one go. QEMU does them one after the other, in this order, whether or not one fails;
-    /// it is not waited for.
+    /// Sends several commands at once, without waiting for their answers. QEMU executes them in this order,
+    /// even if one fails.
     pub(crate) fn ask<const N: usize>(
         &self,
         commands: [(&str, Value); N],
@@ -156,7 +155,7 @@ impl Qmp {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let (sender, answer) = sync_channel(1);
             inbox.waiting.insert(id, sender);
-            // QEMU reads byte by byte: what says nothing is left out.
+            // QEMU parses byte by byte, so empty arguments are left out.
             let line = match arguments.as_object().is_some_and(|arguments| arguments.is_empty()) {
                 true => json!({"execute": command, "id": id}),
                 false => json!({"execute": command, "arguments": arguments, "id": id}),
@@ -181,7 +180,7 @@ impl Qmp {
         })
     }
 
-    /// The answer to a command, within 30 s.
+    /// Waits for the answer of a command, within 30 s.
     pub(crate) fn answer(&self, asked: PendingCommand) -> Result<Value, QmpError> {
         self.answer_within(asked, COMMAND_TIMEOUT)
     }
@@ -199,7 +198,7 @@ impl Qmp {
         }
     }
 
-    /// Every event from now on. After [`MachineEvent::Disconnected`], or when 1,024 events pile up, the
+    /// Subscribes to all events. After [`MachineEvent::Disconnected`], or with 1,024 unread events, the
     /// channel closes.
     pub fn subscribe(&self) -> Receiver<MachineEvent> {
         let (sender, receiver) = sync_channel(BACKLOG);
@@ -213,12 +212,12 @@ impl Qmp {
         receiver
     }
 
-    /// Whether the virtual CPUs run, as far as QEMU's events told.
+    /// Whether the virtual CPUs run, according to QEMU's events.
     pub fn is_running(&self) -> bool {
         self.shared.running.load(Ordering::Acquire)
     }
 
-    /// Whether the connection still stands.
+    /// Whether the connection is open.
     pub fn is_connected(&self) -> bool {
         !self.shared.lock().closed
     }
@@ -243,7 +242,7 @@ impl std::fmt::Debug for Qmp {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
-        // Nothing under the lock panics, and a map of waiting calls has no half-made state.
+        // Nothing under the lock panics, and the map of waiting commands has no partial state.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -270,7 +269,7 @@ impl Shared {
 
     fn dispatch(&self, line: &[u8]) {
         let Ok(message) = serde_json::from_slice::<Value>(line) else {
-            tracing::warn!("qmp line that is not json");
+            tracing::warn!("qemu sent a line that is not JSON");
             return;
         };
         if let Some(event) = MachineEvent::from_message(&message) {
@@ -302,7 +301,7 @@ mod tests {
     use super::*;
     use std::io::{BufRead, Read};
 
-    /// A scripted QEMU that answers the negotiation, then hands the connection to `then`.
+    /// Scripted QEMU that answers the negotiation, then passes the connection to `then`.
     fn fake(then: impl FnOnce(BufReader<UnixStream>, UnixStream) + Send + 'static) -> Qmp {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

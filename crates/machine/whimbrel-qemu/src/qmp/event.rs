@@ -1,20 +1,19 @@
-//! What QEMU reports by itself, as a type. Pure.
+//! Machine events that QEMU reports. Pure.
 //!
-//! Events and reasons that are not known here arrive as text, so a newer QEMU never breaks the stream of
-//! events.
+//! Unknown events and reasons are text, so a newer QEMU never breaks the stream of events.
 
 use serde_json::Value;
 
-/// Something that happened to a machine.
+/// Event of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MachineEvent {
-    /// The machine was switched off. QEMU stays, paused, until it is told to quit.
+    /// The machine was switched off. QEMU stays, paused, until the command to quit.
     Shutdown(ShutdownCause),
     /// The machine was reset.
     Reset {
-        /// Whether the guest asked for it (otherwise the host did).
+        /// Whether the guest requested it (otherwise the host did).
         guest: bool,
-        /// QEMU's word for the reason, `guest-reset`, …
+        /// QEMU's name of the reason: `guest-reset`, …
         reason: String,
     },
     /// The virtual CPUs stopped.
@@ -23,52 +22,52 @@ pub enum MachineEvent {
     Resumed,
     /// A disk could not be read or written.
     BlockIoError {
-        /// Device id, `disk0`, …
+        /// Id of the device: `disk0`, …
         device: String,
-        /// `read` or `write`.
+        /// Operation that failed: `read` or `write`.
         operation: String,
-        /// `stop` (the machine was paused), `report` or `ignore`.
+        /// Reaction of QEMU: `stop` (the machine was paused), `report` or `ignore`.
         action: String,
-        /// The system's words.
+        /// Error text of the host system.
         reason: String,
     },
     /// The guest's kernel panicked.
     GuestPanicked {
-        /// What QEMU did about it: `run`, `pause`, …
+        /// Reaction of QEMU: `run`, `pause`, …
         action: String,
     },
     /// A transfer of state entered another phase: `setup`, `active`, `completed`, `failed`, …
     Migration {
-        /// QEMU's word for the phase.
+        /// QEMU's name of the phase.
         status: String,
     },
     /// The guest changed the size of its balloon.
     BalloonChanged {
-        /// Bytes of memory the guest has now.
+        /// Present memory size of the guest in bytes.
         actual: u64,
     },
-    /// The connection ended: QEMU died or quit. Nothing follows.
+    /// The connection ended: QEMU died or quit. The last event.
     Disconnected,
     /// Any other event.
     Other {
-        /// Its QMP name.
+        /// Name of the event in QMP.
         name: String,
-        /// Its data, null if it has none.
+        /// Data of the event, null if it has none.
         data: Value,
     },
 }
 
-/// Who switched a machine off.
+/// Origin of a shutdown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShutdownCause {
-    /// The guest, by itself or when asked to; QEMU's word, `guest-shutdown`, `guest-panic`, …
+    /// The guest, with QEMU's name of the reason: `guest-shutdown`, `guest-panic`, …
     Guest(String),
-    /// The host; QEMU's word, `host-qmp-quit`, `host-signal`, …
+    /// The host, with QEMU's name of the reason: `host-qmp-quit`, `host-signal`, …
     Host(String),
 }
 
 impl MachineEvent {
-    /// The event of a QMP message, if it is one.
+    /// Event of a QMP message, if it is one.
     pub(super) fn from_message(message: &Value) -> Option<Self> {
         let name = message.get("event")?.as_str()?;
         let data = message.get("data").unwrap_or(&Value::Null);

@@ -1,13 +1,13 @@
-//! Lines from a stream, of bounded length. Pure apart from the reader it is given.
+//! Line reader: lines of bounded length from a stream. Pure except for its input.
 
 use std::io::{self, BufRead, Read};
 
-/// Longest line accepted. The longest answer QEMU gives (`query-qmp-schema`) is about 300 KB.
+/// Longest line accepted. The longest answer of QEMU (`query-qmp-schema`) is about 300 KB.
 const MAX_LINE: u64 = 16 << 20;
 
 /// Reads the next line into `line`, without its end. `false` at the end of the stream.
 ///
-/// A line that is too long or that the end of the stream cut off is an error, never a shorter line.
+/// A line that is too long or truncated by the end of the stream is an error, never a shorter line.
 pub(super) fn read_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     from.by_ref().take(MAX_LINE).read_until(b'\n', line)?;
@@ -19,7 +19,7 @@ pub(super) fn read_line(from: &mut impl BufRead, line: &mut Vec<u8>) -> io::Resu
             }
             Ok(true)
         }
-        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line is cut off or longer than 16 MiB")),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a truncated line, or one over 16 MiB")),
     }
 }
 

@@ -1,6 +1,7 @@
-//! QMP, QEMU's control protocol: one JSON object a line over a unix socket (QEMU docs/interop/qmp-spec).
+//! QMP, QEMU's control protocol: one JSON object a line over a Unix socket (QEMU docs/interop/qmp-spec).
 //!
-//! Answers are plain [`serde_json::Value`]s: what a newer QEMU adds must never make an answer unreadable.
+//! Answers are plain [`serde_json::Value`]s, so that additions of a newer QEMU never make an answer
+//! unreadable.
 
 mod client;
 mod event;

@@ -1,84 +1,83 @@
-//! Putting a device state together from the head and the device sections. Pure.
+//! Device state as a stream: composes the stream header and the device sections. Pure.
 
 use super::stream_header::{END_OF_STREAM, FULL, MAGIC, StreamError};
 use crate::qmp::QmpError;
 use std::{io, time::Duration};
 
-/// Taking or loading device state failed.
+/// Cause of a device state that could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The machine runs; its state would not belong to one instant.
+    /// The machine runs, so its state would not belong to one instant.
     #[error("the machine is not paused")]
     NotPaused,
-    /// There is no head: a machine with private memory can only use the one it was loaded with.
-    #[error("a machine with private memory needs the head of the state it came from")]
+    /// There is no stream header: a machine with private memory can only use the one it was loaded with.
+    #[error("a machine with private memory needs the stream header of the state it was loaded from")]
     NoHead,
-    /// The small blocks of a machine with private memory are not where they were found, or have another size
-    /// now.
+    /// The small blocks of a machine with private memory have moved, or changed their size.
     #[error("the small memory blocks of qemu cannot be read")]
     Unwatched,
-    /// A head alone was given to load.
+    /// The state has only a stream header.
     #[error("the state has no devices")]
     NoDevices,
-    /// It begins otherwise than what was given ahead of it.
-    #[error("the state is not of the machine that was expected")]
+    /// The state begins differently from the header that was sent ahead.
+    #[error("the state belongs to another machine than expected")]
     OtherMachine,
-    /// QEMU's control socket failed.
-    #[error("qemu cannot be asked")]
+    /// A command on QEMU's control socket failed.
+    #[error("a command to qemu failed")]
     Qmp(#[from] QmpError),
-    /// A state is not what it should be.
+    /// The state is no valid stream.
     #[error("the state is malformed")]
     Malformed(#[from] StreamError),
     /// A file or socket for the state failed.
     #[error("cannot {action} the state")]
     Io {
-        /// `read`, `write`, …
+        /// Verb of the operation: `read`, `write`, …
         action: &'static str,
-        /// Why.
+        /// Cause reported by the kernel.
         #[source]
         source: io::Error,
     },
-    /// QEMU could not save or load it.
+    /// QEMU could not save or load the state.
     #[error("qemu cannot {action} the state: {words}")]
     Refused {
-        /// `save` or `load`.
+        /// Verb of the operation: `save` or `load`.
         action: &'static str,
-        /// QEMU's own words.
+        /// Error text of QEMU.
         words: String,
     },
-    /// It took too long.
+    /// QEMU exceeded the time limit.
     #[error("qemu did not {action} the state within {after:?}")]
     TimedOut {
-        /// `save` or `load`.
+        /// Verb of the operation: `save` or `load`.
         action: &'static str,
-        /// How long was waited.
+        /// Time waited for QEMU.
         after: Duration,
     },
 }
 
-/// A device state in its two parts: one that hardly ever changes, one that always does.
+/// Device state in two parts: one that hardly ever changes, one that always does.
 ///
-/// One after the other (see [`compose`]) they are the stream that [`crate::Qemu::load`] takes. A stream of
-/// epochs need send the head only when it changed.
+/// Concatenated (see [`compose`]) they are the stream that [`crate::Qemu::load`] reads. A series of epochs
+/// needs the header only when it changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceState<'a> {
-    /// The head, as [`crate::Head::as_bytes`].
+    /// Stream header, as [`crate::StreamHeader::as_bytes`].
     pub head: &'a [u8],
-    /// Whether the head differs from the one of the state before.
+    /// Whether the header differs from that of the previous state.
     pub head_changed: bool,
-    /// The device sections and the end of the stream.
+    /// Device sections and the end of the stream.
     pub devices: Vec<u8>,
 }
 
-/// The stream of `head` and `devices`.
+/// Concatenates `head` and `devices` to a stream.
 pub fn compose(head: &[u8], devices: &[u8]) -> Vec<u8> {
     [head, devices].concat()
 }
 
-/// An empty description of the stream. Targets try to read one after the end of the stream.
+/// Empty description of the stream. Targets try to read one after the end of the stream.
 const NO_DESCRIPTION: [u8; 7] = [0x06, 0, 0, 0, 2, b'{', b'}'];
 
-/// The device sections of what `xen-save-devices-state` wrote, made to follow a head.
+/// Device sections from the output of `xen-save-devices-state`, prepared to follow a stream header.
 pub(crate) fn device_sections(mut blob: Vec<u8>) -> Result<Vec<u8>, StreamError> {
     if !blob.starts_with(&MAGIC) {
         return Err(StreamError::Magic);

@@ -1,24 +1,24 @@
-//! Loading a machine that keeps its identity without telling its guest that it has a new one. Pure.
+//! Generation id: loads a machine that keeps its identity without notifying its guest. Pure.
 //!
-//! QEMU's generation id (`hw/acpi/vmgenid.c`) tells the guest at every load: it raises an ACPI event, for
-//! which the guest interprets bytecode and draws new random numbers before it goes on with its work. That is
-//! right for a copy. A machine that moves is the same one, and a guest whose code is translated spends a
-//! quarter of the time until its first answer on it.
+//! QEMU's generation id (`hw/acpi/vmgenid.c`) notifies the guest at every load: it raises an ACPI event, for
+//! which the guest interprets bytecode and draws new random numbers before it continues. That is right for a
+//! copy. A migrated machine is the same one, and with translated code the guest spends a quarter of the time
+//! until its first answer on it.
 //!
-//! Devices may be loaded in any order in which none needs another. So the section of the generation id goes
-//! first: the event that it raises is then overwritten by what comes after it, the ACPI registers and
-//! interrupt controllers as they were.
+//! Devices may be loaded in any order without unmet dependencies. So the section of the generation id goes
+//! first: the event that it raises is then overwritten by the following ACPI registers and interrupt
+//! controllers.
 
-/// Kind, id of the section, name with its length, instance, version; then the address that the guest gave,
-/// and the footer.
+/// Name of the section with its length. Before it: kind and id of the section; after it: instance, version,
+/// the address that the guest set, and the footer.
 const NAME: &[u8; 8] = b"\x07vmgenid";
 const BEFORE_NAME: usize = 5;
 const LEN: usize = 34;
 const FULL: u8 = 0x04;
 const FOOTER: u8 = 0x7e;
 
-/// `devices`, the sections of all devices, with that of the generation id before the others. None if there is
-/// not exactly one, or it has another form than is known.
+/// Moves the section of the generation id before the others in `devices`. None if there is not exactly one,
+/// or its format is unknown.
 pub(crate) fn with_identity_first(devices: &[u8]) -> Option<Vec<u8>> {
     let mut places = devices.windows(NAME.len()).enumerate().filter(|(_, bytes)| bytes == NAME);
     let (at, None) = (places.next()?.0.checked_sub(BEFORE_NAME)?, places.next()) else { return None };

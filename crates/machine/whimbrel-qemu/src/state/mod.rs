@@ -1,4 +1,4 @@
-//! The state of CPUs and devices as one stream that any QEMU with the same command line loads.
+//! Device state as one stream that any QEMU with the same command line loads.
 
 mod device_stream;
 mod generation_id;

@@ -1,11 +1,11 @@
-//! Where in QEMU the small blocks of memory lie, to see whether they changed.
+//! RAM blocks: locates the small memory blocks in QEMU's address space, to detect changes.
 //!
-//! `info ramblock` gives the address of a block since QEMU 8; on 7.2 it is found among the anonymous mappings
-//! of the process: QEMU maps each block by itself, at a multiple of 2 MiB, as long as the block may become
-//! and followed by a guard page. Among several such mappings the one whose contents agree with the head is
-//! it; a single one need not agree, as the head of an adopted machine may be out of date. If that leaves a
-//! doubt, no block counts as found: a wrong one would go unnoticed until the next reboot of a copy. Reading
-//! goes through `/proc/PID/mem`, which needs the right to trace QEMU.
+//! Since QEMU 8 `info ramblock` shows the address of a block. On 7.2 it is searched for in the anonymous
+//! mappings of the process: QEMU maps each block separately, at a multiple of 2 MiB, with the block's
+//! greatest length and a guard page after it. Of several such mappings, the block is the one whose content
+//! equals that in the stream header. A single one need not be equal, because the header of an adopted machine
+//! may be out of date. In doubt no block counts as found: a wrong one would go unnoticed until the next
+//! reboot of a copy. Reading uses `/proc/PID/mem`, which needs permission to trace QEMU.
 
 use super::stream_header::StreamHeader;
 use std::{
@@ -14,7 +14,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-/// A block as `info ramblock` shows it.
+/// Block of the output of `info ramblock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShownBlock {
     pub(crate) name: String,
@@ -23,19 +23,19 @@ pub(crate) struct ShownBlock {
     pub(crate) address: Option<u64>,
 }
 
-/// The small blocks of a head and where they lie.
+/// Small blocks of a stream header and their addresses.
 #[derive(Debug)]
 pub(crate) struct RamBlockAddresses {
     memory: File,
-    /// Index of the block in the head, its address.
+    /// Index of each block in the header, and its address.
     found: Vec<(usize, u64)>,
     buffer: Vec<u8>,
 }
 
-/// `QEMU_VMALLOC_ALIGN` of x86-64 (QEMU include/qemu/osdep.h).
+/// Alignment of blocks on x86-64: `QEMU_VMALLOC_ALIGN` (QEMU include/qemu/osdep.h).
 const ALIGN: u64 = 2 << 20;
 
-/// A private, anonymous, writable mapping that a guard page follows.
+/// Private, anonymous, writable mapping before a guard page.
 struct Mapping {
     start: u64,
     len: u64,
@@ -85,8 +85,8 @@ impl RamBlockAddresses {
         Ok(&self.buffer)
     }
 
-    /// Brings `head` up to date; whether anything had changed. Costs a copy and a compare of all small blocks
-    /// (0.1 ms).
+    /// Updates `head`; returns whether anything had changed. Costs a copy and a comparison of all small
+    /// blocks (0.1 ms).
     pub(crate) fn refresh(&mut self, head: &mut StreamHeader) -> io::Result<bool> {
         let mut changed = false;
         for position in 0..self.found.len() {
@@ -101,7 +101,7 @@ impl RamBlockAddresses {
     }
 }
 
-/// Reads the table of `info ramblock`: name, page size (two words), offset, used, total and since QEMU 8 the
+/// Parses the table of `info ramblock`: name, page size (two words), offset, used, total and since QEMU 8 the
 /// host address.
 pub(crate) fn parse_ramblocks(table: &str) -> Vec<ShownBlock> {
     let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
@@ -109,7 +109,7 @@ pub(crate) fn parse_ramblocks(table: &str) -> Vec<ShownBlock> {
         .lines()
         .filter_map(|line| {
             let words: Vec<_> = line.split_whitespace().collect();
-            // A name may hold spaces, so look for the three numbers in a row.
+            // A name may have spaces, so search for the three consecutive numbers.
             let first = words.iter().position(|word| number(word).is_some())?;
             let (used, total) = (number(words.get(first + 1)?)?, number(words.get(first + 2)?)?);
             let name = words.get(..first.checked_sub(2)?)?.join(" ");

@@ -1,8 +1,8 @@
-//! Big-endian fields of a migration stream, each checked against what is left. Pure.
+//! Stream reader: big-endian fields of a migration stream, each checked against the remaining length. Pure.
 
 use super::stream_header::StreamError;
 
-/// A position in a stream that was read whole.
+/// Position in a stream that is completely in memory.
 #[derive(Clone)]
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A name after its length in one byte.
+    /// Reads a name after its length in one byte.
     pub(super) fn name(&mut self) -> Result<&'a str, StreamError> {
         let at = self.at as u64;
         let len = self.u8()?;

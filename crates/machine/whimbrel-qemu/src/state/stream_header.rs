@@ -1,4 +1,4 @@
-//! The head of a QEMU migration stream: everything before the first device section. Pure, no I/O.
+//! Stream header: everything before the first device section of a QEMU migration stream. Pure, no I/O.
 //!
 //! The format (QEMU docs/devel/migration, migration/savevm.c and ram.c), numbers big endian:
 //!
@@ -15,25 +15,25 @@
 //! record   = u64:offset|flags [name, unless flag 20] (flag 02: u8 fill | flag 08: 4096 bytes)
 //! ```
 //!
-//! Names are text after its length in one byte, that of the capabilities too. The `address` is there because
-//! the capability `x-ignore-shared` is on, which also leaves the shared guest RAM out of the records. What
-//! remains are the small blocks (BIOS, option ROMs, ACPI tables), which a target does not load by itself:
+//! Names are text after its length in one byte, including those of capabilities. The `address` is present
+//! because the capability `x-ignore-shared` is on, which also omits the shared guest RAM from the records.
+//! The small blocks (BIOS, option ROMs, ACPI tables) remain; a target does not load them by itself, and
 //! without them a machine runs on and then hangs at its next reboot. The data of device sections cannot be
-//! parsed without QEMU's tables, so the first FULL section is where the head ends.
+//! parsed without QEMU's tables, so the header ends at the first FULL section.
 //!
-//! A head keeps the contents of the small blocks as flat arrays, so one page can change and the head be
-//! written anew. Streams come from other hosts: every length is bounded before anything is allocated, and
-//! parsing never panics.
+//! A header stores the contents of the small blocks as flat arrays, so that one page can change and the
+//! header be written again. Streams come from other hosts: every length is bounded before memory is
+//! allocated, and parsing never panics.
 
 use super::reader::Reader;
 use std::ops::Range;
 use whimbrel_core::{PAGE_SIZE, is_zero};
 
-/// Longest state accepted: small blocks and device state are under 1 MiB; devices with queues may have more.
+/// Most bytes of a state: small blocks and device state are under 1 MiB; devices with queues may have more.
 pub const MAX_STATE: usize = 64 << 20;
-/// Most memory accepted in small blocks.
+/// Most bytes of small blocks.
 const MAX_SMALL: u64 = 16 << 20;
-/// Most RAM blocks accepted.
+/// Most RAM blocks of a stream.
 const MAX_BLOCKS: usize = 64;
 
 pub(super) const MAGIC: [u8; 8] = *b"QEVM\0\0\0\x03";
@@ -54,107 +54,107 @@ const FLAG_EOS: u64 = 0x10;
 const FLAG_CONTINUE: u64 = 0x20;
 const OFFSET_MASK: u64 = !(PAGE_SIZE as u64 - 1);
 
-/// Bytes that are no migration stream of the kind made here.
+/// The bytes are no migration stream of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The stream ends early.
     #[error("the state ends early, at byte {at}")]
     CutOff {
-        /// Where something more was expected.
+        /// Offset at which more was expected.
         at: u64,
     },
-    /// Longer than any state.
+    /// The state exceeds the limit.
     #[error("a state of {len} bytes is too long")]
     TooLong {
-        /// Its length.
+        /// Length of the state.
         len: u64,
     },
-    /// It does not begin as a stream does.
+    /// The magic number is missing.
     #[error("this is not a qemu state")]
     Magic,
-    /// A kind of section, a name or a flag that does not belong in a head.
+    /// A kind of section, a name or a flag that must not be in a header.
     #[error("unexpected {what} {value:#x} at byte {at} of the state")]
     Unexpected {
-        /// `section`, `flags`, …
+        /// Kind of the field: `section`, `flags`, …
         what: &'static str,
-        /// What is there.
+        /// Value of the field.
         value: u64,
-        /// Where.
+        /// Offset in the state.
         at: u64,
     },
-    /// A name that is no text.
-    #[error("a name at byte {at} of the state is no text")]
+    /// A name is not text.
+    #[error("a name at byte {at} of the state is not text")]
     Name {
-        /// Where.
+        /// Offset in the state.
         at: u64,
     },
-    /// A page belongs to no block, or lies outside its block.
-    #[error("a page at byte {at} of the state lies in no memory")]
+    /// A page belongs to no block, or is outside its block.
+    #[error("a page at byte {at} of the state is in no memory block")]
     Page {
-        /// Where.
+        /// Offset in the state.
         at: u64,
     },
-    /// More memory in it than small blocks have. A state taken without `x-ignore-shared`?
-    #[error("the state carries guest memory")]
+    /// The state has more memory than small blocks do; perhaps it was saved without `x-ignore-shared`.
+    #[error("the state contains guest memory")]
     TooMuchMemory,
 }
 
-/// A block of memory in the guest: its RAM, or one of the small ones beside it.
+/// Block of guest memory: the RAM, or one of the small blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamBlock {
-    /// `ram0`, `pc.bios`, …
+    /// Name of the block: `ram0`, `pc.bios`, …
     pub name: String,
     /// Bytes in use.
     pub used: u64,
-    /// The contents, padded to whole pages; none for memory that does not travel in the stream.
+    /// Content padded to whole pages; none for memory that is not in the stream.
     pub content: Option<Vec<u8>>,
 }
 
 /// Everything before the first device section, with the small blocks unpacked.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StreamHeader {
-    /// The stream as it is written.
+    /// Encoded form of the header.
     bytes: Vec<u8>,
-    /// How much of it comes once a stream: magic and configuration. QEMU takes the sections after them any
-    /// number of times.
+    /// Length of magic and configuration, which occur once in a stream. QEMU accepts the sections after them
+    /// any number of times.
     opening: usize,
-    /// The configuration, the section that announces the blocks and commands before it, as they were.
+    /// Configuration, commands, and the section that lists the blocks, unchanged.
     lead: Vec<u8>,
-    /// Commands between the memory and the devices, as they were.
+    /// Commands between the memory and the devices, unchanged.
     commands: Vec<u8>,
     section: u32,
     blocks: Vec<RamBlock>,
 }
 
-/// A stream cut in two.
+/// Stream that was split after its header.
 pub(crate) struct SplitStream {
     pub(crate) head: StreamHeader,
-    /// Where the device sections begin.
+    /// Offset of the device sections.
     devices: usize,
 }
 
 impl StreamHeader {
-    /// The head of `stream`, which may be a whole device state or a head alone.
+    /// Parses the header of `stream`, a complete device state or a header alone.
     pub fn parse(stream: &[u8]) -> Result<Self, StreamError> {
         SplitStream::parse(stream).map(|cut| cut.head)
     }
 
-    /// The stream up to the first device section.
+    /// Stream up to the first device section.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How its stream opens: what a QEMU takes once.
+    /// Start of the stream, which QEMU reads once.
     pub(super) fn opening(&self) -> &[u8] {
         self.bytes.get(..self.opening).unwrap_or_default()
     }
 
-    /// The blocks of memory, in the order of the stream.
+    /// Blocks of memory, in the order of the stream.
     pub fn blocks(&self) -> &[RamBlock] {
         &self.blocks
     }
 
-    /// Brings the contents of block `index` up to date; whether they differed. After the last one, call
+    /// Updates the content of block `index`; returns whether it differed. After the last one, call
     /// [`StreamHeader::rewrite`].
     pub(super) fn update(&mut self, index: usize, now: &[u8]) -> bool {
         let Some(content) = self.blocks.get_mut(index).and_then(|block| block.content.as_mut()) else {
@@ -168,7 +168,7 @@ impl StreamHeader {
         differs
     }
 
-    /// Writes the stream anew from the contents of the blocks.
+    /// Writes the stream again from the contents of the blocks.
     pub(super) fn rewrite(&mut self) {
         let mut bytes = self.lead.clone();
         bytes.extend(&self.commands);
@@ -192,7 +192,7 @@ fn write_block(bytes: &mut Vec<u8>, block: &RamBlock) {
         word |= if index > 0 { FLAG_CONTINUE } else { 0 };
         bytes.extend(word.to_be_bytes());
         if index == 0 {
-            // It was read with its length in one byte.
+            // The name was parsed with a length of one byte.
             bytes.push(block.name.len() as u8);
             bytes.extend(block.name.bytes());
         }
@@ -202,12 +202,12 @@ fn write_block(bytes: &mut Vec<u8>, block: &RamBlock) {
 
 impl std::fmt::Debug for StreamHeader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Head({} bytes, {} blocks)", self.bytes.len(), self.blocks.len())
+        write!(f, "StreamHeader({} bytes, {} blocks)", self.bytes.len(), self.blocks.len())
     }
 }
 
 impl SplitStream {
-    /// Cuts `stream` where its first device section begins (or where it ends, if it is a head alone).
+    /// Splits `stream` before its first device section (or at its end, if it is a header alone).
     pub(crate) fn parse(stream: &[u8]) -> Result<Self, StreamError> {
         if stream.len() > MAX_STATE {
             return Err(StreamError::TooLong { len: stream.len() as u64 });
@@ -228,12 +228,12 @@ impl SplitStream {
         Ok(Self { head, devices })
     }
 
-    /// Where its device sections begin.
+    /// Offset of the device sections.
     pub(crate) fn devices(&self) -> usize {
         self.devices
     }
 
-    /// Whether devices follow the head in `stream`, the one that was cut.
+    /// Whether devices follow the header in `stream`, which was split.
     pub(crate) fn has_devices(&self, stream: &[u8]) -> bool {
         stream.get(self.devices) == Some(&FULL)
     }
@@ -252,7 +252,7 @@ impl Parser<'_> {
         Err(StreamError::Unexpected { what, value: value.into(), at: self.from.at() as u64 })
     }
 
-    /// What the target compares with its own: machine type and capabilities.
+    /// Parses the part that the target compares with its own: machine type and capabilities.
     fn configuration(&mut self) -> Result<(), StreamError> {
         if self.from.peek()? != CONFIGURATION {
             return Ok(());
@@ -274,7 +274,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Commands and the START section of `ram`.
+    /// Parses commands and the START section of `ram`.
     fn start(&mut self) -> Result<(), StreamError> {
         while self.from.peek()? == COMMAND {
             self.command()?;
@@ -318,7 +318,7 @@ impl Parser<'_> {
         }
     }
 
-    /// PART and END sections of `ram` and commands between and after them. The commands.
+    /// Parses PART and END sections of `ram` and the commands between and after them; returns the commands.
     fn memory(&mut self, stream: &[u8]) -> Result<Vec<u8>, StreamError> {
         let mut commands = Vec::new();
         let mut ended = false;
@@ -396,12 +396,12 @@ impl Parser<'_> {
     fn page(&self, block: Option<usize>, offset: u64) -> Option<Page> {
         let block = block?;
         let used = self.blocks[block].used;
-        // A block larger than all small ones together is refused when its content is asked for.
+        // A block larger than all small ones together is refused when its content is requested.
         let start = usize::try_from(offset).ok().filter(|_| offset < used)?;
         Some(Page { block, range: start..start.checked_add(PAGE_SIZE)? })
     }
 
-    /// The content of a block, allocated with its first page.
+    /// Content of a block, allocated with its first page.
     fn content(&mut self, block: usize) -> Result<&mut Vec<u8>, StreamError> {
         let block = &mut self.blocks[block];
         if block.content.is_none() {

@@ -1,4 +1,4 @@
-//! The parser against an encoder of its own, and against what no QEMU wrote.
+//! Tests of the parser with an encoder of its own, and with invalid streams.
 
 use super::*;
 use crate::state::{device_stream::StateError, stream_remainder::StreamRemainder};
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 struct Model {
-    /// Name, pages, and whether its contents travel.
+    /// Name, pages, and whether the content is in the stream.
     blocks: Vec<(String, Vec<Option<u8>>, bool)>,
-    /// After how many records another section begins.
+    /// Number of records after which another section begins.
     split: usize,
     commands: Vec<Vec<u8>>,
-    /// The capabilities it was taken with, if it says so.
+    /// Capabilities of the configuration, if it has one.
     configuration: Option<Vec<u8>>,
 }
 
@@ -31,7 +31,7 @@ fn model() -> impl Strategy<Value = Model> {
     })
 }
 
-/// A page of the model: a fill byte, or none for one of mixed contents.
+/// Page of the model: a fill byte, or none for mixed content.
 fn page(fill: Option<u8>) -> Vec<u8> {
     match fill {
         Some(fill) => vec![fill; PAGE_SIZE],

@@ -1,29 +1,30 @@
-//! What is left to send of a device state to a QEMU that may have read a head before it. Pure.
+//! Stream remainder: the part of a device state still to be sent to a QEMU that may have read a stream
+//! header. Pure.
 //!
-//! Most often that head is the state's own, and its devices are all. If a small block has changed since, the
-//! sections of memory go again: QEMU takes them any number of times (migration/savevm.c,
-//! `qemu_loadvm_state_main`), and the last ones count. How a stream opens goes once; a QEMU that has read
-//! another opening is of no use for this state.
+//! Usually that header is the state's own, and only the devices remain. If a small block has changed since,
+//! the memory sections are sent again: QEMU accepts them any number of times (migration/savevm.c,
+//! `qemu_loadvm_state_main`), and the last ones count. The start of a stream is sent once; a QEMU that has
+//! read another one cannot load this state.
 
 use super::{
     device_stream::StateError,
     stream_header::{FULL, SplitStream, StreamHeader},
 };
 
-/// What of a state is still to be sent, `sections` before `devices`.
+/// Remaining parts of a state, `sections` before `devices`.
 #[derive(Debug)]
 pub(crate) struct StreamRemainder<'a> {
-    /// The head of the state; none if it is the one that was read.
+    /// Header of the state; none if it is the one that was read.
     pub(crate) head: Option<StreamHeader>,
     pub(crate) sections: &'a [u8],
     pub(crate) devices: &'a [u8],
 }
 
 impl<'a> StreamRemainder<'a> {
-    /// What of `state` a QEMU lacks that has read the head `read`, or nothing yet.
+    /// Parts of `state` that a QEMU lacks, which has read the header `read`, or nothing yet.
     pub(crate) fn of(state: &'a [u8], read: Option<&StreamHeader>) -> Result<Self, StateError> {
         let known = read.and_then(|read| state.strip_prefix(read.as_bytes()));
-        // Only where devices follow is it the whole head, and not the beginning of a longer one.
+        // Only if devices follow is it the complete header, and not the beginning of a longer one.
         if let Some(devices) = known.filter(|devices| devices.first() == Some(&FULL)) {
             return Ok(Self { head: None, sections: &[], devices });
         }

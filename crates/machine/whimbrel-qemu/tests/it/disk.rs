@@ -1,4 +1,4 @@
-//! Disks behind an NBD server that comes and goes, as our own daemon does when it restarts.
+//! Disks on an NBD server that restarts, as the daemon does.
 
 use crate::guest::{Guest, SOON, Slot};
 use std::{

@@ -1,4 +1,4 @@
-//! Not a test of anything: prints what the steps cost here. `cargo test -p whimbrel-qemu figures -- --ignored
+//! Measurements, not tests: prints the cost of the steps. `cargo test -p whimbrel-qemu figures -- --ignored
 //! --nocapture`
 
 use crate::guest::{Guest, Slot};

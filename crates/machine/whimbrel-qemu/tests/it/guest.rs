@@ -1,7 +1,7 @@
-//! A Linux that boots in two seconds: Debian's cloud kernel and a shell on the serial console.
+//! Linux guest that boots in two seconds: Debian's cloud kernel and a shell on the serial console.
 //!
-//! The kernel is downloaded once with apt and kept under `target/`. The guest's shell knows a few words: see
-//! [`INIT`].
+//! The kernel is downloaded once with apt and cached under `target/`. The guest's shell knows a few commands:
+//! see [`INIT`].
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use whimbrel_machine::Machine;
 use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, Subscription, probe};
 
 pub(crate) const MEMORY: ByteSize = ByteSize(192 << 20);
-/// Far more than any step takes.
+/// Timeout far above any step.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
 
 const MODULES: [&str; 12] = [
@@ -35,7 +35,7 @@ const MODULES: [&str; 12] = [
     "pvpanic-mmio",
 ];
 
-/// The nonce and the count exist nowhere but in guest memory.
+/// The nonce and the count are only in guest memory.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
@@ -63,7 +63,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Made once a process; the kernel once a checkout.
+/// Built once in each process; the kernel once in each checkout.
 fn files() -> &'static Files {
     static FILES: OnceLock<Files> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -117,7 +117,7 @@ fn make_initrd(tree: &Path, to: &Path) {
     run(Command::new("sh").args(["-c", pack]).arg(to).current_dir(&root));
 }
 
-/// A slot directory and the RAM file of one machine.
+/// Runtime directory and RAM file of one machine.
 pub(crate) struct Slot {
     pub(crate) dir: TempDir,
     pub(crate) ram: PathBuf,
@@ -156,7 +156,7 @@ impl Slot {
     }
 }
 
-/// A machine with its console. Ended when dropped.
+/// Machine with its console, ended when dropped.
 pub(crate) struct Guest {
     pub(crate) qemu: Option<Qemu>,
     pub(crate) slot: Slot,
@@ -166,19 +166,19 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// A fresh one that has booted.
+    /// New machine that has booted.
     pub(crate) fn boot() -> Self {
         let mut guest = Self::launch(Slot::new(), |_| ());
         guest.qemu().unpause().unwrap();
         guest
     }
 
-    /// One that has not run yet.
+    /// New machine that has not run yet.
     pub(crate) fn launch(slot: Slot, change: impl FnOnce(&mut LaunchSpec)) -> Self {
         Self::launch_by(&probe().unwrap().path, slot, change)
     }
 
-    /// The same by another QEMU.
+    /// New machine of another QEMU program.
     pub(crate) fn launch_by(binary: &Path, slot: Slot, change: impl FnOnce(&mut LaunchSpec)) -> Self {
         let mut spec = slot.spec(Sharing::Shared);
         change(&mut spec);
@@ -186,14 +186,14 @@ impl Guest {
         Self::resume(qemu, slot)
     }
 
-    /// One that somebody else started.
+    /// Machine that was started separately.
     pub(crate) fn resume(qemu: Qemu, slot: Slot) -> Self {
         let console = Console::open(&slot.spec(Sharing::Shared).serial_socket()).unwrap();
         let output = console.subscribe();
         Self { qemu: Some(qemu), slot, console, seen: String::new(), output }
     }
 
-    /// A second one with a copy of the memory of `self`, paused, before its state is loaded.
+    /// Second machine with a copy of the memory of `self`, paused, before its state is loaded.
     pub(crate) fn twin(&mut self, sharing: Sharing) -> Self {
         let slot = Slot::new();
         fs::copy(&self.slot.ram, &slot.ram).unwrap();
@@ -207,7 +207,7 @@ impl Guest {
         self.qemu.as_mut().unwrap()
     }
 
-    /// What stands between `before` and the next full stop, in output not looked at yet.
+    /// Text between `before` and the next full stop, in output not read yet.
     pub(crate) fn expect(&mut self, before: &str) -> String {
         let deadline = Instant::now() + SOON;
         loop {
@@ -229,7 +229,7 @@ impl Guest {
         self.console.write(format!("{words}\n").as_bytes()).unwrap();
     }
 
-    /// How many words it has heard, and its nonce.
+    /// Number of commands that it has received, and its nonce.
     pub(crate) fn count(&mut self) -> (u32, String) {
         self.say("count");
         let answer = self.expect("COUNT ");

@@ -1,4 +1,4 @@
-//! Starting, ending, events, identity.
+//! Life cycle of a QEMU: start, end, events, identity.
 
 use crate::guest::{Guest, MEMORY, SOON, Slot};
 use std::{
@@ -70,7 +70,7 @@ fn reset_panic_and_power_off_of_the_guest_are_told_apart() {
     await_event(&events, |event| matches!(event, MachineEvent::Other { name, .. } if name == "POWERDOWN"));
     guest.say("run echo c > /proc/sysrq-trigger");
     await_event(&events, |event| matches!(event, MachineEvent::GuestPanicked { .. }));
-    // Its kernel is told to reboot after a panic, and nobody keeps it from that.
+    // The guest's kernel reboots after a panic, and nothing prevents that.
     let reset = await_event(&events, |event| matches!(event, MachineEvent::Reset { .. }));
     assert!(matches!(reset, MachineEvent::Reset { guest: true, .. }), "{reset:?}");
     guest.expect("READY ");

@@ -26,25 +26,25 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     source.qemu().pause().unwrap();
     let state = source.qemu().device_state().unwrap();
     let mut target = source.twin(Sharing::Shared);
-    // Its head is read ahead of it.
+    // The stream header is sent ahead of the state.
     target.qemu().expect_state(&state).unwrap();
     assert_eq!(target.qemu().status().unwrap().word, "inmigrate");
     target.qemu().load(&state).unwrap();
     assert_eq!(target.qemu().status().unwrap().word, "paused");
     target.qemu().unpause().unwrap();
     assert_eq!(target.count(), (2, nonce.clone()), "the count is in memory only");
-    // A machine that came this way must be able to go this way.
+    // A machine that was loaded must be able to be saved again.
     target.qemu().pause().unwrap();
     let state = target.qemu().device_state().unwrap();
     let mut second = target.twin(Sharing::Shared);
-    // The same machine: its guest is not told of an identity, and its state can be taken while it is
-    // described only now.
+    // Unchanged identity: the guest is not notified, and its state can be saved although the small blocks are
+    // located only now.
     second.qemu().load_to_run(&state, VmIdentity::Kept).unwrap();
     second.qemu().refresh_header().unwrap();
     second.qemu().unpause().unwrap();
     assert_eq!(second.count(), (3, nonce.clone()));
     reboot(&mut second, &nonce);
-    // The source was only paused: it has its own future.
+    // The source was only paused: it continues independently.
     source.qemu().unpause().unwrap();
     assert_eq!(source.count(), (2, nonce));
 }
@@ -58,7 +58,8 @@ fn a_machine_with_private_memory_can_be_saved_again_and_its_copy_reboots() {
     let mut clone = source.twin(Sharing::Private);
     assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
     clone.qemu().load(&state).unwrap();
-    // Its memory is still what the file holds, as it has not run. The head comes with the load.
+    // Memory still has the content of the file, because the machine has not run. The header comes with the
+    // load.
     let again = clone.qemu().device_state().unwrap();
     assert_eq!(StreamHeader::parse(&again).unwrap(), StreamHeader::parse(&state).unwrap());
     let mut copy = source.twin(Sharing::Shared);
@@ -80,7 +81,7 @@ fn a_hundred_saves_in_a_row_leave_a_machine_that_works() {
         if round % 2 == 0 {
             guest.qemu().prepare_device_state().unwrap();
         }
-        // Asked for with the stop, it is as long as asked for afterwards: both are whole.
+        // Requested with the stop, the state is as long as one requested afterwards: both are complete.
         let state = if round % 3 == 0 {
             guest.qemu().pause_for_state().unwrap();
             guest.qemu().unpause_with_state().device_state.unwrap()
@@ -116,14 +117,14 @@ fn the_head_follows_what_the_guest_does_to_its_small_blocks() {
     guest.qemu().pause().unwrap();
     let state = guest.qemu().device_state().unwrap();
     let patched = StreamHeader::parse(&state).unwrap();
-    // Taken anew by QEMU itself, it is the same.
+    // A header taken again by QEMU itself is equal.
     guest.qemu().prepare_device_state().unwrap();
     assert_eq!(guest.qemu().head().unwrap().blocks(), patched.blocks());
     assert!(!guest.qemu().save_device_state().unwrap().devices.is_empty());
     assert!(!guest.qemu().save_device_state().unwrap().head_changed);
     assert_ne!(before.blocks(), patched.blocks(), "nothing changed, so nothing was tested");
     let mut target = guest.twin(Sharing::Shared);
-    // What it has read ahead is out of date.
+    // The header that it has read ahead is out of date.
     target.qemu().expect_state(before.as_bytes()).unwrap();
     target.qemu().load(&state).unwrap();
     assert_eq!(target.qemu().head(), Some(&patched));

@@ -9,13 +9,13 @@ use super::{
         PAGE_WHOLE, PAGE_ZERO, mask_bytes,
     },
     page_references::ReferenceReader,
-    sections::{DamagedEpochPages, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, pull_number, split, split_n},
+    sections::{DamagedEpochPages, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
     shared_pages::PageReference,
     sparse,
     wkdm::Unpacker,
 };
 use std::io::{self, Read as _};
-use whimbrel_core::PAGE_SIZE;
+use whimbrel_core::{PAGE_SIZE, varint};
 
 /// Destination of decoded pages, and source of their older versions.
 pub trait PageSink {
@@ -127,7 +127,8 @@ impl Decoder {
                 }
                 BLOCK_WORDS => words.pull(out).ok_or(damaged("a block of words is damaged"))?,
                 BLOCK_SHARED => {
-                    let ago = pull_number(&mut shared).ok_or(damaged("a shared block has no distance"))?;
+                    let ago =
+                        varint::take(&mut shared).ok().ok_or(damaged("a shared block has no distance"))?;
                     let from = usize::try_from(ago).ok().filter(|ago| (1..=index).contains(ago));
                     let from = index - from.ok_or(damaged("a shared block is out of range"))?;
                     out.copy_from_slice(&before[from * size..][..size]);
@@ -172,7 +173,7 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
     let all = u64::MAX >> (64 - block.in_page());
     let (mut entries, mut page) = (Vec::new(), 0u64);
     while !bytes.is_empty() {
-        let number = pull_number(&mut bytes).ok_or(damaged("the list of pages is damaged"))?;
+        let number = varint::take(&mut bytes).ok().ok_or(damaged("the list of pages is damaged"))?;
         let (distance, kind) = (number >> PAGE_BITS, number & ((1 << PAGE_BITS) - 1));
         page = page.checked_add(distance).filter(|page| *page < len).ok_or(damaged("a page is too high"))?;
         if entries.len() >= PIECE_PAGES_MAX || (distance == 0 && !entries.is_empty()) {

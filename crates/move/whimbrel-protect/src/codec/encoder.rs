@@ -10,7 +10,7 @@ use super::{
     block_hashes::{BlockHashes, PageChange},
     check_of,
     page_references::ReferenceWriter,
-    sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join, push_number},
+    sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join},
     shared_pages::{PageReference, SharingMachine},
     sparse, wkdm,
 };
@@ -18,7 +18,7 @@ use std::{
     collections::{HashMap, HashSet},
     io::{self, Write as _},
 };
-use whimbrel_core::PAGE_SIZE;
+use whimbrel_core::{PAGE_SIZE, varint};
 
 pub(super) const PAGE_ZERO: u64 = 0;
 pub(super) const PAGE_WHOLE: u64 = 1;
@@ -143,7 +143,7 @@ impl Encoder {
         let block = self.coding.block;
         // Remus mode sends what it finds, zeros too.
         if self.coding != CodecOptions::REMUS && whimbrel_core::is_zero(content) {
-            return push_number(distance << PAGE_BITS | PAGE_ZERO, &mut piece.pages);
+            return varint::put(&mut piece.pages, distance << PAGE_BITS | PAGE_ZERO);
         }
         if change == PageChange::New
             && let Some(name) = self.name(array, number, content)
@@ -156,7 +156,7 @@ impl Encoder {
             PageChange::Blocks(0) => (PAGE_SAME, 0),
             PageChange::Blocks(mask) => (PAGE_BLOCKS, mask),
         };
-        push_number(distance << PAGE_BITS | kind, &mut piece.pages);
+        varint::put(&mut piece.pages, distance << PAGE_BITS | kind);
         if kind != PAGE_WHOLE {
             piece.checks.extend(check_of(content));
         }
@@ -239,7 +239,7 @@ impl Piece {
     }
 
     fn name(&mut self, number: u64, distance: u64, name: PageReference, content: &[u8]) {
-        push_number(distance << PAGE_BITS | PAGE_NAMED, &mut self.pages);
+        varint::put(&mut self.pages, distance << PAGE_BITS | PAGE_NAMED);
         self.checks.extend(check_of(content));
         self.names.push(number, name);
         self.volume.changed += PAGE_SIZE as u64;
@@ -252,7 +252,7 @@ impl Piece {
             let hash = xxhash_rust::xxh3::xxh3_64(block);
             match self.known.get(&hash) {
                 Some(first) if self.blocks[*first as usize * block.len()..][..block.len()] == *block => {
-                    push_number(u64::from(index - first), &mut self.shared);
+                    varint::put(&mut self.shared, u64::from(index - first));
                     self.kinds.push(BLOCK_SHARED, 2);
                     self.blocks.extend_from_slice(block);
                     return;

@@ -4,11 +4,9 @@
 //! Pages of one file or image mostly have the same order in both machines, so a page number is encoded as the
 //! distance from the page after the previous one. Most references take three bytes.
 
-use super::{
-    sections::{DamagedEpochPages, pull_number, push_number},
-    shared_pages::PageReference,
-};
+use super::{sections::DamagedEpochPages, shared_pages::PageReference};
 use crate::protocol::ProtectionId;
+use whimbrel_core::varint;
 
 /// Most machines to which one batch refers.
 const MACHINES_MAX: usize = 64;
@@ -46,11 +44,11 @@ impl ReferenceWriter {
             self.machines.push(name.of);
             self.machines.len() - 1
         });
-        push_number(machine as u64, &mut self.names);
-        push_number(name.array.into(), &mut self.names);
+        varint::put(&mut self.names, machine as u64);
+        varint::put(&mut self.names, name.array.into());
         let distance = name.page.wrapping_sub(self.next).cast_signed();
         // Zigzag code: small numbers of either sign become small ones.
-        push_number((distance << 1 ^ distance >> 63).cast_unsigned(), &mut self.names);
+        varint::put(&mut self.names, (distance << 1 ^ distance >> 63).cast_unsigned());
         self.next = name.page.wrapping_add(1);
         self.pages.push(number);
     }
@@ -84,10 +82,10 @@ impl<'a> ReferenceReader<'a> {
 
     /// The next reference; none if the section is damaged or ends.
     pub(super) fn pull(&mut self) -> Option<PageReference> {
-        let machine = usize::try_from(pull_number(&mut self.names)?).ok()?;
+        let machine = usize::try_from(varint::take(&mut self.names).ok()?).ok()?;
         let of = ProtectionId(*self.machines.get(machine)?);
-        let array = u32::try_from(pull_number(&mut self.names)?).ok()?;
-        let folded = pull_number(&mut self.names)?;
+        let array = u32::try_from(varint::take(&mut self.names).ok()?).ok()?;
+        let folded = varint::take(&mut self.names).ok()?;
         let distance = (folded >> 1) ^ (folded & 1).wrapping_neg();
         let page = self.next.wrapping_add(distance);
         self.next = page.wrapping_add(1);

@@ -68,26 +68,3 @@ pub(super) fn split_n<const N: usize>(bytes: &[u8]) -> Result<[&[u8]; N], Damage
     }
     if rest.is_empty() { Ok(parts) } else { Err(DamagedEpochPages { what: "extra bytes at the end" }) }
 }
-
-/// Appends a number in LEB128: seven bits a byte, the lowest first.
-pub(super) fn push_number(mut number: u64, out: &mut Vec<u8>) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
-/// Reads a LEB128 number from the start of `bytes` and advances it.
-pub(super) fn pull_number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        number |= u64::from(byte & 0x7f).checked_shl(shift)?;
-        if byte & 0x80 == 0 {
-            return Some(number);
-        }
-    }
-    None
-}

@@ -11,8 +11,9 @@ use bytes::Bytes;
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+use whimbrel_core::lock;
 
 /// Segments of which a window is cached.
 const PACKS: usize = 16;
@@ -69,10 +70,6 @@ impl Held {
         // A skipped part is included, because another thread will read it next.
         Some(next..(next + self.window).min(length).max(range.end))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Readahead {

@@ -1,29 +1,26 @@
 //! Metadata of the manager in a transactional database, SQLite or PostgreSQL, with the same statements.
 //!
 //! All durable state is here, so a manager can be killed at any instant, and several can use one PostgreSQL.
-//! The modules in `sql` are compiled once for each driver; only column types differ, see `schema`.
+//! Both have the same statements and differ in column types (`schema`) and in the driver (`driver`).
 //!
 //! Times are milliseconds since 1970 by the manager's clock; only differences between them are used.
 
+mod chunks;
+mod database;
+mod driver;
+mod files;
 mod garbage;
 mod group_commit;
+mod members;
+mod pins;
 mod reference_counts;
 mod schema;
-
-#[allow(clippy::duplicate_mod, reason = "the same statements, compiled for the other driver")]
-mod postgres;
-mod sqlite;
 #[cfg(test)]
 mod tests;
+mod versions;
 
-use crate::{
-    chunk_map::ChunkRef,
-    policy::Policy,
-    protocol::{
-        BenefactorId, BenefactorStatus, ChunkId, Commit, Fault, Inventory, Located, NewNode, Node,
-        NodeChange, NodeId, VersionInfo, Written,
-    },
-};
+use crate::protocol::{BenefactorId, ChunkId, NodeId, VersionInfo};
+pub(crate) use database::Meta;
 pub(crate) use garbage::{ChunkStatus, GcDecision, judge};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
@@ -166,90 +163,4 @@ pub(crate) struct PoolTotals {
     pub(crate) sessions: u64,
     /// Number of pinned versions.
     pub(crate) pinned: u64,
-}
-
-/// The database of a manager, with either driver.
-#[derive(Debug, Clone)]
-pub(crate) enum Meta {
-    Sqlite(sqlite::statements::Database),
-    Postgres(postgres::statements::Database),
-}
-
-macro_rules! on_either {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
-        impl Meta {
-            $(
-                pub(crate) async fn $name(&self, $($arg: $type),*) -> Result<$out> {
-                    match self {
-                        Self::Sqlite(database) => database.$name($($arg),*).await,
-                        Self::Postgres(database) => database.$name($($arg),*).await,
-                    }
-                }
-            )*
-        }
-    };
-}
-
-on_either! {
-    fn pool_id() -> u64;
-    fn register(key: &PublicKey, status: &BenefactorStatus, now: i64) -> BenefactorId;
-    fn members() -> Vec<BenefactorRow>;
-    fn mark_lost(benefactor: BenefactorId, now: i64) -> ();
-    fn start_drain(benefactor: BenefactorId, now: i64) -> ();
-    fn stop_drain(benefactor: BenefactorId) -> ();
-    fn holdings() -> Vec<(BenefactorId, u64)>;
-    fn movable(from: BenefactorId, to: BenefactorId, most: u32) -> Vec<(ChunkId, Digest)>;
-    fn moved(chunks: &[ChunkId], from: BenefactorId, to: BenefactorId, now: i64) -> ();
-    fn undrained(benefactor: BenefactorId, counted: &[BenefactorId]) -> u64;
-    fn dismiss(benefactor: BenefactorId) -> ();
-    fn start_session(shares: &[(BenefactorId, u64)], now: i64) -> u64;
-    fn renew_session(session: u64, now: i64) -> ();
-    fn end_session(session: u64) -> ();
-    fn expire_sessions(before: i64) -> u64;
-    fn reserve(session: u64, shares: &[(BenefactorId, u64)]) -> ();
-    fn known(digests: &[Digest], copies: u8, alive_since: i64, now: i64) -> Vec<ChunkId>;
-    fn standing(version: u64, copies: u8, alive_since: i64) -> Vec<bool>;
-    fn enroll(session: u64, written: &[Written], now: i64) -> Vec<ChunkId>;
-    fn commit(commit: &Commit, pieces: &[ChunkRef], now: i64) -> Node;
-    fn lookup(parent: NodeId, name: &str) -> Node;
-    fn node(id: NodeId) -> Node;
-    fn list(parent: NodeId, after: &str, most: u32) -> Vec<Node>;
-    fn make(make: &NewNode, now: i64) -> Node;
-    fn remove(parent: NodeId, name: &str, folder: bool, now: i64) -> ();
-    fn rename(from: (NodeId, &str), to: (NodeId, &str), replace: bool, now: i64) -> ();
-    fn change(id: NodeId, change: &NodeChange, now: i64) -> Node;
-    fn versions(node: NodeId) -> Vec<VersionInfo>;
-    fn map(version: u64) -> Vec<u8>;
-    fn locate(chunks: &[ChunkId]) -> Vec<Located>;
-    fn fault(fault: &Fault, now: i64) -> ();
-    fn collect(benefactor: BenefactorId, inventory: &Inventory, listed: &[(Digest, u32)], now: i64) -> Vec<bool>;
-    fn needy(most: u32) -> Vec<UnderReplicated>;
-    fn copied(chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> ();
-    fn healed(chunks: &[(ChunkId, i64)]) -> ();
-    fn postpone(chunks: &[ChunkId], now: i64) -> ();
-    fn policy(folder: NodeId) -> (Option<Policy>, Policy);
-    fn set_policy(node: NodeId, policy: Option<&Policy>, now: i64) -> ();
-    fn retained() -> Vec<RetainedVersion>;
-    fn drop_version(node: NodeId, number: u32, even_current: bool, now: i64) -> ();
-    fn pin(node: NodeId, number: u32, pinned: bool) -> ();
-    fn hold(version: u64, owner: &[u8], holder: &str, now: i64, ends: i64) -> ();
-    fn release(version: u64, owner: Option<&[u8]>, holder: &str) -> ();
-    fn held(owner: Option<&[u8]>) -> Vec<PinRow>;
-    fn pinned() -> Vec<PinRow>;
-    fn expire_held(now: i64) -> u64;
-    fn prolong_held(ends: i64) -> ();
-    fn path(node: NodeId) -> String;
-    fn sums() -> PoolTotals;
-    fn sessions() -> u64;
-}
-
-impl Meta {
-    /// Opens `location`, a `postgres://` URL or the path of a SQLite file, and creates the file if missing.
-    pub(crate) async fn open(location: &str) -> Result<Self> {
-        if location.starts_with("postgres://") || location.starts_with("postgresql://") {
-            Ok(Self::Postgres(postgres::statements::Database::open(location).await?))
-        } else {
-            Ok(Self::Sqlite(sqlite::statements::Database::open(location).await?))
-        }
-    }
 }

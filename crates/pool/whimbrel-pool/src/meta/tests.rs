@@ -209,7 +209,7 @@ async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     let digest = |n: u64| Digest::of(&n.to_le_bytes());
     // More than one page.
-    let many = super::sqlite::chunks::PAGE as u64 + 10;
+    let many = super::chunks::PAGE as u64 + 10;
     let written: Vec<Written> = (0..many)
         .map(|n| Written { digest: digest(n), length: 10, stored: 10, places: vec![1, 2] })
         .collect();

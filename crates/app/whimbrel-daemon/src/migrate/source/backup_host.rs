@@ -1,4 +1,4 @@
-//! Backup host (`--safe`): a third host that has the machine as of the pause, and follows it while pages are
+//! Backup host (`--backup-host`): a third host that has the machine as of the pause, and follows it while pages are
 //! missing on the target.
 //!
 //! The request is checked before any byte is sent; `protect::StandbySeeding` makes the copy. A machine that
@@ -32,17 +32,17 @@ pub(super) fn check(host: &Daemon, name: &MachineName, request: &MigrateRequest)
     let Some(third) = &request.safe else { return Ok(()) };
     if request.mode != MigrateMode::Lazy {
         return Err(DaemonError::invalid(
-            "--safe is for --mode lazy: in the other modes one host always has the complete machine",
+            "--backup-host requires --mode postcopy: in the other modes one host always has the complete machine",
         ));
     }
     if *third == request.host || *third == host.name {
         return Err(DaemonError::invalid(format!(
-            "--safe requires a third host, and {third} is the source or the target of {name}"
+            "--backup-host requires a third host, and {third} is the source or the target of {name}"
         )));
     }
     if request.network.is_some() {
         return Err(DaemonError::invalid(
-            "--safe cannot be combined with --network: the backup host has no tunnel",
+            "--backup-host cannot be combined with --network: the backup host has no tunnel",
         ));
     }
     host.route(third).map(drop)

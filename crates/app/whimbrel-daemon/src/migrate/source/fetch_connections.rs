@@ -8,7 +8,7 @@
 use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use bytes::Bytes;
 use std::{sync::Arc, thread, time::Duration};
-use whimbrel_core::{ByteSize, HostName};
+use whimbrel_core::{ByteSize, HostName, error_chain};
 use whimbrel_migrate::postcopy::{
     PageServer,
     messages::{FetchPriority, OFFER_FETCH, OfferFetch, OfferFetchReply},
@@ -41,7 +41,7 @@ pub(crate) fn keep_connected(
                 Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(%to, error = &error as &dyn std::error::Error, "cannot connect to the target of a postcopy migration");
-                    giving.connected(false, Some(peer_rpc::chain(&error)));
+                    giving.connected(false, Some(error_chain(&error)));
                 }
             }
             if !host.sleep_unless_closing(pause) {

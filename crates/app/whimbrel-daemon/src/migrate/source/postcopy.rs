@@ -207,7 +207,7 @@ impl Daemon {
 fn info_of(view: &PageServerStatus) -> PostcopyInfo {
     let ms = |micros: u64| micros as f64 / 1e3;
     PostcopyInfo {
-        owed_pages: view.owed,
+        initial_missing_pages: view.owed,
         missing_pages: view.stand.missing,
         faults: view.stand.faults,
         waited_ms: ms(view.stand.waited_us),

@@ -1,8 +1,8 @@
-//! The away end: the ports of a machine that runs here, and the way to the host that has its network.
+//! Away end of a tunnel: the ports of a machine that runs here, and the connection to the host that has its
+//! network.
 //!
-//! While there is no connection the machine's frames are dropped, as on a cable that was pulled, and one is
-//! tried for again and again, ever more seldom up to a few seconds. With a new connection the machine is
-//! announced at home.
+//! Without a connection the machine's frames are dropped, as with a pulled cable, and connecting is retried
+//! at intervals that grow to a few seconds. After each connect the machine is announced at home.
 
 use super::{
     Way, address_of, lock,
@@ -20,17 +20,17 @@ use std::{
 };
 use tokio::{runtime::Handle, task::JoinHandle};
 use whimbrel_api::TunnelInfo;
-use whimbrel_core::MachineName;
+use whimbrel_core::{MachineName, error_chain};
 use whimbrel_migrate::protocol::HomeNetwork;
 use whimbrel_net::{Port, tunnel::Relay};
 use whimbrel_wire::{CallError, Connection};
 
-/// From one try to the next: at first, and at most.
+/// First and longest interval between attempts to connect.
 const SOON: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_secs(5);
-/// The same for telling a home host that it may end a tunnel: nobody waits for that.
+/// Longest interval between attempts to tell a home host that it may end a tunnel; nobody waits for that.
 const SOME_TIME: Duration = Duration::from_secs(60);
-/// How long the home host may take to make its devices.
+/// Time limit for the home host to create its devices.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The away end of a machine's tunnel.
@@ -40,7 +40,7 @@ pub(crate) struct AwayEnd {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What keeps the way open.
+/// The task that keeps the tunnel connected.
 struct Keeper {
     host: Weak<Daemon>,
     name: MachineName,
@@ -50,7 +50,7 @@ struct Keeper {
     view: TunnelView,
 }
 
-/// What `ps` shows of it.
+/// State of the tunnel as `ps` shows it.
 #[derive(Clone)]
 pub(crate) struct TunnelView(Arc<Mutex<TunnelInfo>>);
 
@@ -66,8 +66,8 @@ impl TunnelView {
 }
 
 impl AwayEnd {
-    /// The end for a machine of this record, if its network is on another host. It begins with
-    /// [`AwayEnd::open`].
+    /// The end for a machine of this record, if its network is on another host. [`AwayEnd::open`] connects
+    /// it.
     pub(crate) fn of(
         host: &Daemon,
         record: &Record,
@@ -98,7 +98,7 @@ impl AwayEnd {
             .get_or_insert_with(|| self.runtime.spawn(async move { keeper.keep_connected().await }));
     }
 
-    /// Ends it for good: the machine is another host's now.
+    /// Ends the tunnel for good: another host has the machine now.
     pub(crate) fn close(&self) {
         lock(&self.task).take().into_iter().for_each(|task| task.abort());
         self.keeper.disconnect(None);
@@ -123,7 +123,7 @@ impl Keeper {
                 Ok(connection) => {
                     pause = SOON;
                     let reason = connection.closed().await.to_string();
-                    tracing::info!(machine = %self.name, home = %self.tunnel.home, reason, "a tunnel is cut off");
+                    tracing::info!(machine = %self.name, home = %self.tunnel.home, reason, "a tunnel lost its connection");
                     reason
                 }
                 Err(reason) => reason,
@@ -134,11 +134,11 @@ impl Keeper {
         }
     }
 
-    /// Makes a connection, has the home end opened, and lets frames pass.
+    /// Connects, has the home end opened, and lets frames pass.
     async fn connect(&self) -> Result<Connection, String> {
         let connection = connect(&self.host, &self.tunnel).await?;
-        let host = self.host.upgrade().ok_or("the daemon ends")?;
-        // Before it is opened: its first frames come at once.
+        let host = self.host.upgrade().ok_or("the daemon is stopping")?;
+        // Before the home end is opened, as its first frames come at once.
         let way = Way { relay: self.relay.clone(), peer: address_of(connection.peer()) };
         lock(&host.tunnels.aways).insert(self.tunnel.id, way);
         let open = Open { id: self.tunnel.id, name: self.name.clone(), capsule: self.tunnel.capsule };
@@ -146,13 +146,13 @@ impl Keeper {
         match tokio::time::timeout(PATIENCE, opened).await {
             Ok(Ok(_)) => {}
             Ok(Err(CallError::Refused { source })) => return Err(source.text),
-            Ok(Err(error)) => return Err(chain(&error)),
-            Err(_) => return Err("it does not answer".to_owned()),
+            Ok(Err(error)) => return Err(error_chain(&error)),
+            Err(_) => return Err("the home host does not answer".to_owned()),
         }
         let (id, runtime) = (self.tunnel.id, host.runtime.clone());
         self.relay.set_carrier(Some(Box::new(WireTransport { id, connection: connection.clone(), runtime })));
         self.view.set(true, None);
-        // At home nobody knows yet where its frames are to go.
+        // No bridge at home knows yet where to send the machine's frames.
         self.ports.iter().filter_map(Weak::upgrade).for_each(|port| port.announce());
         tracing::info!(machine = %self.name, home = %self.tunnel.home, "a tunnel is open");
         Ok(connection)
@@ -167,11 +167,11 @@ impl Keeper {
     }
 }
 
-/// A connection of its own: frames must not wait behind pages.
+/// Makes a separate connection, as frames must not wait behind pages.
 async fn connect(host: &Weak<Daemon>, tunnel: &HomeNetwork) -> Result<Connection, String> {
-    let (host, home) = (host.upgrade().ok_or("the daemon ends")?, tunnel.home.clone());
+    let (host, home) = (host.upgrade().ok_or("the daemon is stopping")?, tunnel.home.clone());
     let connected = tokio::task::spawn_blocking(move || peer_rpc::connect_apart(&host, &home)).await;
-    connected.map_err(|_| "the daemon failed".to_owned())?.map_err(|error| chain(&error))
+    connected.map_err(|_| "the daemon failed".to_owned())?.map_err(|error| error_chain(&error))
 }
 
 impl Daemon {
@@ -180,8 +180,8 @@ impl Daemon {
         record.tunnel.as_ref().filter(|tunnel| tunnel.home != self.name)
     }
 
-    /// The machine of this record needs its home no more: that host is told, now or as soon as it can be
-    /// reached, also by a later daemon.
+    /// Ends the tunnel of this record's machine. The home host is told as soon as it can be reached, if need
+    /// be by a later daemon.
     pub(crate) fn leave_home(&self, record: &mut Record) {
         record.tunnel.take().into_iter().for_each(|tunnel| self.leave(tunnel));
     }
@@ -193,12 +193,12 @@ impl Daemon {
         let note = CloseRecord { id: tunnel.id, home: tunnel.home };
         if let Err(error) = self.tunnels.notes.put_close(&note) {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "a home host may not be told that a tunnel is of no more use");
+            tracing::warn!(error, "could not record that a home host must end a tunnel");
         }
         self.tell_home(note);
     }
 
-    /// Goes on telling home hosts what an earlier daemon could not.
+    /// Continues to tell home hosts what an earlier daemon could not.
     pub(crate) fn tell_homes(&self) {
         self.tunnels.notes.closes().into_iter().for_each(|note| self.tell_home(note));
     }
@@ -216,7 +216,7 @@ impl Daemon {
     }
 }
 
-/// Whether the home host knows now, or can no longer be told.
+/// Tells the home host that it may end a tunnel. True if it knows now, or is no longer trusted.
 async fn notify_home(host: &Weak<Daemon>, note: &CloseRecord) -> bool {
     let Some(strong) = host.upgrade() else { return false };
     if let Err(DaemonError::Untrusted { .. }) = strong.route(&note.home) {
@@ -228,9 +228,4 @@ async fn notify_home(host: &Weak<Daemon>, note: &CloseRecord) -> bool {
     let close = Close { id: note.id };
     let told = connection.request::<CloseCall>(&close, Bytes::new());
     matches!(tokio::time::timeout(PATIENCE, told).await, Ok(Ok(_) | Err(CallError::Refused { .. })))
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -1,8 +1,8 @@
-//! The home end: tap devices on the bridges of a machine that runs on another host.
+//! Home end of a tunnel: tap devices on the bridges of a machine that runs on another host.
 //!
-//! A note says that the machine is away; while the other host is connected there are tap devices too. They
-//! are made anew for every connection, so a bridge never sends frames to a host that is gone, and learns the
-//! machine's place again from the announcements that the other end makes then.
+//! A record says that the machine is away; tap devices exist only while the other host is connected. They are
+//! created for every connection, so a bridge never sends frames to a host that is gone, and learns the
+//! machine's place again from the announcements that follow.
 
 use super::{Tunnels, lock, protocol::Open, records::HomeRecord, refused, transport::WireTransport};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 use std::sync::Arc;
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, TunnelInfo};
-use whimbrel_core::{ByteSize, HostName, MachineConfig, MachineName, NicConfig};
+use whimbrel_core::{ByteSize, HostName, MachineConfig, MachineName, NicConfig, error_chain};
 use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_net::{
     Mac, NetError, TapConfig,
@@ -20,10 +20,10 @@ use whimbrel_net::{
 };
 use whimbrel_wire::{Connection, Refusal};
 
-/// Names of its tap devices; the kernel puts a number in the place of `%d`.
+/// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmh%d";
 
-/// A machine that is away.
+/// The home end of a machine that is away.
 pub(super) struct HomeEnd {
     note: HomeRecord,
     open: Option<OpenEnd>,
@@ -46,7 +46,7 @@ impl HomeEnd {
 }
 
 impl Tunnels {
-    /// From now on the machine is away, with its network here.
+    /// Records that the machine is away, with its network here.
     pub(crate) fn start_home(
         &self,
         id: TunnelId,
@@ -65,7 +65,7 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Takes a home end down for good: the machine is back, or no more.
+    /// Removes a home end for good: the machine is back or gone.
     pub(crate) fn end(&self, id: TunnelId) {
         let ended = lock(&self.homes).remove(&id);
         if ended.is_some() {
@@ -73,12 +73,12 @@ impl Tunnels {
         }
     }
 
-    /// The same for an end of a machine that runs here after all: the daemon died before it was handed over.
+    /// Removes the home end of a machine that runs here after all, as the daemon died before the handover.
     pub(crate) fn end_if_never_begun(&self, name: &MachineName, config: &MachineConfig) {
         self.end_where(|note| note.name == *name && note.config == *config);
     }
 
-    /// The same for every end of the machine called `name`; whether there was one.
+    /// Removes every home end of the machine called `name`. Returns whether there was one.
     pub(crate) fn end_of(&self, name: &MachineName) -> bool {
         self.end_where(|note| note.name == *name)
     }
@@ -100,7 +100,7 @@ impl Tunnels {
     pub(super) fn close_homes_of(&self, peer: usize) {
         let mut homes = lock(&self.homes);
         for end in homes.values_mut().filter(|end| end.open.as_ref().is_some_and(|open| open.peer == peer)) {
-            tracing::info!(machine = %end.note.name, away = %end.note.away, "a tunnel is cut off");
+            tracing::info!(machine = %end.note.name, away = %end.note.away, "a tunnel lost its connection");
             end.open = None;
         }
     }
@@ -122,11 +122,11 @@ impl Daemon {
             end.note.away = away.clone();
             self.tunnels.notes.put_home(&end.note).map_err(|error| refused(&error.to_string()))?;
         }
-        // The taps of a connection that is dead without knowing it would keep frames from the new ones.
+        // Tap devices of a dead connection that is not closed yet would keep frames from the new ones.
         end.open = None;
         let relay = connect_bridges(&end.note.config).map_err(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "a tunnel cannot be opened here");
-            refused(&chain(&error))
+            tracing::error!(error = &error as &dyn std::error::Error, "cannot open a tunnel here");
+            refused(&error_chain(&error))
         })?;
         let runtime = self.runtime.clone();
         relay.set_carrier(Some(Box::new(WireTransport {
@@ -138,14 +138,13 @@ impl Daemon {
         tracing::info!(machine = %end.note.name, %away, "a tunnel is open");
         drop(homes);
         if connection.close_reason().is_some() {
-            // It ended before there was an end to close.
+            // The connection ended before the home end was open.
             self.tunnels.close_homes_of(peer);
         }
         Ok(())
     }
 
-    /// A tunnel that this host does not know begins if its machine lies here as the capsule that was resumed
-    /// there.
+    /// Starts a tunnel that is unknown here, if its machine is here as the capsule that was resumed there.
     fn claim_home(&self, open: &Open, away: &HostName) -> Result<(), Refusal> {
         if lock(&self.tunnels.homes).contains_key(&open.id) {
             return Ok(());
@@ -164,7 +163,7 @@ impl Daemon {
         begun.map_err(|error| refused(&error.to_string()))
     }
 
-    /// A machine that comes to life here with its network needs no way home any more.
+    /// Ends the tunnels of a machine that starts here with its network.
     pub(crate) fn is_home(&self, record: &mut Record) {
         if self.is_away(record).is_none() {
             record.tunnel.take().into_iter().for_each(|tunnel| self.tunnels.end(tunnel.id));
@@ -173,12 +172,12 @@ impl Daemon {
         }
     }
 
-    /// Adds what is known of machines that are away to a list of those that are here.
+    /// Adds machines that are away to a list of those that are here.
     pub(crate) fn add_away(&self, infos: &mut Vec<MachineInfo>) {
         for end in lock(&self.tunnels.homes).values() {
             let tunnel = end.tunnel_info(&self.name);
             let suspended = |info: &&mut MachineInfo| {
-                let resting = matches!(info.state, MachineState::Suspended | MachineState::Given { .. });
+                let resting = matches!(info.state, MachineState::Suspended | MachineState::HandedOff { .. });
                 info.name == end.note.name && resting && info.tunnel.is_none()
             };
             match infos.iter_mut().find(suspended) {
@@ -190,7 +189,7 @@ impl Daemon {
     }
 }
 
-/// A relay on the bridges that the machine's ports are in.
+/// A relay on the bridges of the machine's ports.
 fn connect_bridges(config: &MachineConfig) -> Result<Relay, NetError> {
     let socket = |nic: &NicConfig| {
         let bridge = nic.bridge.clone()?;
@@ -212,7 +211,7 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
     let nic = |nic: &NicConfig| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() };
     MachineInfo {
         name: name.clone(),
-        state: MachineState::Away,
+        state: MachineState::Remote,
         memory: config.memory,
         cpus: config.cpus,
         accel: config.accel,
@@ -229,12 +228,6 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
         taken_over: None,
         uploads: None,
     }
-}
-
-/// An error and its causes on one line: the other host has no other way to see them.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

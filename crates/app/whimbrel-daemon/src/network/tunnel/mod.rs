@@ -1,13 +1,13 @@
 //! Tunnels: a machine that runs on another host stays in the network of its home host.
 //!
-//! The host where the machine runs (`away`) connects to the one that has its network (`home`), and makes that
-//! connection again whenever it is lost. Frames travel over it in batches; the engine is
-//! `whimbrel_net::tunnel`, the messages are in `protocol` (docs/protocols/tunnel.md), what must survive a
-//! restart is in `notes` and in the machine's record.
+//! The host where the machine runs (`away`) connects to the one that has its network (`home`), and reconnects
+//! whenever the connection is lost. Frames are sent in batches; the engine is `whimbrel_net::tunnel`, the
+//! messages are in `protocol` (docs/protocols/tunnel.md), the durable state is in `records` and in the
+//! machine's record.
 //!
-//! What holds: the home end opens for nobody but a trusted host with the right to it that knows the tunnel's
-//! id, and only for a machine that was here; its tap devices exist only while it is connected. No host waits
-//! for another: an end that cannot be reached drops frames and is told later.
+//! Invariants: the home end opens only for a trusted host that has the right and knows the tunnel's id, and
+//! only for a machine that was here; its tap devices exist only while it is connected. No host waits for
+//! another: frames for an end that cannot be reached are dropped, and it is told of changes later.
 
 pub(crate) mod away;
 pub(crate) mod home;
@@ -26,17 +26,18 @@ use bytes::Bytes;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+use whimbrel_core::lock;
 use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::{HomeNetwork, TunnelId};
 use whimbrel_net::tunnel::{BATCH_MAX, Relay};
 use whimbrel_wire::{Code, Connection, Peer, Refusal, Reply, Request};
 
-/// What is refused; its text says all there is to know.
+/// Code of every refusal; only the text differs.
 const REFUSED: Code = Code(256);
 
-/// All ends of tunnels on this host.
+/// All tunnel ends on this host.
 pub(crate) struct Tunnels {
     notes: records::TunnelRecords,
     homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,
@@ -45,14 +46,14 @@ pub(crate) struct Tunnels {
     connections: Mutex<BTreeMap<usize, Connection>>,
 }
 
-/// Which end a batch goes to, and from which peer it may come.
+/// The local end that a batch goes to, and the peer that it may come from.
 struct Way {
     relay: Arc<Relay>,
     peer: usize,
 }
 
 impl Tunnels {
-    /// Finds what an earlier daemon noted in `dir`.
+    /// Opens the records of an earlier daemon in `dir`.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         let notes = records::TunnelRecords::open(dir)?;
         let homes = notes.homes().into_iter().map(|note| (note.id, home::HomeEnd::closed(note)));
@@ -60,7 +61,7 @@ impl Tunnels {
         Ok(Self { notes, homes, aways: Mutex::default(), connections: Mutex::default() })
     }
 
-    /// Another host made a connection to this one.
+    /// Adds a connection that another host made to this one.
     pub(crate) fn arrived(&self, connection: &Connection) {
         lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
     }
@@ -70,16 +71,15 @@ impl Tunnels {
         lock(&self.connections).get(&peer).cloned()
     }
 
-    /// A connection is over (named by the address of its peer), and so is every home end that was open over
-    /// it.
+    /// Removes a connection that has ended (by the address of its peer), and closes the home ends that were
+    /// open over it.
     pub(crate) fn left(&self, peer: usize) {
         lock(&self.connections).remove(&peer);
         self.close_homes_of(peer);
     }
 }
 
-/// Answers a message of another host. Passing frames on is done at once, everything else on a thread of its
-/// own.
+/// Handles a message of another host. Frames are passed on at once, everything else on a thread of its own.
 pub(crate) async fn handle(host: Arc<Daemon>, peer: &Peer, request: Request) -> Result<Reply, Refusal> {
     let (address, name) = (address_of(peer), peer.name.clone());
     match request.kind {
@@ -108,7 +108,7 @@ async fn off_thread(work: impl FnOnce() -> Result<(), Refusal> + Send + 'static)
 }
 
 impl Tunnels {
-    /// A batch from `peer` for whichever end of the tunnel is here.
+    /// Passes a batch from `peer` to the local end of the tunnel.
     fn pass_on(&self, peer: usize, request: &Request) -> Result<(), Refusal> {
         let frames = request.decode::<protocol::FramesCall>()?;
         if request.payload.len() > BATCH_MAX {
@@ -125,8 +125,8 @@ impl Tunnels {
 }
 
 impl Daemon {
-    /// The tunnel that a capsule's machine is to have here: to the home that it had, or to the host that
-    /// suspended it.
+    /// The tunnel that a capsule's machine is to have here: to its former home, or to the host that suspended
+    /// it.
     pub(crate) fn tunnel_home(
         &self,
         manifest: &Manifest,
@@ -156,7 +156,7 @@ pub(crate) fn home_of(manifest: &Manifest) -> Option<HomeNetwork> {
     Some(HomeNetwork { home, id, capsule: words.next().and_then(|capsule| capsule.parse().ok()) })
 }
 
-/// The label that says so.
+/// The capsule label that [`home_of`] reads.
 pub(crate) fn home_label(tunnel: &HomeNetwork) -> (String, String) {
     let capsule = tunnel.capsule.map(|capsule| format!(" {capsule}")).unwrap_or_default();
     (refs::HOME_LABEL.to_owned(), format!("{} {}{capsule}", tunnel.home, tunnel.id))
@@ -172,8 +172,4 @@ fn refused(text: &str) -> Refusal {
 
 fn address_of(peer: &Peer) -> usize {
     std::ptr::from_ref(peer).addr()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,11 @@
-//! What must survive the daemon, one small file each, replaced whole:
+//! Tunnel records: the durable state of tunnels, one small file each, replaced as a whole.
 //!
 //! ```text
-//! DATA/tunnels/home-ID.json    a machine whose network is here is away
-//! DATA/tunnels/close-ID.json   a home host is yet to be told that its tunnel is of no more use
+//! DATA/tunnels/home-ID.json    a machine that is away, with its network here
+//! DATA/tunnels/close-ID.json   a home host that is to be told to end its tunnel
 //! ```
 //!
-//! A note that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
+//! A record that cannot be read is left alone and reported: it costs one tunnel, not the daemon's start.
 
 use crate::core::error::DaemonError;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,7 +14,7 @@ use whimbrel_core::{HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_wire::atomic_file;
 
-/// Bytes of the longest note: a configuration and some names.
+/// Longest record in bytes: a configuration and some names.
 const NOTE_MAX: u64 = 1 << 20;
 
 /// A machine of this host that runs elsewhere.
@@ -22,7 +22,7 @@ const NOTE_MAX: u64 = 1 << 20;
 pub(super) struct HomeRecord {
     pub(super) id: TunnelId,
     pub(super) name: MachineName,
-    /// Its ports, and what `ps` shows of it.
+    /// Configuration, for its ports and for `ps`.
     pub(super) config: MachineConfig,
     /// The host that has the other end, or had it last.
     pub(super) away: HostName,
@@ -90,7 +90,7 @@ impl TunnelRecords {
         let read = |path: PathBuf| match read(&path) {
             Ok(note) => Some(note),
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "a note of a tunnel cannot be read");
+                tracing::error!(path = %path.display(), %error, "cannot read a tunnel record");
                 None
             }
         };
@@ -100,7 +100,7 @@ impl TunnelRecords {
 
 fn read<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
     if fs::metadata(path)?.len() > NOTE_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the record is too long"));
     }
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
@@ -108,7 +108,7 @@ fn read<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
 fn remove(path: &std::path::Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "a note of a tunnel is left over");
+            tracing::warn!(path = %path.display(), %error, "could not remove a tunnel record");
         }
         _ => {}
     }

@@ -15,13 +15,14 @@ use crate::{
 use std::{
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, TryRecvError},
     },
     time::{Duration, Instant},
 };
 use whimbrel_api::ProtectState;
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
+use whimbrel_core::{error_chain, lock};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::link::Link;
 use whimbrel_net::{Epoch, HoldLimits, Port};
@@ -244,7 +245,7 @@ impl<'a, 'l> Epochs<'a, 'l> {
 impl Epochs<'_, '_> {
     /// Seeds the standby, for the first time or again. Returns how long the machine was paused.
     fn fill(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
-        self.guard.set_state(ProtectState::Filling);
+        self.guard.set_state(ProtectState::Seeding);
         // Nobody in a group waits for seeding.
         self.membership = None;
         let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
@@ -331,7 +332,7 @@ impl Epochs<'_, '_> {
         match self.epoch(true, last_cut) {
             Ok(_) => EpochsEnd::Failover { answer, paused_at },
             Err(error) => {
-                let _ = answer.send(Err(DaemonError::invalid(crate::server::peer_rpc::chain(&error))));
+                let _ = answer.send(Err(DaemonError::invalid(error_chain(&error))));
                 self.ended(error)
             }
         }
@@ -438,8 +439,4 @@ pub(in crate::protect) fn failed(error: PrimaryError) -> DaemonError {
         true => DaemonError::Cancelled { left: "the machine keeps running unprotected".into() },
         false => DaemonError::Protect { source: error.into() },
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -60,7 +60,7 @@ impl ProtectionHandle {
         handover: HandoverId,
     ) -> Self {
         let shared = Shared {
-            state: ProtectState::Filling,
+            state: ProtectState::Seeding,
             epoch: 0,
             stats: Stats::default(),
             hash_bytes: 0,
@@ -123,7 +123,7 @@ impl ProtectionHandle {
     pub(in crate::protect) fn was_protected(&self) -> bool {
         self.shared().stats.epochs > 0
             || self.shared().epoch > 0
-            || self.shared().state != ProtectState::Filling
+            || self.shared().state != ProtectState::Seeding
     }
 
     pub(in crate::protect) fn set_state(&self, state: ProtectState) {

@@ -10,11 +10,12 @@ use crate::daemon::Daemon;
 use crate::protect::link::{ControlLink, PageLink};
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_net::{Epoch, InputLog, Port};
 use whimbrel_protect::{
     input_replay::{InputChannel, turn},
@@ -192,8 +193,4 @@ impl InputChannel for Turn<'_, '_> {
     fn release(&mut self, cut: Self::Cut) {
         super::epochs::release_all(self.0.beats, cut);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -31,6 +31,7 @@ use std::{
 };
 use whimbrel_api::ProtectState;
 use whimbrel_capture::{Consumer, DirtyLog};
+use whimbrel_core::error_chain;
 use whimbrel_protect::{
     lease::{self, PrimaryState, WitnessQuery},
     protocol::{ProtectionId, StartRequest},
@@ -127,10 +128,7 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     fn run(&self) -> RunEnd {
-        let failed = |error: DaemonError| RunEnd::Alone {
-            reason: crate::server::peer_rpc::chain(&error),
-            error: Some(error),
-        };
+        let failed = |error: DaemonError| RunEnd::Alone { reason: error_chain(&error), error: Some(error) };
         let mut turn = match self.machine.try_lock("protection", None) {
             Ok(turn) => turn,
             Err(error) => return failed(error),
@@ -323,7 +321,7 @@ impl Attempt<'_> {
             EpochsEnd::Closing => RunEnd::Over,
             EpochsEnd::Failed(error) if !beats.is_armed() => {
                 self.call_off(beats);
-                RunEnd::Alone { reason: crate::server::peer_rpc::chain(&error), error: Some(error) }
+                RunEnd::Alone { reason: error_chain(&error), error: Some(error) }
             }
             EpochsEnd::Unprotect(answer) => match self.determine_owner(&mut turn, beats, false) {
                 Ownership::Alone => {
@@ -366,7 +364,7 @@ impl Attempt<'_> {
                 self.done(turn, beats, settled)
             }
             EpochsEnd::Failed(error) => {
-                let reason = crate::server::peer_rpc::chain(&error);
+                let reason = error_chain(&error);
                 tracing::warn!(machine = %self.guard.name, reason, "the standby is lost");
                 let settled = self.determine_owner(&mut turn, beats, true);
                 match settled {

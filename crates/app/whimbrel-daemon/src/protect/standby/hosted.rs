@@ -16,13 +16,13 @@ use crate::{core::error::DaemonError, daemon::Daemon};
 use bytes::Bytes;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
-use whimbrel_core::{HostName, MachineName, WitnessAddress};
+use whimbrel_core::{HostName, MachineName, WitnessAddress, lock};
 use whimbrel_migrate::{
     compatibility::Incompatibility,
     protocol::{Accepted, HandoverId, Offered},
@@ -505,7 +505,7 @@ impl HostedStandby {
             (StandbyOutcome::Ended, _) => {
                 ProtectState::Unprotected { reason: "the primary continues alone".to_owned() }
             }
-            (_, None) => ProtectState::Filling,
+            (_, None) => ProtectState::Seeding,
             (_, Some(_)) => ProtectState::Protected,
         };
         ProtectionInfo {
@@ -538,8 +538,4 @@ pub(in crate::protect) fn unknown(id: ProtectionId) -> DaemonError {
 
 pub(in crate::protect) fn standby_error(error: StandbyError) -> DaemonError {
     DaemonError::Protect { source: error.into() }
-}
-
-pub(in crate::protect) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,9 +3,10 @@
 //! [`whimbrel_protect::input_replay::InputLog`] decides what is stored and for how long. Fails only if the
 //! connection of the primary or the machine's ports fail.
 
-use super::hosted::{HostedStandby, lock};
+use super::hosted::HostedStandby;
 use crate::core::error::DaemonError;
 use std::{collections::BTreeMap, time::Duration};
+use whimbrel_core::lock;
 use whimbrel_net::Input;
 use whimbrel_protect::{
     StandbyError,

@@ -3,7 +3,7 @@
 //! `standby::hosted` decides before whether to take over. A machine that was *taken* over belongs to this
 //! host whatever happens here; one that was *yielded* and does not load is returned.
 
-use crate::protect::standby::hosted::{HostedStandby, lock, standby_error, unknown};
+use crate::protect::standby::hosted::{HostedStandby, standby_error, unknown};
 use crate::{
     core::error::DaemonError,
     protect::records::{ProtectionRecord, ProtectionSide},
@@ -12,6 +12,7 @@ use std::{
     sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
+use whimbrel_core::{error_chain, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::standby::EpochReceiver;
 
@@ -116,7 +117,7 @@ impl HostedStandby {
         let side = ProtectionSide::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
         let note = ProtectionRecord::new(self.id, &self.name, self.handover, side);
         while let Err(error) = self.host.protecting.take_note(note.clone()) {
-            let text = crate::server::peer_rpc::chain(&error);
+            let text = error_chain(&error);
             tracing::error!(machine = %self.name, error = text, "cannot record a takeover; trying again");
             if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
                 return Err(error);

@@ -1,8 +1,8 @@
-//! Other hosts: what they may ask of this one. How this one reaches them is in `link`, and over ssh in `ssh`.
+//! Peer RPC: the calls that peers may make to this host. `peers` has the outbound side.
 //!
-//! They come by TLS, by the key they are trusted under, or through the socket of the API. Whoever may open
-//! that socket is root here already, so a host behind it (one whose ssh runs `whimbrel serve --stdio`) may do
-//! all.
+//! Peers come over TLS, with the key under which they are trusted, or through the API socket. Who may open
+//! that socket is root here already, so a host behind it (one whose ssh runs `whimbrel dial-stdio`) may do
+//! everything.
 
 pub(crate) use crate::peers::connections::PeerConnections;
 pub(crate) use crate::peers::link::PeerLink;
@@ -10,7 +10,7 @@ pub(crate) use crate::peers::ssh::SshError;
 pub(crate) use crate::transfer::handoff::{ClaimMachine, GrantMachine, HandoffSubject, PrepareHandoff};
 pub(crate) use crate::transfer::remote_objects::PeerObjects;
 pub(crate) use crate::transfer::store_service::TransferState;
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, error_chain, lock};
 
 use crate::transfer::store_service::Requester;
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 use bytes::Bytes;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -42,7 +42,7 @@ use whimbrel_wire::{
     Service, connect_io, range, serve_tls,
 };
 
-/// An engine's refusal; its text says all there is to know.
+/// Code of an engine's refusal; only the text differs.
 pub(crate) const REFUSED: Code = Code(256);
 
 /// Serves other hosts on `listener` in the background.
@@ -57,25 +57,25 @@ pub(crate) fn serve(host: Arc<Daemon>, listener: TcpListener) {
     });
 }
 
-/// Serves one host whose bytes come through the socket of the API, until it is gone.
+/// Serves one host that comes through the API socket, until it is gone.
 pub(crate) async fn serve_stream(host: Arc<Daemon>, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
     let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
     let (reader, writer) = tokio::io::split(stream);
     match connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await {
         Ok(connection) => {
-            tracing::info!(peer = %connection.peer().name, "a host has come through the socket of the API");
+            tracing::info!(peer = %connection.peer().name, "a host connected through the API socket");
         }
         Err(error) => {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "a host that came through the socket of the API was not understood");
+            tracing::warn!(error, "the handshake of a host on the API socket failed");
         }
     }
 }
 
-/// Answers what other hosts ask.
+/// Answers the calls of other hosts.
 pub(crate) struct Peers {
     host: Weak<Daemon>,
-    /// Handovers offered over each connection, by the address of its peer: what is lost with it.
+    /// Handovers offered over each connection, by the address of its peer; lost with the connection.
     offered: Arc<Mutex<HashMap<usize, Vec<HandoverId>>>>,
 }
 
@@ -85,12 +85,12 @@ impl Peers {
     }
 }
 
-/// A new connection to a trusted host that nothing else travels over, and that is answered like any other.
+/// A separate connection to a trusted host, which nothing else uses. The peer's calls are answered as usual.
 pub(crate) fn connect_apart(host: &Daemon, name: &HostName) -> Result<Connection, DaemonError> {
     crate::peers::link::connect(host, name, Apart(Peers::new(&host.me)))
 }
 
-/// Answers as ever, and lets nobody else know of the connection.
+/// Answers as usual, but does not add the connection to the table of peers.
 pub(crate) struct Apart(pub(crate) Peers);
 
 impl Service for Apart {
@@ -99,8 +99,8 @@ impl Service for Apart {
     }
 }
 
-/// A new connection to a trusted host, over which that one asks for the pages that `giving` keeps. Anything
-/// else is answered as ever: that host may use the connection for more.
+/// A fetch connection: a new connection to a trusted host, which requests pages of `giving` over it. Other
+/// calls are answered as usual, since that host may use the connection for more.
 pub(crate) fn connect_giving(
     host: &Daemon,
     name: &HostName,
@@ -123,13 +123,13 @@ impl Service for Gives {
         Box::pin(async move {
             let answer = tokio::task::spawn_blocking(move || giving.handle(request.kind, &request.header));
             let answer = answer.await.map_err(|_| refused("the host failed"))?;
-            let (header, payload) = answer.map_err(|error| refused(&chain(&error)))?;
+            let (header, payload) = answer.map_err(|error| refused(&error_chain(&error)))?;
             Ok(Reply { header: header.into(), payload: payload.into() })
         })
     }
 }
 
-/// The old host of a machine here offers a connection for what it keeps of it.
+/// Accepts the fetch connection that the source of a machine offers.
 fn attend(host: &Daemon, peer: &HostName, connection: Option<Connection>, request: &Request) -> Answer {
     let connection = connection.ok_or_else(|| refused("the connection is over"))?;
     let attend: messages::OfferFetch =
@@ -143,7 +143,7 @@ impl Service for Peers {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Result<Reply, Refusal>> {
         let asker = Requester::of(peer);
         let host = self.host.clone();
-        // On a thread of its own, so that it ends as it should even if the connection does not last.
+        // On a thread of its own, so that it completes even if the connection does not last.
         let on_a_thread = |work: Box<dyn FnOnce() -> Answer + Send>| -> BoxFuture<'a, Answer> {
             Box::pin(async move {
                 let done = tokio::task::spawn_blocking(work).await;
@@ -221,29 +221,29 @@ fn living(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
     host.upgrade().ok_or_else(|| refused("the host is closing down"))
 }
 
-/// What room there is for machines of other hosts. Whoever may move machines here may ask.
+/// Answers a capacity query. A host that may migrate machines here may ask.
 fn room(host: &Arc<Daemon>, request: &Request) -> Answer {
     let asked = request.decode::<QueryCapacity>()?;
-    let room: CapacityReply = host.room(&asked).map_err(|error| refused(&chain(&error)))?;
+    let room: CapacityReply = host.room(&asked).map_err(|error| refused(&error_chain(&error)))?;
     Reply::of::<QueryCapacity>(&room, Bytes::new())
 }
 
-/// A host wants this one emptied, or to know how that goes.
+/// Handles a message about an evacuation of this host that a peer requested.
 fn empty(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     let order = request.decode::<EvacuateHost>()?;
     let said = host.answer_order(&asker.identity, &order, &request.payload);
     Reply::of::<EvacuateHost>(&(), said.into())
 }
 
-/// What a machine that came from there may ask for. Only who knows its handover can say.
+/// Sets the guest permissions of a machine that came from the peer, which proves it by the handover's id.
 fn permit(host: &Arc<Daemon>, request: &Request) -> Answer {
     let taken = host.take_permits(request.decode::<SetGuestPermissions>()?);
     Reply::of::<SetGuestPermissions>(&taken, Bytes::new())
 }
 
-/// Who may resume a suspended machine.
+/// Handles a handoff: the right to resume a suspended machine.
 fn giving(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
-    let say = |error: DaemonError| refused(&chain(&error));
+    let say = |error: DaemonError| refused(&error_chain(&error));
     let may = |way: Way, what: &HandoffSubject| {
         let name = refs::of_machine(&what.machine);
         match rights::peer_may(&host.trust, &asker.identity, way, &name) {
@@ -279,7 +279,7 @@ fn protection(host: &Arc<Daemon>, asker: &Requester, request: Request) -> Answer
     let answer = host.answer_protection(&asker.name, kind, &header, payload);
     answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
         tracing::warn!(error = &error as &dyn std::error::Error, "a message of a protection was refused");
-        refused(&chain(&error))
+        refused(&error_chain(&error))
     })
 }
 
@@ -287,7 +287,7 @@ fn migrate(host: &Daemon, request: Request) -> Answer {
     let answer = host.arrivals().handle(request.kind, &request.header, request.payload);
     answer.map(|header| Reply { header: header.into(), payload: Bytes::new() }).map_err(|error| {
         tracing::warn!(error = &error as &dyn std::error::Error, "a message of a migration was refused");
-        refused(&chain(&error))
+        refused(&error_chain(&error))
     })
 }
 
@@ -295,16 +295,6 @@ pub(crate) fn refused(text: &str) -> Refusal {
     Refusal::new(REFUSED, text)
 }
 
-/// An error and its causes on one line: the other host has no other way to see them.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 fn address_of(peer: &Peer) -> usize {
     std::ptr::from_ref(peer).addr()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

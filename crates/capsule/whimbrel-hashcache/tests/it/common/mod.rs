@@ -1,4 +1,4 @@
-//! Images of pages that can be told apart, and a cache over them.
+//! Images of distinguishable pages, and a cache over them.
 
 // Every test program uses a part of it.
 #![allow(dead_code)]
@@ -13,7 +13,7 @@ pub(crate) fn onward(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// The page with this number; number zero is the zero page.
+/// Page with this number; number zero is the zero page.
 pub(crate) fn page(number: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     let mut state = number;
@@ -61,7 +61,7 @@ impl Fixture {
     }
 }
 
-/// Asks for a page; whether it was found. Panics on wrong bytes.
+/// Requests a page; returns whether it was found. Panics on wrong bytes.
 pub(crate) fn found(cache: &HashCache, number: u64) -> bool {
     let wanted = page(number);
     let mut got = [0xee; PAGE_SIZE];

@@ -1,8 +1,8 @@
-//! A disk in memory that loses power, fails or fills up at a chosen operation.
+//! Crash disk: a disk in memory that loses power, fails or fills up at a chosen operation.
 //!
-//! What survives a power failure: of every file the synced bytes and a random stretch of the rest, some of it
-//! zeros; of every name changed since its directory was synced either the old or the new state, each chosen
-//! by itself. A killed process leaves everything it did.
+//! After a power failure, every file has the synced bytes and a random part of the rest, some of it zeros;
+//! every name changed since its directory was synced is in the old or the new state, independently. A killed
+//! process leaves everything it did.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::{
@@ -28,13 +28,13 @@ struct State {
     dirs: BTreeSet<String>,
     locks: BTreeMap<String, i32>,
     operations: u64,
-    /// Power goes at this operation.
+    /// Power fails at this operation.
     off_at: u64,
-    /// This one operation fails and the disk goes on.
+    /// Only this operation fails.
     fail_at: u64,
 }
 
-/// The disk; clones are one disk.
+/// Disk in memory; clones share it.
 #[derive(Clone, Default)]
 pub struct CrashDisk {
     state: Arc<(Mutex<State>, Condvar)>,
@@ -115,7 +115,7 @@ impl CrashDisk {
         disk
     }
 
-    /// Counts an operation that changes something.
+    /// Counts an operation that changes the disk.
     fn step(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.lock_state();
         state.operations += 1;
@@ -156,7 +156,7 @@ impl Append for Handle {
         let mut state = match self.disk.step() {
             Ok(state) => state,
             Err(error) => {
-                // Half of it arrived.
+                // Half of it was written.
                 self.disk.lock_state().files[self.file].bytes.extend(&bytes[..bytes.len() / 2]);
                 return Err(error);
             }

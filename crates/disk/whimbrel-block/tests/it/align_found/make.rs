@@ -1,5 +1,4 @@
-//! File systems with files in them, and disks with a file system somewhere, made by the usual tools without
-//! mounting anything.
+//! File systems with files, and disks with a file system, built with standard tools and without mounting.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -13,10 +12,10 @@ use whimbrel_core::is_zero;
 pub(crate) type Files = [(String, Vec<u8>)];
 
 const MIB: u64 = 1 << 20;
-/// Bytes of a disk: an odd number of sectors, as disks have.
+/// Bytes of a disk: an odd number of sectors, as real disks have.
 const DISK: u64 = 320 * MIB + 35 * 512;
 
-/// How a file system is made: `fill` gets the image, a folder with the files, and their names.
+/// Recipe of a file system: `fill` gets the image, a folder with the files, and their names.
 pub(crate) struct Maker {
     pub(crate) name: &'static str,
     pub(crate) file_system: FileSystem,
@@ -50,7 +49,7 @@ pub(crate) const MAKERS: &[Maker] = &[
     Maker { name: "xfs", file_system: FileSystem::Xfs, size: 304 * MIB, fill: xfs },
 ];
 
-/// Where on a disk a file system lies: what `sfdisk` is told, and the sector that follows from it.
+/// Position of a file system on a disk: input for `sfdisk`, and the resulting sector.
 pub(crate) struct Place {
     pub(crate) name: &'static str,
     pub(crate) kind: RegionKind,
@@ -89,7 +88,7 @@ pub(crate) const PLACES: &[Place] = &[
 ];
 
 impl Maker {
-    /// The image of this file system with `files` in it; their folder is `dir/files`.
+    /// Image of this file system with `files` in it; their folder is `dir/files`.
     pub(crate) fn make(&self, dir: &Path, files: &Files) -> PathBuf {
         let image = dir.join(self.name);
         File::create(&image).unwrap().set_len(self.size).unwrap();
@@ -99,7 +98,7 @@ impl Maker {
 }
 
 impl Place {
-    /// A disk with room for any file system here, and a table that says so.
+    /// Disk with space for any file system here, and a partition table that lists it.
     pub(crate) fn make(&self, dir: &Path) -> PathBuf {
         let disk = dir.join(format!("disk-{}", self.start));
         File::create(&disk).unwrap().set_len(DISK).unwrap();
@@ -110,8 +109,8 @@ impl Place {
         disk
     }
 
-    /// Writes `image` to its place on `disk`. What followed on the disk is gone, a backup of the table
-    /// included.
+    /// Writes `image` to its position on `disk`. Later content of the disk is lost, including a backup of the
+    /// table.
     pub(crate) fn put(&self, disk: &Path, image: &Path) {
         let mut from = File::open(image).unwrap();
         let to = File::options().write(true).open(disk).unwrap();
@@ -151,7 +150,7 @@ pub(crate) fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     sizes.enumerate().map(make).collect()
 }
 
-/// Runs `command` with `input`; its words are shown if it fails.
+/// Runs `command` with `input`; shows its output if it fails.
 fn run(command: &mut Command, input: &str) {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =

@@ -1,9 +1,9 @@
-//! Files copied into file systems that lie differently on their disks must be found again by the digests of
-//! their pages.
+//! Files copied into file systems at different disk offsets must be found again by the digests of their
+//! pages.
 //!
-//! The tables and file systems are made by the tools people use, so they are also the witnesses of the
-//! parsers. What is looked for are the pages as the page cache of a guest holds them: from the start of each
-//! file, the last one filled up with zeros.
+//! The tables and file systems are built with the usual tools, so they also test the parsers. The searched
+//! pages are those that a guest's page cache has: from the start of each file, the last one padded with
+//! zeros.
 
 mod make;
 
@@ -17,14 +17,14 @@ use whimbrel_alignment::{FileSystem, Layout, PageAlignment, Region, RegionKind};
 use whimbrel_block::{AlignedDisk, Device, ExtentKind, FileDevice, layout_of};
 use whimbrel_core::{Digest, PAGE_SIZE, is_zero};
 
-/// Digests of the pages of `files`, in memory.
+/// Digests of the pages of `files`, as in memory.
 fn pages_of(files: &Files) -> Vec<Digest> {
     let pages = files.iter().flat_map(|(_, content)| content.chunks(PAGE_SIZE));
     let whole = |page: &[u8]| [page, &vec![0; PAGE_SIZE - page.len()]].concat();
     pages.map(|page| Digest::of(&whole(page))).collect()
 }
 
-/// Digests of the cut pages of `disk` that are not zero.
+/// Digests of the aligned pages of `disk` that are not zero.
 fn cut_pages(disk: &Arc<FileDevice>, cuts: PageAlignment) -> HashSet<Digest> {
     let disk = AlignedDisk::new(disk.clone(), cuts).unwrap();
     let (mut found, mut at, mut buffer) = (HashSet::new(), 0, vec![0; 1 << 20]);
@@ -52,7 +52,7 @@ fn open(disk: &Path) -> (Arc<FileDevice>, Layout) {
     (Arc::new(device), layout)
 }
 
-/// The region that the maker's file system lies in.
+/// Region that contains the file system.
 fn region<'a>(layout: &'a Layout, place: &Place, expected: FileSystem, what: &str) -> &'a Region {
     let found = layout.regions.iter().find(|region| region.start == place.start * 512);
     let region = found.unwrap_or_else(|| panic!("{what}: no region in {layout:?}"));
@@ -80,7 +80,7 @@ fn at_least_95_of_100_pages_of_a_file_are_found_in_any_file_system() {
     assert!(cases[0] >= 10 && cases[1] >= 20, "{cases:?} cases that need no cuts, and that do");
 }
 
-/// One case; true if its pages lie at an odd place.
+/// Runs one case; returns true if its pages are at an odd offset.
 fn check(place: &Place, maker: &Maker, disk: &Path, wanted: &[Digest]) -> bool {
     let what = format!("{} in {}", maker.name, place.name);
     let (device, layout) = open(disk);

@@ -1,4 +1,4 @@
-//! Targets for the tests: real processes, ended with the test however it ends.
+//! Target processes for the tests, killed when the test ends in any way.
 
 #![allow(dead_code, unreachable_pub)] // Each test file uses a part; `pub` is for them.
 
@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// A process that maps `pages` pages of `path`; `kind` is `shared`, `private` or `anonymous`.
+    /// Process that maps `pages` pages of `path`; `kind` is `shared`, `private` or `anonymous`.
     pub fn serving(kind: &str, path: &str, pages: u64) -> Self {
         let mut target = Self::spawn(&["serve", kind, path, &pages.to_string()]);
         let line = target.line();
@@ -73,7 +73,7 @@ impl Drop for Target {
     }
 }
 
-/// What [`Target::sum`] answers for this content.
+/// Answer of [`Target::sum`] for this content.
 pub fn sum_of(content: &[u8]) -> u64 {
     content.iter().fold(0, |sum: u64, byte| sum.rotate_left(5) ^ u64::from(*byte))
 }
@@ -93,7 +93,7 @@ pub fn text(path: &TempPath) -> &str {
     path.to_str().expect("a name in ASCII")
 }
 
-/// A source with content made up from the page number. Every eighth page is zero.
+/// Source with content derived from the page number. Every eighth page is zero.
 pub struct Image {
     present: PageSet,
     frame: u64,

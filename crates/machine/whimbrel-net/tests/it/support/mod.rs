@@ -1,4 +1,4 @@
-//! A QEMU that is only its network end, and frames to tell apart.
+//! Fake QEMU with only a network end, and distinguishable frames.
 
 use std::{
     io::{self, Read, Write},
@@ -15,7 +15,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// "Local experimental" (IEEE 802), which no kernel sends on its own.
 pub(crate) const KIND: [u8; 2] = [0x88, 0xb5];
 
-/// What QEMU's `-netdev stream,server=on` is to a port.
+/// Network end of a fake QEMU, as `-netdev stream,server=on`.
 pub(crate) struct FakeQemu {
     _place: TempDir,
     pub(crate) socket: PathBuf,
@@ -31,7 +31,7 @@ impl FakeQemu {
         Self { _place: place, socket, listener, stream: None }
     }
 
-    /// Takes the port's connection.
+    /// Accepts the port's connection.
     pub(crate) fn accept(&mut self) {
         let (stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -44,7 +44,7 @@ impl FakeQemu {
         self.stream.as_mut().unwrap().write_all(&message)
     }
 
-    /// The next frame of [`KIND`]; the kernel's own chatter on the bridge is passed over.
+    /// Next frame of [`KIND`]; other frames of the kernel on the bridge are skipped.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let stream = self.stream.as_mut().unwrap();
         loop {
@@ -89,7 +89,7 @@ pub(crate) fn frame(from: u8, number: u32) -> Vec<u8> {
     frame
 }
 
-/// The number a [`frame`] carries.
+/// Number in a [`frame`].
 pub(crate) fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[14..18].try_into().unwrap())
 }

@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -32,6 +32,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
+use whimbrel_core::lock;
 use whimbrel_protect::{
     clock::BootTime,
     lease::{WitnessQuery, WitnessReply, WitnessState},
@@ -324,10 +325,6 @@ fn outcome(attempt: RegisterRequest, reply: &[u8]) -> Result<RegisterReply, Fail
     let stand =
         all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("the state is unknown")?;
     Ok(RegisterReply::Stands(Some((stand, entry.mod_revision.parse()?))))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

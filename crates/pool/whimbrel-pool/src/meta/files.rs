@@ -1,30 +1,29 @@
-//! Database statements on files and folders. Compiled for each driver; see `meta`.
+//! Meta statements on files and folders.
 
 use super::{
-    Driver, pins,
-    statements::{Database, Tx, numbers, signed, unsigned},
-    versions,
+    database::{Meta, numbers, signed, unsigned},
+    driver::{Row, Tx, query},
+    pins, versions,
 };
 use crate::{
     meta::{MetaError, Result},
     policy::Policy,
     protocol::{MAX_NAME, NewNode, Node, NodeChange, NodeId},
 };
-use sqlx::{AssertSqlSafe, Row};
 
 const COLUMNS: &str = "id, parent, name, folder, mode, uid, gid, size, modified, changed, version";
 /// Most nested folders; deeper nesting means damage.
 const DEEPEST: usize = 256;
 
-fn node_of(row: &<Driver as sqlx::Database>::Row) -> Result<Node> {
+fn node_of(row: &Row) -> Result<Node> {
     Ok(Node {
         id: unsigned(row.try_get(0)?),
         parent: unsigned(row.try_get(1)?),
         name: row.try_get(2)?,
-        folder: row.try_get::<i64, _>(3)? != 0,
-        mode: row.try_get::<i64, _>(4)? as u32,
-        uid: row.try_get::<i64, _>(5)? as u32,
-        gid: row.try_get::<i64, _>(6)? as u32,
+        folder: row.try_get::<i64>(3)? != 0,
+        mode: row.try_get::<i64>(4)? as u32,
+        uid: row.try_get::<i64>(5)? as u32,
+        gid: row.try_get::<i64>(6)? as u32,
         size: unsigned(row.try_get(7)?),
         modified: row.try_get(8)?,
         changed: row.try_get(9)?,
@@ -33,19 +32,18 @@ fn node_of(row: &<Driver as sqlx::Database>::Row) -> Result<Node> {
 }
 
 pub(crate) async fn find(tx: &mut Tx<'_>, parent: NodeId, name: &str) -> Result<Option<Node>> {
-    let row =
-        sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2")))
-            .bind(signed(parent)?)
-            .bind(name)
-            .fetch_optional(&mut **tx)
-            .await?;
+    let row = query(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2"))
+        .bind(signed(parent)?)
+        .bind(name)
+        .fetch_optional(&mut *tx)
+        .await?;
     row.map(|row| node_of(&row)).transpose()
 }
 
 pub(crate) async fn get(tx: &mut Tx<'_>, id: NodeId) -> Result<Option<Node>> {
-    let row = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE id = $1")))
+    let row = query(format!("SELECT {COLUMNS} FROM node WHERE id = $1"))
         .bind(signed(id)?)
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *tx)
         .await?;
     row.map(|row| node_of(&row)).transpose()
 }
@@ -70,43 +68,41 @@ pub(crate) async fn make_in(tx: &mut Tx<'_>, make: &NewNode, now: i64) -> Result
         return Err(MetaError::Exists);
     }
     let id = numbers(tx, "node", 1).await?;
-    sqlx::query(AssertSqlSafe(format!(
-        "INSERT INTO node ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $8, 0)"
-    )))
-    .bind(signed(id)?)
-    .bind(signed(make.parent)?)
-    .bind(&make.name)
-    .bind(i64::from(make.folder))
-    .bind(i64::from(make.mode & 0o7777))
-    .bind(i64::from(make.uid))
-    .bind(i64::from(make.gid))
-    .bind(now * 1_000_000)
-    .execute(&mut **tx)
-    .await?;
+    query(format!("INSERT INTO node ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, 0, $8, $8, 0)"))
+        .bind(signed(id)?)
+        .bind(signed(make.parent)?)
+        .bind(&make.name)
+        .bind(i64::from(make.folder))
+        .bind(i64::from(make.mode & 0o7777))
+        .bind(i64::from(make.uid))
+        .bind(i64::from(make.gid))
+        .bind(now * 1_000_000)
+        .execute(&mut *tx)
+        .await?;
     touch(tx, make.parent, now).await?;
     get(tx, id).await?.ok_or(MetaError::NotFound)
 }
 
 /// Updates the times of a folder after a change in it.
 async fn touch(tx: &mut Tx<'_>, folder: NodeId, now: i64) -> Result<()> {
-    sqlx::query("UPDATE node SET modified = $2, changed = $2 WHERE id = $1")
+    query("UPDATE node SET modified = $2, changed = $2 WHERE id = $1")
         .bind(signed(folder)?)
         .bind(now * 1_000_000)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
     Ok(())
 }
 
 async fn is_empty(tx: &mut Tx<'_>, folder: NodeId) -> Result<bool> {
-    let row = sqlx::query("SELECT 1 FROM node WHERE parent = $1 LIMIT 1")
+    let row = query("SELECT 1 FROM node WHERE parent = $1 LIMIT 1")
         .bind(signed(folder)?)
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *tx)
         .await?;
     Ok(row.is_none())
 }
 
 async fn delete(tx: &mut Tx<'_>, id: NodeId) -> Result<()> {
-    sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(id)?).execute(&mut **tx).await?;
+    query("DELETE FROM node WHERE id = $1").bind(signed(id)?).execute(&mut *tx).await?;
     Ok(())
 }
 
@@ -124,19 +120,18 @@ async fn is_within(tx: &mut Tx<'_>, mut folder: NodeId, node: NodeId) -> Result<
     Err(MetaError::Invalid("folders are nested too deeply"))
 }
 
-impl Database {
+impl Meta {
     pub(crate) async fn lookup(&self, parent: NodeId, name: &str) -> Result<Node> {
-        let row =
-            sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2")))
-                .bind(signed(parent)?)
-                .bind(name)
-                .fetch_optional(&self.read)
-                .await?;
+        let row = query(format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name = $2"))
+            .bind(signed(parent)?)
+            .bind(name)
+            .fetch_optional(&self.read)
+            .await?;
         node_of(&row.ok_or(MetaError::NotFound)?)
     }
 
     pub(crate) async fn node(&self, id: NodeId) -> Result<Node> {
-        let row = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} FROM node WHERE id = $1")))
+        let row = query(format!("SELECT {COLUMNS} FROM node WHERE id = $1"))
             .bind(signed(id)?)
             .fetch_optional(&self.read)
             .await?;
@@ -146,12 +141,8 @@ impl Database {
     pub(crate) async fn list(&self, parent: NodeId, after: &str, most: u32) -> Result<Vec<Node>> {
         let text =
             format!("SELECT {COLUMNS} FROM node WHERE parent = $1 AND name > $2 ORDER BY name LIMIT $3");
-        let rows = sqlx::query(AssertSqlSafe(text))
-            .bind(signed(parent)?)
-            .bind(after)
-            .bind(i64::from(most))
-            .fetch_all(&self.read)
-            .await?;
+        let rows =
+            query(text).bind(signed(parent)?).bind(after).bind(i64::from(most)).fetch_all(&self.read).await?;
         rows.iter().map(node_of).collect()
     }
 
@@ -208,12 +199,12 @@ impl Database {
             }
             delete(&mut tx, old.id).await?;
         }
-        sqlx::query("UPDATE node SET parent = $2, name = $3, changed = $4 WHERE id = $1")
+        query("UPDATE node SET parent = $2, name = $3, changed = $4 WHERE id = $1")
             .bind(signed(node.id)?)
             .bind(signed(to.0)?)
             .bind(to.1)
             .bind(now * 1_000_000)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         touch(&mut tx, from.0, now).await?;
         touch(&mut tx, to.0, now).await?;
@@ -223,17 +214,15 @@ impl Database {
     pub(crate) async fn change(&self, id: NodeId, change: &NodeChange, now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         let node = get(&mut tx, id).await?.ok_or(MetaError::NotFound)?;
-        sqlx::query(
-            "UPDATE node SET mode = $2, uid = $3, gid = $4, modified = $5, changed = $6 WHERE id = $1",
-        )
-        .bind(signed(id)?)
-        .bind(i64::from(change.mode.map_or(node.mode, |mode| mode & 0o7777)))
-        .bind(i64::from(change.uid.unwrap_or(node.uid)))
-        .bind(i64::from(change.gid.unwrap_or(node.gid)))
-        .bind(change.modified.unwrap_or(node.modified))
-        .bind(now * 1_000_000)
-        .execute(&mut *tx)
-        .await?;
+        query("UPDATE node SET mode = $2, uid = $3, gid = $4, modified = $5, changed = $6 WHERE id = $1")
+            .bind(signed(id)?)
+            .bind(i64::from(change.mode.map_or(node.mode, |mode| mode & 0o7777)))
+            .bind(i64::from(change.uid.unwrap_or(node.uid)))
+            .bind(i64::from(change.gid.unwrap_or(node.gid)))
+            .bind(change.modified.unwrap_or(node.modified))
+            .bind(now * 1_000_000)
+            .execute(&mut tx)
+            .await?;
         let node = get(&mut tx, id).await?.ok_or(MetaError::NotFound)?;
         self.finish(tx).await?;
         Ok(node)
@@ -243,12 +232,12 @@ impl Database {
     pub(crate) async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
         let (mut at, mut own) = (folder, None);
         for depth in 0..DEEPEST {
-            let row = sqlx::query("SELECT parent, policy FROM node WHERE id = $1")
+            let row = query("SELECT parent, policy FROM node WHERE id = $1")
                 .bind(signed(at)?)
                 .fetch_optional(&self.read)
                 .await?;
             let row = row.ok_or(MetaError::NotFound)?;
-            if let Some(text) = row.try_get::<Option<String>, _>(1)? {
+            if let Some(text) = row.try_get::<Option<String>>(1)? {
                 let policy: Policy =
                     serde_json::from_str(&text).map_err(|_| MetaError::Damaged { what: "policy" })?;
                 if depth == 0 {
@@ -270,12 +259,12 @@ impl Database {
         let text = policy.map(serde_json::to_string).transpose();
         let text = text.map_err(|_| MetaError::Invalid("the policy cannot be stored"))?;
         let mut tx = self.write.begin().await?;
-        let done = sqlx::query("UPDATE node SET policy = $2 WHERE id = $1")
+        let done = query("UPDATE node SET policy = $2 WHERE id = $1")
             .bind(signed(node)?)
             .bind(text)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        if done.rows_affected() != 1 {
+        if done != 1 {
             return Err(MetaError::NotFound);
         }
         if let Some(policy) = policy {

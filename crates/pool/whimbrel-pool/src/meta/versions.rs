@@ -1,36 +1,36 @@
-//! Database statements on versions: commit, chains, removal. Compiled for each driver; see `meta`.
+//! Meta statements on versions: commit, chains, removal.
 
 use super::{
-    names, pins,
-    statements::{Database, RANGES, Tx, numbers, ranges_as_part, signed, unsigned},
+    database::{Meta, RANGES, numbers, ranges_as_part, signed, unsigned},
+    driver::{Row, Tx, query},
+    files, pins,
 };
 use crate::{
     chunk_map::{self, ChunkRef},
     meta::{MetaError, PoolTotals, Result, RetainedVersion, reference_counts},
     protocol::{ChunkId, Commit, Node, NodeId, VersionInfo},
 };
-use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
-impl Database {
+impl Meta {
     /// Commits a file: makes what a session wrote visible, all of it or nothing. If the answer was lost and
     /// the same commit is repeated, this returns the current file without a change, because others may have
     /// written since.
     pub(crate) async fn commit(&self, commit: &Commit, pieces: &[ChunkRef], now: i64) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
-            let node = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
+            let node = files::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
             drop(tx);
             // The first call may have ended before its sync.
             self.synced().await?;
             return Ok(node);
         }
-        let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+        let renewed = query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(commit.session)?)
             .bind(now)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        if renewed.rows_affected() != 1 {
+        if renewed != 1 {
             return Err(MetaError::SessionOver);
         }
         let node = target(&mut tx, commit, now).await?;
@@ -39,7 +39,7 @@ impl Database {
         take_chunks(&mut tx, commit, pieces, base.as_deref().unwrap_or_default(), now).await?;
         let id = numbers(&mut tx, "version", 1).await?;
         let older = base.map_or(0, |_| older);
-        sqlx::query(
+        query(
             "INSERT INTO version (id, node, number, size, created, chunks, sent, pinned, map, modified, older, newer, copies)
              SELECT $1, $2, COALESCE(MAX(number), 0) + 1, CAST($3 AS BIGINT), CAST($4 AS BIGINT), CAST($5 AS BIGINT),
                  CAST($6 AS BIGINT), 0, $7, CAST($8 AS BIGINT), CAST($9 AS BIGINT), 0, CAST($10 AS BIGINT)
@@ -55,33 +55,33 @@ impl Database {
         .bind(commit.modified)
         .bind(signed(older)?)
         .bind(i64::from(commit.copies.max(1)))
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         if older > 0 {
             point(&mut tx, "newer", older, id).await?;
         }
-        sqlx::query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
+        query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
             .bind(signed(node.id)?)
             .bind(signed(commit.size)?)
             .bind(commit.modified)
             .bind(now * 1_000_000)
             .bind(signed(id)?)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        sqlx::query("INSERT INTO committed (session, number, node, at) VALUES ($1, $2, $3, $4)")
+        query("INSERT INTO committed (session, number, node, at) VALUES ($1, $2, $3, $4)")
             .bind(signed(commit.session)?)
             .bind(i64::from(commit.number))
             .bind(signed(node.id)?)
             .bind(now)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        let node = names::get(&mut tx, node.id).await?.ok_or(MetaError::NotFound)?;
+        let node = files::get(&mut tx, node.id).await?.ok_or(MetaError::NotFound)?;
         self.finish(tx).await?;
         Ok(node)
     }
 
     pub(crate) async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT id, number, size, created, chunks, sent, pinned, modified FROM version WHERE node = $1 ORDER BY number DESC",
         )
         .bind(signed(node)?)
@@ -92,7 +92,7 @@ impl Database {
     }
 
     pub(crate) async fn map(&self, version: u64) -> Result<Vec<u8>> {
-        let row = sqlx::query("SELECT map FROM version WHERE id = $1")
+        let row = query("SELECT map FROM version WHERE id = $1")
             .bind(signed(version)?)
             .fetch_optional(&self.read)
             .await?;
@@ -101,7 +101,7 @@ impl Database {
 
     /// Every version, as input of the policies.
     pub(crate) async fn retained(&self) -> Result<Vec<RetainedVersion>> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
                  sent, pinned, version.modified, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
              FROM version JOIN node ON node.id = version.node",
@@ -110,14 +110,14 @@ impl Database {
         .await?;
         let mut holders = self.holders(None).await?;
         let kept = |row| -> Result<RetainedVersion> {
-            let row: &<super::Driver as sqlx::Database>::Row = row;
+            let row: &Row = row;
             Ok(RetainedVersion {
                 folder: unsigned(row.try_get(0)?),
                 node: unsigned(row.try_get(1)?),
                 name: row.try_get(2)?,
-                current: row.try_get::<i64, _>(3)? == row.try_get::<i64, _>(4)?,
+                current: row.try_get::<i64>(3)? == row.try_get::<i64>(4)?,
                 info: info(row, 4, &mut holders)?,
-                own: row.try_get::<i64, _>(12)? != 0,
+                own: row.try_get::<i64>(12)? != 0,
             })
         };
         rows.iter().map(kept).collect()
@@ -132,11 +132,11 @@ impl Database {
         now: i64,
     ) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        let file = names::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
-        let row = sqlx::query("SELECT id FROM version WHERE node = $1 AND number = $2")
+        let file = files::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
+        let row = query("SELECT id FROM version WHERE node = $1 AND number = $2")
             .bind(signed(node)?)
             .bind(i64::from(number))
-            .fetch_optional(&mut *tx)
+            .fetch_optional(&mut tx)
             .await?;
         let id = unsigned(row.ok_or(MetaError::NotFound)?.try_get(0)?);
         if id == file.version {
@@ -145,7 +145,7 @@ impl Database {
             }
             pins::refuse_pinned(&mut tx, node, None, now).await?;
             drop_all(&mut tx, node, now).await?;
-            sqlx::query("DELETE FROM node WHERE id = $1").bind(signed(node)?).execute(&mut *tx).await?;
+            query("DELETE FROM node WHERE id = $1").bind(signed(node)?).execute(&mut tx).await?;
         } else {
             pins::refuse_pinned(&mut tx, node, Some(number), now).await?;
             release(&mut tx, id, now).await?;
@@ -155,13 +155,13 @@ impl Database {
     }
 
     pub(crate) async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
-        let done = sqlx::query("UPDATE version SET pinned = $3 WHERE node = $1 AND number = $2")
+        let done = query("UPDATE version SET pinned = $3 WHERE node = $1 AND number = $2")
             .bind(signed(node)?)
             .bind(i64::from(number))
             .bind(i64::from(pinned))
             .execute(&self.write)
             .await?;
-        if done.rows_affected() == 1 { self.synced().await } else { Err(MetaError::NotFound) }
+        if done == 1 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
     pub(crate) async fn sums(&self) -> Result<PoolTotals> {
@@ -176,7 +176,7 @@ impl Database {
             "SELECT COUNT(*) FROM session",
             "SELECT COUNT(*) FROM version WHERE pinned <> 0 OR id IN (SELECT version FROM held)",
         ] {
-            numbers.push(unsigned(sqlx::query(text).fetch_one(&self.read).await?.try_get(0)?));
+            numbers.push(unsigned(query(text).fetch_one(&self.read).await?.try_get(0)?));
         }
         let [files, versions, logical, unique, chunks, repair, sessions, pinned] = numbers[..] else {
             return Err(MetaError::Damaged { what: "sums" });
@@ -187,10 +187,10 @@ impl Database {
 
 /// The file of an earlier commit with the same session and number.
 async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
-    let row = sqlx::query("SELECT node FROM committed WHERE session = $1 AND number = $2")
+    let row = query("SELECT node FROM committed WHERE session = $1 AND number = $2")
         .bind(signed(commit.session)?)
         .bind(i64::from(commit.number))
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *tx)
         .await?;
     row.map(|row| Ok(unsigned(row.try_get(0)?))).transpose()
 }
@@ -198,31 +198,30 @@ async fn committed(tx: &mut Tx<'_>, commit: &Commit) -> Result<Option<NodeId>> {
 /// The file to commit to: the node, else the file with the name by now, else a new one.
 async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
     let known = match commit.node {
-        Some(id) => names::get(tx, id).await?,
+        Some(id) => files::get(tx, id).await?,
         None => None,
     };
     let found = match known {
         Some(node) => Some(node),
-        None => names::find(tx, commit.make.parent, &commit.make.name).await?,
+        None => files::find(tx, commit.make.parent, &commit.make.name).await?,
     };
     match found {
         Some(node) if node.folder => Err(MetaError::IsAFolder),
         Some(node) => Ok(node),
-        None => names::make_in(tx, &commit.make, now).await,
+        None => files::make_in(tx, &commit.make, now).await,
     }
 }
 
 /// Makes a version the predecessor in a chain and returns its map. None if the version does not exist, has a
 /// successor, or requires fewer copies.
 async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
-    let row = sqlx::query(
-        "UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map",
-    )
-    .bind(signed(version)?)
-    .bind(i64::from(copies.max(1)))
-    .fetch_optional(&mut **tx)
-    .await?;
-    row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()
+    let row =
+        query("UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map")
+            .bind(signed(version)?)
+            .bind(i64::from(copies.max(1)))
+            .fetch_optional(&mut *tx)
+            .await?;
+    row.map(|row| pieces_of(&row.try_get::<Vec<u8>>(0)?)).transpose()
 }
 
 fn pieces_of(map: &[u8]) -> Result<Vec<ChunkRef>> {
@@ -231,10 +230,10 @@ fn pieces_of(map: &[u8]) -> Result<Vec<ChunkRef>> {
 
 /// Sets the neighbour of a version in its chain, on one side.
 async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()> {
-    sqlx::query(AssertSqlSafe(format!("UPDATE version SET {side} = $2 WHERE id = $1")))
+    query(format!("UPDATE version SET {side} = $2 WHERE id = $1"))
         .bind(signed(version)?)
         .bind(signed(to)?)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
     Ok(())
 }
@@ -263,7 +262,7 @@ async fn take_chunks(
     let (new, old) = (reference_counts::numbers(pieces), reference_counts::numbers(base));
     refuse_lost(tx, &reference_counts::both(&new, &old)).await?;
     for (first, last) in reference_counts::runs(&reference_counts::without(&new, &old)) {
-        let taken = sqlx::query(
+        let taken = query(
             "UPDATE chunk SET refs = refs + 1, want = CASE WHEN want < $3 THEN $3 ELSE want END
              WHERE id BETWEEN $1 AND $2 AND doomed = 0 RETURNING id, length,
                  (SELECT COUNT(*) FROM place JOIN benefactor ON benefactor.id = place.benefactor
@@ -272,14 +271,14 @@ async fn take_chunks(
         .bind(signed(first)?)
         .bind(signed(last)?)
         .bind(i64::from(commit.copies.max(1)))
-        .fetch_all(&mut **tx)
+        .fetch_all(&mut *tx)
         .await?;
         if taken.len() as u64 != last - first + 1 {
             return Err(MetaError::Gone);
         }
         let mut lacking = Vec::new();
         for row in taken {
-            let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64, _>(1)?);
+            let (id, length) = (unsigned(row.try_get(0)?), row.try_get::<i64>(1)?);
             let (copies, want): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
             if lengths.get(&id).map(|length| i64::from(*length)) != Some(length) {
                 return Err(MetaError::Invalid("a chunk of the map has another length than before"));
@@ -305,11 +304,11 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
                      WHERE place.chunk = repair.chunk AND benefactor.lost = 0) LIMIT 1",
             ranges_as_part(1, ranges.len())
         );
-        let mut query = sqlx::query(AssertSqlSafe(text));
+        let mut query = query(text);
         for (low, high) in ranges {
             query = query.bind(signed(*low)?).bind(signed(*high)?);
         }
-        if query.fetch_optional(&mut **tx).await?.is_some() {
+        if query.fetch_optional(&mut *tx).await?.is_some() {
             return Err(MetaError::Gone);
         }
     }
@@ -320,14 +319,13 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
 pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
         for (first, last) in reference_counts::runs(&reference_counts::numbers(&pieces_of(&map)?)) {
-            let raised = sqlx::query(
-                "UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id",
-            )
-            .bind(signed(first)?)
-            .bind(signed(last)?)
-            .bind(i64::from(copies))
-            .fetch_all(&mut **tx)
-            .await?;
+            let raised =
+                query("UPDATE chunk SET want = $3 WHERE id BETWEEN $1 AND $2 AND want < $3 RETURNING id")
+                    .bind(signed(first)?)
+                    .bind(signed(last)?)
+                    .bind(i64::from(copies))
+                    .fetch_all(&mut *tx)
+                    .await?;
             let ids: Vec<i64> =
                 raised.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?;
             let ids: Vec<u64> = ids.into_iter().map(unsigned).collect();
@@ -338,10 +336,8 @@ pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) ->
 }
 
 async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
-    let rows = sqlx::query("SELECT map FROM version WHERE node = $1")
-        .bind(signed(node)?)
-        .fetch_all(&mut **tx)
-        .await?;
+    let rows =
+        query("SELECT map FROM version WHERE node = $1").bind(signed(node)?).fetch_all(&mut *tx).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
@@ -349,33 +345,33 @@ async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
 ///
 /// Version rows are locked before chunk rows, as in a commit; the advisory lock admits one removal at a time.
 async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
-    if super::IS_POSTGRES {
-        sqlx::query("SELECT pg_advisory_xact_lock(7751012)").execute(&mut **tx).await?;
+    if tx.is_postgres() {
+        query("SELECT pg_advisory_xact_lock(7751012)").execute(&mut *tx).await?;
     }
-    let row = sqlx::query("UPDATE version SET older = older WHERE id = $1 RETURNING older, newer, map")
+    let row = query("UPDATE version SET older = older WHERE id = $1 RETURNING older, newer, map")
         .bind(signed(version)?)
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *tx)
         .await?;
     let row = row.ok_or(MetaError::NotFound)?;
     let (older, newer) = (unsigned(row.try_get(0)?), unsigned(row.try_get(1)?));
-    let leaving = reference_counts::numbers(&pieces_of(&row.try_get::<Vec<u8>, _>(2)?)?);
+    let leaving = reference_counts::numbers(&pieces_of(&row.try_get::<Vec<u8>>(2)?)?);
     point(tx, "newer", older, newer).await?;
     point(tx, "older", newer, older).await?;
     let (before, after) = (chunks_of(tx, older).await?, chunks_of(tx, newer).await?);
-    sqlx::query("DELETE FROM version WHERE id = $1").bind(signed(version)?).execute(&mut **tx).await?;
+    query("DELETE FROM version WHERE id = $1").bind(signed(version)?).execute(&mut *tx).await?;
     for (first, last) in reference_counts::runs(&reference_counts::counted_less(&before, &leaving, &after)) {
-        sqlx::query("UPDATE chunk SET refs = refs - 1, freed = $3 WHERE id BETWEEN $1 AND $2 AND refs > 0")
+        query("UPDATE chunk SET refs = refs - 1, freed = $3 WHERE id BETWEEN $1 AND $2 AND refs > 0")
             .bind(signed(first)?)
             .bind(signed(last)?)
             .bind(now)
-            .execute(&mut **tx)
+            .execute(&mut *tx)
             .await?;
-        sqlx::query(
+        query(
             "DELETE FROM repair WHERE chunk IN (SELECT id FROM chunk WHERE id BETWEEN $1 AND $2 AND refs = 0)",
         )
         .bind(signed(first)?)
         .bind(signed(last)?)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
     }
     Ok(())
@@ -383,19 +379,19 @@ async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
 
 /// The chunks of a version; none if it does not exist.
 async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
-    let row = sqlx::query("SELECT map FROM version WHERE id = $1")
+    let row = query("SELECT map FROM version WHERE id = $1")
         .bind(signed(version)?)
-        .fetch_optional(&mut **tx)
+        .fetch_optional(&mut *tx)
         .await?;
-    let pieces = row.map(|row| pieces_of(&row.try_get::<Vec<u8>, _>(0)?)).transpose()?;
+    let pieces = row.map(|row| pieces_of(&row.try_get::<Vec<u8>>(0)?)).transpose()?;
     Ok(reference_counts::numbers(&pieces.unwrap_or_default()))
 }
 
 /// Removes all versions of a node, pinned or not.
 pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<()> {
-    let rows = sqlx::query("SELECT id FROM version WHERE node = $1 ORDER BY id DESC")
+    let rows = query("SELECT id FROM version WHERE node = $1 ORDER BY id DESC")
         .bind(signed(node)?)
-        .fetch_all(&mut **tx)
+        .fetch_all(&mut *tx)
         .await?;
     for row in rows {
         release(tx, unsigned(row.try_get(0)?), now).await?;
@@ -405,9 +401,9 @@ pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<
 
 /// Puts the versions of the file `old` before those of the file `heir`.
 pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Result<()> {
-    let row = sqlx::query("SELECT CAST(COALESCE(MAX(number), 0) AS BIGINT) FROM version WHERE node = $1")
+    let row = query("SELECT CAST(COALESCE(MAX(number), 0) AS BIGINT) FROM version WHERE node = $1")
         .bind(signed(old)?)
-        .fetch_one(&mut **tx)
+        .fetch_one(&mut *tx)
         .await?;
     let before: i64 = row.try_get(0)?;
     // In two steps, because no two numbers of a node may be equal at any time.
@@ -415,31 +411,27 @@ pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Resul
         "UPDATE version SET number = -(number + $2) WHERE node = $1",
         "UPDATE version SET number = -number WHERE node = $1 AND $2 = $2",
     ] {
-        sqlx::query(text).bind(signed(heir)?).bind(before).execute(&mut **tx).await?;
+        query(text).bind(signed(heir)?).bind(before).execute(&mut *tx).await?;
     }
-    sqlx::query("UPDATE version SET node = $2 WHERE node = $1")
+    query("UPDATE version SET node = $2 WHERE node = $1")
         .bind(signed(old)?)
         .bind(signed(heir)?)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
     Ok(())
 }
 
-fn info(
-    row: &<super::Driver as sqlx::Database>::Row,
-    first: usize,
-    holders: &mut HashMap<u64, Vec<String>>,
-) -> Result<VersionInfo> {
+fn info(row: &Row, first: usize, holders: &mut HashMap<u64, Vec<String>>) -> Result<VersionInfo> {
     let id = unsigned(row.try_get(first)?);
     Ok(VersionInfo {
         id,
         holders: holders.remove(&id).unwrap_or_default(),
-        number: row.try_get::<i64, _>(first + 1)? as u32,
+        number: row.try_get::<i64>(first + 1)? as u32,
         size: unsigned(row.try_get(first + 2)?),
         created: row.try_get(first + 3)?,
         chunks: unsigned(row.try_get(first + 4)?),
         sent: unsigned(row.try_get(first + 5)?),
-        pinned: row.try_get::<i64, _>(first + 6)? != 0,
+        pinned: row.try_get::<i64>(first + 6)? != 0,
         modified: row.try_get(first + 7)?,
     })
 }

@@ -1,17 +1,19 @@
-//! Database statements on benefactors, write sessions and reservations. Compiled for each driver; see `meta`.
+//! Meta statements on benefactors, write sessions and reservations.
 
-use super::statements::{Database, Tx, numbers, signed, unsigned};
+use super::{
+    database::{Meta, numbers, signed, unsigned},
+    driver::{Row, Tx, query},
+};
 use crate::{
     meta::{BenefactorRow, MetaError, Result},
     protocol::{BenefactorId, BenefactorStatus},
 };
-use sqlx::{AssertSqlSafe, Row};
 use whimbrel_wire::PublicKey;
 
 /// Milliseconds beyond the lease for which commits of a session are recorded; no repeated call is later.
 const REMEMBERED: i64 = 3_600_000;
 
-impl Database {
+impl Meta {
     pub(crate) async fn register(
         &self,
         key: &PublicKey,
@@ -23,16 +25,16 @@ impl Database {
             return Err(MetaError::OtherPool { found: status.pool, expected: pool });
         }
         let mut tx = self.write.begin().await?;
-        let known = sqlx::query("SELECT id FROM benefactor WHERE key = $1")
+        let known = query("SELECT id FROM benefactor WHERE key = $1")
             .bind(key.0.to_vec())
-            .fetch_optional(&mut *tx)
+            .fetch_optional(&mut tx)
             .await?;
         let id = match known {
             Some(row) => unsigned(row.try_get(0)?),
             None => numbers(&mut tx, "benefactor", 1).await?,
         };
         let id = BenefactorId::try_from(id).map_err(|_| MetaError::Invalid("too many benefactors"))?;
-        sqlx::query(
+        query(
             "INSERT INTO benefactor
                  (id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen, owed)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, 0, $10, $11)
@@ -51,14 +53,14 @@ impl Database {
         .bind(i64::from(status.draining))
         .bind(now)
         .bind(signed(status.owed)?)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         self.finish(tx).await?;
         Ok(id)
     }
 
     pub(crate) async fn members(&self) -> Result<Vec<BenefactorRow>> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT id, key, name, address, capacity, used, free, chunks, draining, lost, faults, seen,
                  (SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM reservation WHERE benefactor = benefactor.id), owed
              FROM benefactor ORDER BY id",
@@ -80,7 +82,7 @@ impl Database {
     }
 
     pub(crate) async fn stop_drain(&self, benefactor: BenefactorId) -> Result<()> {
-        sqlx::query("UPDATE benefactor SET draining = 0 WHERE id = $1")
+        query("UPDATE benefactor SET draining = 0 WHERE id = $1")
             .bind(i64::from(benefactor))
             .execute(&self.write)
             .await?;
@@ -89,11 +91,10 @@ impl Database {
 
     /// The number of counted copies of each benefactor.
     pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
-        let rows = sqlx::query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor")
-            .fetch_all(&self.read)
-            .await?;
+        let rows =
+            query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor").fetch_all(&self.read).await?;
         rows.iter()
-            .map(|row| Ok((row.try_get::<i64, _>(0)? as BenefactorId, unsigned(row.try_get(1)?))))
+            .map(|row| Ok((row.try_get::<i64>(0)? as BenefactorId, unsigned(row.try_get(1)?))))
             .collect()
     }
 
@@ -105,16 +106,16 @@ impl Database {
         now: i64,
     ) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        sqlx::query(AssertSqlSafe(format!("UPDATE benefactor SET {column} = 2 WHERE id = $1")))
+        query(format!("UPDATE benefactor SET {column} = 2 WHERE id = $1"))
             .bind(i64::from(benefactor))
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         let text = format!(
             "INSERT INTO repair (chunk, since)
              SELECT place.chunk, CAST($2 AS BIGINT) FROM place JOIN chunk ON chunk.id = place.chunk
              WHERE place.benefactor = $1 AND chunk.refs > 0 ON CONFLICT (chunk) {queued}"
         );
-        sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).bind(now).execute(&mut *tx).await?;
+        query(text).bind(i64::from(benefactor)).bind(now).execute(&mut tx).await?;
         self.finish(tx).await
     }
 
@@ -130,7 +131,7 @@ impl Database {
                  (SELECT COUNT(*) FROM place other WHERE other.chunk = chunk.id AND other.benefactor <> $1
                   AND other.benefactor IN ({counted}))"
         );
-        let row = sqlx::query(AssertSqlSafe(text)).bind(i64::from(benefactor)).fetch_one(&self.read).await?;
+        let row = query(text).bind(i64::from(benefactor)).fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
@@ -141,7 +142,7 @@ impl Database {
             "DELETE FROM reservation WHERE benefactor = $1",
             "DELETE FROM benefactor WHERE id = $1",
         ] {
-            sqlx::query(text).bind(i64::from(benefactor)).execute(&mut *tx).await?;
+            query(text).bind(i64::from(benefactor)).execute(&mut tx).await?;
         }
         self.finish(tx).await
     }
@@ -150,10 +151,10 @@ impl Database {
     pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
-        sqlx::query("INSERT INTO session (id, started, seen) VALUES ($1, $2, $2)")
+        query("INSERT INTO session (id, started, seen) VALUES ($1, $2, $2)")
             .bind(signed(id)?)
             .bind(now)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         promise(&mut tx, id, shares).await?;
         self.finish(tx).await?;
@@ -161,49 +162,43 @@ impl Database {
     }
 
     pub(crate) async fn renew_session(&self, session: u64, now: i64) -> Result<()> {
-        let done = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+        let done = query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(session)?)
             .bind(now)
             .execute(&self.write)
             .await?;
-        if done.rows_affected() == 1 { Ok(()) } else { Err(MetaError::SessionOver) }
+        if done == 1 { Ok(()) } else { Err(MetaError::SessionOver) }
     }
 
     pub(crate) async fn end_session(&self, session: u64) -> Result<()> {
         let mut tx = self.write.begin().await?;
         for text in ["DELETE FROM reservation WHERE session = $1", "DELETE FROM session WHERE id = $1"] {
-            sqlx::query(text).bind(signed(session)?).execute(&mut *tx).await?;
+            query(text).bind(signed(session)?).execute(&mut tx).await?;
         }
         self.finish(tx).await
     }
 
     pub(crate) async fn expire_sessions(&self, before: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
-        let gone = sqlx::query("DELETE FROM session WHERE seen < $1").bind(before).execute(&mut *tx).await?;
-        sqlx::query("DELETE FROM reservation WHERE session NOT IN (SELECT id FROM session)")
-            .execute(&mut *tx)
+        let gone = query("DELETE FROM session WHERE seen < $1").bind(before).execute(&mut tx).await?;
+        query("DELETE FROM reservation WHERE session NOT IN (SELECT id FROM session)")
+            .execute(&mut tx)
             .await?;
-        sqlx::query("DELETE FROM committed WHERE at < $1")
-            .bind(before - REMEMBERED)
-            .execute(&mut *tx)
-            .await?;
+        query("DELETE FROM committed WHERE at < $1").bind(before - REMEMBERED).execute(&mut tx).await?;
         self.finish(tx).await?;
-        Ok(gone.rows_affected())
+        Ok(gone)
     }
 
     /// The number of open write sessions.
     pub(crate) async fn sessions(&self) -> Result<u64> {
-        let row = sqlx::query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
+        let row = query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
     /// Replaces the reservations of a session.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        sqlx::query("DELETE FROM reservation WHERE session = $1")
-            .bind(signed(session)?)
-            .execute(&mut *tx)
-            .await?;
+        query("DELETE FROM reservation WHERE session = $1").bind(signed(session)?).execute(&mut tx).await?;
         promise(&mut tx, session, shares).await?;
         self.finish(tx).await
     }
@@ -211,21 +206,21 @@ impl Database {
 
 async fn promise(tx: &mut Tx<'_>, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
     for (benefactor, bytes) in shares {
-        sqlx::query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
+        query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
             .bind(signed(session)?)
             .bind(i64::from(*benefactor))
             .bind(signed(*bytes)?)
-            .execute(&mut **tx)
+            .execute(&mut *tx)
             .await?;
     }
     Ok(())
 }
 
-fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<BenefactorRow> {
+fn member(row: &Row) -> Result<BenefactorRow> {
     let damaged = || MetaError::Damaged { what: "list of benefactors" };
     let key: Vec<u8> = row.try_get(1)?;
     Ok(BenefactorRow {
-        id: u16::try_from(row.try_get::<i64, _>(0)?).map_err(|_| damaged())?,
+        id: u16::try_from(row.try_get::<i64>(0)?).map_err(|_| damaged())?,
         key: PublicKey(key.try_into().map_err(|_| damaged())?),
         name: row.try_get(2)?,
         address: row.try_get(3)?,
@@ -233,8 +228,8 @@ fn member(row: &<super::Driver as sqlx::Database>::Row) -> Result<BenefactorRow>
         used: unsigned(row.try_get(5)?),
         free: unsigned(row.try_get(6)?),
         chunks: unsigned(row.try_get(7)?),
-        draining: row.try_get::<i64, _>(8)? > 0,
-        lost: row.try_get::<i64, _>(9)? > 0,
+        draining: row.try_get::<i64>(8)? > 0,
+        lost: row.try_get::<i64>(9)? > 0,
         faults: unsigned(row.try_get(10)?),
         seen: row.try_get(11)?,
         reserved: unsigned(row.try_get(12)?),

@@ -1,25 +1,22 @@
-//! Database statements on pins of holders, which keep versions that machines use. Compiled for each driver.
+//! Meta statements on pins of holders, which keep versions that machines use.
 //!
 //! A pin has an end, which its holder extends by renewing it; after its end it has no effect. Pinning and
 //! removing a version both lock its row first, so one of the two is refused.
 
 use super::{
-    IS_POSTGRES,
-    statements::{Database, Tx, signed, unsigned},
+    database::{Meta, signed, unsigned},
+    driver::{Row, Tx, query},
 };
 use crate::{
     meta::{MetaError, PinRow, Result},
     protocol::NodeId,
 };
-use sqlx::{AssertSqlSafe, Row};
 use std::collections::HashMap;
 
-/// Locks rows in PostgreSQL; SQLite has one writer and no such clause.
-const LOCKED: &str = if IS_POSTGRES { " FOR UPDATE" } else { "" };
 /// Most holders named in a refusal.
 const NAMED: usize = 4;
 
-impl Database {
+impl Meta {
     /// Pins a version for a holder until `ends`, or renews the pin.
     pub(crate) async fn hold(
         &self,
@@ -30,10 +27,10 @@ impl Database {
         ends: i64,
     ) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        let text = format!("SELECT id FROM version WHERE id = $1{LOCKED}");
-        let found = sqlx::query(AssertSqlSafe(text)).bind(signed(version)?).fetch_optional(&mut *tx).await?;
+        let text = format!("SELECT id FROM version WHERE id = $1{}", tx.row_lock());
+        let found = query(text).bind(signed(version)?).fetch_optional(&mut tx).await?;
         found.ok_or(MetaError::NotFound)?;
-        sqlx::query(
+        query(
             "INSERT INTO held (version, owner, holder, since, ends) VALUES ($1, $2, $3, $4, $5)
              ON CONFLICT (version, owner, holder) DO UPDATE SET ends = $5",
         )
@@ -42,7 +39,7 @@ impl Database {
         .bind(holder)
         .bind(now)
         .bind(ends)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         self.finish(tx).await
     }
@@ -51,13 +48,13 @@ impl Database {
     pub(crate) async fn release(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
         let own = if owner.is_some() { "AND owner = $3" } else { "" };
         let text = format!("DELETE FROM held WHERE version = $1 AND holder = $2 {own}");
-        let query = sqlx::query(AssertSqlSafe(text)).bind(signed(version)?).bind(holder);
+        let query = query(text).bind(signed(version)?).bind(holder);
         let query = match owner {
             Some(owner) => query.bind(owner.to_vec()),
             None => query,
         };
         let done = query.execute(&self.write).await?;
-        if done.rows_affected() > 0 { self.synced().await } else { Err(MetaError::NotFound) }
+        if done > 0 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
     /// All pins of holders, or those of one owner.
@@ -67,13 +64,13 @@ impl Database {
             "SELECT version.node, version.number, version.id, version.size, holder, since, ends
              FROM held JOIN version ON version.id = held.version {own} ORDER BY version.node, version.number, holder"
         );
-        let query = sqlx::query(AssertSqlSafe(text));
+        let query = query(text);
         let query = match owner {
             Some(owner) => query.bind(owner.to_vec()),
             None => query,
         };
         let rows = query.fetch_all(&self.read).await?;
-        let pin = |row: &<super::Driver as sqlx::Database>::Row| {
+        let pin = |row: &Row| {
             let held = Some((row.try_get(4)?, row.try_get(5)?, row.try_get(6)?));
             Ok(PinRow { held, ..pin_of(row)? })
         };
@@ -83,7 +80,7 @@ impl Database {
     /// All pins that users set.
     pub(crate) async fn pinned(&self) -> Result<Vec<PinRow>> {
         let rows =
-            sqlx::query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
+            query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
                 .fetch_all(&self.read)
                 .await?;
         rows.iter().map(pin_of).collect()
@@ -91,26 +88,24 @@ impl Database {
 
     /// Deletes pins that have ended.
     pub(crate) async fn expire_held(&self, now: i64) -> Result<u64> {
-        let gone = sqlx::query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
-        Ok(gone.rows_affected())
+        let gone = query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
+        Ok(gone)
     }
 
     /// Extends all pins to `ends` at least, because they could not be renewed without a manager.
     pub(crate) async fn prolong_held(&self, ends: i64) -> Result<()> {
-        sqlx::query("UPDATE held SET ends = $1 WHERE ends < $1").bind(ends).execute(&self.write).await?;
+        query("UPDATE held SET ends = $1 WHERE ends < $1").bind(ends).execute(&self.write).await?;
         Ok(())
     }
 
     /// The holders of each version, of one file or of all.
     pub(crate) async fn holders(&self, node: Option<NodeId>) -> Result<HashMap<u64, Vec<String>>> {
         let rows = match node {
-            None => {
-                sqlx::query("SELECT version, holder FROM held ORDER BY holder").fetch_all(&self.read).await?
-            }
+            None => query("SELECT version, holder FROM held ORDER BY holder").fetch_all(&self.read).await?,
             Some(node) => {
                 let text = "SELECT version, holder FROM held JOIN version ON version.id = held.version
                      WHERE version.node = $1 ORDER BY holder";
-                sqlx::query(text).bind(signed(node)?).fetch_all(&self.read).await?
+                query(text).bind(signed(node)?).fetch_all(&self.read).await?
             }
         };
         let mut out: HashMap<u64, Vec<String>> = HashMap::new();
@@ -121,10 +116,10 @@ impl Database {
     }
 }
 
-fn pin_of(row: &<super::Driver as sqlx::Database>::Row) -> Result<PinRow> {
+fn pin_of(row: &Row) -> Result<PinRow> {
     Ok(PinRow {
         node: unsigned(row.try_get(0)?),
-        number: row.try_get::<i64, _>(1)? as u32,
+        number: row.try_get::<i64>(1)? as u32,
         version: unsigned(row.try_get(2)?),
         size: unsigned(row.try_get(3)?),
         held: None,
@@ -139,19 +134,22 @@ pub(crate) async fn refuse_pinned(
     number: Option<u32>,
     now: i64,
 ) -> Result<()> {
-    let text = format!("SELECT id, number, pinned FROM version WHERE node = $1 ORDER BY number DESC{LOCKED}");
-    let rows = sqlx::query(AssertSqlSafe(text)).bind(signed(node)?).fetch_all(&mut **tx).await?;
+    let text = format!(
+        "SELECT id, number, pinned FROM version WHERE node = $1 ORDER BY number DESC{}",
+        tx.row_lock()
+    );
+    let rows = query(text).bind(signed(node)?).fetch_all(&mut *tx).await?;
     for row in rows {
         let (id, found, pinned): (i64, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         if number.is_some_and(|number| i64::from(number) != found) {
             continue;
         }
         let held =
-            sqlx::query("SELECT holder FROM held WHERE version = $1 AND ends >= $2 ORDER BY holder LIMIT $3")
+            query("SELECT holder FROM held WHERE version = $1 AND ends >= $2 ORDER BY holder LIMIT $3")
                 .bind(id)
                 .bind(now)
                 .bind(NAMED as i64)
-                .fetch_all(&mut **tx)
+                .fetch_all(&mut *tx)
                 .await?;
         let mut by: Vec<String> =
             held.iter().map(|row| row.try_get(0)).collect::<std::result::Result<_, _>>()?;
@@ -165,8 +163,8 @@ pub(crate) async fn refuse_pinned(
 
 /// Deletes the remaining pins of removed versions.
 pub(crate) async fn forget_held(tx: &mut Tx<'_>) -> Result<()> {
-    sqlx::query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
-        .execute(&mut **tx)
+    query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
+        .execute(&mut *tx)
         .await?;
     Ok(())
 }

@@ -1,8 +1,7 @@
-//! Database connections, schema migration, parts of statements. Compiled for each driver; see `meta`.
+//! Meta connections, schema migration, parts of statements.
 
-use super::{Driver, IS_POSTGRES};
+use super::driver::{Connections, Tx, is_postgres, query};
 use crate::meta::{MetaError, Result, group_commit::GroupCommit, schema};
-use sqlx::{AssertSqlSafe, Pool, Row, Transaction, pool::PoolOptions};
 use std::{fmt::Write, sync::Arc};
 
 /// Values in one statement; SQLite allows 32,766, but longer statements are not faster.
@@ -11,36 +10,36 @@ pub(crate) const BATCH: usize = 500;
 /// Ranges of chunk numbers in one statement, limited for the same reason.
 pub(crate) const RANGES: usize = 400;
 
-pub(crate) type Tx<'a> = Transaction<'a, Driver>;
-
-/// Connections to the database. SQLite has one connection for writing, because it allows one writer.
+/// The database of a manager. SQLite has one connection for writing, because it allows one writer.
 #[derive(Debug, Clone)]
-pub(crate) struct Database {
-    pub(crate) write: Pool<Driver>,
-    pub(crate) read: Pool<Driver>,
+pub(crate) struct Meta {
+    pub(crate) write: Connections,
+    pub(crate) read: Connections,
     /// Group commit, for SQLite only.
     syncs: Option<Arc<GroupCommit>>,
 }
 
-impl Database {
+impl Meta {
+    /// Opens `location`: a `postgres://` URL, or the path of a SQLite file, made if it is not there.
     pub(crate) async fn open(location: &str) -> Result<Self> {
-        // Settings belong to a connection, so it must stay open.
-        let pool = |most: u32| {
-            PoolOptions::<Driver>::new().max_connections(most).max_lifetime(None).idle_timeout(None)
-        };
-        let url = if IS_POSTGRES { location.to_owned() } else { format!("sqlite://{location}?mode=rwc") };
-        let write = pool(if IS_POSTGRES { 8 } else { 1 }).connect(&url).await?;
-        if !IS_POSTGRES {
-            // The log separates readers from the writer; `finish` makes commits durable.
-            for setting in
-                ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-65536"]
-            {
-                sqlx::query(setting).execute(&write).await?;
+        let database = match is_postgres(location) {
+            true => {
+                let connections = Connections::open(location, 8).await?;
+                Self { write: connections.clone(), read: connections, syncs: None }
             }
-        }
-        let read = if IS_POSTGRES { write.clone() } else { pool(4).connect(&url).await? };
-        let syncs = if IS_POSTGRES { None } else { Some(Arc::new(GroupCommit::of(location))) };
-        let database = Self { write, read, syncs };
+            false => {
+                let url = format!("sqlite://{location}?mode=rwc");
+                let write = Connections::open(&url, 1).await?;
+                // The log separates readers from the writer; `finish` makes commits durable.
+                for setting in
+                    ["PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", "PRAGMA cache_size=-65536"]
+                {
+                    query(setting).execute(&write).await?;
+                }
+                let read = Connections::open(&url, 4).await?;
+                Self { write, read, syncs: Some(Arc::new(GroupCommit::of(location))) }
+            }
+        };
         database.migrate().await?;
         Ok(database)
     }
@@ -62,31 +61,31 @@ impl Database {
 
     async fn migrate(&self) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        if IS_POSTGRES {
+        if tx.is_postgres() {
             // Managers that start at the same time must not create a table twice.
-            sqlx::query("SELECT pg_advisory_xact_lock(7751011)").execute(&mut *tx).await?;
+            query("SELECT pg_advisory_xact_lock(7751011)").execute(&mut tx).await?;
         }
-        for statement in schema::statements(IS_POSTGRES) {
-            sqlx::query(AssertSqlSafe(statement)).execute(&mut *tx).await?;
+        for statement in schema::statements(tx.is_postgres()) {
+            query(statement).execute(&mut tx).await?;
         }
-        let row = sqlx::query("SELECT value FROM counter WHERE name = 'schema'").fetch_one(&mut *tx).await?;
-        let schema = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+        let row = query("SELECT value FROM counter WHERE name = 'schema'").fetch_one(&mut tx).await?;
+        let schema = usize::try_from(row.try_get::<i64>(0)?).unwrap_or(usize::MAX);
         for statement in schema::LATER.iter().skip(schema.saturating_sub(1)) {
-            sqlx::query(*statement).execute(&mut *tx).await?;
+            query(*statement).execute(&mut tx).await?;
             numbers(&mut tx, "schema", 1).await?;
         }
         let id = i64::from_le_bytes(fresh_id());
-        sqlx::query("INSERT INTO counter (name, value) VALUES ('pool', $1) ON CONFLICT (name) DO NOTHING")
+        query("INSERT INTO counter (name, value) VALUES ('pool', $1) ON CONFLICT (name) DO NOTHING")
             .bind(id)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         self.finish(tx).await
     }
 
     /// The id of the pool.
     pub(crate) async fn pool_id(&self) -> Result<u64> {
-        let row = sqlx::query("SELECT value FROM counter WHERE name = 'pool'").fetch_one(&self.read).await?;
-        Ok(row.try_get::<i64, _>(0)? as u64)
+        let row = query("SELECT value FROM counter WHERE name = 'pool'").fetch_one(&self.read).await?;
+        Ok(row.try_get::<i64>(0)? as u64)
     }
 }
 
@@ -100,12 +99,12 @@ fn fresh_id() -> [u8; 8] {
 
 /// Reserves `count` numbers and returns the first.
 pub(crate) async fn numbers(tx: &mut Tx<'_>, name: &str, count: usize) -> Result<u64> {
-    let row = sqlx::query("UPDATE counter SET value = value + $2 WHERE name = $1 RETURNING value")
+    let row = query("UPDATE counter SET value = value + $2 WHERE name = $1 RETURNING value")
         .bind(name)
         .bind(count as i64)
-        .fetch_one(&mut **tx)
+        .fetch_one(&mut *tx)
         .await?;
-    Ok((row.try_get::<i64, _>(0)? - count as i64) as u64)
+    Ok((row.try_get::<i64>(0)? - count as i64) as u64)
 }
 
 /// Placeholders `($1, $2), ($3, $4), …`: `rows` of `width`, numbered from `first`.

@@ -1,12 +1,14 @@
-//! Database statements on chunks, their places, garbage collection and repair. Compiled for each driver.
+//! Meta statements on chunks, their places, garbage collection and repair.
 
-use super::statements::{BATCH, Database, RANGES, Tx, list, numbers, ranges_as_part, rows, signed, unsigned};
+use super::{
+    database::{BATCH, Meta, RANGES, list, numbers, ranges_as_part, rows, signed, unsigned},
+    driver::{Tx, query},
+};
 use crate::{
     chunk_map,
     meta::{ChunkStatus, GcDecision, MetaError, Result, UnderReplicated, judge, reference_counts},
     protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written, after},
 };
-use sqlx::{AssertSqlSafe, Row};
 use std::collections::{HashMap, HashSet};
 use whimbrel_core::Digest;
 
@@ -19,7 +21,7 @@ fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
     bytes.try_into().map(Digest).map_err(|_| MetaError::Damaged { what: "digest" })
 }
 
-impl Database {
+impl Meta {
     /// The number of each chunk with `copies` reachable copies, 0 for the others. A query protects an unused
     /// chunk from collection while a session lives that began before.
     pub(crate) async fn known(
@@ -38,12 +40,12 @@ impl Database {
                       WHERE place.chunk = chunk.id AND benefactor.seen >= $1 AND benefactor.lost = 0)",
                 list(3, batch.len())
             );
-            let mut query = sqlx::query(AssertSqlSafe(text)).bind(alive_since).bind(i64::from(copies));
+            let mut query = query(text).bind(alive_since).bind(i64::from(copies));
             for digest in batch {
                 query = query.bind(digest.0.to_vec());
             }
             for row in query.fetch_all(&self.read).await? {
-                let used = row.try_get::<i64, _>(2)? > 0;
+                let used = row.try_get::<i64>(2)? > 0;
                 found.insert(row.try_get(1)?, (unsigned(row.try_get(0)?), used));
             }
         }
@@ -60,24 +62,24 @@ impl Database {
     /// without a query. That needs all copies to be reachable, as far as known without looking at each chunk:
     /// a chunk that lacks a copy is queued for repair, and one at a silent benefactor is found by its places.
     pub(crate) async fn standing(&self, version: u64, copies: u8, alive_since: i64) -> Result<Vec<bool>> {
-        let row = sqlx::query("SELECT map, copies FROM version WHERE id = $1")
+        let row = query("SELECT map, copies FROM version WHERE id = $1")
             .bind(signed(version)?)
             .fetch_optional(&self.read)
             .await?;
         let row = row.ok_or(MetaError::NotFound)?;
-        let pieces = chunk_map::decode(&row.try_get::<Vec<u8>, _>(0)?);
+        let pieces = chunk_map::decode(&row.try_get::<Vec<u8>>(0)?);
         let pieces = pieces.map_err(|_| MetaError::Damaged { what: "map" })?;
-        if row.try_get::<i64, _>(1)? < i64::from(copies) {
+        if row.try_get::<i64>(1)? < i64::from(copies) {
             return Ok(vec![false; pieces.len()]);
         }
         let chunks = reference_counts::numbers(&pieces);
         let mut doubtful = self.within("repair", "", &chunks).await?;
-        let silent = sqlx::query("SELECT id FROM benefactor WHERE seen < $1 AND lost = 0")
+        let silent = query("SELECT id FROM benefactor WHERE seen < $1 AND lost = 0")
             .bind(alive_since)
             .fetch_all(&self.read)
             .await?;
         for row in silent {
-            let there = format!("AND benefactor = {}", row.try_get::<i64, _>(0)?);
+            let there = format!("AND benefactor = {}", row.try_get::<i64>(0)?);
             doubtful.extend(self.within("place", &there, &chunks).await?);
         }
         Ok(pieces.iter().map(|piece| !doubtful.contains(&piece.chunk)).collect())
@@ -91,7 +93,7 @@ impl Database {
                 "{} SELECT chunk FROM part CROSS JOIN {table} WHERE chunk BETWEEN part.low AND part.high {which}",
                 ranges_as_part(1, ranges.len())
             );
-            let mut query = sqlx::query(AssertSqlSafe(text));
+            let mut query = query(text);
             for (low, high) in ranges {
                 query = query.bind(signed(*low)?).bind(signed(*high)?);
             }
@@ -109,7 +111,7 @@ impl Database {
                 "UPDATE chunk SET freed = $1 WHERE doomed = 0 AND id IN ({}) RETURNING id",
                 list(2, batch.len())
             );
-            let mut query = sqlx::query(AssertSqlSafe(text)).bind(now);
+            let mut query = query(text).bind(now);
             for chunk in batch {
                 query = query.bind(signed(*chunk)?);
             }
@@ -124,12 +126,12 @@ impl Database {
     /// Registers the chunks that a session wrote and returns their numbers.
     pub(crate) async fn enroll(&self, session: u64, written: &[Written], now: i64) -> Result<Vec<ChunkId>> {
         let mut tx = self.write.begin().await?;
-        let renewed = sqlx::query("UPDATE session SET seen = $2 WHERE id = $1")
+        let renewed = query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(session)?)
             .bind(now)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        if renewed.rows_affected() != 1 {
+        if renewed != 1 {
             return Err(MetaError::SessionOver);
         }
         // A statement must not touch a row twice.
@@ -166,14 +168,14 @@ impl Database {
                     true,
                 ),
             ] {
-                let mut query = sqlx::query(AssertSqlSafe(text));
+                let mut query = query(text);
                 for chunk in batch {
                     query = query.bind(signed(*chunk)?);
                 }
                 for row in query.fetch_all(&self.read).await? {
                     let id = unsigned(row.try_get(0)?);
                     if is_place {
-                        places.entry(id).or_default().push(row.try_get::<i64, _>(1)? as u16);
+                        places.entry(id).or_default().push(row.try_get::<i64>(1)? as u16);
                     } else {
                         digests.insert(id, digest_of(row.try_get(1)?)?);
                     }
@@ -190,15 +192,15 @@ impl Database {
     /// Removes a copy that could not be read from the places and counts a fault of the benefactor.
     pub(crate) async fn fault(&self, fault: &Fault, now: i64) -> Result<()> {
         let mut tx = self.write.begin().await?;
-        let gone = sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+        let gone = query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
             .bind(signed(fault.chunk)?)
             .bind(i64::from(fault.benefactor))
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        if gone.rows_affected() > 0 {
-            sqlx::query("UPDATE benefactor SET faults = faults + 1 WHERE id = $1")
+        if gone > 0 {
+            query("UPDATE benefactor SET faults = faults + 1 WHERE id = $1")
                 .bind(i64::from(fault.benefactor))
-                .execute(&mut *tx)
+                .execute(&mut tx)
                 .await?;
             queue(&mut tx, &[fault.chunk], now).await?;
         }
@@ -214,7 +216,7 @@ impl Database {
         now: i64,
     ) -> Result<Vec<bool>> {
         let mut tx = self.write.begin().await?;
-        let row = sqlx::query("SELECT MIN(started) FROM session").fetch_one(&mut *tx).await?;
+        let row = query("SELECT MIN(started) FROM session").fetch_one(&mut tx).await?;
         let oldest: Option<i64> = row.try_get(0)?;
         let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
         let mut verdicts = vec![GcDecision::Keep; listed.len()];
@@ -240,7 +242,7 @@ impl Database {
 
     /// Chunks that may lack copies, those that wait longest first.
     pub(crate) async fn needy(&self, most: u32) -> Result<Vec<UnderReplicated>> {
-        let found = sqlx::query(
+        let found = query(
             "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs, repair.since
              FROM repair JOIN chunk ON chunk.id = repair.chunk ORDER BY repair.since LIMIT $1",
         )
@@ -253,8 +255,8 @@ impl Database {
                 chunk: unsigned(row.try_get(0)?),
                 digest: digest_of(row.try_get(1)?)?,
                 length: unsigned(row.try_get(2)?),
-                want: row.try_get::<i64, _>(3)? as u8,
-                used: row.try_get::<i64, _>(4)? > 0,
+                want: row.try_get::<i64>(3)? as u8,
+                used: row.try_get::<i64>(4)? > 0,
                 places: Vec::new(),
                 since: row.try_get(5)?,
             });
@@ -280,7 +282,7 @@ impl Database {
         to: BenefactorId,
         most: u32,
     ) -> Result<Vec<(ChunkId, Digest)>> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT chunk.id, chunk.digest FROM place JOIN chunk ON chunk.id = place.chunk
              WHERE place.benefactor = $1 AND chunk.refs > 0 AND NOT EXISTS
                  (SELECT 1 FROM place other WHERE other.chunk = chunk.id AND other.benefactor = $2) LIMIT $3",
@@ -312,10 +314,10 @@ impl Database {
     pub(crate) async fn healed(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         for (chunk, since) in chunks {
-            sqlx::query("DELETE FROM repair WHERE chunk = $1 AND since = $2")
+            query("DELETE FROM repair WHERE chunk = $1 AND since = $2")
                 .bind(signed(*chunk)?)
-                .bind(since)
-                .execute(&mut *tx)
+                .bind(*since)
+                .execute(&mut tx)
                 .await?;
         }
         self.finish(tx).await
@@ -328,7 +330,7 @@ impl Database {
 
     async fn of_repair(&self, what: &str, chunks: &[ChunkId]) -> Result<()> {
         for batch in chunks.chunks(BATCH) {
-            let mut query = sqlx::query(AssertSqlSafe(format!("{what} ({})", list(1, batch.len()))));
+            let mut query = query(format!("{what} ({})", list(1, batch.len())));
             for chunk in batch {
                 query = query.bind(signed(*chunk)?);
             }
@@ -350,7 +352,7 @@ async fn enroll_batch(
          ON CONFLICT (digest) DO UPDATE SET doomed = 0, freed = EXCLUDED.freed RETURNING id, digest",
         rows(1, batch.len(), 8)
     );
-    let mut query = sqlx::query(AssertSqlSafe(text));
+    let mut query = query(text);
     for (at, chunk) in batch.iter().enumerate() {
         query = query
             .bind(signed(first + at as u64)?)
@@ -362,7 +364,7 @@ async fn enroll_batch(
             .bind(1_i64)
             .bind(0_i64);
     }
-    for row in query.fetch_all(&mut **tx).await? {
+    for row in query.fetch_all(&mut *tx).await? {
         ids.insert(digest_of(row.try_get(1)?)?, unsigned(row.try_get(0)?));
     }
     Ok(())
@@ -374,11 +376,11 @@ async fn insert_places(tx: &mut Tx<'_>, places: &[(ChunkId, BenefactorId)], now:
             "INSERT INTO place (chunk, benefactor, since) VALUES {} ON CONFLICT (chunk, benefactor) DO NOTHING",
             rows(1, batch.len(), 3)
         );
-        let mut query = sqlx::query(AssertSqlSafe(text));
+        let mut query = query(text);
         for (chunk, benefactor) in batch {
             query = query.bind(signed(*chunk)?).bind(i64::from(*benefactor)).bind(now);
         }
-        query.execute(&mut **tx).await?;
+        query.execute(&mut *tx).await?;
     }
     Ok(())
 }
@@ -391,11 +393,11 @@ pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Resu
              WHERE refs > 0 AND id IN ({}) ON CONFLICT (chunk) DO UPDATE SET since = repair.since + 1",
             list(2, batch.len())
         );
-        let mut query = sqlx::query(AssertSqlSafe(text)).bind(now);
+        let mut query = query(text).bind(now);
         for chunk in batch {
             query = query.bind(signed(*chunk)?);
         }
-        query.execute(&mut **tx).await?;
+        query.execute(&mut *tx).await?;
     }
     Ok(())
 }
@@ -432,10 +434,10 @@ async fn judge_page(
 /// Removes copies that do not exist any more, and queues their chunks.
 async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>, now: i64) -> Result<()> {
     for id in &chunks {
-        sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+        query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
             .bind(signed(*id)?)
             .bind(i64::from(benefactor))
-            .execute(&mut **tx)
+            .execute(&mut *tx)
             .await?;
     }
     queue(tx, &chunks, now).await
@@ -447,7 +449,7 @@ async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>,
 /// `CROSS JOIN` fixes the join order in SQLite (and means nothing elsewhere): digests first, instead of all
 /// chunks of the benefactor.
 async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Digest)) -> Result<Counted> {
-    let found = sqlx::query(
+    let found = query(
         "SELECT chunk.id, chunk.digest, chunk.refs, chunk.freed, place.since
          FROM chunk CROSS JOIN place
          WHERE place.chunk = chunk.id AND place.benefactor = $1 AND chunk.digest >= $2 AND chunk.digest <= $3
@@ -457,11 +459,11 @@ async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Dige
     .bind(range.0.0.to_vec())
     .bind(range.1.0.to_vec())
     .bind(PAGE as i64)
-    .fetch_all(&mut **tx)
+    .fetch_all(&mut *tx)
     .await?;
     let mut counted = HashMap::with_capacity(found.len());
     for row in found {
-        let (refs, freed, since) = (row.try_get::<i64, _>(2)?, row.try_get(3)?, row.try_get(4)?);
+        let (refs, freed, since) = (row.try_get::<i64>(2)?, row.try_get(3)?, row.try_get(4)?);
         counted.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, freed, since));
     }
     Ok(counted)
@@ -469,22 +471,22 @@ async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Dige
 
 /// Gives up a copy, unless the chunk is used again. With its last copy, the chunk is deleted.
 async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
-    let doomed = sqlx::query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
+    let doomed = query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
         .bind(signed(chunk)?)
         .bind(freed)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
-    if doomed.rows_affected() == 0 {
+    if doomed == 0 {
         return Ok(false);
     }
-    sqlx::query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
+    query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
         .bind(signed(chunk)?)
         .bind(i64::from(benefactor))
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
-    sqlx::query("DELETE FROM chunk WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM place WHERE chunk = $1)")
+    query("DELETE FROM chunk WHERE id = $1 AND NOT EXISTS (SELECT 1 FROM place WHERE chunk = $1)")
         .bind(signed(chunk)?)
-        .execute(&mut **tx)
+        .execute(&mut *tx)
         .await?;
     Ok(true)
 }
@@ -502,12 +504,12 @@ async fn judge_others(
          FROM chunk WHERE digest IN ({})",
         list(1, batch.len())
     );
-    let mut query = sqlx::query(AssertSqlSafe(text));
+    let mut query = query(text);
     for (_, digest, _) in batch {
         query = query.bind(digest.0.to_vec());
     }
     let mut enrolled = HashMap::new();
-    for row in query.fetch_all(&mut **tx).await? {
+    for row in query.fetch_all(&mut *tx).await? {
         let (refs, want, copies): (i64, i64, i64) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
         enrolled.insert(digest_of(row.try_get(1)?)?, (unsigned(row.try_get(0)?), refs > 0, copies < want));
     }
