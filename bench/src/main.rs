@@ -7,6 +7,7 @@ mod capsule;
 mod guest;
 mod harness;
 mod hosts;
+mod report;
 mod run;
 
 use anyhow::{Result, bail, ensure};
@@ -19,8 +20,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`), or
-    /// `list`.
+    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`), `list`,
+    /// or `report`, which writes docs/benchmarks.md from the records.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]
@@ -32,6 +33,9 @@ struct Arguments {
     /// checkout.
     #[arg(long, conflicts_with_all = ["quick", "times"])]
     record: bool,
+    /// With `report`: write nothing, and fail if the page is not what the records say.
+    #[arg(long, conflicts_with_all = ["quick", "times", "record"])]
+    check: bool,
     /// Two memory or disk images to keep instead of made ones: the first version and a later one.
     #[arg(long, num_args = 2, value_names = ["FIRST", "LATER"])]
     images: Vec<PathBuf>,
@@ -39,16 +43,27 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if arguments.name == "list" {
-        for (set, experiments) in SETS {
-            println!("{set}:");
-            let line = |experiment: &Experiment| {
-                println!("  {:<18} {}", experiment.rows.join(" "), experiment.about)
-            };
-            experiments.iter().for_each(line);
-        }
-        return Ok(());
+    match arguments.name.as_str() {
+        "list" => list(),
+        "report" => report::run(arguments.check)?,
+        _ => measure(arguments)?,
     }
+    Ok(())
+}
+
+/// Prints every row and what it is about.
+fn list() {
+    for (set, experiments) in SETS {
+        println!("{set}:");
+        let line =
+            |experiment: &Experiment| println!("  {:<18} {}", experiment.rows.join(" "), experiment.about);
+        experiments.iter().for_each(line);
+    }
+}
+
+/// Does the experiments that were named and keeps their result.
+fn measure(arguments: Arguments) -> Result<()> {
+    ensure!(!arguments.check, "--check goes with report");
     let images = <[PathBuf; 2]>::try_from(arguments.images).ok().map(|[first, later]| (first, later));
     let context = Context { quick: arguments.quick, times: arguments.times.map(usize::from), images };
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
@@ -70,7 +85,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Prints the report and writes it where it belongs.
+/// Prints the report and writes it where it belongs; a record changes the page, too.
 fn keep(report: &Report, record: bool) -> Result<()> {
     println!("{}\n{}", report.heading(), report.table());
     let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -82,6 +97,7 @@ fn keep(report: &Report, record: bool) -> Result<()> {
             "the checkout has changes, so the result belongs to no commit: not recorded"
         );
         eprintln!("{}", report.write(&bench.join("results"))?.display());
+        report::run(false)?;
     }
     Ok(())
 }

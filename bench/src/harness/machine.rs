@@ -23,6 +23,11 @@ pub(crate) fn commit() -> String {
     if changed { id + "+" } else { id }
 }
 
+/// The day of today in UTC, `2026-11-23`.
+pub(crate) fn date() -> Option<String> {
+    first_line("date", &["-u", "+%F"])
+}
+
 /// The value of the first line `key : value` in the file at `path`.
 fn field(path: &str, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;

@@ -10,7 +10,7 @@ mod scratch;
 mod sweeper;
 
 pub(crate) use chance::Chance;
-pub(crate) use report::Report;
+pub(crate) use report::{Report, number};
 pub(crate) use row::{Goal, Row};
 pub(crate) use samples::{Samples, alternate, in_turn};
 pub(crate) use scratch::scratch;

@@ -1,7 +1,7 @@
 //! A finished experiment: the table for people and the JSON file for the record.
 //!
-//! The shape of the file: `{"bench", "commit", "machine", "quick", "rows": [...]}`, one object a [`Row`]. A
-//! file appears whole or not at all.
+//! The shape of the file: `{"bench", "commit", "date", "machine", "quick", "rows": [...]}`, one object a
+//! [`Row`]. A file appears whole or not at all.
 
 use super::Row;
 use super::machine;
@@ -18,6 +18,8 @@ pub(crate) struct Report {
     bench: String,
     /// Commit it ran at; `+` means with changes on top.
     commit: String,
+    /// Day on which it ended, in UTC.
+    date: Option<String>,
     /// What it ran on.
     machine: String,
     /// Whether it ran with fewer repetitions.
@@ -27,7 +29,8 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(bench: &str, quick: bool, rows: Vec<Row>) -> Self {
-        Self { bench: bench.to_owned(), commit: machine::commit(), machine: machine::describe(), quick, rows }
+        let (commit, date, machine) = (machine::commit(), machine::date(), machine::describe());
+        Self { bench: bench.to_owned(), commit, date, machine, quick, rows }
     }
 
     /// The rows as a table.
@@ -99,7 +102,7 @@ impl Report {
 }
 
 /// Three or more significant digits, never an exponent.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
         v if v >= 10.0 => 1,
@@ -128,7 +131,7 @@ mod tests {
         assert_eq!(row["value"], 2.5);
         assert_eq!(row["ratio"], 0.5);
         assert_eq!(row["met"], false);
-        for field in ["bench", "commit", "machine", "quick"] {
+        for field in ["bench", "commit", "date", "machine", "quick"] {
             assert!(!json[field].is_null(), "{field}");
         }
         for field in ["row", "case", "unit", "peer", "peer_value", "goal", "n", "min", "max"] {

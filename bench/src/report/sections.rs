@@ -1,0 +1,341 @@
+//! Sections of the page and one sentence for every row family: what it measures.
+//!
+//! A row belongs to the family whose name is the longest that begins its own, at a dot. A row without a
+//! family is an error: whoever adds an experiment writes its sentence here.
+
+/// One section of the page.
+pub(super) struct Section {
+    pub(super) title: &'static str,
+    /// One or two sentences under the title: what the experiments have in common.
+    pub(super) about: &'static str,
+    /// Notes of `docs/design/` that tell why goals are missed and what was tried.
+    pub(super) notes: &'static [&'static str],
+    /// Row families with their sentence, in the order of the page.
+    pub(super) families: &'static [(&'static str, &'static str)],
+}
+
+/// Every section, in the order of the page.
+pub(super) const SECTIONS: &[Section] = &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS];
+
+const ONE_HOST: Section = Section {
+    title: "Machines on one host",
+    about: "Dirty pages, the store, NBD, checkpoints, resumes and clones, on one host.",
+    notes: &["2026-11-23-measurements-run"],
+    families: &[
+        (
+            "scan",
+            "Time to find the dirty pages of an idle and of a busy guest; the peer reads `/proc/PID/pagemap`.",
+        ),
+        ("nbd", "A disk that Whimbrel serves over NBD, read in single pages and written from end to end."),
+        (
+            "checkpoint",
+            "Checkpoints of a Debian guest that compiles: pause, time until durable, bytes added.",
+        ),
+        (
+            "resume",
+            "Resume of a capsule, memory on demand, with cold and warm caches, until the first instruction.",
+        ),
+        (
+            "clone",
+            "Eight clones of a running guest: time until all answer, memory of each beyond the shared template.",
+        ),
+        ("store.ingest", "Rate at which 1 GiB of memory enters the store."),
+        ("store.restore", "Rate at which 1 GiB of memory leaves the store."),
+        ("store.peers", "Two versions of one memory image, saved and restored: bytes kept and time."),
+    ],
+};
+
+const MIGRATION: Section = Section {
+    title: "Moving machines",
+    about: "Migrations of the small guest between two hosts over an emulated link, beside QEMU's precopy of the same \
+            guest over the same link. Bytes are what passes the source's uplink, both ways. Both hosts have the boot \
+            files of the guest beforehand.",
+    notes: &["2026-11-23-measurements-migrate"],
+    families: &[
+        (
+            "migrate.downtime",
+            "Longest silence that a client sees, guest idle or writing 64 MiB at 20,000 pages a second, 1 Gbit/s.",
+        ),
+        ("migrate.bytes", "Bytes of the same migrations."),
+        (
+            "migrate.bytes.empty",
+            "Bytes of an idle guest if the target has nothing of it; also if the guest frees caches first (`--free-caches`).",
+        ),
+        (
+            "migrate.bytes.primed",
+            "Bytes of an idle guest if the target holds a capsule of it that is some seconds old.",
+        ),
+        ("migrate.time", "Total time of the same migrations."),
+        ("migrate.time.1g", "Total time of an idle guest over 1 Gbit/s."),
+        ("migrate.time.256m", "Total time of an idle guest over 256 Mbit/s."),
+        (
+            "migrate.rates",
+            "An idle guest and one that writes 2,000 whole pages a second over five links, beside QEMU's precopy, postcopy and auto-converge.",
+        ),
+        (
+            "migrate.downtime.idle",
+            "Silence seen by a client that asks 1,000 times a second, and the parts of it.",
+        ),
+        (
+            "migrate.downtime.parts",
+            "Parts of the downtime: stop, scan, devices, pages, load, link, commit, start.",
+        ),
+        (
+            "migrate.downtime.web",
+            "Longest time in which none of 100 clients received a byte of a 512 KB file, over 100 migrations (6 if quick).",
+        ),
+        ("migrate.downtime.p99", "Worst of the migrations of `migrate.downtime.web`."),
+        (
+            "migrate.downtime.udp",
+            "By how much the longest time between two updates was too long, for six players of a game with 20 to 50 updates a second.",
+        ),
+        ("migrate.web.dip", "Bytes that the same 100 clients lose while the first round runs at 100 Mbit/s."),
+        (
+            "migrate.thousand",
+            "1,000 migrations to and fro (10 if quick) under 8 clients and 4 standing connections: requests failed and connections broken.",
+        ),
+        ("migrate.growth", "Downtime of an idle guest of 8 GiB beside one of 0.5 GiB."),
+        (
+            "migrate.cost",
+            "Processor time of both daemons for each GiB of pages looked at, and growth of the larger daemon's anonymous memory.",
+        ),
+        (
+            "migrate.muncher",
+            "A guest that writes 256 of its 512 MiB at full speed, with the guest agent and without, beside QEMU's auto-converge.",
+        ),
+        (
+            "migrate.peers",
+            "An idle guest beside QEMU's auto-converge, and `--mode lazy` beside QEMU's postcopy.",
+        ),
+        (
+            "migrate.wws.error",
+            "Predicted downtime against the downtime of the migration that follows, for four ways of writing at 128 and 512 Mbit/s.",
+        ),
+        (
+            "migrate.disk",
+            "A guest that writes to its disk of 2 GiB (700 MB used); the peer mirrors the disk over NBD with `copy-mode=write-blocking`.",
+        ),
+        (
+            "migrate.redis",
+            "A redis with `appendfsync always` and its disk under clients that check every acknowledged write.",
+        ),
+        (
+            "migrate.postgres",
+            "A PostgreSQL with its disk under `pgbench` and clients that check every acknowledged row.",
+        ),
+        (
+            "migrate.mix",
+            "An Apache of 512 MiB with a disk of 1.5 GiB: small files, pictures and a CGI program, 64 clients.",
+        ),
+    ],
+};
+
+const PROTECTION: Section = Section {
+    title: "Protection",
+    about: "A Debian guest with Apache and redis (512 MiB, one processor), protected between two hosts on one machine \
+            with a third as witness. Epochs of 50 ms and delta blocks of 64 bytes if a row says nothing else. `ep` and \
+            `is` are small programs with the access patterns of two NAS benchmarks.",
+    notes: &["2026-11-23-measurements-protect"],
+    families: &[
+        (
+            "pause",
+            "Pause of an epoch by the program's own figures over the last 1,200 epochs: idle, 100 Apache clients, `ep`.",
+        ),
+        ("pause.p99", "The longest of a hundred of these pauses."),
+        ("pause.kept", "Pause and delay of output while one epoch a second becomes a capsule, against none."),
+        ("modes.pause", "Pause of an epoch in the modes `remus`, `epoch` and `replay`."),
+        ("modes.ping", "Round trips of datagrams to an idle guest in the three modes."),
+        ("ping.25ms", "Round trips of datagrams, one at a time, to an idle guest with epochs of 25 ms."),
+        (
+            "slowdown",
+            "Work lost under protection, against before and after: epochs of one length, and stretched ones (the default). Also with the time removed that the virtual CPU waited because of the standby.",
+        ),
+        ("takeover", "The primary's host is killed and unplugged: longest silence that a client sees."),
+        ("takeover.detected", "Part of the takeover after the standby asked the witness."),
+        (
+            "lost",
+            "Acknowledged writes lost over kills of QEMU, daemon, host and cable, looked for after each takeover.",
+        ),
+        ("split", "Kills after which both hosts ran the machine, as the switch saw it."),
+        (
+            "bytes.fgbi64",
+            "Bytes of an epoch, device state included, against its whole pages (figure 5b of the paper on FGBI).",
+        ),
+        (
+            "bytes.steps",
+            "Bytes of an epoch for each combination of the steps, against the whole pages of its own window.",
+        ),
+        ("link", "Bytes, delay of output and length of epochs over 1 Gbit/s and 100 Mbit/s to the standby."),
+        (
+            "memory",
+            "Growth of the larger daemon for a guest of which every page is known, with delta blocks of 64 and 256 bytes.",
+        ),
+        (
+            "share.first",
+            "Seeding of a second machine from the same disk on the same standby host, against the first.",
+        ),
+    ],
+};
+
+const CAPSULES: Section = Section {
+    title: "Capsules over slow links",
+    about: "Two hosts with one emulated link: 384 kbit/s with 20 ms round trip (SOSP 2002, section 5), 10 Mbit/s with \
+            20 ms, 100 Mbit/s and 1 Gbit/s with 1 ms. Bytes are all IP packets, both ways.",
+    notes: &["2026-11-23-measurements-capsule"],
+    families: &[
+        ("delta", "Pull of a capsule ten seconds newer than one that is here: bytes, processor time, time."),
+        ("delta.rsync", "The same pull beside `rsync -z` with the older images as `--compare-dest`."),
+        ("first.bytes", "First pull of a guest whose golden disk is in the hash cache or imported."),
+        ("hashcache", "Lookups in the hash cache and its size for each page."),
+        ("align.found", "Pages of files found again on disks with other alignments."),
+        (
+            "dsl.primed",
+            "Resume over 384 kbit/s of what the host had ten seconds before, until the guest answers.",
+        ),
+        ("dsl.unprimed", "Resume over 384 kbit/s of a capsule that the host has never seen."),
+        ("lan.unprimed", "Resume of 2 GiB over 100 Mbit/s, until the guest answers."),
+        (
+            "update.packages",
+            "Disk changes of an upgrade of Debian packages, sent to a host that has the parent capsule.",
+        ),
+    ],
+};
+
+const PAPER: Section = Section {
+    title: "Further experiments of the paper on capsules",
+    about: "Sections 5.2 to 5.4 of the SOSP 2002 paper. Its guest had 256 MB, too, but ran on other machines, so its \
+            figures say how cases compare with each other, not which program is faster.",
+    notes: &["2026-11-23-measurements-capsule"],
+    families: &[
+        ("service.start", "Start of a service at another host, booted or resumed, primed or not (5.3)."),
+        (
+            "snapshots.bytes",
+            "Snapshots of a desktop-like load, sent to a host that has all earlier ones (5.4).",
+        ),
+        (
+            "moving",
+            "Migration of capsules at work by suspend and resume: time and bytes until the guest answers and until all is there (5.2).",
+        ),
+    ],
+};
+
+const POOL: Section = Section {
+    title: "The checkpoint pool",
+    about: "Experiments of the stdchk paper (ICDCS 2008) and others. OAB (observed bandwidth) ends when `close` \
+            returns, ASB (achieved bandwidth) when all is stored; for the incremental protocol and the sliding window \
+            they are equal. Members run in network namespaces; `oab.free`, `read.cold` and `saved` have them in the \
+            harness's process, with data on a tmpfs.",
+    notes: &["2026-11-23-measurements-pool"],
+    families: &[
+        ("fuse.null", "Writes to a mount that keeps nothing: the cost of FUSE itself (table 1)."),
+        ("oab.free", "1 GiB that does not compress into four benefactors, one copy, until `close` returns."),
+        ("read.cold", "The same file read back through a mount without a cache."),
+        ("oab.1g", "1 GiB into two benefactors, 1 Gbit/s for each host."),
+        (
+            "fsch",
+            "Fixed-size chunks on one core: rate, and share of a guest's memory found in its state ten seconds before.",
+        ),
+        ("cbch", "Content-based chunks on one core: rate, and share found."),
+        ("saved", "Bytes kept of two such states, beside restic and borg."),
+        (
+            "peers",
+            "A series of such states written until durable, beside the disk itself and other programs.",
+        ),
+        (
+            "faults",
+            "Members killed at random instants while `cp` writes; then all files are read with each benefactor away in turn.",
+        ),
+        (
+            "scale.files",
+            "A manager of many files: its memory, opens of files not yet looked at, lists of chunks judged.",
+        ),
+        ("scale.clients", "Seven clients write files of 100 MB to twenty benefactors at once (figure 8)."),
+        ("stripes", "OAB and ASB of three protocols by the width of the stripe (figures 2, 3 and 6)."),
+        ("buffers", "The sliding window by its size and the width of the stripe (figures 4 and 5)."),
+        (
+            "dedup",
+            "A series of files with three quarters of each stored before, beside files that are all new (figure 7).",
+        ),
+        (
+            "similarity",
+            "Content that checkpoints of a BLAST have in common, by ways to cut (tables 3 and 4).",
+        ),
+        ("application", "A BLAST with a checkpoint every two seconds, on the disk and in a pool (table 5)."),
+        ("tier", "A series of files in a pool whose segments lie in an S3 store, beside a pool without one."),
+        ("capsules", "Two versions of a guest pushed into a pool, and resumed from there."),
+        (
+            "model",
+            "A model of links and manager, checked against real members, then with up to 400 benefactors (figure 8).",
+        ),
+    ],
+};
+
+const SESSIONS: Section = Section {
+    title: "Sessions",
+    about: "A directory of a server behind an emulated line of 32 ms and 30 or 100 Mbit/s, beside a local disk and \
+            other programs. `no cache` writes through, `cold` begins with an empty cache, `warm` with a full one. \
+            `then written back` is the time after the work until the server has everything.",
+    notes: &["2026-11-23-measurements-session"],
+    families: &[
+        ("session.documents", "Document runs in the mounted directory (table 1 of the paper)."),
+        ("session.build", "Build of a C library in the mounted directory."),
+        ("session.io", "A trace that is written and computed on (figures 3 to 5 of the paper)."),
+        (
+            "session.guest",
+            "Documents and a trace in a guest whose disk lies on the mount or is an NBD export of one.",
+        ),
+        (
+            "session.peers",
+            "Document runs and reads beside sshfs, rclone, nbdkit and NFSv4 over the same line.",
+        ),
+        ("session.read", "Rate of reading a file that does not compress, and again from the cache."),
+        ("session.save", "A file written anew with one page in a hundred changed, until the server has it."),
+        ("session.copy", "`cp` of a file to another name on the mount, until the server has it."),
+        ("session.open-dir", "Listing of a directory of 100,000 files."),
+        ("session.posix", "Wrong bytes of `fio`, random operations, git and a compiler while links are cut."),
+        ("session.faults", "Synced writes lost when client, server or link die."),
+        (
+            "session.clone",
+            "Clone of a golden machine of a server 32 ms away until it answers: first, next, over a LAN, eight at once.",
+        ),
+        (
+            "session.clone.images",
+            "Clones of different golden machines, one after the other, also by way of a host on the LAN.",
+        ),
+        ("session.clone.scp", "`scp` of a golden machine."),
+    ],
+};
+
+/// Section and place in it of a row's family.
+pub(super) fn family(row: &str) -> Option<(usize, usize)> {
+    let all = SECTIONS.iter().enumerate().flat_map(|(section, one)| {
+        one.families.iter().enumerate().map(move |(family, (name, _))| (*name, (section, family)))
+    });
+    all.filter(|(name, _)| is_within(row, name)).max_by_key(|(name, _)| name.len()).map(|(_, place)| place)
+}
+
+fn is_within(row: &str, family: &str) -> bool {
+    row.strip_prefix(family).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::SETS;
+
+    #[test]
+    fn every_row_that_can_be_measured_has_a_sentence() {
+        let rows = SETS.iter().flat_map(|(_, experiments)| experiments.iter()).flat_map(|one| one.rows);
+        let silent: Vec<_> = rows.filter(|row| family(row).is_none()).collect();
+        assert!(silent.is_empty(), "add a sentence to {}: {silent:?}", file!());
+    }
+
+    #[test]
+    fn the_longest_family_has_the_row() {
+        let name = |row| family(row).map(|(section, at)| SECTIONS[section].families[at].0);
+        assert_eq!(name("pause.p99.idle"), Some("pause.p99"));
+        assert_eq!(name("pause.idle"), Some("pause"));
+        assert_eq!(name("migrate.bytes.empty"), Some("migrate.bytes.empty"));
+        assert_eq!(name("pauses"), None);
+    }
+}
