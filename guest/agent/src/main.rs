@@ -15,7 +15,7 @@ mod port;
 mod serve;
 mod stun;
 mod sys;
-mod wish;
+mod requests;
 
 use std::process::ExitCode;
 
@@ -35,9 +35,9 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         [] => serve::forever(),
-        ["migrate", host] => wish::send(&format!("migrate {host}")),
-        ["checkpoint"] => wish::send("checkpoint"),
-        ["checkpoint", tag] => wish::send(&format!("checkpoint {tag}")),
+        ["migrate", host] => requests::send(&format!("migrate {host}")),
+        ["checkpoint"] => requests::send("checkpoint"),
+        ["checkpoint", tag] => requests::send(&format!("checkpoint {tag}")),
         ["-h" | "--help" | "help"] => {
             print!("{USAGE}");
             ExitCode::SUCCESS

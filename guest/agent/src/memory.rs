@@ -49,7 +49,7 @@ impl Layout {
     }
 
     /// Index in the host's page array of this frame number.
-    pub(crate) fn place(self, frame: u64) -> Option<u64> {
+    pub(crate) fn page_index(self, frame: u64) -> Option<u64> {
         match frame.checked_sub(FOUR_GIB / PAGE) {
             Some(above) => self.low.checked_add(above),
             None => (frame < self.low).then_some(frame),
@@ -68,17 +68,17 @@ mod tests {
     fn memory_above_the_hole_follows_memory_below_it() {
         let layout = Layout::read(0x100000, IOMEM);
         assert_eq!(layout, Layout { low: 0x80000 }, "4 GiB, two of them above the hole");
-        assert_eq!(layout.place(5), Some(5));
-        assert_eq!(layout.place(0x80000), None, "in the hole");
-        assert_eq!(layout.place(0x100000), Some(0x80000));
+        assert_eq!(layout.page_index(5), Some(5));
+        assert_eq!(layout.page_index(0x80000), None, "in the hole");
+        assert_eq!(layout.page_index(0x100000), Some(0x80000));
     }
 
     #[test]
     fn a_small_machine_has_no_hole() {
         let layout = Layout::read(1000, "00100000-003e7fff : System RAM\n");
-        assert_eq!((layout.place(999), layout.place(1000)), (Some(999), None));
+        assert_eq!((layout.page_index(999), layout.page_index(1000)), (Some(999), None));
         assert_eq!(
-            Layout::read(7, "").place(6),
+            Layout::read(7, "").page_index(6),
             Some(6),
             "a guest that says nothing is taken for a small one"
         );

@@ -18,7 +18,7 @@ use whimbrel_guest_protocol::{
 /// Time that the host may take to accept a frame. A host that listens reads at once.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most bytes of one read.
-const PIECE: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 
 /// Open port with its decoder.
 pub(crate) struct Port {
@@ -28,7 +28,7 @@ pub(crate) struct Port {
 
 /// Result of reading the port.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum PortInput {
     /// Frames of the host, maybe none.
     Frames(Vec<Frame>),
     /// Hang-up: the other end is closed.
@@ -49,14 +49,14 @@ impl Port {
     }
 
     /// Reads all frames that have arrived.
-    pub(crate) fn read(&mut self) -> io::Result<Heard> {
+    pub(crate) fn read(&mut self) -> io::Result<PortInput> {
         let mut frames = Vec::new();
-        let mut piece = [0; PIECE];
+        let mut piece = [0; READ_SIZE];
         loop {
             match rustix::io::read(&self.fd, &mut piece) {
                 // If the other end is closed, a read returns end of file at once.
-                Ok(0) if frames.is_empty() => return Ok(Heard::HungUp),
-                Ok(0) | Err(rustix::io::Errno::AGAIN) => return Ok(Heard::Frames(frames)),
+                Ok(0) if frames.is_empty() => return Ok(PortInput::HungUp),
+                Ok(0) | Err(rustix::io::Errno::AGAIN) => return Ok(PortInput::Frames(frames)),
                 Ok(len) => {
                     self.decoder.push(&piece[..len]);
                     frames.extend(std::iter::from_fn(|| self.decoder.next_frame()));

@@ -3,14 +3,7 @@
 //! One thread, because the tracer of a process is a thread. If the port vanishes or hangs up, stunned
 //! processes continue, and the port is opened again.
 
-use crate::{
-    announce,
-    config::{self, Config},
-    memory::{self, Layout},
-    port::{Heard, Port},
-    stun::{Bounds, Sample, Stunned},
-    wish::{Desk, Wish},
-};
+use crate::{announce, config::{self, Config}, memory::{self, Layout}, port::{Port, PortInput}, requests::{RequestListener, RequestStatus}, stun::{Bounds, Sample, Stunned}};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     fs,
@@ -22,7 +15,7 @@ use std::{
 use whimbrel_guest_protocol::{Command, FEATURES, Report, frame::Frame};
 
 /// Interval of attempts to find the port, or a host at its other end.
-const LOOK_FOR_HOST: Duration = Duration::from_millis(500);
+const HOST_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest lease that is accepted.
 const LEASE_MAX: Duration = Duration::from_secs(30);
 
@@ -34,11 +27,11 @@ pub(crate) fn forever() -> ExitCode {
         Ok(session) => session,
         Err(error) => return fail(&format!("cannot read a random number: {error}")),
     };
-    let desk = match Desk::open() {
+    let desk = match RequestListener::open() {
         Ok(desk) => desk,
         Err(error) => return fail(&format!("cannot listen for requests: {error}")),
     };
-    let mut server = Server { config, session, desk, stunned: Stunned::default(), machine: None };
+    let mut server = Server { config, session, requests: desk, stunned: Stunned::default(), machine: None };
     loop {
         match Port::open() {
             Ok(Some(mut port)) => {
@@ -50,7 +43,7 @@ pub(crate) fn forever() -> ExitCode {
             Err(error) => eprintln!("whimbrel-guest: cannot open the port: {error}"),
         }
         server.stunned.release();
-        thread::sleep(LOOK_FOR_HOST);
+        thread::sleep(HOST_POLL_INTERVAL);
     }
 }
 
@@ -69,7 +62,7 @@ fn session() -> io::Result<u32> {
 struct Server {
     config: Config,
     session: u32,
-    desk: Desk,
+    requests: RequestListener,
     stunned: Stunned,
     /// Memory layout of the machine, once the host has sent its size.
     machine: Option<Layout>,
@@ -78,7 +71,7 @@ struct Server {
 impl Server {
     /// Serves until the port fails.
     fn serve(&mut self, port: &mut Port) -> io::Result<()> {
-        self.report(port, &self.here(), 0)?;
+        self.report(port, &self.ready_report(), 0)?;
         loop {
             self.wait(port)?;
             let let_go = self.stunned.tick();
@@ -86,22 +79,22 @@ impl Server {
                 eprintln!("whimbrel-guest: the host is silent, {let_go} processes continue");
             }
             match port.read()? {
-                Heard::Frames(frames) => {
+                PortInput::Frames(frames) => {
                     for frame in frames {
-                        self.obey(port, &frame)?;
+                        self.handle_frame(port, &frame)?;
                     }
                 }
-                Heard::HungUp => self.wait_for_host(port)?,
+                PortInput::HungUp => self.wait_for_host(port)?,
             }
-            while let Some((id, ask)) = self.desk.next_wish() {
-                if let Err(error) = self.report(port, &Report::Ask(ask), id) {
-                    self.desk.answer(id, &Wish::Failed(format!("cannot ask the host: {error}")));
+            while let Some((id, ask)) = self.requests.next_request() {
+                if let Err(error) = self.report(port, &Report::Request(ask), id) {
+                    self.requests.answer(id, &RequestStatus::Failed(format!("cannot ask the host: {error}")));
                 }
             }
         }
     }
 
-    fn here(&self) -> Report {
+    fn ready_report(&self) -> Report {
         Report::Ready { features: FEATURES, version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
@@ -109,7 +102,7 @@ impl Server {
     fn wait(&self, port: &Port) -> io::Result<()> {
         let timeout = self.stunned.next_tick().and_then(|left| Timespec::try_from(left).ok());
         let mut fds = vec![PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
-        fds.extend(self.desk.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.requests.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -127,11 +120,11 @@ impl Server {
             let mut fds = [PollFd::from_borrowed_fd(port.as_fd(), PollFlags::IN)];
             poll(&mut fds, Some(&Timespec::default()))?;
             if !fds[0].revents().contains(PollFlags::HUP) {
-                return self.report(port, &self.here(), 0);
+                return self.report(port, &self.ready_report(), 0);
             }
             self.stunned.tick();
-            self.desk.refuse_all("the host is not connected");
-            thread::sleep(LOOK_FOR_HOST);
+            self.requests.refuse_all("the host is not connected");
+            thread::sleep(HOST_POLL_INTERVAL);
         }
     }
 
@@ -143,8 +136,8 @@ impl Server {
         }
     }
 
-    fn obey(&mut self, port: &Port, frame: &Frame) -> io::Result<()> {
-        let order = match Command::of(frame) {
+    fn handle_frame(&mut self, port: &Port, frame: &Frame) -> io::Result<()> {
+        let order = match Command::from_frame(frame) {
             Ok(order) => order,
             Err(error) => return self.report(port, &Report::Failed { reason: error.to_string() }, frame.id),
         };
@@ -164,13 +157,13 @@ impl Server {
             Command::Hello { host, machine: _, pages } => {
                 self.stunned.release();
                 self.machine = Some(Layout::of(pages));
-                self.desk.host_is(&host);
-                Some(self.here())
+                self.requests.handle_hello(&host);
+                Some(self.ready_report())
             }
-            Command::FreeCaches if !self.config.free_caches => Some(cannot("the settings forbid it")),
+            Command::FreeCaches if !self.config.free_caches => Some(failed("the settings forbid it")),
             Command::FreeCaches => Some(match memory::drop_caches() {
                 Ok((before, after)) => Report::Freed { before, after },
-                Err(error) => cannot(&error.to_string()),
+                Err(error) => failed(&error.to_string()),
             }),
             Command::Stun { lease_ms, limit, spare, each, sample } => {
                 Some(self.stun(&sample, lease_ms, each, Bounds { limit, spare }))
@@ -180,13 +173,13 @@ impl Server {
                 None
             }
             Command::Release => Some(Report::Released { count: self.stunned.release() }),
-            Command::Announce if !self.config.announce => Some(cannot("the settings forbid it")),
+            Command::Announce if !self.config.announce => Some(failed("the settings forbid it")),
             Command::Announce => Some(match announce::now() {
                 Ok(frames) => Report::Announced { frames },
-                Err(error) => cannot(&error.to_string()),
+                Err(error) => failed(&error.to_string()),
             }),
             Command::RequestResult(outcome) => {
-                self.desk.answer(id, &outcome.into());
+                self.requests.answer(id, &outcome.into());
                 None
             }
         }
@@ -194,11 +187,11 @@ impl Server {
 
     fn stun(&mut self, sample: &[u32], lease_ms: u32, each: u32, bounds: Bounds) -> Report {
         let Some(layout) = self.machine.filter(|_| self.config.stun) else {
-            return cannot(if self.config.stun { "no hello from a host" } else { "the settings forbid it" });
+            return failed(if self.config.stun { "no hello from a host" } else { "the settings forbid it" });
         };
-        let choice = self.stunned.hold(&Sample::new(sample), layout, each, bounds, &self.config);
+        let choice = self.stunned.stun(&Sample::new(sample), layout, each, bounds, &self.config);
         self.stunned.extend(lease(lease_ms), self.config.stun_max);
-        Report::Stunned { held: choice.hold, spared: choice.spare }
+        Report::Stunned { held: choice.stun, spared: choice.exempt }
     }
 }
 
@@ -206,6 +199,6 @@ fn lease(ms: u32) -> Duration {
     Duration::from_millis(u64::from(ms)).min(LEASE_MAX)
 }
 
-fn cannot(reason: &str) -> Report {
+fn failed(reason: &str) -> Report {
     Report::Failed { reason: reason.to_owned() }
 }

@@ -3,7 +3,7 @@
 use crate::{
     disk::Disk,
     genid,
-    life::{Life, Verdict},
+    life::{CheckResult, Life},
     load::{Load, Running},
     memory,
     request::{Request, Verb},
@@ -15,13 +15,13 @@ use std::{
 };
 
 /// State of the test agent.
-pub(crate) struct Witness {
+pub(crate) struct TestAgent {
     life: Life,
     disk: Mutex<Disk>,
     load: Mutex<Option<Running>>,
 }
 
-impl Witness {
+impl TestAgent {
     /// Starts the test agent; takes as long as filling a buffer of `buffer_mib` MiB.
     pub(crate) fn start(buffer_mib: usize) -> Self {
         Self { life: Life::start(buffer_mib), disk: Mutex::default(), load: Mutex::default() }
@@ -96,7 +96,7 @@ fn end(how: RebootCommand) -> String {
     }
 }
 
-fn show(verdict: &Verdict) -> String {
+fn show(verdict: &CheckResult) -> String {
     format!("{:016x}:{}", verdict.sum, if verdict.good { "ok" } else { "bad" })
 }
 

@@ -6,7 +6,7 @@
 //! the same block replaces the expectation.
 
 use crate::{
-    life::Verdict,
+    life::CheckResult,
     random::{Checksum, Noise, mix},
 };
 use std::{
@@ -49,7 +49,7 @@ impl Disk {
     }
 
     /// Reads every block written so far; none if nothing was written.
-    pub(crate) fn check(&self, nonce: u64) -> io::Result<Option<Verdict>> {
+    pub(crate) fn check(&self, nonce: u64) -> io::Result<Option<CheckResult>> {
         if self.written.is_empty() {
             return Ok(None);
         }
@@ -62,7 +62,7 @@ impl Disk {
             good &= found.0 == expected.0;
             words(&found).for_each(|word| sum.add(word));
         }
-        Ok(Some(Verdict { sum: sum.value(), good }))
+        Ok(Some(CheckResult { sum: sum.value(), good }))
     }
 }
 

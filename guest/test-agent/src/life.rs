@@ -25,7 +25,7 @@ struct Counter {
 }
 
 /// Result of a full check.
-pub(crate) struct Verdict {
+pub(crate) struct CheckResult {
     /// Checksum of the content found.
     pub(crate) sum: u64,
     /// Whether the content is as expected.
@@ -55,13 +55,13 @@ impl Life {
     }
 
     /// Reads the complete buffer and compares it with its initial content.
-    pub(crate) fn check_buffer(&self) -> Verdict {
+    pub(crate) fn check_buffer(&self) -> CheckResult {
         let (mut noise, mut sum, mut good) = (Noise::new(self.nonce), Checksum::default(), true);
         for word in &self.buffer {
             sum.add(*word);
             good &= *word == noise.next();
         }
-        Verdict { sum: sum.value(), good }
+        CheckResult { sum: sum.value(), good }
     }
 }
 

@@ -19,7 +19,7 @@ mod request;
 mod serve;
 mod traffic;
 
-use answer::Witness;
+use answer::TestAgent;
 use std::{env, fs, sync::Arc, thread};
 
 /// Value of `key=` on the kernel command line.
@@ -30,7 +30,7 @@ fn kernel_option(cmdline: &str, key: &str) -> Option<String> {
 
 /// Runs as a separate process, called `muncher`, that only dirties memory: `muncher MIB PAGES_PER_SECOND
 /// BYTES_PER_PAGE`.
-fn munch(arguments: &[String]) -> ! {
+fn run_memory_writer(arguments: &[String]) -> ! {
     let load = load::Load::from_words(arguments.iter().map(String::as_str));
     let _munching = load.unwrap_or_else(|| panic!("no load in {arguments:?}")).start();
     loop {
@@ -41,11 +41,11 @@ fn munch(arguments: &[String]) -> ! {
 fn main() {
     let arguments: Vec<String> = env::args().collect();
     if arguments.first().is_some_and(|name| name.ends_with("muncher")) {
-        munch(&arguments[1..]);
+        run_memory_writer(&arguments[1..]);
     }
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let buffer_mib = kernel_option(&cmdline, "buf").and_then(|text| text.parse().ok()).unwrap_or(64);
-    let witness = Arc::new(Witness::start(buffer_mib));
+    let witness = Arc::new(TestAgent::start(buffer_mib));
     if let Some(load) = kernel_option(&cmdline, "work").and_then(|text| load::Load::from_kernel_option(&text))
     {
         witness.set_load(Some(load));

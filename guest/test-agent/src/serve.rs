@@ -1,7 +1,7 @@
 //! Transports of the line protocol: TCP port 7000 and the serial console.
 
 use crate::{
-    answer::Witness,
+    answer::TestAgent,
     request::{LINE_MAX, parse},
 };
 use std::{
@@ -16,7 +16,7 @@ const CONSOLE: &str = "/dev/ttyS0";
 const PORT: u16 = 7000;
 
 /// Answers connections for ever, in threads of their own.
-pub(crate) fn start_tcp(witness: &Arc<Witness>) {
+pub(crate) fn start_tcp(witness: &Arc<TestAgent>) {
     let listener = match TcpListener::bind(("0.0.0.0", PORT)) {
         Ok(listener) => listener,
         Err(error) => return eprintln!("test agent: cannot listen on port {PORT}: {error}"),
@@ -35,7 +35,7 @@ pub(crate) fn start_tcp(witness: &Arc<Witness>) {
 }
 
 /// Answers on the console, if there is one, until it is closed.
-pub(crate) fn start_console(witness: &Arc<Witness>) -> Option<JoinHandle<()>> {
+pub(crate) fn start_console(witness: &Arc<TestAgent>) -> Option<JoinHandle<()>> {
     let reader = OpenOptions::new().read(true).write(true).open(CONSOLE).ok()?;
     let writer = reader.try_clone().ok()?;
     let witness = Arc::clone(witness);
@@ -44,7 +44,7 @@ pub(crate) fn start_console(witness: &Arc<Witness>) -> Option<JoinHandle<()>> {
     }))
 }
 
-fn converse(witness: &Witness, reader: impl Read, mut writer: impl Write) -> io::Result<()> {
+fn converse(witness: &TestAgent, reader: impl Read, mut writer: impl Write) -> io::Result<()> {
     let mut reader = BufReader::new(reader);
     loop {
         let mut line = Vec::new();

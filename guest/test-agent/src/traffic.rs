@@ -14,7 +14,7 @@ use std::{
 const STREAM_LINE: usize = 64;
 
 /// Time for which a player gets updates after its last message.
-const PLAYS_FOR: Duration = Duration::from_secs(600);
+const UPDATE_DURATION: Duration = Duration::from_secs(600);
 /// Most updates a second.
 const UPDATES_MAX: u32 = 1000;
 /// Bytes of an update, as in a game of a few players.
@@ -31,7 +31,7 @@ pub(crate) fn start() {
         }
     });
     thread::spawn(|| {
-        if let Err(error) = play() {
+        if let Err(error) = serve_players() {
             eprintln!("test agent: no game on port 7004: {error}");
         }
     });
@@ -77,7 +77,7 @@ fn echo_datagrams() -> io::Result<()> {
 }
 
 /// Serves players: a client that sends a number gets that many numbered updates a second.
-fn play() -> io::Result<()> {
+fn serve_players() -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 7004))?;
     let mut datagram = [0; 64];
     loop {
@@ -93,7 +93,7 @@ fn update(socket: &UdpSocket, player: SocketAddr, rate: u32) {
     let (begin, mut update) = (Instant::now(), [0; UPDATE]);
     for number in 0u64.. {
         let due = Duration::from_secs_f64(number as f64 / f64::from(rate));
-        if due > PLAYS_FOR {
+        if due > UPDATE_DURATION {
             return;
         }
         thread::sleep(due.saturating_sub(begin.elapsed()));

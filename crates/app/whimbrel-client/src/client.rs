@@ -88,7 +88,7 @@ impl Client {
     }
 
     /// Deletes a stopped or crashed machine and its disks.
-    pub async fn forget(&self, name: &MachineName) -> Result<(), ClientError> {
+    pub async fn delete_machine(&self, name: &MachineName) -> Result<(), ClientError> {
         self.delete(routes::machine(routes::MACHINE, name)).await
     }
 
@@ -211,7 +211,7 @@ impl Client {
     }
 
     /// Machines and capsules that are based on old versions of a capsule.
-    pub async fn rebase(
+    pub async fn outdated(
         &self,
         capsule: &CapsuleRef,
         onto: Option<&CapsuleRef>,
@@ -310,12 +310,12 @@ impl Client {
     }
 
     /// Sets the refs that a trusted host may use.
-    pub async fn limit(&self, name: &HostName, rights: &RefRights) -> Result<TrustEntry, ClientError> {
+    pub async fn set_rights(&self, name: &HostName, rights: &RefRights) -> Result<TrustEntry, ClientError> {
         self.send(Method::PUT, routes::trust_entry(name), rights).await
     }
 
     /// Removes a host from the trust list.
-    pub async fn distrust(&self, name: &HostName) -> Result<(), ClientError> {
+    pub async fn untrust(&self, name: &HostName) -> Result<(), ClientError> {
         self.delete(routes::trust_entry(name)).await
     }
 

@@ -16,7 +16,7 @@ pub struct TraceStream {
 
 impl Client {
     /// Starts to sample the dirty pages of a machine.
-    pub async fn wws(
+    pub async fn dirty_trace(
         &self,
         name: &MachineName,
         request: &DirtyTraceRequest,

@@ -191,6 +191,6 @@ async fn a_console_that_is_not_upgraded_is_refused() {
 #[tokio::test]
 async fn an_answer_without_a_body_is_enough_for_a_removal() {
     let router = Router::new().route(routes::TRUST_ENTRY, delete(|| async { StatusCode::NO_CONTENT }));
-    with_daemon(router, |client| async move { client.distrust(&"beta".parse().unwrap()).await.unwrap() })
+    with_daemon(router, |client| async move { client.untrust(&"beta".parse().unwrap()).await.unwrap() })
         .await;
 }

@@ -1,7 +1,7 @@
 //! The daemon: all its state, and the requests that are done at once.
 
 use crate::{
-    capsule::graph::Sizes,
+    capsule::graph::AddedSizes,
     core::{directories::Directories, error::DaemonError, operations::Operations, refs, rights},
     evacuate::EvacuationState,
     machine::{
@@ -47,37 +47,37 @@ const MACHINE: &str = "q35";
 
 pub(crate) struct Daemon {
     pub(crate) me: Weak<Daemon>,
-    pub(crate) neighbours: PeerConnections,
-    pub(crate) syncing: TransferState,
-    pub(crate) page_cache: HashCacheService,
+    pub(crate) connections: PeerConnections,
+    pub(crate) transfers: TransferState,
+    pub(crate) hash_cache: HashCacheService,
     pub(crate) pools: Pools,
-    pub(crate) following: UploadService,
+    pub(crate) uploads: UploadService,
     pub(crate) name: HostName,
-    pub(crate) layout: Directories,
+    pub(crate) directories: Directories,
     pub(crate) store: Store,
     pub(crate) identity: Identity,
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
-    pub(crate) warm: PrestartedQemus,
+    pub(crate) prestarted: PrestartedQemus,
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
-    pub(crate) retiring: Arc<Cleanup>,
+    pub(crate) cleanup: Arc<Cleanup>,
     /// Ports of incoming machines.
-    pub(crate) newcomers: RecentArrivals,
+    pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
     /// Fetchers of machines with missing pages.
-    pub(crate) owings: PageFetchers,
-    pub(crate) sizes: Sizes,
-    pub(crate) evacuating: EvacuationState,
-    pub(crate) protecting: Protections,
+    pub(crate) fetchers: PageFetchers,
+    pub(crate) sizes: AddedSizes,
+    pub(crate) evacuation: EvacuationState,
+    pub(crate) protections: Protections,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
-    arrivals: std::sync::OnceLock<IncomingMigrations>,
+    incoming: std::sync::OnceLock<IncomingMigrations>,
     started: Instant,
     closing: AtomicBool,
     /// Names of machines that are being created.
-    claimed: Mutex<BTreeSet<MachineName>>,
+    reserved_names: Mutex<BTreeSet<MachineName>>,
 }
 
 /// A reserved name. When this is dropped its machine is in the registry, or never will be.
@@ -88,7 +88,7 @@ pub(crate) struct NameReservation<'a> {
 
 impl Drop for NameReservation<'_> {
     fn drop(&mut self) {
-        self.host.claimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+        self.host.reserved_names.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
     }
 }
 
@@ -112,39 +112,39 @@ impl Daemon {
         let protecting = Protections::open(&layout)?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            neighbours: PeerConnections::default(),
-            syncing: TransferState::default(),
-            page_cache: HashCacheService::default(),
+            connections: PeerConnections::default(),
+            transfers: TransferState::default(),
+            hash_cache: HashCacheService::default(),
             pools,
-            following: UploadService::default(),
+            uploads: UploadService::default(),
             name,
             handovers,
-            retiring: Arc::default(),
-            newcomers: RecentArrivals::default(),
-            layout,
+            cleanup: Arc::default(),
+            recent_arrivals: RecentArrivals::default(),
+            directories: layout,
             store,
             identity,
             trust: Arc::new(trust),
             runtime,
-            warm: PrestartedQemus::default(),
+            prestarted: PrestartedQemus::default(),
             tunnels,
-            owings: PageFetchers::default(),
-            sizes: Sizes::default(),
-            evacuating: EvacuationState::default(),
-            protecting,
+            fetchers: PageFetchers::default(),
+            sizes: AddedSizes::default(),
+            evacuation: EvacuationState::default(),
+            protections: protecting,
             listen,
             operations: Operations::default(),
             machines: Mutex::default(),
-            arrivals: std::sync::OnceLock::new(),
+            incoming: std::sync::OnceLock::new(),
             started: Instant::now(),
             closing: AtomicBool::new(false),
-            claimed: Mutex::default(),
+            reserved_names: Mutex::default(),
         });
         // Finding QEMU and testing KVM takes seconds, once: better before the first machine is requested.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
-        host.store.set_elsewhere(Arc::new(crate::server::peer_rpc::PeerObjects(host.me.clone())));
+        host.store.set_remote_objects(Arc::new(crate::server::peer_rpc::PeerObjects(host.me.clone())));
         let landing = Arc::new(crate::migrate::target::incoming::DaemonTarget::new(&host));
-        host.arrivals.get_or_init(|| IncomingMigrations::new(landing));
+        host.incoming.get_or_init(|| IncomingMigrations::new(landing));
         Ok(host)
     }
 
@@ -178,7 +178,7 @@ impl Daemon {
 
     /// Incoming machines of this host.
     pub(crate) fn arrivals(&self) -> &IncomingMigrations {
-        self.arrivals.get().expect("set when the host was opened")
+        self.incoming.get().expect("set when the host was opened")
     }
 
     /// The QEMU of this host.
@@ -201,8 +201,8 @@ impl Daemon {
 
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
         let mut infos: Vec<_> = self.machines().iter().map(|machine| machine.info()).collect();
-        self.protecting.add_to(&mut infos);
-        self.following.add_to(&mut infos);
+        self.protections.add_to(&mut infos);
+        self.uploads.add_to(&mut infos);
         infos
     }
 
@@ -219,21 +219,21 @@ impl Daemon {
 
     /// Reserves a name for a machine that is being created, or reports that it is in use. Only one of two
     /// concurrent callers gets it.
-    pub(crate) fn claim_name(
+    pub(crate) fn reserve_name(
         &self,
         name: &MachineName,
         resuming: bool,
     ) -> Result<NameReservation<'_>, DaemonError> {
-        self.claim_if(name, || self.check_free(name, resuming))
+        self.reserve_name_if(name, || self.check_free(name, resuming))
     }
 
-    /// Like [`Self::claim_name`], where `check` decides whether the name is free.
-    pub(crate) fn claim_if(
+    /// Like [`Self::reserve_name`], where `check` decides whether the name is free.
+    pub(crate) fn reserve_name_if(
         &self,
         name: &MachineName,
         check: impl FnOnce() -> Result<(), DaemonError>,
     ) -> Result<NameReservation<'_>, DaemonError> {
-        let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claimed = self.reserved_names.lock().unwrap_or_else(PoisonError::into_inner);
         check()?;
         if !claimed.insert(name.clone()) {
             return Err(DaemonError::NameTaken { name: name.clone() });
@@ -246,7 +246,7 @@ impl Daemon {
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
         let state = machine.info().state;
         if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {
-            return Err(DaemonError::Given { name: name.clone(), to: to.clone() });
+            return Err(DaemonError::HandedOff { name: name.clone(), to: to.clone() });
         }
         let suspended = resuming && state == whimbrel_api::MachineState::Suspended;
         if suspended { Ok(()) } else { Err(DaemonError::NameTaken { name: name.clone() }) }
@@ -274,7 +274,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             public_key: self.identity.public_key().to_string(),
             listen: self.listen.map(|address| address.to_string()),
-            data: self.layout.data().to_owned(),
+            data: self.directories.data().to_owned(),
             pid: std::process::id(),
             qemu_version: qemu.map(|qemu| qemu.version.to_string()),
             accel: qemu.map_or(Accel::Tcg, whimbrel_qemu::best_accel),
@@ -288,7 +288,8 @@ impl Daemon {
         let capsules = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
         let images = capsules.iter().flat_map(|capsule| &capsule.manifest.images);
         let logical = images.fold(0, |sum: u64, image| sum.saturating_add(image.size()));
-        let free = rustix::fs::statvfs(self.layout.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        let free =
+            rustix::fs::statvfs(self.directories.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
         Ok(StoreUsage {
             capsules: capsules.len() as u64,
             stored: ByteSize(self.stored_bytes()),
@@ -299,7 +300,7 @@ impl Daemon {
 
     /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, DaemonError> {
-        let _claim = self.claim_name(&request.name, false)?;
+        let _claim = self.reserve_name(&request.name, false)?;
         let qemu = self.qemu()?;
         let (disks, bases) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
@@ -330,7 +331,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         let name = record.name.clone();
         self.start_services(record, live).or_else(|error| {
-            Record::forget(&self.layout, &name)?;
+            Record::delete(&self.directories, &name)?;
             Err(error)
         })
     }
@@ -345,7 +346,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         self.start_services(record, live).or_else(|error| {
             // The failed write may have reached the disk all the same.
-            before.save(&self.layout)?;
+            before.save(&self.directories)?;
             Err(error)
         })
     }
@@ -358,7 +359,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         record.process = Some(live.process_record());
         record.vmgenid = live.qemu.vmgenid().ok().map(|guid| guid.to_string());
-        if let Err(error) = record.save(&self.layout).and_then(|()| live.start()) {
+        if let Err(error) = record.save(&self.directories).and_then(|()| live.start()) {
             live.end();
             return Err(error);
         }
@@ -379,13 +380,13 @@ impl Daemon {
                 )),
             };
         };
-        let kernel = self.keep_boot_file(kernel)?;
-        let initrd = request.initrd.as_deref().map(|path| self.keep_boot_file(path)).transpose()?;
+        let kernel = self.store_boot_file(kernel)?;
+        let initrd = request.initrd.as_deref().map(|path| self.store_boot_file(path)).transpose()?;
         Ok(Some(Boot { kernel, initrd, append: request.append.clone().unwrap_or_default() }))
     }
 
     /// Copies a boot file to the boot directory, under its digest.
-    fn keep_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
+    fn store_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
         let content = std::fs::read(path).map_err(|source| DaemonError::io("read", path, source))?;
         let digest = Digest::of(&content);
         self.write_boot_file(&digest, &content)?;
@@ -393,7 +394,7 @@ impl Daemon {
     }
 
     pub(crate) fn write_boot_file(&self, digest: &Digest, content: &[u8]) -> Result<(), DaemonError> {
-        let kept = self.layout.boot_file(digest);
+        let kept = self.directories.boot_file(digest);
         if kept.exists() {
             return Ok(());
         }
@@ -402,7 +403,7 @@ impl Daemon {
     }
 
     /// Deletes a machine that has ended, with its disks.
-    pub(crate) fn forget(&self, name: &MachineName) -> Result<(), DaemonError> {
+    pub(crate) fn delete(&self, name: &MachineName) -> Result<(), DaemonError> {
         let machine = match self.machine(name) {
             // A machine that is away belongs to the other host; only its network is no longer here.
             Err(DaemonError::NotFound { .. }) if self.tunnels.end_of(name) => return Ok(()),
@@ -412,8 +413,8 @@ impl Daemon {
         self.check_current(&machine)?;
         // A machine that was handed over and killed here belongs to the target. An incoming machine must not
         // be touched.
-        if turn.live.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
-            let state = turn.record.phase.word();
+        if turn.running.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
+            let state = turn.record.phase.name();
             return Err(DaemonError::State { name: name.clone(), state, needed: "stopped" });
         }
         // If another host has the machine, the tunnel is that host's.
@@ -422,11 +423,11 @@ impl Daemon {
             self.tunnels.end_of(name);
         }
         let owed = turn.record.owed.take();
-        Record::forget(&self.layout, name)?;
+        Record::delete(&self.directories, name)?;
         self.remove(name);
         self.stop_upload(name);
         // The host that has its missing pages need not keep them.
-        owed.into_iter().for_each(|owed| self.release(owed.handover));
+        owed.into_iter().for_each(|owed| self.notify_complete(owed.handover));
         Ok(())
     }
 
@@ -439,11 +440,11 @@ impl Daemon {
                 StopMode::Kill => machine.try_lock_in_any_phase("stop", None)?,
                 StopMode::Powerdown => machine.try_lock("stop", None)?,
             };
-            if turn.live.is_some() {
+            if turn.running.is_some() {
                 if request.mode == StopMode::Powerdown {
-                    turn.live()?.powerdown(request.timeout_s.map_or(POWERDOWN, Duration::from_secs))?;
+                    turn.running()?.powerdown(request.timeout_s.map_or(POWERDOWN, Duration::from_secs))?;
                 }
-                if let Some(live) = turn.live.take() {
+                if let Some(live) = turn.running.take() {
                     live.end();
                 }
                 self.discard_missing_memory(&mut turn);
@@ -455,7 +456,7 @@ impl Daemon {
                     self.leave_home(&mut turn.record);
                 }
                 turn.record.since_ms = crate::now_ms();
-                turn.record.save(&self.layout)?;
+                turn.record.save(&self.directories)?;
             }
         }
         Ok(machine.info())
@@ -465,7 +466,7 @@ impl Daemon {
         let machine = self.machine(name)?;
         machine
             .try_lock(if paused { "pause" } else { "unpause" }, None)?
-            .live()?
+            .running()?
             .set_paused_by_user(paused)?;
         Ok(machine.info())
     }
@@ -475,12 +476,12 @@ impl Daemon {
         {
             let mut turn = machine.try_lock("balloon", None)?;
             let memory = turn.record.config.memory;
-            let size = crate::running::balloon::checked(size, memory)?;
-            let ballooned = turn.live()?.qemu.balloon(size);
+            let size = crate::running::balloon::checked_size(size, memory)?;
+            let ballooned = turn.running()?.qemu.balloon(size);
             ballooned
                 .map_err(|source| DaemonError::Qemu { action: "set the balloon", source: source.into() })?;
             turn.record.ballooned = Some(size).filter(|size| *size < memory);
-            turn.record.save(&self.layout)?;
+            turn.record.save(&self.directories)?;
         }
         Ok(machine.info())
     }
@@ -498,7 +499,7 @@ impl Daemon {
         let peer = TrustedPeer { name, key, address, rights: Rights::all(), read, write };
         match self.trust.add(peer) {
             Ok(()) => Ok(entry),
-            Err(error @ (TrustError::Known { .. } | TrustError::NoKey { .. })) => {
+            Err(error @ (TrustError::AlreadyTrusted { .. } | TrustError::NoKey { .. })) => {
                 Err(DaemonError::invalid(error.to_string()))
             }
             Err(error) => Err(identity_error(error)),
@@ -508,7 +509,7 @@ impl Daemon {
     pub(crate) fn trust_remove(&self, name: &HostName) -> Result<(), DaemonError> {
         match self.trust.remove(name) {
             Ok(_) => Ok(()),
-            Err(TrustError::Unknown { name }) => {
+            Err(TrustError::NotListed { name }) => {
                 Err(DaemonError::NotFound { what: "host", name: name.to_string() })
             }
             Err(error) => Err(identity_error(error)),

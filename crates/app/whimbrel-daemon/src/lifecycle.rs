@@ -44,12 +44,12 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
     let host = Daemon::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
     host.recover_machines();
-    host.start_following();
-    host.start_holding();
+    host.start_uploads();
+    host.start_pinning();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);
-    host.retiring.wait(PATIENCE);
+    host.cleanup.wait(PATIENCE);
     host.detach_machines();
     runtime.shutdown_timeout(Duration::from_secs(2));
     let _ = fs::remove_file(&options.socket);

@@ -25,18 +25,18 @@ pub struct FakeConfig {
 
 /// Fake machine. Clones share its state, so a test can retain one to inspect it.
 #[derive(Debug, Clone)]
-pub struct FakeMachine(Arc<Mutex<World>>);
+pub struct FakeMachine(Arc<Mutex<FakeState>>);
 
 /// Array of a fake machine.
 #[derive(Debug)]
 pub struct FakeArray {
     name: String,
     index: usize,
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<FakeState>>,
 }
 
 #[derive(Debug)]
-struct World {
+struct FakeState {
     arrays: Vec<Pages>,
     random: SmallRng,
     writes_per_call: u64,
@@ -60,7 +60,7 @@ impl FakeMachine {
     pub fn new(config: &FakeConfig) -> (Self, Vec<FakeArray>) {
         let pages =
             |count: u64| Pages { content: vec![0; count as usize * PAGE_SIZE], dirty: PageSet::empty(count) };
-        let mut world = World {
+        let mut world = FakeState {
             arrays: config.arrays.iter().map(|(_, count)| pages(*count)).collect(),
             random: SmallRng::seed_from_u64(config.seed),
             writes_per_call: config.writes_per_call,
@@ -98,12 +98,12 @@ impl FakeMachine {
     }
 
     /// Disables further failures.
-    pub fn heal(&self) {
+    pub fn stop_failing(&self) {
         lock(&self.0).calls_left = None;
     }
 }
 
-impl World {
+impl FakeState {
     /// Step of every call: the machine runs for a moment, then the call may fail.
     fn step(&mut self) -> Result<(), Injected> {
         if self.running && self.writes_per_call > 0 {
@@ -220,7 +220,7 @@ impl Machine for FakeMachine {
 }
 
 /// A test that panicked in one of these calls has ended; its state does not matter.
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
+fn lock(world: &Mutex<FakeState>) -> MutexGuard<'_, FakeState> {
     world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -36,7 +36,7 @@ impl<F: FileSystem> Adapter<F> {
     }
 
     /// Calls a method; a panic becomes an I/O error of this request.
-    fn ask<T>(&self, method: impl FnOnce(&F) -> Result<T>) -> std::result::Result<T, fuser::Errno> {
+    fn call<T>(&self, method: impl FnOnce(&F) -> Result<T>) -> std::result::Result<T, fuser::Errno> {
         let answer = catch_unwind(AssertUnwindSafe(|| method(&self.files)));
         answer
             .unwrap_or_else(|_| {
@@ -104,9 +104,9 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = self.ask(|files| files.lookup(caller(request), parent.0, name));
+        let found = self.call(|files| files.lookup(caller(request), parent.0, name));
         if found.as_ref().is_err_and(|error| error.code() == libc::ENOENT) {
-            let kept = self.ask(|files| Ok(files.absent(parent.0, name))).unwrap_or_default();
+            let kept = self.call(|files| Ok(files.negative_ttl(parent.0, name))).unwrap_or_default();
             if !kept.is_zero() {
                 // In the FUSE protocol, an entry with inode 0 is a negative entry.
                 let nothing = Attributes::new(0, FileKind::File, 0).to_fuser();
@@ -117,14 +117,14 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
-        let _ = self.ask(|files| {
+        let _ = self.call(|files| {
             files.forget(inode.0, count);
             Ok(())
         });
     }
 
     fn getattr(&self, request: &Request, inode: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        match self.ask(|files| files.getattr(caller(request), inode.0, handle_of(handle))) {
+        match self.call(|files| files.getattr(caller(request), inode.0, handle_of(handle))) {
             Ok((attributes, ttl)) => reply.attr(&ttl, &attributes.to_fuser()),
             Err(error) => reply.error(error),
         }
@@ -150,18 +150,18 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
     ) {
         let (accessed, modified) = (accessed.map(SetTime::from_fuser), modified.map(SetTime::from_fuser));
         let change = SetAttributes { mode, uid, gid, size, accessed, modified };
-        match self.ask(|files| files.setattr(caller(request), inode.0, handle_of(handle), change)) {
+        match self.call(|files| files.setattr(caller(request), inode.0, handle_of(handle), change)) {
             Ok((attributes, ttl)) => reply.attr(&ttl, &attributes.to_fuser()),
             Err(error) => reply.error(error),
         }
     }
 
     fn access(&self, request: &Request, inode: INodeNo, mask: fuser::AccessFlags, reply: ReplyEmpty) {
-        reply_done(reply, self.ask(|files| files.access(caller(request), inode.0, mask.bits())));
+        reply_done(reply, self.call(|files| files.access(caller(request), inode.0, mask.bits())));
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
-        match self.ask(|files| files.readlink(inode.0)) {
+        match self.call(|files| files.readlink(inode.0)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(error),
         }
@@ -177,7 +177,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         device: u32,
         reply: ReplyEntry,
     ) {
-        reply_entry(reply, self.ask(|files| files.mknod(caller(request), parent.0, name, mode, device)));
+        reply_entry(reply, self.call(|files| files.mknod(caller(request), parent.0, name, mode, device)));
     }
 
     fn mkdir(
@@ -189,19 +189,19 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        reply_entry(reply, self.ask(|files| files.mkdir(caller(request), parent.0, name, mode)));
+        reply_entry(reply, self.call(|files| files.mkdir(caller(request), parent.0, name, mode)));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.ask(|files| files.unlink(caller(request), parent.0, name)));
+        reply_done(reply, self.call(|files| files.unlink(caller(request), parent.0, name)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.ask(|files| files.rmdir(caller(request), parent.0, name)));
+        reply_done(reply, self.call(|files| files.rmdir(caller(request), parent.0, name)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        reply_entry(reply, self.ask(|files| files.symlink(caller(request), parent.0, name, target)));
+        reply_entry(reply, self.call(|files| files.symlink(caller(request), parent.0, name, target)));
     }
 
     fn rename(
@@ -215,15 +215,15 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         reply: ReplyEmpty,
     ) {
         let (from, to) = ((parent.0, name), (new_parent.0, new_name));
-        reply_done(reply, self.ask(|files| files.rename(caller(request), from, to, flags.bits())));
+        reply_done(reply, self.call(|files| files.rename(caller(request), from, to, flags.bits())));
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        reply_entry(reply, self.ask(|files| files.link(caller(request), inode.0, parent.0, name)));
+        reply_entry(reply, self.call(|files| files.link(caller(request), inode.0, parent.0, name)));
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.ask(|files| files.open(caller(request), inode.0, Access { flags: flags.0 })) {
+        match self.call(|files| files.open(caller(request), inode.0, Access { flags: flags.0 })) {
             Ok(opened) => reply.opened(FileHandle(opened.handle), opened.flags()),
             Err(error) => reply.error(error),
         }
@@ -239,7 +239,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.ask(|files| files.create(caller(request), parent.0, name, mode, Access { flags })) {
+        match self.call(|files| files.create(caller(request), parent.0, name, mode, Access { flags })) {
             Ok((entry, opened)) => {
                 let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
                 let ttl = entry.entry_ttl.min(entry.attributes_ttl);
@@ -260,7 +260,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.ask(|files| files.read(inode.0, handle.0, offset, size)) {
+        match self.call(|files| files.read(inode.0, handle.0, offset, size)) {
             Ok(data) => reply.data(&data[..data.len().min(size as usize)]),
             Err(error) => reply.error(error),
         }
@@ -278,7 +278,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.ask(|files| files.write(caller(request), inode.0, handle.0, offset, data)) {
+        match self.call(|files| files.write(caller(request), inode.0, handle.0, offset, data)) {
             Ok(written) => reply.written(written),
             Err(error) => reply.error(error),
         }
@@ -292,7 +292,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.flush(caller(request), inode.0, handle.0)));
+        reply_done(reply, self.call(|files| files.flush(caller(request), inode.0, handle.0)));
     }
 
     fn release(
@@ -305,7 +305,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.release(inode.0, handle.0)));
+        reply_done(reply, self.call(|files| files.release(inode.0, handle.0)));
     }
 
     fn fsync(
@@ -316,11 +316,11 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.fsync(inode.0, handle.0, data_only)));
+        reply_done(reply, self.call(|files| files.fsync(inode.0, handle.0, data_only)));
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.ask(|files| files.opendir(caller(request), inode.0)) {
+        match self.call(|files| files.opendir(caller(request), inode.0)) {
             Ok(handle) => reply.opened(FileHandle(handle), fuser::FopenFlags::empty()),
             Err(error) => reply.error(error),
         }
@@ -334,7 +334,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let done = self.ask(|files| {
+        let done = self.call(|files| {
             files.readdir(inode.0, handle.0, offset, &mut |entry| {
                 !reply.add(INodeNo(entry.inode), entry.next, entry.kind.to_fuser(), &entry.name)
             })
@@ -353,7 +353,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.releasedir(inode.0, handle.0)));
+        reply_done(reply, self.call(|files| files.releasedir(inode.0, handle.0)));
     }
 
     fn fsyncdir(
@@ -364,11 +364,11 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.fsyncdir(inode.0, handle.0)));
+        reply_done(reply, self.call(|files| files.fsyncdir(inode.0, handle.0)));
     }
 
     fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
-        match self.ask(|files| files.statfs(inode.0)) {
+        match self.call(|files| files.statfs(inode.0)) {
             Ok(said) => {
                 let block = said.block.max(512);
                 let (total, free) = (said.total / u64::from(block), said.free / u64::from(block));
@@ -388,22 +388,22 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
+        reply_done(reply, self.call(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(reply, size, self.ask(|files| files.getxattr(caller(request), inode.0, name)));
+        reply_xattr(reply, size, self.call(|files| files.getxattr(caller(request), inode.0, name)));
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        let names = self.ask(|files| files.listxattr(caller(request), inode.0)).map(|names| {
+        let names = self.call(|files| files.listxattr(caller(request), inode.0)).map(|names| {
             names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect::<Vec<u8>>()
         });
         reply_xattr(reply, size, names);
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.ask(|files| files.removexattr(caller(request), inode.0, name)));
+        reply_done(reply, self.call(|files| files.removexattr(caller(request), inode.0, name)));
     }
 
     fn fallocate(
@@ -416,7 +416,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply_done(reply, self.ask(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
+        reply_done(reply, self.call(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
     }
 
     fn copy_file_range(
@@ -433,7 +433,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         reply: ReplyWrite,
     ) {
         let (from, to) = ((inode.0, offset), (to_inode.0, to_offset));
-        match self.ask(|files| files.copy_file_range(from, to, length)) {
+        match self.call(|files| files.copy_file_range(from, to, length)) {
             Ok(copied) => reply.written(copied),
             Err(error) => reply.error(error),
         }
@@ -448,7 +448,7 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        match self.ask(|files| files.lseek(inode.0, handle.0, offset, whence)) {
+        match self.call(|files| files.lseek(inode.0, handle.0, offset, whence)) {
             Ok(offset) => reply.offset(offset),
             Err(error) => reply.error(error),
         }

@@ -61,7 +61,7 @@ pub struct Attributes {
     /// Length in bytes.
     pub size: u64,
     /// Bytes allocated where the file is stored.
-    pub stored: u64,
+    pub allocated: u64,
     /// Number of hard links.
     pub links: u32,
     /// User that owns the file.
@@ -71,7 +71,7 @@ pub struct Attributes {
     /// Device number, for devices.
     pub device: u32,
     /// Preferred size of a read or write, in bytes.
-    pub block: u32,
+    pub block_size: u32,
     /// Time of the last access.
     pub accessed: SystemTime,
     /// Last change of the content.
@@ -86,15 +86,29 @@ impl Attributes {
         let links = if kind == FileKind::Directory { 2 } else { 1 };
         let epoch = SystemTime::UNIX_EPOCH;
         let (accessed, modified, changed) = (epoch, epoch, epoch);
-        let (size, stored, uid, gid, device, block) = (0, 0, 0, 0, 0, 4096);
-        Self { inode, kind, mode, size, stored, links, uid, gid, device, block, accessed, modified, changed }
+        let (size, allocated, uid, gid, device, block_size) = (0, 0, 0, 0, 0, 4096);
+        Self {
+            inode,
+            kind,
+            mode,
+            size,
+            allocated,
+            links,
+            uid,
+            gid,
+            device,
+            block_size,
+            accessed,
+            modified,
+            changed,
+        }
     }
 
     pub(crate) fn to_fuser(&self) -> fuser::FileAttr {
         fuser::FileAttr {
             ino: fuser::INodeNo(self.inode),
             size: self.size,
-            blocks: self.stored.div_ceil(512),
+            blocks: self.allocated.div_ceil(512),
             atime: self.accessed,
             mtime: self.modified,
             ctime: self.changed,
@@ -105,7 +119,7 @@ impl Attributes {
             uid: self.uid,
             gid: self.gid,
             rdev: self.device,
-            blksize: self.block,
+            blksize: self.block_size,
             flags: 0,
         }
     }

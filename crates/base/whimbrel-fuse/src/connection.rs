@@ -17,7 +17,7 @@ use std::{
 };
 
 /// The usual mount point of fusectl.
-const MOUNTED: &str = "/sys/fs/fuse/connections";
+const FUSECTL: &str = "/sys/fs/fuse/connections";
 const FLAGS: OFlags = OFlags::WRONLY.union(OFlags::CLOEXEC);
 
 /// Handle to end one connection and no other. A connection number would not do: the next mount reuses it as
@@ -32,8 +32,8 @@ impl Connection {
     /// The connection of the mount at `path`: the minor number of its device (fs/fuse/inode.c).
     pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let number = rustix::fs::minor(fs::metadata(path)?.dev());
-        let abort = match openat(CWD, format!("{MOUNTED}/{number}/abort"), FLAGS, Mode::empty()) {
-            Err(Errno::NOENT) => unseen(number)?,
+        let abort = match openat(CWD, format!("{FUSECTL}/{number}/abort"), FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => open_detached(number)?,
             opened => opened?,
         };
         Ok(Self { abort })
@@ -48,7 +48,7 @@ impl Connection {
 }
 
 /// Opens the control file through a detached fusectl mount, for hosts where fusectl is not mounted.
-fn unseen(number: u32) -> Result<OwnedFd, Errno> {
+fn open_detached(number: u32) -> Result<OwnedFd, Errno> {
     let list = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&list)?;
     let list = fsmount(&list, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;

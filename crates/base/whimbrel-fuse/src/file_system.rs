@@ -85,7 +85,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, caller: Caller, parent: u64, name: &OsStr) -> Result<Entry>;
 
     /// How long the kernel may cache that a name does not exist, after `lookup` returned `ENOENT`.
-    fn absent(&self, parent: u64, name: &OsStr) -> Duration {
+    fn negative_ttl(&self, parent: u64, name: &OsStr) -> Duration {
         Duration::ZERO
     }
 

@@ -18,9 +18,9 @@ use std::{
 };
 
 /// Time for the threads of an unmounted file system to end, before the connection is aborted for everybody.
-const NOTICE: Duration = Duration::from_millis(500);
+const THREADS_END_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time to wait for the threads after an abort. A method that blocks may take longer.
-const CUT_OFF: Duration = Duration::from_secs(5);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a file system is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct MountOptions {
     /// Whether the mount is read-only.
     pub read_only: bool,
     /// Whether users other than the mounting one have access; the kernel then checks modes and owners.
-    pub others: bool,
+    pub allow_others: bool,
     /// Number of threads, hence of methods that may block at once. Each takes as much memory as one write.
     pub threads: usize,
     /// Largest write in bytes, at most 1 MiB unless `fs.fuse.max_pages_limit` is raised.
@@ -52,7 +52,7 @@ impl MountOptions {
             source: source.into(),
             kind: kind.into(),
             read_only: false,
-            others: false,
+            allow_others: false,
             threads: 16,
             max_write: 1 << 20,
             read_ahead: 1 << 20,
@@ -71,7 +71,7 @@ impl MountOptions {
         if self.read_only {
             config.mount_options.push(M::RO);
         }
-        if self.others {
+        if self.allow_others {
             config.mount_options.push(M::DefaultPermissions);
             config.acl = fuser::SessionACL::All;
         }
@@ -178,7 +178,7 @@ impl Mounted {
         }
     }
 
-    fn is_over_within(&self, patience: Duration) -> bool {
+    fn ends_within(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         while !self.is_gone() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -187,7 +187,7 @@ impl Mounted {
     }
 
     /// Aborts the connection; true if no request can arrive any more.
-    fn cut_off(&self) -> bool {
+    fn abort_connection(&self) -> bool {
         let aborted = self.connection.as_ref().map(Connection::abort);
         if let Some(Err(error)) = &aborted {
             tracing::debug!(%error, path = %self.path.display(), "cannot abort the connection of the mount");
@@ -196,8 +196,8 @@ impl Mounted {
     }
 
     fn end(&mut self) {
-        if !self.is_over_within(NOTICE) {
-            self.cut_off();
+        if !self.ends_within(THREADS_END_TIMEOUT) {
+            self.abort_connection();
         }
         let Some(session) = self.session.take() else { return };
         // `umount_and_join` finds nothing left to unmount, or detaches a busy mount.
@@ -217,7 +217,7 @@ impl Drop for Mounted {
             if busy {
                 // Open files would keep a detached mount alive until they are closed.
                 let _ = unmount(&self.path, UnmountFlags::DETACH);
-                if !self.cut_off() || !self.is_over_within(CUT_OFF) {
+                if !self.abort_connection() || !self.ends_within(ABORT_TIMEOUT) {
                     // The remaining threads end by themselves.
                     self.session.take();
                     return;
@@ -236,21 +236,21 @@ pub struct Notifier {
 
 impl Notifier {
     /// Invalidates cached bytes (`length` 0: to the end) and attributes of `inode`.
-    pub fn changed(&self, inode: u64, offset: u64, length: u64) -> io::Result<()> {
+    pub fn invalidate_inode(&self, inode: u64, offset: u64, length: u64) -> io::Result<()> {
         let (offset, length) =
             (i64::try_from(offset).unwrap_or(i64::MAX), i64::try_from(length).unwrap_or(0));
-        forgiving(self.inner.inval_inode(fuser::INodeNo(inode), offset, length))
+        ignore_not_found(self.inner.inval_inode(fuser::INodeNo(inode), offset, length))
     }
 
     /// Invalidates `name` in `parent`. Must not be called from a file system method on `parent`: the kernel
     /// would deadlock with itself.
-    pub fn renamed(&self, parent: u64, name: &OsStr) -> io::Result<()> {
-        forgiving(self.inner.inval_entry(fuser::INodeNo(parent), name))
+    pub fn invalidate_entry(&self, parent: u64, name: &OsStr) -> io::Result<()> {
+        ignore_not_found(self.inner.inval_entry(fuser::INodeNo(parent), name))
     }
 }
 
 /// Ignores `ENOENT`: the kernel has not cached what was invalidated.
-fn forgiving(told: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(told: io::Result<()>) -> io::Result<()> {
     match told {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -50,7 +50,7 @@ impl FileSystem for Memory {
         Ok(Entry::new(Self::attributes(at as u64 + 2, data.len())))
     }
 
-    fn absent(&self, _parent: u64, name: &OsStr) -> Duration {
+    fn negative_ttl(&self, _parent: u64, name: &OsStr) -> Duration {
         if name == "never" { Duration::from_secs(3600) } else { Duration::ZERO }
     }
 

@@ -40,7 +40,7 @@ pub trait PageView: Send {
     fn page_count(&self) -> u64;
 
     /// The pages of the view that share bytes with `pages` of the array.
-    fn of_array(&self, pages: &PageSet) -> PageSet;
+    fn view_pages(&self, pages: &PageSet) -> PageSet;
 
     /// Copies the view's pages of `run`, as they are in the array now, into `out`, which is exactly
     /// `run.bytes()` long.
@@ -51,7 +51,7 @@ pub trait PageView: Send {
 pub trait Machine: Send {
     /// An early copy of the device state, to be sent while the machine runs, as far as it is known. The final
     /// state may differ.
-    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+    fn early_device_state(&mut self) -> Option<Vec<u8>> {
         None
     }
 
@@ -92,9 +92,9 @@ pub struct UnpauseReport {
     /// The device state during the pause. An error also if the machine could not be unpaused.
     pub device_state: Result<Vec<u8>, MachineError>,
     /// Time to read the device state.
-    pub devices: Duration,
+    pub device_state_time: Duration,
     /// Time from then until the machine ran again.
-    pub go_on: Duration,
+    pub unpause_time: Duration,
 }
 
 /// Reads the device state of a paused machine, then unpauses it.
@@ -104,7 +104,7 @@ pub fn state_then_unpause<M: Machine + ?Sized>(machine: &mut M) -> UnpauseReport
     let devices = begun.elapsed();
     let goes_on = machine.unpause();
     let device_state = device_state.and_then(|state| goes_on.map(|()| state));
-    UnpauseReport { device_state, devices, go_on: begun.elapsed() - devices }
+    UnpauseReport { device_state, device_state_time: devices, unpause_time: begun.elapsed() - devices }
 }
 
 /// Failure of an operation on a page array.

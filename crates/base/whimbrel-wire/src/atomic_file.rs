@@ -15,7 +15,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
+fn write_temporary(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
     let (beside, mut file) = loop {
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = folder(path).join(format!(".new-{}-{serial}", std::process::id()));
@@ -35,7 +35,7 @@ fn write_beside(path: &Path, content: &[u8]) -> io::Result<PathBuf> {
 
 /// Replaces the file at `path`, if any, with `content`. Mode 0600.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let beside = write_beside(path, content)?;
+    let beside = write_temporary(path, content)?;
     let placed = fs::rename(&beside, path);
     if placed.is_err() {
         let _ = fs::remove_file(&beside);
@@ -46,7 +46,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Creates `path` with `content`; `AlreadyExists` if there is such a file. Mode 0600.
 pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
-    let beside = write_beside(path, content)?;
+    let beside = write_temporary(path, content)?;
     // A link, unlike a rename, does not replace a file that another process created meanwhile.
     let linked = fs::hard_link(&beside, path);
     fs::remove_file(&beside)?;

@@ -30,10 +30,10 @@ use tokio::sync::{Notify, oneshot, watch};
 /// State that the tasks and handles of one connection share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) outbox: SendQueue,
+    pub(crate) send_queue: SendQueue,
     pub(crate) send: PerClass<SendCredit>,
     pub(crate) receive: PerClass<ReceiveCredit>,
-    pub(crate) meters: ConnectionCounters,
+    pub(crate) counters: ConnectionCounters,
     pub(crate) limit: Mutex<TokenBucket>,
     pub(crate) limit_changed: Notify,
     calls: Mutex<Calls>,
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct Calls {
     next: u64,
-    waiting: HashMap<u64, oneshot::Sender<Arrived>>,
+    waiting: HashMap<u64, oneshot::Sender<CallOutcome>>,
 }
 
 /// Counters and clocks; times are microseconds since the start of the connection.
@@ -52,13 +52,13 @@ pub(crate) struct ConnectionCounters {
     began: Instant,
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
-    pub(crate) heard_at: AtomicU64,
+    pub(crate) received_at: AtomicU64,
     /// Start or last progress of the current write; `u64::MAX` if there is none.
     pub(crate) write_at: AtomicU64,
     pub(crate) round_trip: AtomicU64,
 }
 
-type Arrived = Result<Reply, Refusal>;
+type CallOutcome = Result<Reply, Refusal>;
 
 /// Received bytes that count against the peer's credit until this is dropped.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct HeldCredit {
 impl Drop for HeldCredit {
     fn drop(&mut self) {
         if self.shared.receive.of(self.class).release(self.bytes) {
-            self.shared.outbox.wake();
+            self.shared.send_queue.wake();
         }
     }
 }
@@ -88,15 +88,15 @@ impl Shared {
             began: Instant::now(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
-            heard_at: AtomicU64::new(0),
+            received_at: AtomicU64::new(0),
             write_at: AtomicU64::new(u64::MAX),
             round_trip: AtomicU64::new(0),
         };
         Arc::new(Self {
-            outbox: SendQueue::default(),
+            send_queue: SendQueue::default(),
             send: PerClass::new(window, SendCredit::new),
             receive: PerClass::new(window, ReceiveCredit::new),
-            meters,
+            counters: meters,
             limit: Mutex::default(),
             limit_changed: Notify::new(),
             calls: Mutex::default(),
@@ -120,7 +120,7 @@ impl Shared {
         drop(calls);
         self.send.of(Class::Bulk).close();
         self.send.of(Class::Control).close();
-        self.outbox.clear();
+        self.send_queue.clear();
         // Dropping a sender wakes its caller, which then reads the reason.
         drop(forgotten);
     }
@@ -150,7 +150,7 @@ impl Shared {
         let credit = self.send.of(Class::of(&frame.head));
         let sent = credit.take(frame.head.frame_len()).await;
         if sent {
-            self.outbox.push(frame);
+            self.send_queue.push(frame);
         }
         sent
     }
@@ -164,7 +164,7 @@ pub(crate) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.shared.outbox.goodbye("");
+        self.shared.send_queue.goodbye("");
     }
 }
 
@@ -192,7 +192,7 @@ pub struct Traffic {
 #[derive(Debug)]
 #[must_use = "dropping it forgets the reply"]
 pub struct Pending {
-    reply: oneshot::Receiver<Arrived>,
+    reply: oneshot::Receiver<CallOutcome>,
     link: Arc<Link>,
 }
 
@@ -247,7 +247,7 @@ impl Connection {
         frame.head.request = calls.next;
         calls.waiting.insert(frame.head.request, answer);
         drop(calls);
-        self.shared().outbox.push(frame);
+        self.shared().send_queue.push(frame);
         Ok(Pending { reply, link: self.link.clone() })
     }
 
@@ -273,7 +273,7 @@ impl Connection {
 
     /// Limits the send rate to `rate` bytes a second from now on; `None` removes the limit.
     pub fn limit_rate(&self, rate: Option<u64>) {
-        let now = Duration::from_micros(self.shared().meters.now());
+        let now = Duration::from_micros(self.shared().counters.now());
         self.shared().limit.lock().unwrap_or_else(PoisonError::into_inner).set_rate(rate, now);
         self.shared().limit_changed.notify_one();
     }
@@ -282,8 +282,8 @@ impl Connection {
     pub fn traffic(&self) -> Traffic {
         let both = |of: &dyn Fn(Class) -> u64| of(Class::Bulk) + of(Class::Control);
         Traffic {
-            sent: self.shared().meters.sent.load(Ordering::Relaxed),
-            received: self.shared().meters.received.load(Ordering::Relaxed),
+            sent: self.shared().counters.sent.load(Ordering::Relaxed),
+            received: self.shared().counters.received.load(Ordering::Relaxed),
             in_flight: both(&|class| self.shared().send.of(class).in_flight()),
             queued: both(&|class| self.shared().receive.of(class).queued()),
         }
@@ -291,13 +291,13 @@ impl Connection {
 
     /// Round trip time of the last ping, including its time in queues; `None` before the first.
     pub fn round_trip(&self) -> Option<Duration> {
-        let micros = self.shared().meters.round_trip.load(Ordering::Relaxed);
+        let micros = self.shared().counters.round_trip.load(Ordering::Relaxed);
         (micros > 0).then(|| Duration::from_micros(micros))
     }
 
     /// Closes the connection after sending what is queued; waiting calls fail with [`CloseReason::Local`].
     pub fn close(&self) {
-        self.shared().outbox.goodbye("");
+        self.shared().send_queue.goodbye("");
     }
 
     /// Waits for the end of the connection and returns the reason.

@@ -11,7 +11,7 @@ use crate::{
     dispatcher::Dispatcher,
     frame::{Decoder, Flags, FrameHead, WireFrame},
     message_kinds::{range, wire},
-    send_queue::encode_own,
+    send_queue::encode_connection_frame,
 };
 use bytes::{Buf, BytesMut};
 use std::{
@@ -28,18 +28,18 @@ use tokio::{
 /// Time for the peer to close after this side did.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// Longest header of a connection frame; the longest in use is a goodbye with 200 characters.
-const MAX_OWN: u32 = 1024;
+const MAX_CONNECTION_HEADER: u32 = 1024;
 
 /// A task that is aborted when its handle is dropped.
-struct Owned(JoinHandle<CloseReason>);
+struct AbortOnDrop(JoinHandle<CloseReason>);
 
-impl Drop for Owned {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Owned {
+impl AbortOnDrop {
     async fn ended(&mut self) -> CloseReason {
         (&mut self.0)
             .await
@@ -63,28 +63,33 @@ pub(crate) fn start(
     );
     let dead_after = endpoint.settings.dead_after;
     let name = connection.peer.name.clone();
-    let reading = Owned(tokio::spawn(read_frames(reader, shared.clone(), dispatcher)));
-    let writing = Owned(tokio::spawn(write_frames(writer, shared.clone())));
+    let reading = AbortOnDrop(tokio::spawn(read_frames(reader, shared.clone(), dispatcher)));
+    let writing = AbortOnDrop(tokio::spawn(write_frames(writer, shared.clone())));
     tokio::spawn(async move {
         supervise(&shared, reading, writing, dead_after).await;
         tracing::debug!(peer = %name, reason = %shared.reason(), "connection ended");
     });
 }
 
-async fn supervise(shared: &Arc<Shared>, mut reading: Owned, mut writing: Owned, dead_after: Duration) {
+async fn supervise(
+    shared: &Arc<Shared>,
+    mut reading: AbortOnDrop,
+    mut writing: AbortOnDrop,
+    dead_after: Duration,
+) {
     let reason = tokio::select! {
         reason = reading.ended() => reason,
         reason = writing.ended() => reason,
         reason = watch(shared, dead_after) => reason,
     };
-    let polite = !matches!(reason, CloseReason::Io { .. } | CloseReason::Dead { .. } | CloseReason::Cut);
+    let polite = !matches!(reason, CloseReason::Io { .. } | CloseReason::Dead { .. } | CloseReason::Lost);
     let told = match &reason {
         CloseReason::Protocol { source } => source.to_string(),
         _ => String::new(),
     };
     // Before the reason is set, which makes callers drop handles: these queue a goodbye without a reason.
     if polite {
-        shared.outbox.goodbye(&told);
+        shared.send_queue.goodbye(&told);
     }
     shared.end(reason);
     if polite {
@@ -106,11 +111,11 @@ async fn supervise(shared: &Arc<Shared>, mut reading: Owned, mut writing: Owned,
 async fn watch(shared: &Shared, dead_after: Duration) -> CloseReason {
     let limit = dead_after.as_micros() as u64;
     loop {
-        shared.outbox.ping(shared.meters.now());
+        shared.send_queue.ping(shared.counters.now());
         sleep(dead_after / 4).await;
-        let now = shared.meters.now();
-        let heard_at = shared.meters.heard_at.load(Ordering::Relaxed);
-        let write_at = shared.meters.write_at.load(Ordering::Relaxed);
+        let now = shared.counters.now();
+        let heard_at = shared.counters.received_at.load(Ordering::Relaxed);
+        let write_at = shared.counters.write_at.load(Ordering::Relaxed);
         if now.saturating_sub(heard_at.min(write_at)) >= limit {
             return CloseReason::Dead { silent: dead_after };
         }
@@ -127,15 +132,15 @@ async fn read_frames(
     loop {
         let read = io.read_buf(&mut decoder.space()).await;
         match read {
-            Ok(0) => return decoder.finish().map_or_else(protocol, |()| CloseReason::Cut),
-            Ok(bytes) => shared.meters.received.fetch_add(bytes as u64, Ordering::Relaxed),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return CloseReason::Cut,
+            Ok(0) => return decoder.finish().map_or_else(protocol, |()| CloseReason::Lost),
+            Ok(bytes) => shared.counters.received.fetch_add(bytes as u64, Ordering::Relaxed),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return CloseReason::Lost,
             Err(source) => return CloseReason::Io { source: Arc::new(source) },
         };
-        shared.meters.heard_at.store(shared.meters.now(), Ordering::Relaxed);
+        shared.counters.received_at.store(shared.counters.now(), Ordering::Relaxed);
         loop {
             match next(&mut decoder, &mut admitted, &shared) {
-                Ok(Some((frame, held))) => match take(frame, held, &shared, &mut dispatcher) {
+                Ok(Some((frame, held))) => match handle_frame(frame, held, &shared, &mut dispatcher) {
                     Ok(None) => {}
                     Ok(Some(goodbye)) => return goodbye,
                     Err(error) => return protocol(error),
@@ -151,7 +156,7 @@ fn protocol(source: WireFrameError) -> CloseReason {
     CloseReason::Protocol { source }
 }
 
-fn is_own(head: &FrameHead) -> bool {
+fn is_connection_frame(head: &FrameHead) -> bool {
     head.kind & 0xff00 == range::WIRE
 }
 
@@ -162,8 +167,8 @@ fn next(
     shared: &Arc<Shared>,
 ) -> Result<Option<(WireFrame, Option<HeldCredit>)>, WireFrameError> {
     let Some(head) = decoder.peek()? else { return Ok(None) };
-    if is_own(&head) {
-        if head.flags != Flags::NONE || head.header_len > MAX_OWN || head.payload_len > 0 {
+    if is_connection_frame(&head) {
+        if head.flags != Flags::NONE || head.header_len > MAX_CONNECTION_HEADER || head.payload_len > 0 {
             return Err(WireFrameError::Malformed { kind: head.kind });
         }
     } else if admitted.is_none() {
@@ -175,13 +180,13 @@ fn next(
 }
 
 /// Handles a frame; returns the close reason if it was the goodbye.
-fn take(
+fn handle_frame(
     frame: WireFrame,
     held: Option<HeldCredit>,
     shared: &Arc<Shared>,
     dispatcher: &mut Dispatcher,
 ) -> Result<Option<CloseReason>, WireFrameError> {
-    let Some(held) = held else { return take_own(&frame, shared) };
+    let Some(held) = held else { return handle_connection_frame(&frame, shared) };
     if matches!(frame.head.flags, Flags::REPLY | Flags::REFUSAL) {
         // The credit is returned at once: a caller that awaits one reply must not wait for others to be read.
         shared.reply(frame)?;
@@ -191,7 +196,10 @@ fn take(
     Ok(None)
 }
 
-fn take_own(frame: &WireFrame, shared: &Shared) -> Result<Option<CloseReason>, WireFrameError> {
+fn handle_connection_frame(
+    frame: &WireFrame,
+    shared: &Shared,
+) -> Result<Option<CloseReason>, WireFrameError> {
     let malformed = WireFrameError::Malformed { kind: frame.head.kind };
     let number = |at: usize| frame.header.get(at..at + 8).map(|mut bytes| bytes.get_u64_le());
     match (frame.head.kind, frame.header.len()) {
@@ -199,10 +207,10 @@ fn take_own(frame: &WireFrame, shared: &Shared) -> Result<Option<CloseReason>, W
             shared.send.of(Class::Bulk).grant(number(0).ok_or(malformed.clone())?)?;
             shared.send.of(Class::Control).grant(number(8).ok_or(malformed)?)?;
         }
-        (wire::PING, 8) => shared.outbox.pong(number(0).ok_or(malformed)?),
+        (wire::PING, 8) => shared.send_queue.pong(number(0).ok_or(malformed)?),
         (wire::PONG, 8) => {
-            let trip = shared.meters.now().saturating_sub(number(0).ok_or(malformed)?);
-            shared.meters.round_trip.store(trip.max(1), Ordering::Relaxed);
+            let trip = shared.counters.now().saturating_sub(number(0).ok_or(malformed)?);
+            shared.counters.round_trip.store(trip.max(1), Ordering::Relaxed);
         }
         (wire::GOODBYE, _) => {
             let reason = String::from_utf8_lossy(&frame.header).chars().take(200).collect();
@@ -227,13 +235,13 @@ async fn write_until_goodbye(io: &mut (impl AsyncWrite + Unpin), shared: &Shared
         gathered.clear();
         // In every iteration, so that grants are sent with whatever is written.
         gather_grants(shared, &mut gathered);
-        let batch = shared.outbox.gather(&mut gathered);
+        let batch = shared.send_queue.gather(&mut gathered);
         if gathered.is_empty() {
             if !flushed {
                 progress(shared, io.flush()).await?;
                 flushed = true;
             }
-            shared.outbox.filled().await;
+            shared.send_queue.filled().await;
             continue;
         }
         write_paced(io, shared, &mut Buf::chain(&gathered[..], batch.payload)).await?;
@@ -250,7 +258,7 @@ fn gather_grants(shared: &Shared, out: &mut BytesMut) {
         let mut header = [0; 16];
         header[..8].copy_from_slice(&bulk.to_le_bytes());
         header[8..].copy_from_slice(&control.to_le_bytes());
-        encode_own(wire::GRANT, &header, out);
+        encode_connection_frame(wire::GRANT, &header, out);
     }
 }
 
@@ -261,26 +269,26 @@ async fn write_paced(
     bytes: &mut impl Buf,
 ) -> io::Result<()> {
     while bytes.has_remaining() {
-        let piece = pace(shared).await;
+        let piece = wait_for_rate(shared).await;
         let mut piece = (&mut *bytes).take(piece);
         let written = progress(shared, io.write_buf(&mut piece)).await?;
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        shared.meters.sent.fetch_add(written as u64, Ordering::Relaxed);
-        let now = Duration::from_micros(shared.meters.now());
+        shared.counters.sent.fetch_add(written as u64, Ordering::Relaxed);
+        let now = Duration::from_micros(shared.counters.now());
         shared.limit.lock().unwrap_or_else(PoisonError::into_inner).spend(written, now);
     }
     Ok(())
 }
 
 /// Waits until the rate limit allows a write and returns its largest size.
-async fn pace(shared: &Shared) -> usize {
+async fn wait_for_rate(shared: &Shared) -> usize {
     loop {
-        let now = Duration::from_micros(shared.meters.now());
+        let now = Duration::from_micros(shared.counters.now());
         let (delay, piece) = {
             let limit = shared.limit.lock().unwrap_or_else(PoisonError::into_inner);
-            (limit.delay(now), limit.piece())
+            (limit.delay(now), limit.max_write())
         };
         if delay.is_zero() {
             return piece;
@@ -296,8 +304,8 @@ async fn pace(shared: &Shared) -> usize {
 
 /// Records the start of a write in the counters until `writing` completes.
 async fn progress<T>(shared: &Shared, writing: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    shared.meters.write_at.store(shared.meters.now(), Ordering::Relaxed);
+    shared.counters.write_at.store(shared.counters.now(), Ordering::Relaxed);
     let outcome = writing.await;
-    shared.meters.write_at.store(u64::MAX, Ordering::Relaxed);
+    shared.counters.write_at.store(u64::MAX, Ordering::Relaxed);
     outcome
 }

@@ -95,21 +95,21 @@ struct Job {
 type Streams = HashMap<u16, VecDeque<Job>>;
 
 /// State that all handlers of a connection share.
-struct Desk {
+struct HandlerContext {
     service: Arc<dyn Service>,
     peer: Arc<Peer>,
     shared: Arc<Shared>,
-    slots: Semaphore,
+    handler_permits: Semaphore,
     /// Requests of streams that have a task; the task ends when its queue is empty.
     streams: Mutex<Streams>,
     /// Bytes of answers that wait for credit.
     backlog: AtomicU64,
-    less_backlog: Notify,
+    backlog_shrunk: Notify,
 }
 
 /// Starts handlers; dropping the dispatcher drops them all.
 pub(crate) struct Dispatcher {
-    desk: Arc<Desk>,
+    context: Arc<HandlerContext>,
     tasks: JoinSet<()>,
 }
 
@@ -120,16 +120,16 @@ impl Dispatcher {
         shared: Arc<Shared>,
         max_handlers: usize,
     ) -> Self {
-        let desk = Desk {
+        let desk = HandlerContext {
             service,
             peer,
             shared,
-            slots: Semaphore::new(max_handlers),
+            handler_permits: Semaphore::new(max_handlers),
             streams: Mutex::default(),
             backlog: AtomicU64::new(0),
-            less_backlog: Notify::new(),
+            backlog_shrunk: Notify::new(),
         };
-        Self { desk: Arc::new(desk), tasks: JoinSet::new() }
+        Self { context: Arc::new(desk), tasks: JoinSet::new() }
     }
 
     /// Queues or starts a request.
@@ -138,18 +138,18 @@ impl Dispatcher {
         let ordered = frame.head.flags == Flags::ORDERED;
         let (id, stream) = (frame.head.request, frame.head.stream);
         let request = Request::new(frame.head.kind, frame.header, frame.payload);
-        let desk = self.desk.clone();
+        let desk = self.context.clone();
         if !ordered {
             let job = Job { id, request, held };
             self.tasks.spawn(async move {
                 // The semaphore is never closed.
-                let _slot = desk.slots.acquire().await;
+                let _slot = desk.handler_permits.acquire().await;
                 desk.answer(job).await;
             });
             return;
         }
         let job = Job { id, request: request.ordered(stream), held };
-        match self.desk.streams().entry(stream) {
+        match self.context.streams().entry(stream) {
             Entry::Occupied(mut queue) => queue.get_mut().push_back(job),
             Entry::Vacant(place) => {
                 place.insert(VecDeque::from([job]));
@@ -159,7 +159,7 @@ impl Dispatcher {
     }
 }
 
-impl Desk {
+impl HandlerContext {
     fn streams(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,22 +182,22 @@ impl Desk {
 
     async fn answer(&self, job: Job) {
         let Job { id, request, held } = job;
-        self.room_for_answers().await;
+        self.wait_for_backlog().await;
         let kind = request.kind;
-        let answer = self.ask(request).await;
+        let answer = self.call_service(request).await;
         let frame = answer_frame(kind, id, answer);
         let bytes = u64::from(frame.head.frame_len());
         self.backlog.fetch_add(bytes, Ordering::AcqRel);
         // An answer is lost if the connection has ended.
         let _sent = self.shared.send_frame(frame).await;
         self.backlog.fetch_sub(bytes, Ordering::AcqRel);
-        self.less_backlog.notify_waiters();
+        self.backlog_shrunk.notify_waiters();
         drop(held);
     }
 
-    async fn room_for_answers(&self) {
+    async fn wait_for_backlog(&self) {
         loop {
-            let less = self.less_backlog.notified();
+            let less = self.backlog_shrunk.notified();
             if self.backlog.load(Ordering::Acquire) < u64::from(self.peer.window) {
                 return;
             }
@@ -205,7 +205,7 @@ impl Desk {
         }
     }
 
-    async fn ask(&self, request: Request) -> Answer {
+    async fn call_service(&self, request: Request) -> Answer {
         let kind = request.kind;
         if !self.peer.rights.allow(kind) {
             return Err(Refusal::new(

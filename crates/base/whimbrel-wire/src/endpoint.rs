@@ -89,21 +89,21 @@ pub async fn connect_io(
     rights: Rights,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
-    connect_known(reader, writer, TransportPeer { identity, rights, name: None }, endpoint).await
+    connect_authenticated(reader, writer, TransportPeer { identity, rights, name: None }, endpoint).await
 }
 
-pub(crate) async fn connect_known(
+pub(crate) async fn connect_authenticated(
     mut reader: impl AsyncRead + Unpin + Send + 'static,
     mut writer: impl AsyncWrite + Unpin + Send + 'static,
     peer: TransportPeer,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
     let after = endpoint.settings.handshake;
-    let exchanged = timeout(after, exchange(&mut reader, &mut writer, &endpoint.hello())).await;
+    let exchanged = timeout(after, exchange_hellos(&mut reader, &mut writer, &endpoint.hello())).await;
     let theirs = exchanged.map_err(|_| ConnectError::Timeout { stage: ConnectStep::Hello, after })??;
     let agreed = endpoint.hello().agree(&theirs);
     if agreed.is_err() {
-        part(&mut reader, &mut writer).await;
+        close_gracefully(&mut reader, &mut writer).await;
     }
     let (version, window) = agreed.map_err(|source| ConnectError::Hello { source })?;
     let shared = Shared::new(window);
@@ -122,12 +122,12 @@ pub(crate) async fn connect_known(
     Ok(connection)
 }
 
-async fn exchange(
+async fn exchange_hellos(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
     ours: &Hello,
 ) -> Result<Hello, ConnectError> {
-    let failed = |source: io::Error| ConnectError::Io { stage: ConnectStep::Hello, source };
+    let failed = |source: io::Error| ConnectError::Io { step: ConnectStep::Hello, source };
     writer.write_all(&ours.encode()).await.map_err(failed)?;
     writer.flush().await.map_err(failed)?;
     let mut fixed = [0; hello::FIXED];
@@ -152,7 +152,10 @@ async fn exchange(
 
 /// Ends a stream so that the peer still receives what was sent: closing a socket with unread bytes would send
 /// a reset. Bounded in time and bytes.
-pub(crate) async fn part(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
+pub(crate) async fn close_gracefully(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+) {
     let parting = async {
         writer.shutdown().await?;
         tokio::io::copy(&mut reader.take(1 << 20), &mut tokio::io::sink()).await

@@ -81,7 +81,7 @@ pub enum TrustError {
     },
     /// The name or the key is in the list already.
     #[error("the name or the key is already trusted, as {name}")]
-    Known {
+    AlreadyTrusted {
         /// The name of the entry.
         name: HostName,
     },
@@ -93,7 +93,7 @@ pub enum TrustError {
     },
     /// The list has no such entry.
     #[error("no trusted host is called {name}")]
-    Unknown {
+    NotListed {
         /// The name that was looked up.
         name: HostName,
     },
@@ -124,10 +124,10 @@ impl std::fmt::Display for ConnectStep {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Input or output failed.
-    #[error("connection failed during {stage}")]
+    #[error("connection failed during {step}")]
     Io {
         /// Step that failed.
-        stage: ConnectStep,
+        step: ConnectStep,
         /// Cause reported by the transport.
         source: io::Error,
     },
@@ -149,7 +149,7 @@ pub enum ConnectError {
     },
     /// An untrusted peer tried to connect.
     #[error("the peer's key {key} is not trusted here")]
-    Stranger {
+    UntrustedKey {
         /// The key to add to the trust list to trust the peer.
         key: PublicKey,
     },
@@ -213,7 +213,7 @@ pub enum CloseReason {
     },
     /// The stream ended without a goodbye.
     #[error("the connection was lost")]
-    Cut,
+    Lost,
     /// Input or output failed.
     #[error("the connection failed")]
     Io {

@@ -102,7 +102,7 @@ pub enum WireFrameError {
     },
     /// The stream ended inside a frame.
     #[error("the stream ended inside a frame")]
-    Torn,
+    Truncated,
     /// The peer sent more bytes than its credit.
     #[error("the peer sent {over} bytes more than it has credit for")]
     CreditExceeded {
@@ -208,13 +208,13 @@ pub fn encode_head(head: &FrameHead, out: &mut BytesMut) {
 
 /// A wire frame whose payload is incomplete.
 #[derive(Debug)]
-struct Filling {
+struct PartialFrame {
     head: FrameHead,
     header: Bytes,
     payload: BytesMut,
 }
 
-impl Filling {
+impl PartialFrame {
     fn missing(&self) -> usize {
         self.head.payload_len as usize - self.payload.len()
     }
@@ -225,22 +225,22 @@ impl Filling {
 /// The decoder holds at most one frame and 32 KiB.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    ahead: BytesMut,
-    filling: Option<Filling>,
+    read_ahead: BytesMut,
+    partial: Option<PartialFrame>,
 }
 
 impl Decoder {
     /// The buffer for the next bytes of the stream: the incomplete payload or the read-ahead buffer. It has
     /// room once [`Decoder::next_frame`] has returned `None`.
     pub fn space(&mut self) -> impl BufMut + '_ {
-        match &mut self.filling {
+        match &mut self.partial {
             Some(filling) => {
                 let missing = filling.missing();
                 (&mut filling.payload).limit(missing)
             }
             None => {
-                self.ahead.reserve(READ_AHEAD);
-                (&mut self.ahead).limit(READ_AHEAD)
+                self.read_ahead.reserve(READ_AHEAD);
+                (&mut self.read_ahead).limit(READ_AHEAD)
             }
         }
     }
@@ -248,33 +248,34 @@ impl Decoder {
     /// The head of the next frame as soon as it has arrived, so that a receiver can refuse a frame before
     /// memory is allocated for it.
     pub fn peek(&self) -> Result<Option<FrameHead>, WireFrameError> {
-        match &self.filling {
+        match &self.partial {
             Some(filling) => Ok(Some(filling.head)),
-            None => {
-                RawHead::ref_from_prefix(&self.ahead).ok().map(|(raw, _)| FrameHead::parse(raw)).transpose()
-            }
+            None => RawHead::ref_from_prefix(&self.read_ahead)
+                .ok()
+                .map(|(raw, _)| FrameHead::parse(raw))
+                .transpose(),
         }
     }
 
     /// The next complete wire frame.
     pub fn next_frame(&mut self) -> Result<Option<WireFrame>, WireFrameError> {
-        if self.filling.is_none() {
+        if self.partial.is_none() {
             let Some(head) = self.peek()? else { return Ok(None) };
             let before_payload = HEAD_SIZE + head.header_len as usize;
-            if self.ahead.len() < before_payload {
+            if self.read_ahead.len() < before_payload {
                 return Ok(None);
             }
-            self.ahead.advance(HEAD_SIZE);
+            self.read_ahead.advance(HEAD_SIZE);
             // Copied, because a slice of ten bytes would keep 32 KiB allocated.
-            let header = Bytes::copy_from_slice(&self.ahead[..head.header_len as usize]);
-            self.ahead.advance(head.header_len as usize);
+            let header = Bytes::copy_from_slice(&self.read_ahead[..head.header_len as usize]);
+            self.read_ahead.advance(head.header_len as usize);
             let mut payload = BytesMut::with_capacity(head.payload_len as usize);
-            let here = self.ahead.len().min(head.payload_len as usize);
-            payload.extend_from_slice(&self.ahead[..here]);
-            self.ahead.advance(here);
-            self.filling = Some(Filling { head, header, payload });
+            let here = self.read_ahead.len().min(head.payload_len as usize);
+            payload.extend_from_slice(&self.read_ahead[..here]);
+            self.read_ahead.advance(here);
+            self.partial = Some(PartialFrame { head, header, payload });
         }
-        let complete = self.filling.take_if(|filling| filling.missing() == 0);
+        let complete = self.partial.take_if(|filling| filling.missing() == 0);
         Ok(complete.map(|done| WireFrame {
             head: done.head,
             header: done.header,
@@ -284,7 +285,11 @@ impl Decoder {
 
     /// Fails if the stream may not end here.
     pub fn finish(&self) -> Result<(), WireFrameError> {
-        if self.filling.is_none() && self.ahead.is_empty() { Ok(()) } else { Err(WireFrameError::Torn) }
+        if self.partial.is_none() && self.read_ahead.is_empty() {
+            Ok(())
+        } else {
+            Err(WireFrameError::Truncated)
+        }
     }
 }
 

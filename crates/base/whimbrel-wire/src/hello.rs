@@ -25,13 +25,13 @@ pub struct Version {
     /// Number of the version.
     pub number: u16,
     /// The change, and why it needs a new number.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 /// Every version that this build speaks, oldest first. An entry is removed when support for it ends.
 pub const VERSIONS: &[Version] = &[Version {
     number: 1,
-    why: "the first: calls both ways, two classes of credit, ordered streams, pings, goodbye with a reason",
+    reason: "the first: calls both ways, two classes of credit, ordered streams, pings, goodbye with a reason",
 }];
 
 /// A range of versions, `oldest..=newest`.
@@ -89,10 +89,10 @@ pub struct Hello {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// The peer speaks another protocol, or a login script prints into the stream.
-    #[error("the peer does not speak this protocol: it began with {begin:?}")]
+    #[error("the peer does not speak this protocol: it began with {start:?}")]
     NotWhimbrel {
         /// The first bytes, escaped.
-        begin: String,
+        start: String,
     },
     /// A hello with an invalid field.
     #[error("malformed hello: {field}")]
@@ -129,7 +129,7 @@ impl Hello {
     /// Number of bytes that follow the fixed part.
     pub(crate) fn rest_len(fixed: &[u8; FIXED]) -> Result<usize, HelloError> {
         if &fixed[..8] != MAGIC {
-            return Err(HelloError::NotWhimbrel { begin: fixed.escape_ascii().to_string() });
+            return Err(HelloError::NotWhimbrel { start: fixed.escape_ascii().to_string() });
         }
         let length = u16::from_le_bytes([fixed[8], fixed[9]]);
         let known = usize::from(length) >= FIXED + usize::from(fixed[15]) && length <= MAX_HELLO;
@@ -139,7 +139,7 @@ impl Hello {
     /// Parses a complete hello. Fields behind the name are skipped.
     pub fn parse(bytes: &[u8]) -> Result<Self, HelloError> {
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(|| HelloError::NotWhimbrel {
-            begin: bytes.iter().take(FIXED).flat_map(|b| b.escape_ascii()).map(char::from).collect(),
+            start: bytes.iter().take(FIXED).flat_map(|b| b.escape_ascii()).map(char::from).collect(),
         })?;
         if rest.len() != Self::rest_len(fixed)? {
             return Err(HelloError::Malformed { field: "length" });

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 const SSH: &str = "ssh:";
 /// A DNS name has at most 253 bytes; this leaves room for user, port and brackets.
-const MAX: usize = 320;
+const MAX_LENGTH: usize = 320;
 
 /// The address of a peer, with its transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,13 +31,13 @@ impl PeerAddress {
     /// The address with the ssh destination `destination`.
     pub fn ssh(destination: &str) -> Result<Self, ParseAddressError> {
         let host = destination.strip_prefix("ssh://").unwrap_or(destination);
-        if is_word(host) { Ok(Self::Ssh(destination.to_owned())) } else { Err(no_address(destination)) }
+        if is_argument(host) { Ok(Self::Ssh(destination.to_owned())) } else { Err(no_address(destination)) }
     }
 }
 
 /// Whether a program would read `text` as one argument that is not an option.
-fn is_word(text: &str) -> bool {
-    (1..=MAX).contains(&text.len())
+fn is_argument(text: &str) -> bool {
+    (1..=MAX_LENGTH).contains(&text.len())
         && !text.starts_with('-')
         && !text.contains(|letter: char| letter.is_whitespace() || letter.is_control())
 }
@@ -53,7 +53,7 @@ impl FromStr for PeerAddress {
         match text.strip_prefix(SSH) {
             Some(rest) if rest.starts_with("//") => Self::ssh(text),
             Some(destination) => Self::ssh(destination),
-            None if is_word(text) => Ok(Self::Tcp(text.to_owned())),
+            None if is_argument(text) => Ok(Self::Tcp(text.to_owned())),
             None => Err(no_address(text)),
         }
     }

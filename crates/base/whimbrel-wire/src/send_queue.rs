@@ -16,9 +16,9 @@ use std::{
 use tokio::sync::Notify;
 
 /// Payloads up to this size are copied behind their heads: one large write is faster than many small ones.
-const COPIED: usize = 8 << 10;
+const COPY_MAX: usize = 8 << 10;
 /// Bytes gathered into one write.
-const GATHERED: usize = 64 << 10;
+const GATHER_MAX: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Queues {
@@ -26,16 +26,16 @@ struct Queues {
     pong: Option<u64>,
     control: VecDeque<WireFrame>,
     bulk: VecDeque<WireFrame>,
-    end: End,
+    end: GoodbyeState,
 }
 
 /// Progress of the goodbye.
 #[derive(Debug, Default)]
-enum End {
+enum GoodbyeState {
     #[default]
     Open,
-    Asked(String),
-    Said,
+    Requested(String),
+    Sent,
 }
 
 /// The content of one write.
@@ -66,9 +66,9 @@ impl SendQueue {
     /// Queues a wire frame that has credit.
     pub(crate) fn push(&self, frame: WireFrame) {
         self.change(|queues| match (&queues.end, Class::of(&frame.head)) {
-            (End::Open, Class::Bulk) => queues.bulk.push_back(frame),
-            (End::Open, Class::Control) => queues.control.push_back(frame),
-            (End::Asked(_) | End::Said, _) => {}
+            (GoodbyeState::Open, Class::Bulk) => queues.bulk.push_back(frame),
+            (GoodbyeState::Open, Class::Control) => queues.control.push_back(frame),
+            (GoodbyeState::Requested(_) | GoodbyeState::Sent, _) => {}
         });
     }
 
@@ -84,8 +84,8 @@ impl SendQueue {
     /// Queues a goodbye, which is sent after all queued wire frames.
     pub(crate) fn goodbye(&self, reason: &str) {
         self.change(|queues| {
-            if matches!(queues.end, End::Open) {
-                queues.end = End::Asked(reason.chars().take(200).collect());
+            if matches!(queues.end, GoodbyeState::Open) {
+                queues.end = GoodbyeState::Requested(reason.chars().take(200).collect());
             }
         });
     }
@@ -113,19 +113,19 @@ impl SendQueue {
         let pings = [(wire::PING, queues.ping.take()), (wire::PONG, queues.pong.take())];
         for (kind, value) in pings {
             if let Some(value) = value {
-                encode_own(kind, &value.to_le_bytes(), out);
+                encode_connection_frame(kind, &value.to_le_bytes(), out);
             }
         }
-        while out.len() < GATHERED {
+        while out.len() < GATHER_MAX {
             let Some(frame) = queues.next() else { break };
             encode_head(&frame.head, out);
             out.extend_from_slice(&frame.header);
-            if frame.payload.len() > COPIED {
+            if frame.payload.len() > COPY_MAX {
                 return WriteBatch { payload: frame.payload, last: false };
             }
             out.extend_from_slice(&frame.payload);
         }
-        WriteBatch { payload: Bytes::new(), last: queues.say_goodbye(out) }
+        WriteBatch { payload: Bytes::new(), last: queues.append_goodbye(out) }
     }
 }
 
@@ -134,13 +134,13 @@ impl Queues {
         self.control.pop_front().or_else(|| self.bulk.pop_front())
     }
 
-    fn say_goodbye(&mut self, out: &mut BytesMut) -> bool {
+    fn append_goodbye(&mut self, out: &mut BytesMut) -> bool {
         if !self.control.is_empty() || !self.bulk.is_empty() {
             return false;
         }
-        if let End::Asked(reason) = &self.end {
-            encode_own(wire::GOODBYE, reason.as_bytes(), out);
-            self.end = End::Said;
+        if let GoodbyeState::Requested(reason) = &self.end {
+            encode_connection_frame(wire::GOODBYE, reason.as_bytes(), out);
+            self.end = GoodbyeState::Sent;
             return true;
         }
         false
@@ -148,7 +148,7 @@ impl Queues {
 }
 
 /// Encodes a connection frame. Callers pass headers of 16 bytes or 200 characters, so encoding cannot fail.
-pub(crate) fn encode_own(kind: u16, header: &[u8], out: &mut BytesMut) {
+pub(crate) fn encode_connection_frame(kind: u16, header: &[u8], out: &mut BytesMut) {
     let header = Bytes::copy_from_slice(header);
     if let Ok(frame) = WireFrame::new(Flags::NONE, kind, 0, 0, header, Bytes::new()) {
         encode_head(&frame.head, out);

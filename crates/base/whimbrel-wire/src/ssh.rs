@@ -29,9 +29,9 @@ use tokio::{
 /// Bytes of ssh's standard error that are retained for the error.
 const MAX_STDERR: usize = 4096;
 /// Time for a failed ssh to exit and print its error.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const STDERR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for ssh to exit after its connection has ended; longer than goodbyes may take.
-const PARTING: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Options for the stream: no terminal, no prompts, no forwarded ports or agents, no remote command from the
 /// configuration, and a connect timeout below that of the hello, so that ssh can report the cause. Everything
 /// else comes from the user's configuration.
@@ -72,7 +72,7 @@ impl SshCommand {
         let mut command = Command::new(&self.program);
         command.args(OPTIONS).args(&self.options).arg("--").arg(&self.destination).arg(&self.remote);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        command.spawn().map_err(|source| ConnectError::Io { stage: ConnectStep::Dial, source })
+        command.spawn().map_err(|source| ConnectError::Io { step: ConnectStep::Dial, source })
     }
 }
 
@@ -82,7 +82,7 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
     let piped = (child.stdout.take(), child.stdin.take(), child.stderr.take());
     let (Some(reader), Some(writer), Some(stderr)) = piped else {
         let source = io::Error::other("ssh was started without pipes");
-        return Err(ConnectError::Io { stage: ConnectStep::Dial, source });
+        return Err(ConnectError::Io { step: ConnectStep::Dial, source });
     };
     let complaints = tokio::spawn(tail(stderr));
     let identity = PeerIdentity::Ssh(ssh.destination.clone());
@@ -92,13 +92,13 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
             tokio::spawn(async move {
                 connection::closed(&shared).await;
                 // With closed pipes ssh exits by itself, unless its network is gone; then it is killed.
-                if timeout(PARTING, child.wait()).await.is_err() {
+                if timeout(EXIT_TIMEOUT, child.wait()).await.is_err() {
                     let _ = child.kill().await;
                 }
             });
             Ok(connection)
         }
-        Err(error) => Err(why(child, complaints, ssh, error).await),
+        Err(error) => Err(explain_failure(child, complaints, ssh, error).await),
     }
 }
 
@@ -113,7 +113,7 @@ async fn tail(mut stderr: ChildStderr) -> String {
 }
 
 /// Replaces the error with ssh's exit status and message, if ssh has exited.
-async fn why(
+async fn explain_failure(
     mut child: Child,
     complaints: JoinHandle<String>,
     ssh: &SshCommand,
@@ -122,8 +122,8 @@ async fn why(
     if !matches!(error, ConnectError::Io { .. }) {
         return error;
     }
-    let Ok(Ok(status)) = timeout(LAST_WORDS, child.wait()).await else { return error };
-    let stderr = timeout(LAST_WORDS, complaints).await.ok().and_then(Result::ok).unwrap_or_default();
+    let Ok(Ok(status)) = timeout(STDERR_TIMEOUT, child.wait()).await else { return error };
+    let stderr = timeout(STDERR_TIMEOUT, complaints).await.ok().and_then(Result::ok).unwrap_or_default();
     ConnectError::Ssh { destination: ssh.destination.clone(), status, stderr }
 }
 

@@ -7,7 +7,7 @@
 use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Rights, Trust,
     TrustError,
-    endpoint::{TransportPeer, connect_known, part},
+    endpoint::{TransportPeer, close_gracefully, connect_authenticated},
 };
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig,
@@ -51,39 +51,39 @@ fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, rustls::Error> 
 
 /// The keys that a verifier accepts.
 #[derive(Debug)]
-enum Pin {
+enum AcceptedKeys {
     Only(PublicKey),
     Listed(Arc<Trust>),
 }
 
 /// The reason why a key was rejected; rustls passes it on as the cause of its error.
 #[derive(Debug, Clone, thiserror::Error)]
-enum Disbelief {
+enum KeyRejection {
     #[error("the key is not the pinned {expected}")]
     Wrong { expected: PublicKey, presented: PublicKey },
     #[error("not a trusted key: {key}")]
-    Stranger { key: PublicKey },
+    Untrusted { key: PublicKey },
     #[error("cannot read the trust list")]
     Unreadable { source: Arc<TrustError> },
 }
 
 /// A verifier of pinned keys, for either side of a handshake.
 #[derive(Debug)]
-struct Pinned {
-    pin: Pin,
+struct KeyVerifier {
+    pin: AcceptedKeys,
     provider: Arc<CryptoProvider>,
 }
 
-impl Pinned {
+impl KeyVerifier {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
         let presented = key_of(certificate)?;
         let disbelief = match &self.pin {
-            Pin::Only(expected) if *expected == presented => return Ok(()),
-            Pin::Only(expected) => Disbelief::Wrong { expected: *expected, presented },
-            Pin::Listed(trust) => match trust.find(&presented) {
+            AcceptedKeys::Only(expected) if *expected == presented => return Ok(()),
+            AcceptedKeys::Only(expected) => KeyRejection::Wrong { expected: *expected, presented },
+            AcceptedKeys::Listed(trust) => match trust.find(&presented) {
                 Ok(Some(_)) => return Ok(()),
-                Ok(None) => Disbelief::Stranger { key: presented },
-                Err(source) => Disbelief::Unreadable { source: Arc::new(source) },
+                Ok(None) => KeyRejection::Untrusted { key: presented },
+                Err(source) => KeyRejection::Unreadable { source: Arc::new(source) },
             },
         };
         Err(CertificateError::Other(OtherError(Arc::new(disbelief))).into())
@@ -109,7 +109,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
     Err(rustls::Error::General("TLS 1.2 is not supported".to_owned()))
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for KeyVerifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -144,7 +144,7 @@ impl ServerCertVerifier for Pinned {
     }
 }
 
-impl ClientCertVerifier for Pinned {
+impl ClientCertVerifier for KeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -187,7 +187,7 @@ fn tls_error(source: rustls::Error) -> ConnectError {
 
 fn client_config(identity: &Identity, expected: PublicKey) -> Result<ClientConfig, ConnectError> {
     let provider = provider();
-    let verifier = Pinned { pin: Pin::Only(expected), provider: provider.clone() };
+    let verifier = KeyVerifier { pin: AcceptedKeys::Only(expected), provider: provider.clone() };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(tls_error)?;
@@ -204,7 +204,7 @@ fn client_config(identity: &Identity, expected: PublicKey) -> Result<ClientConfi
 
 fn server_config(identity: &Identity, trust: Arc<Trust>) -> Result<ServerConfig, ConnectError> {
     let provider = provider();
-    let verifier = Pinned { pin: Pin::Listed(trust), provider: provider.clone() };
+    let verifier = KeyVerifier { pin: AcceptedKeys::Listed(trust), provider: provider.clone() };
     let builder = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(tls_error)?;
@@ -220,20 +220,20 @@ fn server_config(identity: &Identity, trust: Arc<Trust>) -> Result<ServerConfig,
 /// Turns the error of a handshake, or of the first read after it, into its specific form.
 fn explain(error: ConnectError, ours: PublicKey) -> ConnectError {
     let (stage, source) = match error {
-        ConnectError::Io { stage, source } => (stage, source),
+        ConnectError::Io { step: stage, source } => (stage, source),
         other => return other,
     };
     let Some(tls) = source.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        return ConnectError::Io { stage, source };
+        return ConnectError::Io { step: stage, source };
     };
     match tls {
         rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(cause))) => {
-            match cause.downcast_ref::<Disbelief>().cloned() {
-                Some(Disbelief::Wrong { expected, presented }) => {
+            match cause.downcast_ref::<KeyRejection>().cloned() {
+                Some(KeyRejection::Wrong { expected, presented }) => {
                     ConnectError::WrongKey { expected, presented }
                 }
-                Some(Disbelief::Stranger { key }) => ConnectError::Stranger { key },
-                Some(Disbelief::Unreadable { source }) => ConnectError::Trust { source },
+                Some(KeyRejection::Untrusted { key }) => ConnectError::UntrustedKey { key },
+                Some(KeyRejection::Unreadable { source }) => ConnectError::Trust { source },
                 None => tls_error(tls.clone()),
             }
         }
@@ -244,7 +244,7 @@ fn explain(error: ConnectError, ours: PublicKey) -> ConnectError {
     }
 }
 
-fn tune(stream: &TcpStream) -> io::Result<()> {
+fn configure_socket(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     // BBR keeps a lossy long line busy where the default backs off. A kernel without BBR uses its default.
     if let Err(error) = rustix::net::sockopt::set_tcp_congestion(stream, "bbr") {
@@ -261,11 +261,11 @@ pub async fn connect_tls(
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
     let after = endpoint.settings.handshake;
-    let io = |stage| move |source| ConnectError::Io { stage, source };
+    let io = |stage| move |source| ConnectError::Io { step: stage, source };
     let late = |stage| move |_| ConnectError::Timeout { stage, after };
     let dialled = timeout(after, TcpStream::connect(address)).await.map_err(late(ConnectStep::Dial))?;
     let stream = dialled.map_err(io(ConnectStep::Dial))?;
-    tune(&stream).map_err(io(ConnectStep::Dial))?;
+    configure_socket(&stream).map_err(io(ConnectStep::Dial))?;
     let connector = TlsConnector::from(Arc::new(client_config(identity, expected)?));
     // Not sent, because SNI is off.
     let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
@@ -273,11 +273,11 @@ pub async fn connect_tls(
     let shaken = timeout(after, connector.connect(name, stream)).await.map_err(late(ConnectStep::Tls))?;
     let stream = shaken.map_err(|source| explain(io(ConnectStep::Tls)(source), ours))?;
     let peer = TransportPeer { identity: PeerIdentity::Key(expected), rights: Rights::all(), name: None };
-    let connected = carry(stream.into(), peer, endpoint).await;
+    let connected = connect_over(stream.into(), peer, endpoint).await;
     connected.map_err(|error| explain(error, ours))
 }
 
-async fn carry(
+async fn connect_over(
     mut stream: TlsStream<TcpStream>,
     peer: TransportPeer,
     endpoint: &Endpoint,
@@ -287,7 +287,7 @@ async fn carry(
         TlsStream::Server(stream) => stream.get_mut().1.set_buffer_limit(Some(SEND_BUFFER)),
     }
     let (reader, writer) = tokio::io::split(stream);
-    connect_known(reader, writer, peer, endpoint).await
+    connect_authenticated(reader, writer, peer, endpoint).await
 }
 
 /// State that every accepted connection needs.
@@ -319,7 +319,7 @@ pub async fn serve_tls(
         match listener.accept().await {
             Ok((stream, from)) => {
                 let server = server.clone();
-                peers.spawn(async move { server.attend(stream, from, place).await });
+                peers.spawn(async move { server.serve_peer(stream, from, place).await });
             }
             Err(error) => {
                 // Out of descriptors, or the peer has gone; in both cases continue to listen.
@@ -340,7 +340,7 @@ impl Drop for CloseOnDrop {
 }
 
 impl Server {
-    async fn attend(&self, stream: TcpStream, from: SocketAddr, place: OwnedSemaphorePermit) {
+    async fn serve_peer(&self, stream: TcpStream, from: SocketAddr, place: OwnedSemaphorePermit) {
         let accepted = self.accept(stream).await;
         drop(place);
         match accepted {
@@ -348,7 +348,7 @@ impl Server {
                 tracing::debug!(%from, peer = %connection.peer().name, "connected");
                 CloseOnDrop(connection).0.closed().await;
             }
-            Err(ConnectError::Stranger { key }) => {
+            Err(ConnectError::UntrustedKey { key }) => {
                 tracing::warn!(%from, %key, "untrusted peer refused; to trust it: whimbrel trust add NAME {key}");
             }
             Err(error) => {
@@ -360,15 +360,15 @@ impl Server {
 
     async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         let after = self.endpoint.settings.handshake;
-        let failed = |source| ConnectError::Io { stage: ConnectStep::Tls, source };
-        tune(&stream).map_err(failed)?;
+        let failed = |source| ConnectError::Io { step: ConnectStep::Tls, source };
+        configure_socket(&stream).map_err(failed)?;
         let accepting = self.acceptor.accept(stream).into_fallible();
         let shaken = timeout(after, accepting).await;
         let stream = match shaken.map_err(|_| ConnectError::Timeout { stage: ConnectStep::Tls, after })? {
             Ok(stream) => stream,
             Err((error, mut stream)) => {
                 let (mut reader, mut writer) = stream.split();
-                part(&mut reader, &mut writer).await;
+                close_gracefully(&mut reader, &mut writer).await;
                 return Err(explain(failed(error), self.ours));
             }
         };
@@ -378,10 +378,10 @@ impl Server {
         let trusted =
             self.trust.find(&key).map_err(|source| ConnectError::Trust { source: Arc::new(source) })?;
         // Looked up again for its rights; the entry may have been removed during the handshake.
-        let trusted = trusted.ok_or(ConnectError::Stranger { key })?;
+        let trusted = trusted.ok_or(ConnectError::UntrustedKey { key })?;
         let identity = PeerIdentity::Key(key);
         let peer = TransportPeer { identity, rights: trusted.rights, name: Some(trusted.name) };
-        let connected = carry(stream.into(), peer, &self.endpoint).await;
+        let connected = connect_over(stream.into(), peer, &self.endpoint).await;
         connected.map_err(|error| explain(error, self.ours))
     }
 }

@@ -26,7 +26,7 @@ impl TokenBucket {
     }
 
     /// Largest write: 10 ms of the rate, so that a changed rate takes effect soon.
-    pub(crate) fn piece(&self) -> usize {
+    pub(crate) fn max_write(&self) -> usize {
         self.rate.map_or(usize::MAX, |rate| usize::try_from(rate / 100).unwrap_or(usize::MAX).max(1024))
     }
 
@@ -57,8 +57,8 @@ mod tests {
             while now < Duration::from_secs(10) {
                 let delay = bucket.delay(now);
                 if !delay.is_zero() { now += delay + Duration::from_millis(late_ms); }
-                bucket.spend(bucket.piece(), now);
-                sent += bucket.piece() as u64;
+                bucket.spend(bucket.max_write(), now);
+                sent += bucket.max_write() as u64;
             }
             let seen = sent as f64 / now.as_secs_f64();
             prop_assert!((seen / rate as f64 - 1.0).abs() < 0.05, "{seen} of {rate}");

@@ -162,7 +162,7 @@ impl Trust {
         peer.check()?;
         self.change(|peers| {
             if let Some(old) = peers.iter().find(|old| old.clashes(&peer)) {
-                return Err(TrustError::Known { name: old.name.clone() });
+                return Err(TrustError::AlreadyTrusted { name: old.name.clone() });
             }
             peers.push(peer);
             Ok(())
@@ -177,7 +177,7 @@ impl Trust {
     ) -> Result<TrustedPeer, TrustError> {
         self.change(|peers| {
             let peer = peers.iter_mut().find(|peer| peer.name == *name);
-            let peer = peer.ok_or_else(|| TrustError::Unknown { name: name.clone() })?;
+            let peer = peer.ok_or_else(|| TrustError::NotListed { name: name.clone() })?;
             (peer.read, peer.write) = (read, write);
             Ok(peer.clone())
         })
@@ -187,7 +187,7 @@ impl Trust {
     pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
         self.change(|peers| {
             let at = peers.iter().position(|peer| peer.name == *name);
-            at.map(|at| peers.remove(at)).ok_or_else(|| TrustError::Unknown { name: name.clone() })
+            at.map(|at| peers.remove(at)).ok_or_else(|| TrustError::NotListed { name: name.clone() })
         })
     }
 
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(running.find(&PublicKey([2; 32])).unwrap(), Some(limited));
         editor.remove(&"alpha".parse().unwrap()).unwrap();
         assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
-        assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::Unknown { .. })));
+        assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::NotListed { .. })));
     }
 
     #[test]
@@ -248,8 +248,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let trust = Trust::load(dir.path()).unwrap();
         trust.add(peer("alpha", 1)).unwrap();
-        assert!(matches!(trust.add(peer("alpha", 2)), Err(TrustError::Known { .. })));
-        assert!(matches!(trust.add(peer("beta", 1)), Err(TrustError::Known { .. })));
+        assert!(matches!(trust.add(peer("alpha", 2)), Err(TrustError::AlreadyTrusted { .. })));
+        assert!(matches!(trust.add(peer("beta", 1)), Err(TrustError::AlreadyTrusted { .. })));
         assert_eq!(trust.list().unwrap(), [peer("alpha", 1)]);
     }
 
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(trust.limit(&name, (None, None)).unwrap(), peer("alpha", 1));
         assert!(matches!(
             trust.limit(&"beta".parse().unwrap(), (None, None)),
-            Err(TrustError::Unknown { .. })
+            Err(TrustError::NotListed { .. })
         ));
     }
 

@@ -76,7 +76,7 @@ fn fill(cache: &HashCache, source: whimbrel_hashcache::SourceId, from: u64, to: 
     let begin = Instant::now();
     for number in from..to {
         let location = Location { source, offset: number % (1 << 38) * 4096 };
-        cache.note(&digest(number), location);
+        cache.record_page(&digest(number), location);
     }
     begin.elapsed()
 }

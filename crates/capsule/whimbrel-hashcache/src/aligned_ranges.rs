@@ -29,12 +29,12 @@ pub(crate) struct PageRange {
 
 impl AlignedRanges {
     pub(crate) fn new(cuts: Option<&PageAlignment>) -> Self {
-        let borders = cuts.into_iter().flat_map(PageAlignment::borders);
+        let borders = cuts.into_iter().flat_map(PageAlignment::changes);
         Self(borders.map(|border| Region { start: border.start, phase: border.phase }).collect())
     }
 
     /// Hash of the alignment.
-    pub(crate) fn mark(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         let numbers = self.0.iter().flat_map(|region| [region.start, region.phase]);
         xxh3_64(&numbers.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
     }
@@ -75,7 +75,7 @@ mod tests {
         let runs = grid.runs(0, 1 << 20);
         assert_eq!(runs[0], PageRange { start: 0, pages: 7 });
         assert_eq!(runs[1], PageRange { start, pages: ((1 << 20) - start) / PAGE });
-        assert_ne!(grid.mark(), AlignedRanges::new(None).mark());
+        assert_ne!(grid.fingerprint(), AlignedRanges::new(None).fingerprint());
     }
 
     proptest! {

@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard};
 use whimbrel_core::{Digest, PAGE_SIZE};
 
 /// Keys whose memory is prefetched while an earlier one is looked up.
-const AHEAD: usize = 32;
+const PREFETCH_DISTANCE: usize = 32;
 
 /// Reaction to a missing or unusable table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,17 +107,17 @@ impl HashCache {
     /// [`lookup`](Self::lookup) for many digests, with a result for each; prefetches the table's memory.
     pub fn lookup_many(&self, digests: &[Digest]) -> Vec<Option<Location>> {
         let table = self.table();
-        let mut keys = [table.key(&Digest([0; 32])); AHEAD];
+        let mut keys = [table.key(&Digest([0; 32])); PREFETCH_DISTANCE];
         let mut found = Vec::with_capacity(digests.len());
-        for i in 0..digests.len() + AHEAD {
-            if i >= AHEAD {
-                found.push(table.first(&keys[i % AHEAD]));
+        for i in 0..digests.len() + PREFETCH_DISTANCE {
+            if i >= PREFETCH_DISTANCE {
+                found.push(table.first(&keys[i % PREFETCH_DISTANCE]));
             }
             if let Some(digest) = digests.get(i) {
-                keys[i % AHEAD] = table.key(digest);
-                table.prefetch(&keys[i % AHEAD]);
+                keys[i % PREFETCH_DISTANCE] = table.key(digest);
+                table.prefetch(&keys[i % PREFETCH_DISTANCE]);
             }
-            table.prefetch_rest(&keys[(i + AHEAD / 2) % AHEAD]);
+            table.prefetch_rest(&keys[(i + PREFETCH_DISTANCE / 2) % PREFETCH_DISTANCE]);
         }
         found
     }
@@ -177,7 +177,7 @@ impl HashCache {
         &self.file
     }
 
-    pub(crate) fn draw(&self) -> u64 {
+    pub(crate) fn random_number(&self) -> u64 {
         self.random.next()
     }
 

@@ -208,7 +208,7 @@ pub struct SourceRecord {
     /// Pages found by the last scan or inserted since.
     pub pages: u64,
     /// Hash of its alignment.
-    pub cuts: u64,
+    pub alignment_hash: u64,
     /// Path of the file.
     pub path: PathBuf,
 }
@@ -228,7 +228,7 @@ impl SourceRecord {
             self.changed.0 as u64,
             self.changed.1,
             self.pages,
-            self.cuts,
+            self.alignment_hash,
         ];
         for (i, number) in numbers.iter().enumerate() {
             bytes[32 + i * 8..40 + i * 8].copy_from_slice(&number.to_le_bytes());
@@ -258,7 +258,7 @@ impl SourceRecord {
             size: number(48),
             changed: (number(56) as i64, number(64)),
             pages: number(72),
-            cuts: number(80),
+            alignment_hash: number(80),
             path: OsString::from_vec(path.to_vec()).into(),
         })
     }
@@ -293,7 +293,7 @@ mod tests {
             size: 3,
             changed: (-4, 5),
             pages: 6,
-            cuts: 7,
+            alignment_hash: 7,
             path: "/images/debian.qcow2".into(),
         };
         let bytes = record.encode().unwrap();

@@ -63,7 +63,7 @@ impl Window {
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     windows: Vec<Window>,
-    turn: usize,
+    next_window: usize,
     last: Option<Location>,
     /// The last request was a hit, so the page after it is worth a comparison.
     guess: bool,
@@ -82,7 +82,7 @@ impl Stream {
         let (counters, sources) = (cache.counters(), cache.sources());
         let key = table.key(sought.digest());
         for seen in table.all(&key) {
-            let location = seen.place.location();
+            let location = seen.location.location();
             match self.fetch(cache, location, sought, page) {
                 Fetched::Right => {
                     table.used(seen);
@@ -99,18 +99,13 @@ impl Stream {
                 Fetched::Unavailable => {}
             }
         }
-        let found = std::mem::take(&mut self.guess) && self.read_at_location(cache, sought, page);
+        let found = std::mem::take(&mut self.guess) && self.match_next_page(cache, sought, page);
         counters.add(if found { Counter::Hits } else { Counter::Misses }, 1);
         found
     }
 
     /// Whether the page after the last hit is the requested one; only if it is in a window.
-    fn read_at_location(
-        &mut self,
-        cache: &HashCache,
-        sought: &PageQuery,
-        page: &mut [u8; PAGE_SIZE],
-    ) -> bool {
+    fn match_next_page(&mut self, cache: &HashCache, sought: &PageQuery, page: &mut [u8; PAGE_SIZE]) -> bool {
         let Some(last) = self.last else { return false };
         let next = Location { offset: last.offset + PAGE_SIZE as u64, ..last };
         let Some(bytes) = self.windows.iter().find_map(|window| window.page(next)) else { return false };
@@ -169,11 +164,11 @@ impl Stream {
     ) -> Result<usize, NotRead> {
         if self.windows.len() < WINDOWS {
             self.windows.push(Window { at, bytes: Vec::with_capacity(WINDOW) });
-            self.turn = self.windows.len() - 1;
+            self.next_window = self.windows.len() - 1;
         } else {
-            self.turn = (self.turn + 1) % WINDOWS;
+            self.next_window = (self.next_window + 1) % WINDOWS;
         }
-        let window = &mut self.windows[self.turn];
+        let window = &mut self.windows[self.next_window];
         window.at = at;
         window.bytes.resize(WINDOW, 0);
         let read = cache.read(at, &mut window.bytes);
@@ -212,7 +207,7 @@ impl HashCache {
     ) -> Inserted {
         let table = self.table();
         let Some(place) = crate::location::PackedLocation::new(location) else { return Inserted::Known };
-        let done = table.insert(&table.key(digest), place, volatile, || self.draw());
+        let done = table.insert(&table.key(digest), place, volatile, || self.random_number());
         if done == Inserted::Evicted {
             self.counters().add(Counter::Evictions, 1);
         }

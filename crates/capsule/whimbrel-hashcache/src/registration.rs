@@ -36,7 +36,7 @@ impl HashCache {
     ) -> Result<Added> {
         let (file, path, mut record) = examine(path, kind)?;
         let grid = AlignedRanges::new(cuts);
-        record.cuts = grid.mark();
+        record.alignment_hash = grid.fingerprint();
         let changed = record.changed;
         let (walk, total) = walk(&file, &path, kind, record.size)?;
         let (source, known) = self.insert_record(&record)?;
@@ -46,7 +46,7 @@ impl HashCache {
             return Ok(Added { source, scanned: false, pages, zero, new, moved, evicted });
         }
         let pieces = ScanRanges::new(walk, grid);
-        let added = scan(self, Job { source, path: &path, file: &file, total, pieces, progress })?;
+        let added = scan(self, Job { source, path: &path, file: &file, total, ranges: pieces, progress })?;
         // Only if the file was not removed meanwhile. Entries inserted since then are correct or are dropped
         // on use.
         let _lock = self.lock_sources()?;
@@ -65,12 +65,12 @@ impl HashCache {
 
     /// Inserts the location of the page of `digest`: a byte offset in a file, a multiple of 512. The content
     /// is not checked now.
-    pub fn note(&self, digest: &Digest, location: Location) {
+    pub fn record_page(&self, digest: &Digest, location: Location) {
         self.insert(digest, location, |id| self.is_volatile(id));
     }
 
     /// Removes a file and every entry that points into it; returns the number of entries.
-    pub fn forget(&self, path: &Path) -> Result<u64> {
+    pub fn remove(&self, path: &Path) -> Result<u64> {
         let path = io_at("name", path, std::path::absolute(path))?;
         let _thread = self.registration.lock().unwrap_or_else(|e| e.into_inner());
         let _process = SourceLock::take(self.file(), self.path())?;
@@ -96,8 +96,8 @@ impl HashCache {
         let _lock = self.lock_sources()?;
         let sources = self.sources();
         if let Some((source, old)) = sources.all().find(|(_, old)| is_same_file(old, record)) {
-            let unchanged = (old.kind, old.identity, old.size, old.changed, old.cuts)
-                == (record.kind, record.identity, record.size, record.changed, record.cuts);
+            let unchanged = (old.kind, old.identity, old.size, old.changed, old.alignment_hash)
+                == (record.kind, record.identity, record.size, record.changed, record.alignment_hash);
             let (changed, pages) = (if unchanged { old.changed } else { (0, 0) }, old.pages);
             if !unchanged || old.path != record.path {
                 sources.write(source, &SourceRecord { changed, pages, ..record.clone() })?;
@@ -148,7 +148,7 @@ fn examine(path: &Path, kind: SourceKind) -> Result<(File, PathBuf, SourceRecord
         size,
         changed: changed(&meta),
         pages: 0,
-        cuts: 0,
+        alignment_hash: 0,
         path: path.clone(),
     };
     Ok((file, path, record))

@@ -7,7 +7,7 @@
 use crate::HashCache;
 use crate::error::{CacheError, Result};
 use crate::location::{Location, SourceId};
-use crate::scan_ranges::{PIECE_PAGES, ScanRange, ScanRanges, WalkError};
+use crate::scan_ranges::{RANGE_PAGES, ScanRange, ScanRanges, WalkError};
 use crate::source_files::fill;
 use crate::table::Inserted;
 use std::fs::File;
@@ -56,7 +56,7 @@ pub(crate) struct Job<'a> {
     pub(crate) path: &'a Path,
     pub(crate) file: &'a File,
     pub(crate) total: u64,
-    pub(crate) pieces: ScanRanges,
+    pub(crate) ranges: ScanRanges,
     pub(crate) progress: &'a (dyn Fn(Progress) -> ControlFlow<()> + Sync),
 }
 
@@ -75,18 +75,18 @@ pub(crate) fn scan(cache: &HashCache, job: Job<'_>) -> Result<Added> {
     let volatile: Vec<bool> =
         std::iter::once(true).chain(cache.sources().ids().map(|id| cache.is_volatile(id))).collect();
     let is_volatile = |id: SourceId| volatile.get(usize::from(id.0)).copied().unwrap_or(true);
-    let Job { source, path, file, total, pieces, progress } = job;
+    let Job { source, path, file, total, ranges: pieces, progress } = job;
     let pieces = Mutex::new(pieces);
     let (tally, stop) = (Tally::default(), AtomicBool::new(false));
     let work = || {
-        let mut buffer = vec![0; PIECE_PAGES as usize * PAGE_SIZE];
+        let mut buffer = vec![0; RANGE_PAGES as usize * PAGE_SIZE];
         while !stop.load(Relaxed) {
             let next = pieces.lock().unwrap_or_else(|e| e.into_inner()).next();
             let Some(piece) = next.transpose().map_err(|error| walk_error(path, error))? else { break };
-            let read = read_piece(file, &piece, &mut buffer);
+            let read = read_range(file, &piece, &mut buffer);
             let read =
                 read.map_err(|source| CacheError::Io { action: "read", path: path.to_owned(), source })?;
-            note_pages(cache, source, piece.offset, &buffer[..read], &is_volatile, &tally);
+            insert_pages(cache, source, piece.offset, &buffer[..read], &is_volatile, &tally);
             tally.done.fetch_max(piece.end.min(total), Relaxed);
             let (done, pages) = (tally.done.load(Relaxed), tally.pages.load(Relaxed));
             if progress(Progress { done, total, pages }).is_break() {
@@ -123,12 +123,12 @@ fn walk_error(path: &Path, error: WalkError) -> CacheError {
     }
 }
 
-fn read_piece(file: &File, piece: &ScanRange, buffer: &mut [u8]) -> io::Result<usize> {
+fn read_range(file: &File, piece: &ScanRange, buffer: &mut [u8]) -> io::Result<usize> {
     let wanted = piece.pages as usize * PAGE_SIZE;
     fill(file, piece.offset, &mut buffer[..wanted])
 }
 
-fn note_pages(
+fn insert_pages(
     cache: &HashCache,
     source: SourceId,
     offset: u64,

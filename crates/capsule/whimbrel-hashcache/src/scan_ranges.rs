@@ -15,7 +15,7 @@ use whimbrel_core::PAGE_SIZE;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Most pages of a range.
-pub(crate) const PIECE_PAGES: u64 = 256;
+pub(crate) const RANGE_PAGES: u64 = 256;
 
 /// Run of consecutive pages in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,12 +58,12 @@ pub(crate) struct RawExtents {
     file: File,
     size: u64,
     at: u64,
-    ahead: Option<(u64, u64)>,
+    pending: Option<(u64, u64)>,
 }
 
 impl RawExtents {
     pub(crate) fn new(file: File, size: u64) -> Self {
-        Self { file, size, at: 0, ahead: None }
+        Self { file, size, at: 0, pending: None }
     }
 
     /// Next data extent that the file system reports, widened.
@@ -95,16 +95,16 @@ impl Iterator for RawExtents {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            match (self.data(), self.ahead.take()) {
+            match (self.data(), self.pending.take()) {
                 (Err(error), _) => {
                     self.at = self.size;
                     return Some(Err(error));
                 }
                 (Ok(Some((start, end))), Some((first, last))) if start <= last => {
-                    self.ahead = Some((first, end));
+                    self.pending = Some((first, end));
                 }
                 (Ok(Some(next)), last) => {
-                    self.ahead = Some(next);
+                    self.pending = Some(next);
                     if let Some((start, end)) = last {
                         return Some(Ok(Extent { guest: start, host: start, length: end - start }));
                     }
@@ -149,14 +149,14 @@ impl Iterator for ScanRanges {
             }));
         }
         let mut piece = self.ready.pop_front()?;
-        if piece.pages > PIECE_PAGES {
+        if piece.pages > RANGE_PAGES {
             let first = ScanRange {
-                pages: PIECE_PAGES,
-                end: piece.end - (piece.pages - PIECE_PAGES) * PAGE,
+                pages: RANGE_PAGES,
+                end: piece.end - (piece.pages - RANGE_PAGES) * PAGE,
                 offset: piece.offset,
             };
-            piece.offset += PIECE_PAGES * PAGE;
-            piece.pages -= PIECE_PAGES;
+            piece.offset += RANGE_PAGES * PAGE;
+            piece.pages -= RANGE_PAGES;
             self.ready.push_front(piece);
             piece = first;
         }
@@ -198,7 +198,7 @@ mod tests {
         for piece in ScanRanges::new(walk, AlignedRanges::default()) {
             let piece = piece.unwrap();
             assert_eq!(piece.offset, at);
-            assert!(piece.pages <= PIECE_PAGES);
+            assert!(piece.pages <= RANGE_PAGES);
             at += piece.pages * PAGE;
             assert_eq!(piece.end, at);
         }

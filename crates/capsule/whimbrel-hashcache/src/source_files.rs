@@ -76,14 +76,14 @@ impl SourceFiles {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, NotRead> {
-        let opened = match self.known(id, stamp) {
+        let opened = match self.cached(id, stamp) {
             Some(opened) => opened,
             None => self.open(id, stamp, &record().ok_or(NotRead::Gone)?)?,
         };
         fill(&opened.file, offset, buffer).map_err(|_| NotRead::Unavailable)
     }
 
-    fn known(&self, id: SourceId, stamp: u64) -> Option<Arc<Opened>> {
+    fn cached(&self, id: SourceId, stamp: u64) -> Option<Arc<Opened>> {
         let opened = self.lock().get(&id).filter(|opened| opened.stamp == stamp)?.clone();
         let lives = opened.file.metadata().is_ok_and(|meta| meta.nlink() > 0);
         if !lives {

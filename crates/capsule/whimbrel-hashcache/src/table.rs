@@ -40,9 +40,9 @@ pub(crate) struct TableKey {
 
 /// Snapshot of an entry.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct EntrySnapshot {
     slot: usize,
-    pub(crate) place: PackedLocation,
+    pub(crate) location: PackedLocation,
 }
 
 /// Result of an insertion.
@@ -131,7 +131,7 @@ impl<'a> Table<'a> {
     }
 
     /// All locations of a digest, at most [`COPIES`] and one more after damage.
-    pub(crate) fn all(&self, key: &TableKey) -> impl Iterator<Item = Seen> + use<> {
+    pub(crate) fn all(&self, key: &TableKey) -> impl Iterator<Item = EntrySnapshot> + use<> {
         let mut found = [None; COPIES + 1];
         let mut count = 0;
         for (tags, places, at) in self.window(key) {
@@ -140,7 +140,7 @@ impl<'a> Table<'a> {
                 let i = equal.trailing_zeros() as usize;
                 let place = PackedLocation(places[i].load(Relaxed));
                 if !place.is_none() {
-                    found[count] = Some(Seen { slot: at + i, place });
+                    found[count] = Some(EntrySnapshot { slot: at + i, location: place });
                     count += 1;
                 }
                 equal &= equal - 1;
@@ -174,11 +174,11 @@ impl<'a> Table<'a> {
                     virgin |= tag == 0;
                 } else if tag == key.tag {
                     if old.source() == place.source() {
-                        return self.refresh(Seen { slot: at + i, place: old }, place);
+                        return self.refresh(EntrySnapshot { slot: at + i, location: old }, place);
                     }
                     copies += 1;
                     if volatile(old.source()) {
-                        yielding = Some(Seen { slot: at + i, place: old });
+                        yielding = Some(EntrySnapshot { slot: at + i, location: old });
                     }
                 }
             }
@@ -203,12 +203,12 @@ impl<'a> Table<'a> {
     }
 
     /// Points an entry to a newer location of the same content and retains its count.
-    fn refresh(&self, old: Seen, place: PackedLocation) -> Inserted {
-        if old.place.location() == place.location() {
+    fn refresh(&self, old: EntrySnapshot, place: PackedLocation) -> Inserted {
+        if old.location.location() == place.location() {
             return Inserted::Known;
         }
-        let new = place.with_uses(old.place.uses());
-        let _ = self.words[old.slot].compare_exchange(old.place.0, new.0, Relaxed, Relaxed);
+        let new = place.with_uses(old.location.uses());
+        let _ = self.words[old.slot].compare_exchange(old.location.0, new.0, Relaxed, Relaxed);
         Inserted::Moved
     }
 
@@ -242,16 +242,16 @@ impl<'a> Table<'a> {
     }
 
     /// Counts a use.
-    pub(crate) fn used(&self, seen: Seen) {
-        let new = seen.place.with_uses(seen.place.uses().saturating_add(1));
-        let _ = self.words[seen.slot].compare_exchange(seen.place.0, new.0, Relaxed, Relaxed);
+    pub(crate) fn used(&self, seen: EntrySnapshot) {
+        let new = seen.location.with_uses(seen.location.uses().saturating_add(1));
+        let _ = self.words[seen.slot].compare_exchange(seen.location.0, new.0, Relaxed, Relaxed);
     }
 
     /// Drops a wrong entry, unless another thread changed it meanwhile.
-    pub(crate) fn drop(&self, seen: Seen) {
+    pub(crate) fn drop(&self, seen: EntrySnapshot) {
         // The count may have changed since; retry as long as the location is the same.
-        let mut now = seen.place;
-        while now.location() == seen.place.location() && !now.is_none() {
+        let mut now = seen.location;
+        while now.location() == seen.location.location() && !now.is_none() {
             match self.words[seen.slot].compare_exchange(now.0, 0, Relaxed, Relaxed) {
                 Ok(_) => return,
                 Err(other) => now = PackedLocation(other),

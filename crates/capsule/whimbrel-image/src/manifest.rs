@@ -106,7 +106,7 @@ pub enum ManifestError {
     },
     /// The alignment gives another number of pages, or is the plain one, which is left out.
     #[error("the alignment of image {name:?} does not fit its {pages} pages")]
-    ImageCuts {
+    ImageAlignment {
         /// Name of the image.
         name: String,
         /// Length in pages.
@@ -178,7 +178,7 @@ impl Manifest {
             }
             // An alignment that changes nothing must be left out, or one capsule would have two encodings.
             if cuts.as_ref().is_some_and(|cuts| cuts.is_identity() || cuts.page_count() != *pages) {
-                return Err(ManifestError::ImageCuts { name: name.clone(), pages: *pages });
+                return Err(ManifestError::ImageAlignment { name: name.clone(), pages: *pages });
             }
         }
         Ok(())
@@ -262,7 +262,7 @@ mod tests {
         for (pages, text, why) in [(256, "0180804000ff03", "another length"), (256, "0180804000", "no cuts")]
         {
             let refused = cut(pages, text).encode();
-            assert!(matches!(refused, Err(ManifestError::ImageCuts { .. })), "{why}");
+            assert!(matches!(refused, Err(ManifestError::ImageAlignment { .. })), "{why}");
         }
         let spelled = text.replace(r#""0180804000ff03""#, "null");
         assert!(matches!(Manifest::decode(spelled.as_bytes()), Err(ManifestError::NotCanonical)));

@@ -11,11 +11,11 @@ use whimbrel_core::PAGE_SIZE;
 /// Features of a page.
 const FEATURES: usize = 16;
 /// Least number of common features for two pages to count as similar.
-const COMMON: usize = 2;
+const MIN_COMMON_FEATURES: usize = 2;
 /// Most pages remembered for one feature; a feature of many pages tells little.
-const CROWD: usize = 8;
+const MAX_PER_FEATURE: usize = 8;
 /// Least number of unchanged 8-byte words for a page to resemble its older version.
-const STAYING: usize = 64;
+const MIN_UNCHANGED_WORDS: usize = 64;
 
 /// Pages by their features.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl SimilarityIndex {
     pub fn add(&mut self, number: u32, page: &[u8; PAGE_SIZE]) {
         for feature in features(page) {
             let crowd = self.pages.entry(feature).or_default();
-            if crowd.len() < CROWD {
+            if crowd.len() < MAX_PER_FEATURE {
                 crowd.push(number);
             }
         }
@@ -40,20 +40,20 @@ impl SimilarityIndex {
             features(page).iter().filter_map(|feature| self.pages.get(feature)).flatten().copied().collect();
         found.sort_unstable();
         let best = found.chunk_by(|a, b| a == b).max_by_key(|same| same.len())?;
-        (best.len() >= COMMON).then(|| best[0])
+        (best.len() >= MIN_COMMON_FEATURES).then(|| best[0])
     }
 }
 
 /// Whether enough words of `old` are unchanged in `new`.
 pub fn resembles(new: &[u8; PAGE_SIZE], old: &[u8; PAGE_SIZE]) -> bool {
     let words = new.as_chunks::<8>().0.iter().zip(old.as_chunks::<8>().0);
-    words.filter(|(new, old)| new == old && **new != [0; 8]).count() >= STAYING
+    words.filter(|(new, old)| new == old && **new != [0; 8]).count() >= MIN_UNCHANGED_WORDS
 }
 
 fn features(page: &[u8; PAGE_SIZE]) -> Vec<u64> {
     let words = page.as_chunks::<8>().0;
     let pairs = words.iter().zip(&words[1..]);
-    let hashes = pairs.filter(|(a, b)| **a != [0; 8] || **b != [0; 8]).map(|(a, b)| piece(*a, *b));
+    let hashes = pairs.filter(|(a, b)| **a != [0; 8] || **b != [0; 8]).map(|(a, b)| window_hash(*a, *b));
     let mut all: Vec<u64> = hashes.collect();
     if all.len() > FEATURES * 8 {
         // Sorting all of them would be most of the work, and the lowest quarter has more than enough.
@@ -68,7 +68,7 @@ fn features(page: &[u8; PAGE_SIZE]) -> Vec<u64> {
 
 /// Multiplicative hashing with the golden ratio (Knuth, 6.4), twice, so that the order of hashes does not
 /// follow that of values.
-fn piece(a: [u8; 8], b: [u8; 8]) -> u64 {
+fn window_hash(a: [u8; 8], b: [u8; 8]) -> u64 {
     const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = u64::from_le_bytes(a).wrapping_mul(RATIO).rotate_left(31) ^ u64::from_le_bytes(b);
     let hash = mixed.wrapping_mul(RATIO);

@@ -70,8 +70,8 @@ impl Store {
     /// Ids of all readable manifests; the index tells the kind of each frame.
     pub(crate) fn manifest_ids(&self) -> Result<BTreeSet<CapsuleId>> {
         let objects = &self.inner.objects;
-        objects.catalog.refresh()?;
-        let indexes = objects.catalog.snapshot();
+        objects.indexes.refresh()?;
+        let indexes = objects.indexes.snapshot();
         let places: HashSet<PackLocation> = indexes
             .iter()
             .flat_map(|index| index.places())

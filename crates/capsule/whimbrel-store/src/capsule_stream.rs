@@ -56,7 +56,7 @@ impl Store {
         }
         exporter.objects(Kind::Manifest, &[id.0])?;
         exporter.write(&[0])?;
-        exporter.out.flush().map_err(|source| StoreError::Carrier { action: "write", source })?;
+        exporter.out.flush().map_err(|source| StoreError::StreamIo { action: "write", source })?;
         Ok(exporter.written)
     }
 
@@ -90,7 +90,7 @@ impl Store {
 impl<W: Write> Exporter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.written += bytes.len() as u64;
-        self.out.write_all(bytes).map_err(|source| StoreError::Carrier { action: "write", source })
+        self.out.write_all(bytes).map_err(|source| StoreError::StreamIo { action: "write", source })
     }
 
     fn objects(&mut self, kind: Kind, digests: &[Digest]) -> Result<()> {
@@ -132,7 +132,7 @@ impl<W: Write> Exporter<'_, W> {
 }
 
 fn read(input: &mut impl Read, out: &mut [u8]) -> Result<()> {
-    input.read_exact(out).map_err(|source| StoreError::Carrier { action: "read", source })
+    input.read_exact(out).map_err(|source| StoreError::StreamIo { action: "read", source })
 }
 
 /// Reads the next frame; none at the end mark.
@@ -151,7 +151,7 @@ fn read_frame(input: &mut impl Read) -> Result<Option<Vec<u8>>> {
         .total();
     // Grows with the bytes that arrive, so a header that promises 256 MiB costs nothing by itself.
     let rest = input.take((total - HEAD) as u64).read_to_end(&mut bytes);
-    rest.map_err(|source| StoreError::Carrier { action: "read", source })?;
+    rest.map_err(|source| StoreError::StreamIo { action: "read", source })?;
     Ok(Some(bytes))
 }
 

@@ -30,7 +30,7 @@ use whimbrel_image::{Manifest, pack_frame::Kind};
 
 /// Threads of a writer; they end when the capsule writer and its image writers are dropped.
 pub(crate) struct WorkerThreads {
-    pub(crate) session: Arc<WriteContext>,
+    pub(crate) context: Arc<WriteContext>,
     batches: Option<SyncSender<PageBatch>>,
     pack: Option<SyncSender<Message>>,
     threads: Vec<JoinHandle<()>>,
@@ -40,18 +40,18 @@ pub(crate) struct WorkerThreads {
 }
 
 impl WorkerThreads {
-    fn start(session: Arc<WriteContext>) -> Self {
-        let (pack, appender) = pack_writer::start(session.inner.clone(), session.lease.id);
-        let workers = session.inner.options.workers.max(1);
+    fn start(context: Arc<WriteContext>) -> Self {
+        let (pack, appender) = pack_writer::start(context.inner.clone(), context.lease.id);
+        let workers = context.inner.options.workers.max(1);
         let (batches, queue) = sync_channel(workers * 2);
         let queue = Arc::new(Mutex::new(queue));
         let worker = |_| {
-            let (session, queue, pack) = (session.clone(), queue.clone(), pack.clone());
+            let (session, queue, pack) = (context.clone(), queue.clone(), pack.clone());
             thread::spawn(move || page_worker::run(session, queue, pack))
         };
         let threads = (0..workers).map(worker).chain([appender]).collect();
         Self {
-            session,
+            context,
             batches: Some(batches),
             pack: Some(pack),
             threads,
@@ -79,7 +79,7 @@ impl WorkerThreads {
 
     /// Frames the changed pages collected so far.
     pub(crate) fn frame_changed(&self) -> Result<()> {
-        changed_pages::frame_gathered(&self.session, &self.pack())
+        changed_pages::frame_pending(&self.context, &self.pack())
     }
 
     fn flush(&self) -> Result<()> {
@@ -102,7 +102,7 @@ impl Drop for WorkerThreads {
 /// Writer of capsules. Objects that are not committed when it is dropped are garbage.
 pub struct CapsuleWriter {
     store: Store,
-    pool: Arc<WorkerThreads>,
+    threads: Arc<WorkerThreads>,
 }
 
 impl std::fmt::Debug for CapsuleWriter {
@@ -120,9 +120,9 @@ impl Store {
         let condemned = Condemned::read(&*inner.files)?;
         let lease =
             inner.latching(GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation))?;
-        inner.objects.catalog.refresh()?;
+        inner.objects.indexes.refresh()?;
         let session = WriteContext::new(inner.clone(), lease, condemned.ids());
-        Ok(CapsuleWriter { store: self.clone(), pool: Arc::new(WorkerThreads::start(Arc::new(session))) })
+        Ok(CapsuleWriter { store: self.clone(), threads: Arc::new(WorkerThreads::start(Arc::new(session))) })
     }
 }
 
@@ -130,26 +130,26 @@ impl CapsuleWriter {
     /// Starts an image of `pages` pages with the content of `base` (the root of an image of the same length)
     /// or zeros, to which pages are written. Several images may be written at once.
     pub fn image(&self, base: Option<Digest>, pages: u64) -> Result<ImageWriter> {
-        self.pool.session.check()?;
+        self.threads.context.check()?;
         if let Some(root) = base {
-            self.hold(root, pages)?;
+            self.pin_base(root, pages)?;
         }
-        Ok(ImageWriter::new(self.pool.clone(), base, pages))
+        Ok(ImageWriter::new(self.threads.clone(), base, pages))
     }
 
     /// Pins a base image after checking that it is complete.
-    fn hold(&self, root: Digest, pages: u64) -> Result<()> {
-        if self.pool.knows_root(root, pages) {
-            return self.pool.flush();
+    fn pin_base(&self, root: Digest, pages: u64) -> Result<()> {
+        if self.threads.knows_root(root, pages) {
+            return self.threads.flush();
         }
         let _gate = self.gate()?;
         if self.store.is_partial_image(root, pages)? {
-            self.pool.partial.store(true, Ordering::Relaxed);
+            self.threads.partial.store(true, Ordering::Relaxed);
         } else if !self.store.refs_hold_image(root, pages)? {
             reachability::check_image(&self.store, Some(root), pages, &mut HashSet::new())?;
         }
-        self.pool.session.lease.pin(Pinned::Image { root, pages })?;
-        self.pool.remember_root(root, pages);
+        self.threads.context.lease.pin(Pinned::Image { root, pages })?;
+        self.threads.remember_root(root, pages);
         Ok(())
     }
 
@@ -163,31 +163,31 @@ impl CapsuleWriter {
     }
 
     fn put_object(&self, kind: Kind, bytes: &[u8]) -> Result<Digest> {
-        let session = &self.pool.session;
+        let session = &self.threads.context;
         session.check()?;
         let digest = Digest::of(bytes);
         let _claiming = session.claiming();
-        if session.claim(&digest, &session.inner.objects.catalog.snapshot()) {
-            Framer::new(&session.inner, self.pool.pack()).plain(kind, &[(digest, bytes)], 1)?;
+        if session.claim(&digest, &session.inner.objects.indexes.snapshot()) {
+            Framer::new(&session.inner, self.threads.pack()).plain(kind, &[(digest, bytes)], 1)?;
         }
         Ok(digest)
     }
 
     /// Stores objects that are not in the store yet, `group` to a frame.
     pub(crate) fn put_objects(&self, kind: Kind, objects: &[&[u8]], group: usize) -> Result<()> {
-        let session = &self.pool.session;
+        let session = &self.threads.context;
         session.check()?;
-        let indexes = session.inner.objects.catalog.snapshot();
+        let indexes = session.inner.objects.indexes.snapshot();
         let _claiming = session.claiming();
         let digested = objects.iter().map(|bytes| (Digest::of(bytes), *bytes));
         let new: Vec<_> = digested.filter(|(digest, _)| session.claim(digest, &indexes)).collect();
-        Framer::new(&session.inner, self.pool.pack()).plain(kind, &new, group)
+        Framer::new(&session.inner, self.threads.pack()).plain(kind, &new, group)
     }
 
     /// Makes everything stored so far durable.
     pub(crate) fn flush(&self) -> Result<()> {
-        self.pool.flush()?;
-        self.pool.session.check()
+        self.threads.flush()?;
+        self.threads.context.check()
     }
 
     /// Commits a capsule and points `refs` at it. On return all of it is durable. If it shares an image with
@@ -195,32 +195,32 @@ impl CapsuleWriter {
     pub fn commit(&self, manifest: &Manifest, refs: &[RefName]) -> Result<CapsuleId> {
         let bytes = manifest.encode()?;
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
-        self.pool.flush()?;
-        self.pool.session.check()?;
+        self.threads.flush()?;
+        self.threads.context.check()?;
         let _gate = self.gate()?;
-        if self.check_whole(manifest)? || self.pool.partial.load(Ordering::Relaxed) {
+        if self.check_complete(manifest)? || self.threads.partial.load(Ordering::Relaxed) {
             self.store.mark_partial(&id)?;
         } else {
-            self.store.found_whole(&id)?;
+            self.store.record_complete(&id)?;
         }
         for name in refs {
             self.store.write_ref(name, &id, Expected::Anything)?;
         }
         drop(_gate);
-        self.store.inner.latching(self.store.inner.objects.catalog.merge())?;
+        self.store.inner.latching(self.store.inner.objects.indexes.merge())?;
         Ok(id)
     }
 
     /// Fails if an object is missing, unless a partial capsule has the image: then returns true.
-    fn check_whole(&self, manifest: &Manifest) -> Result<bool> {
-        let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+    fn check_complete(&self, manifest: &Manifest) -> Result<bool> {
+        let not_whole = |source| StoreError::Incomplete { source: Box::new(source) };
         manifest
             .blobs()
             .try_for_each(|blob| reachability::check_object(&self.store, &blob))
             .map_err(not_whole)?;
         let (mut seen, mut partial) = (HashSet::new(), false);
         for image in &manifest.images {
-            let Some(root) = image.root.filter(|root| !self.pool.knows_root(*root, image.pages)) else {
+            let Some(root) = image.root.filter(|root| !self.threads.knows_root(*root, image.pages)) else {
                 continue;
             };
             match reachability::check_image(&self.store, image.root, image.pages, &mut seen) {

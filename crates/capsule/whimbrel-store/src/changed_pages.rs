@@ -30,7 +30,7 @@ use whimbrel_image::{
 };
 
 /// Most pages framed together, and most other old pages collected as bases: 48 MiB while that takes.
-const MANY: usize = 4096;
+const MAX_PENDING: usize = 4096;
 
 pub(crate) type Page = Box<[u8; PAGE_SIZE]>;
 
@@ -57,7 +57,7 @@ pub(crate) struct ChangedPage {
 pub(crate) struct UnpackedPages {
     pub(crate) pages: Vec<ChangedPage>,
     /// Old pages from the same frames as the older versions: further candidates for bases.
-    pub(crate) beside: Vec<OldPage>,
+    pub(crate) frame_siblings: Vec<OldPage>,
 }
 
 /// Changed pages of a writer that are not yet in frames.
@@ -71,9 +71,13 @@ impl PendingPages {
     pub(crate) fn add(&self, batch: UnpackedPages) -> UnpackedPages {
         let mut gathered = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
         gathered.pages.extend(batch.pages);
-        let room = MANY.saturating_sub(gathered.beside.len());
-        gathered.beside.extend(batch.beside.into_iter().take(room));
-        if gathered.pages.len() < MANY { UnpackedPages::default() } else { std::mem::take(&mut gathered) }
+        let room = MAX_PENDING.saturating_sub(gathered.frame_siblings.len());
+        gathered.frame_siblings.extend(batch.frame_siblings.into_iter().take(room));
+        if gathered.pages.len() < MAX_PENDING {
+            UnpackedPages::default()
+        } else {
+            std::mem::take(&mut gathered)
+        }
     }
 
     fn take(&self) -> UnpackedPages {
@@ -82,9 +86,9 @@ impl PendingPages {
 }
 
 /// Frames the pages collected so far; a failure is the writer's.
-pub(crate) fn frame_gathered(session: &Arc<WriteContext>, pack: &SyncSender<Message>) -> Result<()> {
+pub(crate) fn frame_pending(session: &Arc<WriteContext>, pack: &SyncSender<Message>) -> Result<()> {
     session.wait_for_claims();
-    frame(session, pack, session.gathered.take()).inspect_err(|_| {
+    frame(session, pack, session.pending_pages.take()).inspect_err(|_| {
         // Pages that others rely on are lost, so nothing of this writer may be committed.
         let _ = session.failure.set(Arc::new(StoreError::Latched { action: "framing of changed pages" }));
     })
@@ -98,7 +102,7 @@ pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: U
     }
     // Each old page once: the older version of one page is often in the same frame as that of another.
     let (mut old, mut numbers) = (Vec::new(), HashMap::new());
-    for page in pages.iter().filter_map(|page| page.old.as_ref()).chain(&batch.beside) {
+    for page in pages.iter().filter_map(|page| page.old.as_ref()).chain(&batch.frame_siblings) {
         numbers.entry(page.key).or_insert_with(|| {
             old.push(page);
             old.len() - 1

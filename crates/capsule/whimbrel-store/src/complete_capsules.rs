@@ -41,21 +41,21 @@ impl CompleteCapsules {
 
 impl Store {
     /// Fails unless every object of capsule `id` is in the store. The caller has the gate.
-    pub(crate) fn require_whole(&self, id: &CapsuleId) -> Result<()> {
+    pub(crate) fn require_complete(&self, id: &CapsuleId) -> Result<()> {
         let generation = Condemned::read(&*self.inner.files)?.generation;
-        if !self.inner.wholes.knows(generation, id) {
+        if !self.inner.complete.knows(generation, id) {
             // Another process may have collected objects that the loaded index still lists.
-            self.inner.objects.catalog.refresh()?;
+            self.inner.objects.indexes.refresh()?;
             reachability::check_capsule(self, id)?;
-            self.inner.wholes.remember(generation, *id);
+            self.inner.complete.remember(generation, *id);
         }
         Ok(())
     }
 
     /// Caches a capsule that was just found complete. The caller has had the gate since.
-    pub(crate) fn found_whole(&self, id: &CapsuleId) -> Result<()> {
+    pub(crate) fn record_complete(&self, id: &CapsuleId) -> Result<()> {
         let generation = Condemned::read(&*self.inner.files)?.generation;
-        self.inner.wholes.remember(generation, *id);
+        self.inner.complete.remember(generation, *id);
         Ok(())
     }
 }

@@ -130,7 +130,7 @@ pub enum StoreError {
     },
     /// Objects of the capsule are missing.
     #[error("the capsule is incomplete")]
-    NotWhole {
+    Incomplete {
         /// First missing object.
         #[source]
         source: Box<StoreError>,
@@ -154,7 +154,7 @@ pub enum StoreError {
     },
     /// Missing objects could not be fetched.
     #[error("a part of the capsule is on another host and could not be fetched")]
-    Elsewhere {
+    Remote {
         /// Cause reported by the source.
         #[source]
         source: RemoteObjectsError,
@@ -167,7 +167,7 @@ pub enum StoreError {
     },
     /// The stream could not be read or written.
     #[error("cannot {action} the stream")]
-    Carrier {
+    StreamIo {
         /// Verb of the operation: `read` or `write`.
         action: &'static str,
         /// Cause reported by the stream.
@@ -192,7 +192,7 @@ impl StoreError {
 
     /// Whether the call may succeed later, when another host is back.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Elsewhere { source } if source.retryable)
+        matches!(self, Self::Remote { source } if source.retryable)
     }
 
     /// Whether a file does not exist.

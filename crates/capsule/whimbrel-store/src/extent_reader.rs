@@ -43,7 +43,7 @@ pub(crate) struct ExtentReader<'a> {
 impl<'a> ExtentReader<'a> {
     pub(crate) fn new(objects: &'a Objects) -> Self {
         let (encoded, raw) = Default::default();
-        Self { objects, indexes: objects.catalog.snapshot(), pack: None, encoded, raw }
+        Self { objects, indexes: objects.indexes.snapshot(), pack: None, encoded, raw }
     }
 
     /// Reads the pages of `leaf` that are in plain frames, and checks each. Returns those that are missing,
@@ -52,7 +52,7 @@ impl<'a> ExtentReader<'a> {
         let (mut wanted, mut missing) = (Vec::with_capacity(EXTENT_PAGES), Vec::new());
         for (slot, digest) in leaf.children() {
             match self.find(&digest) {
-                Some(ObjectLocation { place, slot: object }) => {
+                Some(ObjectLocation { frame: place, slot: object }) => {
                     wanted.push(Wanted { place, object: usize::from(object), slot, digest });
                 }
                 None => missing.push((slot, digest)),
@@ -72,7 +72,7 @@ impl<'a> ExtentReader<'a> {
 
     fn find(&self, digest: &Digest) -> Option<ObjectLocation> {
         let key = ShortDigest::from(digest);
-        let plain = |l: &ObjectLocation| l.place.depth == 0 && l.place.kind == Kind::Pages;
+        let plain = |l: &ObjectLocation| l.frame.depth == 0 && l.frame.kind == Kind::Pages;
         self.indexes.iter().flat_map(|index| index.find(key)).find(plain)
     }
 

@@ -21,7 +21,7 @@ use whimbrel_image::pack_frame::Kind;
 /// Bytes after which a batch is written.
 const BATCH: usize = 8 << 20;
 /// Longest time before an object is written.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(1);
 /// Most bytes in memory while the disk does not accept them.
 const LIMIT: usize = 256 << 20;
 
@@ -36,7 +36,7 @@ struct State {
 #[derive(Default)]
 pub(crate) struct FetchedObjects {
     state: Mutex<State>,
-    bell: Condvar,
+    wakeup: Condvar,
     /// Lock that allows one batch to be written at a time.
     writing: Mutex<()>,
 }
@@ -74,10 +74,10 @@ impl FetchedObjects {
             }
         }
         if !state.running && !state.pending.is_empty() {
-            state.running = start(inner.me.clone());
+            state.running = start(inner.weak_self.clone());
         }
         if state.bytes >= BATCH {
-            self.bell.notify_all();
+            self.wakeup.notify_all();
         }
     }
 
@@ -128,11 +128,11 @@ fn run(inner: &Weak<Inner>) {
     while let Some(inner) = inner.upgrade() {
         {
             let waits = |state: &mut State| state.bytes < BATCH;
-            let state = inner.shadow.state();
+            let state = inner.fetched.state();
             let (mut state, _) = inner
-                .shadow
-                .bell
-                .wait_timeout_while(state, PATIENCE, waits)
+                .fetched
+                .wakeup
+                .wait_timeout_while(state, MAX_DELAY, waits)
                 .unwrap_or_else(PoisonError::into_inner);
             idle = if state.pending.is_empty() { idle + 1 } else { 0 };
             if idle > 5 {
@@ -141,9 +141,9 @@ fn run(inner: &Weak<Inner>) {
             }
         }
         let store = Store { inner };
-        if let Err(error) = store.inner.shadow.write(&store) {
+        if let Err(error) = store.inner.fetched.write(&store) {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot write fetched objects yet");
-            thread::sleep(PATIENCE);
+            thread::sleep(MAX_DELAY);
         }
     }
 }
@@ -157,7 +157,7 @@ pub struct FetchedObjectsWriter {
 
 impl Store {
     /// Returns a writer for fetched objects.
-    pub fn shadow_writer(&self) -> FetchedObjectsWriter {
+    pub fn fetched_objects_writer(&self) -> FetchedObjectsWriter {
         FetchedObjectsWriter { store: self.clone() }
     }
 }
@@ -168,8 +168,8 @@ impl FetchedObjectsWriter {
         let inner = &self.store.inner;
         inner.check_latch()?;
         let objects = objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec()));
-        inner.shadow.store(inner, kind, objects);
-        if inner.shadow.state().bytes > 4 * BATCH {
+        inner.fetched.store(inner, kind, objects);
+        if inner.fetched.state().bytes > 4 * BATCH {
             // More than the disk accepts: the fetching thread waits for it.
             self.flush()?;
         }
@@ -178,7 +178,7 @@ impl FetchedObjectsWriter {
 
     /// Waits until all stored objects are durable.
     pub fn flush(&self) -> Result<()> {
-        self.store.inner.shadow.write(&self.store)
+        self.store.inner.fetched.write(&self.store)
     }
 }
 

@@ -79,12 +79,12 @@ pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> R
 }
 
 /// Appends the checksum line to `lines`.
-pub(crate) fn seal(lines: &str) -> Vec<u8> {
+pub(crate) fn with_checksum(lines: &str) -> Vec<u8> {
     format!("{lines}{:016x}\n", xxh3_64(lines.as_bytes())).into_bytes()
 }
 
-/// Reads a small file that was made with [`seal`]; none if it does not exist.
-pub(crate) fn read_sealed(files: &dyn Vfs, path: &str) -> Result<Option<String>> {
+/// Reads a small file that was made with [`with_checksum`]; none if it does not exist.
+pub(crate) fn read_checked(files: &dyn Vfs, path: &str) -> Result<Option<String>> {
     const MAX: u64 = 64 << 20;
     let fail = |action| StoreError::io(action, path);
     let file = match files.open(path) {
@@ -101,7 +101,7 @@ pub(crate) fn read_sealed(files: &dyn Vfs, path: &str) -> Result<Option<String>>
     file.read_at(0, &mut bytes).map_err(fail("read"))?;
     let (lines, _) = bytes.split_at(bytes.len() - 17);
     let lines = std::str::from_utf8(lines).map_err(|_| damaged())?;
-    if seal(lines) == bytes { Ok(Some(lines.to_owned())) } else { Err(damaged()) }
+    if with_checksum(lines) == bytes { Ok(Some(lines.to_owned())) } else { Err(damaged()) }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@
 use crate::{
     error::{Result, StoreError},
     file_names::{PACKS, PackId, TEMP},
-    gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, living},
+    gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, live_leases},
     index::PackLocation,
     mark::Mark,
     pack_writer::{self, Message, NewFrame},
@@ -85,18 +85,18 @@ impl Store {
             let condemned = Condemned::read(&*inner.files)?;
             (GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation)?, condemned)
         };
-        inner.objects.catalog.refresh()?;
-        let packs = inner.objects.catalog.packs();
-        let sessions = living(&*inner.files, lease.id, false)?;
+        inner.objects.indexes.refresh()?;
+        let packs = inner.objects.indexes.packs();
+        let sessions = live_leases(&*inner.files, lease.id, false)?;
         let mut mark = Mark::new(self, condemned.ids());
         self.mark_roots(&mut mark, keep, &sessions)?;
         let mut victims = victims(&packs, &mark.live, &sessions, &condemned);
         mark.avoid = victims.clone();
-        mark.deltas_that_stay()?;
+        mark.mark_bases_of_remaining()?;
         let moved = self.move_live(&lease, &mark.live, &mut victims)?;
         let before = ByteSize(packs.values().map(|len| u64::from(*len)).sum());
         mark.avoid = victims;
-        let report = self.sentence(&lease, mark, keep, condemned, &packs)?;
+        let report = self.condemn_and_remove(&lease, mark, keep, condemned, &packs)?;
         Ok(GcReport { before, moved, ..report })
     }
 
@@ -120,7 +120,7 @@ impl Store {
         let objects = &self.inner.objects;
         let (pack, thread) = pack_writer::start(self.inner.clone(), lease.id);
         let mut moved = HashMap::new();
-        for index in objects.catalog.snapshot().iter() {
+        for index in objects.indexes.snapshot().iter() {
             if !index.packs().iter().any(|(id, _)| victims.contains(id)) {
                 continue;
             }
@@ -129,19 +129,19 @@ impl Store {
                 .contents()
                 .ok_or_else(|| StoreError::Index { path: path(), reason: "body checksum" })?;
             for entry in contents {
-                if !live.contains(&entry.place) || !victims.contains(&entry.place.pack) {
+                if !live.contains(&entry.frame) || !victims.contains(&entry.frame.pack) {
                     continue;
                 }
-                let bytes = match objects.encoded(&entry.place) {
+                let bytes = match objects.encoded(&entry.frame) {
                     Ok(bytes) if PackFrame::parse(&bytes).is_ok() => bytes,
                     Ok(_) | Err(StoreError::Damaged { .. }) => {
-                        victims.remove(&entry.place.pack);
+                        victims.remove(&entry.frame.pack);
                         continue;
                     }
                     Err(error) => return Err(error),
                 };
-                if moved.insert(entry.place, bytes.len() as u64).is_none() {
-                    let PackLocation { kind, depth, .. } = entry.place;
+                if moved.insert(entry.frame, bytes.len() as u64).is_none() {
+                    let PackLocation { kind, depth, .. } = entry.frame;
                     let frame = NewFrame { kind, depth, keys: entry.keys, bytes };
                     pack.send(Message::Frame(frame)).map_err(|_| StoreError::Latched { action: "append" })?;
                 }
@@ -156,7 +156,7 @@ impl Store {
     }
 
     /// Condemns and removes packs: the last step, under the exclusive gate.
-    fn sentence(
+    fn condemn_and_remove(
         &self,
         lease: &GcLease,
         mut mark: Mark<'_>,
@@ -166,14 +166,14 @@ impl Store {
     ) -> Result<GcReport> {
         let (inner, files) = (&self.inner, &*self.inner.files);
         let _gate = gate(files, LockMode::Exclusive)?;
-        let sessions = living(files, lease.id, true)?;
-        inner.objects.catalog.refresh()?;
+        let sessions = live_leases(files, lease.id, true)?;
+        inner.objects.indexes.refresh()?;
         let known = std::mem::take(&mut mark.live);
         self.mark_roots(&mut mark, keep, &sessions)?;
         // Frames that became needed while others were moved stay where they are, as do their packs and the
         // bases of those packs' deltas.
         loop {
-            mark.deltas_that_stay()?;
+            mark.mark_bases_of_remaining()?;
             let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
             let before = mark.avoid.len();
             mark.avoid.retain(|pack| !spared.contains(pack));
@@ -224,7 +224,7 @@ impl Store {
         if gone.is_empty() && dead.is_empty() {
             return Ok(());
         }
-        inner.objects.catalog.forget(gone, dead)?;
+        inner.objects.indexes.remove(gone, dead)?;
         inner.objects.close(gone.iter().copied());
         for pack in gone {
             match inner.files.remove(&pack.path()) {
@@ -269,7 +269,7 @@ fn dead_manifests(store: &Store, mark: &Mark<'_>, sessions: &LiveGcLeases) -> Ha
     if sessions.oldest != u64::MAX {
         return HashSet::new();
     }
-    let indexes = store.inner.objects.catalog.snapshot();
+    let indexes = store.inner.objects.indexes.snapshot();
     let manifests =
         indexes.iter().flat_map(|index| index.places()).filter(|place| place.kind == Kind::Manifest);
     manifests

@@ -6,7 +6,7 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{LEASES, PackId, TEMP, publish, read_sealed, seal},
+    file_names::{LEASES, PackId, TEMP, publish, read_checked, with_checksum},
     vfs::{Lock, LockMode, LockWait, Vfs},
 };
 use std::{
@@ -49,7 +49,7 @@ pub(crate) struct Condemned {
 impl Condemned {
     pub(crate) fn read(files: &dyn Vfs) -> Result<Self> {
         let path = crate::file_names::CONDEMNED;
-        let Some(text) = read_sealed(files, path)? else { return Ok(Self::default()) };
+        let Some(text) = read_checked(files, path)? else { return Ok(Self::default()) };
         let parse = || {
             let mut lines = text.lines();
             let generation = lines.next()?.parse().ok()?;
@@ -65,7 +65,7 @@ impl Condemned {
     pub(crate) fn write(&self, files: &dyn Vfs) -> Result<()> {
         let mut text = format!("{}\n", self.generation);
         self.packs.iter().for_each(|(pack, generation)| text += &format!("{pack} {generation}\n"));
-        publish(files, "", crate::file_names::CONDEMNED, &seal(&text))
+        publish(files, "", crate::file_names::CONDEMNED, &with_checksum(&text))
     }
 
     pub(crate) fn ids(&self) -> HashSet<PackId> {
@@ -115,7 +115,7 @@ fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
     let (temp, path) = (format!("{TEMP}/{:016x}", rand::random::<u64>()), format!("{LEASES}/{name}"));
     files
         .create(&temp)
-        .and_then(|mut file| file.append(&seal(text)))
+        .and_then(|mut file| file.append(&with_checksum(text)))
         .map_err(StoreError::io("create", &temp))?;
     files.rename(&temp, &path).map_err(StoreError::io("rename", &path))
 }
@@ -141,7 +141,7 @@ pub(crate) struct LiveGcLeases {
 }
 
 /// Reads all leases. Removes dead ones if `bury`, for which the caller must have the exclusive gate.
-pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeases> {
+pub(crate) fn live_leases(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeases> {
     let mut living = LiveGcLeases { oldest: u64::MAX, ..LiveGcLeases::default() };
     let names = files.list(LEASES).map_err(StoreError::io("list", LEASES))?;
     for name in names.iter().filter(|name| !name.contains('.')) {
@@ -155,7 +155,7 @@ pub(crate) fn living(files: &dyn Vfs, own: u64, bury: bool) -> Result<LiveGcLeas
             continue;
         }
         living.ids.insert(id);
-        if let Some(text) = read_sealed(files, &path)?.filter(|_| id != own) {
+        if let Some(text) = read_checked(files, &path)?.filter(|_| id != own) {
             living.oldest = living.oldest.min(text.trim().parse().unwrap_or(0));
         }
     }
@@ -180,7 +180,7 @@ fn is_dead(files: &dyn Vfs, path: &str) -> Result<bool> {
 }
 
 fn read_pin(files: &dyn Vfs, path: &str) -> Result<Option<Pinned>> {
-    let Some(text) = read_sealed(files, path)? else { return Ok(None) };
+    let Some(text) = read_checked(files, path)? else { return Ok(None) };
     let words: Vec<&str> = text.split_whitespace().collect();
     let pinned = match words[..] {
         ["image", root, pages] => {

@@ -131,7 +131,7 @@ impl std::fmt::Debug for ImageWriter {
 
 impl ImageWriter {
     pub(crate) fn new(pool: Arc<WorkerThreads>, base: Option<Digest>, pages: u64) -> Self {
-        let delta_budget = AtomicU64::new(pool.session.inner.options.delta_pages);
+        let delta_budget = AtomicU64::new(pool.context.inner.options.delta_pages);
         let (results, outstanding, idle) = Default::default();
         let state = Arc::new(ImageState { base, pages, delta_budget, results, outstanding, idle });
         Self { pool, state, pages: Vec::new(), data: Vec::new(), order: 0 }
@@ -182,7 +182,7 @@ impl ImageWriter {
     }
 
     fn dispatch(&mut self) -> Result<()> {
-        self.pool.session.check()?;
+        self.pool.context.check()?;
         if self.pages.is_empty() {
             return Ok(());
         }
@@ -198,9 +198,9 @@ impl ImageWriter {
         self.dispatch()?;
         self.state.wait();
         self.pool.frame_changed()?;
-        self.pool.session.check()?;
+        self.pool.context.check()?;
         let changes = self.state.take_changes(self.order)?;
-        let (session, base, pages) = (&self.pool.session, self.state.base, self.state.pages);
+        let (session, base, pages) = (&self.pool.context, self.state.base, self.state.pages);
         let mut nodes = Vec::new();
         let root = tree::update(&AllNodes(&session.inner), base, pages, &changes, &mut |node| {
             nodes.push(node);
@@ -214,8 +214,8 @@ impl ImageWriter {
     }
 
     fn store_nodes(&self, nodes: &[NewNode]) -> Result<()> {
-        let session = &self.pool.session;
-        let indexes = session.inner.objects.catalog.snapshot();
+        let session = &self.pool.context;
+        let indexes = session.inner.objects.indexes.snapshot();
         let (mut plain, mut deltas) = (Vec::new(), Vec::new());
         for node in nodes.iter().filter(|node| session.claim(&node.digest, &indexes)) {
             let bytes = node.bytes.as_slice();

@@ -41,14 +41,14 @@ pub(crate) struct PackLocation {
 /// Location of an object in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectLocation {
-    pub(crate) place: PackLocation,
+    pub(crate) frame: PackLocation,
     pub(crate) slot: u8,
 }
 
 /// One frame and the short digests of its objects in slot order: the input of an index.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    pub(crate) place: PackLocation,
+    pub(crate) frame: PackLocation,
     pub(crate) keys: Vec<ShortDigest>,
 }
 
@@ -132,7 +132,7 @@ impl Index {
     fn location(&self, entry: usize) -> Option<ObjectLocation> {
         let at = self.body() + self.frames * FRAME + self.entries * ShortDigest::LEN + entry * 4;
         let value = long(self.bytes(), at);
-        Some(ObjectLocation { place: self.place((value >> 8) as usize)?, slot: value as u8 })
+        Some(ObjectLocation { frame: self.place((value >> 8) as usize)?, slot: value as u8 })
     }
 
     /// First entry whose key is not below `key`, by interpolation with bisection as a fallback.
@@ -176,7 +176,7 @@ impl Index {
             return None;
         }
         let frames =
-            (0..self.frames).map(|frame| Some(Entry { place: self.place(frame)?, keys: Vec::new() }));
+            (0..self.frames).map(|frame| Some(Entry { frame: self.place(frame)?, keys: Vec::new() }));
         let mut frames = frames.collect::<Option<Vec<_>>>()?;
         for entry in 0..self.entries {
             let at = self.body() + self.frames * FRAME + self.entries * ShortDigest::LEN + entry * 4;
@@ -226,7 +226,7 @@ pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
         bytes.extend(len.to_le_bytes());
     }
     let body: Range<usize> = bytes.len()..usize::MAX;
-    for Entry { place, .. } in entries {
+    for Entry { frame: place, .. } in entries {
         bytes.extend(number(&place.pack).to_le_bytes());
         bytes.extend([place.kind as u8, place.depth]);
         bytes.extend(place.offset.to_le_bytes());
@@ -259,7 +259,7 @@ mod tests {
                 key
             });
             Entry {
-                place: PackLocation { pack, offset: frame * 100, len: 99, kind: Kind::Pages, depth: 0 },
+                frame: PackLocation { pack, offset: frame * 100, len: 99, kind: Kind::Pages, depth: 0 },
                 keys: keys.collect(),
             }
         };
@@ -278,7 +278,7 @@ mod tests {
             for entry in &entries {
                 for (slot, key) in entry.keys.iter().enumerate() {
                     let found: Vec<_> = index.find(*key).collect();
-                    assert!(found.contains(&ObjectLocation { place: entry.place, slot: slot as u8 }));
+                    assert!(found.contains(&ObjectLocation { frame: entry.frame, slot: slot as u8 }));
                 }
             }
             for other in 0..2000u32 {
@@ -291,7 +291,7 @@ mod tests {
                 assert_eq!(index.find(edge).count(), 0);
             }
             let contents = index.contents().unwrap();
-            assert!(contents.iter().zip(&entries).all(|(a, b)| a.place == b.place && a.keys == b.keys));
+            assert!(contents.iter().zip(&entries).all(|(a, b)| a.frame == b.frame && a.keys == b.keys));
         }
     }
 

@@ -91,7 +91,7 @@ impl IndexSet {
         let mut start = 0;
         for packs in packs.chunks(MAX_PACKS / 2) {
             let covered: HashSet<PackId> = packs.iter().map(|(id, _)| *id).collect();
-            let end = start + entries[start..].partition_point(|entry| covered.contains(&entry.place.pack));
+            let end = start + entries[start..].partition_point(|entry| covered.contains(&entry.frame.pack));
             for entries in entries[start..end].chunks(MAX_FRAMES - 1) {
                 let name = format!("{:016x}.idx", rand::random::<u64>());
                 publish(&*self.files, INDEX, &name, &index::encode(packs, entries))?;
@@ -113,7 +113,7 @@ impl IndexSet {
     }
 
     /// Rewrites every index file that has one of the packs `gone` or one of the frames `dead`, without them.
-    pub(crate) fn forget(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
+    pub(crate) fn remove(&self, gone: &HashSet<PackId>, dead: &HashSet<PackLocation>) -> Result<()> {
         let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
         self.refresh()?;
@@ -145,7 +145,7 @@ impl IndexSet {
                 let path = format!("{INDEX}/{}", index.name);
                 return Err(StoreError::Index { path, reason: "body checksum" });
             };
-            let stays = |entry: &Entry| new.contains(&entry.place.pack) && !dead.contains(&entry.place);
+            let stays = |entry: &Entry| new.contains(&entry.frame.pack) && !dead.contains(&entry.frame);
             entries.extend(contents.into_iter().filter(stays));
             packs.extend(index.packs().iter().filter(|(id, _)| new.contains(id)).copied());
         }

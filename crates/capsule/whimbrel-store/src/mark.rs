@@ -17,14 +17,14 @@ pub(crate) struct Mark<'a> {
     nodes: HashSet<Digest>,
     pub(crate) live: HashSet<PackLocation>,
     /// Deltas whose bases were marked.
-    rested: HashSet<PackLocation>,
+    bases_marked: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
 }
 
 impl<'a> Mark<'a> {
     pub(crate) fn new(store: &'a Store, avoid: HashSet<PackId>) -> Self {
-        let (nodes, live, rested, capsules) = Default::default();
-        Self { store, avoid, nodes, live, rested, capsules }
+        let (nodes, live, bases_marked, capsules) = Default::default();
+        Self { store, avoid, nodes, live, bases_marked, capsules }
     }
 
     /// Marks all objects of a capsule.
@@ -68,7 +68,7 @@ impl<'a> Mark<'a> {
 
     fn object(&mut self, key: ShortDigest, below: u8) -> Result<()> {
         let mut places: Vec<PackLocation> =
-            self.store.inner.objects.catalog.find(key).into_iter().map(|l| l.place).collect();
+            self.store.inner.objects.indexes.find(key).into_iter().map(|l| l.frame).collect();
         places.retain(|place| place.depth < below);
         let order =
             |place: &PackLocation| (self.avoid.contains(&place.pack), place.depth, place.pack, place.offset);
@@ -86,8 +86,8 @@ impl<'a> Mark<'a> {
 
     /// Marks the bases of deltas in packs that stay, live or not: a writer can find any indexed object at any
     /// time, so it has to be readable.
-    pub(crate) fn deltas_that_stay(&mut self) -> Result<()> {
-        for index in self.store.inner.objects.catalog.snapshot().iter() {
+    pub(crate) fn mark_bases_of_remaining(&mut self) -> Result<()> {
+        for index in self.store.inner.objects.indexes.snapshot().iter() {
             for place in index.places().filter(|place| place.depth > 0) {
                 if !self.avoid.contains(&place.pack) {
                     self.bases(&place)?;
@@ -98,7 +98,7 @@ impl<'a> Mark<'a> {
     }
 
     fn bases(&mut self, place: &PackLocation) -> Result<()> {
-        if place.depth == 0 || !self.rested.insert(*place) {
+        if place.depth == 0 || !self.bases_marked.insert(*place) {
             return Ok(());
         }
         let bytes = self.store.inner.objects.encoded(place)?;

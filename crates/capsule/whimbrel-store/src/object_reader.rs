@@ -75,7 +75,7 @@ impl Object {
     }
 
     /// Other objects of the same frame, with their digests.
-    pub(crate) fn neighbours(&self) -> impl Iterator<Item = (&Digest, &[u8])> {
+    pub(crate) fn siblings(&self) -> impl Iterator<Item = (&Digest, &[u8])> {
         let others = (0..self.frame.objects().min(256)).map(|slot| slot as u8);
         let others = others.filter(|slot| *slot != self.location.slot);
         others.filter_map(|slot| Some((self.frame.digest(slot)?, self.frame.bytes(slot))))
@@ -85,7 +85,7 @@ impl Object {
 /// Reader of all objects of a store.
 pub(crate) struct Objects {
     files: Arc<dyn Vfs>,
-    pub(crate) catalog: IndexSet,
+    pub(crate) indexes: IndexSet,
     frames: Cache<(PackId, u32), Decoded>,
     nodes: Cache<Digest, Node>,
     handles: Mutex<HashMap<PackId, Arc<dyn ReadAt>>>,
@@ -126,7 +126,7 @@ impl Objects {
         let catalog = IndexSet::open(files.clone())?;
         let frames = Cache::new(cache_bytes);
         let nodes = Cache::new(cache_bytes / 4);
-        Ok(Self { files, catalog, frames, nodes, handles: Mutex::default() })
+        Ok(Self { files, indexes: catalog, frames, nodes, handles: Mutex::default() })
     }
 
     /// Object with this digest.
@@ -138,7 +138,7 @@ impl Objects {
         match self.fetch_once(wanted, below) {
             Err(StoreError::Missing { .. } | StoreError::MissingBase { .. } | StoreError::Io { .. }) => {
                 // Another process may have published the object, or moved it to another pack.
-                self.catalog.refresh()?;
+                self.indexes.refresh()?;
                 self.fetch_once(wanted, below)
             }
             other => other,
@@ -147,7 +147,7 @@ impl Objects {
 
     fn fetch_once(&self, wanted: Wanted<'_>, below: u8) -> Result<Object> {
         let mut failure = None;
-        for location in self.catalog.find(wanted.key()).into_iter().filter(|l| l.place.depth < below) {
+        for location in self.indexes.find(wanted.key()).into_iter().filter(|l| l.frame.depth < below) {
             match self.read(wanted, location) {
                 Ok(object) => return Ok(object),
                 Err(error) => failure = Some(error),
@@ -163,7 +163,7 @@ impl Objects {
     }
 
     fn read(&self, wanted: Wanted<'_>, location: ObjectLocation) -> Result<Object> {
-        let frame = self.frame(&location.place).map_err(|error| match error {
+        let frame = self.frame(&location.frame).map_err(|error| match error {
             StoreError::Damaged { pack, offset, source, .. } => {
                 StoreError::Damaged { object: describe(wanted), pack, offset, source }
             }
@@ -172,11 +172,11 @@ impl Objects {
         match frame.digest(location.slot) {
             Some(found) if wanted.is(found) => Ok(Object { frame, location }),
             Some(found) => {
-                Err(damaged(describe(wanted), &location.place, StoreError::Digest { found: *found }))
+                Err(damaged(describe(wanted), &location.frame, StoreError::Digest { found: *found }))
             }
             None => Err(damaged(
                 describe(wanted),
-                &location.place,
+                &location.frame,
                 PackFrameError::Head { field: "object count" },
             )),
         }
@@ -226,7 +226,7 @@ impl Objects {
         damaged: &dyn Fn(PackFrameError) -> StoreError,
     ) -> Result<Vec<u8>> {
         let place = |key: &ShortDigest| {
-            let places = self.catalog.find(*key).into_iter().map(|l| l.place);
+            let places = self.indexes.find(*key).into_iter().map(|l| l.frame);
             places.filter(|p| p.depth < frame.head.depth).map(|p| (p.pack, p.offset)).next()
         };
         let mut keys: Vec<(usize, ShortDigest)> = frame.bases().enumerate().collect();
@@ -280,7 +280,7 @@ impl Objects {
     /// Whether the index has the object.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         let key = ShortDigest::from(digest);
-        self.catalog.snapshot().iter().any(|index| index.find(key).next().is_some())
+        self.indexes.snapshot().iter().any(|index| index.find(key).next().is_some())
     }
 }
 

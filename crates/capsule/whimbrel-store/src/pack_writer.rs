@@ -90,14 +90,14 @@ impl Appender {
         let offset = inner.latching(self.write(&frame.bytes))?;
         let pack = PackId { lease: self.lease, seq: self.next - 1 };
         let (kind, depth, len) = (frame.kind, frame.depth, frame.bytes.len() as u32);
-        self.entries.push(Entry { place: PackLocation { pack, offset, len, kind, depth }, keys: frame.keys });
+        self.entries.push(Entry { frame: PackLocation { pack, offset, len, kind, depth }, keys: frame.keys });
         if self.entries.len() >= MAX_FRAMES_UNPUBLISHED { self.flush() } else { Ok(()) }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<u32> {
         let full = |open: &OpenPack| open.len + bytes.len() > PACK_BYTES && open.len > PACK_HEAD;
         if self.open.as_ref().is_some_and(full) {
-            self.seal();
+            self.close_pack();
         }
         let open = match &mut self.open {
             Some(open) => open,
@@ -116,14 +116,14 @@ impl Appender {
         Ok(offset)
     }
 
-    fn seal(&mut self) {
+    fn close_pack(&mut self) {
         let Some(OpenPack { id, mut file, len }) = self.open.take() else { return };
         self.packs.push((id, len as u32));
         self.syncing.push(thread::spawn(move || file.sync().map_err(StoreError::io("sync", &id.path()))));
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.seal();
+        self.close_pack();
         let inner = self.inner.clone();
         for syncing in self.syncing.drain(..) {
             let synced = syncing.join().unwrap_or(Err(StoreError::Latched { action: "sync" }));
@@ -134,7 +134,7 @@ impl Appender {
         }
         inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
         self.publishing = true;
-        inner.latching(inner.objects.catalog.publish(&self.packs, &self.entries))?;
+        inner.latching(inner.objects.indexes.publish(&self.packs, &self.entries))?;
         self.publishing = false;
         self.packs.clear();
         self.entries.clear();

@@ -44,7 +44,7 @@ pub(crate) struct WriteContext {
     /// Packs that were condemned when the writer started, and must not be relied on.
     pub(crate) avoid: HashSet<PackId>,
     pub(crate) failure: OnceLock<Arc<StoreError>>,
-    pub(crate) gathered: PendingPages,
+    pub(crate) pending_pages: PendingPages,
     /// Held shared from a claim until the object was sent to a pack or collected.
     claiming: RwLock<()>,
     /// Objects this writer stores, and whether other threads rely on that.
@@ -54,14 +54,14 @@ pub(crate) struct WriteContext {
 impl WriteContext {
     pub(crate) fn new(inner: Arc<Inner>, lease: GcLease, avoid: HashSet<PackId>) -> Self {
         let claimed = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let (gathered, claiming) = Default::default();
-        Self { inner, lease, avoid, failure: OnceLock::new(), gathered, claiming, claimed }
+        let (pending_pages, claiming) = Default::default();
+        Self { inner, lease, avoid, failure: OnceLock::new(), pending_pages, claiming, claimed }
     }
 
     /// Claims an object; true if the caller has to store it, because no thread has done or claimed that.
     pub(crate) fn claim(&self, digest: &Digest, indexes: &[Arc<Index>]) -> bool {
         let key = ShortDigest::from(digest);
-        let stored = |index: &Arc<Index>| index.find(key).any(|l| !self.avoid.contains(&l.place.pack));
+        let stored = |index: &Arc<Index>| index.find(key).any(|l| !self.avoid.contains(&l.frame.pack));
         if indexes.iter().any(stored) {
             return false;
         }
@@ -128,7 +128,7 @@ pub(crate) struct Candidate<'a> {
 pub(crate) struct Framer {
     encoder: Encoder,
     /// Encoder with a higher level, for changed pages, of which there are few.
-    thorough: Encoder,
+    high_level_encoder: Encoder,
     delta_level: i32,
     pack: SyncSender<Message>,
 }
@@ -136,8 +136,8 @@ pub(crate) struct Framer {
 impl Framer {
     pub(crate) fn new(inner: &Inner, pack: SyncSender<Message>) -> Self {
         let delta_level = inner.options.delta_level;
-        let (encoder, thorough) = (Encoder::new(inner.options.level), Encoder::new(delta_level));
-        Self { encoder, thorough, delta_level, pack }
+        let (encoder, high_level_encoder) = (Encoder::new(inner.options.level), Encoder::new(delta_level));
+        Self { encoder, high_level_encoder, delta_level, pack }
     }
 
     fn send(&self, kind: Kind, depth: u8, keys: Vec<ShortDigest>, bytes: Vec<u8>) -> Result<()> {
@@ -180,7 +180,7 @@ impl Framer {
                 self.plain(kind, &objects, plain)?;
                 continue;
             }
-            let depth = 1 + candidates.iter().map(|c| c.old.location.place.depth).max().unwrap_or(0);
+            let depth = 1 + candidates.iter().map(|c| c.old.location.frame.depth).max().unwrap_or(0);
             self.send(
                 kind,
                 depth,
@@ -204,7 +204,7 @@ impl Framer {
                 return self.send(Kind::Pages, bases.depth + 1, keys(), delta);
             }
         }
-        let plain = self.thorough.encode(Kind::Pages, &raw, &lengths).map_err(failed)?;
+        let plain = self.high_level_encoder.encode(Kind::Pages, &raw, &lengths).map_err(failed)?;
         self.send(Kind::Pages, 0, keys(), plain)
     }
 
@@ -218,7 +218,7 @@ impl Framer {
         let base = candidates.iter().map(|c| c.old.bytes()).collect::<Vec<_>>().concat();
         let keys: Vec<ShortDigest> =
             candidates.iter().map(|c| ShortDigest::from(&Digest::of(c.old.bytes()))).collect();
-        let depth = candidates.iter().map(|c| c.old.location.place.depth).max().unwrap_or(0);
+        let depth = candidates.iter().map(|c| c.old.location.frame.depth).max().unwrap_or(0);
         Encoder::encode_delta(
             kind,
             &raw,
@@ -264,9 +264,14 @@ pub(crate) fn run(
 type Stored = (Vec<Option<Digest>>, changed_pages::UnpackedPages);
 
 fn store_batch(session: &WriteContext, framer: &mut Framer, batch: &PageBatch) -> Result<Stored> {
-    let indexes = session.inner.objects.catalog.snapshot();
-    let mut old =
-        OldPages { session, image: &batch.image, extent: None, beside: Vec::new(), seen: HashSet::new() };
+    let indexes = session.inner.objects.indexes.snapshot();
+    let mut old = OldPages {
+        session,
+        image: &batch.image,
+        extent: None,
+        frame_siblings: Vec::new(),
+        seen: HashSet::new(),
+    };
     let contents = batch.data.as_chunks::<PAGE_SIZE>().0;
     let digests = digests(contents);
     let (mut plain, mut changed) = (Vec::new(), Vec::new());
@@ -285,7 +290,12 @@ fn store_batch(session: &WriteContext, framer: &mut Framer, batch: &PageBatch) -
         }
     }
     framer.plain(Kind::Pages, &plain, FRAME_PAGES)?;
-    Ok((digests, session.gathered.add(changed_pages::UnpackedPages { pages: changed, beside: old.beside })))
+    Ok((
+        digests,
+        session
+            .pending_pages
+            .add(changed_pages::UnpackedPages { pages: changed, frame_siblings: old.frame_siblings }),
+    ))
 }
 
 /// Digests of `pages`, none for zeros.
@@ -303,7 +313,7 @@ struct OldPages<'a> {
     image: &'a ImageState,
     extent: Option<(u64, Option<Arc<Node>>)>,
     /// Other pages of the same plain frames.
-    beside: Vec<OldPage>,
+    frame_siblings: Vec<OldPage>,
     seen: HashSet<PackLocation>,
 }
 
@@ -330,9 +340,9 @@ impl OldPages<'_> {
     /// Older version of a page, if it can be the base of a delta.
     fn page(&mut self, digest: &Digest) -> Result<Option<OldPage>> {
         let Some(object) = usable_base(self.session, digest, Kind::Pages)? else { return Ok(None) };
-        let place = object.location.place;
+        let place = object.location.frame;
         if place.depth == 0 && self.seen.insert(place) {
-            self.beside.extend(object.neighbours().filter_map(|(digest, bytes)| {
+            self.frame_siblings.extend(object.siblings().filter_map(|(digest, bytes)| {
                 let bytes = Box::new(*bytes.first_chunk()?);
                 Some(OldPage { key: ShortDigest::from(digest), bytes, depth: 0 })
             }));
@@ -346,7 +356,7 @@ impl OldPages<'_> {
 /// stop a new checkpoint.
 pub(crate) fn usable_base(session: &WriteContext, digest: &Digest, kind: Kind) -> Result<Option<Object>> {
     let usable = |old: &Object| {
-        let place = &old.location.place;
+        let place = &old.location.frame;
         place.kind == kind && place.depth < kind.max_depth() && !session.avoid.contains(&place.pack)
     };
     match session.inner.objects.get(digest) {

@@ -7,7 +7,7 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{PARTIAL, publish, seal},
+    file_names::{PARTIAL, publish, with_checksum},
     gc_lease::gate,
     reachability,
     refs::Expected,
@@ -20,7 +20,7 @@ use whimbrel_core::{CapsuleId, Digest, RefName};
 impl Store {
     /// Sets refs to a partial capsule whose manifest is here. Objects fetched before are durable on return.
     pub fn adopt_partial(&self, id: &CapsuleId, refs: &[RefName]) -> Result<()> {
-        self.shadow_writer().flush()?;
+        self.fetched_objects_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         self.manifest(id)?;
         self.mark_partial(id)?;
@@ -41,14 +41,14 @@ impl Store {
         }
         match reachability::check_capsule(self, id) {
             Ok(()) => Ok(true),
-            Err(StoreError::Missing { .. } | StoreError::NotWhole { .. }) => Ok(false),
+            Err(StoreError::Missing { .. } | StoreError::Incomplete { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
     /// Whether a ref names a complete capsule. Refs name only complete and partial capsules, so no object is
     /// checked. Objects of a capsule without a ref may have been collected.
-    pub fn is_named_whole(&self, id: &CapsuleId) -> Result<bool> {
+    pub fn has_complete_ref(&self, id: &CapsuleId) -> Result<bool> {
         Ok(!self.is_partial(id)? && self.list_refs()?.values().any(|named| named == id))
     }
 
@@ -72,11 +72,11 @@ impl Store {
 
     /// Removes the partial mark of a capsule whose objects are all here; fails if some are missing.
     pub fn complete(&self, id: &CapsuleId) -> Result<()> {
-        self.shadow_writer().flush()?;
+        self.fetched_objects_writer().flush()?;
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
-        reachability::check_later(self, id)?;
+        reachability::check_arrived(self, id)?;
         self.unmark_partial(id)?;
-        self.found_whole(id)
+        self.record_complete(id)
     }
 
     /// Marks a capsule as partial. The caller has the gate.
@@ -89,7 +89,7 @@ impl Store {
             }
             _ => {}
         }
-        self.inner.latching(publish(files, PARTIAL, &id.to_string(), &seal("partial\n")))
+        self.inner.latching(publish(files, PARTIAL, &id.to_string(), &with_checksum("partial\n")))
     }
 
     pub(crate) fn unmark_partial(&self, id: &CapsuleId) -> Result<()> {

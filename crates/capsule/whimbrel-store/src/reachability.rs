@@ -13,11 +13,11 @@ use whimbrel_image::{
 };
 
 /// Most complete capsules that a new one is compared with.
-const BESIDE: usize = 4;
+const MAX_COMPARED: usize = 4;
 
 /// Checks that every object of capsule `id` is in the store.
 pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
-    let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+    let not_whole = |source| StoreError::Incomplete { source: Box::new(source) };
     check_object(store, &id.0)?;
     let manifest = store.manifest(id)?;
     manifest.blobs().try_for_each(|blob| check_object(store, &blob)).map_err(not_whole)?;
@@ -31,30 +31,30 @@ pub(crate) fn check_capsule(store: &Store, id: &CapsuleId) -> Result<()> {
 /// Checks a capsule that has just arrived, but only what no complete capsule with a ref has at the same
 /// position: the cost is that of the changes, not of the capsule. The caller has the gate, so those capsules
 /// stay.
-pub(crate) fn check_later(store: &Store, id: &CapsuleId) -> Result<()> {
-    let not_whole = |source| StoreError::NotWhole { source: Box::new(source) };
+pub(crate) fn check_arrived(store: &Store, id: &CapsuleId) -> Result<()> {
+    let not_whole = |source| StoreError::Incomplete { source: Box::new(source) };
     let manifest = store.manifest(id)?;
     manifest.blobs().try_for_each(|blob| check_object(store, &blob)).map_err(not_whole)?;
-    let wholes = whole_relatives(store, id, &manifest)?;
+    let wholes = complete_relatives(store, id, &manifest)?;
     for image in &manifest.images {
         let Some(root) = image.root else { continue };
         let same = wholes.iter().filter_map(|whole| whole.image(&image.name));
         let roots = same.filter(|old| old.pages == image.pages).filter_map(|old| old.root);
         let beside: Vec<Digest> = roots.collect();
-        let place = Place { level: height(image.pages) - 1, start: 0, pages: image.pages };
-        check_beside(store, &root, place, &beside).map_err(not_whole)?;
+        let place = NodePosition { level: height(image.pages) - 1, start: 0, pages: image.pages };
+        check_against(store, &root, place, &beside).map_err(not_whole)?;
     }
     Ok(())
 }
 
 /// Complete capsules that refs name, the parents of `manifest` first.
-fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result<Vec<Manifest>> {
+fn complete_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result<Vec<Manifest>> {
     let named: HashSet<CapsuleId> = store.list_refs()?.into_values().filter(|named| named != id).collect();
     let mut named: Vec<CapsuleId> = named.into_iter().collect();
     named.sort_by_key(|named| (!manifest.parents.contains(named), *named));
     let mut wholes = Vec::new();
     for named in named {
-        if wholes.len() < BESIDE && !store.is_partial(&named)? {
+        if wholes.len() < MAX_COMPARED && !store.is_partial(&named)? {
             wholes.extend(store.manifest(&named));
         }
     }
@@ -63,15 +63,15 @@ fn whole_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Result
 
 /// Position of a node in an image.
 #[derive(Clone, Copy)]
-struct Place {
+struct NodePosition {
     level: u8,
     /// First page under the node.
     start: u64,
     pages: u64,
 }
 
-fn check_beside(store: &Store, digest: &Digest, place: Place, beside: &[Digest]) -> Result<()> {
-    let Place { level, start, pages } = place;
+fn check_against(store: &Store, digest: &Digest, place: NodePosition, beside: &[Digest]) -> Result<()> {
+    let NodePosition { level, start, pages } = place;
     if beside.contains(digest) {
         return Ok(());
     }
@@ -92,7 +92,7 @@ fn check_beside(store: &Store, digest: &Digest, place: Place, beside: &[Digest])
         match level {
             _ if below.contains(&child) => {}
             0 => check_object(store, &child)?,
-            _ => check_beside(store, &child, Place { level: level - 1, start: page, pages }, &below)?,
+            _ => check_against(store, &child, NodePosition { level: level - 1, start: page, pages }, &below)?,
         }
     }
     Ok(())

@@ -6,7 +6,7 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{REFS, publish, read_sealed, seal},
+    file_names::{REFS, publish, read_checked, with_checksum},
     gc_lease::gate,
     store::Store,
     vfs::{Lock, LockMode, LockWait},
@@ -63,7 +63,7 @@ impl Store {
     /// Versions of a ref and their times, newest first; empty if there is no such ref.
     fn read_ref(&self, name: &RefName) -> Result<Vec<(CapsuleId, u64)>> {
         let path = format!("{REFS}/{name}");
-        let Some(text) = read_sealed(&*self.inner.files, &path)? else { return Ok(Vec::new()) };
+        let Some(text) = read_checked(&*self.inner.files, &path)? else { return Ok(Vec::new()) };
         parse(&text).ok_or(StoreError::SmallFile { path })
     }
 
@@ -83,7 +83,7 @@ impl Store {
     pub fn set_ref(&self, name: &RefName, id: &CapsuleId, expected: Expected) -> Result<()> {
         let _gate = gate(&*self.inner.files, LockMode::Shared)?;
         if !self.is_partial(id)? {
-            self.require_whole(id)?;
+            self.require_complete(id)?;
         }
         self.write_ref(name, id, expected)
     }
@@ -113,7 +113,7 @@ impl Store {
             versions.insert(0, (*id, now_ms()));
             versions.truncate(HISTORY_MAX);
         }
-        let bytes = seal(&encode(&versions));
+        let bytes = with_checksum(&encode(&versions));
         self.inner.latching(publish(&*self.inner.files, REFS, name.as_str(), &bytes))
     }
 

@@ -6,7 +6,7 @@
 use crate::{
     error::{Result, StoreError},
     file_names::{PACK_HEAD, PACKS, PackId},
-    gc_lease::living,
+    gc_lease::live_leases,
     index::{Entry, PackLocation},
     object_reader::Decoded,
     store::Store,
@@ -25,9 +25,9 @@ impl Store {
     pub fn reindex(&self) -> Result<usize> {
         let inner = &self.inner;
         let names = inner.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
-        let sessions = living(&*inner.files, 0, false)?;
-        inner.objects.catalog.refresh()?;
-        let covered = inner.objects.catalog.packs();
+        let sessions = live_leases(&*inner.files, 0, false)?;
+        inner.objects.indexes.refresh()?;
+        let covered = inner.objects.indexes.packs();
         let orphan = |id: &PackId| !covered.contains_key(id) && !sessions.ids.contains(&id.lease);
         let mut orphans: Vec<PackId> =
             names.iter().filter_map(|name| PackId::parse(name)).filter(orphan).collect();
@@ -52,7 +52,7 @@ impl Store {
                 frames = entries.len(),
                 "rebuilt the index of packs that had none"
             );
-            inner.latching(inner.objects.catalog.publish(&packs, &entries))?;
+            inner.latching(inner.objects.indexes.publish(&packs, &entries))?;
         }
         Ok(entries.len())
     }
@@ -100,9 +100,9 @@ impl Salvage<'_> {
             keys.iter()
                 .enumerate()
                 .for_each(|(slot, key)| self.found.entry(*key).or_default().push((place, slot as u8)));
-            entries.push(Entry { place, keys });
+            entries.push(Entry { frame: place, keys });
         }
-        entries.sort_by_key(|entry| (entry.place.pack, entry.place.offset));
+        entries.sort_by_key(|entry| (entry.frame.pack, entry.frame.offset));
         entries
     }
 

@@ -82,8 +82,8 @@ impl RemoteSource {
 
 impl Store {
     /// Lets images read missing pages from `source`.
-    pub fn set_elsewhere(&self, source: Arc<dyn RemoteObjects>) {
-        *self.inner.elsewhere.0.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
+    pub fn set_remote_objects(&self, source: Arc<dyn RemoteObjects>) {
+        *self.inner.remote.0.write().unwrap_or_else(PoisonError::into_inner) = Some(source);
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct LocalNodes<'a>(pub(crate) &'a Inner);
 
 impl LocalNodes<'_> {
     pub(crate) fn has(&self, digest: &Digest) -> bool {
-        self.0.shadow.has(digest) || self.0.objects.has(digest)
+        self.0.fetched.has(digest) || self.0.objects.has(digest)
     }
 }
 
@@ -100,7 +100,7 @@ impl Nodes for LocalNodes<'_> {
     type Error = StoreError;
 
     fn node(&self, digest: &Digest) -> Result<Arc<Node>> {
-        if let Some(bytes) = self.0.shadow.get(digest) {
+        if let Some(bytes) = self.0.fetched.get(digest) {
             return Ok(Arc::new(Node::decode(&bytes)?));
         }
         self.0.objects.node(digest)
@@ -115,7 +115,7 @@ impl Nodes for AllNodes<'_> {
 
     fn node(&self, digest: &Digest) -> Result<Arc<Node>> {
         let inner = self.0;
-        if inner.elsewhere.get().is_none() || LocalNodes(inner).has(digest) {
+        if inner.remote.get().is_none() || LocalNodes(inner).has(digest) {
             return LocalNodes(inner).node(digest);
         }
         fetch_objects(inner, Kind::Nodes, &[ObjectWant { digest: *digest, similar: None }])?;
@@ -125,22 +125,26 @@ impl Nodes for AllNodes<'_> {
 
 /// Fetches objects that are missing here and stores them.
 pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> Result<()> {
-    let source = inner.elsewhere.get().filter(|_| !wants.is_empty());
+    let source = inner.remote.get().filter(|_| !wants.is_empty());
     let Some(source) = source else { return Ok(()) };
-    let objects = source.objects(kind, wants).map_err(|source| StoreError::Elsewhere { source })?;
+    let objects = source.objects(kind, wants).map_err(|source| StoreError::Remote { source })?;
     for (want, bytes) in wants.iter().zip(&objects) {
         check(&want.digest, bytes)?;
     }
-    inner.shadow.store(inner, kind, objects.into_iter().zip(wants).map(|(bytes, want)| (want.digest, bytes)));
+    inner.fetched.store(
+        inner,
+        kind,
+        objects.into_iter().zip(wants).map(|(bytes, want)| (want.digest, bytes)),
+    );
     Ok(())
 }
 
 /// Fetches pages that are missing here and stores them.
 pub(crate) fn fetch_pages(inner: &Inner, missing: &MissingObjects) -> Result<()> {
-    let source = inner.elsewhere.get().filter(|_| missing.pages > 0);
+    let source = inner.remote.get().filter(|_| missing.pages > 0);
     let Some(source) = source else { return Ok(()) };
     let digests: Vec<Digest> = missing.wants.iter().flat_map(|want| &want.digests).copied().collect();
-    let pages = source.pages(&missing.wants).map_err(|source| StoreError::Elsewhere { source })?;
+    let pages = source.pages(&missing.wants).map_err(|source| StoreError::Remote { source })?;
     if pages.len() != digests.len() {
         return Err(StoreError::Missing { digest: digests[0] });
     }
@@ -150,7 +154,7 @@ pub(crate) fn fetch_pages(inner: &Inner, missing: &MissingObjects) -> Result<()>
             _ => return Err(StoreError::Missing { digest: *digest }),
         }
     }
-    inner.shadow.store(inner, Kind::Pages, digests.into_iter().zip(pages));
+    inner.fetched.store(inner, Kind::Pages, digests.into_iter().zip(pages));
     Ok(())
 }
 

@@ -61,11 +61,11 @@ pub(crate) struct Inner {
     pub(crate) files: Arc<dyn Vfs>,
     pub(crate) objects: Objects,
     pub(crate) options: Options,
-    pub(crate) elsewhere: RemoteSource,
-    pub(crate) shadow: FetchedObjects,
-    pub(crate) wholes: CompleteCapsules,
+    pub(crate) remote: RemoteSource,
+    pub(crate) fetched: FetchedObjects,
+    pub(crate) complete: CompleteCapsules,
     /// Reference for the thread that writes fetched objects.
-    pub(crate) me: Weak<Inner>,
+    pub(crate) weak_self: Weak<Inner>,
     latch: OnceLock<&'static str>,
 }
 
@@ -116,10 +116,10 @@ impl Store {
             files,
             objects,
             options,
-            elsewhere: RemoteSource::default(),
-            shadow: FetchedObjects::default(),
-            wholes: CompleteCapsules::default(),
-            me: me.clone(),
+            remote: RemoteSource::default(),
+            fetched: FetchedObjects::default(),
+            complete: CompleteCapsules::default(),
+            weak_self: me.clone(),
             latch: OnceLock::new(),
         });
         Ok(Self { inner })
@@ -133,7 +133,7 @@ impl Store {
     /// Reads a blob, or any other object, by its digest; a fetched object may be in memory.
     pub fn blob(&self, digest: &Digest) -> Result<Vec<u8>> {
         // In this order: an object that is no longer in memory is in a pack by then.
-        match self.inner.shadow.get(digest) {
+        match self.inner.fetched.get(digest) {
             Some(bytes) => Ok(bytes.to_vec()),
             None => Ok(self.inner.objects.get(digest)?.bytes().to_vec()),
         }
@@ -155,7 +155,7 @@ impl Store {
         let _gate = gate(&*inner.files, LockMode::Shared)?;
         let manifest = self.manifest(id)?;
         if !self.is_partial(id)? {
-            self.require_whole(id)?;
+            self.require_complete(id)?;
         }
         let lease =
             GcLease::new(inner.files.clone(), Purpose::Pin, Condemned::read(&*inner.files)?.generation)?;

@@ -33,7 +33,7 @@ pub struct StoredImage {
     root: Option<Digest>,
     pages: u64,
     /// Whether missing pages are fetched.
-    elsewhere: bool,
+    fetches_missing: bool,
     /// Root of an older version that is here, so that only differences are fetched.
     similar: Option<Digest>,
 }
@@ -48,7 +48,7 @@ impl Store {
     /// Returns the image of `pages` pages with this root. Costs nothing; if the root is missing, the first
     /// read fails.
     pub fn image(&self, root: Option<Digest>, pages: u64) -> StoredImage {
-        StoredImage { inner: self.inner.clone(), root, pages, elsewhere: false, similar: None }
+        StoredImage { inner: self.inner.clone(), root, pages, fetches_missing: false, similar: None }
     }
 }
 
@@ -65,17 +65,17 @@ impl StoredImage {
 
     /// Lets the image fetch missing pages, as a difference from the image `similar` of the same length where
     /// that is here.
-    pub fn or_elsewhere(self, similar: Option<Digest>) -> Self {
-        Self { elsewhere: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
+    pub fn with_remote_fetch(self, similar: Option<Digest>) -> Self {
+        Self { fetches_missing: true, similar: similar.filter(|root| Some(*root) != self.root), ..self }
     }
 
     /// Whether missing pages are fetched.
-    pub fn is_elsewhere(&self) -> bool {
-        self.elsewhere
+    pub fn fetches_missing(&self) -> bool {
+        self.fetches_missing
     }
 
     fn leaf(&self, extent: u64) -> Result<Option<Arc<Node>>> {
-        match self.elsewhere {
+        match self.fetches_missing {
             true => tree::leaf(&AllNodes(&self.inner), self.root, self.pages, extent),
             false => tree::leaf(&self.inner.objects, self.root, self.pages, extent),
         }
@@ -133,7 +133,7 @@ impl StoredImage {
     }
 
     /// Pages that may be non-zero, without fetching: under missing nodes all of them.
-    pub fn perhaps_present(&self) -> Result<PageSet> {
+    pub fn possibly_present(&self) -> Result<PageSet> {
         let (here, mut set) = (LocalNodes(&self.inner), PageSet::empty(self.pages));
         tree::walk(&here, self.root, self.pages, &mut |visit| match visit {
             tree::Visit::Node { digest, level, page } if !here.has(&digest) => {
@@ -179,7 +179,7 @@ impl StoredImage {
     pub fn read(&self, run: PageRun, out: &mut [u8]) -> Result<()> {
         self.check(run)?;
         assert_eq!(out.len(), run.bytes(), "a buffer of the length of the run");
-        if self.elsewhere {
+        if self.fetches_missing {
             self.fetch_runs(std::iter::once(run))?;
         }
         let mut leaf = None;
@@ -198,8 +198,8 @@ impl StoredImage {
     }
 
     fn read_page(&self, digest: &Digest, out: &mut [u8]) -> Result<()> {
-        if self.elsewhere
-            && let Some(bytes) = self.inner.shadow.get(digest).filter(|bytes| bytes.len() == out.len())
+        if self.fetches_missing
+            && let Some(bytes) = self.inner.fetched.get(digest).filter(|bytes| bytes.len() == out.len())
         {
             out.copy_from_slice(&bytes);
             return Ok(());
@@ -249,7 +249,7 @@ impl StoredImage {
         let alone = PageRun::new(page, 1);
         let Some(leaf) = self.leaf(extent)? else { return Ok(alone) };
         let place = |digest: Digest| {
-            self.inner.objects.catalog.find(ShortDigest::from(&digest)).first().map(|l| l.place)
+            self.inner.objects.indexes.find(ShortDigest::from(&digest)).first().map(|l| l.frame)
         };
         let Some(digest) = leaf.child(slot) else { return Ok(alone) };
         let Some(here) = place(digest) else { return Ok(self.cluster(page)) };
@@ -266,7 +266,7 @@ impl StoredImage {
 
     /// Pages to fetch with a missing one: as many as the link sends in about a round trip.
     fn cluster(&self, page: u64) -> PageRun {
-        let source = self.inner.elsewhere.get().filter(|_| self.elsewhere);
+        let source = self.inner.remote.get().filter(|_| self.fetches_missing);
         let pages = source.map_or(1, |source| source.cluster()).clamp(1, EXTENT);
         let start = page - page % pages;
         PageRun::new(start, pages.min(self.pages - start).min(EXTENT - start % EXTENT))

@@ -3,7 +3,7 @@
 use crate::{
     error::{Result, StoreError},
     file_names::{PACKS, PackId},
-    gc_lease::living,
+    gc_lease::live_leases,
     index::{Entry, PackLocation},
     store::Store,
 };
@@ -71,7 +71,7 @@ impl Store {
     /// Reads every frame, computes every digest and checks that every capsule is complete. `progress` gets
     /// the bytes read and the bytes in total.
     pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<Report> {
-        let catalog = &self.inner.objects.catalog;
+        let catalog = &self.inner.objects.indexes;
         catalog.refresh()?;
         let total = catalog.packs().values().map(|len| u64::from(*len)).sum();
         let (mut report, mut good) = (Report::default(), HashSet::new());
@@ -91,11 +91,11 @@ impl Store {
     }
 
     fn verify_frame(&self, entry: &Entry, report: &mut Report, good: &mut HashSet<ShortDigest>) {
-        let PackLocation { pack, offset, len, .. } = entry.place;
+        let PackLocation { pack, offset, len, .. } = entry.frame;
         report.frames += 1;
         report.bytes += u64::from(len);
         let objects = &self.inner.objects;
-        let decoded = match objects.decode(&entry.place, &|key, below| objects.base(key, below)) {
+        let decoded = match objects.decode(&entry.frame, &|key, below| objects.base(key, below)) {
             Ok(decoded) => decoded,
             Err(error) => {
                 let reason = with_sources(&error);
@@ -176,8 +176,8 @@ impl Store {
     fn orphans(&self) -> Result<Vec<String>> {
         let files = &self.inner.files;
         let names = files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
-        let sessions = living(&**files, 0, false)?;
-        let covered = self.inner.objects.catalog.packs();
+        let sessions = live_leases(&**files, 0, false)?;
+        let covered = self.inner.objects.indexes.packs();
         let orphan = |name: &String| {
             PackId::parse(name)
                 .is_none_or(|id| !covered.contains_key(&id) && !sessions.ids.contains(&id.lease))

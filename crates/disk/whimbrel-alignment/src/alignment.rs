@@ -50,7 +50,7 @@ pub enum AlignmentError {
     Segments,
     /// A segment does not follow its predecessor, starts past the end, or is not on a sector.
     #[error("pages of phase {phase} cannot begin at byte {start}")]
-    Border {
+    Change {
         /// First disk byte of the segment.
         start: u64,
         /// Phase of the segment.
@@ -154,7 +154,7 @@ impl PageAlignment {
                 Some(last) => last.start < start && last.phase != phase,
             };
             if !whole || !follows || start >= size || phase >= PAGE {
-                return Err(AlignmentError::Border { start, phase });
+                return Err(AlignmentError::Change { start, phase });
             }
             let first = match segments.last_mut() {
                 None => 0,
@@ -166,7 +166,7 @@ impl PageAlignment {
             segments.push(Segment { start, end: size, phase, first });
         }
         match segments.is_empty() && size > 0 {
-            true => Err(AlignmentError::Border { start: 0, phase: 0 }),
+            true => Err(AlignmentError::Change { start: 0, phase: 0 }),
             false => Ok(Self { size, segments }),
         }
     }
@@ -187,12 +187,12 @@ impl PageAlignment {
     }
 
     /// Starts of the segments, in order.
-    pub fn borders(&self) -> impl Iterator<Item = AlignmentChange> {
+    pub fn changes(&self) -> impl Iterator<Item = AlignmentChange> {
         self.segments.iter().map(|segment| AlignmentChange { start: segment.start, phase: segment.phase })
     }
 
     /// Offset in the aligned array of disk byte `offset`; none past the end.
-    pub fn place_of(&self, offset: u64) -> Option<u64> {
+    pub fn aligned_offset(&self, offset: u64) -> Option<u64> {
         if offset >= self.size {
             return None;
         }
@@ -201,7 +201,7 @@ impl PageAlignment {
     }
 
     /// Disk bytes of aligned page `page`: 1 to 4096 bytes; none past the end.
-    pub fn bytes_of(&self, page: u64) -> Option<Range<u64>> {
+    pub fn disk_bytes(&self, page: u64) -> Option<Range<u64>> {
         if page >= self.page_count() {
             return None;
         }
@@ -215,14 +215,14 @@ impl PageAlignment {
     pub fn pages_of(&self, range: Range<u64>) -> PageRun {
         let end = range.end.min(self.size);
         let last = (range.start < end).then(|| end - 1);
-        match (self.place_of(range.start), last.and_then(|last| self.place_of(last))) {
+        match (self.aligned_offset(range.start), last.and_then(|last| self.aligned_offset(last))) {
             (Some(from), Some(to)) => PageRun::new(from / PAGE, to / PAGE - from / PAGE + 1),
             _ => PageRun::new(0, 0),
         }
     }
 
     /// Content of bytes `range` of the aligned array, in order and without gaps, up to the end of the array.
-    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = AlignedBytes> {
+    pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = AlignedBytes> {
         let from = self.segments.partition_point(|segment| segment.span().end <= range.start);
         let touched = self.segments[from..].iter().take_while({
             let end = range.end;
@@ -247,7 +247,7 @@ impl PageAlignment {
     }
 
     /// Ranges of the aligned array with the disk bytes of `range`, in order, up to the end of the array.
-    pub fn stretches(&self, range: Range<u64>) -> impl Iterator<Item = MappedRange> {
+    pub fn aligned_ranges(&self, range: Range<u64>) -> impl Iterator<Item = MappedRange> {
         let from = self.segments.partition_point(|segment| segment.end <= range.start);
         let touched = self.segments[from..].iter().take_while({
             let end = range.end;
@@ -264,7 +264,7 @@ impl PageAlignment {
 impl fmt::Debug for PageAlignment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PageAlignment({} bytes", self.size)?;
-        self.borders().try_for_each(|border| write!(f, ", {}:{}", border.start, border.phase))?;
+        self.changes().try_for_each(|border| write!(f, ", {}:{}", border.start, border.phase))?;
         f.write_str(")")
     }
 }
@@ -295,13 +295,13 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn every_disk_byte_lies_once_in_the_cut_array_and_the_rest_is_padding(cuts in any_cuts()) {
-            let places: Vec<u64> = (0..cuts.size()).map(|at| cuts.place_of(at).unwrap()).collect();
+            let places: Vec<u64> = (0..cuts.size()).map(|at| cuts.aligned_offset(at).unwrap()).collect();
             prop_assert!(places.windows(2).all(|pair| pair[0] < pair[1]), "in order, none twice");
-            prop_assert_eq!(cuts.place_of(cuts.size()), None);
+            prop_assert_eq!(cuts.aligned_offset(cuts.size()), None);
             let mut model = vec![None; (cuts.page_count() * PAGE) as usize];
             for (at, place) in places.iter().enumerate() { model[*place as usize] = Some(at as u64); }
             let mut seen = Vec::new();
-            for piece in cuts.pieces(0..u64::MAX) {
+            for piece in cuts.parts(0..u64::MAX) {
                 match piece {
                     AlignedBytes::Disk(stretch) => seen.extend((stretch.offset..stretch.offset + stretch.len).map(Some)),
                     AlignedBytes::Padding(len) => seen.extend((0..len).map(|_| None)),
@@ -312,10 +312,10 @@ pub(crate) mod tests {
 
         #[test]
         fn a_page_begins_where_its_phase_says_or_at_a_border(cuts in any_cuts()) {
-            let borders: Vec<AlignmentChange> = cuts.borders().collect();
+            let borders: Vec<AlignmentChange> = cuts.changes().collect();
             let mut next = 0;
             for page in 0..cuts.page_count() {
-                let bytes = cuts.bytes_of(page).unwrap();
+                let bytes = cuts.disk_bytes(page).unwrap();
                 prop_assert_eq!(bytes.start, next, "pages follow each other");
                 prop_assert!(!bytes.is_empty() && bytes.end - bytes.start <= PAGE);
                 let border = borders.iter().rfind(|border| border.start <= bytes.start).unwrap();
@@ -324,26 +324,26 @@ pub(crate) mod tests {
                 next = bytes.end;
             }
             prop_assert_eq!(next, cuts.size());
-            prop_assert_eq!(cuts.bytes_of(cuts.page_count()), None);
+            prop_assert_eq!(cuts.disk_bytes(cuts.page_count()), None);
         }
 
         #[test]
         fn ranges_are_what_their_bytes_are(cuts in any_cuts(), from in 0..40_000u64, len in 0..9000u64) {
             let inside = from..(from + len).min(cuts.size());
-            let expected: Vec<u64> = inside.clone().map(|at| cuts.place_of(at).unwrap()).collect();
+            let expected: Vec<u64> = inside.clone().map(|at| cuts.aligned_offset(at).unwrap()).collect();
             let found: Vec<u64> =
-                cuts.stretches(from..from + len).flat_map(|s| s.offset..s.offset + s.len).collect();
+                cuts.aligned_ranges(from..from + len).flat_map(|s| s.offset..s.offset + s.len).collect();
             prop_assert_eq!(&found, &expected);
             let run = cuts.pages_of(from..from + len);
             let pages: std::collections::BTreeSet<u64> = expected.iter().map(|place| place / PAGE).collect();
             prop_assert_eq!(run.pages().collect::<Vec<_>>(), pages.into_iter().collect::<Vec<_>>());
             let end = (from + len).min(cuts.page_count() * PAGE);
-            let whole: u64 = cuts.pieces(from..from + len).map(|piece| piece.len()).sum();
+            let whole: u64 = cuts.parts(from..from + len).map(|piece| piece.len()).sum();
             prop_assert_eq!(whole, end.saturating_sub(from));
-            prop_assert!(cuts.pieces(from..from + len).all(|piece| !piece.is_empty()));
-            for piece in cuts.pieces(from..from + len).take(1) {
+            prop_assert!(cuts.parts(from..from + len).all(|piece| !piece.is_empty()));
+            for piece in cuts.parts(from..from + len).take(1) {
                 if let AlignedBytes::Disk(stretch) = piece {
-                    prop_assert_eq!(cuts.place_of(stretch.offset), Some(from));
+                    prop_assert_eq!(cuts.aligned_offset(stretch.offset), Some(from));
                 }
             }
         }
@@ -353,8 +353,8 @@ pub(crate) mod tests {
     fn the_identity_cuts_from_byte_0_and_pads_the_last_page() {
         let cuts = PageAlignment::identity(10_000).unwrap();
         assert!(cuts.is_identity() && cuts.page_count() == 3);
-        assert_eq!(cuts.bytes_of(2), Some(8192..10_000));
-        assert_eq!(cuts.pieces(8192..12_288).last(), Some(AlignedBytes::Padding(2288)));
+        assert_eq!(cuts.disk_bytes(2), Some(8192..10_000));
+        assert_eq!(cuts.parts(8192..12_288).last(), Some(AlignedBytes::Padding(2288)));
         assert_eq!(PageAlignment::identity(0).unwrap().page_count(), 0);
     }
 
@@ -378,7 +378,7 @@ pub(crate) mod tests {
             &[(0, 0), (8192, 512)],
             &[(0, 0), (1024, 512), (1024, 1024)],
         ] {
-            assert!(matches!(cuts(8192, wrong), Err(AlignmentError::Border { .. })), "{wrong:?}");
+            assert!(matches!(cuts(8192, wrong), Err(AlignmentError::Change { .. })), "{wrong:?}");
         }
         let many = (0..=MAX_SEGMENTS as u64).map(|n| AlignmentChange { start: n * 512, phase: n % 2 * 512 });
         assert_eq!(PageAlignment::new(1 << 30, many), Err(AlignmentError::Segments));

@@ -33,7 +33,7 @@ pub enum AlignmentFormatError {
     Text,
     /// The segments are no valid alignment.
     #[error("the page alignment is invalid")]
-    Cuts {
+    Alignment {
         /// Invalid property of the segments.
         #[source]
         source: AlignmentError,
@@ -46,7 +46,7 @@ impl PageAlignment {
         let mut bytes = vec![VERSION];
         varint::put(&mut bytes, self.size());
         let mut before = 0;
-        for AlignmentChange { start, phase } in self.borders() {
+        for AlignmentChange { start, phase } in self.changes() {
             varint::put(&mut bytes, (start - before) / SECTOR * PHASES + phase / SECTOR);
             before = start;
         }
@@ -66,17 +66,19 @@ impl PageAlignment {
         let (mut start, mut borders) = (0u64, Vec::new());
         while !rest.is_empty() {
             if borders.len() == crate::MAX_SEGMENTS {
-                return Err(AlignmentFormatError::Cuts { source: AlignmentError::Segments });
+                return Err(AlignmentFormatError::Alignment { source: AlignmentError::Segments });
             }
             let number = take_number(&mut rest)?;
             // Each is below 2^61 sectors, and `PageAlignment::new` would reject the first sum that is too
             // large.
             start = (number / PHASES).checked_mul(SECTOR).and_then(|delta| start.checked_add(delta)).ok_or(
-                AlignmentFormatError::Cuts { source: AlignmentError::Border { start: u64::MAX, phase: 0 } },
+                AlignmentFormatError::Alignment {
+                    source: AlignmentError::Change { start: u64::MAX, phase: 0 },
+                },
             )?;
             borders.push(AlignmentChange { start, phase: number % PHASES * SECTOR });
         }
-        PageAlignment::new(size, borders).map_err(|source| AlignmentFormatError::Cuts { source })
+        PageAlignment::new(size, borders).map_err(|source| AlignmentFormatError::Alignment { source })
     }
 }
 
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(parse("02808040"), AlignmentFormatError::Version { found: 2 });
         assert_eq!(
             parse("01808040"),
-            AlignmentFormatError::Cuts { source: AlignmentError::Border { start: 0, phase: 0 } }
+            AlignmentFormatError::Alignment { source: AlignmentError::Change { start: 0, phase: 0 } }
         );
         assert_eq!(parse("0180804000ff"), AlignmentFormatError::Short);
         assert_eq!(parse("018080408000"), AlignmentFormatError::Number);
@@ -174,10 +176,10 @@ mod tests {
         assert_eq!(parse("018"), AlignmentFormatError::Text);
         assert_eq!(parse(&format!("0180804000{}", "ff".repeat(9))), AlignmentFormatError::Number);
         let far = format!("0180804000{}7f{}7f", "ff".repeat(8), "ff".repeat(8));
-        assert!(matches!(parse(&far), AlignmentFormatError::Cuts { .. }));
+        assert!(matches!(parse(&far), AlignmentFormatError::Alignment { .. }));
         assert!(matches!(
             parse(&format!("01808040{}", "00".repeat(3000))),
-            AlignmentFormatError::Cuts { .. }
+            AlignmentFormatError::Alignment { .. }
         ));
     }
 }

@@ -73,7 +73,7 @@ impl Layout {
     ///
     /// # Errors
     /// If the disk is larger than an alignment allows.
-    pub fn cuts(&self) -> Result<PageAlignment, AlignmentError> {
+    pub fn page_alignment(&self) -> Result<PageAlignment, AlignmentError> {
         let mut borders: Vec<AlignmentChange> = Vec::new();
         let mut cut = |start: u64, phase: u64| {
             // A later segment with the same start replaces an empty one; one with the same phase is not
@@ -110,8 +110,8 @@ mod tests {
     }
 
     fn borders(size: u64, regions: Vec<Region>) -> Vec<(u64, u64)> {
-        let cuts = Layout { size, regions, complete: true }.cuts().unwrap();
-        cuts.borders().map(|border| (border.start / 512, border.phase / 512)).collect()
+        let cuts = Layout { size, regions, complete: true }.page_alignment().unwrap();
+        cuts.changes().map(|border| (border.start / 512, border.phase / 512)).collect()
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
                 prop_assert!(region.data - region.start <= region.len);
                 end = region.start + region.len;
             }
-            prop_assert!(layout.cuts().is_ok() == (size <= crate::MAX_SIZE));
+            prop_assert!(layout.page_alignment().is_ok() == (size <= crate::MAX_SIZE));
         }
     }
 }

@@ -18,7 +18,7 @@ impl PageAlignment {
     ///
     /// # Panics
     /// If `disk` is not a set over the pages of this disk, a caller's error.
-    pub fn to_cut(&self, disk: &PageSet) -> PageSet {
+    pub fn to_aligned(&self, disk: &PageSet) -> PageSet {
         assert_eq!(disk.len(), self.disk_page_count(), "a page set of another disk");
         let mut cut = PageSet::empty(self.page_count());
         for run in disk.runs() {
@@ -36,7 +36,7 @@ impl PageAlignment {
         let mut disk = PageSet::empty(self.disk_page_count());
         for run in cut.runs() {
             // Consecutive aligned pages have consecutive bytes, so the ends of a run suffice.
-            let ends = self.bytes_of(run.start).zip(self.bytes_of(run.end() - 1));
+            let ends = self.disk_bytes(run.start).zip(self.disk_bytes(run.end() - 1));
             let Some((first, last)) = ends else { continue };
             let start = first.start / PAGE;
             disk.insert_run(PageRun::new(start, last.end.div_ceil(PAGE) - start));
@@ -52,7 +52,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn share_a_byte(cuts: &PageAlignment, disk: u64, cut: u64) -> bool {
-        let bytes = cuts.bytes_of(cut).unwrap();
+        let bytes = cuts.disk_bytes(cut).unwrap();
         bytes.start < (disk + 1) * PAGE && disk * PAGE < bytes.end
     }
 
@@ -68,7 +68,7 @@ mod tests {
             let expected: Vec<u64> = (0..cuts.page_count())
                 .filter(|cut| disk.iter().any(|page| share_a_byte(&cuts, page, *cut)))
                 .collect();
-            prop_assert_eq!(cuts.to_cut(&disk).iter().collect::<Vec<_>>(), expected);
+            prop_assert_eq!(cuts.to_aligned(&disk).iter().collect::<Vec<_>>(), expected);
 
             let cut = choose(cuts.page_count());
             let expected: Vec<u64> = (0..cuts.disk_page_count())
@@ -77,7 +77,7 @@ mod tests {
             prop_assert_eq!(cuts.to_disk(&cut).iter().collect::<Vec<_>>(), expected);
 
             let mut lost = cut.clone();
-            lost.subtract(&cuts.to_cut(&cuts.to_disk(&cut)));
+            lost.subtract(&cuts.to_aligned(&cuts.to_disk(&cut)));
             prop_assert!(lost.is_empty(), "what is put back is asked for again");
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         let cuts = PageAlignment::identity(9000).unwrap();
         let mut pages = PageSet::empty(3);
         pages.insert(2);
-        assert_eq!(cuts.to_cut(&pages), pages);
+        assert_eq!(cuts.to_aligned(&pages), pages);
         assert_eq!(cuts.to_disk(&pages), pages);
     }
 }

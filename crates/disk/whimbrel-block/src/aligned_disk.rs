@@ -43,7 +43,7 @@ pub fn layout_of(device: &dyn Device) -> Layout {
 /// Read-only view of a disk as its aligned pages.
 pub struct AlignedDisk {
     disk: Arc<dyn Device>,
-    cuts: PageAlignment,
+    alignment: PageAlignment,
 }
 
 impl AlignedDisk {
@@ -53,17 +53,17 @@ impl AlignedDisk {
     /// If the alignment is for a disk of another size.
     pub fn new(disk: Arc<dyn Device>, cuts: PageAlignment) -> Result<Self, AlignmentMismatch> {
         AlignmentMismatch::check(&*disk, cuts.size())?;
-        Ok(Self { disk, cuts })
+        Ok(Self { disk, alignment: cuts })
     }
 
     /// Alignment of the disk.
-    pub fn cuts(&self) -> &PageAlignment {
-        &self.cuts
+    pub fn alignment(&self) -> &PageAlignment {
+        &self.alignment
     }
 
-    fn pieces(&self, offset: u64, len: u64) -> Result<impl Iterator<Item = AlignedBytes>, BlockError> {
+    fn parts(&self, offset: u64, len: u64) -> Result<impl Iterator<Item = AlignedBytes>, BlockError> {
         BlockError::check(offset, len, self.size())?;
-        Ok(self.cuts.pieces(offset..offset + len))
+        Ok(self.alignment.parts(offset..offset + len))
     }
 
     /// Fills `out` by calls of `read`, part by part; stops where `read` returns false.
@@ -73,7 +73,7 @@ impl AlignedDisk {
         mut out: &mut [u8],
         read: impl Fn(u64, &mut [u8]) -> Result<bool, BlockError>,
     ) -> Result<bool, BlockError> {
-        for piece in self.pieces(offset, out.len() as u64)? {
+        for piece in self.parts(offset, out.len() as u64)? {
             let (part, rest) = out.split_at_mut(piece.len() as usize);
             match piece {
                 AlignedBytes::Padding(_) => part.fill(0),
@@ -91,7 +91,7 @@ impl AlignedDisk {
 
 impl Device for AlignedDisk {
     fn size(&self) -> u64 {
-        self.cuts.page_count() * PAGE_SIZE as u64
+        self.alignment.page_count() * PAGE_SIZE as u64
     }
 
     fn is_read_only(&self) -> bool {
@@ -120,7 +120,7 @@ impl Device for AlignedDisk {
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
         let mut extents = Vec::new();
-        for piece in self.pieces(offset, len)? {
+        for piece in self.parts(offset, len)? {
             match piece {
                 AlignedBytes::Padding(len) => {
                     push_extent(&mut extents, Extent { len, kind: ExtentKind::Hole })
@@ -135,7 +135,7 @@ impl Device for AlignedDisk {
     }
 
     fn may_wait(&self, offset: u64, len: u64) -> bool {
-        self.cuts.pieces(offset..offset.saturating_add(len)).any(|piece| match piece {
+        self.alignment.parts(offset..offset.saturating_add(len)).any(|piece| match piece {
             AlignedBytes::Padding(_) => false,
             AlignedBytes::Disk(MappedRange { offset, len }) => self.disk.may_wait(offset, len),
         })
@@ -145,7 +145,7 @@ impl Device for AlignedDisk {
 /// Aligned pages as the disk; writable if the device below is.
 pub struct RawDisk {
     pages: Arc<dyn Device>,
-    cuts: PageAlignment,
+    alignment: PageAlignment,
 }
 
 impl RawDisk {
@@ -155,17 +155,17 @@ impl RawDisk {
     /// If the alignment has another number of pages.
     pub fn new(pages: Arc<dyn Device>, cuts: PageAlignment) -> Result<Self, AlignmentMismatch> {
         AlignmentMismatch::check(&*pages, cuts.page_count() * PAGE_SIZE as u64)?;
-        Ok(Self { pages, cuts })
+        Ok(Self { pages, alignment: cuts })
     }
 
     /// Alignment of the pages.
     pub fn cuts(&self) -> &PageAlignment {
-        &self.cuts
+        &self.alignment
     }
 
-    fn stretches(&self, offset: u64, len: u64) -> Result<impl Iterator<Item = MappedRange>, BlockError> {
+    fn ranges(&self, offset: u64, len: u64) -> Result<impl Iterator<Item = MappedRange>, BlockError> {
         BlockError::check(offset, len, self.size())?;
-        Ok(self.cuts.stretches(offset..offset + len))
+        Ok(self.alignment.aligned_ranges(offset..offset + len))
     }
 
     fn each(
@@ -174,13 +174,13 @@ impl RawDisk {
         len: u64,
         apply: impl Fn(u64, u64) -> Result<(), BlockError>,
     ) -> Result<(), BlockError> {
-        self.stretches(offset, len)?.try_for_each(|stretch| apply(stretch.offset, stretch.len))
+        self.ranges(offset, len)?.try_for_each(|stretch| apply(stretch.offset, stretch.len))
     }
 }
 
 impl Device for RawDisk {
     fn size(&self) -> u64 {
-        self.cuts.size()
+        self.alignment.size()
     }
 
     fn is_read_only(&self) -> bool {
@@ -188,7 +188,7 @@ impl Device for RawDisk {
     }
 
     fn read_at(&self, offset: u64, mut out: &mut [u8]) -> Result<(), BlockError> {
-        for stretch in self.stretches(offset, out.len() as u64)? {
+        for stretch in self.ranges(offset, out.len() as u64)? {
             let (part, rest) = out.split_at_mut(stretch.len as usize);
             self.pages.read_at(stretch.offset, part)?;
             out = rest;
@@ -197,7 +197,7 @@ impl Device for RawDisk {
     }
 
     fn try_read_at(&self, offset: u64, mut out: &mut [u8]) -> Result<bool, BlockError> {
-        for stretch in self.stretches(offset, out.len() as u64)? {
+        for stretch in self.ranges(offset, out.len() as u64)? {
             let (part, rest) = out.split_at_mut(stretch.len as usize);
             if !self.pages.try_read_at(stretch.offset, part)? {
                 return Ok(false);
@@ -208,7 +208,7 @@ impl Device for RawDisk {
     }
 
     fn write_at(&self, offset: u64, mut data: &[u8]) -> Result<(), BlockError> {
-        for stretch in self.stretches(offset, data.len() as u64)? {
+        for stretch in self.ranges(offset, data.len() as u64)? {
             let (part, rest) = data.split_at(stretch.len as usize);
             self.pages.write_at(stretch.offset, part)?;
             data = rest;
@@ -230,7 +230,7 @@ impl Device for RawDisk {
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
         let mut extents = Vec::new();
-        for stretch in self.stretches(offset, len)? {
+        for stretch in self.ranges(offset, len)? {
             let below = self.pages.extents(stretch.offset, stretch.len)?;
             below.into_iter().for_each(|extent| push_extent(&mut extents, extent));
         }
@@ -238,7 +238,7 @@ impl Device for RawDisk {
     }
 
     fn may_wait(&self, offset: u64, len: u64) -> bool {
-        let mut stretches = self.cuts.stretches(offset..offset.saturating_add(len));
+        let mut stretches = self.alignment.aligned_ranges(offset..offset.saturating_add(len));
         stretches.any(|stretch| self.pages.may_wait(stretch.offset, stretch.len))
     }
 }

@@ -32,11 +32,11 @@ impl AlignedPageView {
 
 impl PageView for AlignedPageView {
     fn page_count(&self) -> u64 {
-        self.pages.cuts().page_count()
+        self.pages.alignment().page_count()
     }
 
-    fn of_array(&self, pages: &PageSet) -> PageSet {
-        self.pages.cuts().to_cut(pages)
+    fn view_pages(&self, pages: &PageSet) -> PageSet {
+        self.pages.alignment().to_aligned(pages)
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
@@ -75,15 +75,15 @@ impl PageArray for AlignedPages {
     }
 
     fn populated(&mut self) -> Result<PageSet, PageError> {
-        self.disk.populated().map(|pages| self.view.of_array(&pages))
+        self.disk.populated().map(|pages| self.view.view_pages(&pages))
     }
 
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
-        self.disk.take_dirty().map(|pages| self.view.of_array(&pages))
+        self.disk.take_dirty().map(|pages| self.view.view_pages(&pages))
     }
 
     fn put_back(&mut self, pages: &PageSet) {
-        self.disk.put_back(&self.view.pages.cuts().to_disk(pages));
+        self.disk.put_back(&self.view.pages.alignment().to_disk(pages));
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {

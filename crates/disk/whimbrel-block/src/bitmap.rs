@@ -37,7 +37,7 @@ pub(crate) fn clear(words: &[AtomicU64], run: PageRun, mut gone: impl FnMut(usiz
 }
 
 /// Whether `page` is set, and the number of pages from it on (at most up to `end`) with the same bit.
-pub(crate) fn stretch(words: &[AtomicU64], page: u64, end: u64) -> (bool, u64) {
+pub(crate) fn run_at(words: &[AtomicU64], page: u64, end: u64) -> (bool, u64) {
     let mut at = page;
     let first = words[(page / 64) as usize].load(SeqCst) >> (page % 64) & 1 == 1;
     while at < end {
@@ -54,7 +54,7 @@ pub(crate) fn stretch(words: &[AtomicU64], page: u64, end: u64) -> (bool, u64) {
 
 /// Whether all pages of `run` are set.
 pub(crate) fn all(words: &[AtomicU64], run: PageRun) -> bool {
-    run.len == 0 || stretch(words, run.start, run.end()) == (true, run.len)
+    run.len == 0 || run_at(words, run.start, run.end()) == (true, run.len)
 }
 
 /// Adds the pages whose bits are set in `word`, the `index`-th of a bitmap, to `set`.
@@ -91,7 +91,7 @@ mod tests {
             let mut copy = PageSet::empty(400);
             words.iter().enumerate().for_each(|(i, w)| add_word(&mut copy, i, w.load(SeqCst)));
             prop_assert_eq!(&copy, &model);
-            let (kind, len) = stretch(&words, from, 400);
+            let (kind, len) = run_at(&words, from, 400);
             prop_assert!((from..from + len).all(|p| model.contains(p) == kind));
             prop_assert!(from + len == 400 || model.contains(from + len) != kind);
         }

@@ -27,7 +27,7 @@ pub struct FileDevice {
     latch: Latch,
     flushes: GroupCommit,
     /// Whether the file system does not support non-blocking reads.
-    no_try: AtomicBool,
+    no_nowait: AtomicBool,
 }
 
 impl FileDevice {
@@ -46,7 +46,7 @@ impl FileDevice {
         // `seek` instead of `metadata`, because it also gives the size of block devices.
         let size = file.seek(io::SeekFrom::End(0))?.next_multiple_of(PAGE_SIZE as u64);
         let (latch, flushes) = (Latch::default(), GroupCommit::new());
-        Ok(Self { file, size, read_only, latch, flushes, no_try: AtomicBool::new(false) })
+        Ok(Self { file, size, read_only, latch, flushes, no_nowait: AtomicBool::new(false) })
     }
 
     pub(crate) fn latch(&self) -> &Latch {
@@ -66,7 +66,7 @@ impl FileDevice {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         self.check_write(offset, len)?;
         let outcome = self.latch.write(offset, self.pwrite_all(offset, parts));
-        self.flushes.note_write();
+        self.flushes.count_write();
         outcome
     }
 
@@ -104,7 +104,7 @@ impl FileDevice {
             other => other.map_err(io::Error::from),
         };
         let outcome = self.latch.write(offset, outcome);
-        self.flushes.note_write();
+        self.flushes.count_write();
         outcome
     }
 
@@ -116,7 +116,7 @@ impl FileDevice {
     }
 
     /// End of the extent that begins at `offset`, and whether it is data.
-    fn stretch(&self, offset: u64) -> io::Result<(u64, bool)> {
+    fn extent_at(&self, offset: u64) -> io::Result<(u64, bool)> {
         match seek(&self.file, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => Ok((data, false)),
             Ok(_) => Ok((seek(&self.file, SeekFrom::Hole(offset))?, true)),
@@ -155,7 +155,7 @@ impl Device for FileDevice {
     }
 
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
-        if self.no_try.load(Relaxed) {
+        if self.no_nowait.load(Relaxed) {
             return self.read_at(offset, out).map(|()| true);
         }
         BlockError::check(offset, out.len() as u64, self.size)?;
@@ -163,7 +163,7 @@ impl Device for FileDevice {
         match preadv2(&self.file, &mut [IoSliceMut::new(out)], offset, ReadWriteFlags::NOWAIT) {
             Ok(count) => Ok(count == wanted),
             Err(Errno::OPNOTSUPP) => {
-                self.no_try.store(true, Relaxed);
+                self.no_nowait.store(true, Relaxed);
                 self.read_at(offset, out).map(|()| true)
             }
             // Not cached, interrupted, or an error: the blocking read finds out which.
@@ -196,7 +196,7 @@ impl Device for FileDevice {
         BlockError::check(offset, len, self.size)?;
         let (mut list, mut at, end) = (Vec::new(), offset, offset + len);
         while at < end {
-            let (until, data) = self.stretch(at).map_err(|e| BlockError::io("map", at, e))?;
+            let (until, data) = self.extent_at(at).map_err(|e| BlockError::io("map", at, e))?;
             // The end of the file is the end of its last data; a concurrent truncation must not stall the
             // walk.
             let until = if until > at { until.min(end) } else { end };

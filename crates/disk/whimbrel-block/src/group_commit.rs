@@ -34,7 +34,7 @@ impl GroupCommit {
     }
 
     /// Counts a change; called before it is acknowledged.
-    pub(crate) fn note_write(&self) {
+    pub(crate) fn count_write(&self) {
         self.written.fetch_add(1, SeqCst);
     }
 
@@ -93,7 +93,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..200 {
                         let mine = written.fetch_add(1, SeqCst) + 1;
-                        group.note_write();
+                        group.count_write();
                         let sync = || {
                             let seen = written.load(SeqCst);
                             std::thread::yield_now();

@@ -38,7 +38,7 @@ pub use memory_device::MemDevice;
 pub use mirror::{Mirror, MirrorCost, MirroredWrite, NextWrites};
 pub use mirror_layer::MirrorLayer;
 pub use padded_device::Padded;
-pub use swappable_device::{BeforeSet, SwappableDevice, SwitchError};
+pub use swappable_device::{BeforeSet, SwapError, SwappableDevice};
 pub use tracked_device::TrackedDevice;
 pub use write_throttle::WriteThrottle;
 pub use zero_device::ZeroDevice;

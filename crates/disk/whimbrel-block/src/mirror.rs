@@ -27,7 +27,7 @@ use std::{
 use whimbrel_core::{PageRun, PageSet};
 
 /// Most pages of a queued write.
-const PIECE_PAGES: u64 = 64;
+const WRITE_PAGES: u64 = 64;
 
 /// Consecutive pages with their content.
 pub type MirroredWrite = (PageRun, Vec<u8>);
@@ -36,7 +36,7 @@ pub type MirroredWrite = (PageRun, Vec<u8>);
 #[derive(Debug)]
 pub enum NextWrites {
     /// Pages that were written, each at most once.
-    Pieces(Vec<MirroredWrite>),
+    Writes(Vec<MirroredWrite>),
     /// No writes at the moment.
     Nothing,
     /// The mirror has ended.
@@ -76,8 +76,8 @@ enum Mode {
 
 struct State {
     mode: Mode,
-    waiting: PageSet,
-    flying: PageSet,
+    pending: PageSet,
+    in_flight: PageSet,
     missed: PageSet,
     queue: VecDeque<MirroredWrite>,
     /// Bytes queued or sent that have not arrived yet.
@@ -91,7 +91,16 @@ impl Mirror {
     pub fn new(pages: u64) -> Self {
         let [waiting, flying, missed] = [(); 3].map(|()| PageSet::empty(pages));
         let (queue, cost) = (VecDeque::new(), MirrorCost::default());
-        let state = State { mode: Mode::Off, waiting, flying, missed, queue, outstanding: 0, bound: 0, cost };
+        let state = State {
+            mode: Mode::Off,
+            pending: waiting,
+            in_flight: flying,
+            missed,
+            queue,
+            outstanding: 0,
+            bound: 0,
+            cost,
+        };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -141,10 +150,10 @@ impl Mirror {
         };
         if state.mode == Mode::On {
             // Pages that the last round did not reach, and none that were sent.
-            *left = state.waiting.take();
+            *left = state.pending.take();
         }
         left.union(&missed);
-        state.waiting = left.clone();
+        state.pending = left.clone();
         state.mode = Mode::On;
         self.changed.notify_all();
     }
@@ -152,26 +161,26 @@ impl Mirror {
     /// Announces that the copier will read pages of a round. On return no older version of them is in flight.
     pub fn about_to_read(&self, run: PageRun) {
         let mut state = self.state();
-        while state.mode == Mode::On && overlaps(&state.flying, run) {
+        while state.mode == Mode::On && overlaps(&state.in_flight, run) {
             state = self.wait(state);
         }
         if state.mode == Mode::On {
-            state.waiting.remove_run(run);
+            state.pending.remove_run(run);
             // Earlier writes to these pages have finished, and will be read.
             state.missed.remove_run(run);
-            state.flying.insert_run(run);
+            state.in_flight.insert_run(run);
         }
     }
 
     /// Reports that these pages have arrived.
     pub fn arrived(&self, runs: &[PageRun]) {
         let mut state = self.state();
-        runs.iter().for_each(|run| state.flying.remove_run(*run));
+        runs.iter().for_each(|run| state.in_flight.remove_run(*run));
         self.changed.notify_all();
     }
 
     /// Reports that `bytes` of queued writes have arrived; [`Mirror::arrived`] reports their pages.
-    pub fn carried(&self, bytes: u64) {
+    pub fn delivered(&self, bytes: u64) {
         let mut state = self.state();
         state.outstanding = state.outstanding.saturating_sub(bytes);
         self.changed.notify_all();
@@ -190,7 +199,7 @@ impl Mirror {
                 pieces.push(piece);
             }
             if !pieces.is_empty() {
-                return NextWrites::Pieces(pieces);
+                return NextWrites::Writes(pieces);
             }
             if !wait {
                 return NextWrites::Nothing;
@@ -200,7 +209,7 @@ impl Mirror {
     }
 
     /// Waits until all queued writes have arrived, or the mirror has ended. Nothing writes any more.
-    pub fn drained(&self) {
+    pub fn wait_until_drained(&self) {
         let mut state = self.state();
         while state.mode == Mode::On && state.outstanding > 0 {
             state = self.wait(state);
@@ -219,10 +228,10 @@ impl Mirror {
         let mut waited = begun.elapsed();
         let outcome = write();
         let after = Instant::now();
-        let mut rest = carried.iter().flat_map(|run| run.chunks(PIECE_PAGES)).collect::<VecDeque<_>>();
+        let mut rest = carried.iter().flat_map(|run| run.chunks(WRITE_PAGES)).collect::<VecDeque<_>>();
         while let Some(piece) = rest.pop_front_if(|_| outcome.is_ok()) {
             let mut data = vec![0; piece.bytes()];
-            if read(piece, &mut data).is_err() || !self.set_aside(piece, data) {
+            if read(piece, &mut data).is_err() || !self.enqueue(piece, data) {
                 rest.push_front(piece);
                 break;
             }
@@ -234,7 +243,7 @@ impl Mirror {
         alone.insert_run(run);
         carried.iter().for_each(|run| alone.remove_run(*run));
         for piece in rest {
-            state.flying.remove_run(piece);
+            state.in_flight.remove_run(piece);
             alone.insert_run(piece);
         }
         state.missed.union(&alone);
@@ -250,10 +259,10 @@ impl Mirror {
             if state.mode != Mode::On {
                 return Vec::new();
             }
-            let there = run.pages().filter(|page| !state.waiting.contains(*page));
+            let there = run.pages().filter(|page| !state.pending.contains(*page));
             let runs = runs_of(there);
-            if !runs.iter().any(|run| overlaps(&state.flying, *run)) {
-                runs.iter().for_each(|run| state.flying.insert_run(*run));
+            if !runs.iter().any(|run| overlaps(&state.in_flight, *run)) {
+                runs.iter().for_each(|run| state.in_flight.insert_run(*run));
                 return runs;
             }
             state = self.wait(state);
@@ -261,7 +270,7 @@ impl Mirror {
     }
 
     /// Queues a write once there is space; false if the mirror has ended.
-    fn set_aside(&self, run: PageRun, data: Vec<u8>) -> bool {
+    fn enqueue(&self, run: PageRun, data: Vec<u8>) -> bool {
         let mut state = self.state();
         while state.mode == Mode::On && state.outstanding >= state.bound {
             state = self.wait(state);
@@ -276,7 +285,7 @@ impl Mirror {
     }
 
     /// Records that the pages of `run` were changed only on this host.
-    pub(crate) fn missed(&self, run: PageRun) {
+    pub(crate) fn record_missed(&self, run: PageRun) {
         self.state().missed.insert_run(run);
     }
 }

@@ -39,7 +39,7 @@ impl MirrorLayer {
     }
 
     /// Runs `write`, which changes a range and is not sent.
-    fn alone(
+    fn run_unmirrored(
         &self,
         (offset, len): (u64, u64),
         write: impl FnOnce() -> Result<(), BlockError>,
@@ -48,7 +48,7 @@ impl MirrorLayer {
         let outcome = write();
         let inside = self.inner.size().saturating_sub(offset).min(len);
         if let (Some(mirror), true) = (&*held, inside > 0) {
-            mirror.missed(pages_of(offset, inside));
+            mirror.record_missed(pages_of(offset, inside));
         }
         outcome
     }
@@ -70,11 +70,11 @@ impl Device for MirrorLayer {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), BlockError> {
-        self.alone((offset, len), || self.inner.write_zeroes(offset, len))
+        self.run_unmirrored((offset, len), || self.inner.write_zeroes(offset, len))
     }
 
     fn trim(&self, offset: u64, len: u64) -> Result<(), BlockError> {
-        self.alone((offset, len), || self.inner.trim(offset, len))
+        self.run_unmirrored((offset, len), || self.inner.trim(offset, len))
     }
 
     /// While mirrored, all writes count as waiting, so that they do not delay other requests.

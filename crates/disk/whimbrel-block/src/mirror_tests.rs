@@ -78,9 +78,9 @@ impl Pair {
     fn carry(&self, most: u64) {
         for _ in 0..most {
             match self.mirror.take(16, true) {
-                NextWrites::Pieces(pieces) => pieces.iter().for_each(|(run, data)| {
+                NextWrites::Writes(pieces) => pieces.iter().for_each(|(run, data)| {
                     self.travel(*run, data);
-                    self.mirror.carried(data.len() as u64);
+                    self.mirror.delivered(data.len() as u64);
                 }),
                 NextWrites::Nothing => unreachable!("it was to wait"),
                 NextWrites::Ended => return,
@@ -136,7 +136,7 @@ fn copied(seed: u64, bound: u64, most: u64) -> (bool, u64) {
         left.union(&pair.found());
         left_at_last = left.count();
         pair.round(&left);
-        pair.mirror.drained();
+        pair.mirror.wait_until_drained();
         pair.mirror.end();
     });
     pair.disk.set(None);
@@ -181,17 +181,17 @@ fn once_a_round_has_had_a_page_only_writes_that_met_it_bring_it_back() {
     write(3, 3);
     write(20, 3);
     assert!(
-        matches!(pair.mirror.take(16, false), NextWrites::Pieces(pieces) if pieces[0].0 == PageRun::new(20, 1))
+        matches!(pair.mirror.take(16, false), NextWrites::Writes(pieces) if pieces[0].0 == PageRun::new(20, 1))
     );
     pair.mirror.arrived(&[PageRun::new(20, 1)]);
-    pair.mirror.carried(PAGE_SIZE as u64);
+    pair.mirror.delivered(PAGE_SIZE as u64);
     pair.round(&left);
     assert!(pair.found().is_empty(), "page 3 was read after it was written");
     (0..PAGES).for_each(|page| {
         write(page, 4);
-        assert!(matches!(pair.mirror.take(16, false), NextWrites::Pieces(_)));
+        assert!(matches!(pair.mirror.take(16, false), NextWrites::Writes(_)));
         pair.mirror.arrived(&[PageRun::new(page, 1)]);
-        pair.mirror.carried(PAGE_SIZE as u64);
+        pair.mirror.delivered(PAGE_SIZE as u64);
     });
     assert!(pair.found().is_empty(), "all of it was carried");
     pair.disk.write_zeroes(0, 2 * PAGE_SIZE as u64).unwrap();

@@ -19,7 +19,7 @@ pub enum BeforeSet {
 /// The new device has another size than clients were told.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a device of {offered} bytes cannot replace one of {announced} bytes")]
-pub struct SwitchError {
+pub struct SwapError {
     /// Size that clients were told, in bytes.
     pub announced: u64,
     /// Size of the new device, in bytes.
@@ -50,9 +50,9 @@ impl SwappableDevice {
     ///
     /// # Errors
     /// If it has another size; nothing changes then.
-    pub fn set(&self, device: Arc<dyn Device>) -> Result<Option<Arc<dyn Device>>, SwitchError> {
+    pub fn set(&self, device: Arc<dyn Device>) -> Result<Option<Arc<dyn Device>>, SwapError> {
         if device.size() != self.size {
-            return Err(SwitchError { announced: self.size, offered: device.size() });
+            return Err(SwapError { announced: self.size, offered: device.size() });
         }
         Ok(self.replace(Target::Set(device)))
     }

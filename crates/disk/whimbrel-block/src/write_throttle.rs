@@ -20,11 +20,11 @@ const BURST: Duration = Duration::from_millis(50);
 pub struct WriteThrottle {
     inner: Arc<dyn Device>,
     written: AtomicU64,
-    pace: Mutex<Pace>,
+    pace: Mutex<RateState>,
     changed: Condvar,
 }
 
-struct Pace {
+struct RateState {
     /// Bytes a second; none is no limit.
     rate: Option<u64>,
     /// Time at which the budget covers the writes that passed.
@@ -34,7 +34,7 @@ struct Pace {
 impl WriteThrottle {
     /// Wraps `inner` without a limit.
     pub fn new(inner: Arc<dyn Device>) -> Self {
-        let pace = Mutex::new(Pace { rate: None, free_at: Instant::now() });
+        let pace = Mutex::new(RateState { rate: None, free_at: Instant::now() });
         Self { inner, written: AtomicU64::new(0), pace, changed: Condvar::new() }
     }
 
@@ -42,7 +42,7 @@ impl WriteThrottle {
     pub fn set_rate(&self, rate: Option<u64>) {
         let mut pace = self.pace();
         if pace.rate != rate {
-            *pace = Pace { rate, free_at: Instant::now() };
+            *pace = RateState { rate, free_at: Instant::now() };
             self.changed.notify_all();
         }
     }
@@ -52,7 +52,7 @@ impl WriteThrottle {
         self.written.load(Ordering::Relaxed)
     }
 
-    fn pace(&self) -> MutexGuard<'_, Pace> {
+    fn pace(&self) -> MutexGuard<'_, RateState> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -14,7 +14,7 @@ use std::{io, sync::Arc};
 use whimbrel_block::{BlockError, Device, Extent, ExtentKind};
 
 /// Bytes of a read that are in memory at once, if the client allows parts.
-pub(crate) const PIECE: u32 = SEND_AT as u32;
+pub(crate) const PART: u32 = SEND_AT as u32;
 /// Most bytes of a device in a block status reply, to bound the reply.
 const STATUS_SPAN: u64 = 1 << 30;
 /// Most extents of a block status reply.
@@ -46,8 +46,8 @@ pub(crate) enum Work {
 /// Mode of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    Now,
-    Patient,
+    NonBlocking,
+    Blocking,
 }
 
 /// Interrupted read: the device failed, the client is gone, or it would have waited at this offset.
@@ -65,7 +65,7 @@ impl From<BlockError> for Stop {
 
 impl Executor<'_> {
     /// Whether a read is sent in parts of at most `PIECE` bytes instead of one reply.
-    pub(crate) fn in_pieces(&self, request: &Request) -> bool {
+    pub(crate) fn in_parts(&self, request: &Request) -> bool {
         self.agreed.structured && !request.has(CMD_DF)
     }
 
@@ -73,7 +73,7 @@ impl Executor<'_> {
     pub(crate) fn execute(&self, request: &Request, work: Work, out: &mut ReplyBuffer) -> io::Result<()> {
         let (offset, len) = (request.offset, u64::from(request.len));
         let outcome = match work {
-            Work::Read { from } => return self.read(request, from, ReadMode::Patient, out).map(drop),
+            Work::Read { from } => return self.read(request, from, ReadMode::Blocking, out).map(drop),
             Work::Status => {
                 self.status(request, out);
                 return Ok(());
@@ -115,8 +115,8 @@ impl Executor<'_> {
         pace: ReadMode,
         out: &mut ReplyBuffer,
     ) -> io::Result<Option<u64>> {
-        let outcome = match self.in_pieces(request) {
-            true => self.read_pieces(request, from, pace, out),
+        let outcome = match self.in_parts(request) {
+            true => self.read_parts(request, from, pace, out),
             false => self.read_whole(request, pace, out),
         };
         match outcome {
@@ -142,7 +142,7 @@ impl Executor<'_> {
         outcome.inspect_err(|_| out.truncate(mark))
     }
 
-    fn read_pieces(
+    fn read_parts(
         &self,
         request: &Request,
         from: u64,
@@ -154,10 +154,10 @@ impl Executor<'_> {
         for extent in self.extents_to_read(from, end, pace)? {
             let extent_end = at + extent.len;
             while at < extent_end || request.len == 0 {
-                let len = (extent_end - at).min(u64::from(PIECE)) as u32;
+                let len = (extent_end - at).min(u64::from(PART)) as u32;
                 let done = at + u64::from(len) == end;
                 match extent.kind {
-                    ExtentKind::Data => self.read_piece(request.cookie, at, len, done, pace, out)?,
+                    ExtentKind::Data => self.read_part(request.cookie, at, len, done, pace, out)?,
                     ExtentKind::Zero | ExtentKind::Hole => {
                         out.push(&reply::hole(request.cookie, at, len, done))
                     }
@@ -177,16 +177,16 @@ impl Executor<'_> {
     /// Extents of the range. The query costs two system calls, which a short read does not justify.
     fn extents_to_read(&self, from: u64, end: u64, pace: ReadMode) -> Result<Vec<Extent>, Stop> {
         let len = end - from;
-        if len <= u64::from(PIECE) {
+        if len <= u64::from(PART) {
             return Ok(vec![Extent { len, kind: ExtentKind::Data }]);
         }
-        if pace == ReadMode::Now && self.device.may_wait(from, len) {
+        if pace == ReadMode::NonBlocking && self.device.may_wait(from, len) {
             return Err(Stop::WouldWait(from));
         }
         Ok(self.device.extents(from, len)?)
     }
 
-    fn read_piece(
+    fn read_part(
         &self,
         cookie: u64,
         offset: u64,
@@ -214,9 +214,9 @@ impl Executor<'_> {
 
     fn fill(&self, offset: u64, data: &mut [u8], pace: ReadMode) -> Result<(), Stop> {
         match pace {
-            ReadMode::Patient => Ok(self.device.read_at(offset, data)?),
-            ReadMode::Now if self.device.try_read_at(offset, data)? => Ok(()),
-            ReadMode::Now => Err(Stop::WouldWait(offset)),
+            ReadMode::Blocking => Ok(self.device.read_at(offset, data)?),
+            ReadMode::NonBlocking if self.device.try_read_at(offset, data)? => Ok(()),
+            ReadMode::NonBlocking => Err(Stop::WouldWait(offset)),
         }
     }
 

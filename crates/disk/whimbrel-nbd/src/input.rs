@@ -60,7 +60,7 @@ impl<'a> Input<'a> {
 
     /// Passes the next `len` bytes to `each` in parts. All parts but the last end where `offset` plus the
     /// bytes so far is a multiple of a page, so no part splits a page.
-    pub(crate) fn each_piece(
+    pub(crate) fn each_part(
         &mut self,
         offset: u64,
         len: usize,
@@ -101,7 +101,7 @@ mod tests {
                 at += piece.len() as u64;
                 got.extend_from_slice(piece);
             };
-            input.each_piece(1000, sent.len() - 20, each).unwrap();
+            input.each_part(1000, sent.len() - 20, each).unwrap();
             assert!(got == sent[10..sent.len() - 10]);
         });
     }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 /// Bytes after which replies are sent, even if more requests wait.
 pub(crate) const SEND_AT: usize = 256 << 10;
 /// Size up to which an empty buffer is retained.
-const KEEP: usize = 2 * SEND_AT;
+const MAX_IDLE_BUFFER: usize = 2 * SEND_AT;
 
 /// Buffer of replies to send. Reused space is not zeroed, because readers overwrite all of it.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ impl ReplyBuffer {
 
     fn clear(&mut self) {
         self.len = 0;
-        if self.bytes.len() > KEEP {
+        if self.bytes.len() > MAX_IDLE_BUFFER {
             self.bytes = Vec::new();
         }
     }
@@ -75,7 +75,7 @@ impl<'a> Output<'a> {
     }
 
     /// Closes the connection for all threads.
-    pub(crate) fn hang_up(&self) {
+    pub(crate) fn close(&self) {
         // Fails only if the client closed it first.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }

@@ -52,7 +52,7 @@ fn work(session: &Executor<'_>, pool: &WorkerPool) {
             session.execute(&request, work, &mut replies).and_then(|()| session.output.send(&mut replies));
         pool.ended(bytes);
         if sent.is_err() {
-            session.output.hang_up();
+            session.output.close();
             replies = ReplyBuffer::default();
         }
     }
@@ -94,7 +94,7 @@ impl Receiver<'_> {
 
     fn serve(&mut self, request: &Request) -> io::Result<()> {
         if let Err(error) = request.check(self.session.export, self.session.agreed) {
-            self.input.each_piece(0, request.payload() as usize, |_, _| ())?;
+            self.input.each_part(0, request.payload() as usize, |_, _| ())?;
             self.session.fail(request, error, &mut self.replies);
             return Ok(());
         }
@@ -110,11 +110,11 @@ impl Receiver<'_> {
     }
 
     fn read(&mut self, request: &Request) -> io::Result<()> {
-        let in_pieces = self.session.in_pieces(request);
+        let in_pieces = self.session.in_parts(request);
         // A large reply in one part is left to a worker, where its memory is counted.
         let at_once = in_pieces || request.len as usize <= SEND_AT;
         let from = match at_once {
-            true => self.session.read(request, request.offset, ReadMode::Now, &mut self.replies)?,
+            true => self.session.read(request, request.offset, ReadMode::NonBlocking, &mut self.replies)?,
             false => Some(request.offset),
         };
         let Some(from) = from else { return Ok(()) };
@@ -128,7 +128,7 @@ impl Receiver<'_> {
             return self.write_later(request, len);
         }
         let mut outcome = Ok(());
-        self.input.each_piece(request.offset, len, |offset, piece| {
+        self.input.each_part(request.offset, len, |offset, piece| {
             if outcome.is_ok() {
                 outcome = session.device.write_at(offset, piece);
             }
@@ -144,7 +144,7 @@ impl Receiver<'_> {
         self.send()?;
         self.pool.reserve(len);
         let mut data = Vec::with_capacity(len);
-        let received = self.input.each_piece(request.offset, len, |_, piece| data.extend_from_slice(piece));
+        let received = self.input.each_part(request.offset, len, |_, piece| data.extend_from_slice(piece));
         received.inspect_err(|_| self.pool.ended(len))?;
         self.submit(Job { request: *request, work: Work::Write { data }, bytes: len });
         Ok(())

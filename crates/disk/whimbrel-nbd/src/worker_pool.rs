@@ -29,7 +29,7 @@ pub(crate) struct WorkerPool {
     /// Signals that a job arrived or the pool was closed.
     work: Condvar,
     /// Signals that a job ended.
-    room: Condvar,
+    space: Condvar,
 }
 
 #[derive(Default)]
@@ -44,8 +44,8 @@ struct State {
 
 impl WorkerPool {
     pub(crate) fn new(max_workers: usize) -> Self {
-        let (work, room) = (Condvar::new(), Condvar::new());
-        Self { max_workers: max_workers.max(1), state: Mutex::default(), work, room }
+        let (work, space) = (Condvar::new(), Condvar::new());
+        Self { max_workers: max_workers.max(1), state: Mutex::default(), work, space }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -57,7 +57,7 @@ impl WorkerPool {
         let full = |state: &mut State| {
             state.requests >= MAX_REQUESTS || state.bytes > 0 && state.bytes + bytes > MAX_BYTES
         };
-        let mut state = self.room.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.space.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
         state.requests += 1;
         state.bytes += bytes;
     }
@@ -90,7 +90,7 @@ impl WorkerPool {
         state.requests -= 1;
         state.bytes -= bytes;
         drop(state);
-        self.room.notify_one();
+        self.space.notify_one();
     }
 
     /// Lets the workers end once the queue is empty.

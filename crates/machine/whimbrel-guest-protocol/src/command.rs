@@ -56,7 +56,7 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestOutcome {
     /// The operation has started.
-    Begun,
+    Started,
     /// The request was refused, with the reason.
     Refused(String),
     /// The operation succeeded, with its result.
@@ -68,10 +68,10 @@ pub enum RequestOutcome {
 const HELLO: u8 = 1;
 const FREE_CACHES: u8 = 2;
 const STUN: u8 = 3;
-const KEEP: u8 = 4;
+const EXTEND_STUN: u8 = 4;
 const RELEASE: u8 = 5;
 const ANNOUNCE: u8 = 6;
-const TOLD: u8 = 7;
+const REQUEST_RESULT: u8 = 7;
 
 impl Command {
     /// Encodes the command as a frame.
@@ -85,29 +85,29 @@ impl Command {
                 let out = out.u32(*lease_ms).u32(*limit).u32(*spare).u32(*each).u32(sample.len() as u32);
                 (STUN, sample.iter().fold(out, |out, page| out.u32(*page)))
             }
-            Self::ExtendStun { lease_ms } => (KEEP, out.u32(*lease_ms)),
+            Self::ExtendStun { lease_ms } => (EXTEND_STUN, out.u32(*lease_ms)),
             Self::Release => (RELEASE, out),
             Self::Announce => (ANNOUNCE, out),
-            Self::RequestResult(RequestOutcome::Begun) => (TOLD, out.u8(0).text("")),
-            Self::RequestResult(RequestOutcome::Refused(why)) => (TOLD, out.u8(1).text(why)),
-            Self::RequestResult(RequestOutcome::Done(what)) => (TOLD, out.u8(2).text(what)),
-            Self::RequestResult(RequestOutcome::Failed(why)) => (TOLD, out.u8(3).text(why)),
+            Self::RequestResult(RequestOutcome::Started) => (REQUEST_RESULT, out.u8(0).text("")),
+            Self::RequestResult(RequestOutcome::Refused(why)) => (REQUEST_RESULT, out.u8(1).text(why)),
+            Self::RequestResult(RequestOutcome::Done(what)) => (REQUEST_RESULT, out.u8(2).text(what)),
+            Self::RequestResult(RequestOutcome::Failed(why)) => (REQUEST_RESULT, out.u8(3).text(why)),
         };
         Frame { kind, session, id, payload: out.0 }
     }
 
     /// Decodes a command from a frame.
-    pub fn of(frame: &Frame) -> Result<Self, Malformed> {
+    pub fn from_frame(frame: &Frame) -> Result<Self, Malformed> {
         let mut from = Reader(&frame.payload);
         let order = match frame.kind {
             HELLO => Self::Hello { host: from.text()?, machine: from.text()?, pages: from.u64()? },
             FREE_CACHES => Self::FreeCaches,
             STUN => Self::stun(&mut from)?,
-            KEEP => Self::ExtendStun { lease_ms: from.u32()? },
+            EXTEND_STUN => Self::ExtendStun { lease_ms: from.u32()? },
             RELEASE => Self::Release,
             ANNOUNCE => Self::Announce,
-            TOLD => match (from.u8()?, from.text()?) {
-                (0, _) => Self::RequestResult(RequestOutcome::Begun),
+            REQUEST_RESULT => match (from.u8()?, from.text()?) {
+                (0, _) => Self::RequestResult(RequestOutcome::Started),
                 (1, why) => Self::RequestResult(RequestOutcome::Refused(why)),
                 (2, what) => Self::RequestResult(RequestOutcome::Done(what)),
                 (3, why) => Self::RequestResult(RequestOutcome::Failed(why)),
@@ -134,7 +134,7 @@ mod tests {
 
     fn outcome() -> impl Strategy<Value = RequestOutcome> {
         prop_oneof![
-            Just(RequestOutcome::Begun),
+            Just(RequestOutcome::Started),
             "[a-z ]{0,40}".prop_map(RequestOutcome::Refused),
             "[a-z ]{0,40}".prop_map(RequestOutcome::Done),
             "[a-z ]{0,40}".prop_map(RequestOutcome::Failed),
@@ -169,13 +169,13 @@ mod tests {
         fn orders_arrive_as_they_were_given(order in order(), session: u32, id: u32) {
             let frame = order.to_frame(session, id);
             prop_assert_eq!((frame.session, frame.id), (session, id));
-            prop_assert_eq!(Command::of(&frame), Ok(order));
+            prop_assert_eq!(Command::from_frame(&frame), Ok(order));
         }
 
         #[test]
         fn whatever_comes_is_an_order_or_an_error(kind in 0..10u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
-            if let Ok(order) = Command::of(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
-                prop_assert_eq!(Command::of(&order.to_frame(0, 0)), Ok(order));
+            if let Ok(order) = Command::from_frame(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
+                prop_assert_eq!(Command::from_frame(&order.to_frame(0, 0)), Ok(order));
             }
         }
     }
@@ -184,7 +184,7 @@ mod tests {
     fn a_text_that_is_too_long_is_cut_at_a_character() {
         let told = Command::RequestResult(RequestOutcome::Refused("ä".repeat(200)));
         assert_eq!(
-            Command::of(&told.to_frame(0, 0)),
+            Command::from_frame(&told.to_frame(0, 0)),
             Ok(Command::RequestResult(RequestOutcome::Refused("ä".repeat(127))))
         );
     }

@@ -46,7 +46,7 @@ pub enum Report {
         frames: u32,
     },
     /// Request of the guest; answered by [`Command::RequestResult`](crate::Command::RequestResult).
-    Ask(GuestRequest),
+    Request(GuestRequest),
     /// The command failed or was refused.
     Failed {
         /// Reason of the failure.
@@ -80,13 +80,13 @@ pub enum GuestRequest {
     },
 }
 
-const HERE: u8 = 0x81;
+const READY: u8 = 0x81;
 const FREED: u8 = 0x82;
 const STUNNED: u8 = 0x83;
 const RELEASED: u8 = 0x85;
 const ANNOUNCED: u8 = 0x86;
 const ASK: u8 = 0x87;
-const CANNOT: u8 = 0xff;
+const FAILED: u8 = 0xff;
 
 /// Bytes of a process without a name.
 const PROCESS_LEAST: usize = 9;
@@ -96,33 +96,33 @@ impl Report {
     pub fn to_frame(&self, session: u32, id: u32) -> Frame {
         let out = Writer::default();
         let (kind, out) = match self {
-            Self::Ready { features, version } => (HERE, out.u32(*features).text(version)),
+            Self::Ready { features, version } => (READY, out.u32(*features).text(version)),
             Self::Freed { before, after } => (FREED, out.u64(*before).u64(*after)),
             Self::Stunned { held, spared } => (STUNNED, put(put(out, held), spared)),
             Self::Released { count } => (RELEASED, out.u32(*count)),
             Self::Announced { frames } => (ANNOUNCED, out.u32(*frames)),
-            Self::Ask(GuestRequest::Migrate { host }) => (ASK, out.u8(0).text(host)),
-            Self::Ask(GuestRequest::Checkpoint { tag }) => (ASK, out.u8(1).text(tag)),
-            Self::Failed { reason } => (CANNOT, out.text(reason)),
+            Self::Request(GuestRequest::Migrate { host }) => (ASK, out.u8(0).text(host)),
+            Self::Request(GuestRequest::Checkpoint { tag }) => (ASK, out.u8(1).text(tag)),
+            Self::Failed { reason } => (FAILED, out.text(reason)),
         };
         Frame { kind, session, id, payload: out.0 }
     }
 
     /// Decodes a report from a frame.
-    pub fn of(frame: &Frame) -> Result<Self, Malformed> {
+    pub fn from_frame(frame: &Frame) -> Result<Self, Malformed> {
         let mut from = Reader(&frame.payload);
         let word = match frame.kind {
-            HERE => Self::Ready { features: from.u32()?, version: from.text()? },
+            READY => Self::Ready { features: from.u32()?, version: from.text()? },
             FREED => Self::Freed { before: from.u64()?, after: from.u64()? },
             STUNNED => Self::Stunned { held: processes(&mut from)?, spared: processes(&mut from)? },
             RELEASED => Self::Released { count: from.u32()? },
             ANNOUNCED => Self::Announced { frames: from.u32()? },
             ASK => match (from.u8()?, from.text()?) {
-                (0, host) => Self::Ask(GuestRequest::Migrate { host }),
-                (1, tag) => Self::Ask(GuestRequest::Checkpoint { tag }),
+                (0, host) => Self::Request(GuestRequest::Migrate { host }),
+                (1, tag) => Self::Request(GuestRequest::Checkpoint { tag }),
                 _ => return Err(Malformed { what: "request" }),
             },
-            CANNOT => Self::Failed { reason: from.text()? },
+            FAILED => Self::Failed { reason: from.text()? },
             _ => return Err(Malformed { what: "kind" }),
         };
         from.end()?;
@@ -163,8 +163,8 @@ mod tests {
             (list(), list()).prop_map(|(held, spared)| Report::Stunned { held, spared }),
             any::<u32>().prop_map(|count| Report::Released { count }),
             any::<u32>().prop_map(|frames| Report::Announced { frames }),
-            "[a-z]{0,9}".prop_map(|host| Report::Ask(GuestRequest::Migrate { host })),
-            "[a-z]{0,9}".prop_map(|tag| Report::Ask(GuestRequest::Checkpoint { tag })),
+            "[a-z]{0,9}".prop_map(|host| Report::Request(GuestRequest::Migrate { host })),
+            "[a-z]{0,9}".prop_map(|tag| Report::Request(GuestRequest::Checkpoint { tag })),
             "[a-z ]{0,90}".prop_map(|reason| Report::Failed { reason }),
         ]
     }
@@ -172,13 +172,13 @@ mod tests {
     proptest! {
         #[test]
         fn words_arrive_as_they_were_said(word in word(), session: u32, id: u32) {
-            prop_assert_eq!(Report::of(&word.to_frame(session, id)), Ok(word));
+            prop_assert_eq!(Report::from_frame(&word.to_frame(session, id)), Ok(word));
         }
 
         #[test]
         fn whatever_comes_is_a_word_or_an_error(kind: u8, payload in prop::collection::vec(any::<u8>(), 0..100)) {
-            if let Ok(word) = Report::of(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
-                prop_assert_eq!(Report::of(&word.to_frame(0, 0)), Ok(word));
+            if let Ok(word) = Report::from_frame(&Frame { kind, session: 0, id: 0, payload: payload.clone() }) {
+                prop_assert_eq!(Report::from_frame(&word.to_frame(0, 0)), Ok(word));
             }
         }
     }
@@ -186,6 +186,6 @@ mod tests {
     #[test]
     fn a_list_that_claims_more_than_there_is_is_refused_before_it_is_made() {
         let payload = u32::MAX.to_le_bytes().to_vec();
-        assert!(Report::of(&Frame { kind: STUNNED, session: 0, id: 0, payload }).is_err());
+        assert!(Report::from_frame(&Frame { kind: STUNNED, session: 0, id: 0, payload }).is_err());
     }
 }

@@ -73,14 +73,14 @@ pub(crate) struct Inner {
     pub(crate) uffd: Userfaultfd,
     pub(crate) lazy: LazyMemoryCell,
     /// Whether a pager runs.
-    pub(crate) served: AtomicBool,
+    pub(crate) has_pager: AtomicBool,
 }
 
 impl Attachment {
     /// Adopts an earlier attachment of the same memory, or creates one, with [`Mode::Track`]. Not for lazy
     /// memory, which a new attachment would empty.
     pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
-        let found = Found::find(pid, target, Mode::Track)?;
+        let found = TargetRange::find(pid, target, Mode::Track)?;
         match found.registered()? {
             Some(uffd) => Ok(found.attachment(uffd)),
             None => found.attach(),
@@ -93,7 +93,7 @@ impl Attachment {
     /// If the target is a child of this process, nothing may wait for it (`waitpid`, `Child::try_wait`)
     /// during the call: such a wait would see the stops and could take one for the end.
     pub fn attach(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
-        let found = Found::find(pid, target, mode)?;
+        let found = TargetRange::find(pid, target, mode)?;
         if found.registered()?.is_some() {
             return Err(AttachError::Attached { pid });
         }
@@ -105,7 +105,7 @@ impl Attachment {
     /// must be adopted with it, and a pager started, even if all its pages are present: zero pages are still
     /// absent.
     pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
-        let found = Found::find(pid, target, mode)?;
+        let found = TargetRange::find(pid, target, mode)?;
         let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
         Ok(found.attachment(uffd))
     }
@@ -141,14 +141,14 @@ impl Inner {
 }
 
 /// Memory range that was found and checked, and not changed yet.
-struct Found {
+struct TargetRange {
     process: Process,
     span: Span,
     backing: Backing,
     mode: Mode,
 }
 
-impl Found {
+impl TargetRange {
     fn find(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let open = |path: PathBuf| File::options().read(true).write(true).open(path);
@@ -184,7 +184,7 @@ impl Found {
         if self.mode == Mode::Track && self.process.has_missing_pages(self.span.start)? {
             return Err(AttachError::Lazy { pid });
         }
-        for uffd in self.ours()? {
+        for uffd in self.own_userfaultfds()? {
             match self.register(&uffd) {
                 Ok(()) => return Ok(Some(uffd)),
                 Err(AttachError::Attached { .. }) => {}
@@ -196,7 +196,7 @@ impl Found {
 
     /// Userfaultfds of the target with all required features in their handshake. Those of the target itself
     /// have other features.
-    fn ours(&self) -> Result<Vec<Userfaultfd>, AttachError> {
+    fn own_userfaultfds(&self) -> Result<Vec<Userfaultfd>, AttachError> {
         let mut found = Vec::new();
         for fd in self.process.userfaultfds()? {
             let info = io::read_to_string(self.process.file(&format!("fdinfo/{fd}"))?)
@@ -219,7 +219,7 @@ impl Found {
     /// Registers memory that is not registered, with an idle descriptor or a new one.
     fn attach(self) -> Result<Attachment, AttachError> {
         let pid = self.process.number();
-        let uffd = match self.ours()?.pop() {
+        let uffd = match self.own_userfaultfds()?.pop() {
             Some(idle) => idle,
             None => self.inject()?,
         };
@@ -232,7 +232,7 @@ impl Found {
             }
             Mode::Lazy => {
                 if let Backing::Template(file, _) = &self.backing {
-                    template_guard::take_from(&self.process, file)?;
+                    template_guard::replace_descriptors(&self.process, file)?;
                 }
                 // Emptied before, so that a crash after the registration leaves no data that would pass for
                 // filled pages; and after, because the target may have touched some in between.
@@ -269,7 +269,7 @@ impl Found {
                 mode,
                 uffd,
                 lazy: LazyMemoryCell::default(),
-                served: AtomicBool::new(false),
+                has_pager: AtomicBool::new(false),
             }),
         }
     }

@@ -7,7 +7,7 @@
 
 use crate::{
     AttachError,
-    arch::SLOT,
+    arch::STUB_SIZE,
     process::{Mapping, Process},
 };
 use std::{fs::File, os::unix::fs::FileExt};
@@ -21,7 +21,7 @@ const ENTRY_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 
-/// Finds [`SLOT`] unused executable bytes; returns their address.
+/// Finds [`STUB_SIZE`] unused executable bytes; returns their address.
 pub(crate) fn find(process: &Process) -> Result<u64, AttachError> {
     let memory = process.file("mem")?;
     let mappings = process.mappings()?;
@@ -30,7 +30,7 @@ pub(crate) fn find(process: &Process) -> Result<u64, AttachError> {
         let end = code_end(&memory, head.start, code)?;
         empty_slot(&memory, end, code.end)
     });
-    slot.ok_or(AttachError::NoRoom { pid: process.number(), bytes: SLOT })
+    slot.ok_or(AttachError::NoRoom { pid: process.number(), bytes: STUB_SIZE })
 }
 
 /// Whether `head` maps the beginning of the file that `code` is mapped from.
@@ -62,11 +62,14 @@ fn code_end(memory: &File, head: u64, code: &Mapping) -> Option<u64> {
 /// First aligned slot of zeros in `from..end`, which is at most a page, as padding is.
 fn empty_slot(memory: &File, from: u64, end: u64) -> Option<u64> {
     let from = from.next_multiple_of(ALIGN);
-    let len = end.checked_sub(from).filter(|len| *len >= SLOT as u64 && *len < PAGE)?;
+    let len = end.checked_sub(from).filter(|len| *len >= STUB_SIZE as u64 && *len < PAGE)?;
     let mut padding = vec![0; len as usize];
     memory.read_exact_at(&mut padding, from).ok()?;
-    let starts = (0..=padding.len() - SLOT).step_by(ALIGN as usize);
-    starts.into_iter().find(|at| whimbrel_core::is_zero(&padding[*at..*at + SLOT])).map(|at| from + at as u64)
+    let starts = (0..=padding.len() - STUB_SIZE).step_by(ALIGN as usize);
+    starts
+        .into_iter()
+        .find(|at| whimbrel_core::is_zero(&padding[*at..*at + STUB_SIZE]))
+        .map(|at| from + at as u64)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

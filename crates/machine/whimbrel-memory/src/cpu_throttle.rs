@@ -20,7 +20,7 @@ use std::{
 /// Time for which threads run, as with QEMU's own throttle (`system/cpu-throttle.c`).
 const RUN: Duration = Duration::from_millis(10);
 /// Time in which a thread must stop. One that sleeps in a driver takes longer, and is then left running.
-const STOPS_WITHIN: Duration = Duration::from_millis(5);
+const STOP_TIMEOUT: Duration = Duration::from_millis(5);
 const NAP: Duration = Duration::from_micros(50);
 
 /// Share of the time for which throttled threads run, in percent.
@@ -29,13 +29,13 @@ pub struct CpuShare(u8);
 
 impl CpuShare {
     /// Least share. A smaller one would be noticed by network timeouts and watchdogs.
-    pub const LEAST: Self = Self(20);
+    pub const MIN: Self = Self(20);
     /// Full share: threads are not stopped.
-    pub const WHOLE: Self = Self(100);
+    pub const FULL: Self = Self(100);
 
-    /// Share of `percent`; none outside [`CpuShare::LEAST`] to 100.
+    /// Share of `percent`; none outside [`CpuShare::MIN`] to 100.
     pub fn percent(percent: u8) -> Option<Self> {
-        (Self::LEAST.0..=Self::WHOLE.0).contains(&percent).then_some(Self(percent))
+        (Self::MIN.0..=Self::FULL.0).contains(&percent).then_some(Self(percent))
     }
 
     /// Share in percent.
@@ -44,7 +44,7 @@ impl CpuShare {
     }
 
     /// Time for which threads are stopped after they ran for [`RUN`].
-    fn hold(self) -> Duration {
+    fn stop_time(self) -> Duration {
         RUN * u32::from(100 - self.0) / u32::from(self.0)
     }
 }
@@ -52,12 +52,12 @@ impl CpuShare {
 /// Throttle of threads, which ends when dropped.
 #[derive(Debug)]
 pub struct Throttle {
-    order: Arc<Order>,
+    order: Arc<ThrottleState>,
     tracer: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Order {
+struct ThrottleState {
     /// Current share; none once the throttle has ended.
     share: Mutex<Option<CpuShare>>,
     changed: Condvar,
@@ -68,7 +68,7 @@ impl Throttle {
     pub fn start(threads: &[u32], share: CpuShare) -> io::Result<Self> {
         let threads: Vec<Pid> =
             threads.iter().filter_map(|id| i32::try_from(*id).ok().and_then(Pid::from_raw)).collect();
-        let order = Arc::new(Order { share: Mutex::new(Some(share)), changed: Condvar::new() });
+        let order = Arc::new(ThrottleState { share: Mutex::new(Some(share)), changed: Condvar::new() });
         let theirs = order.clone();
         let tracer = thread::Builder::new().name("throttle".into()).spawn(move || theirs.run(&threads))?;
         Ok(Self { order, tracer: Some(tracer) })
@@ -92,7 +92,7 @@ impl Drop for Throttle {
     }
 }
 
-impl Order {
+impl ThrottleState {
     fn lock(&self) -> MutexGuard<'_, Option<CpuShare>> {
         self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,11 +112,11 @@ impl Order {
 
     fn run(&self, threads: &[Pid]) {
         while let Some(share) = self.wait(RUN) {
-            if share == CpuShare::WHOLE {
+            if share == CpuShare::FULL {
                 continue;
             }
             let held: Vec<Pid> = threads.iter().copied().filter(|thread| hold(*thread)).collect();
-            self.wait(share.hold());
+            self.wait(share.stop_time());
             held.into_iter().for_each(release);
         }
     }
@@ -127,7 +127,7 @@ fn hold(thread: Pid) -> bool {
     if ptrace::seize(thread).is_err() {
         return false;
     }
-    let deadline = Instant::now() + STOPS_WITHIN;
+    let deadline = Instant::now() + STOP_TIMEOUT;
     let mut asked = ptrace::interrupt(thread).is_ok();
     while asked {
         match ptrace::stop(thread) {
@@ -220,16 +220,16 @@ mod tests {
     fn a_share_is_bounded_and_says_how_long_to_hold() {
         assert_eq!(CpuShare::percent(19), None);
         assert_eq!(CpuShare::percent(101), None);
-        assert_eq!(CpuShare::LEAST.hold(), Duration::from_millis(40));
-        assert_eq!(CpuShare::percent(50).unwrap().hold(), RUN);
-        assert!(CpuShare::WHOLE.hold().is_zero());
+        assert_eq!(CpuShare::MIN.stop_time(), Duration::from_millis(40));
+        assert_eq!(CpuShare::percent(50).unwrap().stop_time(), RUN);
+        assert!(CpuShare::FULL.stop_time().is_zero());
     }
 
     #[test]
     fn a_throttled_thread_runs_less_and_freely_afterwards() {
         let burner = Burner::start();
         assert!(burner.runs_free());
-        let throttle = Throttle::start(&[burner.0.id(), 1 << 30], CpuShare::LEAST).unwrap();
+        let throttle = Throttle::start(&[burner.0.id(), 1 << 30], CpuShare::MIN).unwrap();
         let pid = Pid::from_raw(burner.0.id().cast_signed()).unwrap();
         assert!(wait_for(|| is_traced(pid)), "it is never held");
         let (before, begun) = (burner.burnt(), Instant::now());
@@ -238,9 +238,9 @@ mod tests {
         let share = (burner.burnt() - before) as f64 / (begun.elapsed().as_secs_f64() * 100.0);
         assert!(share < 0.6, "{share} of the time instead of a fifth");
         assert!(share > 0.0, "it does not run at all");
-        throttle.set(CpuShare::WHOLE);
+        throttle.set(CpuShare::FULL);
         assert!(burner.runs_free());
-        throttle.set(CpuShare::LEAST);
+        throttle.set(CpuShare::MIN);
         drop(throttle);
         assert!(burner.runs_free(), "nobody holds it once the throttle is gone");
     }
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn as_a_process_that_is_killed() {
         let Ok(victim) = std::env::var(VICTIM) else { return };
-        let _throttle = Throttle::start(&[victim.parse().unwrap()], CpuShare::LEAST).unwrap();
+        let _throttle = Throttle::start(&[victim.parse().unwrap()], CpuShare::MIN).unwrap();
         thread::sleep(Duration::from_secs(60));
     }
 

@@ -35,7 +35,7 @@ pub struct GuestRam {
     inner: Arc<Inner>,
     pagemap: Pagemap,
     /// Dirty pages that the caller put back, or of a scan that then failed.
-    owed: PageSet,
+    pending_dirty: PageSet,
     /// Whether a scan has armed the absent pages.
     armed: bool,
 }
@@ -49,7 +49,7 @@ impl GuestRam {
     pub(crate) fn new(inner: Arc<Inner>) -> Result<Self, AttachError> {
         let pagemap = Pagemap::new(inner.process.file("pagemap")?, inner.span);
         let owed = PageSet::empty(inner.page_count());
-        Ok(Self { inner, pagemap, owed, armed: false })
+        Ok(Self { inner, pagemap, pending_dirty: owed, armed: false })
     }
 
     fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> PageError {
@@ -77,7 +77,7 @@ impl GuestRam {
             // A balloon cannot release pages of a template, so a hole there has not been filled.
             let is_template = matches!(self.inner.backing, Backing::Template(..));
             let given_away = |page: u64| !is_template && filled[(page - run.start) as usize];
-            for piece in pieces(PageRun::new(page, data - page), given_away) {
+            for piece in split_runs(PageRun::new(page, data - page), given_away) {
                 let part = part(out, run, piece);
                 if given_away(piece.start) { part.fill(0) } else { lazy.source.read(piece, part)? }
             }
@@ -144,20 +144,22 @@ impl PageArray for GuestRam {
 
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
         let scanned = match &self.inner.backing {
-            Backing::Template(..) => self.pagemap.scan(Scan::TakeWrittenPrivate, &mut self.owed),
+            Backing::Template(..) => self.pagemap.scan(Scan::TakeWrittenPrivate, &mut self.pending_dirty),
             Backing::Shared(file, offset) if self.inner.mode == Mode::Lazy && !self.armed => {
-                first_scan(&mut self.pagemap, file, *offset, &mut self.owed)
+                first_scan(&mut self.pagemap, file, *offset, &mut self.pending_dirty)
             }
-            Backing::Shared(..) | Backing::Anonymous => self.pagemap.scan(Scan::TakeWritten, &mut self.owed),
+            Backing::Shared(..) | Backing::Anonymous => {
+                self.pagemap.scan(Scan::TakeWritten, &mut self.pending_dirty)
+            }
         };
         scanned.map_err(self.error("scan"))?;
         self.alive("scan")?;
         self.armed = true;
-        Ok(self.owed.take())
+        Ok(self.pending_dirty.take())
     }
 
     fn put_back(&mut self, pages: &PageSet) {
-        self.owed.union(pages);
+        self.pending_dirty.union(pages);
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
@@ -197,7 +199,7 @@ fn part(out: &mut [u8], run: PageRun, piece: PageRun) -> &mut [u8] {
 }
 
 /// Splits `run` where the result of `kind` changes.
-fn pieces(run: PageRun, kind: impl Fn(u64) -> bool) -> Vec<PageRun> {
+fn split_runs(run: PageRun, kind: impl Fn(u64) -> bool) -> Vec<PageRun> {
     let mut pieces: Vec<PageRun> = Vec::new();
     for page in run.pages() {
         match pieces.last_mut() {

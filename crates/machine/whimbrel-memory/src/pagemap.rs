@@ -122,7 +122,7 @@ fn argument(start: u64, end: u64) -> sys::pm_scan_arg {
 }
 
 /// Tests whether the kernel supports the request, with a page of this process.
-pub(crate) fn is_offered() -> io::Result<()> {
+pub(crate) fn is_supported() -> io::Result<()> {
     let local = 0_u8;
     let start = &raw const local as u64 & !(PAGE_SIZE as u64 - 1);
     is_tracked(&File::open("/proc/self/pagemap")?, Span { start, bytes: PAGE_SIZE as u64 }).map(|_| ())

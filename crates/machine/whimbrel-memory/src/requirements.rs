@@ -21,7 +21,7 @@ pub enum Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Requirement that was checked.
-    pub need: Requirement,
+    pub requirement: Requirement,
     /// Whether it is met.
     pub met: bool,
     /// Finding in one sentence.
@@ -32,7 +32,7 @@ pub struct Finding {
 
 /// Checks all requirements. Changes nothing; takes under a millisecond.
 pub fn probe() -> Vec<Finding> {
-    let offered = userfaultfd::offered();
+    let offered = userfaultfd::kernel_features();
     vec![userfaultfd(&offered), features(&offered), pagemap_scan(), ptrace()]
 }
 
@@ -48,7 +48,7 @@ fn userfaultfd(offered: &io::Result<u64>) -> Finding {
             Some("run as root, or set the sysctl vm.unprivileged_userfaultfd to 1"),
         ),
     };
-    Finding { need: Requirement::Userfaultfd, met: fix.is_none(), sentence, fix }
+    Finding { requirement: Requirement::Userfaultfd, met: fix.is_none(), sentence, fix }
 }
 
 fn features(offered: &io::Result<u64>) -> Finding {
@@ -67,15 +67,20 @@ fn features(offered: &io::Result<u64>) -> Finding {
         format!("userfaultfd does not offer {}", missing.join(", "))
     };
     let fix = "use Linux 6.7 or later, built with CONFIG_PTE_MARKER_UFFD_WP, on x86_64";
-    Finding { need: Requirement::Features, met, sentence, fix: (!met).then_some(fix) }
+    Finding { requirement: Requirement::Features, met, sentence, fix: (!met).then_some(fix) }
 }
 
 fn pagemap_scan() -> Finding {
-    let (met, sentence) = match crate::pagemap::is_offered() {
+    let (met, sentence) = match crate::pagemap::is_supported() {
         Ok(()) => (true, "the kernel can scan for written pages".to_owned()),
         Err(error) => (false, format!("the kernel cannot scan for written pages ({error})")),
     };
-    Finding { need: Requirement::PagemapScan, met, sentence, fix: (!met).then_some("use Linux 6.7 or later") }
+    Finding {
+        requirement: Requirement::PagemapScan,
+        met,
+        sentence,
+        fix: (!met).then_some("use Linux 6.7 or later"),
+    }
 }
 
 fn ptrace() -> Finding {
@@ -88,5 +93,10 @@ fn ptrace() -> Finding {
         _ => (true, "processes can be traced"),
     };
     let fix = "run as root, or set the sysctl kernel.yama.ptrace_scope to 1 or 0";
-    Finding { need: Requirement::Ptrace, met, sentence: sentence.to_owned(), fix: (!met).then_some(fix) }
+    Finding {
+        requirement: Requirement::Ptrace,
+        met,
+        sentence: sentence.to_owned(),
+        fix: (!met).then_some(fix),
+    }
 }

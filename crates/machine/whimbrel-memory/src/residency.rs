@@ -42,7 +42,7 @@ impl LazyMemory {
 
     /// Records that the pages of `run` are present; returns how many non-zero pages of the source are so for
     /// the first time.
-    pub(crate) fn mark(&self, run: PageRun) -> u64 {
+    pub(crate) fn record_filled(&self, run: PageRun) -> u64 {
         let is_new = |page: &u64| {
             let bit = 1 << (page % 64);
             let before = self.filled[(page / 64) as usize].fetch_or(bit, Ordering::AcqRel);

@@ -24,7 +24,7 @@
 
 use crate::{
     AttachError,
-    arch::{self, Call, SLOT, SyscallStub},
+    arch::{self, Call, STUB_SIZE, SyscallStub},
     code_cave,
     process::Process,
     ptrace::{self, Stop},
@@ -37,7 +37,7 @@ use std::{
 };
 
 /// Time in which the target must stop and make the call. A healthy one takes under a millisecond.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Polls of the target without sleeping, before those with sleeps in between.
 const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
@@ -55,8 +55,9 @@ pub(crate) fn create_userfaultfd(process: &Process) -> Result<RawFd, AttachError
 pub(crate) fn replace_with_empty(process: &Process, fds: &[RawFd]) -> Result<(), AttachError> {
     in_tracer(process, |tracer| {
         // The name is empty: it is the zero byte at the end of every slot.
-        let create =
-            |slot| call(libc::SYS_memfd_create, [slot + SLOT as u64 - 1, u64::from(libc::MFD_CLOEXEC), 0]);
+        let create = |slot| {
+            call(libc::SYS_memfd_create, [slot + STUB_SIZE as u64 - 1, u64::from(libc::MFD_CLOEXEC), 0])
+        };
         let empty = tracer.call("create a memory file", create)?;
         fds.iter().try_for_each(|fd| {
             let replace = |_| call(libc::SYS_dup3, [empty as u64, *fd as u64, libc::O_CLOEXEC as u64]);
@@ -106,7 +107,7 @@ impl<'a> Tracer<'a> {
             check_state(process)?;
             Err(AttachError::io(pid, "trace the main thread")(error))
         })?;
-        Ok(Self { process, deadline: Instant::now() + PATIENCE })
+        Ok(Self { process, deadline: Instant::now() + TIMEOUT })
     }
 
     /// Makes the main thread execute a call that returns a descriptor. Afterwards the thread is stopped at
@@ -144,7 +145,8 @@ impl<'a> Tracer<'a> {
         let id = self.process.id();
         let original = self.check(ptrace::registers(id))?;
         let foreign = |_| AttachError::ForeignMode { pid: self.process.number() };
-        let SyscallStub { code, start, returned } = arch::detour(&original, slot, call).map_err(foreign)?;
+        let SyscallStub { code, start, returned } =
+            arch::build_stub(&original, slot, call).map_err(foreign)?;
         self.check(ptrace::write_code(id, slot, &code))?;
         self.check(ptrace::set_registers(id, &start))?;
         let mut signal = 0;
@@ -170,7 +172,7 @@ impl<'a> Tracer<'a> {
     }
 
     fn is_at(&self, address: u64) -> Result<bool, AttachError> {
-        self.check(ptrace::registers(self.process.id())).map(|regs| arch::counter(&regs) == address)
+        self.check(ptrace::registers(self.process.id())).map(|regs| arch::program_counter(&regs) == address)
     }
 
     /// Waits for the next stop, at most until the deadline.
@@ -185,7 +187,7 @@ impl<'a> Tracer<'a> {
             }
             if turn < SPINS { thread::yield_now() } else { thread::sleep(NAP) }
         }
-        Err(AttachError::TimedOut { pid: self.process.number(), waited: PATIENCE })
+        Err(AttachError::TimedOut { pid: self.process.number(), waited: TIMEOUT })
     }
 
     fn check<T>(&self, result: io::Result<T>) -> Result<T, AttachError> {

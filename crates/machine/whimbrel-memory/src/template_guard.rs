@@ -15,7 +15,7 @@ use crate::{AttachError, process::Process, syscall_injection};
 use std::{fs::File, os::unix::fs::MetadataExt};
 
 /// Replaces every descriptor of `template` in the target, which must not use one meanwhile.
-pub(crate) fn take_from(process: &Process, template: &File) -> Result<(), AttachError> {
+pub(crate) fn replace_descriptors(process: &Process, template: &File) -> Result<(), AttachError> {
     let pid = process.number();
     let meta = template.metadata().map_err(AttachError::io(pid, "inspect the RAM file"))?;
     let held = process.descriptors_of(meta.dev(), meta.ino())?;

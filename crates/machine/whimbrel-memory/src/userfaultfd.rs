@@ -145,7 +145,7 @@ impl From<Span> for sys::uffdio_range {
 }
 
 /// Features that the kernel offers, from a userfaultfd of this process.
-pub(crate) fn offered() -> io::Result<u64> {
+pub(crate) fn kernel_features() -> io::Result<u64> {
     // SAFETY: the call takes flags and no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
     if fd < 0 {

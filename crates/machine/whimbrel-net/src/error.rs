@@ -36,5 +36,5 @@ pub enum NetError {
     },
     /// The operation needs an output buffer, and the port has none.
     #[error("the port has no output buffer")]
-    NotHolding,
+    NotBuffering,
 }

@@ -11,7 +11,7 @@
 //! continues without one.
 
 use crate::{
-    ANNOUNCE_GAPS, Addresses, Epoch, FRAME_MAX, Gate, Gates, HoldLimits, InputLog, OutputBuffer,
+    ANNOUNCE_GAPS, Addresses, BufferLimits, Epoch, FRAME_MAX, Gate, Gates, InputLog, OutputBuffer,
     PortCounters, announcements,
     frame_buffer::FrameBuffer,
     framing::{BrokenStream, Decoder},
@@ -37,7 +37,7 @@ use std::{
 /// Interval of connection attempts to QEMU. A failed one costs a few microseconds.
 const RETRY: Duration = Duration::from_millis(20);
 /// Interval of checks of an input replay.
-const REPLAY: Duration = Duration::from_millis(1);
+const REPLAY_INTERVAL: Duration = Duration::from_millis(1);
 /// Large reads in one turn, so that callers do not wait long for the port.
 const READS_PER_TURN: usize = 16;
 /// Most frames read from the tap in one turn.
@@ -49,20 +49,20 @@ const TAP_QUEUE: usize = 1000;
 pub(crate) struct Shared {
     // Waiting for the forwarder requires this lock. Otherwise the thread, which releases the forwarder only
     // for an instant, would exclude the owner as long as there is traffic.
-    turn: Mutex<()>,
-    pump: Mutex<Forwarder>,
+    queue_lock: Mutex<()>,
+    forwarder: Mutex<Forwarder>,
 }
 
 impl Shared {
     pub(crate) fn new(pump: Forwarder) -> Self {
-        Self { turn: Mutex::new(()), pump: Mutex::new(pump) }
+        Self { queue_lock: Mutex::new(()), forwarder: Mutex::new(pump) }
     }
 
     /// Locks the forwarder. A panic during its use leaves at worst wrong counters: gates and queue change in
     /// single steps.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Forwarder> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pump.lock().unwrap_or_else(PoisonError::into_inner)
+        let _turn = self.queue_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.forwarder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -72,13 +72,13 @@ pub(crate) struct Forwarder {
     link: Link,
     tap: Option<Arc<File>>,
     gates: Gates,
-    hold: Option<OutputBuffer>,
+    output_buffer: Option<OutputBuffer>,
     /// Called when a frame is buffered and the buffer was empty before.
-    first_held: Option<FirstHeld>,
+    on_first_buffered: Option<FirstHeld>,
     /// Log of frames that reach the guest, and the number of this port in it.
     inputs: Option<(Arc<InputLog>, u16)>,
     replay: Option<InputReplay>,
-    strays: LateFrames,
+    late_frames: LateFrames,
     decoder: Decoder,
     batch: FrameBuffer,
     addresses: Addresses,
@@ -115,11 +115,11 @@ impl Forwarder {
             link: Link::Down { retry_at: Instant::now() },
             tap: tap.map(Arc::new),
             gates,
-            hold: None,
-            first_held: None,
+            output_buffer: None,
+            on_first_buffered: None,
             inputs: None,
             replay: None,
-            strays: LateFrames::default(),
+            late_frames: LateFrames::default(),
             decoder: Decoder::new(),
             batch: FrameBuffer::new(),
             addresses: Addresses::default(),
@@ -136,7 +136,7 @@ impl Forwarder {
         match (self.gates.inbound, gates.inbound) {
             // Frames in the tap's queue came while the gate was closed: they are not delivered later.
             (Gate::Blocked, Gate::Open) => self.drop_waiting(),
-            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.cut(|_| {}),
+            (Gate::Open, Gate::Blocked) => self.counters.dropped_frames += self.batch.remove_unsent(|_| {}),
             (Gate::Blocked, Gate::Blocked) | (Gate::Open, Gate::Open) => {}
         }
         if gates.outbound != self.gates.outbound {
@@ -149,36 +149,36 @@ impl Forwarder {
     /// Reads the tap's queue; while the gate is closed that drops its frames.
     fn drop_waiting(&mut self) {
         for _ in 0..TAP_QUEUE.div_ceil(FRAMES_PER_TURN) {
-            if self.read_world() == Step::Done {
+            if self.read_uplink() == Step::Done {
                 return;
             }
         }
     }
 
-    pub(crate) fn hold(&mut self, limits: HoldLimits) {
-        self.hold.get_or_insert_with(|| OutputBuffer::new(limits));
+    pub(crate) fn start_buffering(&mut self, limits: BufferLimits) {
+        self.output_buffer.get_or_insert_with(|| OutputBuffer::new(limits));
     }
 
-    pub(crate) fn on_first_held(&mut self, first_held: FirstHeld) {
-        self.first_held = Some(first_held);
+    pub(crate) fn on_first_buffered(&mut self, first_held: FirstHeld) {
+        self.on_first_buffered = Some(first_held);
     }
 
-    pub(crate) fn holds(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| !hold.is_empty())
+    pub(crate) fn has_buffered(&self) -> bool {
+        self.output_buffer.as_ref().is_some_and(|hold| !hold.is_empty())
     }
 
     pub(crate) fn barrier(&mut self) -> Option<Epoch> {
         // Frames that QEMU has written already belong to the epoch that ends.
         self.read_guest();
-        self.hold.as_mut().map(OutputBuffer::barrier)
+        self.output_buffer.as_mut().map(OutputBuffer::barrier)
     }
 
     pub(crate) fn release(&mut self, up_to: Epoch) -> Option<usize> {
-        let hold = self.hold.as_mut()?;
+        let hold = self.output_buffer.as_mut()?;
         let mut released = 0;
         while let Some(frame) = hold.release(up_to) {
             emit(self.tap.as_deref(), &frame, &mut self.counters);
-            self.inputs.iter().for_each(|(inputs, _)| inputs.left(&frame));
+            self.inputs.iter().for_each(|(inputs, _)| inputs.record_sent(&frame));
             released += 1;
         }
         Some(released)
@@ -187,11 +187,11 @@ impl Forwarder {
     pub(crate) fn release_all(&mut self) {
         self.barrier();
         self.release(Epoch(u64::MAX));
-        self.hold = None;
+        self.output_buffer = None;
     }
 
-    pub(crate) fn discard_held(&mut self) -> usize {
-        self.hold.take().map_or(0, |hold| hold.len())
+    pub(crate) fn discard_buffered(&mut self) -> usize {
+        self.output_buffer.take().map_or(0, |hold| hold.len())
     }
 
     pub(crate) fn record(&mut self, inputs: Option<(Arc<InputLog>, u16)>) {
@@ -202,30 +202,30 @@ impl Forwarder {
         self.replay = Some(replay);
     }
 
-    pub(crate) fn keep_strays(&mut self) {
-        let Self { batch, strays, counters, .. } = self;
+    pub(crate) fn buffer_late_frames(&mut self) {
+        let Self { batch, late_frames: strays, counters, .. } = self;
         strays.start_buffering();
         // Frames that QEMU has not received yet become late frames, and are counted then.
-        batch.cut(|frame| {
+        batch.remove_unsent(|frame| {
             counters.inbound_frames = counters.inbound_frames.saturating_sub(1);
             counters.inbound_bytes = counters.inbound_bytes.saturating_sub(frame.len() as u64);
             counters.dropped_frames += u64::from(!strays.push(frame));
         });
     }
 
-    pub(crate) fn take_strays(&mut self) -> Vec<Box<[u8]>> {
+    pub(crate) fn take_late_frames(&mut self) -> Vec<Box<[u8]>> {
         // Include frames in the tap's queue.
-        self.read_world();
-        self.strays.take()
+        self.read_uplink();
+        self.late_frames.take()
     }
 
-    pub(crate) fn let_strays_in(&mut self) {
-        self.strays.stop_buffering();
+    pub(crate) fn deliver_late_frames(&mut self) {
+        self.late_frames.stop_buffering();
     }
 
-    pub(crate) fn add_strays<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) {
+    pub(crate) fn add_late_frames<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) {
         for frame in frames {
-            let taken = (1..=FRAME_MAX).contains(&frame.len()) && self.strays.push(frame);
+            let taken = (1..=FRAME_MAX).contains(&frame.len()) && self.late_frames.push(frame);
             self.counters.dropped_frames += u64::from(!taken);
         }
     }
@@ -255,7 +255,7 @@ impl Forwarder {
         self.connect_if_due();
         self.announce_if_due();
         self.read_guest();
-        self.read_world();
+        self.read_uplink();
         if self.replay.as_ref().is_some_and(|replay| replay.is_over(Instant::now())) {
             self.replay = None;
         }
@@ -281,7 +281,7 @@ impl Forwarder {
         tracing::debug!(socket = %self.path.display(), %reason, "QEMU left the port");
         self.link = Link::Down { retry_at: Instant::now() };
         self.decoder = Decoder::new();
-        self.counters.dropped_frames += self.batch.cut(|_| {});
+        self.counters.dropped_frames += self.batch.remove_unsent(|_| {});
         self.batch.clear();
     }
 
@@ -325,7 +325,17 @@ impl Forwarder {
 
     /// Handles every complete frame; done when the output buffer accepts no more.
     fn dispatch(&mut self) -> Result<Step, BrokenStream> {
-        let Self { decoder, hold, first_held, tap, counters, addresses, gates, replay, .. } = self;
+        let Self {
+            decoder,
+            output_buffer: hold,
+            on_first_buffered: first_held,
+            tap,
+            counters,
+            addresses,
+            gates,
+            replay,
+            ..
+        } = self;
         while let Some(frame) = decoder.frame()? {
             let length = frame.len();
             let had_left = replay.as_mut().is_some_and(|replay| replay.is_repeated(frame));
@@ -351,23 +361,23 @@ impl Forwarder {
 
     /// Whether the guest has to wait for a release.
     fn is_stalled(&self) -> bool {
-        match (&self.hold, self.decoder.frame()) {
+        match (&self.output_buffer, self.decoder.frame()) {
             (Some(hold), Ok(Some(frame))) => self.gates.outbound == Gate::Open && !hold.has_room(frame.len()),
             _ => false,
         }
     }
 
     /// Sends buffered frames to QEMU. More if the tap may have others.
-    fn read_world(&mut self) -> Step {
+    fn read_uplink(&mut self) -> Step {
         loop {
             self.flush();
-            if self.batch.is_pending() && !self.strays.is_buffering() {
+            if self.batch.is_pending() && !self.late_frames.is_buffering() {
                 return Step::Done;
             }
             let filled = self.fill_batch();
             self.flush();
             // No event would wake this thread for these frames.
-            let more = self.strays.has_next() && self.passes() && self.replay.is_none();
+            let more = self.late_frames.has_next() && self.passes() && self.replay.is_none();
             if self.batch.is_pending() || !more {
                 return if self.batch.is_pending() { Step::Done } else { filled };
             }
@@ -387,13 +397,13 @@ impl Forwarder {
             let Next::Deliver(frame) = replay.next(Instant::now()) else { break };
             batch.push(&frame);
         }
-        if replay.is_under_way() { Step::Done } else { Step::More }
+        if replay.is_active() { Step::Done } else { Step::More }
     }
 
     /// Delivers late frames before new ones.
-    fn fill_from_strays(&mut self) {
+    fn fill_from_late_frames(&mut self) {
         while self.passes() && self.batch.space().is_some() {
-            let Some(frame) = self.strays.next() else { return };
+            let Some(frame) = self.late_frames.next() else { return };
             if may_deliver(self.inputs.as_ref(), &mut self.counters, &frame) {
                 self.batch.push(&frame);
             }
@@ -404,9 +414,9 @@ impl Forwarder {
         if self.fill_from_replay() == Step::Done {
             return Step::Done;
         }
-        self.fill_from_strays();
+        self.fill_from_late_frames();
         let passes = self.passes();
-        let Self { batch, strays, inputs, counters, .. } = self;
+        let Self { batch, late_frames: strays, inputs, counters, .. } = self;
         let keeps = strays.is_buffering() && self.gates.inbound == Gate::Open;
         let Some(tap) = &self.tap else { return Step::Done };
         // A bound on frames too, because dropped ones do not fill the buffer.
@@ -459,11 +469,11 @@ impl Forwarder {
         let next = retry.into_iter().chain(self.announcing.as_ref().map(|announcing| announcing.at)).min();
         let next = next.map(|next| next.saturating_duration_since(Instant::now()));
         // A replay may continue after any frame of the guest.
-        next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY)).min()
+        next.into_iter().chain(self.replay.as_ref().map(|_| REPLAY_INTERVAL)).min()
     }
 
     /// Events to wait for, with descriptors that outlive the lock.
-    fn waits(&self) -> Waits {
+    fn waits(&self) -> PollSet {
         let (socket, mut socket_events) = match &self.link {
             Link::Up(socket) => (Some(Arc::clone(socket)), PollFlags::empty()),
             Link::Down { .. } => (None, PollFlags::empty()),
@@ -472,10 +482,12 @@ impl Forwarder {
         socket_events.set(PollFlags::OUT, self.batch.is_pending());
         // If no event is requested, poll would still report a hang-up, again and again.
         let socket = socket.filter(|_| !socket_events.is_empty()).map(|socket| (socket, socket_events));
-        let replays = self.replay.as_ref().is_some_and(InputReplay::is_under_way);
-        let tap =
-            self.tap.clone().filter(|_| !replays && (self.strays.is_buffering() || !self.batch.is_pending()));
-        Waits { socket, tap, time: self.quiet_for() }
+        let replays = self.replay.as_ref().is_some_and(InputReplay::is_active);
+        let tap = self
+            .tap
+            .clone()
+            .filter(|_| !replays && (self.late_frames.is_buffering() || !self.batch.is_pending()));
+        PollSet { socket, tap, time: self.quiet_for() }
     }
 }
 
@@ -504,13 +516,13 @@ fn emit(tap: Option<&File>, frame: &[u8], counters: &mut PortCounters) {
 }
 
 /// Events that the thread waits for.
-struct Waits {
+struct PollSet {
     socket: Option<(Arc<OwnedFd>, PollFlags)>,
     tap: Option<Arc<File>>,
     time: Option<Duration>,
 }
 
-impl Waits {
+impl PollSet {
     fn wait(&self, wake: &OwnedFd) {
         let mut places = vec![PollFd::new(wake, PollFlags::IN)];
         if let Some((socket, events)) = &self.socket {

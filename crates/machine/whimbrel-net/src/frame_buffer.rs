@@ -60,7 +60,7 @@ impl FrameBuffer {
 
     /// Removes every frame of which nothing was sent, and passes it to `show`; returns their number. A frame
     /// that was sent partially must be completed, or the stream would become invalid.
-    pub(crate) fn cut(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
+    pub(crate) fn remove_unsent(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
         let (mut at, mut keep, mut cut) = (0, self.sent, 0);
         while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {
             let next = at + LENGTH + u32::from_be_bytes(*length) as usize;
@@ -94,16 +94,16 @@ mod tests {
     fn a_closing_gate_cuts_between_frames_and_never_inside_one() {
         let mut untouched = batch(&[10, 20, 30]);
         let mut cut = Vec::new();
-        assert_eq!(untouched.cut(|frame| cut.push(frame.len())), 3);
+        assert_eq!(untouched.remove_unsent(|frame| cut.push(frame.len())), 3);
         assert_eq!(cut, [10, 20, 30]);
         assert!(!untouched.is_pending());
         let mut begun = batch(&[10, 20, 30]);
         begun.advance(14 + 5);
-        assert_eq!(begun.cut(|_| {}), 1);
+        assert_eq!(begun.remove_unsent(|_| {}), 1);
         assert_eq!(begun.rest().len(), 24 - 5);
         let mut between = batch(&[10, 20]);
         between.advance(14);
-        assert_eq!(between.cut(|_| {}), 1);
+        assert_eq!(between.remove_unsent(|_| {}), 1);
         assert!(!between.is_pending());
     }
 }

@@ -19,7 +19,7 @@ const FRAMES_MAX: usize = 1 << 18;
 const SENT_MAX: usize = 1 << 16;
 /// Age after which a frame has certainly left QEMU's queue: a frame that waits for space in the guest's queue
 /// is not in its state.
-const ON_ITS_WAY: Duration = Duration::from_millis(200);
+const DELIVERY_DELAY: Duration = Duration::from_millis(200);
 
 /// Frame that reached a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,14 +40,14 @@ pub struct InputLog {
 
 #[derive(Default)]
 struct State {
-    begun: bool,
+    started: bool,
     /// Number of the first frame of `kept`.
     first: u64,
     /// Time and length of each retained frame.
-    kept: VecDeque<(Duration, usize)>,
+    retained: VecDeque<(Duration, usize)>,
     bytes: usize,
     /// Frames that were not taken yet, which are the last ones.
-    untold: VecDeque<Input>,
+    untaken: VecDeque<Input>,
     sent: VecDeque<u64>,
 }
 
@@ -73,20 +73,20 @@ impl InputLog {
     pub(crate) fn record(&self, port: u16, frame: &[u8]) -> bool {
         let at = self.since.elapsed();
         let mut state = self.state();
-        if !state.begun {
-            state.let_go_before(at.saturating_sub(ON_ITS_WAY));
+        if !state.started {
+            state.release_before(at.saturating_sub(DELIVERY_DELAY));
         }
-        if state.bytes + frame.len() > BYTES_MAX || state.kept.len() >= FRAMES_MAX {
+        if state.bytes + frame.len() > BYTES_MAX || state.retained.len() >= FRAMES_MAX {
             return false;
         }
         state.bytes += frame.len();
-        state.kept.push_back((at, frame.len()));
-        state.untold.push_back(Input { port, at, frame: frame.to_vec() });
+        state.retained.push_back((at, frame.len()));
+        state.untaken.push_back(Input { port, at, frame: frame.to_vec() });
         true
     }
 
     /// Records the fingerprint of a frame that was sent.
-    pub(crate) fn left(&self, frame: &[u8]) {
+    pub(crate) fn record_sent(&self, frame: &[u8]) {
         if let Some(print) = crate::input_replay::fingerprint(frame) {
             let mut state = self.state();
             if state.sent.len() >= SENT_MAX {
@@ -100,29 +100,29 @@ impl InputLog {
     /// paused now.
     pub fn start(&self) -> u64 {
         let mut state = self.state();
-        let before = self.since.elapsed().saturating_sub(ON_ITS_WAY);
-        if !state.begun {
-            state.let_go_before(before);
-            state.begun = true;
+        let before = self.since.elapsed().saturating_sub(DELIVERY_DELAY);
+        if !state.started {
+            state.release_before(before);
+            state.started = true;
         }
-        state.first + state.kept.partition_point(|(at, _)| *at < before) as u64
+        state.first + state.retained.partition_point(|(at, _)| *at < before) as u64
     }
 
     /// Number of the next input.
     pub fn next(&self) -> u64 {
         let state = self.state();
-        state.first + state.kept.len() as u64
+        state.first + state.retained.len() as u64
     }
 
     /// Retains only recent frames from now on.
     pub fn restart(&self) {
-        self.state().begun = false;
+        self.state().started = false;
     }
 
     /// Releases inputs before this number, because a committed state of the guest has them.
     pub fn release(&self, before: u64) {
         let mut state = self.state();
-        while state.first < before && state.kept.len() > state.untold.len() {
+        while state.first < before && state.retained.len() > state.untaken.len() {
             state.pop();
         }
     }
@@ -130,18 +130,18 @@ impl InputLog {
     /// Whether the log is so full that a state of the guest should be committed soon.
     pub fn is_filling(&self) -> bool {
         let state = self.state();
-        state.bytes > BYTES_MAX / 2 || state.kept.len() > FRAMES_MAX / 2
+        state.bytes > BYTES_MAX / 2 || state.retained.len() > FRAMES_MAX / 2
     }
 
     /// Takes inputs that were not taken yet: at most `frames_max` frames, and `bytes_max` bytes except for
     /// the last frame.
     pub fn take(&self, bytes_max: usize, frames_max: usize) -> InputBatch {
         let mut state = self.state();
-        let first = state.first + (state.kept.len() - state.untold.len()) as u64;
+        let first = state.first + (state.retained.len() - state.untaken.len()) as u64;
         let (mut inputs, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max
             && inputs.len() < frames_max
-            && let Some(input) = state.untold.pop_front()
+            && let Some(input) = state.untaken.pop_front()
         {
             bytes += input.frame.len();
             inputs.push(input);
@@ -156,18 +156,18 @@ impl InputLog {
 }
 
 impl State {
-    fn let_go_before(&mut self, before: Duration) {
-        while self.kept.front().is_some_and(|(at, _)| *at < before) {
+    fn release_before(&mut self, before: Duration) {
+        while self.retained.front().is_some_and(|(at, _)| *at < before) {
             self.pop();
         }
     }
 
     fn pop(&mut self) {
-        let Some((_, len)) = self.kept.pop_front() else { return };
+        let Some((_, len)) = self.retained.pop_front() else { return };
         self.first += 1;
         self.bytes -= len;
-        while self.untold.len() > self.kept.len() {
-            self.untold.pop_front();
+        while self.untaken.len() > self.retained.len() {
+            self.untaken.pop_front();
         }
     }
 }

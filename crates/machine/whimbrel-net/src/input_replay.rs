@@ -14,11 +14,11 @@ use std::{
 };
 
 /// Longest time that a segment waits for the data that it acknowledges.
-const WAITS: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Distance of sequence numbers above which they belong to different connections.
 const WINDOW_MAX: u32 = 1 << 26;
 /// Time after the last input in which a frame may still be a repeated one.
-const MADE_AGAIN: Duration = Duration::from_secs(1);
+const REPEAT_WINDOW: Duration = Duration::from_secs(1);
 /// Most connections that are tracked; with more of them segments are delivered without waiting.
 const FLOWS_MAX: usize = 1 << 16;
 
@@ -34,7 +34,7 @@ pub(crate) struct InputReplay {
     /// End of the data that the guest has sent on each connection, none if the sequence numbers are from
     /// another connection.
     flows: HashMap<Flow, Option<u32>>,
-    head_waits: Option<Instant>,
+    waiting_since: Option<Instant>,
     over_at: Option<Instant>,
 }
 
@@ -51,13 +51,20 @@ impl InputReplay {
         let mut counted = HashMap::new();
         sent.iter().for_each(|print| *counted.entry(*print).or_insert(0) += 1);
         let inputs = VecDeque::from(inputs);
-        Self { inputs, sent: counted, origin: None, flows: HashMap::new(), head_waits: None, over_at: None }
+        Self {
+            inputs,
+            sent: counted,
+            origin: None,
+            flows: HashMap::new(),
+            waiting_since: None,
+            over_at: None,
+        }
     }
 
     /// Returns the next input, if it is due.
     pub(crate) fn next(&mut self, now: Instant) -> Next {
         let Some(head) = self.inputs.front() else {
-            self.over_at.get_or_insert(now + MADE_AGAIN);
+            self.over_at.get_or_insert(now + REPEAT_WINDOW);
             return Next::Nothing;
         };
         let (first, begun) = *self.origin.get_or_insert((head.at, now));
@@ -65,12 +72,12 @@ impl InputReplay {
         if due > now {
             return Next::Wait(due - now);
         }
-        let segment = Segment::of(&head.frame, Side::Peer);
+        let segment = Segment::parse(&head.frame, Side::Peer);
         if let Some(segment) = &segment
             && self.is_ahead(segment)
         {
-            let waits = *self.head_waits.get_or_insert(now);
-            if now < waits + WAITS {
+            let waits = *self.waiting_since.get_or_insert(now);
+            if now < waits + MAX_WAIT {
                 return Next::Wait(Duration::from_millis(1));
             }
             // The acknowledged data will not be sent.
@@ -82,7 +89,7 @@ impl InputReplay {
             // The first segment of a connection tells what the guest had sent before.
             self.flows.entry(flow).or_insert(Some(ack));
         }
-        self.head_waits = None;
+        self.waiting_since = None;
         self.inputs.pop_front().map_or(Next::Nothing, |input| Next::Deliver(input.frame))
     }
 
@@ -96,7 +103,7 @@ impl InputReplay {
 
     /// Whether a frame of the guest is a repeated one.
     pub(crate) fn is_repeated(&mut self, frame: &[u8]) -> bool {
-        if let Some(segment) = Segment::of(frame, Side::Guest) {
+        if let Some(segment) = Segment::parse(frame, Side::Guest) {
             let known = self.flows.len() < FLOWS_MAX;
             if let Some(sent) = self.flows.get_mut(&segment.flow).and_then(Option::as_mut) {
                 let more = segment.end.wrapping_sub(*sent);
@@ -115,7 +122,7 @@ impl InputReplay {
     }
 
     /// Whether the uplink has to wait.
-    pub(crate) fn is_under_way(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         !self.inputs.is_empty()
     }
 
@@ -127,7 +134,7 @@ impl InputReplay {
 
 /// Fingerprint of a frame: a hash without the fields that a guest counts up. None for TCP segments.
 pub(crate) fn fingerprint(frame: &[u8]) -> Option<u64> {
-    if Segment::of(frame, Side::Guest).is_some() {
+    if Segment::parse(frame, Side::Guest).is_some() {
         return None;
     }
     let ipv4 = frame.get(12..14) == Some(&[8, 0]);
@@ -156,7 +163,7 @@ struct Segment {
 
 impl Segment {
     /// Segment in a frame that this side has sent; none if it is not TCP or truncated.
-    fn of(frame: &[u8], side: Side) -> Option<Self> {
+    fn parse(frame: &[u8], side: Side) -> Option<Self> {
         const TCP: u8 = 6;
         let packet = frame.get(14..)?;
         let (addresses, payload) = match frame.get(12..14)? {
@@ -235,7 +242,7 @@ mod tests {
         replay.is_repeated(&segment(Side::Guest, 600, 110, 24, 100));
         assert_eq!(replay.next(now), Next::Deliver(two));
         assert_eq!((replay.next(now), replay.is_over(now)), (Next::Nothing, false));
-        assert!(replay.is_over(now + MADE_AGAIN));
+        assert!(replay.is_over(now + REPEAT_WINDOW));
     }
 
     #[test]
@@ -248,8 +255,8 @@ mod tests {
         assert_eq!(replay.next(now), Next::Wait(Duration::from_millis(40)));
         let later = now + Duration::from_millis(100);
         assert!(matches!(replay.next(later), Next::Wait(_)));
-        assert!(matches!(replay.next(later + WAITS), Next::Deliver(_)));
-        assert!(matches!(replay.next(later + WAITS), Next::Deliver(_)));
+        assert!(matches!(replay.next(later + MAX_WAIT), Next::Deliver(_)));
+        assert!(matches!(replay.next(later + MAX_WAIT), Next::Deliver(_)));
     }
 
     #[test]

@@ -20,28 +20,28 @@ const FRAMES_MAX: usize = 16_384;
 pub(crate) struct LateFrames {
     frames: VecDeque<Box<[u8]>>,
     bytes: usize,
-    keeps: bool,
+    buffering: bool,
 }
 
 impl LateFrames {
     /// Starts buffering: from now on [`LateFrames::next`] returns none.
     pub(crate) fn start_buffering(&mut self) {
-        self.keeps = true;
+        self.buffering = true;
     }
 
     /// Stops buffering: from now on [`LateFrames::next`] returns the frames.
     pub(crate) fn stop_buffering(&mut self) {
-        self.keeps = false;
+        self.buffering = false;
     }
 
     /// Whether arriving frames are buffered.
     pub(crate) fn is_buffering(&self) -> bool {
-        self.keeps
+        self.buffering
     }
 
     /// Whether a frame may be delivered.
     pub(crate) fn has_next(&self) -> bool {
-        !self.keeps && !self.frames.is_empty()
+        !self.buffering && !self.frames.is_empty()
     }
 
     /// Adds a frame; false if there is no space.
@@ -56,7 +56,7 @@ impl LateFrames {
 
     /// Next frame that may be delivered.
     pub(crate) fn next(&mut self) -> Option<Box<[u8]>> {
-        let frame = if self.keeps { None } else { self.frames.pop_front() }?;
+        let frame = if self.buffering { None } else { self.frames.pop_front() }?;
         self.bytes -= frame.len();
         Some(frame)
     }

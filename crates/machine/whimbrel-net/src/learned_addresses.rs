@@ -83,8 +83,8 @@ impl Addresses {
         let Some(index) = self.index_of(mac) else { return };
         let station = &mut self.stations[index];
         match address {
-            Some(IpAddr::V4(address)) if can_be_claimed_v4(address) => remember(&mut station.ipv4, address),
-            Some(IpAddr::V6(address)) if can_be_claimed_v6(address) => remember(&mut station.ipv6, address),
+            Some(IpAddr::V4(address)) if can_be_claimed_v4(address) => add_latest(&mut station.ipv4, address),
+            Some(IpAddr::V6(address)) if can_be_claimed_v6(address) => add_latest(&mut station.ipv6, address),
             _ => {}
         }
     }
@@ -102,7 +102,7 @@ impl Addresses {
 }
 
 /// Adds an address, or moves it to the end; a full list drops the one claimed least recently.
-fn remember<A: PartialEq>(known: &mut Vec<A>, address: A) {
+fn add_latest<A: PartialEq>(known: &mut Vec<A>, address: A) {
     if known.last() == Some(&address) {
         return;
     }

@@ -37,7 +37,7 @@ pub use error::NetError;
 pub use frame_pipe::{FramePipeEnd, frame_pipe};
 pub use input_log::{Input, InputBatch, InputLog};
 pub use learned_addresses::{Addresses, Mac, Station};
-pub use output_buffer::{BufferFull, Epoch, HoldLimits, OutputBuffer};
+pub use output_buffer::{BufferFull, BufferLimits, Epoch, OutputBuffer};
 pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, Uplink};
 
 /// Most bytes of a frame that QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).

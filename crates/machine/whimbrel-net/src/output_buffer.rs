@@ -14,14 +14,14 @@ pub struct Epoch(pub u64);
 
 /// Capacity of an output buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HoldLimits {
+pub struct BufferLimits {
     /// Most frames in the buffer.
     pub frames: usize,
     /// Most bytes of all frames together.
     pub bytes: usize,
 }
 
-impl Default for HoldLimits {
+impl Default for BufferLimits {
     /// Capacity for half a second at one Gbit/s.
     fn default() -> Self {
         Self { frames: 65_536, bytes: 64 << 20 }
@@ -39,12 +39,12 @@ pub struct OutputBuffer {
     frames: VecDeque<(Epoch, Box<[u8]>)>,
     bytes: usize,
     open: Epoch,
-    limits: HoldLimits,
+    limits: BufferLimits,
 }
 
 impl OutputBuffer {
     /// Creates an empty buffer in epoch 0.
-    pub fn new(limits: HoldLimits) -> Self {
+    pub fn new(limits: BufferLimits) -> Self {
         Self { frames: VecDeque::new(), bytes: 0, open: Epoch(0), limits }
     }
 
@@ -119,7 +119,7 @@ mod tests {
         fn order_is_kept_nothing_leaves_early_and_nothing_is_lost(
             steps in prop::collection::vec(step(), 0..200), frames in 1..40usize, bytes in 1..600usize,
         ) {
-            let mut queue = OutputBuffer::new(HoldLimits { frames, bytes });
+            let mut queue = OutputBuffer::new(BufferLimits { frames, bytes });
             let (mut accepted, mut left, mut released) = (Vec::new(), Vec::new(), None::<u64>);
             let mut open = 0;
             for step in steps {

@@ -5,7 +5,7 @@
 //! port ends its thread and removes its tap device.
 
 use crate::{
-    Addresses, Epoch, FramePipeEnd, HoldLimits, Input, InputLog, NetError,
+    Addresses, BufferLimits, Epoch, FramePipeEnd, Input, InputLog, NetError,
     forwarder::{Forwarder, Shared, run},
     input_replay::InputReplay,
     tap,
@@ -29,7 +29,7 @@ pub struct PortConfig {
     /// yet.
     pub stream_socket: PathBuf,
     /// Network side of the port.
-    pub world: Uplink,
+    pub uplink: Uplink,
     /// Initial state of the gates.
     pub gates: Gates,
 }
@@ -38,11 +38,11 @@ pub struct PortConfig {
 #[derive(Debug)]
 pub enum Uplink {
     /// No network: the port is isolated.
-    Nobody,
+    Isolated,
     /// Network of this host.
     Tap(TapConfig),
     /// Frame pipe, whose other end is usually a tunnel.
-    Line(FramePipeEnd),
+    Pipe(FramePipeEnd),
 }
 
 /// Configuration of a tap device.
@@ -107,10 +107,10 @@ impl Port {
     /// Opens a port. Its tap device is created in the network namespace of the calling thread. The port
     /// connects to QEMU as soon as it listens, and again whenever the connection is lost.
     pub fn open(config: PortConfig) -> Result<Self, NetError> {
-        let (device, tap_name) = match config.world {
-            Uplink::Nobody => (None, None),
+        let (device, tap_name) = match config.uplink {
+            Uplink::Isolated => (None, None),
             Uplink::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
-            Uplink::Line(FramePipeEnd(end)) => (Some(end), None),
+            Uplink::Pipe(FramePipeEnd(end)) => (Some(end), None),
         };
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -130,19 +130,19 @@ impl Port {
 
     /// Opens and closes both gates at once.
     pub fn set_gates(&self, gates: Gates) {
-        self.pump().set_gates(gates);
+        self.forwarder().set_gates(gates);
         self.wake();
     }
 
     /// Present state of the gates.
     pub fn gates(&self) -> Gates {
-        self.pump().gates()
+        self.forwarder().gates()
     }
 
     /// Opens the inbound gate, because the guest's CPUs run now. Frames that came before are not delivered
     /// later.
     pub fn open_inbound(&self) {
-        let mut pump = self.pump();
+        let mut pump = self.forwarder();
         let gates = pump.gates();
         pump.set_gates(Gates { inbound: Gate::Open, ..gates });
         drop(pump);
@@ -150,112 +150,112 @@ impl Port {
     }
 
     /// Buffers the output of the guest from now on. When the buffer is full, the guest has to wait.
-    pub fn hold(&self, limits: HoldLimits) {
-        self.pump().hold(limits);
+    pub fn buffer_output(&self, limits: BufferLimits) {
+        self.forwarder().start_buffering(limits);
     }
 
     /// Sets a callback for a frame that enters the empty output buffer. It runs while the port is locked: it
     /// must be short and must not call the port.
-    pub fn on_first_held(&self, first_held: impl Fn() + Send + 'static) {
-        self.pump().on_first_held(Box::new(first_held));
+    pub fn on_first_buffered(&self, first_held: impl Fn() + Send + 'static) {
+        self.forwarder().on_first_buffered(Box::new(first_held));
     }
 
     /// Whether output is buffered.
-    pub fn holds(&self) -> bool {
-        self.pump().holds()
+    pub fn has_buffered_output(&self) -> bool {
+        self.forwarder().has_buffered()
     }
 
     /// Ends the epoch: every frame that the guest sent so far belongs to it or to an earlier one. Call it
     /// while the guest is paused; otherwise frames still inside QEMU belong to the next epoch (which is safe,
     /// only later).
     pub fn barrier(&self) -> Result<Epoch, NetError> {
-        self.pump().barrier().ok_or(NetError::NotHolding)
+        self.forwarder().barrier().ok_or(NetError::NotBuffering)
     }
 
     /// Releases all epochs up to `up_to`, which [`Port::barrier`] ended; returns the number of frames.
     pub fn release(&self, up_to: Epoch) -> Result<usize, NetError> {
-        let released = self.pump().release(up_to).ok_or(NetError::NotHolding);
+        let released = self.forwarder().release(up_to).ok_or(NetError::NotBuffering);
         self.wake();
         released
     }
 
     /// Ends buffering and releases everything: protection ended while the machine runs here.
     pub fn release_all(&self) {
-        self.pump().release_all();
+        self.forwarder().release_all();
         self.wake();
     }
 
     /// Ends buffering and drops the output: the machine continues on another host from an earlier epoch.
-    pub fn discard_held(&self) -> usize {
-        let discarded = self.pump().discard_held();
+    pub fn discard_buffered(&self) -> usize {
+        let discarded = self.forwarder().discard_buffered();
         self.wake();
         discarded
     }
 
     /// Records the guest's inputs from now on, as those of port `index`; none stops recording.
     pub fn record(&self, inputs: Option<(Arc<InputLog>, u16)>) {
-        self.pump().record(inputs);
+        self.forwarder().record(inputs);
     }
 
     /// Replays inputs to the guest before any other frame, and drops frames that the guest sends again, by
     /// the fingerprints of [`InputLog::take`]. Call it before the gates are opened.
     pub fn replay(&self, inputs: Vec<Input>, left: &[u64]) {
-        self.pump().replay(InputReplay::new(inputs, left));
+        self.forwarder().replay(InputReplay::new(inputs, left));
         self.wake();
     }
 
     /// Buffers frames for the guest from now on, because it is about to be paused: QEMU gets no further
     /// frame. Bounded; frames that do not fit are dropped.
-    pub fn keep_strays(&self) {
-        self.pump().keep_strays();
+    pub fn buffer_late_frames(&self) {
+        self.forwarder().buffer_late_frames();
         self.wake();
     }
 
     /// Takes the late frames: the guest continues on another host, which delivers them with
-    /// [`Port::add_strays`].
-    pub fn take_strays(&self) -> Vec<Box<[u8]>> {
-        self.pump().take_strays()
+    /// [`Port::add_late_frames`].
+    pub fn take_late_frames(&self) -> Vec<Box<[u8]>> {
+        self.forwarder().take_late_frames()
     }
 
     /// Ends buffering: the guest continues here, and gets the late frames before anything newer.
-    pub fn let_strays_in(&self) {
-        self.pump().let_strays_in();
+    pub fn deliver_late_frames(&self) {
+        self.forwarder().deliver_late_frames();
         self.wake();
     }
 
     /// Adds late frames from the source host. The guest gets them once its inbound gate is open, before
     /// anything newer.
-    pub fn add_strays<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) {
-        self.pump().add_strays(frames);
+    pub fn add_late_frames<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) {
+        self.forwarder().add_late_frames(frames);
         self.wake();
     }
 
     /// Learned addresses of the guest, to be sent with it.
     pub fn addresses(&self) -> Addresses {
-        self.pump().addresses().clone()
+        self.forwarder().addresses().clone()
     }
 
     /// Adds addresses that were sent with the guest.
     pub fn add_addresses(&self, addresses: &Addresses) {
-        self.pump().add_addresses(addresses);
+        self.forwarder().add_addresses(addresses);
     }
 
     /// Announces the guest on the network: at once and five times more over 1.25 s. Each time only if the
     /// outbound gate is open then.
     pub fn announce(&self) {
-        self.pump().start_announcing();
+        self.forwarder().start_announcing();
         self.wake();
     }
 
     /// Present values of the counters.
     pub fn counters(&self) -> PortCounters {
-        self.pump().counters()
+        self.forwarder().counters()
     }
 
     /// Waits until QEMU is connected; false if that takes longer than `patience`.
     pub fn wait_connected(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        while !self.pump().is_connected() {
+        while !self.forwarder().is_connected() {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -264,7 +264,7 @@ impl Port {
         true
     }
 
-    fn pump(&self) -> MutexGuard<'_, Forwarder> {
+    fn forwarder(&self) -> MutexGuard<'_, Forwarder> {
         self.shared.lock()
     }
 

@@ -74,7 +74,7 @@ pub enum ProcessError {
     },
     /// The kernel does not allow access to the process.
     #[error("cannot inspect process {pid}")]
-    Look {
+    Inspect {
         /// Process id of QEMU.
         pid: u32,
         /// Cause reported by the kernel.
@@ -141,7 +141,7 @@ impl QemuProcess {
             child.wait()
         };
         let reaper = thread::Builder::new().name("qemu-reap".into()).spawn(reap);
-        reaper.map_err(|source| ProcessError::Look { pid, source })?;
+        reaper.map_err(|source| ProcessError::Inspect { pid, source })?;
         process
     }
 
@@ -149,7 +149,7 @@ impl QemuProcess {
     pub fn adopt(identity: ProcessIdentity, log: &Path) -> Result<Self, ProcessError> {
         let log_start = fs::metadata(log).map_or(0, |meta| meta.len());
         let process = Self::open(identity.pid, log, log_start).map_err(|error| match error {
-            ProcessError::Look { source, .. } if source.raw_os_error() == Some(NO_SUCH_PROCESS) => {
+            ProcessError::Inspect { source, .. } if source.raw_os_error() == Some(NO_SUCH_PROCESS) => {
                 ProcessError::Gone { identity }
             }
             error => error,
@@ -163,7 +163,7 @@ impl QemuProcess {
     }
 
     fn open(pid: u32, log: &Path, log_start: u64) -> Result<Self, ProcessError> {
-        let look = |source: io::Error| ProcessError::Look { pid, source };
+        let look = |source: io::Error| ProcessError::Inspect { pid, source };
         let gone = || look(io::Error::from_raw_os_error(NO_SUCH_PROCESS));
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
         let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|errno| look(errno.into()))?;
@@ -194,7 +194,7 @@ impl QemuProcess {
     }
 
     /// Last output of the process (at most 4 KiB), to quote in an error.
-    pub fn words(&self) -> String {
+    pub fn last_output(&self) -> String {
         let tail = || -> io::Result<String> {
             let mut log = File::open(&self.log)?;
             let end = log.metadata()?.len();
@@ -266,7 +266,7 @@ mod tests {
             let args = ["^THP_enabled:", "/proc/self/status"].map(OsString::from);
             let process = QemuProcess::spawn(Path::new("grep"), &args, &log, huge_pages).unwrap();
             assert!(process.wait(Duration::from_secs(10)));
-            assert_eq!(process.words().split_whitespace().last(), Some(expected), "{huge_pages:?}");
+            assert_eq!(process.last_output().split_whitespace().last(), Some(expected), "{huge_pages:?}");
         }
     }
 

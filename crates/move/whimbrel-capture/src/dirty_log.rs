@@ -27,7 +27,7 @@ pub enum Consumer {
 pub struct DirtyLog {
     array: Box<dyn PageArray>,
     views: BTreeMap<Consumer, Box<dyn PageView>>,
-    unseen: BTreeMap<Consumer, PageSet>,
+    dirty: BTreeMap<Consumer, PageSet>,
     /// Whether the array's dirty set was ever read.
     scanned: bool,
 }
@@ -35,7 +35,7 @@ pub struct DirtyLog {
 impl DirtyLog {
     /// Creates a log without consumers.
     pub fn new(array: Box<dyn PageArray>) -> Self {
-        Self { array, views: BTreeMap::new(), unseen: BTreeMap::new(), scanned: false }
+        Self { array, views: BTreeMap::new(), dirty: BTreeMap::new(), scanned: false }
     }
 
     /// Name of the array.
@@ -55,8 +55,8 @@ impl DirtyLog {
 
     /// Makes `who` see the array through `view`, or as it is. Detaches `who`, because its set was of other
     /// pages.
-    pub fn see_through(&mut self, who: Consumer, view: Option<Box<dyn PageView>>) {
-        self.unfollow(who);
+    pub fn set_view(&mut self, who: Consumer, view: Option<Box<dyn PageView>>) {
+        self.detach(who);
         match view {
             Some(view) => self.views.insert(who, view),
             None => self.views.remove(&who),
@@ -69,10 +69,10 @@ impl DirtyLog {
         self.refresh()?;
         let populated = self.array.populated()?;
         let populated = match self.views.get(&who) {
-            Some(view) => view.of_array(&populated),
+            Some(view) => view.view_pages(&populated),
             None => populated,
         };
-        self.unseen.insert(who, populated);
+        self.dirty.insert(who, populated);
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl DirtyLog {
     pub fn attach_from(&mut self, who: Consumer, unseen: PageSet) -> Result<(), PageError> {
         assert_eq!(unseen.len(), self.page_count_for(who), "a set of another array");
         self.refresh()?;
-        self.unseen.insert(who, unseen);
+        self.dirty.insert(who, unseen);
         Ok(())
     }
 
@@ -90,26 +90,26 @@ impl DirtyLog {
     pub fn attach_new(&mut self, who: Consumer) {
         let pages = self.page_count_for(who);
         let unseen = if self.scanned { PageSet::full(pages) } else { PageSet::empty(pages) };
-        self.unseen.insert(who, unseen);
+        self.dirty.insert(who, unseen);
     }
 
     /// Whether `who` is attached.
-    pub fn is_followed_by(&self, who: Consumer) -> bool {
-        self.unseen.contains_key(&who)
+    pub fn is_attached(&self, who: Consumer) -> bool {
+        self.dirty.contains_key(&who)
     }
 
     /// Detaches the consumer `who`.
-    pub fn unfollow(&mut self, who: Consumer) {
-        self.unseen.remove(&who);
+    pub fn detach(&mut self, who: Consumer) {
+        self.dirty.remove(&who);
     }
 
     /// Scans the array once and records the written pages for every consumer.
     pub fn refresh(&mut self) -> Result<(), PageError> {
         let dirty = self.array.take_dirty()?;
         self.scanned = true;
-        for (who, set) in &mut self.unseen {
+        for (who, set) in &mut self.dirty {
             match self.views.get(who) {
-                Some(view) => set.union(&view.of_array(&dirty)),
+                Some(view) => set.union(&view.view_pages(&dirty)),
                 None => set.union(&dirty),
             }
         }
@@ -121,18 +121,18 @@ impl DirtyLog {
     pub fn collect(&mut self, who: Consumer) -> Result<PageSet, PageError> {
         self.refresh()?;
         let pages = self.page_count_for(who);
-        Ok(self.unseen.get_mut(&who).map_or_else(|| PageSet::empty(pages), PageSet::take))
+        Ok(self.dirty.get_mut(&who).map_or_else(|| PageSet::empty(pages), PageSet::take))
     }
 
     /// Dirty pages of `who` as of the last scan, without taking them: during a round, the pages that were
     /// written again since it began.
-    pub fn unseen(&self, who: Consumer) -> Option<&PageSet> {
-        self.unseen.get(&who)
+    pub fn dirty_pages(&self, who: Consumer) -> Option<&PageSet> {
+        self.dirty.get(&who)
     }
 
     /// Returns `pages` that did not reach `who` to its dirty set.
     pub fn put_back(&mut self, who: Consumer, pages: &PageSet) {
-        if let Some(set) = self.unseen.get_mut(&who) {
+        if let Some(set) = self.dirty.get_mut(&who) {
             set.union(pages);
         }
     }
@@ -153,6 +153,6 @@ impl DirtyLog {
 
 impl std::fmt::Debug for DirtyLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirtyLog").field("array", &self.name()).field("unseen", &self.unseen).finish()
+        f.debug_struct("DirtyLog").field("array", &self.name()).field("unseen", &self.dirty).finish()
     }
 }

@@ -1,6 +1,6 @@
 //! Dirty observer: reads the dirty set of an array without clearing it for the array's consumers.
 //!
-//! The kernel keeps one dirty set per array, and reading it clears it. [`tapped`] puts a layer between the
+//! The kernel keeps one dirty set per array, and reading it clears it. [`observable`] puts a layer between the
 //! array and its [`DirtyLog`](crate::DirtyLog): the result of a scan by an [`Observation`] is added to the
 //! log's next scan, and the result of a scan by the log to every observation. So each sees every page,
 //! in any order of scans, also during a capture.
@@ -33,7 +33,7 @@ pub struct MachineGone;
 /// Reason why an observation could not be read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each variant says what it is")]
-pub enum WatchError {
+pub enum ObserveError {
     #[error(transparent)]
     Gone(#[from] MachineGone),
     #[error(transparent)]
@@ -43,13 +43,13 @@ pub enum WatchError {
 struct Shared {
     array: Box<dyn PageArray>,
     /// Pages scanned for observations and not yet returned to the log.
-    owed: PageSet,
-    watches: BTreeMap<u64, PageSet>,
+    unreported: PageSet,
+    observations: BTreeMap<u64, PageSet>,
     next: u64,
 }
 
 /// Array that the dirty log reads.
-struct Tapped {
+struct ObservedArray {
     name: String,
     pages: u64,
     /// Second view of the array, so that long reads do not hold the lock.
@@ -59,42 +59,43 @@ struct Tapped {
 
 /// Returns the array for the dirty log, and its observer. `scanner` and `reader` are two views of the same
 /// array; only `scanner` is scanned.
-pub fn tapped(
+pub fn observable(
     scanner: Box<dyn PageArray>,
     reader: Box<dyn PageArray>,
 ) -> (Box<dyn PageArray>, DirtyObserver) {
     let (name, pages) = (scanner.name().to_owned(), scanner.page_count());
-    let shared = Shared { array: scanner, owed: PageSet::empty(pages), watches: BTreeMap::new(), next: 0 };
+    let shared =
+        Shared { array: scanner, unreported: PageSet::empty(pages), observations: BTreeMap::new(), next: 0 };
     let shared = Arc::new(Mutex::new(shared));
     let tap = DirtyObserver(Arc::downgrade(&shared));
-    (Box::new(Tapped { name, pages, reader, shared }), tap)
+    (Box::new(ObservedArray { name, pages, reader, shared }), tap)
 }
 
 impl Shared {
     /// Scans the array and records the result for all observations.
     fn scan(&mut self) -> Result<PageSet, PageError> {
         let dirty = self.array.take_dirty()?;
-        self.watches.values_mut().for_each(|set| set.union(&dirty));
+        self.observations.values_mut().for_each(|set| set.union(&dirty));
         Ok(dirty)
     }
 }
 
 impl DirtyObserver {
     /// Starts an observation: the first [`Observation::take`] has what is written from now on.
-    pub fn watch(&self) -> Result<Observation, WatchError> {
+    pub fn observe(&self) -> Result<Observation, ObserveError> {
         let shared = self.0.upgrade().ok_or(MachineGone)?;
         let mut held = lock(&shared);
         let dirty = held.scan()?;
-        held.owed.union(&dirty);
+        held.unreported.union(&dirty);
         let number = held.next;
         held.next += 1;
         let nothing = PageSet::empty(held.array.page_count());
-        held.watches.insert(number, nothing);
+        held.observations.insert(number, nothing);
         Ok(Observation { shared: self.0.clone(), number })
     }
 
     /// Length of the array in pages, and how many of them hold something.
-    pub fn extent(&self) -> Result<(u64, u64), WatchError> {
+    pub fn extent(&self) -> Result<(u64, u64), ObserveError> {
         let shared = self.0.upgrade().ok_or(MachineGone)?;
         let mut held = lock(&shared);
         Ok((held.array.page_count(), held.array.populated()?.count()))
@@ -103,24 +104,24 @@ impl DirtyObserver {
 
 impl Observation {
     /// Takes what was written since the last call. No consumer of the array misses any of it.
-    pub fn take(&mut self) -> Result<PageSet, WatchError> {
+    pub fn take(&mut self) -> Result<PageSet, ObserveError> {
         let shared = self.shared.upgrade().ok_or(MachineGone)?;
         let mut held = lock(&shared);
         let dirty = held.scan()?;
-        held.owed.union(&dirty);
-        Ok(held.watches.get_mut(&self.number).map_or(dirty, PageSet::take))
+        held.unreported.union(&dirty);
+        Ok(held.observations.get_mut(&self.number).map_or(dirty, PageSet::take))
     }
 }
 
 impl Drop for Observation {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            lock(&shared).watches.remove(&self.number);
+            lock(&shared).observations.remove(&self.number);
         }
     }
 }
 
-impl PageArray for Tapped {
+impl PageArray for ObservedArray {
     fn name(&self) -> &str {
         &self.name
     }
@@ -136,13 +137,13 @@ impl PageArray for Tapped {
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
         let mut shared = lock(&self.shared);
         let mut dirty = shared.scan()?;
-        dirty.union(&shared.owed.take());
+        dirty.union(&shared.unreported.take());
         Ok(dirty)
     }
 
     /// Pages put back were not written again, so observations do not get them.
     fn put_back(&mut self, pages: &PageSet) {
-        lock(&self.shared).owed.union(pages);
+        lock(&self.shared).unreported.union(pages);
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
@@ -239,10 +240,10 @@ mod tests {
         #[test]
         fn whoever_looks_first_every_follower_and_every_watch_sees_every_write(steps in steps()) {
             let array = Array::default();
-            let (followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
+            let (followed, tap) = observable(Box::new(array.clone()), Box::new(array.clone()));
             let mut ledger = DirtyLog::new(followed);
             ledger.attach_from(Consumer::Store, PageSet::empty(PAGES)).unwrap();
-            let mut watches = [tap.watch().unwrap(), tap.watch().unwrap()];
+            let mut watches = [tap.observe().unwrap(), tap.observe().unwrap()];
             let mut expected = vec![PageSet::empty(PAGES); 3];
             let mut failing = false;
             for step in steps {
@@ -278,19 +279,19 @@ mod tests {
     #[test]
     fn a_watch_keeps_nothing_alive_and_says_that_the_machine_is_gone() {
         let array = Array::default();
-        let (followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
-        let mut watch = tap.watch().unwrap();
+        let (followed, tap) = observable(Box::new(array.clone()), Box::new(array.clone()));
+        let mut watch = tap.observe().unwrap();
         drop(followed);
         assert_eq!(Arc::strong_count(&array.0), 1, "the array has gone");
-        assert!(matches!(watch.take(), Err(WatchError::Gone(MachineGone))));
-        assert!(matches!(tap.watch(), Err(WatchError::Gone(MachineGone))));
+        assert!(matches!(watch.take(), Err(ObserveError::Gone(MachineGone))));
+        assert!(matches!(tap.observe(), Err(ObserveError::Gone(MachineGone))));
     }
 
     #[test]
     fn what_is_put_back_is_the_ledgers_alone() {
         let array = Array::default();
-        let (mut followed, tap) = tapped(Box::new(array.clone()), Box::new(array.clone()));
-        let mut watch = tap.watch().unwrap();
+        let (mut followed, tap) = observable(Box::new(array.clone()), Box::new(array.clone()));
+        let mut watch = tap.observe().unwrap();
         let mut pages = PageSet::empty(PAGES);
         pages.insert(5);
         followed.put_back(&pages);

@@ -1,6 +1,6 @@
 //! Dirty trace: one set of dirty pages per sample, as it is sent, saved in a file and read again.
 //!
-//! The format is in docs/formats/wws-trace.md. [`head`] and [`record`] write it; [`Reader`] parses it in
+//! The format is in docs/formats/wws-trace.md. [`head`] and [`encode_sample`] write it; [`Reader`] parses it in
 //! pieces of any size. A trace that ends within a record (a connection that was cut, a full disk) is valid up
 //! to that record. Memory is allocated only for bytes that have arrived.
 
@@ -10,9 +10,9 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, varint};
 const MAGIC: &[u8; 8] = b"WHIMWWST";
 const FORMAT: u32 = 1;
 /// Bytes of the header.
-const HEAD: usize = 48;
+const HEADER_LEN: usize = 48;
 /// Bytes before the runs of a record.
-const RECORD_HEAD: usize = 8;
+const RECORD_HEADER_LEN: usize = 8;
 /// Most pages of a machine: 1 TiB. A simulation needs a bit for each of them.
 pub const PAGES_MAX: u64 = 1 << 28;
 /// Most bytes of one record: every other page of the largest machine.
@@ -24,18 +24,18 @@ pub struct DirtyTraceHeader {
     /// Length of memory in pages.
     pub pages: u64,
     /// Pages that held something at the start: what a first round sends.
-    pub present: u64,
+    pub populated: u64,
     /// Requested interval of the samples.
-    pub every: Duration,
+    pub interval: Duration,
     /// Start of the trace, in milliseconds since 1970.
-    pub began_ms: u64,
+    pub start_ms: u64,
 }
 
 /// Pages dirtied since the sample before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// Time since the sample before.
-    pub took: Duration,
+    pub duration: Duration,
     /// Dirty pages, as runs in order that do not touch.
     pub dirty: Vec<PageRun>,
 }
@@ -51,7 +51,7 @@ impl Sample {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirtyTrace {
     /// Header of the trace.
-    pub head: DirtyTraceHeader,
+    pub header: DirtyTraceHeader,
     /// Samples, one after the other without gaps.
     pub samples: Vec<Sample>,
 }
@@ -65,34 +65,34 @@ pub enum TraceError {
     #[error("the dirty trace has format {format}; this version reads format {FORMAT}")]
     Format { format: u32 },
     #[error("invalid header of the dirty trace: {what}")]
-    Head { what: &'static str },
+    Header { what: &'static str },
     #[error("invalid sample {number} of the dirty trace: {what}")]
     Record { number: u64, what: &'static str },
 }
 
 /// Encodes a header.
-pub fn head(head: &DirtyTraceHeader) -> Vec<u8> {
+pub fn encode_header(head: &DirtyTraceHeader) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(FORMAT.to_le_bytes());
     out.extend((PAGE_SIZE as u32).to_le_bytes());
     out.extend(head.pages.to_le_bytes());
-    out.extend(head.present.to_le_bytes());
-    out.extend(micros(head.every).to_le_bytes());
+    out.extend(head.populated.to_le_bytes());
+    out.extend(micros(head.interval).to_le_bytes());
     out.extend([0; 4]);
-    out.extend(head.began_ms.to_le_bytes());
+    out.extend(head.start_ms.to_le_bytes());
     out
 }
 
 /// Encodes a sample.
-pub fn record(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u8> {
-    let mut out = vec![0; RECORD_HEAD];
+pub fn encode_sample(took: Duration, dirty: impl IntoIterator<Item = PageRun>) -> Vec<u8> {
+    let mut out = vec![0; RECORD_HEADER_LEN];
     let mut end = 0;
     for run in dirty {
         varint::put(&mut out, run.start - end);
         varint::put(&mut out, run.len);
         end = run.end();
     }
-    let length = (out.len() - RECORD_HEAD) as u32;
+    let length = (out.len() - RECORD_HEADER_LEN) as u32;
     out[..4].copy_from_slice(&length.to_le_bytes());
     out[4..8].copy_from_slice(&micros(took).to_le_bytes());
     out
@@ -120,35 +120,35 @@ impl Reader {
     }
 
     /// Header of the trace, once it has arrived.
-    pub fn head(&mut self) -> Result<Option<DirtyTraceHeader>, TraceError> {
+    pub fn header(&mut self) -> Result<Option<DirtyTraceHeader>, TraceError> {
         if self.head.is_none() {
-            let Some(bytes) = self.buffer[self.used..].first_chunk::<HEAD>() else { return Ok(None) };
-            self.head = Some(parse_head(bytes)?);
-            self.used += HEAD;
+            let Some(bytes) = self.buffer[self.used..].first_chunk::<HEADER_LEN>() else { return Ok(None) };
+            self.head = Some(parse_header(bytes)?);
+            self.used += HEADER_LEN;
         }
         Ok(self.head)
     }
 
     /// Next sample, once all of it has arrived.
     pub fn sample(&mut self) -> Result<Option<Sample>, TraceError> {
-        let Some(head) = self.head()? else { return Ok(None) };
+        let Some(head) = self.header()? else { return Ok(None) };
         let number = self.records;
         let wrong = |what| TraceError::Record { number, what };
         let bytes = &self.buffer[self.used..];
-        let Some((begin, rest)) = bytes.split_first_chunk::<RECORD_HEAD>() else { return Ok(None) };
-        let length = word(begin, 0) as usize;
+        let Some((begin, rest)) = bytes.split_first_chunk::<RECORD_HEADER_LEN>() else { return Ok(None) };
+        let length = read_u32(begin, 0) as usize;
         if length > RECORD_MAX {
             return Err(wrong("longer than the maximum"));
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
-        let took = Duration::from_micros(word(begin, 4).into());
+        let took = Duration::from_micros(read_u32(begin, 4).into());
         if took.is_zero() {
             return Err(wrong("zero duration"));
         }
         let dirty = parse_runs(body, head.pages).map_err(wrong)?;
-        self.used += RECORD_HEAD + length;
+        self.used += RECORD_HEADER_LEN + length;
         self.records += 1;
-        Ok(Some(Sample { took, dirty }))
+        Ok(Some(Sample { duration: took, dirty }))
     }
 }
 
@@ -156,33 +156,33 @@ impl DirtyTrace {
     /// Reads a trace. Bytes after its last complete sample are ignored.
     pub fn read(bytes: &[u8]) -> Result<Self, TraceError> {
         let mut reader = Reader { buffer: bytes.to_vec(), ..Reader::default() };
-        let head = reader.head()?.ok_or(TraceError::Magic)?;
+        let head = reader.header()?.ok_or(TraceError::Magic)?;
         let mut samples = Vec::new();
         while let Some(sample) = reader.sample()? {
             samples.push(sample);
         }
-        Ok(Self { head, samples })
+        Ok(Self { header: head, samples })
     }
 
     /// Encodes the trace.
     pub fn write(&self) -> Vec<u8> {
-        let mut out = head(&self.head);
-        self.samples.iter().for_each(|s| out.extend(record(s.took, s.dirty.iter().copied())));
+        let mut out = encode_header(&self.header);
+        self.samples.iter().for_each(|s| out.extend(encode_sample(s.duration, s.dirty.iter().copied())));
         out
     }
 
     /// Sum of the samples' durations.
     pub fn duration(&self) -> Duration {
-        self.samples.iter().map(|sample| sample.took).sum()
+        self.samples.iter().map(|sample| sample.duration).sum()
     }
 
     /// Pages dirtied in each `window`: the writable working set over time (figure 2 of Clark et al., NSDI
     /// 2005). The last window may be shorter.
     pub fn working_sets(&self, window: Duration) -> Vec<(Duration, u64)> {
         let mut sets = Vec::new();
-        let (mut took, mut set) = (Duration::ZERO, PageSet::empty(self.head.pages));
+        let (mut took, mut set) = (Duration::ZERO, PageSet::empty(self.header.pages));
         for sample in &self.samples {
-            took += sample.took;
+            took += sample.duration;
             sample.dirty.iter().for_each(|run| set.insert_run(*run));
             if took >= window {
                 sets.push((took, set.take().count()));
@@ -196,38 +196,38 @@ impl DirtyTrace {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
+    u64::from(read_u32(bytes, at)) | u64::from(read_u32(bytes, at + 4)) << 32
 }
 
-fn parse_head(bytes: &[u8; HEAD]) -> Result<DirtyTraceHeader, TraceError> {
+fn parse_header(bytes: &[u8; HEADER_LEN]) -> Result<DirtyTraceHeader, TraceError> {
     if &bytes[..8] != MAGIC {
         return Err(TraceError::Magic);
     }
-    let format = word(bytes, 8);
+    let format = read_u32(bytes, 8);
     if format != FORMAT {
         return Err(TraceError::Format { format });
     }
-    let every = Duration::from_micros(word(bytes, 32).into());
+    let every = Duration::from_micros(read_u32(bytes, 32).into());
     let head = DirtyTraceHeader {
-        pages: long(bytes, 16),
-        present: long(bytes, 24),
-        every,
-        began_ms: long(bytes, 40),
+        pages: read_u64(bytes, 16),
+        populated: read_u64(bytes, 24),
+        interval: every,
+        start_ms: read_u64(bytes, 40),
     };
-    let wrong = |what| Err(TraceError::Head { what });
+    let wrong = |what| Err(TraceError::Header { what });
     match &head {
-        _ if word(bytes, 12) as usize != PAGE_SIZE => wrong("unsupported page size"),
-        _ if word(bytes, 36) != 0 => wrong("reserved bytes are not zero"),
+        _ if read_u32(bytes, 12) as usize != PAGE_SIZE => wrong("unsupported page size"),
+        _ if read_u32(bytes, 36) != 0 => wrong("reserved bytes are not zero"),
         head if head.pages == 0 || head.pages > PAGES_MAX => wrong("page count out of range"),
-        head if head.present > head.pages => wrong("more present pages than pages"),
-        head if head.every.is_zero() => wrong("zero sample interval"),
+        head if head.populated > head.pages => wrong("more present pages than pages"),
+        head if head.interval.is_zero() => wrong("zero sample interval"),
         _ => Ok(head),
     }
 }
@@ -266,10 +266,10 @@ mod tests {
             dirty.iter().for_each(|page| {
                 set.insert(page % pages);
             });
-            Sample { took: Duration::from_micros((*micros).max(1).into()), dirty: set.runs().collect() }
+            Sample { duration: Duration::from_micros((*micros).max(1).into()), dirty: set.runs().collect() }
         });
         DirtyTrace {
-            head: DirtyTraceHeader { pages, present: pages / 2, every, began_ms: 7 },
+            header: DirtyTraceHeader { pages, populated: pages / 2, interval: every, start_ms: 7 },
             samples: samples.collect(),
         }
     }
@@ -291,7 +291,7 @@ mod tests {
                     samples.push(sample);
                 }
             }
-            prop_assert_eq!(reader.head().unwrap(), Some(trace.head));
+            prop_assert_eq!(reader.header().unwrap(), Some(trace.header));
             prop_assert_eq!(samples, trace.samples);
         }
 
@@ -302,7 +302,7 @@ mod tests {
             let cut = cut.min(bytes.len());
             match DirtyTrace::read(&bytes[..cut]) {
                 Ok(read) => prop_assert!(trace.samples.starts_with(&read.samples) && read.samples.len() + 3 >= 3),
-                Err(error) => prop_assert!(cut < HEAD && error == TraceError::Magic),
+                Err(error) => prop_assert!(cut < HEADER_LEN && error == TraceError::Magic),
             }
         }
     }
@@ -318,9 +318,9 @@ mod tests {
         assert_eq!(with(0, b'X'), TraceError::Magic);
         assert_eq!(with(8, 2), TraceError::Format { format: 2 });
         for (at, byte) in [(13, 0), (16, 0), (24, 101), (36, 1), (23, 1)] {
-            assert!(matches!(with(at, byte), TraceError::Head { .. }), "{at}");
+            assert!(matches!(with(at, byte), TraceError::Header { .. }), "{at}");
         }
-        for (at, byte) in [(HEAD + 3, 0xff), (HEAD + 8, 99), (HEAD + 9, 0)] {
+        for (at, byte) in [(HEADER_LEN + 3, 0xff), (HEADER_LEN + 8, 99), (HEADER_LEN + 9, 0)] {
             assert!(matches!(with(at, byte), TraceError::Record { number: 0, .. }), "{at}");
         }
     }

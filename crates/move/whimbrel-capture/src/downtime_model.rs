@@ -6,13 +6,13 @@
 //!
 //! Two things differ from the paper. A page that was sent before is sent as a difference, so it costs less on
 //! the wire and may be limited by the processor instead: [`Model`] has both costs. The number of rounds is
-//! decided while they run: [`Simulation::play_move`] asks the precopy policy itself. Throttling is left out:
+//! decided while they run: [`Simulation::simulate_migration`] asks the precopy policy itself. Throttling is left out:
 //! a machine that writes too fast to keep up with has a shorter downtime than predicted.
 //!
 //! A round seldom ends with a sample. A sample that overlaps a round partly counts with that fraction of its
 //! pages, because the trace does not tell when in it a page was written. A page of two such samples counts
 //! with both fractions, at most once. A trace shorter than a round is repeated from its start; repetition
-//! dirties nothing new, so such a prediction ([`Prediction::beyond`]) is a lower bound for machines that go
+//! dirties nothing new, so such a prediction ([`Prediction::exceeds_trace`]) is a lower bound for machines that go
 //! on to other work.
 //!
 //! Another round, or a faster link, never enlarges the *first* set. Later rounds fall into other parts of the
@@ -29,7 +29,7 @@ use whimbrel_core::{PAGE_SIZE, PageSet};
 /// Most start times that [`summary`] simulates.
 const STARTS_MAX: usize = 100;
 /// Fractions above this count as 1: sums of times are not exact.
-const WHOLE: f64 = 1.0 - 1e-8;
+const FULL_FRACTION: f64 = 1.0 - 1e-8;
 
 /// Costs of a page, and the fixed cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,7 +37,7 @@ pub struct Model {
     /// Bytes per page on the wire in the first round.
     pub page_bytes: f64,
     /// Bytes per page on the wire in later rounds.
-    pub again_bytes: f64,
+    pub resend_bytes: f64,
     /// Least time per page in later rounds, however fast the link is.
     pub page_time: Duration,
     /// Time to stop the machine, save and load the device state, and start it.
@@ -50,7 +50,7 @@ impl Default for Model {
     fn default() -> Self {
         let page = PAGE_SIZE as f64;
         let (page_time, fixed) = (Duration::ZERO, Duration::from_millis(20));
-        Self { page_bytes: page, again_bytes: page, page_time, fixed }
+        Self { page_bytes: page, resend_bytes: page, page_time, fixed }
     }
 }
 
@@ -59,7 +59,7 @@ impl Model {
     fn cost(&self, pages: f64, before: usize, bandwidth: u64) -> (f64, f64) {
         let (each, least) = match before {
             0 => (self.page_bytes, 0.0),
-            _ => (self.again_bytes, self.page_time.as_secs_f64()),
+            _ => (self.resend_bytes, self.page_time.as_secs_f64()),
         };
         let bytes = pages * each;
         ((bytes / bandwidth.max(1) as f64).max(pages * least), bytes)
@@ -83,7 +83,7 @@ pub struct Prediction {
     /// Time from the first page to the last.
     pub total: Duration,
     /// Whether the trace was too short for it.
-    pub beyond: bool,
+    pub exceeds_trace: bool,
 }
 
 /// Summary of the predictions for a bandwidth and a number of rounds, over the simulated start times.
@@ -100,7 +100,7 @@ pub struct Summary {
     /// Median duration of the migration.
     pub total: Duration,
     /// Whether the trace was too short for any of them.
-    pub beyond: bool,
+    pub exceeds_trace: bool,
 }
 
 /// Trace prepared for simulation.
@@ -110,21 +110,21 @@ pub struct Simulation<'a> {
     /// End of each sample, in seconds.
     ends: Vec<f64>,
     /// Pages of all samples, each counted once.
-    all: u64,
+    unique_pages: u64,
 }
 
 impl<'a> Simulation<'a> {
     /// Prepares a trace; none if it has no samples.
     pub fn new(trace: &'a DirtyTrace) -> Option<Self> {
-        let mut set = PageSet::empty(trace.head.pages);
+        let mut set = PageSet::empty(trace.header.pages);
         let mut end = 0.0;
         let mut ends = Vec::with_capacity(trace.samples.len());
         for sample in &trace.samples {
             sample.dirty.iter().for_each(|run| set.insert_run(*run));
-            end += sample.took.as_secs_f64();
+            end += sample.duration.as_secs_f64();
             ends.push(end);
         }
-        (end > 0.0).then(|| Self { trace, ends, all: set.count() })
+        (end > 0.0).then(|| Self { trace, ends, unique_pages: set.count() })
     }
 
     fn length(&self) -> f64 {
@@ -132,16 +132,16 @@ impl<'a> Simulation<'a> {
     }
 
     /// Pages of all samples, each counted once.
-    pub fn unique(&self) -> u64 {
-        self.all
+    pub fn unique_pages(&self) -> u64 {
+        self.unique_pages
     }
 
     /// Pages dirtied in the `seconds` after `from`.
     pub fn dirtied(&self, from: f64, seconds: f64) -> f64 {
         if seconds >= self.length() {
-            return self.all as f64;
+            return self.unique_pages as f64;
         }
-        let mut full = PageSet::empty(self.trace.head.pages);
+        let mut full = PageSet::empty(self.trace.header.pages);
         let mut parts: Vec<(f64, PageSet)> = Vec::new();
         let mut at = from.rem_euclid(self.length());
         let mut index = self.ends.partition_point(|end| *end <= at);
@@ -152,11 +152,11 @@ impl<'a> Simulation<'a> {
             }
             let sample = &self.trace.samples[index];
             let here = left.min(self.ends[index] - at);
-            let part = here / sample.took.as_secs_f64();
-            if part >= WHOLE {
+            let part = here / sample.duration.as_secs_f64();
+            if part >= FULL_FRACTION {
                 sample.dirty.iter().for_each(|run| full.insert_run(*run));
             } else {
-                let mut set = PageSet::empty(self.trace.head.pages);
+                let mut set = PageSet::empty(self.trace.header.pages);
                 sample.dirty.iter().for_each(|run| set.insert_run(*run));
                 parts.push((part, set));
             }
@@ -164,48 +164,54 @@ impl<'a> Simulation<'a> {
             at = self.ends[index];
             index += 1;
         }
-        full.count() as f64 + beside(&full, &mut parts)
+        full.count() as f64 + partly_dirtied(&full, &mut parts)
     }
 
     /// Simulates the migration that starts `start` seconds into the trace, for 1 to `rounds` rounds.
-    pub fn play(&self, start: f64, bandwidth: u64, rounds: u32, model: &Model) -> Vec<Prediction> {
-        let (mut at, mut sent, mut beyond) = (start, self.trace.head.present as f64, false);
+    pub fn simulate(&self, start: f64, bandwidth: u64, rounds: u32, model: &Model) -> Vec<Prediction> {
+        let (mut at, mut sent, mut beyond) = (start, self.trace.header.populated as f64, false);
         let mut round = |number: u32| {
             let (took, _) = model.cost(sent, number as usize - 1, bandwidth);
-            beyond |= (at + took) * WHOLE > self.length();
+            beyond |= (at + took) * FULL_FRACTION > self.length();
             sent = self.dirtied(at, took);
             at += took;
             let downtime = model.downtime(sent, bandwidth);
-            let total = span(at - start + downtime);
-            Prediction { rounds: number, left: sent, downtime: span(downtime), total, beyond }
+            let total = duration_of(at - start + downtime);
+            Prediction {
+                rounds: number,
+                left: sent,
+                downtime: duration_of(downtime),
+                total,
+                exceeds_trace: beyond,
+            }
         };
         (1..=rounds).map(&mut round).collect()
     }
 
     /// Simulates the migration that starts `start` seconds into the trace, with the rounds that the policy
     /// decides.
-    pub fn play_move(&self, start: f64, bandwidth: u64, model: &Model) -> Prediction {
+    pub fn simulate_migration(&self, start: f64, bandwidth: u64, model: &Model) -> Prediction {
         let policy = PrecopyPolicy::new(Rates::Full { max: Some(bandwidth) }, DOWNTIME_MAX);
-        let (mut at, mut left, mut beyond) = (start, self.trace.head.present as f64, false);
+        let (mut at, mut left, mut beyond) = (start, self.trace.header.populated as f64, false);
         let mut history: Vec<RoundStats> = Vec::new();
         while let RoundDecision::Round { rate } = policy.decide(&history, left.round() as u64) {
             let (took, bytes) = model.cost(left, history.len(), bandwidth);
-            beyond |= (at + took) * WHOLE > self.length();
+            beyond |= (at + took) * FULL_FRACTION > self.length();
             let pages = left.round() as u64;
             left = self.dirtied(at, took);
             at += took;
             history.push(RoundStats {
                 pages,
                 bytes: bytes.round() as u64,
-                took: span(took),
+                duration: duration_of(took),
                 limit: rate,
                 left: left.round() as u64,
                 ..RoundStats::default()
             });
         }
         let downtime = model.downtime(left, bandwidth);
-        let (rounds, total) = (history.len() as u32, span(at - start + downtime));
-        Prediction { rounds, left, downtime: span(downtime), total, beyond }
+        let (rounds, total) = (history.len() as u32, duration_of(at - start + downtime));
+        Prediction { rounds, left, downtime: duration_of(downtime), total, exceeds_trace: beyond }
     }
 
     /// Start times for a summary: samples at even distances, in seconds.
@@ -216,7 +222,7 @@ impl<'a> Simulation<'a> {
 }
 
 /// Pages of samples that overlap a round partly, without those that are in it anyway.
-fn beside(full: &PageSet, parts: &mut [(f64, PageSet)]) -> f64 {
+fn partly_dirtied(full: &PageSet, parts: &mut [(f64, PageSet)]) -> f64 {
     parts.iter_mut().for_each(|(_, set)| set.subtract(full));
     let alone: f64 = parts.iter().map(|(part, set)| part * set.count() as f64).sum();
     match parts {
@@ -235,47 +241,47 @@ pub fn summary(simulation: &Simulation<'_>, bandwidths: &[u64], rounds: u32, mod
     let starts = simulation.starts();
     let of = |bandwidth: u64| {
         let played: Vec<_> =
-            starts.iter().map(|start| simulation.play(*start, bandwidth, rounds, model)).collect();
+            starts.iter().map(|start| simulation.simulate(*start, bandwidth, rounds, model)).collect();
         (0..rounds as usize).map(move |round| {
             let column: Vec<_> = played.iter().filter_map(|play| play.get(round)).copied().collect();
-            over(bandwidth, &column)
+            summarize(bandwidth, &column)
         })
     };
     bandwidths.iter().copied().flat_map(of).collect()
 }
 
 /// Summarizes every bandwidth with the rounds that the policy decides; their number is a median too.
-pub fn moves(simulation: &Simulation<'_>, bandwidths: &[u64], model: &Model) -> Vec<Summary> {
+pub fn summarize_migrations(simulation: &Simulation<'_>, bandwidths: &[u64], model: &Model) -> Vec<Summary> {
     let starts = simulation.starts();
     let of = |bandwidth: &u64| {
-        let played = starts.iter().map(|start| simulation.play_move(*start, *bandwidth, model));
-        over(*bandwidth, &played.collect::<Vec<_>>())
+        let played = starts.iter().map(|start| simulation.simulate_migration(*start, *bandwidth, model));
+        summarize(*bandwidth, &played.collect::<Vec<_>>())
     };
     bandwidths.iter().map(of).collect()
 }
 
-fn over(bandwidth: u64, played: &[Prediction]) -> Summary {
+fn summarize(bandwidth: u64, played: &[Prediction]) -> Summary {
     let mut rounds: Vec<_> = played.iter().map(|p| p.rounds).collect();
     let mut downtimes: Vec<_> = played.iter().map(|p| p.downtime).collect();
     let mut totals: Vec<_> = played.iter().map(|p| p.total).collect();
     Summary {
         bandwidth,
-        rounds: middle(&mut rounds),
-        median: middle(&mut downtimes),
+        rounds: median(&mut rounds),
+        median: median(&mut downtimes),
         worst: downtimes.last().copied().unwrap_or_default(),
-        total: middle(&mut totals),
-        beyond: played.iter().any(|p| p.beyond),
+        total: median(&mut totals),
+        exceeds_trace: played.iter().any(|p| p.exceeds_trace),
     }
 }
 
 /// Median; sorts the values.
-fn middle<T: Copy + Ord + Default>(values: &mut [T]) -> T {
+fn median<T: Copy + Ord + Default>(values: &mut [T]) -> T {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 /// Seconds as a duration; `Duration::MAX` if they are too many.
-fn span(seconds: f64) -> Duration {
+fn duration_of(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }
 
@@ -290,8 +296,11 @@ mod tests {
 
     fn trace(pages: u64, ms: u64, samples: Vec<Vec<PageRun>>) -> DirtyTrace {
         let every = Duration::from_millis(ms);
-        let samples = samples.into_iter().map(|dirty| Sample { took: every, dirty }).collect();
-        DirtyTrace { head: DirtyTraceHeader { pages, present: pages, every, began_ms: 0 }, samples }
+        let samples = samples.into_iter().map(|dirty| Sample { duration: every, dirty }).collect();
+        DirtyTrace {
+            header: DirtyTraceHeader { pages, populated: pages, interval: every, start_ms: 0 },
+            samples,
+        }
     }
 
     /// `hot` pages in every sample, and `fresh` others in each.
@@ -317,26 +326,26 @@ mod tests {
     #[test]
     fn a_machine_that_dirties_a_hundred_fresh_pages_a_second_is_as_by_hand() {
         let mut trace = steady(10, 100, 0, 10);
-        (trace.head.pages, trace.head.present) = (1000, 1000);
+        (trace.header.pages, trace.header.populated) = (1000, 1000);
         let simulation = Simulation::new(&trace).unwrap();
         // 1000 pages a second: 1 s dirties 100 pages, they take 100 ms, which dirty 10, and so on.
-        let played = simulation.play(0.0, 1000 * PAGE, 4, &model());
+        let played = simulation.simulate(0.0, 1000 * PAGE, 4, &model());
         assert_eq!(played.iter().map(ms).collect::<Vec<_>>(), [105.0, 15.0, 6.0, 5.1]);
         assert_eq!(played[1].total, Duration::from_millis(1000 + 100 + 15));
-        assert!(!played[0].beyond && played[1].beyond);
+        assert!(!played[0].exceeds_trace && played[1].exceeds_trace);
     }
 
     #[test]
     fn pages_that_travel_again_cost_what_differences_do_and_not_less_than_the_processor_takes() {
         let mut trace = steady(10, 100, 0, 10);
-        (trace.head.pages, trace.head.present) = (1000, 1000);
+        (trace.header.pages, trace.header.populated) = (1000, 1000);
         let simulation = Simulation::new(&trace).unwrap();
-        let cheap = Model { again_bytes: PAGE as f64 / 10.0, ..model() };
+        let cheap = Model { resend_bytes: PAGE as f64 / 10.0, ..model() };
         // 1 s dirties 100 pages; they take 10 ms, in which one is.
-        let played = simulation.play(0.0, 1000 * PAGE, 2, &cheap);
+        let played = simulation.simulate(0.0, 1000 * PAGE, 2, &cheap);
         assert_eq!(played.iter().map(ms).collect::<Vec<_>>(), [15.0, 5.1]);
         let busy = Model { page_time: Duration::from_micros(500), ..cheap };
-        let played = simulation.play(0.0, 1000 * PAGE, 2, &busy);
+        let played = simulation.simulate(0.0, 1000 * PAGE, 2, &busy);
         assert_eq!(played.iter().map(ms).collect::<Vec<_>>(), [55.0, 7.5]);
     }
 
@@ -344,19 +353,19 @@ mod tests {
     fn a_move_has_as_many_rounds_as_it_takes() {
         // 100 pages a second over a link of 10,000.
         let mut trace = steady(100, 100, 0, 10);
-        (trace.head.pages, trace.head.present) = (100_000, 100_000);
+        (trace.header.pages, trace.header.populated) = (100_000, 100_000);
         let simulation = Simulation::new(&trace).unwrap();
-        let calm = simulation.play_move(0.0, 10_000 * PAGE, &model());
+        let calm = simulation.simulate_migration(0.0, 10_000 * PAGE, &model());
         // 10 s leave 1000 pages, 0.1 s of them leave 10, and so little is not worth another round.
         assert_eq!((calm.rounds, ms(&calm)), (2, 6.0));
 
         let mut hot = self::trace(10_000, 50, vec![vec![PageRun::new(0, 400)]; 20]);
-        hot.head.present = 10_000;
+        hot.header.populated = 10_000;
         let simulation = Simulation::new(&hot).unwrap();
-        let busy = simulation.play_move(0.0, 4000 * PAGE, &model());
+        let busy = simulation.simulate_migration(0.0, 4000 * PAGE, &model());
         assert_eq!(ms(&busy), 105.0, "rounds do not help");
         assert!(busy.rounds < 6, "and it is seen: {busy:?}");
-        let moved = moves(&simulation, &[4000 * PAGE], &model());
+        let moved = summarize_migrations(&simulation, &[4000 * PAGE], &model());
         assert_eq!((moved[0].median, moved[0].rounds), (busy.downtime, busy.rounds));
     }
 
@@ -364,7 +373,7 @@ mod tests {
     fn pages_that_are_always_dirty_are_left_however_many_rounds_there_are() {
         let trace = trace(1000, 50, vec![vec![PageRun::new(0, 400)]; 20]);
         let simulation = Simulation::new(&trace).unwrap();
-        let played = simulation.play(0.3, 4000 * PAGE, 4, &model());
+        let played = simulation.simulate(0.3, 4000 * PAGE, 4, &model());
         assert_eq!(played.iter().map(ms).collect::<Vec<_>>(), [105.0; 4]);
     }
 
@@ -403,11 +412,15 @@ mod tests {
             let samples = samples.into_iter().map(|(runs, ms)| {
                 let mut set = PageSet::empty(512);
                 runs.iter().for_each(|(start, len)| set.insert_run(PageRun::new(*start, *len)));
-                Sample { took: Duration::from_millis(ms), dirty: set.runs().collect() }
+                Sample { duration: Duration::from_millis(ms), dirty: set.runs().collect() }
             });
-            let head =
-                DirtyTraceHeader { pages: 512, present: 512, every: Duration::from_millis(50), began_ms: 0 };
-            DirtyTrace { head, samples: samples.collect() }
+            let head = DirtyTraceHeader {
+                pages: 512,
+                populated: 512,
+                interval: Duration::from_millis(50),
+                start_ms: 0,
+            };
+            DirtyTrace { header: head, samples: samples.collect() }
         })
     }
 
@@ -418,7 +431,7 @@ mod tests {
         ) {
             let simulation = Simulation::new(&trace).unwrap();
             let (short, long) = (simulation.dirtied(from, seconds), simulation.dirtied(from, seconds + more));
-            prop_assert!(0.0 <= short && short <= long + 1e-6 && long <= simulation.all as f64 + 1e-6);
+            prop_assert!(0.0 <= short && short <= long + 1e-6 && long <= simulation.unique_pages as f64 + 1e-6);
         }
 
         #[test]
@@ -426,7 +439,7 @@ mod tests {
             trace in any_trace(), start in 0.0..5.0f64, slow in 1_000..10_000_000u64, faster in 1..10u64, rounds in 1..5u32,
         ) {
             let simulation = Simulation::new(&trace).unwrap();
-            let at = |bandwidth| simulation.play(start, bandwidth, rounds, &model());
+            let at = |bandwidth| simulation.simulate(start, bandwidth, rounds, &model());
             let (slow, fast) = (at(slow), at(slow * faster));
             prop_assert!(fast[0].left <= slow[0].left + 1e-6 && fast[0].downtime <= slow[0].downtime + Duration::from_nanos(9));
             for play in slow.iter().chain(&fast) {
@@ -441,7 +454,7 @@ mod tests {
         ) {
             let trace = steady(samples, ms, hot, fresh);
             let simulation = Simulation::new(&trace).unwrap();
-            let (slow, fast) = (simulation.play(start, slow, 4, &model()), simulation.play(start, slow * faster, 4, &model()));
+            let (slow, fast) = (simulation.simulate(start, slow, 4, &model()), simulation.simulate(start, slow * faster, 4, &model()));
             for (slow, fast) in slow.iter().zip(&fast) {
                 prop_assert!(fast.left <= slow.left + 1e-5, "{fast:?} {slow:?}");
                 prop_assert!(fast.downtime <= slow.downtime + Duration::from_micros(1));

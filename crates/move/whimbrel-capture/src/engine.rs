@@ -16,9 +16,9 @@ use whimbrel_machine::{Machine, PageError};
 /// Pages read and delivered at once: an extent, which is also one leaf of an image tree.
 const BATCH_PAGES: u64 = EXTENT_PAGES as u64;
 /// Interval of dirty log scans if the policy sets none, for sinks that use [`PageBatch::hot`].
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// Scans take at most one part in this many of the round. A scan takes well under 1 ms per GiB.
-const LOOK_SHARE: u32 = 50;
+const SCAN_SHARE: u32 = 50;
 /// Most bytes that are set aside in the pause; with more, the pause lasts until the sink has them.
 const STAGE_BYTES_MAX: usize = 256 << 20;
 
@@ -27,16 +27,16 @@ pub struct CaptureSource<'a> {
     /// Machine, running or paused.
     pub machine: &'a mut dyn Machine,
     /// Dirty logs of its page arrays, to which `follower` is attached.
-    pub ledgers: &'a mut [DirtyLog],
+    pub dirty_logs: &'a mut [DirtyLog],
     /// Consumer that gets the pages.
-    pub follower: Consumer,
+    pub consumer: Consumer,
 }
 
 /// State of the machine after the last round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterCapture {
     /// The machine runs on: the last pages are set aside during the pause and delivered afterwards.
-    GoOn,
+    Unpause,
     /// The machine stays paused; the caller decides who runs next.
     StayPaused,
 }
@@ -75,9 +75,9 @@ pub struct Captured {
     /// Rounds, with the last one (paused) included.
     pub rounds: Vec<RoundStats>,
     /// Reason that ended the rounds before it.
-    pub why: StopReason,
+    pub stop_reason: StopReason,
     /// Time that the machine was paused; zero if it was paused before or stays so.
-    pub pause: Duration,
+    pub downtime: Duration,
     /// Instant of the pause.
     pub paused_at: Instant,
     /// Parts of the pause.
@@ -110,22 +110,31 @@ pub fn capture(
     finish: AfterCapture,
     observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Captured, CaptureError> {
-    let who = subject.follower;
-    let taken = subject.ledgers.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect();
+    let who = subject.consumer;
+    let taken = subject.dirty_logs.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect();
     let delivered = match policy.scan() {
         Scan::Ascending => Vec::new(),
-        Scan::HotWait { .. } => {
-            subject.ledgers.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect()
+        Scan::DeferHot { .. } => {
+            subject.dirty_logs.iter().map(|l| PageSet::empty(l.page_count_for(who))).collect()
         }
     };
     let every = match policy.scan() {
-        Scan::HotWait { look_every } => look_every,
-        Scan::Ascending => LOOK_EVERY,
+        Scan::DeferHot { scan_interval: look_every } => look_every,
+        Scan::Ascending => SCAN_INTERVAL,
     };
-    let (begun, looked) = (Instant::now(), Looked { every, at: Instant::now(), cost: Duration::ZERO });
-    let mut run =
-        Run { subject, sink, observe, taken, delivered, paused: false, buffer: Vec::new(), begun, looked };
-    match run.all(policy, finish) {
+    let (begun, looked) = (Instant::now(), LastScan { every, at: Instant::now(), cost: Duration::ZERO });
+    let mut run = Run {
+        subject,
+        sink,
+        observe,
+        collected: taken,
+        delivered,
+        paused: false,
+        buffer: Vec::new(),
+        started: begun,
+        last_scan: looked,
+    };
+    match run.run_rounds(policy, finish) {
         Ok(captured) => Ok(captured),
         Err(error) => {
             run.roll_back();
@@ -139,24 +148,28 @@ struct Run<'r, 's> {
     sink: &'r mut dyn Sink,
     observe: &'r mut dyn FnMut(Progress) -> ControlFlow<()>,
     /// Everything collected from the dirty logs, by array: what a failure must put back.
-    taken: Vec<PageSet>,
+    collected: Vec<PageSet>,
     /// Everything of which the sink has some version, by array. Empty if rewritten pages do not wait.
     delivered: Vec<PageSet>,
     paused: bool,
     buffer: Vec<u8>,
-    begun: Instant,
-    looked: Looked,
+    started: Instant,
+    last_scan: LastScan,
 }
 
 /// Last scan of the dirty logs.
-struct Looked {
+struct LastScan {
     every: Duration,
     at: Instant,
     cost: Duration,
 }
 
 impl Run<'_, '_> {
-    fn all(&mut self, policy: &dyn StopPolicy, finish: AfterCapture) -> Result<Captured, CaptureError> {
+    fn run_rounds(
+        &mut self,
+        policy: &dyn StopPolicy,
+        finish: AfterCapture,
+    ) -> Result<Captured, CaptureError> {
         let mut rounds: Vec<RoundStats> = Vec::new();
         let mut left = self.collect()?;
         // Rounds from before the machine was throttled predict nothing about those after it.
@@ -165,15 +178,15 @@ impl Run<'_, '_> {
             let history = &rounds[since..];
             let rate = match policy.decide(history, count(&left)) {
                 RoundDecision::Round { rate } => rate,
-                RoundDecision::Stop { rate, why }
-                    if why.is_hopeless() && self.slows_down(policy, history, &left) =>
+                RoundDecision::Stop { rate, stop_reason: why }
+                    if why.is_hopeless() && self.throttle(policy, history, &left) =>
                 {
                     since = rounds.len();
                     rate
                 }
-                RoundDecision::Stop { rate, why } => {
+                RoundDecision::Stop { rate, stop_reason: why } => {
                     self.sink.limit_rate(rate);
-                    return self.last_round(left, rounds, Ending { rate, why, finish });
+                    return self.last_round(left, rounds, Ending { rate, stop_reason: why, finish });
                 }
             };
             self.sink.limit_rate(rate);
@@ -183,18 +196,18 @@ impl Run<'_, '_> {
             stats.left = count(&left);
             rounds.push(stats);
             let downtime = policy.downtime(&rounds[since..], stats.left);
-            self.ended(&mut rounds, phase, downtime)?;
+            self.report_round(&mut rounds, phase, downtime)?;
         }
     }
 
     /// Throttles the machine; returns whether another round may help.
-    fn slows_down(&mut self, policy: &dyn StopPolicy, history: &[RoundStats], left: &[PageSet]) -> bool {
+    fn throttle(&mut self, policy: &dyn StopPolicy, history: &[RoundStats], left: &[PageSet]) -> bool {
         let predicted = policy.downtime(history, count(left));
         predicted.is_some_and(|predicted| self.subject.machine.slow_down(predicted))
     }
 
     /// Reports the end of the last of `rounds`.
-    fn ended(
+    fn report_round(
         &mut self,
         rounds: &mut [RoundStats],
         phase: Phase,
@@ -211,7 +224,7 @@ impl Run<'_, '_> {
         &mut self,
         mut left: Vec<PageSet>,
         mut rounds: Vec<RoundStats>,
-        Ending { rate, why, finish }: Ending,
+        Ending { rate, stop_reason: why, finish }: Ending,
     ) -> Result<Captured, CaptureError> {
         self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
@@ -220,19 +233,26 @@ impl Run<'_, '_> {
         let mut parts = PauseParts { stop: paused_at.elapsed(), ..PauseParts::default() };
         let fresh = self.collect()?;
         left.iter_mut().zip(&fresh).for_each(|(left, fresh)| left.union(fresh));
-        self.sink.divide(&mut left, &fresh, why);
+        self.sink.defer_pages(&mut left, &fresh, why);
         parts.scan = paused_at.elapsed() - parts.stop;
         let fits = count(&left) as usize * PAGE_SIZE <= STAGE_BYTES_MAX;
         if finish == AfterCapture::StayPaused || !fits {
             let begun = Instant::now();
             let tally = self.send(&left, Phase::Paused, rate)?;
-            self.sink.push_out()?;
+            self.sink.flush()?;
             let (device_state, devices) = self.device_state()?;
             self.sink.end_round()?;
             rounds.push(tally.end(self.sink.bytes_out()));
             (parts.devices, parts.pages) = (devices, begun.elapsed() - devices);
             let pause = self.finish(finish, paused_at)?;
-            return Ok(Captured { device_state, rounds, why, pause, paused_at, parts });
+            return Ok(Captured {
+                device_state,
+                rounds,
+                stop_reason: why,
+                downtime: pause,
+                paused_at,
+                parts,
+            });
         }
         let begun = Instant::now();
         let (staged, device_state) = self.stage(&left)?;
@@ -240,7 +260,7 @@ impl Run<'_, '_> {
         parts.pages = begun.elapsed();
         let pause = self.finish(finish, paused_at)?;
         rounds.push(self.deliver(&left, &staged, rate)?);
-        Ok(Captured { device_state, rounds, why, pause, paused_at, parts })
+        Ok(Captured { device_state, rounds, stop_reason: why, downtime: pause, paused_at, parts })
     }
 
     /// Device state, and the time that it took to save.
@@ -261,9 +281,9 @@ impl Run<'_, '_> {
 
     /// Collects the consumer's dirty pages of every array.
     fn collect(&mut self) -> Result<Vec<PageSet>, CaptureError> {
-        let follower = self.subject.follower;
-        let mut sets = Vec::with_capacity(self.taken.len());
-        for (ledger, taken) in self.subject.ledgers.iter_mut().zip(&mut self.taken) {
+        let follower = self.subject.consumer;
+        let mut sets = Vec::with_capacity(self.collected.len());
+        for (ledger, taken) in self.subject.dirty_logs.iter_mut().zip(&mut self.collected) {
             let set = ledger.collect(follower)?;
             taken.union(&set);
             sets.push(set);
@@ -286,7 +306,8 @@ impl Run<'_, '_> {
     /// Delivers the pages of a round to the sink, which may still have some of them buffered when this
     /// returns.
     fn send(&mut self, sets: &[PageSet], phase: Phase, rate: Option<u64>) -> Result<Tally, CaptureError> {
-        let mut tally = Tally::start(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
+        let mut tally =
+            Tally::start(phase, count(sets), self.sink.bytes_out(), self.started).with_limit(rate);
         let mut clusters = scan_sequence::ascending(sets, BATCH_PAGES);
         let hot_waits = match phase {
             Phase::Round(round) if !self.delivered.is_empty() => {
@@ -297,7 +318,7 @@ impl Run<'_, '_> {
         };
         for cluster in clusters {
             if phase != Phase::Paused {
-                self.drain_dirty()?;
+                self.scan_if_due()?;
             }
             let hot_waits = hot_waits && self.sink.hot_may_wait(cluster.array);
             let (runs, skipped) = self.runs_of(cluster, &sets[cluster.array], hot_waits);
@@ -314,7 +335,8 @@ impl Run<'_, '_> {
     ///
     /// A page that waits was written since the round began: it is dirty again, so a later round has it.
     fn runs_of(&self, cluster: Cluster, set: &PageSet, hot_waits: bool) -> (Vec<PageRun>, u64) {
-        let unseen = self.subject.ledgers[cluster.array].unseen(self.subject.follower).filter(|_| hot_waits);
+        let unseen =
+            self.subject.dirty_logs[cluster.array].dirty_pages(self.subject.consumer).filter(|_| hot_waits);
         let delivered = self.delivered.get(cluster.array);
         let wants_first = self.sink.wants_first_versions();
         let waits = |page| {
@@ -333,25 +355,25 @@ impl Run<'_, '_> {
     }
 
     /// Scans the dirty logs if the last scan was long enough ago for the cost of a scan.
-    fn drain_dirty(&mut self) -> Result<(), CaptureError> {
-        let every = self.looked.every;
-        let pause = every.max(self.looked.cost * LOOK_SHARE);
-        if !every.is_zero() && self.looked.at.elapsed() < pause {
+    fn scan_if_due(&mut self) -> Result<(), CaptureError> {
+        let every = self.last_scan.every;
+        let pause = every.max(self.last_scan.cost * SCAN_SHARE);
+        if !every.is_zero() && self.last_scan.at.elapsed() < pause {
             return Ok(());
         }
         let begun = Instant::now();
-        self.subject.ledgers.iter_mut().try_for_each(DirtyLog::refresh)?;
-        self.looked = Looked { every, at: Instant::now(), cost: begun.elapsed() };
+        self.subject.dirty_logs.iter_mut().try_for_each(DirtyLog::refresh)?;
+        self.last_scan = LastScan { every, at: Instant::now(), cost: begun.elapsed() };
         Ok(())
     }
 
     fn batch(&mut self, array: usize, run: PageRun) -> Result<(), CaptureError> {
         self.sink.about_to_read(array, run);
-        let ledger = &self.subject.ledgers[array];
+        let ledger = &self.subject.dirty_logs[array];
         self.buffer.resize(run.bytes(), 0);
-        ledger.read_for(self.subject.follower, run, &mut self.buffer)?;
-        let hot = ledger.unseen(self.subject.follower);
-        self.sink.pages(PageBatch { array, run, data: &self.buffer, hot })?;
+        ledger.read_for(self.subject.consumer, run, &mut self.buffer)?;
+        let hot = ledger.dirty_pages(self.subject.consumer);
+        self.sink.write(PageBatch { array, run, data: &self.buffer, hot })?;
         if let Some(delivered) = self.delivered.get_mut(array) {
             delivered.insert_run(run);
         }
@@ -362,7 +384,7 @@ impl Run<'_, '_> {
     /// pause.
     fn stage(&mut self, sets: &[PageSet]) -> Result<(Vec<u8>, Vec<u8>), CaptureError> {
         let machine = &mut *self.subject.machine;
-        let (ledgers, who) = (&*self.subject.ledgers, self.subject.follower);
+        let (ledgers, who) = (&*self.subject.dirty_logs, self.subject.consumer);
         std::thread::scope(|scope| {
             let device_state = scope.spawn(|| machine.device_state());
             let staged = copy_aside(ledgers, who, sets)?;
@@ -379,12 +401,13 @@ impl Run<'_, '_> {
         rate: Option<u64>,
     ) -> Result<RoundStats, CaptureError> {
         let phase = Phase::Delivering;
-        let mut tally = Tally::start(phase, count(sets), self.sink.bytes_out(), self.begun).held_to(rate);
+        let mut tally =
+            Tally::start(phase, count(sets), self.sink.bytes_out(), self.started).with_limit(rate);
         let mut rest = staged;
         for (array, set) in sets.iter().enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
                 let (data, after) = rest.split_at(run.bytes());
-                self.sink.pages(PageBatch { array, run, data, hot: None })?;
+                self.sink.write(PageBatch { array, run, data, hot: None })?;
                 rest = after;
                 self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;
             }
@@ -402,8 +425,8 @@ impl Run<'_, '_> {
 
     /// Undoes a failed capture: every page collected is dirty again, and a machine paused here runs again.
     fn roll_back(&mut self) {
-        for (ledger, taken) in self.subject.ledgers.iter_mut().zip(&self.taken) {
-            ledger.put_back(self.subject.follower, taken);
+        for (ledger, taken) in self.subject.dirty_logs.iter_mut().zip(&self.collected) {
+            ledger.put_back(self.subject.consumer, taken);
         }
         if self.paused
             && let Err(error) = self.subject.machine.unpause()
@@ -418,7 +441,7 @@ impl Run<'_, '_> {
 struct Ending {
     /// Limit of the last round.
     rate: Option<u64>,
-    why: StopReason,
+    stop_reason: StopReason,
     finish: AfterCapture,
 }
 

@@ -90,7 +90,7 @@ impl PageView for Fake {
     fn page_count(&self) -> u64 {
         PageArray::page_count(self) + 1
     }
-    fn of_array(&self, pages: &PageSet) -> PageSet {
+    fn view_pages(&self, pages: &PageSet) -> PageSet {
         let mut cut = PageSet::empty(PageView::page_count(self));
         pages.runs().for_each(|run| cut.insert_run(PageRun::new(run.start, run.len + 1)));
         cut
@@ -118,7 +118,7 @@ pub(crate) struct Copy {
 }
 
 impl Sink for Copy {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
         if self.batches == self.fail_after {
             return Err(SinkError { destination: "test".into(), source: "full".into() });
         }
@@ -149,8 +149,8 @@ fn run(
     let mut machine = fake.clone();
     let mut subject = CaptureSource {
         machine: &mut machine,
-        ledgers: std::slice::from_mut(ledger),
-        follower: Consumer::Store,
+        dirty_logs: std::slice::from_mut(ledger),
+        consumer: Consumer::Store,
     };
     let pace = CheckpointPolicy { pages_left_max: 4, ..CheckpointPolicy::CHECKPOINT };
     capture(&mut subject, copy, &pace, finish, &mut |_| ControlFlow::Continue(()))
@@ -170,7 +170,7 @@ proptest! {
         let mut copy = Copy { versions: vec![0; pages], batches: 0, fail_after: u64::MAX };
         for fail_after in fails.into_iter().chain([u64::MAX, u64::MAX]) {
             copy.fail_after = copy.batches.saturating_add(fail_after);
-            match run(&fake, &mut ledger, &mut copy, AfterCapture::GoOn) {
+            match run(&fake, &mut ledger, &mut copy, AfterCapture::Unpause) {
                 Ok(captured) => prop_assert_eq!(&copy.versions, &captured.device_state),
                 Err(error) => prop_assert!(matches!(error, CaptureError::Sink(_)), "{error}"),
             }
@@ -195,7 +195,7 @@ proptest! {
 struct CutCopy(Vec<u8>, u64);
 
 impl Sink for CutCopy {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
         self.1 =
             self.1.checked_sub(1).ok_or(SinkError { destination: "test".into(), source: "full".into() })?;
         self.0[batch.run.offset() as usize..][..batch.run.bytes()].copy_from_slice(batch.data);
@@ -218,7 +218,7 @@ proptest! {
     ) {
         let fake = world(seed, pages, writes);
         let mut ledger = DirtyLog::new(Box::new(fake.clone()));
-        ledger.see_through(Consumer::Store, Some(Box::new(fake.clone())));
+        ledger.set_view(Consumer::Store, Some(Box::new(fake.clone())));
         ledger.attach_all(Consumer::Store).unwrap();
         ledger.attach_all(Consumer::Migration).unwrap();
         prop_assert_eq!(ledger.page_count_for(Consumer::Store), pages as u64 + 1);
@@ -235,8 +235,8 @@ proptest! {
             fake.0.lock().unwrap().running = true;
             let mut machine = fake.clone();
             let ledgers = std::slice::from_mut(&mut ledger);
-            let mut subject = CaptureSource { machine: &mut machine, ledgers, follower };
-            let finish = if stays { AfterCapture::StayPaused } else { AfterCapture::GoOn };
+            let mut subject = CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: follower };
+            let finish = if stays { AfterCapture::StayPaused } else { AfterCapture::Unpause };
             let pace = CheckpointPolicy { pages_left_max: 4, ..CheckpointPolicy::CHECKPOINT };
             let go_on = &mut |_: Progress| ControlFlow::Continue(());
             if let Ok(captured) = capture(&mut subject, copy, &pace, finish, go_on) {
@@ -253,14 +253,14 @@ fn whoever_sees_other_pages_than_before_follows_anew() {
     let fake = world(3, 20, 0);
     let mut ledger = DirtyLog::new(Box::new(fake.clone()));
     ledger.attach_from(Consumer::Store, PageSet::empty(20)).unwrap();
-    ledger.see_through(Consumer::Store, Some(Box::new(fake.clone())));
-    assert!(!ledger.is_followed_by(Consumer::Store));
+    ledger.set_view(Consumer::Store, Some(Box::new(fake.clone())));
+    assert!(!ledger.is_attached(Consumer::Store));
     ledger.attach_from(Consumer::Store, PageSet::empty(21)).unwrap();
     fake.0.lock().unwrap().dirty.insert(19);
     assert_eq!(ledger.collect(Consumer::Store).unwrap().iter().collect::<Vec<_>>(), [19, 20]);
-    ledger.see_through(Consumer::Store, None);
+    ledger.set_view(Consumer::Store, None);
     ledger.attach_all(Consumer::Store).unwrap();
-    assert_eq!(ledger.unseen(Consumer::Store).unwrap().len(), 20);
+    assert_eq!(ledger.dirty_pages(Consumer::Store).unwrap().len(), 20);
 }
 
 #[test]
@@ -289,16 +289,16 @@ fn cancelling_puts_every_page_back() {
     let mut machine = fake.clone();
     let mut subject = CaptureSource {
         machine: &mut machine,
-        ledgers: std::slice::from_mut(&mut ledger),
-        follower: Consumer::Store,
+        dirty_logs: std::slice::from_mut(&mut ledger),
+        consumer: Consumer::Store,
     };
     let error =
-        capture(&mut subject, &mut copy, &CheckpointPolicy::CHECKPOINT, AfterCapture::GoOn, &mut |_| {
+        capture(&mut subject, &mut copy, &CheckpointPolicy::CHECKPOINT, AfterCapture::Unpause, &mut |_| {
             ControlFlow::Break(())
         })
         .unwrap_err();
     assert!(matches!(error, CaptureError::Cancelled));
-    assert_eq!(ledger.unseen(Consumer::Store).unwrap().count(), 500);
+    assert_eq!(ledger.dirty_pages(Consumer::Store).unwrap().count(), 500);
 }
 
 #[test]

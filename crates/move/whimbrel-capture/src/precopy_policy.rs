@@ -35,7 +35,7 @@ const BYTES_A_PAGE_MIN: f64 = 256.0;
 pub const DOWNTIME_MAX: Duration = Duration::from_millis(2);
 
 /// Interval of dirty log scans during a round. At 1 Gbit/s 2 MB are sent between two of them.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const SCAN_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Rates of the rounds, in bytes a second on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl StopPolicy for PrecopyPolicy {
             StopReason::RoundsOver
         } else if soon {
             StopReason::WithinDowntime
-        } else if is_low_of_a_plateau(history) {
+        } else if is_plateau_minimum(history) {
             StopReason::Plateau
         } else {
             match self.next_rate(history) {
@@ -115,7 +115,7 @@ impl StopPolicy for PrecopyPolicy {
                 None => StopReason::RateAboveMax,
             }
         };
-        RoundDecision::Stop { rate: self.max(), why }
+        RoundDecision::Stop { rate: self.max(), stop_reason: why }
     }
 
     /// Time on the wire. Loading and starting the machine on the target add to it.
@@ -127,7 +127,7 @@ impl StopPolicy for PrecopyPolicy {
         let by_bytes = left * bytes_a_page(history) / rate.max(1.0);
         let unhindered = last.limit.is_none_or(|limit| last.rate() < limit as f64 * HELD_BY_LIMIT);
         // An unhindered round shows how fast pages pass through every stage, the processor included.
-        let by_pages = left * last.took.as_secs_f64() / last.pages as f64;
+        let by_pages = left * last.duration.as_secs_f64() / last.pages as f64;
         let unlimited = self.max().is_none();
         let seconds = match unhindered && last.pages > 0 {
             true if unlimited => by_pages,
@@ -142,14 +142,14 @@ impl StopPolicy for PrecopyPolicy {
     fn scan(&self) -> Scan {
         match self.rates {
             Rates::Full { .. } => Scan::Ascending,
-            Rates::Adaptive { .. } => Scan::HotWait { look_every: LOOK_EVERY },
+            Rates::Adaptive { .. } => Scan::DeferHot { scan_interval: SCAN_INTERVAL },
         }
     }
 }
 
 /// Dirty rate during `last`, in bytes on the wire a second.
 fn dirty_rate(history: &[RoundStats], last: &RoundStats) -> f64 {
-    last.left as f64 * bytes_a_page(history) / last.took.as_secs_f64().max(1e-6)
+    last.left as f64 * bytes_a_page(history) / last.duration.as_secs_f64().max(1e-6)
 }
 
 /// Bytes per page in the last round that had pages.
@@ -160,7 +160,7 @@ fn bytes_a_page(history: &[RoundStats]) -> f64 {
 
 /// Whether rounds no longer help, and either the last one left about as little as any since then or the
 /// plateau lasted too long.
-fn is_low_of_a_plateau(history: &[RoundStats]) -> bool {
+fn is_plateau_minimum(history: &[RoundStats]) -> bool {
     let since = (0..=history.len()).rev().take_while(|len| is_plateau(&history[..*len])).count();
     let Some(last) = history.last().filter(|_| since > 0) else { return false };
     // A plateau is seen after two rounds that did not help; the one before them counts too, as the least.

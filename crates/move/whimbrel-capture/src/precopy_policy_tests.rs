@@ -13,7 +13,7 @@ fn adaptive(min: u64, max: Option<u64>) -> PrecopyPolicy {
 
 fn round(pages: u64, ms: u64, limit: Option<u64>, left: u64) -> RoundStats {
     let took = Duration::from_millis(ms);
-    RoundStats { pages, bytes: pages * PAGE, took, limit, left, ..RoundStats::default() }
+    RoundStats { pages, bytes: pages * PAGE, duration: took, limit, left, ..RoundStats::default() }
 }
 
 /// A machine that writes `rate` pages a second all over `working_set` of its pages, and a link.
@@ -37,7 +37,7 @@ impl Model {
         let (mut rounds, mut left) = (Vec::<RoundStats>::new(), self.pages);
         loop {
             match policy.decide(&rounds, left) {
-                RoundDecision::Stop { rate, why } => return (rounds, left, rate, why),
+                RoundDecision::Stop { rate, stop_reason: why } => return (rounds, left, rate, why),
                 RoundDecision::Round { rate } => {
                     let speed = rate.map_or(self.link, |rate| self.link.min(rate as f64));
                     let seconds = (left * PAGE) as f64 / speed;
@@ -45,7 +45,7 @@ impl Model {
                     rounds.push(RoundStats {
                         pages: left,
                         bytes: left * PAGE,
-                        took: Duration::from_secs_f64(seconds),
+                        duration: Duration::from_secs_f64(seconds),
                         limit: rate,
                         left: now_left,
                         ..RoundStats::default()
@@ -81,7 +81,7 @@ proptest! {
             match at.checked_sub(1).map(|before| rounds[before]) {
                 None => prop_assert_eq!(limit, min * MBIT),
                 Some(before) => {
-                    let dirtied = (before.left * PAGE) as f64 / before.took.as_secs_f64();
+                    let dirtied = (before.left * PAGE) as f64 / before.duration.as_secs_f64();
                     let wanted = (dirtied as u64 + step * MBIT).max(min * MBIT);
                     prop_assert!(limit.abs_diff(wanted) <= 1 + wanted / 1_000_000, "{limit}, not {wanted}");
                 }
@@ -92,7 +92,7 @@ proptest! {
             StopReason::WithinDowntime => prop_assert!(policy.downtime(&rounds, left).unwrap() <= policy.downtime_max),
             StopReason::RateAboveMax => {
                 let last = rounds.last().unwrap();
-                let dirtied = (last.left * PAGE) as f64 / last.took.as_secs_f64();
+                let dirtied = (last.left * PAGE) as f64 / last.duration.as_secs_f64();
                 prop_assert!(dirtied as u64 + step * MBIT + 1 >= max.unwrap());
             }
             StopReason::Plateau => {
@@ -110,7 +110,7 @@ proptest! {
         left: u64, min: u64, max: Option<u64>, step: u64,
     ) {
         let rounds: Vec<RoundStats> = rounds.into_iter().map(|(pages, bytes, us, limit, left)| RoundStats {
-            pages: pages >> 20, bytes, took: Duration::from_micros(us), limit, left: left >> 20, ..RoundStats::default()
+            pages: pages >> 20, bytes, duration: Duration::from_micros(us), limit, left: left >> 20, ..RoundStats::default()
         }).collect();
         for rates in [Rates::Adaptive { min, max, step }, Rates::Full { max }] {
             let policy = PrecopyPolicy::new(rates, Duration::from_millis(10));
@@ -143,7 +143,7 @@ fn follows_figure_9() {
         "19 Mbit/s are dirtied: the minimum still"
     );
     let hot = round(pages(14.2), 250, Some(450 * MBIT), pages(15.3));
-    let stop = RoundDecision::Stop { rate: Some(500 * MBIT), why: StopReason::RateAboveMax };
+    let stop = RoundDecision::Stop { rate: Some(500 * MBIT), stop_reason: StopReason::RateAboveMax };
     assert_eq!(policy.decide(&[first, hot], pages(15.3)), stop, "490 Mbit/s are dirtied");
 }
 
@@ -155,7 +155,7 @@ fn what_is_cheap_to_send_counts_as_what_it_costs() {
     let dear = RoundStats { left: 40_000, ..dear };
     assert!(matches!(
         policy.decide(&[dear], 40_000),
-        RoundDecision::Stop { why: StopReason::RateAboveMax, .. }
+        RoundDecision::Stop { stop_reason: StopReason::RateAboveMax, .. }
     ));
     let cheap = RoundStats { bytes: dear.bytes / 8, ..dear };
     let RoundDecision::Round { rate: Some(rate) } = policy.decide(&[cheap], 40_000) else { panic!("paused") };
@@ -170,7 +170,7 @@ fn a_plateau_ends_at_a_low_and_not_at_a_high() {
         pages.zip(lefts).map(|(pages, left)| round(*pages, 1 + pages / 30, None, *left)).collect()
     };
     let decide = |lefts: &[u64]| policy.decide(&rounds(lefts), *lefts.last().unwrap());
-    let stop = RoundDecision::Stop { rate: None, why: StopReason::Plateau };
+    let stop = RoundDecision::Stop { rate: None, stop_reason: StopReason::Plateau };
     let go_on = RoundDecision::Round { rate: None };
     assert_eq!(decide(&[9_000, 9_100, 20_000]), go_on, "a burst of writing: wait");
     assert_eq!(decide(&[9_000, 9_100, 20_000, 9_200]), stop, "it is over");
@@ -184,7 +184,7 @@ fn the_last_round_is_predicted_at_full_rate() {
     let held = round(10_000, 3_277, Some(100 * MBIT), 1_000);
     let ms = policy.downtime(&[held], 1_000).unwrap().as_millis();
     assert!((64..=67).contains(&ms), "4 MB at 500 Mbit/s: {ms} ms");
-    let slow = RoundStats { took: held.took * 2, ..held };
+    let slow = RoundStats { duration: held.duration * 2, ..held };
     let ms = policy.downtime(&[slow], 1_000).unwrap().as_millis();
     assert!((600..=700).contains(&ms), "the link gives 50 Mbit/s: {ms} ms");
     assert_eq!(policy.downtime(&[], 1_000), None, "nothing is known before the first round");
@@ -194,16 +194,16 @@ fn the_last_round_is_predicted_at_full_rate() {
 fn stops_under_256_kib_and_within_the_downtime() {
     let policy = adaptive(100, None);
     let little = |left| policy.decide(&[round(100_000, 40_000, Some(100 * MBIT), left)], left);
-    assert_eq!(little(63), RoundDecision::Stop { rate: None, why: StopReason::LittleLeft });
+    assert_eq!(little(63), RoundDecision::Stop { rate: None, stop_reason: StopReason::LittleLeft });
     assert!(matches!(little(64), RoundDecision::Round { .. }), "21 ms at 100 Mbit/s");
     let full = PrecopyPolicy::new(Rates::Full { max: None }, Duration::from_millis(20));
     let decide = |left| full.decide(&[round(100_000, 3_000, None, left)], left);
     assert_eq!(decide(1000), RoundDecision::Round { rate: None }, "30 ms at the last rate");
-    assert_eq!(decide(600), RoundDecision::Stop { rate: None, why: StopReason::WithinDowntime });
+    assert_eq!(decide(600), RoundDecision::Stop { rate: None, stop_reason: StopReason::WithinDowntime });
 }
 
 #[test]
 fn a_stopped_machine_needs_no_rounds() {
-    let stop = RoundDecision::Stop { rate: Some(7), why: StopReason::RoundsOver };
+    let stop = RoundDecision::Stop { rate: Some(7), stop_reason: StopReason::RoundsOver };
     assert_eq!(PrecopyPolicy::stopped(Some(7)).decide(&[], 1 << 30), stop);
 }

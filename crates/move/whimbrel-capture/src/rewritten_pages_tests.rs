@@ -20,7 +20,7 @@ impl StopPolicy for Looking {
         Some(Duration::from_micros(left))
     }
     fn scan(&self) -> Scan {
-        Scan::HotWait { look_every: Duration::ZERO }
+        Scan::DeferHot { scan_interval: Duration::ZERO }
     }
 }
 
@@ -33,9 +33,9 @@ struct Noting {
 }
 
 impl Sink for Noting {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
         let run = batch.run;
-        self.copy.pages(batch)?;
+        self.copy.write(batch)?;
         self.order.extend(run.pages());
         Ok(())
     }
@@ -64,7 +64,8 @@ fn run(
 ) -> Result<crate::Captured, CaptureError> {
     let mut machine = fake.clone();
     let ledgers = std::slice::from_mut(ledger);
-    let mut subject = CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Migration };
+    let mut subject =
+        CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Migration };
     let policy = Looking(CheckpointPolicy { pages_left_max: 4, rounds_max: 6 });
     capture(&mut subject, sink, &policy, finish, &mut |progress| {
         assert!(progress.done <= progress.total);
@@ -91,7 +92,7 @@ proptest! {
         let mut sink = noting(pages, wants_first);
         for fail_after in fails.into_iter().chain([u64::MAX]) {
             sink.copy.fail_after = sink.copy.batches.saturating_add(fail_after);
-            let finish = if stays { AfterCapture::StayPaused } else { AfterCapture::GoOn };
+            let finish = if stays { AfterCapture::StayPaused } else { AfterCapture::Unpause };
             match run(&fake, &mut ledger, &mut sink, finish, &mut vec![]) {
                 Ok(captured) => prop_assert_eq!(&sink.copy.versions, &captured.device_state),
                 Err(error) => prop_assert!(matches!(error, CaptureError::Sink(_)), "{error}"),

@@ -11,9 +11,9 @@ pub struct RoundStats {
     /// Encoded bytes of these pages.
     pub bytes: u64,
     /// Start of the round, since the start of the capture.
-    pub begun: Duration,
+    pub start: Duration,
     /// Duration of the round.
-    pub took: Duration,
+    pub duration: Duration,
     /// Rate limit in bytes a second, if there was one.
     pub limit: Option<u64>,
     /// Pages that were written again before they were read, and wait for a later round.
@@ -27,7 +27,7 @@ pub struct RoundStats {
 impl RoundStats {
     /// Average rate in bytes a second.
     pub fn rate(&self) -> f64 {
-        self.bytes as f64 / self.took.as_secs_f64().max(1e-6)
+        self.bytes as f64 / self.duration.as_secs_f64().max(1e-6)
     }
 
     /// Encoded bytes per page; none if there was no page.
@@ -42,16 +42,16 @@ pub(crate) struct Tally {
     stats: RoundStats,
     total: u64,
     bytes_before: u64,
-    begun: Instant,
+    started: Instant,
 }
 
 impl Tally {
     pub(crate) fn start(phase: Phase, total: u64, bytes_before: u64, since: Instant) -> Self {
-        let stats = RoundStats { begun: since.elapsed(), ..RoundStats::default() };
-        Self { phase, stats, total, bytes_before, begun: Instant::now() }
+        let stats = RoundStats { start: since.elapsed(), ..RoundStats::default() };
+        Self { phase, stats, total, bytes_before, started: Instant::now() }
     }
 
-    pub(crate) fn held_to(mut self, limit: Option<u64>) -> Self {
+    pub(crate) fn with_limit(mut self, limit: Option<u64>) -> Self {
         self.stats.limit = limit;
         self
     }
@@ -64,6 +64,6 @@ impl Tally {
     }
 
     pub(crate) fn end(self, bytes_out: u64) -> RoundStats {
-        RoundStats { bytes: bytes_out - self.bytes_before, took: self.begun.elapsed(), ..self.stats }
+        RoundStats { bytes: bytes_out - self.bytes_before, duration: self.started.elapsed(), ..self.stats }
     }
 }

@@ -21,7 +21,7 @@ pub struct PageBatch<'a> {
 /// Destination of pages. The latest content of a page wins.
 pub trait Sink {
     /// Accepts a batch; may block while the sink is full.
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError>;
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError>;
 
     /// Limits the sink to this many bytes a second from now on; `None` removes the limit.
     fn limit_rate(&mut self, _rate: Option<u64>) {}
@@ -38,7 +38,7 @@ pub trait Sink {
         let _ = found;
     }
 
-    /// Announces the pages that are read next for [`Sink::pages`].
+    /// Announces the pages that are read next for [`Sink::write`].
     fn about_to_read(&mut self, array: usize, run: PageRun) {
         let _ = (array, run);
     }
@@ -51,12 +51,12 @@ pub trait Sink {
 
     /// Called in the pause: `left` are the undelivered pages, `fresh` those of them found last. Pages that
     /// the sink removes from `left` are not delivered; the sink is responsible for them from now on.
-    fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+    fn defer_pages(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let _ = (left, fresh, why);
     }
 
     /// Sends what is buffered without waiting for its arrival.
-    fn push_out(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 

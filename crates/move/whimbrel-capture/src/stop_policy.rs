@@ -20,7 +20,7 @@ pub enum RoundDecision {
         /// Limit of the last round, if any.
         rate: Option<u64>,
         /// Reason to end the rounds.
-        why: StopReason,
+        stop_reason: StopReason,
     },
 }
 
@@ -53,10 +53,10 @@ pub enum Scan {
     Ascending,
     /// Clusters in pseudo-random order; pages that are written again before they are read wait for a later
     /// round.
-    HotWait {
+    DeferHot {
         /// Interval between two scans of the dirty log, longer if scans are slow; zero scans before every
         /// cluster.
-        look_every: Duration,
+        scan_interval: Duration,
     },
 }
 
@@ -91,7 +91,7 @@ impl CheckpointPolicy {
 
 impl StopPolicy for CheckpointPolicy {
     fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision {
-        let stop = |why| RoundDecision::Stop { rate: None, why };
+        let stop = |why| RoundDecision::Stop { rate: None, stop_reason: why };
         if left <= self.pages_left_max {
             stop(StopReason::LittleLeft)
         } else if history.len() >= self.rounds_max as usize {
@@ -133,7 +133,10 @@ mod tests {
     fn stops_when_little_is_left() {
         let pace = CheckpointPolicy { pages_left_max: 10, rounds_max: 30 };
         assert_eq!(pace.decide(&[], 11), RoundDecision::Round { rate: None });
-        assert_eq!(pace.decide(&[], 10), RoundDecision::Stop { rate: None, why: StopReason::LittleLeft });
+        assert_eq!(
+            pace.decide(&[], 10),
+            RoundDecision::Stop { rate: None, stop_reason: StopReason::LittleLeft }
+        );
     }
 
     #[test]

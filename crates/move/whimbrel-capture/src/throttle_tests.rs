@@ -17,8 +17,8 @@ struct Impatient;
 impl StopPolicy for Impatient {
     fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision {
         match history.len() {
-            _ if left < 20 => RoundDecision::Stop { rate: None, why: StopReason::LittleLeft },
-            2.. => RoundDecision::Stop { rate: Some(7), why: StopReason::Plateau },
+            _ if left < 20 => RoundDecision::Stop { rate: None, stop_reason: StopReason::LittleLeft },
+            2.. => RoundDecision::Stop { rate: Some(7), stop_reason: StopReason::Plateau },
             _ => RoundDecision::Round { rate: None },
         }
     }
@@ -64,13 +64,13 @@ fn moved(agrees: usize) -> (Vec<RoundStats>, StopReason, Vec<Duration>) {
     let mut machine = Stubborn { fake, agrees, asked: vec![] };
     let mut subject = CaptureSource {
         machine: &mut machine,
-        ledgers: std::slice::from_mut(&mut ledger),
-        follower: Consumer::Migration,
+        dirty_logs: std::slice::from_mut(&mut ledger),
+        consumer: Consumer::Migration,
     };
     let observe = &mut |_| ControlFlow::Continue(());
     let captured = capture(&mut subject, &mut copy, &Impatient, AfterCapture::StayPaused, observe).unwrap();
     assert_eq!(copy.versions, captured.device_state);
-    (captured.rounds, captured.why, machine.asked)
+    (captured.rounds, captured.stop_reason, machine.asked)
 }
 
 #[test]

@@ -20,7 +20,7 @@ const WINDOW: usize = 16;
 /// Bytes of all files that are indexed; the rest is ignored.
 const FILES_MAX: u64 = 64 << 20;
 /// Bytes read at once. A multiple of the stride.
-const PIECE: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 /// Most offsets that are compared with one page.
 const COMPARED_MAX: usize = 4;
 /// Most table entries examined for a window: a crowded table loses a few windows.
@@ -83,7 +83,7 @@ pub(crate) fn push(runs: &mut Vec<FileRun>, page: u64, place: FileOffset) {
     }
 }
 
-struct Known {
+struct IndexedFile {
     file: u8,
     len: u64,
     /// Number of the file's first window among all.
@@ -101,7 +101,7 @@ struct Entry {
 /// Boot files of a machine, indexed.
 #[derive(Default)]
 pub(crate) struct BootFiles {
-    files: Vec<Known>,
+    files: Vec<IndexedFile>,
     table: Vec<Entry>,
     /// Bloom filter of the hashes in the table, 16 bits for each window: most lookups end here.
     seen: Vec<u64>,
@@ -124,8 +124,8 @@ impl BootFiles {
         for (file, (digest, len)) in (0..).zip(blobs) {
             let known = (*len).min(left);
             let looked = open(*digest).and_then(|content| {
-                files.look_through(&*content, known, first)?;
-                files.files.push(Known { file, len: *len, first, content });
+                files.index_file(&*content, known, first)?;
+                files.files.push(IndexedFile { file, len: *len, first, content });
                 Ok(())
             });
             if let Err(error) = looked {
@@ -138,11 +138,11 @@ impl BootFiles {
     }
 
     /// Indexes the windows of a file up to `known`.
-    fn look_through(&mut self, content: &dyn BootFile, known: u64, first: u32) -> Result<(), BoxError> {
-        let mut piece = vec![0; PIECE.min(known as usize)];
+    fn index_file(&mut self, content: &dyn BootFile, known: u64, first: u32) -> Result<(), BoxError> {
+        let mut piece = vec![0; READ_BYTES.min(known as usize)];
         let mut offset = 0;
         while offset < known {
-            let len = (known - offset).min(PIECE as u64) as usize;
+            let len = (known - offset).min(READ_BYTES as u64) as usize;
             let piece = &mut piece[..len];
             content.read_at(offset, piece)?;
             let number = first + (offset / STRIDE as u64) as u32;
@@ -196,8 +196,9 @@ impl BootFiles {
         let mut compared = 0;
         for phase in 0..STRIDE {
             let hash = page[phase..].first_chunk().and_then(hash);
-            let Some(place) =
-                hash.and_then(|hash| self.look_up(hash)).and_then(|window| self.place(window, phase))
+            let Some(place) = hash
+                .and_then(|hash| self.look_up(hash))
+                .and_then(|window| self.offset_of_page(window, phase))
             else {
                 continue;
             };
@@ -225,7 +226,7 @@ impl BootFiles {
     }
 
     /// Offset of the page of which this window is at byte `phase`.
-    fn place(&self, window: u32, phase: usize) -> Option<FileOffset> {
+    fn offset_of_page(&self, window: u32, phase: usize) -> Option<FileOffset> {
         let known = self.files.iter().rev().find(|known| known.first <= window)?;
         let offset = u64::from(window - known.first) * STRIDE as u64;
         Some(FileOffset { file: known.file, offset: offset.checked_sub(phase as u64)? })

@@ -43,7 +43,7 @@ pub enum Incompatibility {
     Disk { needed: ByteSize, free: ByteSize },
     #[error("QEMU {target} of the target does not know the machine type {machine} of QEMU {origin} here")]
     MachineType { machine: String, origin: String, target: String },
-    #[error("the machine runs on {} here, the target has only {}", word(*origin), word(*target))]
+    #[error("the machine runs on {} here, the target has only {}", accel_name(*origin), accel_name(*target))]
     Accel { origin: Accel, target: Accel },
     #[error("CPU model `max` differs: the target has QEMU {target}, this host has QEMU {origin}")]
     Qemu { origin: String, target: String },
@@ -81,7 +81,7 @@ impl Incompatibility {
     }
 }
 
-fn word(accel: Accel) -> &'static str {
+fn accel_name(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "KVM",
         Accel::Tcg => "TCG",

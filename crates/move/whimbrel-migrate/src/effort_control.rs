@@ -36,9 +36,9 @@ const STEPS: [Step; 6] = [
     step(Effort::Zstd(9), 9.0, 0.95),
 ];
 /// Level 3, with which one processor fills a Gbit/s.
-const FIRST: usize = 3;
+const INITIAL_STEP: usize = 3;
 /// Level 1: the most during the downtime. Below it bytes grow fast.
-const QUICK: usize = 2;
+const DOWNTIME_STEP: usize = 2;
 /// Encoders that are busy for more than this part of the time limit the migration.
 const BUSY: f64 = 0.9;
 /// Part of the time that they may be busy after a step up, at its expected cost.
@@ -51,7 +51,7 @@ const GAIN: f64 = 1.1;
 const GAIN_BELOW: f64 = 1.3;
 /// More bytes than can be in flight: twice what the pipeline sends unanswered, for what the sockets buffer. A
 /// link that accepted them without a wait is faster than the encoders.
-const PROVEN: u64 = 32 << 20;
+const IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// Time that encoders spent, and bytes that they handled.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -84,7 +84,7 @@ const WINDOW: Duration = Duration::from_millis(30);
 
 impl EffortControl {
     pub(crate) fn new() -> Self {
-        Self { step: FIRST, spent: EncoderTime::default(), sent: 0, link: None }
+        Self { step: INITIAL_STEP, spent: EncoderTime::default(), sent: 0, link: None }
     }
 
     /// Effort while the machine runs.
@@ -94,7 +94,7 @@ impl EffortControl {
 
     /// Effort during the downtime, at most level 1, because encoding prolongs it.
     pub(crate) fn urgent_effort(&self) -> Effort {
-        STEPS[self.step.min(QUICK)].effort
+        STEPS[self.step.min(DOWNTIME_STEP)].effort
     }
 
     /// Rate in bytes a second that the link accepts from one encoder, once it was waited for.
@@ -103,7 +103,7 @@ impl EffortControl {
     }
 
     /// Records time spent at the current effort.
-    pub(crate) fn spent(&mut self, more: EncoderTime) {
+    pub(crate) fn record(&mut self, more: EncoderTime) {
         self.sent += more.wire;
         let sum = &mut self.spent;
         sum.encoding += more.encoding;
@@ -133,8 +133,8 @@ impl EffortControl {
             encoded.min(self.link.map_or(f64::INFINITY, |link| link / ratio)) > rate * least
         };
         let (less, more) = (self.step.checked_sub(1), STEPS.get(self.step + 1));
-        let least = if self.step > QUICK { GAIN } else { GAIN_BELOW };
-        let knows = self.link.is_some() || self.sent > PROVEN || self.step > FIRST;
+        let least = if self.step > DOWNTIME_STEP { GAIN } else { GAIN_BELOW };
+        let knows = self.link.is_some() || self.sent > IN_FLIGHT_MAX || self.step > INITIAL_STEP;
         if busy > BUSY && knows && less.is_some_and(|less| gains(&STEPS[less], least)) {
             self.step -= 1;
         } else if more.is_some_and(|more| {
@@ -166,7 +166,7 @@ mod tests {
     fn candidates(link: f64, level1: f64, threads: f64) -> Vec<Effort> {
         let mut choice = EffortControl::new();
         let efforts = (0..200).map(|_| {
-            choice.spent(window(&STEPS[choice.step], link, level1, threads));
+            choice.record(window(&STEPS[choice.step], link, level1, threads));
             choice.effort()
         });
         let mut last = efforts.skip(150).collect::<Vec<_>>();
@@ -190,17 +190,17 @@ mod tests {
         // Two otherwise idle processors fill 16 MB as fast as they encode; then a Gbit/s is waited for.
         let burst = |choice: &mut EffortControl| {
             let window = window(&STEPS[choice.step], f64::INFINITY, 500e6, 2.0);
-            choice.spent(window);
+            choice.record(window);
             window.wire
         };
         let mut sent = 0;
         while sent < 16_000_000 {
             sent += burst(&mut choice);
-            assert_eq!(choice.effort(), STEPS[FIRST].effort);
+            assert_eq!(choice.effort(), STEPS[INITIAL_STEP].effort);
         }
         for _ in 0..20 {
-            choice.spent(window(&STEPS[choice.step], 125e6, 500e6, 2.0));
-            assert!(choice.step >= FIRST, "{:?}", choice.effort());
+            choice.record(window(&STEPS[choice.step], 125e6, 500e6, 2.0));
+            assert!(choice.step >= INITIAL_STEP, "{:?}", choice.effort());
         }
         // A link that is never waited for is as fast as it looks.
         let mut choice = EffortControl::new();
@@ -214,7 +214,7 @@ mod tests {
     fn nobody_waits_for_a_high_level_while_the_machine_stands_still() {
         let mut choice = EffortControl::new();
         let waits = EncoderTime { link: WINDOW, raw: 1 << 20, wire: 1 << 19, ..EncoderTime::default() };
-        (0..20).for_each(|_| choice.spent(waits));
+        (0..20).for_each(|_| choice.record(waits));
         assert_eq!((choice.effort(), choice.urgent_effort()), (Effort::Zstd(9), Effort::Zstd(1)));
     }
 
@@ -222,10 +222,10 @@ mod tests {
     fn encoders_that_others_keep_from_working_do_not_send_more_than_the_link_takes() {
         let (mb, gbit) = (1e6, 125e6);
         let mut choice = EffortControl::new();
-        (0..50).for_each(|_| choice.spent(window(&STEPS[choice.step], gbit, 400.0 * mb, 2.0)));
+        (0..50).for_each(|_| choice.record(window(&STEPS[choice.step], gbit, 400.0 * mb, 2.0)));
         // A third of the processors is left: level 1 fills nine tenths of the link, level -5 all of it.
         let slow =
-            |choice: &mut EffortControl| choice.spent(window(&STEPS[choice.step], gbit, 130.0 * mb, 2.0));
+            |choice: &mut EffortControl| choice.record(window(&STEPS[choice.step], gbit, 130.0 * mb, 2.0));
         for _ in 0..100 {
             slow(&mut choice);
             assert_ne!(choice.effort(), Effort::None);
@@ -240,7 +240,7 @@ mod tests {
             let mut choice = EffortControl::new();
             for (encoding, link, idle, raw, wire) in windows {
                 let ms = Duration::from_millis;
-                choice.spent(EncoderTime { encoding: ms(encoding), link: ms(link), idle: ms(idle), raw, wire });
+                choice.record(EncoderTime { encoding: ms(encoding), link: ms(link), idle: ms(idle), raw, wire });
                 prop_assert!(STEPS.iter().any(|step| step.effort == choice.effort()));
             }
         }

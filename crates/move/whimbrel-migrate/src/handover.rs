@@ -47,7 +47,7 @@ pub enum SourceEvent {
     /// The target reports that the machine runs there.
     TargetRuns,
     /// The target reports that it has nothing of the machine.
-    TargetForgot,
+    TargetDiscarded,
     /// Anything failed, or the user cancelled: link lost, target refused, local error.
     Failed,
     /// The daemon restarted and found its durable record.
@@ -58,9 +58,9 @@ pub enum SourceEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceAction {
     /// Record durably that this handover has begun and with which target; then offer the machine.
-    NoteAndOffer,
+    RecordAndOffer,
     /// Pause the machine and send what is left.
-    StopAndSend,
+    PauseAndSend,
     /// Record durably that the machine was handed over.
     RecordHandover,
     /// Send the commit; repeat it until it is answered.
@@ -89,7 +89,7 @@ pub enum SourceRecord {
 impl Source {
     /// First state of a migration, and its actions.
     pub fn initial() -> (Source, &'static [SourceAction]) {
-        (Source::Copying, &[SourceAction::NoteAndOffer])
+        (Source::Copying, &[SourceAction::RecordAndOffer])
     }
 
     /// State of a handover after a restart of the daemon.
@@ -105,12 +105,12 @@ impl Source {
     pub fn step(self, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         use {Source::*, SourceAction::*, SourceEvent::*};
         match (self, event) {
-            (Copying, RoundsOver) => (Stopped, &[StopAndSend]),
+            (Copying, RoundsOver) => (Stopped, &[PauseAndSend]),
             (Stopped, TargetReady) => (Committed, &[RecordHandover, SendCommit]),
             (Copying | Stopped, Failed | Restarted) => (Aborted, &[ResumeHere, SendAbort]),
             (Committed, TargetRuns) => (Done, &[RemoveRecord, FreeMachine]),
             (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
-            (Aborted, TargetForgot) => (Aborted, &[RemoveRecord]),
+            (Aborted, TargetDiscarded) => (Aborted, &[RemoveRecord]),
             (Aborted, Failed | Restarted) => (Aborted, &[SendAbort]),
             // Late or repeated messages change nothing.
             (state, _) => (state, &[]),
@@ -159,12 +159,12 @@ pub enum TargetAction {
     /// Mark the incoming machine as complete, for a later daemon; then reply to the source. The mark need not
     /// outlive the paused machine, so it is no durable write: nothing is synced for the record during the
     /// downtime.
-    MarkAndSayReady,
+    MarkAndConfirmReady,
     /// Run the machine, open its network, announce it; record durably that it belongs to this host; then
     /// reply to the source.
     RunAndConfirm,
     /// Confirm (again) to the source that the machine runs here.
-    SayRunning,
+    ConfirmRunning,
     /// Kill the machine and free its resources, the record too; then reply to the source.
     Discard,
     /// Confirm (again) to the source that nothing of the machine is here.
@@ -182,11 +182,11 @@ pub enum TargetRecord {
 
 /// State of the paused incoming machine after a restart of the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Waiting {
+pub enum PausedIncoming {
     /// The machine is here without the mark, so the source was never told that it is complete.
     Unfinished,
     /// The machine is here and marked as complete.
-    Whole,
+    Complete,
     /// The machine and its mark are gone, as after a power loss: its state is unknown.
     Gone,
 }
@@ -199,16 +199,16 @@ impl Target {
 
     /// State after an abort of a handover that is unknown here. Its offer may still arrive over an older
     /// connection, and must then be refused.
-    pub fn forget_unheard() -> (Target, &'static [TargetAction]) {
+    pub fn discard_unknown() -> (Target, &'static [TargetAction]) {
         Target::Discarded.step(TargetEvent::Abort)
     }
 
     /// State of a handover after a restart of the daemon.
-    pub fn recovered(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+    pub fn recovered(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
         let state = match (record, waiting) {
             (TargetRecord::Ours, _) => Target::Running,
-            (TargetRecord::Arriving, Waiting::Unfinished) => Target::Receiving,
-            (TargetRecord::Arriving, Waiting::Whole | Waiting::Gone) => Target::Prepared,
+            (TargetRecord::Arriving, PausedIncoming::Unfinished) => Target::Receiving,
+            (TargetRecord::Arriving, PausedIncoming::Complete | PausedIncoming::Gone) => Target::Prepared,
         };
         state.step(TargetEvent::Restarted)
     }
@@ -217,11 +217,11 @@ impl Target {
     pub fn step(self, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         use {Target::*, TargetAction::*, TargetEvent::*};
         match (self, event) {
-            (Receiving, Loaded) => (Prepared, &[MarkAndSayReady]),
+            (Receiving, Loaded) => (Prepared, &[MarkAndConfirmReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
             (Prepared, Commit) => (Running, &[RunAndConfirm]),
             (Prepared, Abort) => (Discarded, &[Discard]),
-            (Running, Commit) => (Running, &[SayRunning]),
+            (Running, Commit) => (Running, &[ConfirmRunning]),
             (Discarded, Abort) => (Discarded, &[ConfirmDiscarded]),
             (state, _) => (state, &[]),
         }

@@ -8,11 +8,11 @@
 /// Gbit/s of pages that compress to half.
 const LINK_MAX: f64 = 125e6;
 /// Pages queried before the estimate is used.
-const TRIED: u64 = 1024;
+const TRIAL_PAGES: u64 = 1024;
 /// Least share of hits: a few percent pay for all digests.
 const SHARE_MIN: f64 = 0.04;
 /// While asking does not pay, one batch in this many still asks: later ones may be of another kind.
-const AGAIN: u32 = 32;
+const RETRY_INTERVAL: u32 = 32;
 /// Least pages of a query; fewer are not worth the round trip.
 pub(crate) const PAGES_MIN: usize = 16;
 
@@ -21,7 +21,7 @@ pub(crate) const PAGES_MIN: usize = 16;
 pub(crate) struct HitEstimate {
     asked: u64,
     found: u64,
-    passed: u32,
+    skipped: u32,
 }
 
 impl HitEstimate {
@@ -30,18 +30,18 @@ impl HitEstimate {
         if pages < PAGES_MIN || link.is_none_or(|link| link > LINK_MAX) {
             return false;
         }
-        if self.asked < TRIED || self.found as f64 >= self.asked as f64 * SHARE_MIN {
+        if self.asked < TRIAL_PAGES || self.found as f64 >= self.asked as f64 * SHARE_MIN {
             return true;
         }
-        self.passed += 1;
-        self.passed.is_multiple_of(AGAIN)
+        self.skipped += 1;
+        self.skipped.is_multiple_of(RETRY_INTERVAL)
     }
 
     /// Records the result of a query.
     pub(crate) fn answered(&mut self, asked: u64, found: u64) {
         self.asked += asked;
         self.found += found;
-        if self.asked > TRIED * 8 {
+        if self.asked > TRIAL_PAGES * 8 {
             // Older results count less.
             (self.asked, self.found) = (self.asked / 2, self.found / 2);
         }

@@ -73,7 +73,7 @@ fn messages(handover: HandoverId, strays: &[LateFrame]) -> Vec<(LateFramesHeader
 }
 
 /// Decodes a message of late frames.
-pub(crate) fn taken(head: &LateFramesHeader, payload: &[u8]) -> Result<Vec<LateFrame>, TargetError> {
+pub(crate) fn decode(head: &LateFramesHeader, payload: &[u8]) -> Result<Vec<LateFrame>, TargetError> {
     const WRONG: TargetError = TargetError::Invalid { what: "frames whose lengths do not match" };
     if head.frames.len() > FRAMES_MAX || payload.len() > BYTES_MAX {
         return Err(TargetError::Invalid { what: "too many frames" });
@@ -106,7 +106,7 @@ mod tests {
                 .collect();
             let mut came = Vec::new();
             for (head, payload) in messages(ID, &strays) {
-                came.extend(taken(&head, &payload).unwrap());
+                came.extend(decode(&head, &payload).unwrap());
             }
             prop_assert_eq!(came, strays);
         }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_message_that_says_other_lengths_than_it_has_is_refused() {
         let head = |frames: &[(u16, u32)]| LateFramesHeader { handover: ID, frames: frames.to_vec() };
-        assert_eq!(taken(&head(&[(0, 2), (1, 3)]), b"abcde").unwrap().len(), 2);
+        assert_eq!(decode(&head(&[(0, 2), (1, 3)]), b"abcde").unwrap().len(), 2);
         for (wrong, payload) in [
             (head(&[(0, 6)]), &b"abcde"[..]),
             (head(&[(0, 4)]), b"abcde"),
@@ -123,7 +123,7 @@ mod tests {
             (head(&[]), b"abcde"),
             (head(&vec![(0, 0); FRAMES_MAX + 1]), b""),
         ] {
-            assert!(taken(&wrong, payload).is_err(), "{:?}", wrong.frames);
+            assert!(decode(&wrong, payload).is_err(), "{:?}", wrong.frames);
         }
     }
 }

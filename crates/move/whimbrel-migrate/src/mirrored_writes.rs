@@ -36,7 +36,7 @@ impl MirroredBatch {
 }
 
 /// Message with mirrored writes.
-struct Carried {
+struct SentWrites {
     /// Reply to the message; none if the target already had all of it.
     answer: Option<Box<dyn Answer>>,
     runs: Vec<PageRun>,
@@ -44,46 +44,46 @@ struct Carried {
 
 impl Pipeline<'_> {
     /// Sends the writes to a disk until its mirror ends.
-    pub(crate) fn carry(&self, array: usize, mirror: &Mirror) {
-        let _over = Over(self, mirror);
-        if let Err(error) = self.carry_all(array, mirror) {
+    pub(crate) fn send_writes(&self, array: usize, mirror: &Mirror) {
+        let _over = EndMirrorOnDrop(self, mirror);
+        if let Err(error) = self.send_all_writes(array, mirror) {
             self.fail(error);
         }
     }
 
-    fn carry_all(&self, array: usize, mirror: &Mirror) -> Result<(), BoxError> {
+    fn send_all_writes(&self, array: usize, mirror: &Mirror) -> Result<(), BoxError> {
         let mut encoder = Encoder::new()?;
-        let mut sent: VecDeque<Carried> = VecDeque::new();
+        let mut sent: VecDeque<SentWrites> = VecDeque::new();
         loop {
             match mirror.take(BATCH_PAGES_MAX, sent.is_empty()) {
                 NextWrites::Ended => return Ok(()),
-                NextWrites::Pieces(pieces) => {
-                    sent.push_back(self.send_pieces(&mut encoder, array, pieces)?)
+                NextWrites::Writes(pieces) => {
+                    sent.push_back(self.send_mirrored(&mut encoder, array, pieces)?)
                 }
                 NextWrites::Nothing => {
-                    let Some(Carried { answer, runs }) = sent.pop_front() else { continue };
+                    let Some(SentWrites { answer, runs }) = sent.pop_front() else { continue };
                     answer.map(Answer::wait).transpose()?;
                     mirror.arrived(&runs);
-                    mirror.carried(runs.iter().map(|run| run.bytes() as u64).sum());
+                    mirror.delivered(runs.iter().map(|run| run.bytes() as u64).sum());
                 }
             }
         }
     }
 
-    fn send_pieces(
+    fn send_mirrored(
         &self,
         encoder: &mut Encoder,
         array: usize,
         pieces: Vec<MirroredWrite>,
-    ) -> Result<Carried, BoxError> {
+    ) -> Result<SentWrites, BoxError> {
         let mut runs = Vec::with_capacity(pieces.len());
         for (run, data) in pieces {
             // Written now, so perhaps soon again.
             let hot = vec![true; run.len as usize];
-            let verdicts = self.known.pages(array, &[run], &data, &hot)?;
+            let verdicts = self.target_contents.pages(array, &[run], &data, &hot)?;
             for ((page, content), verdict) in run.pages().zip(data.chunks_exact(PAGE_SIZE)).zip(verdicts) {
                 match verdict {
-                    PageEncoding::There => {}
+                    PageEncoding::Present => {}
                     PageEncoding::Changed(blocks) => encoder.delta(page, content, blocks),
                     PageEncoding::Whole => encoder.whole(page, content),
                 }
@@ -91,19 +91,19 @@ impl Pipeline<'_> {
             runs.push(run);
         }
         if encoder.is_empty() {
-            return Ok(Carried { answer: None, runs });
+            return Ok(SentWrites { answer: None, runs });
         }
         let (batch, payload) = encoder.finish(array as u32, self.effort())?;
         let header = postcard::to_stdvec(&PagesHeader { handover: self.handover, batch })?;
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
-        Ok(Carried { answer: Some(answer), runs })
+        Ok(SentWrites { answer: Some(answer), runs })
     }
 }
 
 /// Ends the mirror when its thread ends, even by a panic.
-struct Over<'a>(&'a Pipeline<'a>, &'a Mirror);
+struct EndMirrorOnDrop<'a>(&'a Pipeline<'a>, &'a Mirror);
 
-impl Drop for Over<'_> {
+impl Drop for EndMirrorOnDrop<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.fail("the thread that sends mirrored writes panicked".into());

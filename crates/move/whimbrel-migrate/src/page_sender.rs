@@ -46,11 +46,11 @@ const UNANSWERED_MIRRORED: Duration = Duration::from_millis(50);
 const UNANSWERED_MIRRORED_MIN: f64 = 256e3;
 const UNANSWERED_MIRRORED_MAX: f64 = 4e6;
 /// Memory for the hashes of pages that were sent: an eighth of these pages.
-const KNOWN_BYTES_MAX: usize = 24 << 20;
+const HASHES_BYTES_MAX: usize = 24 << 20;
 /// Most encoder threads; more fill 10 Gbit/s.
 const ENCODERS_MAX: usize = 8;
 /// Threads beside the encoders.
-const ASKERS: usize = 2;
+const QUERY_THREADS: usize = 2;
 /// Pages of a batch during the downtime: small enough that all encoders get some. Also while writes are
 /// mirrored, so that none is in flight for long.
 const URGENT_PAGES: usize = 64;
@@ -59,7 +59,7 @@ const NICE: i32 = 5;
 
 /// Batch that is being gathered, or that waits for an encoder.
 #[derive(Default)]
-struct Job {
+struct BatchJob {
     array: usize,
     zero: Vec<PageRun>,
     runs: Vec<PageRun>,
@@ -67,7 +67,7 @@ struct Job {
     hot: Vec<bool>,
 }
 
-impl Job {
+impl BatchJob {
     fn is_empty(&self) -> bool {
         self.zero.is_empty() && self.runs.is_empty()
     }
@@ -75,7 +75,7 @@ impl Job {
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<BatchJob>,
     /// Number of jobs that encoders have taken and not finished.
     busy: usize,
     unanswered: VecDeque<(Box<dyn Answer>, usize, MirroredBatch)>,
@@ -88,16 +88,16 @@ struct Queue {
 pub(crate) struct Pipeline<'a> {
     pub(crate) link: &'a dyn Link,
     pub(crate) handover: HandoverId,
-    pub(crate) known: TargetContents,
+    pub(crate) target_contents: TargetContents,
     boot: BootFiles,
     /// Mirrors and their arrays.
     pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
     /// Bytes of rounds that were answered.
     arrived: AtomicU64,
     /// Bytes of other messages when the mirrors were armed.
-    apart: OnceLock<u64>,
-    choice: Mutex<EffortControl>,
-    asking: Mutex<HitEstimate>,
+    other_bytes: OnceLock<u64>,
+    effort_control: Mutex<EffortControl>,
+    hit_estimate: Mutex<HitEstimate>,
     /// Limit in bytes a second; `u64::MAX` for none.
     limit: AtomicU64,
     urgent: AtomicBool,
@@ -117,13 +117,13 @@ impl<'a> Pipeline<'a> {
         Self {
             link,
             handover,
-            known: TargetContents::new(arrays, KNOWN_BYTES_MAX, seed),
+            target_contents: TargetContents::new(arrays, HASHES_BYTES_MAX, seed),
             boot: BootFiles::default(),
             mirrors: &[],
             arrived: AtomicU64::new(0),
-            apart: OnceLock::new(),
-            choice: Mutex::new(EffortControl::new()),
-            asking: Mutex::default(),
+            other_bytes: OnceLock::new(),
+            effort_control: Mutex::new(EffortControl::new()),
+            hit_estimate: Mutex::default(),
             limit: AtomicU64::new(u64::MAX),
             urgent: AtomicBool::new(false),
             encoders,
@@ -144,7 +144,7 @@ impl<'a> Pipeline<'a> {
 
     /// Most bytes of rounds that wait for a reply.
     fn unanswered_max(&self) -> usize {
-        if !self.carries() {
+        if !self.is_mirroring() {
             return UNANSWERED_MAX;
         }
         let rate = self.link_rate().unwrap_or(f64::INFINITY);
@@ -153,7 +153,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Whether writes are sent beside the rounds.
-    fn carries(&self) -> bool {
+    fn is_mirroring(&self) -> bool {
         self.mirrors.iter().any(|(_, mirror)| mirror.is_armed())
     }
 
@@ -170,14 +170,14 @@ impl<'a> Pipeline<'a> {
             scope.spawn(|| self.encode_all());
         }
         for (array, mirror) in self.mirrors {
-            scope.spawn(|| self.carry(*array, mirror));
+            scope.spawn(|| self.send_writes(*array, mirror));
         }
         let bytes_before = self.link.bytes_sent();
-        PageSender { line: self, bytes_before, job: Job::default(), divide: None, is_last: false }
+        PageSender { pipeline: self, bytes_before, batch: BatchJob::default(), divide: None, is_last: false }
     }
 
     /// Switches to the settings for the downtime.
-    pub(crate) fn hurry(&self) {
+    pub(crate) fn start_downtime(&self) {
         self.urgent.store(true, Ordering::Relaxed);
     }
 
@@ -213,7 +213,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<BatchJob> {
         let mut queue = self.queue();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
@@ -228,17 +228,23 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    fn encode_and_send(&self, encoder: &mut Encoder, job: Job, waited: Duration) -> Result<(), BoxError> {
+    fn encode_and_send(
+        &self,
+        encoder: &mut Encoder,
+        job: BatchJob,
+        waited: Duration,
+    ) -> Result<(), BoxError> {
         let begun = Instant::now();
         let (effort, raw) = (self.effort(), job.data.len() as u64);
         let flight = MirroredBatch::new(self.mirror(job.array), job.zero.iter().chain(&job.runs));
-        encoder.zero(&self.known.zero(job.array, &job.zero)?);
-        let mut verdicts = self.known.pages(job.array, &job.runs, &job.data, &job.hot)?;
-        let asked = self.name_places(&job, &mut verdicts)? + self.ask(&job, &mut verdicts)?;
+        encoder.zero(&self.target_contents.zero(job.array, &job.zero)?);
+        let mut verdicts = self.target_contents.pages(job.array, &job.runs, &job.data, &job.hot)?;
+        let asked =
+            self.send_boot_file_runs(&job, &mut verdicts)? + self.query_target(&job, &mut verdicts)?;
         let pages = job.runs.iter().flat_map(|run| run.pages()).zip(job.data.chunks_exact(PAGE_SIZE));
         for ((page, content), verdict) in pages.zip(verdicts) {
             match verdict {
-                PageEncoding::There => {}
+                PageEncoding::Present => {}
                 PageEncoding::Changed(blocks) => encoder.delta(page, content, blocks),
                 PageEncoding::Whole => encoder.whole(page, content),
             }
@@ -252,15 +258,19 @@ impl<'a> Pipeline<'a> {
         let header = postcard::to_stdvec(&PagesHeader { handover: self.handover, batch })?;
         let (encoding, wire) = (begun.elapsed() - asked, (header.len() + payload.len()) as u64);
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
-        self.answered_but(self.unanswered_max(), Some((answer, wire as usize, flight)))?;
+        self.wait_for_replies(self.unanswered_max(), Some((answer, wire as usize, flight)))?;
         let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
-        self.choice().spent(EncoderTime { encoding, link, idle, raw, wire });
+        self.effort_control().record(EncoderTime { encoding, link, idle, raw, wire });
         Ok(())
     }
 
     /// Sends offsets for pages of memory that are in boot files instead of the pages; returns the time that
     /// the link took.
-    fn name_places(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
+    fn send_boot_file_runs(
+        &self,
+        job: &BatchJob,
+        verdicts: &mut [PageEncoding],
+    ) -> Result<Duration, BoxError> {
         if job.array != MEMORY || self.boot.is_empty() {
             return Ok(Duration::ZERO);
         }
@@ -273,7 +283,7 @@ impl<'a> Pipeline<'a> {
             boot_files::push(&mut runs, page, place);
             check.update(content);
             likely = Some(place.next());
-            *verdict = PageEncoding::There;
+            *verdict = PageEncoding::Present;
         }
         if runs.is_empty() {
             return Ok(Duration::ZERO);
@@ -282,16 +292,16 @@ impl<'a> Pipeline<'a> {
         let (header, begun) = (postcard::to_stdvec(&pages)?, Instant::now());
         let bytes = header.len();
         let answer = self.link.send(protocol::BOOT_FILE_PAGES, header, Bytes::new())?;
-        self.answered_but(self.unanswered_max(), Some((answer, bytes, MirroredBatch::default())))?;
+        self.wait_for_replies(self.unanswered_max(), Some((answer, bytes, MirroredBatch::default())))?;
         Ok(begun.elapsed())
     }
 
     /// Leaves out pages that the target has anywhere, if asking pays; returns the time that this took.
-    fn ask(&self, job: &Job, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
+    fn query_target(&self, job: &BatchJob, verdicts: &mut [PageEncoding]) -> Result<Duration, BoxError> {
         let places: Vec<usize> =
             (0..verdicts.len()).filter(|at| verdicts[*at] == PageEncoding::Whole).collect();
         let urgent = self.urgent.load(Ordering::Relaxed);
-        if urgent || !self.asking().wants(places.len(), self.link_rate()) {
+        if urgent || !self.hit_estimate().wants(places.len(), self.link_rate()) {
             return Ok(Duration::ZERO);
         }
         let content: Vec<_> = places.iter().map(|at| &job.data.as_chunks::<PAGE_SIZE>().0[*at]).collect();
@@ -305,40 +315,40 @@ impl<'a> Pipeline<'a> {
             self.link.ask(protocol::QUERY_PAGES, postcard::to_stdvec(&question)?, Bytes::new())?.wait()?;
         let has: PageQueryReply = postcard::from_bytes(&answer)?;
         let found = (0..).zip(&places).filter(|(number, _)| has.has(*number));
-        let found = found.map(|(_, at)| verdicts[*at] = PageEncoding::There).count();
-        self.asking().answered(places.len() as u64, found as u64);
+        let found = found.map(|(_, at)| verdicts[*at] = PageEncoding::Present).count();
+        self.hit_estimate().answered(places.len() as u64, found as u64);
         Ok(begun.elapsed())
     }
 
     /// Rate of the link in bytes a second, if known: a limit is known before anything was sent.
     fn link_rate(&self) -> Option<f64> {
-        let seen = self.choice().link().map(|link| link * self.threads() as f64);
+        let seen = self.effort_control().link().map(|link| link * self.threads() as f64);
         let limit = self.limit.load(Ordering::Relaxed);
         let limit = (limit != u64::MAX).then_some(limit as f64);
         seen.into_iter().chain(limit).reduce(f64::min)
     }
 
-    fn asking(&self) -> MutexGuard<'_, HitEstimate> {
-        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn hit_estimate(&self) -> MutexGuard<'_, HitEstimate> {
+        self.hit_estimate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of threads, more than processors: while some wait for a reply, others encode.
     fn threads(&self) -> usize {
-        self.encoders + ASKERS
+        self.encoders + QUERY_THREADS
     }
 
     pub(crate) fn effort(&self) -> Effort {
-        let choice = self.choice();
+        let choice = self.effort_control();
         if self.urgent.load(Ordering::Relaxed) { choice.urgent_effort() } else { choice.effort() }
     }
 
-    fn choice(&self) -> MutexGuard<'_, EffortControl> {
-        self.choice.lock().unwrap_or_else(PoisonError::into_inner)
+    fn effort_control(&self) -> MutexGuard<'_, EffortControl> {
+        self.effort_control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records a message of this many bytes without a reply, and waits until at most `max` bytes are
     /// outstanding.
-    fn answered_but(
+    fn wait_for_replies(
         &self,
         max: usize,
         more: Option<(Box<dyn Answer>, usize, MirroredBatch)>,
@@ -365,7 +375,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Queues a batch for the encoders; blocks while the queue is full.
-    fn push(&self, job: Job) -> Result<(), BoxError> {
+    fn push(&self, job: BatchJob) -> Result<(), BoxError> {
         let mut queue = self.queue();
         while queue.failed.is_none() && queue.jobs.len() >= self.encoders {
             queue = self.wait(queue);
@@ -384,7 +394,7 @@ impl<'a> Pipeline<'a> {
         }
         queue.check()?;
         drop(queue);
-        self.answered_but(0, None)
+        self.wait_for_replies(0, None)
     }
 }
 
@@ -421,90 +431,90 @@ impl Queue {
 
 /// Sink of a migration.
 pub(crate) struct PageSender<'a, 'd> {
-    line: &'a Pipeline<'a>,
+    pipeline: &'a Pipeline<'a>,
     bytes_before: u64,
-    job: Job,
+    batch: BatchJob,
     /// Decides which pages are not sent in the pause.
     pub(crate) divide: Option<&'d mut Divide<'d>>,
     /// Whether the machine is paused and everything was handed to the sink.
     is_last: bool,
 }
 
-/// Function behind [`Sink::divide`].
+/// Function behind [`Sink::defer_pages`].
 pub(crate) type Divide<'a> = dyn FnMut(&mut [PageSet], &[PageSet], StopReason) + 'a;
 
 impl PageSender<'_, '_> {
-    fn room(&self) -> usize {
-        match self.line.urgent.load(Ordering::Relaxed) || self.line.carries() {
+    fn batch_pages_max(&self) -> usize {
+        match self.pipeline.urgent.load(Ordering::Relaxed) || self.pipeline.is_mirroring() {
             true => URGENT_PAGES,
             false => BATCH_PAGES_MAX as usize,
         }
     }
 
     fn is_full(&self) -> bool {
-        let Job { zero, runs, hot, .. } = &self.job;
-        hot.len() >= self.room() || zero.len() + runs.len() >= RUNS_MAX - 1
+        let BatchJob { zero, runs, hot, .. } = &self.batch;
+        hot.len() >= self.batch_pages_max() || zero.len() + runs.len() >= RUNS_MAX - 1
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
-        let job = std::mem::take(&mut self.job);
-        if job.is_empty() { Ok(()) } else { self.line.push(job).map_err(undelivered) }
+        let job = std::mem::take(&mut self.batch);
+        if job.is_empty() { Ok(()) } else { self.pipeline.push(job).map_err(undelivered) }
     }
 }
 
 impl Sink for PageSender<'_, '_> {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
-        if self.job.array != batch.array {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+        if self.batch.array != batch.array {
             self.flush()?;
         }
         for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
             if self.is_full() {
                 self.flush()?;
             }
-            self.job.array = batch.array;
+            self.batch.array = batch.array;
             if whimbrel_core::is_zero(content) {
-                push(&mut self.job.zero, page);
+                push(&mut self.batch.zero, page);
                 continue;
             }
-            push(&mut self.job.runs, page);
-            self.job.data.extend_from_slice(content);
-            self.job.hot.push(batch.hot.is_some_and(|hot| hot.contains(page)));
+            push(&mut self.batch.runs, page);
+            self.batch.data.extend_from_slice(content);
+            self.batch.hot.push(batch.hot.is_some_and(|hot| hot.contains(page)));
         }
         Ok(())
     }
 
     fn limit_rate(&mut self, rate: Option<u64>) {
-        self.line.limit.store(rate.unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.line.link.limit_rate(rate);
+        self.pipeline.limit.store(rate.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.pipeline.link.limit_rate(rate);
     }
 
     /// The next version of a page is sent as a delta to the last one: while there is room for that one's
     /// hashes, even the hottest page is sent once before the pause.
     fn wants_first_versions(&self) -> bool {
-        self.line.known.has_room()
+        self.pipeline.target_contents.has_room()
     }
 
     fn collected(&mut self, found: &mut [PageSet]) {
-        for (array, mirror) in self.line.mirrors {
+        for (array, mirror) in self.pipeline.mirrors {
             found.get_mut(*array).into_iter().for_each(|found| mirror.collected(found));
         }
     }
 
     fn about_to_read(&mut self, array: usize, run: PageRun) {
-        self.line.mirror(array).into_iter().for_each(|mirror| mirror.about_to_read(run));
+        self.pipeline.mirror(array).into_iter().for_each(|mirror| mirror.about_to_read(run));
     }
 
     /// Waiting pages are not sent by the mirror either: a page that is written all the time would never
     /// arrive.
     fn hot_may_wait(&self, array: usize) -> bool {
-        !self.line.mirror(array).is_some_and(|mirror| mirror.is_armed())
+        !self.pipeline.mirror(array).is_some_and(|mirror| mirror.is_armed())
     }
 
-    fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+    fn defer_pages(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         self.divide.iter_mut().for_each(|divide| divide(left, fresh, why));
     }
 
-    fn push_out(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self) -> Result<(), SinkError> {
         self.is_last = true;
         self.flush()
     }
@@ -512,31 +522,31 @@ impl Sink for PageSender<'_, '_> {
     fn end_round(&mut self) -> Result<(), SinkError> {
         self.flush()?;
         if self.is_last {
-            self.line.mirrors.iter().for_each(|(_, mirror)| mirror.drained());
+            self.pipeline.mirrors.iter().for_each(|(_, mirror)| mirror.wait_until_drained());
         }
-        self.line.finish().map_err(undelivered)
+        self.pipeline.finish().map_err(undelivered)
     }
 
     /// Counts rounds only: mirrored writes tell nothing about the bytes per page of a round. Mirrors are
     /// armed between two rounds, when all that was sent is answered, and nothing is mirrored yet.
     fn bytes_out(&self) -> u64 {
-        let bytes = self.line.link.bytes_sent() - self.bytes_before;
-        if !self.line.carries() && self.line.apart.get().is_none() {
+        let bytes = self.pipeline.link.bytes_sent() - self.bytes_before;
+        if !self.pipeline.is_mirroring() && self.pipeline.other_bytes.get().is_none() {
             return bytes;
         }
-        let arrived = self.line.arrived.load(Ordering::Relaxed);
-        self.line.apart.get_or_init(|| bytes.saturating_sub(arrived)) + arrived
+        let arrived = self.pipeline.arrived.load(Ordering::Relaxed);
+        self.pipeline.other_bytes.get_or_init(|| bytes.saturating_sub(arrived)) + arrived
     }
 }
 
 impl Drop for PageSender<'_, '_> {
     fn drop(&mut self) {
-        let mut queue = self.line.queue();
+        let mut queue = self.pipeline.queue();
         queue.closed = true;
         queue.jobs.clear();
-        self.line.changed.notify_all();
+        self.pipeline.changed.notify_all();
         drop(queue);
-        self.line.mirrors.iter().for_each(|(_, mirror)| mirror.end());
+        self.pipeline.mirrors.iter().for_each(|(_, mirror)| mirror.end());
     }
 }
 

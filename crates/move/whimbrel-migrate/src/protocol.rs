@@ -43,9 +43,9 @@ pub const BOOT_FILE_PAGES: u16 = 0x0109;
 pub const LATE_FRAMES: u16 = 0x010a;
 
 /// Most bytes of a boot file in one message.
-pub const BLOB_PIECE_MAX: usize = 4 << 20;
+pub const BOOT_FILE_RANGE_MAX: usize = 4 << 20;
 /// Most bytes of a boot file.
-pub const BLOB_MAX: u64 = 1 << 30;
+pub const BOOT_FILE_MAX: u64 = 1 << 30;
 /// Most bytes of device state.
 pub const DEVICE_STATE_MAX: usize = 8 << 20;
 /// Most capsules that a source names as baselines.
@@ -53,7 +53,7 @@ pub const BASES_MAX: usize = 64;
 /// Most bytes of a path of a file that a source names.
 pub const PATH_MAX: usize = 4096;
 /// Most bytes of a protection request.
-pub const THIRD_MAX: usize = 4096;
+pub const PROTECTION_REQUEST_MAX: usize = 4096;
 /// Most arrays of a machine (memory and disks).
 pub const ARRAYS_MAX: usize = 64;
 
@@ -162,7 +162,7 @@ impl Offer {
     }
 
     /// Whether the target may choose this baseline.
-    pub fn names(&self, begun: &Baseline) -> bool {
+    pub fn permits(&self, begun: &Baseline) -> bool {
         match begun {
             Baseline::Zeros => true,
             Baseline::Capsule(capsule) => self.bases.contains(capsule),
@@ -252,7 +252,7 @@ impl FilePages {
     }
 
     /// Whether a correct source can send this for a memory of `len` pages and these files.
-    pub(crate) fn is_sound(&self, len: u64, blobs: &[(Digest, u64)]) -> bool {
+    pub(crate) fn is_valid(&self, len: u64, blobs: &[(Digest, u64)]) -> bool {
         let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.pages.len));
         let inside = |run: &FileRun| {
             let in_memory = run.pages.start.checked_add(run.pages.len).is_some_and(|end| end <= len);
@@ -280,7 +280,7 @@ pub struct PageQuery {
 
 impl PageQuery {
     /// Whether a correct source can send this for an array of `len` pages.
-    pub(crate) fn is_sound(&self, len: u64) -> bool {
+    pub(crate) fn is_valid(&self, len: u64) -> bool {
         let pages = self.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
         let inside = |run: &PageRun| run.start.checked_add(run.len).is_some_and(|end| end <= len);
         pages <= BATCH_PAGES_MAX && pages == self.digests.len() as u64 && self.runs.iter().all(inside)
@@ -368,9 +368,9 @@ mod tests {
         };
         let bytes = [&[9; 16][..], &[1, 1, 0xac, 2, 2, 2], &[1; 32], &[2; 32]].concat();
         assert_eq!(postcard::to_stdvec(&ask).unwrap(), bytes);
-        assert!(ask.is_sound(302) && !ask.is_sound(301));
-        assert!(!PageQuery { digests: vec![], ..ask.clone() }.is_sound(302));
-        assert!(!PageQuery { runs: vec![PageRun::new(u64::MAX, 2)], ..ask }.is_sound(u64::MAX));
+        assert!(ask.is_valid(302) && !ask.is_valid(301));
+        assert!(!PageQuery { digests: vec![], ..ask.clone() }.is_valid(302));
+        assert!(!PageQuery { runs: vec![PageRun::new(u64::MAX, 2)], ..ask }.is_valid(u64::MAX));
         let mut found = [false; 70];
         (found[0], found[69]) = (true, true);
         let has = PageQueryReply::of(&found);

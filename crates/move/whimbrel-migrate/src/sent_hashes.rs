@@ -17,18 +17,18 @@ type Key = (u32, u64);
 /// One hash for each block.
 pub(crate) type BlockHashes = [u64; BLOCKS];
 /// Bytes stored for a page.
-const KEPT: usize = size_of::<BlockHashes>();
+const BYTES_PER_PAGE: usize = size_of::<BlockHashes>();
 
 /// Index of a page's hashes, and whether the page has been written again.
-struct Kept {
+struct SentPage {
     at: usize,
     hot: bool,
 }
 
 /// Hashes of the versions that were sent last.
 pub(crate) struct SentHashes {
-    kept: HashMap<Key, Kept>,
-    marks: Vec<BlockHashes>,
+    pages: HashMap<Key, SentPage>,
+    hashes: Vec<BlockHashes>,
     /// Pages recorded as cold, the latest last. Some may have become hot since.
     cold: Vec<Key>,
     /// Most pages that are recorded.
@@ -39,12 +39,12 @@ pub(crate) struct SentHashes {
 impl SentHashes {
     /// Creates an empty table with room for `capacity` bytes of hashes.
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        let capacity = capacity / KEPT;
-        Self { kept: HashMap::new(), marks: Vec::new(), cold: Vec::new(), capacity, seed }
+        let capacity = capacity / BYTES_PER_PAGE;
+        Self { pages: HashMap::new(), hashes: Vec::new(), cold: Vec::new(), capacity, seed }
     }
 
     /// Returns the hash function of a page, for threads that do not hold this.
-    pub(crate) fn marker(&self) -> impl Fn(&[u8]) -> BlockHashes + use<> {
+    pub(crate) fn hasher(&self) -> impl Fn(&[u8]) -> BlockHashes + use<> {
         let seed = self.seed;
         move |content| {
             let mut marks = [0; BLOCKS];
@@ -57,7 +57,7 @@ impl SentHashes {
 
     /// Blocks of the page that changed since it was sent, if its hashes are stored.
     pub(crate) fn changed(&self, array: u32, page: u64, now: &BlockHashes) -> Option<u64> {
-        let then = &self.marks[self.kept.get(&(array, page))?.at];
+        let then = &self.hashes[self.pages.get(&(array, page))?.at];
         let blocks = then.iter().zip(now).enumerate().filter(|(_, (then, now))| then != now);
         Some(blocks.fold(0, |changed, (at, _)| changed | 1 << at))
     }
@@ -65,12 +65,12 @@ impl SentHashes {
     /// Records that the page was sent with these hashes.
     pub(crate) fn record(&mut self, array: u32, page: u64, marks: &BlockHashes, hot: bool) {
         let key = (array, page);
-        if self.renew(array, page, marks) {
+        if self.update(array, page, marks) {
             return;
         }
-        if let Some(at) = self.room(hot) {
-            self.marks[at] = *marks;
-            self.kept.insert(key, Kept { at, hot });
+        if let Some(at) = self.free_entry(hot) {
+            self.hashes[at] = *marks;
+            self.pages.insert(key, SentPage { at, hot });
             if !hot {
                 self.cold.push(key);
             }
@@ -79,29 +79,29 @@ impl SentHashes {
 
     /// Updates the hashes of a page if it is recorded, and does nothing otherwise: for a page that is cheap
     /// to send again.
-    pub(crate) fn renew(&mut self, array: u32, page: u64, marks: &BlockHashes) -> bool {
-        let Some(kept) = self.kept.get_mut(&(array, page)) else { return false };
+    pub(crate) fn update(&mut self, array: u32, page: u64, marks: &BlockHashes) -> bool {
+        let Some(kept) = self.pages.get_mut(&(array, page)) else { return false };
         // A page that is sent a second time is hot.
         kept.hot = true;
-        self.marks[kept.at] = *marks;
+        self.hashes[kept.at] = *marks;
         true
     }
 
     /// Whether hashes of a hot page would be stored.
     pub(crate) fn has_room(&self) -> bool {
-        self.marks.len() < self.capacity || !self.cold.is_empty()
+        self.hashes.len() < self.capacity || !self.cold.is_empty()
     }
 
     /// Index of a free entry; a hot page may replace a cold one.
-    fn room(&mut self, hot: bool) -> Option<usize> {
-        let end = self.marks.len();
+    fn free_entry(&mut self, hot: bool) -> Option<usize> {
+        let end = self.hashes.len();
         if end < self.capacity {
-            self.marks.push([0; BLOCKS]);
+            self.hashes.push([0; BLOCKS]);
             return Some(end);
         }
         while let Some(key) = self.cold.pop_if(|_| hot) {
-            if self.kept.get(&key).is_some_and(|kept| !kept.hot) {
-                return self.kept.remove(&key).map(|kept| kept.at);
+            if self.pages.get(&key).is_some_and(|kept| !kept.hot) {
+                return self.pages.remove(&key).map(|kept| kept.at);
             }
         }
         None
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn tells_the_blocks_that_changed_since_the_newest_version() {
-        let mut sent = SentHashes::new(2 * KEPT, 7);
-        let marks = sent.marker();
+        let mut sent = SentHashes::new(2 * BYTES_PER_PAGE, 7);
+        let marks = sent.hasher();
         sent.record(0, 1, &marks(&page(2)), true);
         sent.record(1, 1, &marks(&page(3)), true);
         sent.record(0, 9, &marks(&page(4)), true);
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_hot_page_takes_the_place_of_one_that_never_came_again() {
-        let mut sent = SentHashes::new(2 * KEPT, 7);
-        let marks = sent.marker();
+        let mut sent = SentHashes::new(2 * BYTES_PER_PAGE, 7);
+        let marks = sent.hasher();
         let knows = |sent: &SentHashes, page| sent.changed(0, page, &[0; BLOCKS]).is_some();
         sent.record(0, 1, &marks(&page(1)), false);
         sent.record(0, 2, &marks(&page(2)), false);

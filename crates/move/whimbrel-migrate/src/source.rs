@@ -38,32 +38,32 @@ use whimbrel_core::{Digest, PageSet};
 /// Machine to migrate, and everything that the migration needs.
 pub struct MigrationJob<'a, 's> {
     /// Machine and its arrays; [`migrate`] sets the consumer.
-    pub subject: &'a mut CaptureSource<'s>,
+    pub source: &'a mut CaptureSource<'s>,
     /// Connection to the target.
     pub link: &'a dyn Link,
     /// Offer to the target.
     pub offer: &'a Offer,
     /// Opens a boot file of the offer.
-    pub blob: &'a (dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError> + Sync),
+    pub open_boot_file: &'a (dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError> + Sync),
     /// Opens the baseline of an array, if it is more than zeros.
-    pub base: &'a dyn Fn(&mut DirtyLog, &Baseline) -> Result<ArrayBaseline, BoxError>,
+    pub open_baseline: &'a dyn Fn(&mut DirtyLog, &Baseline) -> Result<ArrayBaseline, BoxError>,
     /// Secret random number, new for each migration: see `sent_hashes.rs`.
     pub seed: u64,
     /// Returns the addresses seen on each port; called at the pause.
     pub ports: &'a dyn Fn() -> Vec<Vec<u8>>,
     /// Takes the frames that arrived for the machine since the pause, once it is handed over.
-    pub strays: &'a mut dyn FnMut() -> Vec<LateFrame>,
+    pub take_late_frames: &'a mut dyn FnMut() -> Vec<LateFrame>,
     /// Records durably that the machine was handed over: the commit point.
     pub record_handover: &'a mut dyn FnMut() -> Result<(), BoxError>,
     /// Policy that sets the rates and decides when to stop.
     pub policy: &'a dyn StopPolicy,
     /// Decides which pages stay here at the pause for the target to fetch, if any may.
-    pub leaving: Option<&'a mut DeferredPages>,
+    pub deferred: Option<&'a mut DeferredPages>,
     /// Disks whose writes are sent to the target too once their mirror is armed, by their arrays. Each mirror
     /// has ended when [`migrate`] returns.
     pub mirrors: &'a [(usize, Arc<Mirror>)],
     /// Backup host that must have all of the machine as of the pause before it is handed over.
-    pub third: Option<&'a mut dyn BackupSink>,
+    pub backup: Option<&'a mut dyn BackupSink>,
     /// Called with the progress after every batch; `Break` cancels.
     pub observe: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
@@ -74,11 +74,11 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// Copy of the machine to the backup host. A failure here fails the migration.
 pub trait BackupSink {
     /// Copies what the backup host lacks, while the machine runs: the target is ready for it.
-    fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError>;
+    fn copy_ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError>;
 
     /// Copies the rest, with the device state, while the machine is paused; returns once the backup host has
     /// all of it.
-    fn at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError>;
+    fn copy_at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError>;
 }
 
 /// Machine that now belongs to the target, committed but not yet confirmed.
@@ -89,11 +89,11 @@ pub struct HandedOver {
     /// Rounds, with the last one (paused) included.
     pub rounds: Vec<RoundStats>,
     /// Reason that ended the rounds before it.
-    pub why: StopReason,
+    pub stop_reason: StopReason,
     /// Instant of the pause.
     pub paused_at: Instant,
     /// Parts of the downtime up to the commit point.
-    pub pause: DowntimeParts,
+    pub downtime: DowntimeParts,
     /// Commit that was sent to the target.
     pub commit: PendingCommit,
 }
@@ -128,10 +128,10 @@ pub enum MigrateError {
     Offer(#[source] LinkError),
     /// The machine does not fit the target.
     #[error("the machine does not fit the target")]
-    Misfit(#[source] Incompatibility),
+    Incompatible(#[source] Incompatibility),
     /// A boot file could not be read.
     #[error("cannot read the machine's boot file {digest}")]
-    Blob {
+    BootFile {
         /// Digest of the file.
         digest: Digest,
         /// Cause reported by the daemon.
@@ -140,10 +140,10 @@ pub enum MigrateError {
     },
     /// A boot file could not be sent.
     #[error("cannot send the machine's boot files")]
-    SendBlob(#[source] LinkError),
+    SendBootFile(#[source] LinkError),
     /// The early device state could not be sent.
     #[error("cannot send the early device state")]
-    StateAhead(#[source] BoxError),
+    EarlyState(#[source] BoxError),
     /// The copy failed or was cancelled.
     #[error("the copy did not finish")]
     Capture(#[source] CaptureError),
@@ -152,13 +152,13 @@ pub enum MigrateError {
     Load(#[source] LinkError),
     /// The machine could not be compared with its baselines.
     #[error("cannot compare the machine with its baselines on the target")]
-    Base(#[source] BoxError),
+    Baseline(#[source] BoxError),
     /// The target did not accept the list of missing pages.
     #[error("the target did not accept the list of missing pages")]
-    Owe(#[source] BoxError),
+    MissingPages(#[source] BoxError),
     /// The backup host did not get all of the machine.
     #[error("the backup host does not have the machine")]
-    Third(#[source] BoxError),
+    BackupHost(#[source] BoxError),
     /// The handover could not be recorded.
     #[error("cannot record the handover")]
     Record(#[source] BoxError),
@@ -179,9 +179,9 @@ pub fn migrate(mut job: MigrationJob<'_, '_>) -> Result<HandedOver, MigrateError
         Err(error) => {
             let (_, actions) = state.step(SourceEvent::Failed);
             debug_assert_eq!(actions, [SourceAction::ResumeHere, SourceAction::SendAbort], "{state:?}");
-            job.subject.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Migration));
+            job.source.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Migration));
             if state == Source::Stopped
-                && let Err(error) = job.subject.machine.unpause()
+                && let Err(error) = job.source.machine.unpause()
             {
                 tracing::error!(%error, "the machine stays paused after a failed migration");
             }
@@ -205,17 +205,17 @@ fn attempt(job: &mut MigrationJob<'_, '_>, state: &mut Source) -> Result<HandedO
     let (accepted, boot) = offer(job)?;
     let accepted = match postcard::from_bytes(&accepted).map_err(MigrateError::Answer)? {
         Offered::Accepted(accepted) => accepted,
-        Offered::Misfit(misfit) => return Err(MigrateError::Misfit(misfit)),
+        Offered::Misfit(misfit) => return Err(MigrateError::Incompatible(misfit)),
     };
     for (digest, size) in &job.offer.blobs {
         if accepted.blobs_missing.contains(digest) {
-            send_blob(job, *digest, *size)?;
+            send_boot_file(job, *digest, *size)?;
         }
     }
     let bases = attach_consumer(job, &accepted)?;
-    let ahead = send_state_ahead(job).map_err(MigrateError::StateAhead)?;
-    if let Some(third) = &mut job.third {
-        third.ahead(job.subject.ledgers).map_err(MigrateError::Third)?;
+    let ahead = send_early_state(job).map_err(MigrateError::EarlyState)?;
+    if let Some(third) = &mut job.backup {
+        third.copy_ahead(job.source.dirty_logs).map_err(MigrateError::BackupHost)?;
     }
     let line = Pipeline::new(job.link, job.offer.handover, arrays(job, &bases), job.seed);
     let line = line.with_mirrors(job.mirrors).with_boot_files(boot);
@@ -228,7 +228,7 @@ fn attempt(job: &mut MigrationJob<'_, '_>, state: &mut Source) -> Result<HandedO
 
 /// Sends the offer. Indexes the boot files while the target reserves resources.
 fn offer(job: &MigrationJob<'_, '_>) -> Result<(Bytes, BootFiles), MigrateError> {
-    let (offer, blob) = (job.offer, job.blob);
+    let (offer, blob) = (job.offer, job.open_boot_file);
     thread::scope(|scope| {
         let boot = scope.spawn(|| BootFiles::index(&offer.blobs, blob));
         let accepted = link::call(job.link, protocol::OFFER, offer, Bytes::new());
@@ -245,15 +245,15 @@ fn hand_over(
     ahead: &[u8],
 ) -> Result<HandedOver, MigrateError> {
     let handover = job.offer.handover;
-    let Captured { device_state, rounds, why, paused_at, parts, .. } = captured;
+    let Captured { device_state, rounds, stop_reason: why, paused_at, parts, .. } = captured;
     *state = state.step(SourceEvent::RoundsOver).0;
-    if let Some(leaving) = &job.leaving {
-        leaving.announce(job.link, handover).map_err(MigrateError::Owe)?;
+    if let Some(leaving) = &job.deferred {
+        leaving.announce(job.link, handover).map_err(MigrateError::MissingPages)?;
     }
     let mut pause = DowntimeParts::copied(&parts);
-    if let Some(third) = &mut job.third {
+    if let Some(third) = &mut job.backup {
         let begun = Instant::now();
-        third.at_pause(job.subject.ledgers, &device_state).map_err(MigrateError::Third)?;
+        third.copy_at_pause(job.source.dirty_logs, &device_state).map_err(MigrateError::BackupHost)?;
         pause.pages += begun.elapsed();
     }
     let prepared = finish(job, &device_state, ahead)?;
@@ -262,15 +262,15 @@ fn hand_over(
     *state = state.step(SourceEvent::TargetReady).0;
     let commit = PendingCommit::send(job.link, handover);
     pause.committed(paused_at);
-    if let Err(unsent) = late_frames::send(job.link, handover, &(job.strays)()) {
+    if let Err(unsent) = late_frames::send(job.link, handover, &(job.take_late_frames)()) {
         tracing::debug!(%handover, %unsent, "the frames that arrived during the downtime are lost");
     }
-    Ok(HandedOver { handover, rounds, why, paused_at, pause, commit })
+    Ok(HandedOver { handover, rounds, stop_reason: why, paused_at, downtime: pause, commit })
 }
 
 /// Sends the part of the device state that hardly ever changes while the machine still runs: most of it.
-fn send_state_ahead(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError> {
-    let Some(ahead) = job.subject.machine.device_state_ahead() else { return Ok(Vec::new()) };
+fn send_early_state(job: &mut MigrationJob<'_, '_>) -> Result<Vec<u8>, BoxError> {
+    let Some(ahead) = job.source.machine.early_device_state() else { return Ok(Vec::new()) };
     let packed = protocol::pack_state(&ahead)?;
     link::call(job.link, protocol::EARLY_STATE, &job.offer.handover, packed.into())?;
     Ok(ahead)
@@ -285,7 +285,7 @@ fn finish(job: &MigrationJob<'_, '_>, state: &[u8], ahead: &[u8]) -> Result<Prep
     let rest = &state[same..];
     let finish = Finish { handover: job.offer.handover, ports: (job.ports)() };
     let word = FinishHeader { finish, ahead: same as u32, rest: rest.len() as u32 };
-    let packed = protocol::pack_state(rest).map_err(|source| MigrateError::StateAhead(source.into()))?;
+    let packed = protocol::pack_state(rest).map_err(|source| MigrateError::EarlyState(source.into()))?;
     let ready = link::call(job.link, protocol::FINISH, &word, packed.into()).map_err(MigrateError::Load)?;
     // The reply has figures only: one that cannot be decoded counts too.
     Ok(postcard::from_bytes(&ready).unwrap_or_default())
@@ -297,15 +297,15 @@ fn attach_consumer(
     accepted: &Accepted,
 ) -> Result<Vec<Option<ArrayBaseline>>, MigrateError> {
     let mut bases = Vec::new();
-    for (index, ledger) in job.subject.ledgers.iter_mut().enumerate() {
+    for (index, ledger) in job.source.dirty_logs.iter_mut().enumerate() {
         let begun = accepted.begun_as.get(index).unwrap_or(&Baseline::Zeros);
-        if !job.offer.names(begun) {
-            return Err(MigrateError::Base("the target chose a baseline that was not offered".into()));
+        if !job.offer.permits(begun) {
+            return Err(MigrateError::Baseline("the target chose a baseline that was not offered".into()));
         }
-        let base = attach_array_consumer(ledger, begun, job.base);
-        bases.push(base.map_err(MigrateError::Base)?);
+        let base = attach_array_consumer(ledger, begun, job.open_baseline);
+        bases.push(base.map_err(MigrateError::Baseline)?);
     }
-    job.subject.follower = Consumer::Migration;
+    job.source.consumer = Consumer::Migration;
     Ok(bases)
 }
 
@@ -336,7 +336,7 @@ fn arrays<'b>(
     job: &MigrationJob<'_, '_>,
     bases: &'b [Option<ArrayBaseline>],
 ) -> Vec<(u64, Option<&'b ArrayBaseline>)> {
-    let arrays = job.subject.ledgers.iter().zip(bases);
+    let arrays = job.source.dirty_logs.iter().zip(bases);
     arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
 }
 
@@ -346,32 +346,32 @@ fn copy<'scope>(
     line: &'scope Pipeline<'_>,
     scope: &'scope thread::Scope<'scope, '_>,
 ) -> Result<Captured, MigrateError> {
-    let (subject, policy, observe) = (&mut *job.subject, job.policy, &mut *job.observe);
-    let leaving = &mut job.leaving;
+    let (subject, policy, observe) = (&mut *job.source, job.policy, &mut *job.observe);
+    let leaving = &mut job.deferred;
     let mut divide = |left: &mut [PageSet], fresh: &[PageSet], why| {
-        leaving.iter_mut().for_each(|leaving| leaving.divide(left, fresh, why));
+        leaving.iter_mut().for_each(|leaving| leaving.defer(left, fresh, why));
     };
     let mut sink = line.start(scope);
     sink.divide = Some(&mut divide);
     let captured = capture(subject, &mut sink, policy, CaptureFinish::StayPaused, &mut |progress| {
         if progress.phase == Phase::Paused {
-            line.hurry();
+            line.start_downtime();
         }
         observe(progress)
     });
     captured.map_err(MigrateError::Capture)
 }
 
-fn send_blob(job: &MigrationJob<'_, '_>, digest: Digest, size: u64) -> Result<(), MigrateError> {
-    let unreadable = |source| MigrateError::Blob { digest, source };
-    let content = (job.blob)(digest).map_err(unreadable)?;
+fn send_boot_file(job: &MigrationJob<'_, '_>, digest: Digest, size: u64) -> Result<(), MigrateError> {
+    let unreadable = |source| MigrateError::BootFile { digest, source };
+    let content = (job.open_boot_file)(digest).map_err(unreadable)?;
     let handover = job.offer.handover;
     let mut offset = 0;
     while offset < size {
-        let mut data = vec![0; (size - offset).min(protocol::BLOB_PIECE_MAX as u64) as usize];
+        let mut data = vec![0; (size - offset).min(protocol::BOOT_FILE_RANGE_MAX as u64) as usize];
         content.read_at(offset, &mut data).map_err(unreadable)?;
         let (piece, len) = (BootFileRange { handover, digest, offset }, data.len());
-        link::call(job.link, protocol::BOOT_FILE, &piece, data.into()).map_err(MigrateError::SendBlob)?;
+        link::call(job.link, protocol::BOOT_FILE, &piece, data.into()).map_err(MigrateError::SendBootFile)?;
         offset += len as u64;
     }
     Ok(())

@@ -40,19 +40,19 @@ pub trait TargetHost: Send + Sync {
 
     /// Fills `out` with the page of this digest, if it is anywhere on this host. The implementation has
     /// checked the digest.
-    fn page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
+    fn find_page(&self, _digest: &Digest, _out: &mut [u8; PAGE_SIZE]) -> bool {
         false
     }
 
     /// Delivers late frames to a machine that is incoming or has arrived, once it runs. Frames that cannot be
     /// delivered are dropped.
-    fn strays(&self, _handover: HandoverId, _strays: Vec<LateFrame>) {}
+    fn deliver_late_frames(&self, _handover: HandoverId, _strays: Vec<LateFrame>) {}
 }
 
 /// Incoming machine: its arrays are here and being filled, and it does not run yet.
 pub trait IncomingMachine: Send {
     /// Boot files of the offer that are not here yet.
-    fn blobs_missing(&self) -> Vec<Digest>;
+    fn boot_files_missing(&self) -> Vec<Digest>;
 
     /// Baselines of the arrays; zeros for those beyond the list. Only baselines that the offer names.
     fn baselines(&self) -> Vec<Baseline> {
@@ -60,10 +60,10 @@ pub trait IncomingMachine: Send {
     }
 
     /// Stores a complete boot file whose digest was checked.
-    fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), HostError>;
+    fn store_boot_file(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), HostError>;
 
     /// Reads a boot file of the offer that is here.
-    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+    fn read_boot_file(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
         let _ = (offset, out);
         Err(format!("cannot read the boot file {digest} here").into())
     }
@@ -111,25 +111,25 @@ pub trait IncomingMachine: Send {
     fn discard(&mut self);
 }
 
-struct Arriving {
+struct Incoming {
     state: Target,
-    arrival: Box<dyn IncomingMachine>,
+    machine: Box<dyn IncomingMachine>,
     /// Lengths of the offered arrays, in pages.
     arrays: Vec<u64>,
-    blobs: Vec<(Digest, u64)>,
-    blob: Vec<u8>,
+    boot_files: Vec<(Digest, u64)>,
+    boot_file: Vec<u8>,
     /// Early device state that the source sent.
-    state_ahead: Vec<u8>,
+    early_state: Vec<u8>,
 }
 
 /// Most aborted handovers that are remembered to refuse their late offers. One is needed only as long as the
 /// connection of its offer lives.
-const FORGOTTEN_MAX: usize = 4096;
+const ABORTED_MAX: usize = 4096;
 
 /// All machines that are incoming at this host, and the outcome of earlier ones.
 pub struct IncomingMigrations {
-    landing: Arc<dyn TargetHost>,
-    table: Mutex<HashMap<HandoverId, Arc<Mutex<Arriving>>>>,
+    host: Arc<dyn TargetHost>,
+    table: Mutex<HashMap<HandoverId, Arc<Mutex<Incoming>>>>,
     ended: Mutex<Ended>,
 }
 
@@ -139,22 +139,22 @@ struct Ended {
     /// Completed handovers, for which a repeated commit is answered.
     arrived: HashSet<HandoverId>,
     /// Aborted handovers, for which a late offer is refused.
-    forgotten: VecDeque<HandoverId>,
+    aborted: VecDeque<HandoverId>,
 }
 
 impl Ended {
     fn of(&self, handover: HandoverId) -> Option<Target> {
         let arrived = self.arrived.contains(&handover).then_some(Target::Running);
-        arrived.or_else(|| self.forgotten.contains(&handover).then_some(Target::Discarded))
+        arrived.or_else(|| self.aborted.contains(&handover).then_some(Target::Discarded))
     }
 
     fn insert(&mut self, handover: HandoverId, state: Target) {
         match state {
             Target::Running => drop(self.arrived.insert(handover)),
-            Target::Discarded if !self.forgotten.contains(&handover) => {
-                self.forgotten.push_back(handover);
-                if self.forgotten.len() > FORGOTTEN_MAX {
-                    self.forgotten.pop_front();
+            Target::Discarded if !self.aborted.contains(&handover) => {
+                self.aborted.push_back(handover);
+                if self.aborted.len() > ABORTED_MAX {
+                    self.aborted.pop_front();
                 }
             }
             Target::Discarded | Target::Receiving | Target::Prepared => {}
@@ -164,8 +164,8 @@ impl Ended {
 
 impl IncomingMigrations {
     /// Creates the table without incoming machines.
-    pub fn new(landing: Arc<dyn TargetHost>) -> Self {
-        Self { landing, table: Mutex::default(), ended: Mutex::default() }
+    pub fn new(host: Arc<dyn TargetHost>) -> Self {
+        Self { host, table: Mutex::default(), ended: Mutex::default() }
     }
 
     /// Adds an incoming machine that an earlier daemon had prepared: it waits for the source's commit or
@@ -176,8 +176,14 @@ impl IncomingMigrations {
         arrival: Box<dyn IncomingMachine>,
     ) -> Result<(), TargetError> {
         let state = Target::Prepared;
-        let arriving =
-            Arriving { state, arrival, arrays: vec![], blobs: vec![], blob: vec![], state_ahead: vec![] };
+        let arriving = Incoming {
+            state,
+            machine: arrival,
+            arrays: vec![],
+            boot_files: vec![],
+            boot_file: vec![],
+            early_state: vec![],
+        };
         self.table().insert(handover, Arc::new(Mutex::new(arriving)));
         Ok(())
     }
@@ -194,7 +200,7 @@ impl IncomingMigrations {
             protocol::OFFER => self.offer(parse(header)?),
             protocol::BOOT_FILE => {
                 let piece: BootFileRange = parse(header)?;
-                self.with(piece.handover, |arriving| arriving.blob_piece(&piece, &payload))
+                self.with(piece.handover, |arriving| arriving.boot_file_range(&piece, &payload))
             }
             protocol::PAGES => {
                 let pages: PagesHeader = parse(header)?;
@@ -206,27 +212,27 @@ impl IncomingMigrations {
                 let pages: FilePages = parse(header)?;
                 self.with(pages.handover, |arriving| arriving.file_pages(&pages))
             }
-            protocol::QUERY_PAGES => self.look_for(&parse(header)?),
+            protocol::QUERY_PAGES => self.query_pages(&parse(header)?),
             postcopy::messages::MISSING_PAGES => {
                 let owed: MissingPages = parse(header)?;
                 self.with(owed.handover, |arriving| arriving.add_missing(&owed, &payload))
             }
             protocol::EARLY_STATE => {
-                self.with(parse(header)?, |arriving| arriving.take_state_ahead(&payload))
+                self.with(parse(header)?, |arriving| arriving.store_early_state(&payload))
             }
             protocol::FINISH => {
                 let word: FinishHeader = parse(header)?;
                 let begun = Instant::now();
                 self.with(word.finish.handover, |arriving| arriving.finish(&word, &payload))?;
-                Ok(said(&Prepared { took: begun.elapsed().as_micros() as u64 }))
+                Ok(encode_reply(&Prepared { took: begun.elapsed().as_micros() as u64 }))
             }
             protocol::LATE_FRAMES => {
                 let head: LateFramesHeader = parse(header)?;
-                self.landing.strays(head.handover, late_frames::taken(&head, &payload)?);
+                self.host.deliver_late_frames(head.handover, late_frames::decode(&head, &payload)?);
                 Ok(Vec::new())
             }
-            protocol::COMMIT => self.word(parse(header)?, TargetEvent::Commit),
-            protocol::ABORT => self.word(parse(header)?, TargetEvent::Abort),
+            protocol::COMMIT => self.handle_outcome(parse(header)?, TargetEvent::Commit),
+            protocol::ABORT => self.handle_outcome(parse(header)?, TargetEvent::Abort),
             kind => Err(TargetError::Kind { kind }),
         }
     }
@@ -234,28 +240,28 @@ impl IncomingMigrations {
     /// Handles the loss of the connection of `handover`.
     pub fn connection_lost(&self, handover: HandoverId) {
         let done = self.with(handover, |arriving| arriving.event(TargetEvent::Failed));
-        self.sort_out_ended(handover);
+        self.remove_ended(handover);
         if let Err(TargetError::Unknown { .. }) = done
-            && self.unheard(handover)
+            && self.record_unknown(handover)
         {
             tracing::debug!(%handover, "the connection of an offer was lost before its reply");
         }
     }
 
     /// Handles a commit or abort. It may come at any time, over any connection, and repeatedly.
-    fn word(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
+    fn handle_outcome(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
         let mut runs_since = None;
         let done = self.with(handover, |arriving| {
             arriving.event(event)?;
-            runs_since = arriving.arrival.runs_since();
+            runs_since = arriving.machine.runs_since();
             Ok(())
         });
-        self.sort_out_ended(handover);
+        self.remove_ended(handover);
         if let (Ok(_), TargetEvent::Commit, Some(since)) = (&done, event, runs_since) {
-            return Ok(said(&RunningSince { since: since.elapsed().as_micros() as u64 }));
+            return Ok(encode_reply(&RunningSince { since: since.elapsed().as_micros() as u64 }));
         }
         let Err(TargetError::Unknown { .. }) = done else { return done };
-        if event == TargetEvent::Abort && self.unheard(handover) {
+        if event == TargetEvent::Abort && self.record_unknown(handover) {
             return Ok(Vec::new());
         }
         let Some(state) = self.ended().of(handover) else { return done };
@@ -269,12 +275,12 @@ impl IncomingMigrations {
 
     /// Records the end of an unknown handover, because its offer may still arrive or be in progress. Returns
     /// whether it was unknown.
-    fn unheard(&self, handover: HandoverId) -> bool {
+    fn record_unknown(&self, handover: HandoverId) -> bool {
         // The lock is held until the handover is recorded, so that no offer comes in between.
         let table = self.table();
         let unknown = !table.contains_key(&handover) && self.ended().of(handover).is_none();
         if unknown {
-            self.ended().insert(handover, Target::forget_unheard().0);
+            self.ended().insert(handover, Target::discard_unknown().0);
         }
         unknown
     }
@@ -287,18 +293,24 @@ impl IncomingMigrations {
         if let Some(state) = self.ended().of(offer.handover) {
             return Err(TargetError::State { state });
         }
-        let arrival = match self.landing.reserve(&offer).map_err(|error| error.downcast::<Incompatibility>())
-        {
+        let arrival = match self.host.reserve(&offer).map_err(|error| error.downcast::<Incompatibility>()) {
             Ok(arrival) => arrival,
             Err(Ok(misfit)) => return Ok(reply(&Offered::Misfit(*misfit))),
             Err(Err(source)) => return Err(TargetError::Refused { source }),
         };
-        let (blobs_missing, begun_as) = (arrival.blobs_missing(), arrival.baselines());
+        let (blobs_missing, begun_as) = (arrival.boot_files_missing(), arrival.baselines());
         let accepted = Offered::Accepted(Accepted { blobs_missing, begun_as });
         let arrays = offer.arrays.iter().map(|array| array.pages).collect();
         // `reserve` has carried out the actions; the reply is the rest.
         let ((state, _), blobs) = (Target::initial(), offer.blobs);
-        let mut arriving = Arriving { state, arrival, arrays, blobs, blob: vec![], state_ahead: vec![] };
+        let mut arriving = Incoming {
+            state,
+            machine: arrival,
+            arrays,
+            boot_files: blobs,
+            boot_file: vec![],
+            early_state: vec![],
+        };
         let mut table = self.table();
         // Copied into a local: the lock on ended handovers is not held while the machine is discarded.
         let ended = self.ended().of(offer.handover);
@@ -313,19 +325,19 @@ impl IncomingMigrations {
     }
 
     /// Looks for pages on this host and stores those that are found in the array.
-    fn look_for(&self, ask: &PageQuery) -> Result<Vec<u8>, TargetError> {
+    fn query_pages(&self, ask: &PageQuery) -> Result<Vec<u8>, TargetError> {
         let invalid = || TargetError::Invalid { what: "an invalid page query" };
         // Checked for any array before the search, and for this array before the pages are stored.
-        if !ask.is_sound(u64::MAX) {
+        if !ask.is_valid(u64::MAX) {
             return Err(invalid());
         }
         let mut found = Vec::with_capacity(ask.digests.len());
         let mut content = vec![0; ask.digests.len() * PAGE_SIZE];
         for (digest, out) in ask.digests.iter().zip(content.as_chunks_mut::<PAGE_SIZE>().0) {
-            found.push(self.landing.page(digest, out));
+            found.push(self.host.find_page(digest, out));
         }
         if found.contains(&true) {
-            self.with(ask.handover, |arriving| arriving.put(ask, &found, &content))?;
+            self.with(ask.handover, |arriving| arriving.store_found(ask, &found, &content))?;
         }
         Ok(postcard::to_stdvec(&PageQueryReply::of(&found)).expect("a reply is always encodable"))
     }
@@ -333,7 +345,7 @@ impl IncomingMigrations {
     fn with(
         &self,
         handover: HandoverId,
-        act: impl FnOnce(&mut Arriving) -> Result<(), TargetError>,
+        act: impl FnOnce(&mut Incoming) -> Result<(), TargetError>,
     ) -> Result<Vec<u8>, TargetError> {
         let arriving = self.table().get(&handover).cloned().ok_or(TargetError::Unknown { handover })?;
         let mut arriving = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -341,7 +353,7 @@ impl IncomingMigrations {
     }
 
     /// Removes an incoming machine whose handover has ended, and records the outcome.
-    fn sort_out_ended(&self, handover: HandoverId) {
+    fn remove_ended(&self, handover: HandoverId) {
         let Some(arriving) = self.table().get(&handover).cloned() else { return };
         let state = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).state;
         if let Target::Running | Target::Discarded = state {
@@ -354,24 +366,24 @@ impl IncomingMigrations {
         self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Arc<Mutex<Arriving>>>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Arc<Mutex<Incoming>>>> {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Arriving {
+impl Incoming {
     fn event(&mut self, event: TargetEvent) -> Result<(), TargetError> {
         let (next, actions) = self.state.step(event);
         for action in actions {
             match action {
                 TargetAction::RunAndConfirm => {
-                    self.arrival.run().map_err(|source| TargetError::Run { source })?;
+                    self.machine.run().map_err(|source| TargetError::Run { source })?;
                 }
-                TargetAction::Discard => self.arrival.discard(),
+                TargetAction::Discard => self.machine.discard(),
                 // `reserve` and `prepare` have done it; the reply to the message tells the source.
                 TargetAction::ReserveAndAccept
-                | TargetAction::MarkAndSayReady
-                | TargetAction::SayRunning
+                | TargetAction::MarkAndConfirmReady
+                | TargetAction::ConfirmRunning
                 | TargetAction::ConfirmDiscarded => {}
             }
         }
@@ -390,25 +402,25 @@ impl Arriving {
         }
     }
 
-    fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), TargetError> {
+    fn boot_file_range(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
-        let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
+        let known = self.boot_files.iter().find(|(digest, _)| *digest == piece.digest);
         let (digest, size) = *known.ok_or(TargetError::Invalid { what: "an unknown boot file" })?;
         if piece.offset == 0 {
-            self.blob.clear();
+            self.boot_file.clear();
         }
-        if piece.offset != self.blob.len() as u64 || piece.offset + data.len() as u64 > size {
+        if piece.offset != self.boot_file.len() as u64 || piece.offset + data.len() as u64 > size {
             return Err(TargetError::Invalid { what: "a boot file range out of order" });
         }
-        self.blob.extend_from_slice(data);
-        if (self.blob.len() as u64) < size {
+        self.boot_file.extend_from_slice(data);
+        if (self.boot_file.len() as u64) < size {
             return Ok(());
         }
-        let content = std::mem::take(&mut self.blob);
+        let content = std::mem::take(&mut self.boot_file);
         if Digest::of(&content) != digest {
             return Err(TargetError::Invalid { what: "a boot file with another digest" });
         }
-        self.arrival.put_blob(digest, content).map_err(TargetError::write)
+        self.machine.store_boot_file(digest, content).map_err(TargetError::write)
     }
 
     fn pages(&mut self, pages: &PagesHeader, batch: &PageBatch) -> Result<(), TargetError> {
@@ -420,34 +432,34 @@ impl Arriving {
         let mut rest = batch.whole();
         for run in &pages.batch.whole {
             let (data, after) = rest.split_at(run.bytes());
-            self.arrival.write(array, *run, data).map_err(TargetError::write)?;
+            self.machine.write(array, *run, data).map_err(TargetError::write)?;
             rest = after;
         }
         let (mut buffer, mut patches) = (Vec::new(), batch.patches());
         for run in &pages.batch.delta {
             buffer.resize(run.bytes(), 0);
-            self.arrival.read(array, *run, &mut buffer).map_err(TargetError::write)?;
+            self.machine.read(array, *run, &mut buffer).map_err(TargetError::write)?;
             for (page, patch) in buffer.chunks_exact_mut(PAGE_SIZE).zip(&mut patches) {
                 patch.apply(page);
             }
-            self.arrival.write(array, *run, &buffer).map_err(TargetError::write)?;
+            self.machine.write(array, *run, &buffer).map_err(TargetError::write)?;
         }
-        pages.batch.zero.iter().try_for_each(|run| self.arrival.zero(array, *run)).map_err(TargetError::write)
+        pages.batch.zero.iter().try_for_each(|run| self.machine.zero(array, *run)).map_err(TargetError::write)
     }
 
     /// Copies pages of memory from the boot files. Nothing is stored unless all pages equal those on the
     /// source.
     fn file_pages(&mut self, pages: &FilePages) -> Result<(), TargetError> {
         self.receiving()?;
-        if !pages.is_sound(self.arrays[MEMORY], &self.blobs) {
+        if !pages.is_valid(self.arrays[MEMORY], &self.boot_files) {
             return Err(TargetError::Invalid { what: "pages that are in no boot file" });
         }
         let mut data = vec![0; pages.runs.iter().map(|run| run.pages.bytes()).sum()];
         let mut rest = &mut data[..];
         for run in &pages.runs {
             let (out, after) = rest.split_at_mut(run.pages.bytes());
-            let (digest, _) = &self.blobs[usize::from(run.file)];
-            self.arrival.read_blob(digest, run.offset, out).map_err(TargetError::write)?;
+            let (digest, _) = &self.boot_files[usize::from(run.file)];
+            self.machine.read_boot_file(digest, run.offset, out).map_err(TargetError::write)?;
             rest = after;
         }
         if FilePages::check_of(&data) != pages.check {
@@ -458,21 +470,21 @@ impl Arriving {
         let mut rest = &data[..];
         for run in &pages.runs {
             let (content, after) = rest.split_at(run.pages.bytes());
-            self.arrival.write(MEMORY, run.pages, content).map_err(TargetError::write)?;
+            self.machine.write(MEMORY, run.pages, content).map_err(TargetError::write)?;
             rest = after;
         }
         Ok(())
     }
 
     /// Stores pages that were found here.
-    fn put(&mut self, ask: &PageQuery, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
+    fn store_found(&mut self, ask: &PageQuery, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let array = ask.array as usize;
-        let len = self.arrays.get(array).copied().filter(|len| ask.is_sound(*len));
+        let len = self.arrays.get(array).copied().filter(|len| ask.is_valid(*len));
         len.ok_or(TargetError::Invalid { what: "a query for pages that were not offered" })?;
         let pages = ask.runs.iter().flat_map(|run| run.pages()).zip(content.chunks_exact(PAGE_SIZE));
         for ((page, content), _) in pages.zip(found).filter(|(_, found)| **found) {
-            self.arrival.write(array, PageRun::new(page, 1), content).map_err(TargetError::write)?;
+            self.machine.write(array, PageRun::new(page, 1), content).map_err(TargetError::write)?;
         }
         Ok(())
     }
@@ -482,27 +494,27 @@ impl Arriving {
         if owed.array as usize >= self.arrays.len() {
             return Err(TargetError::Invalid { what: "pages of an array that was not offered" });
         }
-        self.arrival.add_missing(owed, piece).map_err(TargetError::write)
+        self.machine.add_missing(owed, piece).map_err(TargetError::write)
     }
 
-    fn take_state_ahead(&mut self, packed: &[u8]) -> Result<(), TargetError> {
+    fn store_early_state(&mut self, packed: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
-        if !self.state_ahead.is_empty() {
+        if !self.early_state.is_empty() {
             return Err(TargetError::Invalid { what: "a second early device state" });
         }
         let ahead = protocol::unpack_state(packed, protocol::DEVICE_STATE_MAX);
-        self.state_ahead = ahead.ok_or(NO_STATE)?;
-        self.arrival.expect_state(&self.state_ahead).map_err(|source| TargetError::Prepare { source })
+        self.early_state = ahead.ok_or(BAD_STATE)?;
+        self.machine.expect_state(&self.early_state).map_err(|source| TargetError::Prepare { source })
     }
 
     /// Joins the early device state and the rest.
     fn device_state(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
         let (ahead, len) = (word.ahead as usize, word.rest as usize);
-        if ahead > self.state_ahead.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
-            return Err(NO_STATE);
+        if ahead > self.early_state.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
+            return Err(BAD_STATE);
         }
-        let rest = protocol::unpack_state(rest, len).filter(|rest| rest.len() == len).ok_or(NO_STATE)?;
-        let mut state = std::mem::take(&mut self.state_ahead);
+        let rest = protocol::unpack_state(rest, len).filter(|rest| rest.len() == len).ok_or(BAD_STATE)?;
+        let mut state = std::mem::take(&mut self.early_state);
         state.truncate(ahead);
         state.extend(rest);
         Ok(state)
@@ -513,7 +525,7 @@ impl Arriving {
         let device_state = self.device_state(word, rest)?;
         // After a failure the machine stays until the source aborts: its own machine is paused until this is
         // answered.
-        let prepared = self.arrival.prepare(&word.finish, &device_state);
+        let prepared = self.machine.prepare(&word.finish, &device_state);
         prepared.map_err(|source| TargetError::Prepare { source })?;
         self.event(TargetEvent::Loaded)
     }
@@ -524,14 +536,14 @@ fn parse<'a, T: serde::Deserialize<'a>>(header: &'a [u8]) -> Result<T, TargetErr
 }
 
 fn reply(offered: &Offered) -> Vec<u8> {
-    said(offered)
+    encode_reply(offered)
 }
 
-fn said(answer: &impl serde::Serialize) -> Vec<u8> {
+fn encode_reply(answer: &impl serde::Serialize) -> Vec<u8> {
     postcard::to_stdvec(answer).expect("a reply is always encodable")
 }
 
-const NO_STATE: TargetError = TargetError::Invalid { what: "a device state whose parts do not match" };
+const BAD_STATE: TargetError = TargetError::Invalid { what: "a device state whose parts do not match" };
 
 /// Checks an offer as far as possible without the host.
 fn check_offer(offer: &Offer) -> Result<(), TargetError> {
@@ -541,13 +553,13 @@ fn check_offer(offer: &Offer) -> Result<(), TargetError> {
     if arrays.len() > protocol::ARRAYS_MAX || arrays != expected {
         return Err(TargetError::Invalid { what: "arrays that do not match the machine's configuration" });
     }
-    if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BLOB_MAX) {
+    if offer.blobs.len() > 2 || offer.blobs.iter().any(|(_, size)| *size > protocol::BOOT_FILE_MAX) {
         return Err(TargetError::Invalid { what: "too many or too large boot files" });
     }
     if offer
         .third
         .as_ref()
-        .is_some_and(|third| third.request.len() > protocol::THIRD_MAX || offer.leaves.is_none())
+        .is_some_and(|third| third.request.len() > protocol::PROTECTION_REQUEST_MAX || offer.leaves.is_none())
     {
         return Err(TargetError::Invalid { what: "an unneeded or too long protection request" });
     }

@@ -18,7 +18,7 @@ static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageEncoding {
     /// The target has the page.
-    There,
+    Present,
     /// The target has the page except these blocks.
     Changed(u64),
     /// The complete page must be sent.
@@ -34,20 +34,20 @@ pub(crate) struct TargetContents {
 struct State {
     sent: SentHashes,
     /// For each array with a baseline: pages that are on the target as in the baseline.
-    fresh: Vec<Option<PageSet>>,
-    zero_marks: BlockHashes,
+    as_baseline: Vec<Option<PageSet>>,
+    zero_hashes: BlockHashes,
 }
 
 impl TargetContents {
     /// Starts with these baselines; `room` bytes for the hashes of versions that were sent.
     pub(crate) fn new(bases: Vec<(u64, Option<&ArrayBaseline>)>, room: usize, seed: u64) -> Self {
         let sent = SentHashes::new(room, seed);
-        let zero_marks = sent.marker()(&[0; PAGE_SIZE]);
+        let zero_marks = sent.hasher()(&[0; PAGE_SIZE]);
         let content = |base: Option<&ArrayBaseline>| base.and_then(|base| base.content.clone());
         let contents: Vec<_> = bases.iter().map(|(_, base)| content(*base)).collect();
         let fresh = bases.iter().zip(&contents);
         let fresh = fresh.map(|((pages, _), content)| content.as_ref().map(|_| PageSet::full(*pages)));
-        let state = State { sent, fresh: fresh.collect(), zero_marks };
+        let state = State { sent, as_baseline: fresh.collect(), zero_hashes: zero_marks };
         Self { bases: contents, state: Mutex::new(state) }
     }
 
@@ -65,10 +65,10 @@ impl TargetContents {
     pub(crate) fn zero(&self, array: usize, runs: &[PageRun]) -> Result<Vec<PageRun>, BoxError> {
         let mut left = Vec::new();
         for run in runs.iter().flat_map(|run| run.chunks(page_batch::BATCH_PAGES_MAX)) {
-            let there = self.as_base(array, run, &ZEROS[..run.bytes()])?;
+            let there = self.equals_baseline(array, run, &ZEROS[..run.bytes()])?;
             let mut state = self.state();
             for (page, _) in run.pages().zip(there).filter(|(_, there)| !there) {
-                state.is_zero(array, page);
+                state.record_zero(array, page);
                 page_batch::push(&mut left, page);
             }
         }
@@ -102,24 +102,24 @@ impl TargetContents {
         hot: &[bool],
         verdicts: &mut Vec<PageEncoding>,
     ) -> Result<(), BoxError> {
-        let there = self.as_base(array, run, data)?;
-        let against_base = self.against_base(array, run, data, &there)?;
-        let marks = self.state().sent.marker();
+        let there = self.equals_baseline(array, run, data)?;
+        let against_base = self.changed_from_baseline(array, run, data, &there)?;
+        let marks = self.state().sent.hasher();
         for (number, (page, content)) in run.pages().zip(data.chunks_exact(PAGE_SIZE)).enumerate() {
             if there[number] {
-                verdicts.push(PageEncoding::There);
+                verdicts.push(PageEncoding::Present);
                 continue;
             }
             let now = marks(content);
             let mut state = self.state();
-            let fresh = state.take_fresh(array, page);
+            let fresh = state.clear_as_baseline(array, page);
             let changed = match fresh {
                 true => against_base[number],
                 false => state.sent.changed(array as u32, page, &now),
             };
             state.sent.record(array as u32, page, &now, hot[number]);
             verdicts.push(match changed {
-                Some(0) => PageEncoding::There,
+                Some(0) => PageEncoding::Present,
                 Some(blocks) if blocks.count_ones() <= BLOCKS_CHANGED_MAX => PageEncoding::Changed(blocks),
                 _ => PageEncoding::Whole,
             });
@@ -128,8 +128,8 @@ impl TargetContents {
     }
 
     /// Whether each page of the run is on the target as in the baseline, and still equals it.
-    fn as_base(&self, array: usize, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
-        let fresh = self.fresh(array, run);
+    fn equals_baseline(&self, array: usize, run: PageRun, data: &[u8]) -> Result<Vec<bool>, BoxError> {
+        let fresh = self.is_as_baseline(array, run);
         let Some(content) = self.bases[array].as_ref().filter(|_| fresh.contains(&true)) else {
             return Ok(fresh);
         };
@@ -137,15 +137,15 @@ impl TargetContents {
         Ok(fresh.into_iter().zip(same).map(|(fresh, same)| fresh && same).collect())
     }
 
-    fn fresh(&self, array: usize, run: PageRun) -> Vec<bool> {
-        match &self.state().fresh[array] {
+    fn is_as_baseline(&self, array: usize, run: PageRun) -> Vec<bool> {
+        match &self.state().as_baseline[array] {
             Some(fresh) => run.pages().map(|page| fresh.contains(page)).collect(),
             None => vec![false; run.len as usize],
         }
     }
 
     /// For pages that are on the target as in the baseline: the blocks in which they differ from it.
-    fn against_base(
+    fn changed_from_baseline(
         &self,
         array: usize,
         run: PageRun,
@@ -154,7 +154,7 @@ impl TargetContents {
     ) -> Result<Vec<Option<u64>>, BoxError> {
         let mut changed = vec![None; run.len as usize];
         let Some(content) = &self.bases[array] else { return Ok(changed) };
-        let fresh = self.fresh(array, run);
+        let fresh = self.is_as_baseline(array, run);
         let mut old = vec![0; PAGE_SIZE];
         for (number, page) in run.pages().enumerate().filter(|(number, _)| fresh[*number] && !there[*number])
         {
@@ -167,12 +167,12 @@ impl TargetContents {
 }
 
 impl State {
-    fn take_fresh(&mut self, array: usize, page: u64) -> bool {
-        self.fresh[array].as_mut().is_some_and(|fresh| fresh.remove(page))
+    fn clear_as_baseline(&mut self, array: usize, page: u64) -> bool {
+        self.as_baseline[array].as_mut().is_some_and(|fresh| fresh.remove(page))
     }
 
-    fn is_zero(&mut self, array: usize, page: u64) {
-        self.take_fresh(array, page);
-        self.sent.renew(array as u32, page, &self.zero_marks);
+    fn record_zero(&mut self, array: usize, page: u64) {
+        self.clear_as_baseline(array, page);
+        self.sent.update(array as u32, page, &self.zero_hashes);
     }
 }

@@ -39,7 +39,7 @@ pub struct GroupRound {
 /// The rounds of one group.
 #[derive(Debug, Clone, Default)]
 pub struct ConsistencyGroup {
-    place: GroupRound,
+    round: GroupRound,
     /// Members of this round, and whether each has completed the phase.
     members: BTreeMap<GroupMember, bool>,
     /// Members from the next round on.
@@ -48,8 +48,8 @@ pub struct ConsistencyGroup {
 
 impl ConsistencyGroup {
     /// The present round and phase.
-    pub fn place(&self) -> GroupRound {
-        self.place
+    pub fn round(&self) -> GroupRound {
+        self.round
     }
 
     /// Whether the group has no members.
@@ -64,7 +64,7 @@ impl ConsistencyGroup {
 
     /// Adds a member from the next round on, or to this one if nobody has started to pause.
     pub fn join(&mut self, member: GroupMember) {
-        match self.place.phase {
+        match self.round.phase {
             GroupPhase::Gather => drop(self.members.insert(member, false)),
             GroupPhase::Pause | GroupPhase::Send => drop(self.joining.insert(member)),
         }
@@ -80,7 +80,7 @@ impl ConsistencyGroup {
     /// A member has completed `phase`. Returns the round and phase that must end before it continues; none if
     /// nothing is expected of it.
     pub fn done(&mut self, member: GroupMember, phase: GroupPhase) -> Option<GroupRound> {
-        let place = self.place;
+        let place = self.round;
         if place.phase != phase {
             return None;
         }
@@ -91,7 +91,7 @@ impl ConsistencyGroup {
 
     /// Withdraws that the member's epoch is due: it waits for something else first.
     pub fn not_yet(&mut self, member: GroupMember) {
-        if self.place.phase == GroupPhase::Gather
+        if self.round.phase == GroupPhase::Gather
             && let Some(done) = self.members.get_mut(&member)
         {
             *done = false;
@@ -108,11 +108,11 @@ impl ConsistencyGroup {
 
     fn advance(&mut self) {
         if !self.members.values().all(|done| *done)
-            || (self.members.is_empty() && self.place == self.resting())
+            || (self.members.is_empty() && self.round == self.between_rounds())
         {
             return;
         }
-        let next = match self.place.phase {
+        let next = match self.round.phase {
             _ if self.members.is_empty() => None,
             GroupPhase::Gather => Some(GroupPhase::Pause),
             GroupPhase::Pause => Some(GroupPhase::Send),
@@ -120,9 +120,9 @@ impl ConsistencyGroup {
         };
         self.members.values_mut().for_each(|done| *done = false);
         match next {
-            Some(phase) => self.place.phase = phase,
+            Some(phase) => self.round.phase = phase,
             None => {
-                self.place = GroupRound { round: self.place.round + 1, phase: GroupPhase::Gather };
+                self.round = GroupRound { round: self.round.round + 1, phase: GroupPhase::Gather };
                 self.members
                     .extend(std::mem::take(&mut self.joining).into_iter().map(|member| (member, false)));
             }
@@ -130,7 +130,7 @@ impl ConsistencyGroup {
     }
 
     /// The place between two rounds.
-    fn resting(&self) -> GroupRound {
-        GroupRound { round: self.place.round, phase: GroupPhase::Gather }
+    fn between_rounds(&self) -> GroupRound {
+        GroupRound { round: self.round.round, phase: GroupPhase::Gather }
     }
 }

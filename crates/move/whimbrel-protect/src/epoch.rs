@@ -17,7 +17,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryEpochs {
     /// No epoch is in flight. Output after the committed one is buffered.
-    Standing {
+    Idle {
         /// The last epoch that was acknowledged.
         committed: u64,
     },
@@ -34,7 +34,7 @@ pub enum PrimaryEpochs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryEvent {
     /// The next epoch is due.
-    Cut,
+    Due,
     /// The standby has committed this epoch.
     Committed(u64),
     /// The standby cannot be reached, or refused something.
@@ -45,7 +45,7 @@ pub enum PrimaryEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryAction {
     /// Pause, copy the changes, unpause, send them, end the epoch.
-    CutAndSend(u64),
+    CaptureAndSend(u64),
     /// Release the output that was produced up to the capture of this epoch.
     Release(u64),
 }
@@ -53,18 +53,18 @@ pub enum PrimaryAction {
 impl PrimaryEpochs {
     /// The state after seeding, which ends with epoch 0.
     pub fn initial() -> Self {
-        Self::Standing { committed: 0 }
+        Self::Idle { committed: 0 }
     }
 
     /// The one transition function.
     pub fn step(self, event: PrimaryEvent) -> (Self, Option<PrimaryAction>) {
         match (self, event) {
-            (Self::Standing { committed }, PrimaryEvent::Cut) => {
+            (Self::Idle { committed }, PrimaryEvent::Due) => {
                 let epoch = committed + 1;
-                (Self::Waiting { epoch }, Some(PrimaryAction::CutAndSend(epoch)))
+                (Self::Waiting { epoch }, Some(PrimaryAction::CaptureAndSend(epoch)))
             }
             (Self::Waiting { epoch }, PrimaryEvent::Committed(which)) if which == epoch => {
-                (Self::Standing { committed: epoch }, Some(PrimaryAction::Release(epoch)))
+                (Self::Idle { committed: epoch }, Some(PrimaryAction::Release(epoch)))
             }
             (_, PrimaryEvent::Failed) => (Self::Lost, None),
             // Late or repeated replies change nothing, and a capture waits for the epoch in flight.
@@ -77,13 +77,13 @@ impl PrimaryEpochs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyEpochs {
     /// Seeding: pages are written on arrival and are of no one instant.
-    Filling,
+    Seeding,
     /// A complete machine as of an epoch is here.
-    Standing {
+    Complete {
         /// Number of the committed epoch.
         committed: u64,
         /// Buffered pages of the next epoch.
-        held: u64,
+        buffered: u64,
     },
     /// The standby has taken over, or has ended.
     Over {
@@ -96,7 +96,7 @@ pub enum StandbyEpochs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StandbyEvent {
     /// A page outside any epoch, during seeding.
-    Fill,
+    SeedPage,
     /// A page of an epoch.
     Page {
         /// Number of the epoch.
@@ -105,7 +105,7 @@ pub enum StandbyEvent {
         new: bool,
     },
     /// The end of an epoch.
-    Seal {
+    EpochEnd {
         /// Number of the epoch.
         epoch: u64,
         /// Number of its pages.
@@ -123,7 +123,7 @@ pub enum StandbyEpochAction {
     /// Write the page to the machine and drop the buffered epoch.
     Write,
     /// Buffer the page.
-    Hold,
+    Buffer,
     /// Write all buffered pages to the machine, store the device state, then acknowledge.
     Apply,
     /// Repeat the acknowledgement.
@@ -140,34 +140,36 @@ impl StandbyEpochs {
     /// The last committed epoch, if there is one.
     pub fn committed(self) -> Option<u64> {
         match self {
-            Self::Standing { committed, .. } => Some(committed),
-            Self::Filling | Self::Over { .. } => None,
+            Self::Complete { committed, .. } => Some(committed),
+            Self::Seeding | Self::Over { .. } => None,
         }
     }
 
     /// The one transition function.
     pub fn step(self, event: StandbyEvent) -> (Self, StandbyEpochAction) {
-        use StandbyEpochAction::{Acknowledge, Apply, Discard, Hold, Refuse, Run, Write};
+        use StandbyEpochAction::{Acknowledge, Apply, Buffer, Discard, Refuse, Run, Write};
         match (self, event) {
             (Self::Over { .. }, _) => (self, Refuse),
-            (Self::Filling | Self::Standing { .. }, StandbyEvent::Fill) => (Self::Filling, Write),
-            (Self::Filling, StandbyEvent::Seal { epoch, pages: 0 }) => {
-                (Self::Standing { committed: epoch, held: 0 }, Apply)
+            (Self::Seeding | Self::Complete { .. }, StandbyEvent::SeedPage) => (Self::Seeding, Write),
+            (Self::Seeding, StandbyEvent::EpochEnd { epoch, pages: 0 }) => {
+                (Self::Complete { committed: epoch, buffered: 0 }, Apply)
             }
-            (Self::Standing { committed, held }, StandbyEvent::Page { epoch, new })
+            (Self::Complete { committed, buffered: held }, StandbyEvent::Page { epoch, new })
                 if epoch == committed + 1 =>
             {
-                (Self::Standing { committed, held: held + u64::from(new) }, Hold)
+                (Self::Complete { committed, buffered: held + u64::from(new) }, Buffer)
             }
-            (Self::Standing { committed, held }, StandbyEvent::Seal { epoch, pages })
+            (Self::Complete { committed, buffered: held }, StandbyEvent::EpochEnd { epoch, pages })
                 if epoch == committed + 1 && pages == held =>
             {
-                (Self::Standing { committed: epoch, held: 0 }, Apply)
+                (Self::Complete { committed: epoch, buffered: 0 }, Apply)
             }
-            (Self::Standing { committed, .. }, StandbyEvent::Seal { epoch, .. }) if epoch == committed => {
+            (Self::Complete { committed, .. }, StandbyEvent::EpochEnd { epoch, .. })
+                if epoch == committed =>
+            {
                 (self, Acknowledge)
             }
-            (Self::Standing { committed, .. }, StandbyEvent::TakeOver) => {
+            (Self::Complete { committed, .. }, StandbyEvent::TakeOver) => {
                 (Self::Over { from: Some(committed) }, Run)
             }
             (_, StandbyEvent::End) => (Self::Over { from: None }, Discard),

@@ -14,7 +14,7 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{PageError, UnpauseReport};
 
 /// Largest buffer that is reused for the next epoch.
-const KEPT_BYTES: usize = 32 << 20;
+const BUFFER_BYTES_KEPT: usize = 32 << 20;
 
 /// Pages of an array with their content.
 pub type ArrayPages<'a> = Vec<(u64, &'a [u8])>;
@@ -23,7 +23,7 @@ pub type ArrayPages<'a> = Vec<(u64, &'a [u8])>;
 #[derive(Debug, Default)]
 pub struct EpochCapture {
     runs: Vec<(u32, PageRun)>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     /// The device state at the capture.
     pub device_state: Vec<u8>,
     /// Durations of the pause.
@@ -39,7 +39,7 @@ impl EpochCapture {
     /// The pages of each array with their content, in ascending order.
     pub fn arrays(&self) -> Vec<(u32, ArrayPages<'_>)> {
         let mut arrays: Vec<(u32, ArrayPages<'_>)> = Vec::new();
-        let mut rest = &self.room[..];
+        let mut rest = &self.buffer[..];
         for (array, run) in &self.runs {
             let (data, after) = rest.split_at(run.bytes());
             rest = after;
@@ -58,8 +58,8 @@ impl EpochCapture {
         subject: &mut CaptureSource<'_>,
         stopped: &mut dyn FnMut(),
     ) -> Result<(), PrimaryError> {
-        if self.room.capacity() > KEPT_BYTES {
-            self.room = Vec::new();
+        if self.buffer.capacity() > BUFFER_BYTES_KEPT {
+            self.buffer = Vec::new();
         }
         subject.machine.about_to_pause();
         let begun = Instant::now();
@@ -67,20 +67,21 @@ impl EpochCapture {
         // which QEMU's own migration relies on too.
         subject.machine.pause_for_state()?;
         self.pause = EpochPause { stop: begun.elapsed(), ..EpochPause::default() };
-        let mut taken = Vec::with_capacity(subject.ledgers.len());
-        let pages = self.take_pages(subject.ledgers, subject.follower, &mut taken);
+        let mut taken = Vec::with_capacity(subject.dirty_logs.len());
+        let pages = self.take_pages(subject.dirty_logs, subject.consumer, &mut taken);
         if pages.is_ok() {
             stopped();
         }
         let stood = begun.elapsed();
-        let UnpauseReport { device_state, devices, go_on } = subject.machine.unpause_with_state();
-        self.pause = EpochPause { devices, go_on, whole: stood + devices + go_on, ..self.pause };
+        let UnpauseReport { device_state, device_state_time: devices, unpause_time: go_on } =
+            subject.machine.unpause_with_state();
+        self.pause = EpochPause { devices, unpause: go_on, total: stood + devices + go_on, ..self.pause };
         let cut = pages.and_then(|()| device_state.map_err(PrimaryError::from));
         match cut {
             Ok(state) => self.device_state = state,
             Err(error) => {
-                for (ledger, set) in subject.ledgers.iter_mut().zip(&taken) {
-                    ledger.put_back(subject.follower, set);
+                for (ledger, set) in subject.dirty_logs.iter_mut().zip(&taken) {
+                    ledger.put_back(subject.consumer, set);
                 }
                 return Err(error);
             }
@@ -101,15 +102,15 @@ impl EpochCapture {
         self.pause.scan = scanning.elapsed();
         let bytes = taken.iter().map(PageSet::count).sum::<u64>() * PAGE_SIZE as u64;
         if bytes > EPOCH_BYTES_MAX as u64 {
-            return Err(PrimaryError::TooMuch { bytes });
+            return Err(PrimaryError::EpochTooLarge { bytes });
         }
         self.runs.clear();
         for (array, set) in taken.iter().enumerate() {
             self.runs.extend(set.runs().map(|run| (array as u32, run)));
         }
         // The buffer is not shrunk between epochs, so it is zeroed only once.
-        self.room.resize(self.room.len().max(bytes as usize), 0);
-        let (runs, room) = (&self.runs, &mut self.room[..bytes as usize]);
+        self.buffer.resize(self.buffer.len().max(bytes as usize), 0);
+        let (runs, room) = (&self.runs, &mut self.buffer[..bytes as usize]);
         let copied = timed(|| copy(ledgers, runs, room));
         self.pause.copy = copied.1;
         Ok(copied.0?)

@@ -31,7 +31,7 @@ impl EpochLength {
     }
 
     /// Whether epochs may ever be longer than usual.
-    pub fn is_any(&self) -> bool {
+    pub fn is_adaptive(&self) -> bool {
         self.most > self.length
     }
 

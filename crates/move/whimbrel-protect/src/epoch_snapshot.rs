@@ -5,20 +5,20 @@
 //! therefore waits only for copying such pages, never for the reader of the snapshot: a reader that is too
 //! slow loses the snapshot, and the next one includes its pages.
 //!
-//! Memory: three bits a page of the machine, and [`ASIDE_BYTES_MAX`].
+//! Memory: three bits a page of the machine, and [`BUFFER_BYTES_MAX`].
 
 use crate::error::BoxError;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 use whimbrel_migrate::target::IncomingMachine;
 
 /// Most bytes of pages that are buffered because an epoch overwrote them.
-pub const ASIDE_BYTES_MAX: usize = 64 << 20;
+pub const BUFFER_BYTES_MAX: usize = 64 << 20;
 /// Pages that are scanned and read together.
 const GRANULE: u64 = 64;
 /// Granules scanned in one call without finding a page; an epoch that ends meanwhile waits for the call.
-const LOOKED_MAX: usize = 1024;
+const SCAN_MAX: usize = 1024;
 /// Most buffered pages that one call returns.
-const HANDED_MAX: usize = 1024;
+const BATCH_PAGES_MAX: usize = 1024;
 
 /// The start of a snapshot at the end of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,15 +59,15 @@ pub enum SnapshotLost {
 /// Pages written since the last snapshot, and the snapshot in progress.
 #[derive(Debug)]
 pub(crate) struct EpochSnapshots {
-    since: Vec<PageSet>,
-    copying: Option<Copying>,
+    written: Vec<PageSet>,
+    current: Option<SnapshotInProgress>,
     copies: u64,
     /// Reason why the last snapshot was abandoned.
     lost: SnapshotLost,
 }
 
 #[derive(Debug)]
-struct Copying {
+struct SnapshotInProgress {
     copy: u64,
     /// All pages of the snapshot.
     taken: Vec<PageSet>,
@@ -75,8 +75,8 @@ struct Copying {
     left: Vec<PageSet>,
     count: u64,
     next: (usize, u64),
-    aside: Vec<(u32, u64)>,
-    room: Vec<u8>,
+    buffered: Vec<(u32, u64)>,
+    buffer: Vec<u8>,
 }
 
 impl EpochSnapshots {
@@ -84,32 +84,40 @@ impl EpochSnapshots {
     /// zeros.
     pub(crate) fn new(arrays: &[u64], fresh: bool) -> Self {
         let set = |pages: &u64| if fresh { PageSet::empty(*pages) } else { PageSet::full(*pages) };
-        Self { since: arrays.iter().map(set).collect(), copying: None, copies: 0, lost: SnapshotLost::Over }
+        Self { written: arrays.iter().map(set).collect(), current: None, copies: 0, lost: SnapshotLost::Over }
     }
 
     /// Starts a snapshot of the present content, unless one is in progress. Returns its number.
     pub(crate) fn start(&mut self) -> Option<u64> {
-        if self.copying.is_some() {
+        if self.current.is_some() {
             return None;
         }
         self.copies += 1;
-        let taken: Vec<PageSet> = self.since.iter_mut().map(PageSet::take).collect();
+        let taken: Vec<PageSet> = self.written.iter_mut().map(PageSet::take).collect();
         let (copy, left) = (self.copies, taken.clone());
         let count = left.iter().map(PageSet::count).sum();
         let (aside, room) = Default::default();
-        self.copying = Some(Copying { copy, taken, left, count, next: (0, 0), aside, room });
+        self.current = Some(SnapshotInProgress {
+            copy,
+            taken,
+            left,
+            count,
+            next: (0, 0),
+            buffered: aside,
+            buffer: room,
+        });
         Some(copy)
     }
 
     /// Must be called before a page is written.
     pub(crate) fn about_to_write(&mut self, arrival: &dyn IncomingMachine, array: u32, page: u64) {
-        let Some(since) = self.since.get_mut(array as usize) else { return };
+        let Some(since) = self.written.get_mut(array as usize) else { return };
         since.insert(page);
-        let Some(copying) = &mut self.copying else { return };
+        let Some(copying) = &mut self.current else { return };
         if !copying.left[array as usize].contains(page) {
             return;
         }
-        if let Err(lost) = copying.put_aside(arrival, array, page) {
+        if let Err(lost) = copying.buffer_page(arrival, array, page) {
             self.abandon(lost);
         }
     }
@@ -121,7 +129,7 @@ impl EpochSnapshots {
         copy: u64,
     ) -> Result<SnapshotPages, SnapshotLost> {
         let lost = self.lost;
-        let copying = self.copying.as_mut().filter(|copying| copying.copy == copy).ok_or(lost)?;
+        let copying = self.current.as_mut().filter(|copying| copying.copy == copy).ok_or(lost)?;
         let next = copying.next(arrival);
         if let Err(lost) = &next {
             self.abandon(*lost);
@@ -131,9 +139,9 @@ impl EpochSnapshots {
 
     /// Ends a snapshot, which was stored or failed.
     pub(crate) fn end(&mut self, copy: u64, stored: bool) {
-        if self.copying.as_ref().is_some_and(|copying| copying.copy == copy) {
+        if self.current.as_ref().is_some_and(|copying| copying.copy == copy) {
             match stored {
-                true => self.copying = None,
+                true => self.current = None,
                 false => self.abandon(SnapshotLost::Over),
             }
         }
@@ -141,25 +149,25 @@ impl EpochSnapshots {
 
     /// Abandons the snapshot in progress; its pages go to the next one.
     pub(crate) fn abandon(&mut self, why: SnapshotLost) {
-        if let Some(copying) = self.copying.take() {
-            self.since.iter_mut().zip(&copying.taken).for_each(|(since, taken)| since.union(taken));
+        if let Some(copying) = self.current.take() {
+            self.written.iter_mut().zip(&copying.taken).for_each(|(since, taken)| since.union(taken));
             self.lost = why;
         }
     }
 }
 
-impl Copying {
-    fn put_aside(
+impl SnapshotInProgress {
+    fn buffer_page(
         &mut self,
         arrival: &dyn IncomingMachine,
         array: u32,
         page: u64,
     ) -> Result<(), SnapshotLost> {
-        if self.room.len() + PAGE_SIZE > ASIDE_BYTES_MAX {
+        if self.buffer.len() + PAGE_SIZE > BUFFER_BYTES_MAX {
             return Err(SnapshotLost::TooSlow);
         }
-        read(arrival, array, PageRun::new(page, 1), &mut self.room)?;
-        self.aside.push((array, page));
+        read(arrival, array, PageRun::new(page, 1), &mut self.buffer)?;
+        self.buffered.push((array, page));
         self.left[array as usize].remove(page);
         self.count -= 1;
         Ok(())
@@ -168,14 +176,14 @@ impl Copying {
     /// Buffered pages go first, to free the buffer.
     fn next(&mut self, arrival: &dyn IncomingMachine) -> Result<SnapshotPages, SnapshotLost> {
         let mut next = SnapshotPages::default();
-        if self.aside.is_empty() {
+        if self.buffered.is_empty() {
             self.read_on(arrival, &mut next)?;
         } else {
-            let from = self.aside.len().saturating_sub(HANDED_MAX);
-            next.pages = self.aside.split_off(from);
-            next.data = self.room.split_off(from * PAGE_SIZE);
+            let from = self.buffered.len().saturating_sub(BATCH_PAGES_MAX);
+            next.pages = self.buffered.split_off(from);
+            next.data = self.buffer.split_off(from * PAGE_SIZE);
         }
-        next.last = self.aside.is_empty() && self.count == 0;
+        next.last = self.buffered.is_empty() && self.count == 0;
         Ok(next)
     }
 
@@ -184,7 +192,7 @@ impl Copying {
         arrival: &dyn IncomingMachine,
         into: &mut SnapshotPages,
     ) -> Result<(), SnapshotLost> {
-        for _ in 0..LOOKED_MAX {
+        for _ in 0..SCAN_MAX {
             let (array, start) = self.next;
             let Some(left) = self.left.get_mut(array) else { return Ok(()) };
             if start >= left.len() {

@@ -14,10 +14,10 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 pub enum PrimaryError {
     /// The standby refused the start request.
     #[error("the standby refused the machine")]
-    Begin(#[source] LinkError),
+    Start(#[source] LinkError),
     /// The standby host lacks something that the machine needs.
     #[error("the machine does not fit the standby")]
-    Misfit(#[source] Incompatibility),
+    Incompatible(#[source] Incompatibility),
     /// A boot file could not be read or sent.
     #[error("cannot send the machine's boot files to the standby")]
     Blob(#[source] BoxError),
@@ -26,7 +26,7 @@ pub enum PrimaryError {
     Link(#[from] LinkError),
     /// Seeding failed or was cancelled.
     #[error("seeding the standby did not finish")]
-    Copy(#[source] CaptureError),
+    Seeding(#[source] CaptureError),
     /// Pages could not be read or scanned.
     #[error(transparent)]
     Pages(#[from] PageError),
@@ -35,7 +35,7 @@ pub enum PrimaryError {
     Machine(#[from] MachineError),
     /// More is dirty than an epoch may hold.
     #[error("{bytes} bytes are dirty, more than an epoch may hold")]
-    TooMuch {
+    EpochTooLarge {
         /// Bytes of dirty pages.
         bytes: u64,
     },
@@ -44,7 +44,7 @@ pub enum PrimaryError {
     Answer(#[source] postcard::Error),
     /// The standby got a page wrong although it was sent again.
     #[error("the standby got page {page} of array {array} wrong although all of it was sent")]
-    NeverRight {
+    WrongPage {
         /// Index of the array.
         array: u32,
         /// Number of the page.
@@ -69,7 +69,7 @@ pub enum StandbyError {
     },
     /// The standby has taken over, is about to, or has ended.
     #[error("the standby no longer takes part in this protection")]
-    NotFollowing,
+    Ended,
     /// Received epoch pages are damaged.
     #[error(transparent)]
     Damaged(#[from] DamagedEpochPages),

@@ -33,19 +33,19 @@ use whimbrel_migrate::handover::SourceRecord;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AcceptedPrimary {
     /// The source, which started the protection and seeds the standby.
-    Filler,
+    Source,
     /// The target, which inherits the protection. It has sent a message, so the machine was committed to it,
     /// and the source's messages no longer count.
-    Heir,
+    Target,
 }
 
 impl AcceptedPrimary {
     /// Handles a message from the inheriting primary or the source. Returns whether it is accepted.
     pub fn accept(self, is_heir: bool) -> (AcceptedPrimary, bool) {
         match (self, is_heir) {
-            (_, true) => (AcceptedPrimary::Heir, true),
-            (AcceptedPrimary::Filler, false) => (AcceptedPrimary::Filler, true),
-            (AcceptedPrimary::Heir, false) => (AcceptedPrimary::Heir, false),
+            (_, true) => (AcceptedPrimary::Target, true),
+            (AcceptedPrimary::Source, false) => (AcceptedPrimary::Source, true),
+            (AcceptedPrimary::Target, false) => (AcceptedPrimary::Target, false),
         }
     }
 }
@@ -58,5 +58,5 @@ pub fn is_witness(record: SourceRecord) -> bool {
 /// Whether an inheriting primary whose missing pages cannot be fetched yields the machine to the standby. The
 /// standby must have answered within the term, or both copies would be lost.
 pub fn yields(rules: &lease::PrimaryLease, now: BootTime) -> bool {
-    rules.state() == PrimaryState::Guarded && now < rules.promise_until()
+    rules.state() == PrimaryState::Protected && now < rules.promise_until()
 }

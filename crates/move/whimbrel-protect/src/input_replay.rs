@@ -1,6 +1,6 @@
 //! Input replay: the input log of a standby whose machine has long epochs. Pure.
 //!
-//! Output leaves once the standby has every input that came before it ([`turn`]). The standby stores inputs
+//! Output leaves once the standby has every input that came before it ([`ship_and_release`]). The standby stores inputs
 //! until it has a complete epoch that includes them ([`InputLog`]). After a takeover from that epoch, the
 //! guest gets the later inputs again.
 
@@ -16,30 +16,30 @@ const FRAMES_MAX: usize = 3 << 17;
 /// Most bytes of a frame, as of a network port.
 const FRAME_MAX: usize = 4096 + 65536;
 /// Most fingerprints of sent frames that are stored for an epoch.
-const LEFT_MAX: usize = 1 << 18;
+const FINGERPRINTS_MAX: usize = 1 << 18;
 /// Most announced epochs: one is in flight at a time.
-const IMAGES_MAX: usize = 16;
+const EPOCHS_MAX: usize = 16;
 
 /// The primary's operations for shipping inputs.
 pub trait InputChannel {
     /// Marks a point in the output.
-    type Cut;
+    type OutputMark;
     /// Error when the standby cannot be reached.
     type Error;
 
     /// Marks the end of the output so far; that output waits.
-    fn cut(&mut self) -> Self::Cut;
+    fn mark_output(&mut self) -> Self::OutputMark;
     /// The number of the next input.
     fn recorded(&mut self) -> u64;
     /// Sends new inputs to the standby. Returns the number up to which it has them.
     fn ship_inputs(&mut self) -> Result<u64, Self::Error>;
     /// Releases the output up to that mark.
-    fn release(&mut self, cut: Self::Cut);
+    fn release(&mut self, cut: Self::OutputMark);
 }
 
 /// Sends pending inputs to the standby, then releases the output that was marked before.
-pub fn turn<G: InputChannel>(gateway: &mut G) -> Result<(), G::Error> {
-    let cut = gateway.cut();
+pub fn ship_and_release<G: InputChannel>(gateway: &mut G) -> Result<(), G::Error> {
+    let cut = gateway.mark_output();
     // The order matters: an input is recorded before the guest gets it, so every input that led to the marked
     // output is recorded by now.
     let recorded = gateway.recorded();
@@ -67,9 +67,9 @@ pub struct InputLog {
     frames: VecDeque<LoggedInput>,
     bytes: usize,
     /// Epochs and the number of the first input that each may lack.
-    images: BTreeMap<u64, u64>,
+    epochs: BTreeMap<u64, u64>,
     /// Fingerprints of sent frames: since the last complete epoch, and since the one before.
-    left: [Vec<u64>; 2],
+    fingerprints: [Vec<u64>; 2],
 }
 
 impl InputLog {
@@ -116,11 +116,11 @@ impl InputLog {
                 self.frames.push_back(LoggedInput { port: *port, at_us: *at_us, frame: frame.to_vec() });
             }
         }
-        let room = LEFT_MAX.saturating_sub(self.left[0].len());
-        self.left[0].extend(told.left.iter().take(room));
+        let room = FINGERPRINTS_MAX.saturating_sub(self.fingerprints[0].len());
+        self.fingerprints[0].extend(told.left.iter().take(room));
         if let Some((epoch, from)) = told.image {
-            self.images.insert(epoch, from);
-            if self.images.len() > IMAGES_MAX {
+            self.epochs.insert(epoch, from);
+            if self.epochs.len() > EPOCHS_MAX {
                 return invalid("too many announced epochs");
             }
         }
@@ -129,13 +129,13 @@ impl InputLog {
 
     /// Drops the inputs that the committed epoch includes.
     fn drop_committed(&mut self, current: Option<u64>) {
-        let Some((epoch, from)) = current.and_then(|current| self.images.range(..=current).next_back())
+        let Some((epoch, from)) = current.and_then(|current| self.epochs.range(..=current).next_back())
         else {
             return;
         };
         let (epoch, from) = (*epoch, *from);
-        let some = self.images.range(..epoch).next().is_some();
-        self.images.retain(|image, _| *image >= epoch);
+        let some = self.epochs.range(..epoch).next().is_some();
+        self.epochs.retain(|image, _| *image >= epoch);
         while self.first.is_some_and(|first| first < from)
             && let Some(frame) = self.frames.pop_front()
         {
@@ -143,7 +143,7 @@ impl InputLog {
             self.first = self.first.map(|first| first + 1);
         }
         if some {
-            self.left[1] = std::mem::take(&mut self.left[0]);
+            self.fingerprints[1] = std::mem::take(&mut self.fingerprints[0]);
         }
     }
 
@@ -151,6 +151,6 @@ impl InputLog {
     pub fn take(&mut self, current: Option<u64>) -> (Vec<LoggedInput>, Vec<u64>) {
         self.drop_committed(current);
         let log = std::mem::take(self);
-        (log.frames.into(), log.left.concat())
+        (log.frames.into(), log.fingerprints.concat())
     }
 }

@@ -88,7 +88,7 @@ pub enum WitnessState {
 /// One protection at the witness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WitnessLease {
-    stand: WitnessState,
+    state: WitnessState,
     term: Duration,
     expires: BootTime,
 }
@@ -96,29 +96,29 @@ pub struct WitnessLease {
 impl WitnessLease {
     /// A new protection, or one that a restarted witness has loaded. It does not know which leases it granted
     /// before the restart, but all of them have expired a term from now.
-    pub fn new(stand: WitnessState, term: Duration, now: BootTime) -> Self {
-        Self { stand, term, expires: now.after(term) }
+    pub fn new(state: WitnessState, term: Duration, now: BootTime) -> Self {
+        Self { state, term, expires: now.after(term) }
     }
 
     /// The state. A change must be durable before its reply is sent.
     pub fn state(&self) -> WitnessState {
-        self.stand
+        self.state
     }
 
     /// The one transition function. `Register` and `Forget` change the table and are not handled here.
     pub fn step(&mut self, question: &WitnessQuery, now: BootTime) -> WitnessReply {
-        match (self.stand, question) {
+        match (self.state, question) {
             (WitnessState::Open, WitnessQuery::Renew) => {
                 self.expires = now.after(self.term);
                 WitnessReply::Yes
             }
             (WitnessState::Open, WitnessQuery::TakeOver { yielded }) if *yielded || now >= self.expires => {
-                self.stand = WitnessState::Taken;
+                self.state = WitnessState::Taken;
                 WitnessReply::Yes
             }
             (WitnessState::Open, WitnessQuery::TakeOver { .. }) => WitnessReply::Held,
             (WitnessState::Open, WitnessQuery::Close) => {
-                self.stand = WitnessState::Closed;
+                self.state = WitnessState::Closed;
                 WitnessReply::Yes
             }
             (WitnessState::Taken, WitnessQuery::TakeOver { .. })
@@ -135,7 +135,7 @@ impl WitnessLease {
 /// Lease state of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PrimaryLease {
-    stand: PrimaryState,
+    state: PrimaryState,
     has_witness: bool,
     term: Duration,
     from_witness: BootTime,
@@ -146,13 +146,13 @@ pub struct PrimaryLease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrimaryState {
     /// The machine is protected.
-    Guarded,
+    Protected,
     /// The daemon restarted during a protection: others must say which host has the machine.
-    Unsure,
+    Undecided,
     /// No standby can take over by this protection any more.
     Alone,
     /// The standby has the machine.
-    Gone,
+    TakenOver,
 }
 
 impl PrimaryLease {
@@ -160,25 +160,25 @@ impl PrimaryLease {
     /// lease is granted.
     pub fn initial(has_witness: bool, term: Duration) -> Self {
         let never = BootTime(Duration::ZERO);
-        Self { stand: PrimaryState::Guarded, has_witness, term, from_witness: never, from_standby: never }
+        Self { state: PrimaryState::Protected, has_witness, term, from_witness: never, from_standby: never }
     }
 
     /// The state after a restart of the daemon, which knows nothing.
     pub fn recovered(has_witness: bool, term: Duration) -> Self {
-        Self { stand: PrimaryState::Unsure, ..Self::initial(has_witness, term) }
+        Self { state: PrimaryState::Undecided, ..Self::initial(has_witness, term) }
     }
 
     /// State of the protection.
     pub fn state(&self) -> PrimaryState {
-        self.stand
+        self.state
     }
 
     /// Whether the machine may be visible to the outside now.
     pub fn may_run(&self, now: BootTime) -> bool {
-        match self.stand {
+        match self.state {
             PrimaryState::Alone => true,
-            PrimaryState::Gone | PrimaryState::Unsure => false,
-            PrimaryState::Guarded => !self.has_witness || now < self.until(),
+            PrimaryState::TakenOver | PrimaryState::Undecided => false,
+            PrimaryState::Protected => !self.has_witness || now < self.until(),
         }
     }
 
@@ -198,8 +198,8 @@ impl PrimaryLease {
     }
 
     /// Handles the witness's reply to a query that was sent at `asked`.
-    pub fn witness_said(&mut self, question: &WitnessQuery, verdict: WitnessReply, asked: BootTime) {
-        if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
+    pub fn handle_witness_reply(&mut self, question: &WitnessQuery, verdict: WitnessReply, asked: BootTime) {
+        if let PrimaryState::Alone | PrimaryState::TakenOver = self.state {
             return;
         }
         match (question, verdict) {
@@ -207,48 +207,48 @@ impl PrimaryLease {
                 self.from_witness = self.from_witness.max(asked.after(usable(self.term)));
             }
             (WitnessQuery::Close, WitnessReply::Yes) | (_, WitnessReply::Closed) => {
-                self.stand = PrimaryState::Alone
+                self.state = PrimaryState::Alone
             }
-            (_, WitnessReply::Taken) => self.stand = PrimaryState::Gone,
+            (_, WitnessReply::Taken) => self.state = PrimaryState::TakenOver,
             _ => {}
         }
     }
 
     /// Handles the standby's reply to a heartbeat that was sent at `asked`.
-    pub fn standby_heard(&mut self, heard: HeartbeatReply, asked: BootTime) {
+    pub fn handle_heartbeat_reply(&mut self, heard: HeartbeatReply, asked: BootTime) {
         match heard {
             HeartbeatReply::Promise => {
                 self.from_standby = self.from_standby.max(asked.after(usable(self.term)))
             }
-            HeartbeatReply::NoPromise(fate) => self.standby_is(fate),
+            HeartbeatReply::NoPromise(fate) => self.handle_outcome(fate),
         }
     }
 
     /// Handles the standby's report of its outcome.
-    pub fn standby_is(&mut self, fate: StandbyOutcome) {
-        if let PrimaryState::Alone | PrimaryState::Gone = self.stand {
+    pub fn handle_outcome(&mut self, fate: StandbyOutcome) {
+        if let PrimaryState::Alone | PrimaryState::TakenOver = self.state {
             return;
         }
         match fate {
-            StandbyOutcome::TakenOver => self.stand = PrimaryState::Gone,
-            StandbyOutcome::Ended => self.stand = PrimaryState::Alone,
+            StandbyOutcome::TakenOver => self.state = PrimaryState::TakenOver,
+            StandbyOutcome::Ended => self.state = PrimaryState::Alone,
             StandbyOutcome::Standing | StandbyOutcome::Asking => {}
         }
     }
 
     /// Yields the machine for good. The caller must make that durable before it tells anyone.
     pub fn yield_machine(&mut self) -> bool {
-        if self.stand != PrimaryState::Alone {
-            self.stand = PrimaryState::Gone;
+        if self.state != PrimaryState::Alone {
+            self.state = PrimaryState::TakenOver;
         }
-        self.stand == PrimaryState::Gone
+        self.state == PrimaryState::TakenOver
     }
 }
 
 /// Lease state of the standby.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StandbyLease {
-    fate: StandbyOutcome,
+    outcome: StandbyOutcome,
     has_witness: bool,
     term: Duration,
     promised: BootTime,
@@ -270,17 +270,17 @@ pub enum StandbyLeaseAction {
 impl StandbyLease {
     /// The state at the start of a protection.
     pub fn initial(has_witness: bool, term: Duration, now: BootTime) -> Self {
-        Self { fate: StandbyOutcome::Standing, has_witness, term, promised: now.after(term) }
+        Self { outcome: StandbyOutcome::Standing, has_witness, term, promised: now.after(term) }
     }
 
     /// Outcome of the protection here.
-    pub fn fate(&self) -> StandbyOutcome {
-        self.fate
+    pub fn outcome(&self) -> StandbyOutcome {
+        self.outcome
     }
 
     /// Answers a heartbeat of the primary.
     pub fn heartbeat(&mut self, now: BootTime) -> HeartbeatReply {
-        match self.fate {
+        match self.outcome {
             StandbyOutcome::Standing => {
                 self.promised = now.after(self.term);
                 HeartbeatReply::Promise
@@ -291,8 +291,8 @@ impl StandbyLease {
 
     /// Checks the clock; `current` says whether there is a complete epoch to take over from.
     pub fn tick(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
-        if self.fate == StandbyOutcome::Standing && self.has_witness && current && now >= self.promised {
-            self.fate = StandbyOutcome::Asking;
+        if self.outcome == StandbyOutcome::Standing && self.has_witness && current && now >= self.promised {
+            self.outcome = StandbyOutcome::Asking;
             return StandbyLeaseAction::AskWitness;
         }
         StandbyLeaseAction::Nothing
@@ -304,22 +304,26 @@ impl StandbyLease {
     }
 
     /// Handles the witness's reply; none if the witness was not reached.
-    pub fn witness_said(&mut self, verdict: Option<WitnessReply>, now: BootTime) -> StandbyLeaseAction {
-        if self.fate != StandbyOutcome::Asking {
+    pub fn handle_witness_reply(
+        &mut self,
+        verdict: Option<WitnessReply>,
+        now: BootTime,
+    ) -> StandbyLeaseAction {
+        if self.outcome != StandbyOutcome::Asking {
             return StandbyLeaseAction::Nothing;
         }
         match verdict {
             Some(WitnessReply::Yes) => {
-                self.fate = StandbyOutcome::TakenOver;
+                self.outcome = StandbyOutcome::TakenOver;
                 StandbyLeaseAction::TakeOver
             }
             Some(WitnessReply::Closed) => {
-                self.fate = StandbyOutcome::Ended;
+                self.outcome = StandbyOutcome::Ended;
                 StandbyLeaseAction::Discard
             }
             Some(WitnessReply::Held | WitnessReply::Taken | WitnessReply::Unknown | WitnessReply::Full)
             | None => {
-                self.fate = StandbyOutcome::Standing;
+                self.outcome = StandbyOutcome::Standing;
                 self.promised = now.after(self.term / 16);
                 StandbyLeaseAction::Nothing
             }
@@ -327,10 +331,10 @@ impl StandbyLease {
     }
 
     /// Handles a yield: the primary never runs the machine again.
-    pub fn yielded(&mut self, current: bool) -> StandbyLeaseAction {
-        match self.fate {
+    pub fn handle_yield(&mut self, current: bool) -> StandbyLeaseAction {
+        match self.outcome {
             StandbyOutcome::Standing | StandbyOutcome::Asking if current => {
-                self.fate = StandbyOutcome::TakenOver;
+                self.outcome = StandbyOutcome::TakenOver;
                 StandbyLeaseAction::TakeOver
             }
             _ => StandbyLeaseAction::Nothing,
@@ -340,18 +344,18 @@ impl StandbyLease {
     /// Returns a yielded machine that cannot run here to the primary. Allowed only while nothing was recorded
     /// and nobody was told.
     pub fn returns_machine(&mut self) {
-        self.fate = StandbyOutcome::Ended;
+        self.outcome = StandbyOutcome::Ended;
     }
 
     /// Handles a failover by hand. Without a witness, the person is responsible for the primary being dead.
-    pub fn by_hand(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
-        match (self.fate, current, self.has_witness) {
+    pub fn failover(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
+        match (self.outcome, current, self.has_witness) {
             (StandbyOutcome::Standing, true, true) if now >= self.promised => {
-                self.fate = StandbyOutcome::Asking;
+                self.outcome = StandbyOutcome::Asking;
                 StandbyLeaseAction::AskWitness
             }
             (StandbyOutcome::Standing, true, false) => {
-                self.fate = StandbyOutcome::TakenOver;
+                self.outcome = StandbyOutcome::TakenOver;
                 StandbyLeaseAction::TakeOver
             }
             _ => StandbyLeaseAction::Nothing,
@@ -360,9 +364,9 @@ impl StandbyLease {
 
     /// Ends the protection: the primary keeps the machine, or this side cannot continue.
     pub fn end(&mut self) -> StandbyLeaseAction {
-        match self.fate {
+        match self.outcome {
             StandbyOutcome::Standing => {
-                self.fate = StandbyOutcome::Ended;
+                self.outcome = StandbyOutcome::Ended;
                 StandbyLeaseAction::Discard
             }
             _ => StandbyLeaseAction::Nothing,

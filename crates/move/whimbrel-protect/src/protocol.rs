@@ -46,8 +46,8 @@ pub const DEVICES: u32 = u32::MAX;
 pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
 hex_id! {
-    /// Identifies one protection of one machine, from its start until it has ended or the standby has taken over.
-    /// Random, so that a message of an earlier protection is never taken for a later one's.
+    /// Identifies one protection of one machine, from its start until it has ended or the standby has taken
+    /// over. Random, so that a message of an earlier protection is never taken for a later one's.
     pub struct ProtectionId;
 }
 

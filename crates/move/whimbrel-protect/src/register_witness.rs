@@ -25,12 +25,12 @@ pub enum RegisterRequest {
     /// Sets the state if it is open and, if a revision is given, still has that one.
     Put {
         /// State to write.
-        stand: WitnessState,
+        state: WitnessState,
         /// Revision that must still be there.
-        over: Option<u64>,
+        revision: Option<u64>,
     },
     /// Reads the state only.
-    Look,
+    Read,
     /// Deletes the protection if it is decided.
     Remove,
 }
@@ -42,7 +42,7 @@ pub enum RegisterReply {
     Done,
     /// The operation did not apply or only read. Holds the state and its revision; none if the protection is
     /// unknown.
-    Stands(Option<(WitnessState, u64)>),
+    State(Option<(WitnessState, u64)>),
 }
 
 /// Witness state of one protection, as seen by one of its hosts.
@@ -50,28 +50,28 @@ pub enum RegisterReply {
 pub struct RegisterWitness {
     term: Duration,
     /// The last revision that was open, and when the first reply with it arrived.
-    seen: Option<(u64, BootTime)>,
+    last_open: Option<(u64, BootTime)>,
 }
 
 impl RegisterWitness {
     /// An observer that has seen no state of the register yet.
     pub fn new(term: Duration) -> Self {
-        Self { term, seen: None }
+        Self { term, last_open: None }
     }
 
     /// Returns the operation that answers a query.
     pub fn attempt(&self, question: &WitnessQuery, now: BootTime) -> RegisterRequest {
-        let put = |stand| RegisterRequest::Put { stand, over: None };
+        let put = |stand| RegisterRequest::Put { state: stand, revision: None };
         match question {
             WitnessQuery::Register { .. } => RegisterRequest::Register,
             WitnessQuery::Renew => put(WitnessState::Open),
             WitnessQuery::Close => put(WitnessState::Closed),
             WitnessQuery::TakeOver { yielded: true } => put(WitnessState::Taken),
-            WitnessQuery::TakeOver { yielded: false } => match self.seen {
+            WitnessQuery::TakeOver { yielded: false } => match self.last_open {
                 Some((revision, since)) if now >= since.after(self.term) => {
-                    RegisterRequest::Put { stand: WitnessState::Taken, over: Some(revision) }
+                    RegisterRequest::Put { state: WitnessState::Taken, revision: Some(revision) }
                 }
-                _ => RegisterRequest::Look,
+                _ => RegisterRequest::Read,
             },
             WitnessQuery::Forget => RegisterRequest::Remove,
         }
@@ -79,10 +79,10 @@ impl RegisterWitness {
 
     /// Records a reply of `now`: the term of a new revision starts here.
     pub fn handle_reply(&mut self, outcome: RegisterReply, now: BootTime) {
-        if let RegisterReply::Stands(Some((WitnessState::Open, revision))) = outcome
-            && self.seen.is_none_or(|(before, _)| before != revision)
+        if let RegisterReply::State(Some((WitnessState::Open, revision))) = outcome
+            && self.last_open.is_none_or(|(before, _)| before != revision)
         {
-            self.seen = Some((revision, now));
+            self.last_open = Some((revision, now));
         }
     }
 
@@ -90,25 +90,23 @@ impl RegisterWitness {
     pub fn verdict(question: &WitnessQuery, outcome: RegisterReply) -> WitnessReply {
         match (outcome, question) {
             (RegisterReply::Done, _) => WitnessReply::Yes,
-            (RegisterReply::Stands(None), WitnessQuery::Forget) => WitnessReply::Yes,
-            (RegisterReply::Stands(None), _) => WitnessReply::Unknown,
+            (RegisterReply::State(None), WitnessQuery::Forget) => WitnessReply::Yes,
+            (RegisterReply::State(None), _) => WitnessReply::Unknown,
             // A new protection has a random id, so an open one is ours: the reply to an earlier attempt was
             // lost.
-            (RegisterReply::Stands(Some((WitnessState::Open, _))), WitnessQuery::Register { .. }) => {
+            (RegisterReply::State(Some((WitnessState::Open, _))), WitnessQuery::Register { .. }) => {
                 WitnessReply::Yes
             }
-            (RegisterReply::Stands(Some(_)), WitnessQuery::Register { .. } | WitnessQuery::Forget) => {
+            (RegisterReply::State(Some(_)), WitnessQuery::Register { .. } | WitnessQuery::Forget) => {
                 WitnessReply::Unknown
             }
-            (RegisterReply::Stands(Some((WitnessState::Open, _))), _) => WitnessReply::Held,
-            (RegisterReply::Stands(Some((WitnessState::Taken, _))), WitnessQuery::TakeOver { .. }) => {
+            (RegisterReply::State(Some((WitnessState::Open, _))), _) => WitnessReply::Held,
+            (RegisterReply::State(Some((WitnessState::Taken, _))), WitnessQuery::TakeOver { .. }) => {
                 WitnessReply::Yes
             }
-            (RegisterReply::Stands(Some((WitnessState::Closed, _))), WitnessQuery::Close) => {
-                WitnessReply::Yes
-            }
-            (RegisterReply::Stands(Some((WitnessState::Taken, _))), _) => WitnessReply::Taken,
-            (RegisterReply::Stands(Some((WitnessState::Closed, _))), _) => WitnessReply::Closed,
+            (RegisterReply::State(Some((WitnessState::Closed, _))), WitnessQuery::Close) => WitnessReply::Yes,
+            (RegisterReply::State(Some((WitnessState::Taken, _))), _) => WitnessReply::Taken,
+            (RegisterReply::State(Some((WitnessState::Closed, _))), _) => WitnessReply::Closed,
         }
     }
 }

@@ -26,7 +26,7 @@ use std::{
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
-    protocol::{BLOB_MAX, BootFileRange, DEVICE_STATE_MAX, Finish, HandoverId},
+    protocol::{BOOT_FILE_MAX, BootFileRange, DEVICE_STATE_MAX, Finish, HandoverId},
     target::IncomingMachine,
 };
 
@@ -34,7 +34,7 @@ use whimbrel_migrate::{
 const PORTS_MAX: usize = 64;
 
 /// Most pages of an epoch. Zero pages count too, for each has an entry.
-const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
+const BUFFERED_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 
 /// The epoch to take over from, readable while the receiver works.
 ///
@@ -43,7 +43,7 @@ const HELD_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 pub struct CommittedEpoch(Mutex<(Option<u64>, Instant)>);
 
 impl CommittedEpoch {
-    fn nothing() -> Self {
+    fn none() -> Self {
         Self(Mutex::new((None, Instant::now())))
     }
 
@@ -68,21 +68,21 @@ impl CommittedEpoch {
 
 /// The receiving side of one protection.
 pub struct EpochReceiver {
-    arrival: Box<dyn IncomingMachine>,
+    machine: Box<dyn IncomingMachine>,
     /// Lengths of the arrays, in pages.
     arrays: Vec<u64>,
     blobs: Vec<(Digest, u64)>,
     blob: Vec<u8>,
     decoder: Decoder,
     state: StandbyEpochs,
-    current: Arc<CommittedEpoch>,
-    held: Held,
+    committed: Arc<CommittedEpoch>,
+    buffered: BufferedEpoch,
     /// Device state of the last committed epoch.
     device_state: Vec<u8>,
     ports: Vec<Vec<u8>>,
     handover: HandoverId,
     /// Present if epoch snapshots are wanted.
-    keeping: Option<EpochSnapshots>,
+    snapshots: Option<EpochSnapshots>,
 }
 
 /// Access to pages of other machines of the same primary.
@@ -103,21 +103,21 @@ impl SiblingPages for NoSiblings {
 
 /// Buffered pages of the epoch in flight: the offset of each in the buffer, none for a zero page.
 #[derive(Default)]
-struct Held {
+struct BufferedEpoch {
     pages: BTreeMap<(u32, u64), Option<usize>>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
 /// The sink for the pages of one batch.
-struct Assembling<'r> {
-    arrival: &'r mut dyn IncomingMachine,
+struct BatchSink<'r> {
+    machine: &'r mut dyn IncomingMachine,
     state: &'r mut StandbyEpochs,
     current: &'r CommittedEpoch,
-    held: &'r mut Held,
-    keeping: Option<&'r mut EpochSnapshots>,
+    buffered: &'r mut BufferedEpoch,
+    snapshots: Option<&'r mut EpochSnapshots>,
     /// Device state of the last epoch.
     devices: &'r [u8],
-    neighbours: &'r dyn SiblingPages,
+    siblings: &'r dyn SiblingPages,
     /// Lengths of the arrays, in pages.
     arrays: &'r [u64],
     id: ProtectionId,
@@ -134,29 +134,29 @@ impl EpochReceiver {
         handover: HandoverId,
     ) -> Result<Self, StandbyError> {
         Ok(Self {
-            arrival,
+            machine: arrival,
             arrays,
             blobs,
             blob: Vec::new(),
             decoder: Decoder::new().map_err(StandbyError::Codec)?,
-            state: StandbyEpochs::Filling,
-            current: Arc::new(CommittedEpoch::nothing()),
-            held: Held::default(),
+            state: StandbyEpochs::Seeding,
+            committed: Arc::new(CommittedEpoch::none()),
+            buffered: BufferedEpoch::default(),
             device_state: Vec::new(),
             ports: Vec::new(),
             handover,
-            keeping: None,
+            snapshots: None,
         })
     }
 
     /// The complete epoch, readable while the receiver works.
-    pub fn current(&self) -> Arc<CommittedEpoch> {
-        self.current.clone()
+    pub fn committed_epoch(&self) -> Arc<CommittedEpoch> {
+        self.committed.clone()
     }
 
     /// Whether the waiting QEMU is alive.
     pub fn is_alive(&self) -> bool {
-        self.arrival.is_alive()
+        self.machine.is_alive()
     }
 
     /// Lengths of the arrays, and the id of the handover.
@@ -167,19 +167,19 @@ impl EpochReceiver {
     /// Prepares for another protection of the same machine: the content here is older, and may be of no one
     /// instant.
     pub fn restart(&mut self) {
-        self.current.clear();
-        self.state = StandbyEpochs::Filling;
-        self.held.clear();
-        self.keeping.iter_mut().for_each(|keeping| keeping.abandon(SnapshotLost::Over));
+        self.committed.clear();
+        self.state = StandbyEpochs::Seeding;
+        self.buffered.clear();
+        self.snapshots.iter_mut().for_each(|keeping| keeping.abandon(SnapshotLost::Over));
     }
 
     /// Turns epoch snapshots on or off. The first snapshot has all pages ever written, none of them yet if
     /// the machine is `fresh`. Returns whether there were no snapshots before.
     pub fn wants_snapshot(&mut self, wanted: bool, fresh: bool) -> bool {
-        let first = self.keeping.is_none();
+        let first = self.snapshots.is_none();
         match wanted {
-            true => drop(self.keeping.get_or_insert_with(|| EpochSnapshots::new(&self.arrays, fresh))),
-            false => self.keeping = None,
+            true => drop(self.snapshots.get_or_insert_with(|| EpochSnapshots::new(&self.arrays, fresh))),
+            false => self.snapshots = None,
         }
         first
     }
@@ -187,22 +187,22 @@ impl EpochReceiver {
     /// Starts a snapshot of the complete epoch. None if there is none, or a snapshot is in progress.
     pub fn start_snapshot(&mut self) -> Option<EpochSnapshot> {
         let epoch = self.state.committed()?;
-        let copy = self.keeping.as_mut()?.start()?;
+        let copy = self.snapshots.as_mut()?.start()?;
         Some(EpochSnapshot { copy, epoch, device_state: self.device_state.clone() })
     }
 
     /// Returns the next few pages of a snapshot.
-    pub fn kept_pages(&mut self, copy: u64) -> Result<SnapshotPages, SnapshotLost> {
-        self.keeping.as_mut().ok_or(SnapshotLost::Over)?.next(&*self.arrival, copy)
+    pub fn snapshot_pages(&mut self, copy: u64) -> Result<SnapshotPages, SnapshotLost> {
+        self.snapshots.as_mut().ok_or(SnapshotLost::Over)?.next(&*self.machine, copy)
     }
 
     /// Ends a snapshot. If it was not stored, its pages go to the next one.
     pub fn snapshot_done(&mut self, copy: u64, stored: bool) {
-        self.keeping.iter_mut().for_each(|keeping| keeping.end(copy, stored));
+        self.snapshots.iter_mut().for_each(|keeping| keeping.end(copy, stored));
     }
 
     /// Stores a range of a boot file.
-    pub fn blob_piece(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), StandbyError> {
+    pub fn store_boot_file_range(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), StandbyError> {
         let invalid = |what| StandbyError::Invalid { what };
         let known = self.blobs.iter().find(|(digest, _)| *digest == piece.digest);
         let (digest, size) = *known.ok_or(invalid("a boot file that was not offered"))?;
@@ -210,7 +210,7 @@ impl EpochReceiver {
             self.blob.clear();
         }
         let end = piece.offset.saturating_add(data.len() as u64);
-        if piece.offset != self.blob.len() as u64 || end > size.min(BLOB_MAX) {
+        if piece.offset != self.blob.len() as u64 || end > size.min(BOOT_FILE_MAX) {
             return Err(invalid("a range of a boot file out of order"));
         }
         self.blob.extend_from_slice(data);
@@ -221,7 +221,7 @@ impl EpochReceiver {
         if Digest::of(&content) != digest {
             return Err(invalid("a boot file with another digest"));
         }
-        self.arrival.put_blob(digest, content).map_err(StandbyError::Write)
+        self.machine.store_boot_file(digest, content).map_err(StandbyError::Write)
     }
 
     /// Compares pages with digests: one bit a page, set if it differs.
@@ -230,19 +230,19 @@ impl EpochReceiver {
         let len = *self.arrays.get(asked.array as usize).ok_or(invalid("an array that was not offered"))?;
         let fits = asked.run.len <= crate::protocol::COMPARE_PAGES_MAX
             && asked.run.start.checked_add(asked.run.len).is_some_and(|end| end <= len)
-            && checks.len() as u64 == asked.run.len * codec::CHECK_BYTES as u64;
+            && checks.len() as u64 == asked.run.len * codec::DIGEST_BYTES as u64;
         if !fits {
             return Err(invalid("a comparison of pages outside the array"));
         }
         let mut bits = vec![0u8; asked.run.len.div_ceil(8) as usize];
         let mut content = vec![0; 256 * PAGE_SIZE];
-        let mut checks = checks.chunks_exact(codec::CHECK_BYTES);
+        let mut checks = checks.chunks_exact(codec::DIGEST_BYTES);
         for part in asked.run.chunks(256) {
             let out = &mut content[..part.bytes()];
-            self.arrival.read(asked.array as usize, part, out).map_err(StandbyError::Write)?;
+            self.machine.read(asked.array as usize, part, out).map_err(StandbyError::Write)?;
             for (page, content) in part.pages().zip(out.chunks_exact(PAGE_SIZE)) {
                 let at = (page - asked.run.start) as usize;
-                if checks.next() != Some(&codec::check_of(content)) {
+                if checks.next() != Some(&codec::page_digest(content)) {
                     bits[at / 8] |= 1 << (at % 8);
                 }
             }
@@ -251,12 +251,12 @@ impl EpochReceiver {
     }
 
     /// Handles a batch of pages without pages of other machines to refer to.
-    pub fn piece(&mut self, piece: &EpochPages, payload: &[u8]) -> Result<PagesToResend, StandbyError> {
-        self.piece_among(piece, payload, &NoSiblings)
+    pub fn store_pages(&mut self, piece: &EpochPages, payload: &[u8]) -> Result<PagesToResend, StandbyError> {
+        self.store_pages_among(piece, payload, &NoSiblings)
     }
 
     /// Handles a batch of pages of an epoch or of seeding.
-    pub fn piece_among(
+    pub fn store_pages_among(
         &mut self,
         piece: &EpochPages,
         payload: &[u8],
@@ -270,16 +270,16 @@ impl EpochReceiver {
                 .ok_or(StandbyError::Invalid { what: "an array that was not offered" })?,
         };
         if let StandbyEpochs::Over { .. } = self.state {
-            return Err(StandbyError::NotFollowing);
+            return Err(StandbyError::Ended);
         }
-        let mut into = Assembling {
-            arrival: &mut *self.arrival,
+        let mut into = BatchSink {
+            machine: &mut *self.machine,
             state: &mut self.state,
-            current: &self.current,
-            held: &mut self.held,
-            keeping: self.keeping.as_mut(),
+            current: &self.committed,
+            buffered: &mut self.buffered,
+            snapshots: self.snapshots.as_mut(),
             devices: &self.device_state,
-            neighbours,
+            siblings: neighbours,
             arrays: &self.arrays,
             id: piece.id,
             array: piece.array,
@@ -296,36 +296,36 @@ impl EpochReceiver {
         // After a takeover the guest writes to it, and its content is private.
         is_there
             && !matches!(self.state, StandbyEpochs::Over { .. })
-            && self.arrival.read(array as usize, PageRun::new(page, 1), out).is_ok()
+            && self.machine.read(array as usize, PageRun::new(page, 1), out).is_ok()
     }
 
     /// Handles the end of an epoch. On success the machine has the state of that epoch.
-    pub fn seal(&mut self, seal: EpochEnd, payload: Vec<u8>) -> Result<(), StandbyError> {
+    pub fn end_epoch(&mut self, seal: EpochEnd, payload: Vec<u8>) -> Result<(), StandbyError> {
         let device_len = seal.device_bytes.map_or(payload.len(), |len| len as usize);
         if device_len > DEVICE_STATE_MAX || seal.ports.len() > PORTS_MAX {
             return Err(StandbyError::Invalid { what: "a device state that is too large" });
         }
-        let (next, action) = self.state.step(StandbyEvent::Seal { epoch: seal.epoch, pages: seal.pages });
+        let (next, action) = self.state.step(StandbyEvent::EpochEnd { epoch: seal.epoch, pages: seal.pages });
         match action {
             StandbyEpochAction::Apply => {}
             StandbyEpochAction::Acknowledge => return Ok(()),
-            _ if matches!(self.state, StandbyEpochs::Over { .. }) => return Err(StandbyError::NotFollowing),
+            _ if matches!(self.state, StandbyEpochs::Over { .. }) => return Err(StandbyError::Ended),
             _ => return Err(StandbyError::Invalid { what: "the end of an incomplete epoch" }),
         }
         let device_state = match seal.device_bytes {
-            Some(_) => self.held.devices(device_len, &self.device_state)?,
+            Some(_) => self.buffered.devices(device_len, &self.device_state)?,
             None => payload,
         };
-        self.current.clear();
-        let applied = self.held.apply(&mut *self.arrival, self.keeping.as_mut());
-        self.held.clear();
+        self.committed.clear();
+        let applied = self.buffered.apply(&mut *self.machine, self.snapshots.as_mut());
+        self.buffered.clear();
         if let Err(error) = applied {
             // Half of it is written, so there is no state to take over from.
-            self.state = StandbyEpochs::Filling;
+            self.state = StandbyEpochs::Seeding;
             return Err(StandbyError::Write(error));
         }
         self.state = next;
-        self.current.set(next.committed());
+        self.committed.set(next.committed());
         self.device_state = device_state;
         self.ports = seal.ports;
         Ok(())
@@ -338,20 +338,20 @@ impl EpochReceiver {
             return Err(StandbyError::Invalid { what: "a takeover without a complete epoch" });
         }
         self.state = next;
-        self.held = Held::default();
-        self.keeping = None;
+        self.buffered = BufferedEpoch::default();
+        self.snapshots = None;
         let finish = Finish { handover: self.handover, ports: std::mem::take(&mut self.ports) };
-        self.arrival.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
+        self.machine.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
     }
 
     /// Runs the loaded machine.
     pub fn run(&mut self) -> Result<(), StandbyError> {
-        self.arrival.run().map_err(StandbyError::TakeOver)
+        self.machine.run().map_err(StandbyError::TakeOver)
     }
 
     /// Frees what was reserved after [`EpochReceiver::take_over`] failed.
     pub fn release_pages(&mut self) {
-        self.arrival.discard();
+        self.machine.discard();
     }
 
     /// Ends the protection and frees what was reserved.
@@ -359,34 +359,34 @@ impl EpochReceiver {
         let (next, action) = self.state.step(StandbyEvent::End);
         if action == StandbyEpochAction::Discard {
             self.state = next;
-            self.held = Held::default();
-            self.keeping = None;
-            self.arrival.discard();
+            self.buffered = BufferedEpoch::default();
+            self.snapshots = None;
+            self.machine.discard();
         }
     }
 }
 
-impl Held {
+impl BufferedEpoch {
     fn clear(&mut self) {
         self.pages.clear();
-        self.room.clear();
+        self.buffer.clear();
         // Memory of a large epoch is freed.
-        self.room.shrink_to(32 << 20);
+        self.buffer.shrink_to(32 << 20);
     }
 
     fn insert(&mut self, key: (u32, u64), content: Option<&[u8]>) -> Result<(), StandbyError> {
-        if self.pages.len() >= HELD_PAGES_MAX && !self.pages.contains_key(&key) {
+        if self.pages.len() >= BUFFERED_PAGES_MAX && !self.pages.contains_key(&key) {
             return Err(StandbyError::Invalid { what: "more pages than an epoch may have" });
         }
         let Some(content) = content else {
             self.pages.insert(key, None);
             return Ok(());
         };
-        if self.room.len() + content.len() > EPOCH_BYTES_MAX + DEVICE_STATE_MAX {
+        if self.buffer.len() + content.len() > EPOCH_BYTES_MAX + DEVICE_STATE_MAX {
             return Err(StandbyError::Invalid { what: "more than an epoch may hold" });
         }
-        self.pages.insert(key, Some(self.room.len()));
-        self.room.extend_from_slice(content);
+        self.pages.insert(key, Some(self.buffer.len()));
+        self.buffer.extend_from_slice(content);
         Ok(())
     }
 
@@ -395,7 +395,7 @@ impl Held {
         let mut state = vec![0; len.next_multiple_of(PAGE_SIZE)];
         for (page, out) in (0..).zip(state.chunks_exact_mut(PAGE_SIZE)) {
             match self.pages.get(&(DEVICES, page)) {
-                Some(Some(at)) => out.copy_from_slice(&self.room[*at..][..PAGE_SIZE]),
+                Some(Some(at)) => out.copy_from_slice(&self.buffer[*at..][..PAGE_SIZE]),
                 Some(None) => {}
                 None if page as usize * PAGE_SIZE < before.len() => devices_page(before, page, out),
                 None => {
@@ -416,7 +416,7 @@ impl Held {
             keeping.iter_mut().for_each(|keeping| keeping.about_to_write(arrival, *array, *page));
             let run = PageRun::new(*page, 1);
             match at {
-                Some(at) => arrival.write(*array as usize, run, &self.room[*at..][..PAGE_SIZE])?,
+                Some(at) => arrival.write(*array as usize, run, &self.buffer[*at..][..PAGE_SIZE])?,
                 None => arrival.zero(*array as usize, run)?,
             }
         }
@@ -432,12 +432,12 @@ fn devices_page(state: &[u8], page: u64, out: &mut [u8]) {
     out[..known.len()].copy_from_slice(known);
 }
 
-impl Assembling<'_> {
+impl BatchSink<'_> {
     /// Reads the version of a page that the primary sent last.
-    fn own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
-        if let Some(at) = self.held.pages.get(&(array, page)) {
+    fn read_own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
+        if let Some(at) = self.buffered.pages.get(&(array, page)) {
             match at {
-                Some(at) => out.copy_from_slice(&self.held.room[*at..][..PAGE_SIZE]),
+                Some(at) => out.copy_from_slice(&self.buffered.buffer[*at..][..PAGE_SIZE]),
                 None => out.fill(0),
             }
             return Ok(());
@@ -446,50 +446,50 @@ impl Assembling<'_> {
             devices_page(self.devices, page, out);
             return Ok(());
         }
-        let read = self.arrival.read(array as usize, PageRun::new(page, 1), out);
+        let read = self.machine.read(array as usize, PageRun::new(page, 1), out);
         read.map_err(StandbyError::Write)
     }
 }
 
-impl PageSink for Assembling<'_> {
+impl PageSink for BatchSink<'_> {
     type Error = StandbyError;
 
     fn older(&self, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
-        self.own(self.array, page, out)
+        self.read_own(self.array, page, out)
     }
 
-    fn named(&self, name: &PageReference, out: &mut [u8]) -> bool {
+    fn referenced(&self, name: &PageReference, out: &mut [u8]) -> bool {
         if name.of != self.id {
-            return self.neighbours.read(name, out);
+            return self.siblings.read(name, out);
         }
         let is_there = self.arrays.get(name.array as usize).is_some_and(|len| name.page < *len);
-        is_there && self.own(name.array, name.page, out).is_ok()
+        is_there && self.read_own(name.array, name.page, out).is_ok()
     }
 
     fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), StandbyError> {
         let key = (self.array, page);
         let event = match self.epoch {
-            None => StandbyEvent::Fill,
-            Some(epoch) => StandbyEvent::Page { epoch, new: !self.held.pages.contains_key(&key) },
+            None => StandbyEvent::SeedPage,
+            Some(epoch) => StandbyEvent::Page { epoch, new: !self.buffered.pages.contains_key(&key) },
         };
         let (next, action) = self.state.step(event);
         match action {
-            StandbyEpochAction::Hold => {
-                self.held.insert(key, content)?;
+            StandbyEpochAction::Buffer => {
+                self.buffered.insert(key, content)?;
                 *self.state = next;
             }
             StandbyEpochAction::Write => {
                 // No epoch is complete from here on, also if this fails.
                 self.current.clear();
-                self.held.clear();
+                self.buffered.clear();
                 *self.state = next;
                 let run = PageRun::new(page, 1);
-                self.keeping
+                self.snapshots
                     .iter_mut()
-                    .for_each(|keeping| keeping.about_to_write(self.arrival, self.array, page));
+                    .for_each(|keeping| keeping.about_to_write(self.machine, self.array, page));
                 let written = match content {
-                    Some(content) => self.arrival.write(self.array as usize, run, content),
-                    None => self.arrival.zero(self.array as usize, run),
+                    Some(content) => self.machine.write(self.array as usize, run, content),
+                    None => self.machine.zero(self.array as usize, run),
                 };
                 written.map_err(StandbyError::Write)?;
             }

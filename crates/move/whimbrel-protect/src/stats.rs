@@ -15,7 +15,7 @@ pub struct Stats {
     /// Byte counts of all epochs together.
     pub volume: ByteCounts,
     /// Pages that the standby requested again.
-    pub again: u64,
+    pub resent_pages: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
     /// Epochs that started late because the one before was still being sent.
@@ -26,7 +26,7 @@ pub struct Stats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EpochPause {
     /// The whole pause.
-    pub whole: Duration,
+    pub total: Duration,
     /// Until the CPUs had stopped.
     pub stop: Duration,
     /// Collecting the dirty pages.
@@ -36,7 +36,7 @@ pub struct EpochPause {
     /// Waiting for the device state after that; it is saved while pages are collected and copied.
     pub devices: Duration,
     /// Until the CPUs ran again.
-    pub go_on: Duration,
+    pub unpause: Duration,
 }
 
 /// Figures of one epoch.
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn a_percentile_is_a_value_that_was_there() {
         let mut stats = Stats::default();
-        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::ZERO);
+        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.total), Duration::ZERO);
         for ms in 1..=100 {
-            let pause = EpochPause { whole: Duration::from_millis(ms), ..EpochPause::default() };
+            let pause = EpochPause { total: Duration::from_millis(ms), ..EpochPause::default() };
             stats.add(EpochStats { pause, ..EpochStats::default() });
         }
-        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.whole), Duration::from_millis(50));
-        assert_eq!(stats.quantile(0.99, |epoch| epoch.pause.whole), Duration::from_millis(99));
-        assert_eq!(stats.quantile(1.0, |epoch| epoch.pause.whole), Duration::from_millis(100));
+        assert_eq!(stats.quantile(0.5, |epoch| epoch.pause.total), Duration::from_millis(50));
+        assert_eq!(stats.quantile(0.99, |epoch| epoch.pause.total), Duration::from_millis(99));
+        assert_eq!(stats.quantile(1.0, |epoch| epoch.pause.total), Duration::from_millis(100));
     }
 }

@@ -133,10 +133,10 @@ fn main() -> Outcome {
     let cancel = AtomicBool::new(false);
     let options = Options {
         bases: vec![old],
-        holders: &[],
+        page_sources: &[],
         cancel: &cancel,
         progress: &mut |_| (),
-        patience: Duration::from_secs(1),
+        holder_timeout: Duration::from_secs(1),
     };
     if std::env::var_os("W").is_some() {
         eprintln!("{}", std::process::id());

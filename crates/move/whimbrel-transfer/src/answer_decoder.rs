@@ -7,7 +7,7 @@
 use crate::{
     BaseImage, ChildSet, CompressionError,
     base_images::{self, BaseLookup},
-    compression::unpack,
+    compression::decompress,
     local_objects::LocalObjects,
     node_delta,
     page_answers::older_pages,
@@ -41,11 +41,11 @@ pub(crate) enum ReceivedObject {
 }
 
 /// Decodes the reply to a request for `wants`; returns as many results as were sent.
-pub(crate) fn open_objects(
+pub(crate) fn decode_objects(
     shelf: &dyn LocalObjects,
     kind: ObjectKind,
-    wants: &[WantObject],
-    answer: &ObjectsAnswer,
+    wants: &[WantedObject],
+    answer: &ObjectsReply,
     payload: &[u8],
 ) -> Result<Vec<ReceivedObject>, WrongContent> {
     let wrong = |i: usize| WrongContent {
@@ -54,7 +54,7 @@ pub(crate) fn open_objects(
     if answer.objects.len() > wants.len() || (answer.objects.is_empty() && !wants.is_empty()) {
         return Err(wrong(0));
     }
-    let raw = open_raw(&answer.objects, payload).map_err(|_| wrong(0))?;
+    let raw = decompress_objects(&answer.objects, payload).map_err(|_| wrong(0))?;
     let (mut at, mut came) = (0, Vec::with_capacity(wants.len()));
     for (i, (want, object)) in wants.iter().zip(&answer.objects).enumerate() {
         let mut piece = |len: u32| {
@@ -81,7 +81,10 @@ pub(crate) fn open_objects(
 }
 
 /// Decompresses the objects of a reply.
-pub(crate) fn open_raw(objects: &[ObjectAnswer], payload: &[u8]) -> Result<Vec<u8>, CompressionError> {
+pub(crate) fn decompress_objects(
+    objects: &[ObjectAnswer],
+    payload: &[u8],
+) -> Result<Vec<u8>, CompressionError> {
     let len = |object: &ObjectAnswer| match object {
         ObjectAnswer::Whole(len) | ObjectAnswer::Delta(len) => *len as usize,
         ObjectAnswer::Long(_) | ObjectAnswer::Absent => 0,
@@ -92,14 +95,14 @@ pub(crate) fn open_raw(objects: &[ObjectAnswer], payload: &[u8]) -> Result<Vec<u
     }
     match (expected, payload) {
         (0, []) => Ok(Vec::new()),
-        _ => unpack(payload, &[], expected),
+        _ => decompress(payload, &[], expected),
     }
 }
 
 fn apply(
     shelf: &dyn LocalObjects,
     kind: ObjectKind,
-    want: &WantObject,
+    want: &WantedObject,
     delta: &[u8],
 ) -> Result<ReceivedObject, WrongContent> {
     let wrong = WrongContent { digest: want.digest };
@@ -118,13 +121,13 @@ fn apply(
             if len > SIMILAR_BLOB_MAX || old.is_empty() {
                 return Err(wrong);
             }
-            unpack(frame, &old, len).map(ReceivedObject::Object).map_err(|_| wrong)
+            decompress(frame, &old, len).map(ReceivedObject::Object).map_err(|_| wrong)
         }
     }
 }
 
 /// Decodes a range of a blob.
-pub(crate) fn open_piece(
+pub(crate) fn decode_blob_range(
     ask: &BlobRangeRequest,
     answer: &BlobRangeReply,
     payload: &[u8],
@@ -135,7 +138,7 @@ pub(crate) fn open_piece(
     if !fits || answer.total > whimbrel_image::pack_frame::MAX_BLOB as u64 {
         return Err(wrong);
     }
-    unpack(payload, &[], answer.len as usize).map_err(|_| wrong)
+    decompress(payload, &[], answer.len as usize).map_err(|_| wrong)
 }
 
 /// Leaf of which pages were requested, as this side knows it.
@@ -146,23 +149,23 @@ pub(crate) struct RequestedLeaf {
     pub(crate) old: Option<Node>,
     /// Whether an older leaf was named.
     pub(crate) similar: bool,
-    pub(crate) slots: AskedSlots,
+    pub(crate) slots: RequestedSlots,
 }
 
 /// Pages of a leaf that were requested.
 #[derive(Debug, Clone)]
-pub(crate) enum AskedSlots {
+pub(crate) enum RequestedSlots {
     /// Pages that differ from the older leaf.
     Differing,
     /// Pages of a leaf that is known.
-    These(ChildSet, Node),
+    Given(ChildSet, Node),
     /// Pages of a leaf of which the short digests are known.
     Short(ChildSet, ShortLeaf),
 }
 
 /// Result for one leaf.
 #[derive(Debug)]
-pub(crate) enum CameLeaf {
+pub(crate) enum ReceivedLeaf {
     /// Pages that arrived.
     Pages {
         /// Slots of the leaf, and where their pages are in the buffer; none for zero pages.
@@ -181,22 +184,22 @@ pub(crate) enum CameLeaf {
 
 /// Leaves of a reply, and the buffer of their pages.
 #[derive(Debug, Default)]
-pub(crate) struct CamePages {
-    pub(crate) leaves: Vec<CameLeaf>,
+pub(crate) struct ReceivedPages {
+    pub(crate) leaves: Vec<ReceivedLeaf>,
     pub(crate) buffer: Vec<u8>,
 }
 
 /// Decodes the reply to a request for the pages of `asked`, which named `bases`.
-pub(crate) fn open_pages(
+pub(crate) fn decode_leaf_pages(
     shelf: &dyn LocalObjects,
     asked: &[RequestedLeaf],
     bases: &[BaseImage],
     answer: &LeafPagesReply,
     payload: &[u8],
-) -> Result<CamePages, WrongContent> {
+) -> Result<ReceivedPages, WrongContent> {
     let first = asked.first().map_or(Digest([0; 32]), |asked| asked.leaf);
     answer.check(asked.len(), payload.len()).map_err(|_| WrongContent { digest: first })?;
-    let mut came = CamePages::default();
+    let mut came = ReceivedPages::default();
     let (mut rest, mut leaves, mut asked) = (payload, &answer.leaves[..], asked);
     let mut bases = base_images::BasePages::new(shelf, bases);
     for frame in &answer.frames {
@@ -206,7 +209,7 @@ pub(crate) fn open_pages(
         let (mine, later) = asked.split_at(usize::from(frame.leaves));
         (rest, leaves, asked) = (frames, others, later);
         let similar = similar_of(&mut bases, numbers).ok_or(WrongContent { digest: first })?;
-        open_frame(shelf, mine, these, (similar, bytes), &mut came)?;
+        decode_frame(shelf, mine, these, (similar, bytes), &mut came)?;
     }
     Ok(came)
 }
@@ -233,20 +236,20 @@ fn similar_of(bases: &mut base_images::BasePages<'_>, numbers: &[u8]) -> Option<
     Some(Similar::Pages(pages))
 }
 
-fn open_frame(
+fn decode_frame(
     shelf: &dyn LocalObjects,
     asked: &[RequestedLeaf],
     answers: &[LeafAnswer],
     (similar, frame): (Similar, &[u8]),
-    came: &mut CamePages,
+    came: &mut ReceivedPages,
 ) -> Result<(), WrongContent> {
     let Similar::Pages(mut prefix) = similar else {
-        came.leaves.extend(answers.iter().map(|_| CameLeaf::NoBases));
+        came.leaves.extend(answers.iter().map(|_| ReceivedLeaf::NoBases));
         return Ok(());
     };
     let Some(older) = older_of(shelf, asked, answers)? else {
         // The older pages cannot be read here any more.
-        came.leaves.extend(answers.iter().map(|_| CameLeaf::NoSimilar));
+        came.leaves.extend(answers.iter().map(|_| ReceivedLeaf::NoSimilar));
         return Ok(());
     };
     prefix.extend(older);
@@ -260,13 +263,13 @@ fn open_frame(
     }
     for (asked, answer) in asked.iter().zip(answers) {
         let leaf = match answer {
-            LeafAnswer::NoSimilar => CameLeaf::NoSimilar,
-            LeafAnswer::Large => CameLeaf::Large,
-            LeafAnswer::Absent => CameLeaf::Absent,
+            LeafAnswer::NoSimilar => ReceivedLeaf::NoSimilar,
+            LeafAnswer::Large => ReceivedLeaf::Large,
+            LeafAnswer::Absent => ReceivedLeaf::Absent,
             LeafAnswer::Sent { changed, zero, delta } => {
-                let pages = placed(changed, zero, &mut at);
-                let node = checked(asked, *changed, &pages, &came.buffer)?;
-                CameLeaf::Pages { pages, node, delta: *delta }
+                let pages = place_pages(changed, zero, &mut at);
+                let node = check_leaf(asked, *changed, &pages, &came.buffer)?;
+                ReceivedLeaf::Pages { pages, node, delta: *delta }
             }
         };
         came.leaves.push(leaf);
@@ -286,7 +289,7 @@ fn older_of(
         if *delta && !asked.similar {
             return Err(WrongContent { digest: asked.leaf });
         }
-        let differing = matches!(asked.slots, AskedSlots::Differing);
+        let differing = matches!(asked.slots, RequestedSlots::Differing);
         let old = match &asked.old {
             None if *delta || differing => return Ok(None),
             Some(old) if *delta => old,
@@ -302,7 +305,7 @@ fn older_of(
     Ok(Some(older))
 }
 
-fn placed(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Option<Range<usize>>)> {
+fn place_pages(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Option<Range<usize>>)> {
     let place = |slot| {
         let place = (!zero.contains(slot)).then(|| {
             *at += PAGE_SIZE;
@@ -314,7 +317,7 @@ fn placed(changed: &ChildSet, zero: &ChildSet, at: &mut usize) -> Vec<(usize, Op
 }
 
 /// Compares the pages of a leaf with the request; returns the encoded leaf if only it confirms their digests.
-fn checked(
+fn check_leaf(
     asked: &RequestedLeaf,
     changed: ChildSet,
     pages: &[(usize, Option<Range<usize>>)],
@@ -324,7 +327,7 @@ fn checked(
     let digest =
         |place: &Option<Range<usize>>| place.as_ref().map(|place| Digest::of(&buffer[place.clone()]));
     match &asked.slots {
-        AskedSlots::These(slots, leaf) => {
+        RequestedSlots::Given(slots, leaf) => {
             if changed != *slots {
                 return Err(wrong);
             }
@@ -336,13 +339,13 @@ fn checked(
             }
             Ok(None)
         }
-        AskedSlots::Short(slots, leaf) => {
+        RequestedSlots::Short(slots, leaf) => {
             let right = |(slot, place): &(usize, Option<Range<usize>>)| {
                 digest(place).is_some_and(|digest| leaf.key(*slot) == Some(ShortDigest::from(&digest)))
             };
             (changed == *slots && pages.iter().all(right)).then_some(None).ok_or(wrong)
         }
-        AskedSlots::Differing => {
+        RequestedSlots::Differing => {
             let mut node = asked.old.clone().ok_or(wrong)?;
             for (slot, place) in pages {
                 node.set(*slot, digest(place));

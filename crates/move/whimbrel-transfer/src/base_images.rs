@@ -14,7 +14,7 @@ use whimbrel_image::{Node, tree};
 /// Most images in one request.
 pub const BASES_MAX: usize = 4;
 /// Most base pages that one frame is coded against.
-pub(crate) const FRAME_BASES: usize = 4096;
+pub(crate) const FRAME_BASES_MAX: usize = 4096;
 
 /// Image that the requester has completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub(crate) fn encode(numbers: &[u64]) -> Vec<u8> {
 pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<u64>> {
     let (mut numbers, mut next) = (Vec::new(), 0u64);
     while !bytes.is_empty() {
-        if numbers.len() >= FRAME_BASES {
+        if numbers.len() >= FRAME_BASES_MAX {
             return None;
         }
         let number = next.checked_add(varint::take(&mut bytes).ok()?)?;
@@ -51,7 +51,7 @@ pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<u64>> {
 
 /// Digests of the pages of base images; nodes are read once.
 pub(crate) struct BasePages<'a> {
-    shelf: &'a dyn LocalObjects,
+    local: &'a dyn LocalObjects,
     images: &'a [BaseImage],
     leaves: HashMap<(usize, u64), Option<Node>>,
 }
@@ -67,8 +67,8 @@ pub(crate) enum BaseLookup {
 }
 
 impl<'a> BasePages<'a> {
-    pub(crate) fn new(shelf: &'a dyn LocalObjects, images: &'a [BaseImage]) -> Self {
-        Self { shelf, images, leaves: HashMap::new() }
+    pub(crate) fn new(local: &'a dyn LocalObjects, images: &'a [BaseImage]) -> Self {
+        Self { local, images, leaves: HashMap::new() }
     }
 
     /// Digest of page `number` of all images.
@@ -84,7 +84,7 @@ impl<'a> BasePages<'a> {
     }
 
     fn digest_in(&mut self, image: usize, page: u64) -> BaseLookup {
-        let (shelf, base) = (self.shelf, self.images[image]);
+        let (shelf, base) = (self.local, self.images[image]);
         let leaf = self.leaves.entry((image, page >> 8)).or_insert_with(|| leaf(shelf, &base, page));
         match leaf {
             None => BaseLookup::Unknown,
@@ -94,7 +94,7 @@ impl<'a> BasePages<'a> {
 
     /// Reads the page of this digest.
     pub(crate) fn read(&self, digest: &Digest) -> Option<Vec<u8>> {
-        self.shelf.object(digest).filter(|page| page.len() == PAGE_SIZE)
+        self.local.object(digest).filter(|page| page.len() == PAGE_SIZE)
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn more_pages_than_a_frame_may_rest_on_are_refused() {
-        assert!(decode(&[0; FRAME_BASES]).is_some());
-        assert!(decode(&[0; FRAME_BASES + 1]).is_none());
+        assert!(decode(&[0; FRAME_BASES_MAX]).is_some());
+        assert!(decode(&[0; FRAME_BASES_MAX + 1]).is_none());
     }
 }

@@ -56,7 +56,11 @@ fn codec(code: ErrorCode) -> CompressionError {
 }
 
 /// Compresses `raw` at `level` against `prefix` (which may be empty).
-pub(crate) fn pack(raw: &[u8], prefix: &[u8], level: CompressionLevel) -> Result<Vec<u8>, CompressionError> {
+pub(crate) fn compress(
+    raw: &[u8],
+    prefix: &[u8],
+    level: CompressionLevel,
+) -> Result<Vec<u8>, CompressionError> {
     match level {
         CompressionLevel::Lzma(preset) if prefix.is_empty() => pack_lzma(raw, preset),
         level => pack_zstd(raw, prefix, level.zstd()),
@@ -116,7 +120,7 @@ fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, Compressi
 }
 
 /// Decompresses `packed` to `expected` bytes; the caller has bounded `expected`.
-pub(crate) fn unpack(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
+pub(crate) fn decompress(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
     let raw = match packed.split_first() {
         Some((&ZSTD, packed)) => unpack_zstd(packed, prefix, expected)?,
         Some((&LZMA, packed)) if prefix.is_empty() => unpack_lzma(packed, expected)?,
@@ -154,22 +158,22 @@ mod tests {
         fn bytes_survive_and_no_frame_gives_more_than_was_expected(
             raw in prop::collection::vec(0..4u8, 0..5000), prefix in prop::collection::vec(0..4u8, 0..5000), level in -3..25i8, less in 1..50usize,
         ) {
-            let packed = pack(&raw, &prefix, level.into()).unwrap();
-            prop_assert_eq!(&unpack(&packed, &prefix, raw.len()).unwrap(), &raw);
-            prop_assert!(raw.len() < less || unpack(&packed, &prefix, raw.len() - less).is_err());
-            prop_assert!(unpack(&packed, &prefix, raw.len() + less).is_err());
+            let packed = compress(&raw, &prefix, level.into()).unwrap();
+            prop_assert_eq!(&decompress(&packed, &prefix, raw.len()).unwrap(), &raw);
+            prop_assert!(raw.len() < less || decompress(&packed, &prefix, raw.len() - less).is_err());
+            prop_assert!(decompress(&packed, &prefix, raw.len() + less).is_err());
         }
 
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..300), expected in 0..10_000usize) {
-            if let Ok(raw) = unpack(&bytes, &[], expected) { prop_assert_eq!(raw.len(), expected); }
+            if let Ok(raw) = decompress(&bytes, &[], expected) { prop_assert_eq!(raw.len(), expected); }
         }
     }
 
     #[test]
     fn an_older_version_beyond_the_window_of_the_level_is_found() {
         let old: Vec<u8> = (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let packed = pack(&old, &old, CompressionLevel::Zstd(1)).unwrap();
+        let packed = compress(&old, &old, CompressionLevel::Zstd(1)).unwrap();
         assert!(packed.len() < 50_000, "{}", packed.len());
     }
 }

@@ -4,8 +4,8 @@
 //! reader reports the stall and asks again. The fetcher stores nothing; the store stores what it gets.
 
 use crate::{
-    BoxError, ChildSet, Holders, LocalObjects, SyncError,
-    protocol::{ObjectKind, WantObject},
+    BoxError, ChildSet, Holders, LocalObjects, TransferError,
+    protocol::{ObjectKind, WantedObject},
     pull_driver::PullDriver,
     pull_plan::FetchItem,
 };
@@ -23,44 +23,44 @@ const LEAVES: usize = 1024;
 /// Bytes that a page probably takes when it is fetched alone.
 const PAGE_BYTES: u64 = 1500;
 /// Most pages fetched when one is waited for.
-const CLUSTER: u64 = 64;
+const CLUSTER_MAX: u64 = 64;
 
 /// Fetches from holders the objects that a store lacks.
 pub struct DemandFetcher {
-    shelf: Arc<dyn LocalObjects>,
-    sources: Arc<Holders>,
+    local: Arc<dyn LocalObjects>,
+    holders: Arc<Holders>,
     leaves: Mutex<HashMap<Digest, Node>>,
 }
 
 impl DemandFetcher {
     /// Fetches from `sources`; `shelf` has the objects that are here (the store itself), as bases of deltas.
-    pub fn new(shelf: Arc<dyn LocalObjects>, sources: Arc<Holders>) -> Self {
-        Self { shelf, sources, leaves: Mutex::default() }
+    pub fn new(local: Arc<dyn LocalObjects>, holders: Arc<Holders>) -> Self {
+        Self { local, holders, leaves: Mutex::default() }
     }
 
     /// Holders that it asks.
-    pub fn sources(&self) -> &Arc<Holders> {
-        &self.sources
+    pub fn holders(&self) -> &Arc<Holders> {
+        &self.holders
     }
 
     fn fetch(
         &self,
-        begin: impl FnOnce(&mut PullDriver<'_>) -> Result<(), SyncError>,
-    ) -> Result<HashMap<Digest, Vec<u8>>, SyncError> {
-        let _demand = self.sources.demand();
-        let basket = Basket { shelf: &*self.shelf, kept: Mutex::default() };
-        let mut driver = PullDriver::new(&basket, &self.sources, &[]);
+        begin: impl FnOnce(&mut PullDriver<'_>) -> Result<(), TransferError>,
+    ) -> Result<HashMap<Digest, Vec<u8>>, TransferError> {
+        let _demand = self.holders.demand();
+        let basket = CallObjects { local: &*self.local, fetched: Mutex::default() };
+        let mut driver = PullDriver::new(&basket, &self.holders, &[]);
         driver.urgent = true;
         begin(&mut driver)?;
         driver.run(Duration::ZERO, &mut |_| Ok(()))?;
         drop(driver);
-        Ok(basket.kept.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(basket.fetched.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn get_objects(&self, kind: ObjectKind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, SyncError> {
+    fn get_objects(&self, kind: ObjectKind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, TransferError> {
         let mut came = self.fetch(|driver| {
             for want in wants {
-                let want = WantObject { digest: want.digest, similar: want.similar };
+                let want = WantedObject { digest: want.digest, similar: want.similar };
                 driver.walk.plan.want(FetchItem::Object(kind, want));
             }
             Ok(())
@@ -68,12 +68,12 @@ impl DemandFetcher {
         if kind == ObjectKind::Node {
             self.remember(&came);
         }
-        let take = |want: &ObjectWant| came.remove(&want.digest).or_else(|| self.shelf.object(&want.digest));
+        let take = |want: &ObjectWant| came.remove(&want.digest).or_else(|| self.local.object(&want.digest));
         wants
             .iter()
             .map(take)
             .zip(wants)
-            .map(|(came, want)| came.ok_or_else(|| self.sources.nowhere(want.digest)))
+            .map(|(came, want)| came.ok_or_else(|| self.holders.no_holder_error(want.digest)))
             .collect()
     }
 
@@ -86,13 +86,13 @@ impl DemandFetcher {
         leaves.extend(decoded.filter(|(_, node)| node.level() == 0));
     }
 
-    fn leaf(&self, digest: &Digest) -> Result<Node, SyncError> {
+    fn leaf(&self, digest: &Digest) -> Result<Node, TransferError> {
         let known = self.leaves.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
         if let Some(leaf) = known {
             return Ok(leaf);
         }
-        let here = match self.shelf.has(&[*digest])[0] {
-            true => self.shelf.object(digest),
+        let here = match self.local.has(&[*digest])[0] {
+            true => self.local.object(digest),
             false => None,
         };
         let bytes = match here {
@@ -102,10 +102,10 @@ impl DemandFetcher {
                 self.get_objects(ObjectKind::Node, &[want])?.remove(0)
             }
         };
-        Node::decode(&bytes).map_err(|source| SyncError::Node { digest: *digest, source })
+        Node::decode(&bytes).map_err(|source| TransferError::Node { digest: *digest, source })
     }
 
-    fn get_pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, SyncError> {
+    fn get_pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, TransferError> {
         let mut digests = Vec::new();
         let mut leaves = Vec::new();
         for want in wants {
@@ -122,7 +122,7 @@ impl DemandFetcher {
         })?;
         let page = |digest: Option<Digest>| match digest {
             None => Ok(vec![0; PAGE_SIZE]),
-            Some(digest) => came.get(&digest).cloned().ok_or_else(|| self.sources.nowhere(digest)),
+            Some(digest) => came.get(&digest).cloned().ok_or_else(|| self.holders.no_holder_error(digest)),
         };
         digests.into_iter().map(page).collect()
     }
@@ -130,7 +130,7 @@ impl DemandFetcher {
 
 impl std::fmt::Debug for DemandFetcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DemandFetcher").field("sources", &self.sources).finish_non_exhaustive()
+        f.debug_struct("DemandFetcher").field("sources", &self.holders).finish_non_exhaustive()
     }
 }
 
@@ -141,52 +141,52 @@ impl RemoteObjects for DemandFetcher {
             Kind::Manifest => ObjectKind::Manifest,
             Kind::Blob | Kind::Pages => ObjectKind::Blob,
         };
-        self.get_objects(kind, wants).map_err(elsewhere)
+        self.get_objects(kind, wants).map_err(remote_error)
     }
 
     fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
-        self.get_pages(wants).map_err(elsewhere)
+        self.get_pages(wants).map_err(remote_error)
     }
 
     fn cluster(&self) -> u64 {
         // Pages sent within about a round trip cost almost nothing extra beside the page that is waited for.
-        let rate = self.sources.rate().unwrap_or(0);
-        let round_trip = self.sources.round_trip().unwrap_or(Duration::ZERO);
-        ((rate as f64 * round_trip.as_secs_f64()) as u64 / PAGE_BYTES).clamp(1, CLUSTER)
+        let rate = self.holders.rate().unwrap_or(0);
+        let round_trip = self.holders.round_trip().unwrap_or(Duration::ZERO);
+        ((rate as f64 * round_trip.as_secs_f64()) as u64 / PAGE_BYTES).clamp(1, CLUSTER_MAX)
     }
 }
 
-fn elsewhere(error: SyncError) -> RemoteObjectsError {
+fn remote_error(error: TransferError) -> RemoteObjectsError {
     RemoteObjectsError { retryable: error.is_retryable(), source: error.into() }
 }
 
 /// Temporary local objects: the objects fetched in one call, over those that are here.
-struct Basket<'a> {
-    shelf: &'a dyn LocalObjects,
-    kept: Mutex<HashMap<Digest, Vec<u8>>>,
+struct CallObjects<'a> {
+    local: &'a dyn LocalObjects,
+    fetched: Mutex<HashMap<Digest, Vec<u8>>>,
 }
 
-impl Basket<'_> {
-    fn cached(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Vec<u8>>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+impl CallObjects<'_> {
+    fn lock_fetched(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Vec<u8>>> {
+        self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl LocalObjects for Basket<'_> {
+impl LocalObjects for CallObjects<'_> {
     fn has(&self, digests: &[Digest]) -> Vec<bool> {
-        self.shelf.has(digests)
+        self.local.has(digests)
     }
 
     fn object(&self, digest: &Digest) -> Option<Vec<u8>> {
-        self.shelf.object(digest)
+        self.local.object(digest)
     }
 
     fn digest_of(&self, key: &ShortDigest) -> Option<Digest> {
-        self.shelf.digest_of(key)
+        self.local.digest_of(key)
     }
 
     fn store(&self, _: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {
-        self.cached().extend(objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec())));
+        self.lock_fetched().extend(objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec())));
         Ok(())
     }
 
@@ -195,6 +195,6 @@ impl LocalObjects for Basket<'_> {
     }
 
     fn is_complete(&self, capsule: &CapsuleId) -> bool {
-        self.shelf.is_complete(capsule)
+        self.local.is_complete(capsule)
     }
 }

@@ -7,10 +7,10 @@ use whimbrel_store::StoreError;
 
 /// Error of a fetch.
 #[derive(Debug, thiserror::Error)]
-pub enum SyncError {
+pub enum TransferError {
     /// No holder that answers has the object.
     #[error("no reachable holder has {digest}")]
-    Nowhere {
+    NoHolder {
         /// Digest of the object.
         digest: Digest,
         /// Whether a holder that does not answer now may have it.
@@ -29,7 +29,7 @@ pub enum SyncError {
     },
     /// Fetched objects could not be stored here.
     #[error("cannot store the fetched objects")]
-    Keep {
+    Store {
         /// Cause reported by the store.
         #[source]
         source: BoxError,
@@ -71,11 +71,11 @@ pub enum SyncError {
     Cancelled,
 }
 
-impl SyncError {
+impl TransferError {
     /// Whether the same fetch may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Nowhere { retryable, .. } => *retryable,
+            Self::NoHolder { retryable, .. } => *retryable,
             Self::Cancelled => true,
             _ => false,
         }

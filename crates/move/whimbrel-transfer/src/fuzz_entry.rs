@@ -4,7 +4,7 @@
 
 use crate::{
     BaseImage, BoxError, ChildSet, LocalObjects,
-    answer_decoder::{AskedSlots, RequestedLeaf, open_objects, open_pages, open_piece},
+    answer_decoder::{RequestedLeaf, RequestedSlots, decode_blob_range, decode_leaf_pages, decode_objects},
     node_delta,
     protocol::*,
     short_leaf::ShortLeaf,
@@ -13,7 +13,7 @@ use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
 
 /// Store with an older leaf with pages at slots 0 to 3, its page, and an older blob.
-struct Little;
+struct FuzzObjects;
 
 const LEAF: Digest = Digest([1; 32]);
 const BLOB: Digest = Digest([2; 32]);
@@ -26,7 +26,7 @@ fn leaf() -> Node {
     node
 }
 
-impl LocalObjects for Little {
+impl LocalObjects for FuzzObjects {
     fn has(&self, digests: &[Digest]) -> Vec<bool> {
         digests.iter().map(|digest| self.object(digest).is_some()).collect()
     }
@@ -58,16 +58,16 @@ impl LocalObjects for Little {
 }
 
 /// Decoder: whether it accepts a header and a payload.
-type Sort = fn(&[u8], &[u8]) -> bool;
+type Decoder = fn(&[u8], &[u8]) -> bool;
 
 /// Decodes bytes as a reply of each kind; returns whether any was accepted. The header comes first, after its
 /// length in two bytes.
-pub fn open_anything(bytes: &[u8]) -> bool {
+pub fn decode_any(bytes: &[u8]) -> bool {
     let Some((len, rest)) = bytes.split_first_chunk::<2>() else { return false };
     let Some((header, payload)) = rest.split_at_checked(u16::from_le_bytes(*len).into()) else {
         return false;
     };
-    let sorts: [Sort; 6] = [pages, objects, piece, delta, short_leaf, requests];
+    let sorts: [Decoder; 6] = [pages, objects, piece, delta, short_leaf, requests];
     // Runs all of them, whatever the first returns.
     sorts.map(|sort| sort(header, payload)).contains(&true)
 }
@@ -75,14 +75,14 @@ pub fn open_anything(bytes: &[u8]) -> bool {
 fn pages(header: &[u8], payload: &[u8]) -> bool {
     let Ok(answer) = postcard::from_bytes::<LeafPagesReply>(header) else { return false };
     let differing =
-        RequestedLeaf { leaf: WANTED, old: Some(leaf()), similar: true, slots: AskedSlots::Differing };
+        RequestedLeaf { leaf: WANTED, old: Some(leaf()), similar: true, slots: RequestedSlots::Differing };
     let known = RequestedLeaf {
         leaf: WANTED,
         old: None,
         similar: false,
-        slots: AskedSlots::These((0..2).collect::<ChildSet>(), leaf()),
+        slots: RequestedSlots::Given((0..2).collect::<ChildSet>(), leaf()),
     };
-    let slots = AskedSlots::Short((0..4).collect::<ChildSet>(), ShortLeaf::of(&leaf()));
+    let slots = RequestedSlots::Short((0..4).collect::<ChildSet>(), ShortLeaf::of(&leaf()));
     let short = RequestedLeaf { slots, ..known.clone() };
     let orders = [
         [differing.clone(), known.clone()],
@@ -91,22 +91,22 @@ fn pages(header: &[u8], payload: &[u8]) -> bool {
         [differing, short],
     ];
     let bases = [BaseImage { root: LEAF, pages: 200 }];
-    orders.iter().any(|asked| open_pages(&Little, asked, &bases, &answer, payload).is_ok())
+    orders.iter().any(|asked| decode_leaf_pages(&FuzzObjects, asked, &bases, &answer, payload).is_ok())
 }
 
 fn objects(header: &[u8], payload: &[u8]) -> bool {
-    let Ok(answer) = postcard::from_bytes::<ObjectsAnswer>(header) else { return false };
+    let Ok(answer) = postcard::from_bytes::<ObjectsReply>(header) else { return false };
     let sorts = [(ObjectKind::Manifest, BLOB), (ObjectKind::Node, LEAF), (ObjectKind::Blob, BLOB)];
     sorts.iter().any(|(kind, similar)| {
-        let wants = [WantObject { digest: WANTED, similar: Some(*similar) }; 3];
-        open_objects(&Little, *kind, &wants, &answer, payload).is_ok()
+        let wants = [WantedObject { digest: WANTED, similar: Some(*similar) }; 3];
+        decode_objects(&FuzzObjects, *kind, &wants, &answer, payload).is_ok()
     })
 }
 
 fn piece(header: &[u8], payload: &[u8]) -> bool {
     let Ok(answer) = postcard::from_bytes::<BlobRangeReply>(header) else { return false };
     let ask = BlobRangeRequest { digest: WANTED, offset: 100, len: 1 << 20, level: 3 };
-    open_piece(&ask, &answer, payload).is_ok_and(|piece| {
+    decode_blob_range(&ask, &answer, payload).is_ok_and(|piece| {
         assert!(piece.len() <= ask.len as usize, "a longer piece than was asked for");
         true
     })
@@ -129,11 +129,11 @@ fn short_leaf(_: &[u8], payload: &[u8]) -> bool {
 fn requests(header: &[u8], _: &[u8]) -> bool {
     let asks = [
         postcard::from_bytes::<LeafPagesRequest>(header).is_ok(),
-        postcard::from_bytes::<ObjectsAsk>(header).is_ok(),
-        postcard::from_bytes::<CatalogPage>(header).is_ok(),
-        postcard::from_bytes::<CatalogAnswer>(header).is_ok(),
+        postcard::from_bytes::<ObjectsRequest>(header).is_ok(),
+        postcard::from_bytes::<ListRefsRequest>(header).is_ok(),
+        postcard::from_bytes::<ListRefsReply>(header).is_ok(),
         postcard::from_bytes::<RemotePullRequest>(header).is_ok(),
-        postcard::from_bytes::<AnnounceAsk>(header).is_ok(),
+        postcard::from_bytes::<AnnounceRequest>(header).is_ok(),
     ];
     asks.contains(&true)
 }

@@ -4,7 +4,7 @@
 //! data is not asked again. All fetches share the list: a pull sees that a running machine waits for a page
 //! ([`Demand`]) and sends no requests meanwhile.
 
-use crate::{Link, LinkError, LinkMeter, SyncError, protocol::HasObjects};
+use crate::{Link, LinkError, LinkMeter, TransferError, protocol::HasObjects};
 use bytes::Bytes;
 use std::{
     sync::{
@@ -16,7 +16,7 @@ use std::{
 use whimbrel_core::{Digest, lock};
 
 /// Most holders in a list.
-pub const PEERS_MAX: usize = 64;
+pub const HOLDERS_MAX: usize = 64;
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ struct Entry {
 pub struct Holders {
     entries: Vec<Entry>,
     demands: AtomicUsize,
-    begun: Instant,
+    started: Instant,
     retry: Duration,
 }
 
@@ -69,10 +69,10 @@ impl Drop for Demand<'_> {
 
 impl Holders {
     /// List of `peers`, ordered by their round trips; those without one follow in their order. More than
-    /// [`PEERS_MAX`] are left out.
+    /// [`HOLDERS_MAX`] are left out.
     pub fn new(mut peers: Vec<Box<dyn Holder>>) -> Self {
         peers.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
-        peers.truncate(PEERS_MAX);
+        peers.truncate(HOLDERS_MAX);
         let entry = |peer: Box<dyn Holder>| {
             let mut meter = LinkMeter::default();
             peer.round_trip().into_iter().for_each(|time| meter.set_round_trip(time));
@@ -84,13 +84,13 @@ impl Holders {
             }
         };
         let entries = peers.into_iter().map(entry).collect();
-        Self { entries, demands: AtomicUsize::new(0), begun: Instant::now(), retry: RETRY_FIRST }
+        Self { entries, demands: AtomicUsize::new(0), started: Instant::now(), retry: RETRY_FIRST }
     }
 
     /// Changes the first wait before a holder that does not answer is dialled again, instead of half a
     /// second.
     #[must_use]
-    pub fn retrying_after(self, retry: Duration) -> Self {
+    pub fn with_retry(self, retry: Duration) -> Self {
         Self { retry, ..self }
     }
 
@@ -143,7 +143,7 @@ impl Holders {
     }
 
     pub(crate) fn now(&self) -> Duration {
-        self.begun.elapsed()
+        self.started.elapsed()
     }
 
     pub(crate) fn meter(&self, peer: usize) -> MutexGuard<'_, LinkMeter> {
@@ -209,7 +209,7 @@ impl Holders {
     }
 
     /// Error that no holder gave `digest`.
-    pub(crate) fn nowhere(&self, digest: Digest) -> SyncError {
+    pub(crate) fn no_holder_error(&self, digest: Digest) -> TransferError {
         let (mut source, mut wrong) = (None, None);
         for (peer, entry) in self.entries.iter().enumerate() {
             match &*lock(&entry.state) {
@@ -219,8 +219,10 @@ impl Holders {
             }
         }
         match (source, wrong) {
-            (None, Some((peer, digest))) => SyncError::WrongData { peer: self.name(peer).to_owned(), digest },
-            (source, _) => SyncError::Nowhere { digest, retryable: source.is_some(), source },
+            (None, Some((peer, digest))) => {
+                TransferError::WrongData { peer: self.name(peer).to_owned(), digest }
+            }
+            (source, _) => TransferError::NoHolder { digest, retryable: source.is_some(), source },
         }
     }
 

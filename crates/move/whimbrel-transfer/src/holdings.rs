@@ -1,7 +1,7 @@
 //! Holdings: which holder announced which capsules and images. Held in memory and bounded for each host;
 //! hosts announce again when they reconnect.
 
-use crate::protocol::{AnnounceAsk, HOLDINGS_MAX, Holding};
+use crate::protocol::{AnnounceRequest, HOLDINGS_MAX, Holding};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -9,9 +9,9 @@ use std::{
 use whimbrel_core::Digest;
 
 /// Most holdings of one host; further ones are ignored.
-const PER_HOST: usize = 65_536;
+const HOLDINGS_PER_HOST_MAX: usize = 65_536;
 /// Most hosts; there are as many as are trusted.
-const HOSTS: usize = 4096;
+const HOSTS_MAX: usize = 4096;
 
 /// Announced holdings of every host.
 #[derive(Debug, Default)]
@@ -25,9 +25,9 @@ impl Holdings {
     }
 
     /// Records the announcement of `host`.
-    pub fn announced(&self, host: &str, said: &AnnounceAsk) {
+    pub fn record(&self, host: &str, said: &AnnounceRequest) {
         let mut hosts = self.hosts();
-        if !hosts.contains_key(host) && hosts.len() >= HOSTS {
+        if !hosts.contains_key(host) && hosts.len() >= HOSTS_MAX {
             return;
         }
         let held = hosts.entry(host.to_owned()).or_default();
@@ -35,14 +35,14 @@ impl Holdings {
             held.clear();
         }
         for Holding { digest, whole } in &said.holdings {
-            if held.len() < PER_HOST || held.contains_key(digest) {
+            if held.len() < HOLDINGS_PER_HOST_MAX || held.contains_key(digest) {
                 held.insert(*digest, *whole);
             }
         }
     }
 
     /// Names of the hosts that hold `digest`, those with all of it first.
-    pub fn who_has(&self, digest: &Digest) -> Vec<String> {
+    pub fn holders_of(&self, digest: &Digest) -> Vec<String> {
         let hosts = self.hosts();
         let holders = |all: bool| {
             let hosts = hosts.iter();
@@ -52,18 +52,18 @@ impl Holdings {
     }
 
     /// Removes a host.
-    pub fn forget(&self, host: &str) {
+    pub fn remove(&self, host: &str) {
         self.hosts().remove(host);
     }
 }
 
 /// Splits the holdings of this host into messages, which replace its earlier announcements.
-pub fn announcements(holdings: &[Holding]) -> Vec<AnnounceAsk> {
+pub fn announcements(holdings: &[Holding]) -> Vec<AnnounceRequest> {
     let pieces = holdings.chunks(HOLDINGS_MAX).enumerate();
-    let mut messages: Vec<AnnounceAsk> =
-        pieces.map(|(i, piece)| AnnounceAsk { replace: i == 0, holdings: piece.to_vec() }).collect();
+    let mut messages: Vec<AnnounceRequest> =
+        pieces.map(|(i, piece)| AnnounceRequest { replace: i == 0, holdings: piece.to_vec() }).collect();
     if messages.is_empty() {
-        messages.push(AnnounceAsk { replace: true, holdings: Vec::new() });
+        messages.push(AnnounceRequest { replace: true, holdings: Vec::new() });
     }
     messages
 }
@@ -77,15 +77,15 @@ mod tests {
         let holdings = Holdings::default();
         let say = |host: &str, byte: u8, whole: bool| {
             let holding = Holding { digest: Digest([byte; 32]), whole };
-            announcements(&[holding]).iter().for_each(|said| holdings.announced(host, said));
+            announcements(&[holding]).iter().for_each(|said| holdings.record(host, said));
         };
         say("alpha", 1, false);
         say("beta", 1, true);
-        assert_eq!(holdings.who_has(&Digest([1; 32])), ["beta", "alpha"]);
+        assert_eq!(holdings.holders_of(&Digest([1; 32])), ["beta", "alpha"]);
         say("alpha", 2, true);
-        assert_eq!(holdings.who_has(&Digest([1; 32])), ["beta"]);
-        holdings.forget("beta");
-        assert!(holdings.who_has(&Digest([1; 32])).is_empty());
+        assert_eq!(holdings.holders_of(&Digest([1; 32])), ["beta"]);
+        holdings.remove("beta");
+        assert!(holdings.holders_of(&Digest([1; 32])).is_empty());
     }
 
     #[test]
@@ -94,8 +94,8 @@ mod tests {
         for round in 0..60u32 {
             let digest = |i: u32| Digest::of(&(round * 10_000 + i).to_le_bytes());
             let many = (0..1800).map(|i| Holding { digest: digest(i), whole: true }).collect();
-            holdings.announced("greedy", &AnnounceAsk { replace: false, holdings: many });
+            holdings.record("greedy", &AnnounceRequest { replace: false, holdings: many });
         }
-        assert_eq!(holdings.hosts()["greedy"].len(), PER_HOST);
+        assert_eq!(holdings.hosts()["greedy"].len(), HOLDINGS_PER_HOST_MAX);
     }
 }

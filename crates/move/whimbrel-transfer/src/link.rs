@@ -81,7 +81,7 @@ pub struct WireLink(pub Connection);
 
 impl Link for WireLink {
     fn start(&self, request: Request) -> Result<Box<dyn Answer>, LinkError> {
-        Ok(Box::new(OnItsWay(self.0.send_blocking(request)?)))
+        Ok(Box::new(WireAnswer(self.0.send_blocking(request)?)))
     }
 
     fn bytes(&self) -> (u64, u64) {
@@ -90,9 +90,9 @@ impl Link for WireLink {
     }
 }
 
-struct OnItsWay(Pending);
+struct WireAnswer(Pending);
 
-impl Answer for OnItsWay {
+impl Answer for WireAnswer {
     fn wait(self: Box<Self>) -> Result<Reply, LinkError> {
         Ok(self.0.wait()?)
     }

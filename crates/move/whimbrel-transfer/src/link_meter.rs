@@ -5,17 +5,17 @@ use crate::compression_level::{DENSER, DENSEST};
 use std::time::Duration;
 
 /// Time to send one reply, so that a demand never waits longer behind replies in flight.
-const ANSWER: Duration = Duration::from_millis(500);
-const UNDER_WAY: Duration = Duration::from_secs(1);
+const REPLY_TIME: Duration = Duration::from_millis(500);
+const WINDOW_TIME: Duration = Duration::from_secs(1);
 /// Smallest and largest reply.
 const ANSWER_MIN: u64 = 8 << 10;
 const ANSWER_MAX: u64 = 4 << 20;
 /// Bytes in flight before the first reply: a DSL line sends them in a second.
-const FIRST: u64 = 32 << 10;
+const WINDOW_INITIAL: u64 = 32 << 10;
 const WINDOW_MAX: u64 = 64 << 20;
 
 /// Replies are summed over at least this time, because several may arrive in one burst.
-const SPAN: Duration = Duration::from_millis(100);
+const MEASUREMENT_MIN: Duration = Duration::from_millis(100);
 
 /// Measured rate and round trip of a link.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +40,7 @@ impl LinkMeter {
         }
         let Some((since, before)) = self.span.take() else { return };
         let (sum, took) = (before + bytes, now.saturating_sub(since));
-        let due = took >= SPAN || !more || self.rate.is_none();
+        let due = took >= MEASUREMENT_MIN || !more || self.rate.is_none();
         if more {
             self.span = Some(if due { (now, 0) } else { (since, sum) });
         }
@@ -79,14 +79,14 @@ impl LinkMeter {
 
     /// Bytes that one reply should have.
     pub fn answer_bytes(&self) -> u64 {
-        let bytes = self.rate.map_or(FIRST / 2, |rate| (rate * ANSWER.as_secs_f64()) as u64);
+        let bytes = self.rate.map_or(WINDOW_INITIAL / 2, |rate| (rate * REPLY_TIME.as_secs_f64()) as u64);
         bytes.clamp(ANSWER_MIN, ANSWER_MAX)
     }
 
     /// Bytes of replies that may be in flight: what the link carries in its round trip or in a second.
     pub fn window(&self) -> u64 {
-        let Some(rate) = self.rate else { return FIRST };
-        let time = UNDER_WAY.max(self.latency() * 2);
+        let Some(rate) = self.rate else { return WINDOW_INITIAL };
+        let time = WINDOW_TIME.max(self.latency() * 2);
         ((rate * time.as_secs_f64()) as u64).clamp(2 * ANSWER_MIN, WINDOW_MAX)
     }
 }

@@ -38,7 +38,7 @@ pub trait PageLookup: Send + Sync {
     fn page(&self, digest: &Digest, out: &mut [u8]) -> bool;
 
     /// Fills `out` with a page of this short digest, if there is one. The caller computes the digest.
-    fn page_of(&self, key: &ShortDigest, out: &mut [u8]) -> bool;
+    fn page_by_short_digest(&self, key: &ShortDigest, out: &mut [u8]) -> bool;
 }
 
 impl LocalObjects for Store {
@@ -55,15 +55,15 @@ impl LocalObjects for Store {
     }
 
     fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), BoxError> {
-        Ok(self.shadow_writer().store(kind, objects)?)
+        Ok(self.fetched_objects_writer().store(kind, objects)?)
     }
 
     fn flush(&self) -> Result<(), BoxError> {
-        Ok(self.shadow_writer().flush()?)
+        Ok(self.fetched_objects_writer().flush()?)
     }
 
     fn is_complete(&self, capsule: &CapsuleId) -> bool {
-        self.is_named_whole(capsule).unwrap_or(false)
+        self.has_complete_ref(capsule).unwrap_or(false)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     node_delta,
     page_frame::encode_pages,
     protocol::*,
-    server::{Server, bad, codec},
+    server::{Server, bad_request, codec},
     similar_pages::SimilarPages,
 };
 use std::collections::HashSet;
@@ -19,30 +19,30 @@ use whimbrel_image::Node;
 use whimbrel_wire::{Answer, Code, Refusal, Reply};
 
 /// Bytes that a page probably takes: as a difference, and without an older version.
-const DELTA_PAGE: usize = 300;
-const PLAIN_PAGE: usize = 1500;
+const DELTA_PAGE_BYTES: usize = 300;
+const PLAIN_PAGE_BYTES: usize = 1500;
 /// Fewest pages in a frame that is not the last.
 const FRAME_PAGES_MIN: usize = 16;
 
 pub(crate) struct LeafWant {
     leaf: Digest,
     similar: Option<Digest>,
-    slots: WantSlots,
+    slots: WantedSlots,
 }
 
 /// Part of a reply for one leaf.
-struct Part {
+struct LeafPart {
     answer: LeafAnswer,
     pages: Vec<u8>,
     older: Vec<u8>,
     /// Digests of the older pages.
-    places: Vec<Digest>,
+    older_digests: Vec<Digest>,
     differing: bool,
 }
 
-impl Part {
+impl LeafPart {
     fn without_pages(answer: LeafAnswer) -> Self {
-        Self { answer, pages: Vec::new(), older: Vec::new(), places: Vec::new(), differing: false }
+        Self { answer, pages: Vec::new(), older: Vec::new(), older_digests: Vec::new(), differing: false }
     }
 }
 
@@ -53,20 +53,20 @@ struct Builder<'a> {
     payload: Vec<u8>,
     pages: usize,
     level: CompressionLevel,
-    room: usize,
+    capacity: usize,
 }
 
 impl Server {
     pub(crate) fn pages(&self, ask: &LeafPagesRequest) -> Answer {
         if ask.wants.len() > WANTS_MAX || ask.bases.len() > BASES_MAX {
-            return Err(bad("too many leaves or base images requested"));
+            return Err(bad_request("too many leaves or base images requested"));
         }
         let wants = self.expand(&ask.wants)?;
         let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
         let answer = LeafPagesReply { leaves: Vec::new(), frames: Vec::new() };
         let similar = SimilarPages::new(&self.store, &ask.bases);
         let level = ask.level.into();
-        let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, room };
+        let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, capacity: room };
         let mut wants = wants.iter();
         while builder.has_room() && !wants.as_slice().is_empty() {
             let parts = self.parts(&mut wants, room);
@@ -89,15 +89,16 @@ impl Server {
                     let found = (self.level_one(node), self.level_one(similar));
                     // Not there: the requester gets a result for each leaf and requests them in another way.
                     let (Some(new), Some(old)) = found else {
-                        let absent = || LeafWant { leaf: *node, similar: None, slots: WantSlots::Differing };
+                        let absent =
+                            || LeafWant { leaf: *node, similar: None, slots: WantedSlots::Differing };
                         leaves.extend(children.iter().map(|_| absent()));
                         continue;
                     };
                     for slot in children.iter() {
                         let pair = new.child(slot).zip(old.child(slot));
                         let (leaf, similar) =
-                            pair.ok_or_else(|| bad("one of the nodes lacks a requested leaf"))?;
-                        leaves.push(LeafWant { leaf, similar: Some(similar), slots: WantSlots::Differing });
+                            pair.ok_or_else(|| bad_request("one of the nodes lacks a requested leaf"))?;
+                        leaves.push(LeafWant { leaf, similar: Some(similar), slots: WantedSlots::Differing });
                     }
                 }
             }
@@ -114,11 +115,11 @@ impl Server {
     }
 
     /// Next leaves, as many as make a frame.
-    fn parts(&self, wants: &mut std::slice::Iter<'_, LeafWant>, room: usize) -> Vec<Part> {
+    fn parts(&self, wants: &mut std::slice::Iter<'_, LeafWant>, room: usize) -> Vec<LeafPart> {
         let (mut parts, mut bytes, mut pages) = (Vec::new(), 0, 0);
         for want in wants.by_ref() {
             let part = self.part(want);
-            let each = if part.older.is_empty() { PLAIN_PAGE } else { DELTA_PAGE };
+            let each = if part.older.is_empty() { PLAIN_PAGE_BYTES } else { DELTA_PAGE_BYTES };
             let count = part.pages.len() / PAGE_SIZE;
             (bytes, pages) = (bytes + count * each, pages + count);
             parts.push(part);
@@ -129,29 +130,29 @@ impl Server {
         parts
     }
 
-    fn part(&self, want: &LeafWant) -> Part {
+    fn part(&self, want: &LeafWant) -> LeafPart {
         let leaf =
             |digest: &Digest| local_objects::node(&self.store, digest).filter(|node| node.level() == 0);
         let old = want.similar.as_ref().and_then(leaf);
         let changed = match (want.slots, &old) {
-            (WantSlots::Differing, None) => return Part::without_pages(LeafAnswer::NoSimilar),
+            (WantedSlots::Differing, None) => return LeafPart::without_pages(LeafAnswer::NoSimilar),
             _ => leaf(&want.leaf),
         };
-        let Some(new) = changed else { return Part::without_pages(LeafAnswer::Absent) };
+        let Some(new) = changed else { return LeafPart::without_pages(LeafAnswer::Absent) };
         let changed = match (want.slots, &old) {
-            (WantSlots::These(slots), _) => slots,
-            (WantSlots::Differing, old) => {
+            (WantedSlots::These(slots), _) => slots,
+            (WantedSlots::Differing, old) => {
                 old.as_ref().map_or(ChildSet::NONE, |old| node_delta::changed(old, &new))
             }
         };
         let zero: ChildSet = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
         let digests = changed.without(&zero).iter().filter_map(|slot| new.child(slot));
-        let Some(pages) = self.read(digests) else { return Part::without_pages(LeafAnswer::Absent) };
+        let Some(pages) = self.read(digests) else { return LeafPart::without_pages(LeafAnswer::Absent) };
         let places: Vec<Digest> = old.iter().flat_map(|old| older_pages(old, changed, zero)).collect();
         let older = old.and_then(|_| self.read(places.iter().copied()));
         let answer = LeafAnswer::Sent { changed, zero, delta: older.is_some() };
-        let differing = want.slots == WantSlots::Differing;
-        Part { answer, pages, older: older.unwrap_or_default(), places, differing }
+        let differing = want.slots == WantedSlots::Differing;
+        LeafPart { answer, pages, older: older.unwrap_or_default(), older_digests: places, differing }
     }
 
     fn read(&self, digests: impl Iterator<Item = Digest>) -> Option<Vec<u8>> {
@@ -171,11 +172,13 @@ pub(crate) fn older_pages(old: &Node, changed: ChildSet, zero: ChildSet) -> impl
 
 impl Builder<'_> {
     fn has_room(&self) -> bool {
-        self.payload.len() < self.room && self.pages < ANSWER_PAGES && self.answer.frames.len() < LEAVES_MAX
+        self.payload.len() < self.capacity
+            && self.pages < ANSWER_PAGES
+            && self.answer.frames.len() < LEAVES_MAX
     }
 
     /// Adds a frame of `parts`, or of the first of them if all are too much. False when the reply is full.
-    fn add(&mut self, mut parts: Vec<Part>) -> Result<bool, crate::CompressionError> {
+    fn add(&mut self, mut parts: Vec<LeafPart>) -> Result<bool, crate::CompressionError> {
         let all = parts.len();
         loop {
             let pages = parts.iter().flat_map(|part| &part.pages).copied().collect::<Vec<u8>>();
@@ -185,7 +188,7 @@ impl Builder<'_> {
                 false => encode_pages(&pages, &older, self.level)?,
             };
             let limit = whimbrel_wire::MAX_PAYLOAD as usize;
-            let over = self.payload.len() + numbers.len() + frame.len() > (self.room * 2).min(limit);
+            let over = self.payload.len() + numbers.len() + frame.len() > (self.capacity * 2).min(limit);
             if over && parts.len() > 1 {
                 parts.truncate(parts.len() / 2);
                 continue;
@@ -194,7 +197,7 @@ impl Builder<'_> {
                 return Ok(false);
             }
             if over && parts[0].differing {
-                parts = vec![Part::without_pages(LeafAnswer::Large)];
+                parts = vec![LeafPart::without_pages(LeafAnswer::Large)];
                 continue;
             }
             self.pages += pages.len() / PAGE_SIZE;
@@ -214,8 +217,8 @@ impl Builder<'_> {
 impl Builder<'_> {
     /// Prefix of the pages of a frame: similar pages of base images and their numbers, then the older
     /// versions.
-    fn older(&mut self, parts: &[Part], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
-        let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.places).copied().collect();
+    fn older(&mut self, parts: &[LeafPart], pages: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let places: HashSet<Digest> = parts.iter().flat_map(|part| &part.older_digests).copied().collect();
         let (numbers, mut older) = self.similar.choose(pages.as_chunks().0, places);
         parts.iter().for_each(|part| older.extend_from_slice(&part.older));
         (base_images::encode(&numbers), older)

@@ -6,7 +6,7 @@
 
 use crate::{
     CompressionLevel,
-    compression::{CompressionError, pack, unpack},
+    compression::{CompressionError, compress, decompress},
 };
 use whimbrel_core::PAGE_SIZE;
 
@@ -17,10 +17,10 @@ pub(crate) fn encode_pages(
     level: CompressionLevel,
 ) -> Result<Vec<u8>, CompressionError> {
     debug_assert!(pages.len().is_multiple_of(PAGE_SIZE) && older.len().is_multiple_of(PAGE_SIZE));
-    pack(pages, older, level)
+    compress(pages, older, level)
 }
 
 /// Decodes the `count` pages of a frame.
 pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, CompressionError> {
-    unpack(frame, older, count * PAGE_SIZE)
+    decompress(frame, older, count * PAGE_SIZE)
 }

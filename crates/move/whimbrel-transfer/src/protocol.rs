@@ -33,13 +33,13 @@ pub const ANSWER_BYTES: u32 = 4 << 20;
 /// Longest blob that serves as the older version of another.
 pub const SIMILAR_BLOB_MAX: usize = 4 << 20;
 
-/// Call that lists refs; header [`CatalogPage`].
+/// Call that lists refs; header [`ListRefsRequest`].
 #[derive(Debug)]
 pub struct ListRefs;
 
 /// Selection of refs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CatalogPage {
+pub struct ListRefsRequest {
     /// Ref pattern: `*` stands for any characters, `?` for one.
     pub pattern: String,
     /// Ref after which the list starts, if any.
@@ -65,7 +65,7 @@ pub struct RefEntry {
 
 /// Part of a list of refs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CatalogAnswer {
+pub struct ListRefsReply {
     /// Refs in the order of their names.
     pub refs: Vec<RefEntry>,
     /// Whether further refs follow.
@@ -76,7 +76,7 @@ pub struct CatalogAnswer {
 #[derive(Debug)]
 pub struct HasObjects;
 
-/// Call for complete objects (manifests, tree nodes, blobs); header [`ObjectsAsk`].
+/// Call for complete objects (manifests, tree nodes, blobs); header [`ObjectsRequest`].
 #[derive(Debug)]
 pub struct Objects;
 
@@ -105,7 +105,7 @@ impl From<ObjectKind> for Kind {
 
 /// Request for one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct WantObject {
+pub struct WantedObject {
     /// Digest of the object.
     pub digest: Digest,
     /// Similar object that the requester has.
@@ -114,11 +114,11 @@ pub struct WantObject {
 
 /// Request for objects of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ObjectsAsk {
+pub struct ObjectsRequest {
     /// Kind of the objects.
     pub kind: ObjectKind,
     /// Objects that are requested.
-    pub wants: Vec<WantObject>,
+    pub wants: Vec<WantedObject>,
     /// Compression level of the reply: a [`CompressionLevel`](crate::CompressionLevel).
     pub level: i8,
     /// Bytes that the reply should not exceed by much.
@@ -141,7 +141,7 @@ pub enum ObjectAnswer {
 /// Header of the reply; the payload is the compressed bytes of all objects. Requests at the end that did not
 /// fit have no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ObjectsAnswer {
+pub struct ObjectsReply {
     /// Results in the order of the requests.
     pub objects: Vec<ObjectAnswer>,
 }
@@ -178,7 +178,7 @@ pub struct LeafPages;
 
 /// Selection of the pages of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WantSlots {
+pub enum WantedSlots {
     /// Pages whose digest differs from `similar`; none without `similar`.
     Differing,
     /// Pages at these slots; the requester knows their digests from the leaf.
@@ -195,7 +195,7 @@ pub enum WantedLeafPages {
         /// Older leaf of the same place that the requester has.
         similar: Option<Digest>,
         /// Selection of the pages.
-        slots: WantSlots,
+        slots: WantedSlots,
     },
     /// Differing pages of several leaves under one node, which the requester has, as it has `similar`.
     Children {
@@ -304,13 +304,13 @@ pub struct RemotePullProgress {
     pub rate: u64,
 }
 
-/// Call that announces what a host holds; header [`AnnounceAsk`].
+/// Call that announces what a host holds; header [`AnnounceRequest`].
 #[derive(Debug)]
 pub struct Announce;
 
 /// Capsules and image roots that a host holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AnnounceAsk {
+pub struct AnnounceRequest {
     /// Whether this replaces earlier announcements of the same host.
     pub replace: bool,
     /// Announced holdings, at most 1,800 in one message because headers are short.
@@ -334,7 +334,7 @@ pub struct Holding {
 pub struct FindHolders;
 
 /// For each digest, the names of its holders, those with all of it first.
-pub type WhoHasAnswer = Vec<Vec<String>>;
+pub type FindHoldersReply = Vec<Vec<String>>;
 
 macro_rules! call {
     ($call:ty, $number:literal, $header:ty, $reply:ty) => {
@@ -346,15 +346,15 @@ macro_rules! call {
     };
 }
 
-call!(ListRefs, 0, CatalogPage, CatalogAnswer);
+call!(ListRefs, 0, ListRefsRequest, ListRefsReply);
 call!(HasObjects, 1, (), ());
-call!(Objects, 2, ObjectsAsk, ObjectsAnswer);
+call!(Objects, 2, ObjectsRequest, ObjectsReply);
 call!(BlobRange, 3, BlobRangeRequest, BlobRangeReply);
 call!(LeafPages, 4, LeafPagesRequest, LeafPagesReply);
 call!(RemotePull, 5, RemotePullRequest, RemotePullReply);
 call!(RemotePullStatus, 6, CapsuleId, Option<RemotePullProgress>);
-call!(Announce, 7, AnnounceAsk, ());
-call!(FindHolders, 8, Vec<Digest>, WhoHasAnswer);
+call!(Announce, 7, AnnounceRequest, ());
+call!(FindHolders, 8, Vec<Digest>, FindHoldersReply);
 
 #[cfg(test)]
 mod tests {
@@ -367,19 +367,19 @@ mod tests {
         let digest = Digest([255; 32]);
         let slots: ChildSet = (0..256).collect();
         let leaf =
-            WantedLeafPages::Leaf { leaf: digest, similar: Some(digest), slots: WantSlots::These(slots) };
+            WantedLeafPages::Leaf { leaf: digest, similar: Some(digest), slots: WantedSlots::These(slots) };
         let bases = vec![BaseImage { root: digest, pages: u64::MAX }; crate::BASES_MAX];
         let ask = LeafPagesRequest { wants: vec![leaf; WANTS_MAX], bases, level: -1, max_bytes: u32::MAX };
         fits(postcard::to_stdvec(&ask).unwrap());
-        let want = WantObject { digest, similar: Some(digest) };
+        let want = WantedObject { digest, similar: Some(digest) };
         let ask =
-            ObjectsAsk { kind: ObjectKind::Blob, wants: vec![want; WANTS_MAX], level: -1, max_bytes: 1 };
+            ObjectsRequest { kind: ObjectKind::Blob, wants: vec![want; WANTS_MAX], level: -1, max_bytes: 1 };
         fits(postcard::to_stdvec(&ask).unwrap());
         let sent = LeafAnswer::Sent { changed: slots, zero: slots, delta: true };
         let frame = LeafPagesFrame { leaves: 1, bases: 4096, bytes: 4096 };
         let answer = LeafPagesReply { leaves: vec![sent; LEAVES_MAX], frames: vec![frame; LEAVES_MAX] };
         fits(postcard::to_stdvec(&answer).unwrap());
         let holdings = vec![Holding { digest, whole: true }; HOLDINGS_MAX];
-        fits(postcard::to_stdvec(&AnnounceAsk { replace: true, holdings }).unwrap());
+        fits(postcard::to_stdvec(&AnnounceRequest { replace: true, holdings }).unwrap());
     }
 }

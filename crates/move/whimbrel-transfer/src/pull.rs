@@ -4,7 +4,9 @@
 //! pull continues after checking what is here. No ref is set before the capsule is complete. Blobs that
 //! arrive in ranges are the exception: they stay in memory until their digest can be compared.
 
-use crate::{Holders, LocalObjects, PageLookup, SyncError, pull_driver::PullDriver, tree_walk::PageCounts};
+use crate::{
+    Holders, LocalObjects, PageLookup, TransferError, pull_driver::PullDriver, tree_walk::PageCounts,
+};
 use std::{sync::atomic::AtomicBool, time::Duration};
 use whimbrel_core::{CapsuleId, RefName};
 use whimbrel_store::{Expected, Store};
@@ -14,13 +16,13 @@ pub struct Options<'a> {
     /// Similar capsules that may be here: the machine's previous one first.
     pub bases: Vec<CapsuleId>,
     /// Additional sources of pages on this host.
-    pub holders: &'a [&'a dyn PageLookup],
+    pub page_sources: &'a [&'a dyn PageLookup],
     /// Flag that cancels the pull when it is set.
     pub cancel: &'a AtomicBool,
     /// Called with the progress from time to time.
     pub progress: &'a mut dyn FnMut(&Progress),
     /// Time to wait for holders that do not answer.
-    pub patience: Duration,
+    pub holder_timeout: Duration,
 }
 
 /// Progress of a pull.
@@ -58,8 +60,8 @@ pub fn pull(
     capsule: CapsuleId,
     refs: &[RefName],
     options: Options<'_>,
-) -> Result<Report, SyncError> {
-    let commit = |source| SyncError::Commit { source };
+) -> Result<Report, TransferError> {
+    let commit = |source| TransferError::Commit { source };
     let report = fetch_capsule(store, sources, capsule, options)?;
     if store.is_partial(&capsule).map_err(commit)? {
         store.complete(&capsule).map_err(commit)?;
@@ -74,11 +76,11 @@ pub fn fetch_capsule(
     sources: &Holders,
     capsule: CapsuleId,
     options: Options<'_>,
-) -> Result<Report, SyncError> {
+) -> Result<Report, TransferError> {
     let cpu = cpu_time();
-    let mut driver = PullDriver::new(shelf, sources, options.holders);
+    let mut driver = PullDriver::new(shelf, sources, options.page_sources);
     let ended = driver.capsule(capsule, options);
-    let flushed = shelf.flush().map_err(|source| SyncError::Keep { source });
+    let flushed = shelf.flush().map_err(|source| TransferError::Store { source });
     ended.and(flushed)?;
     let mut report = driver.report;
     report.pages = driver.walk.pages;

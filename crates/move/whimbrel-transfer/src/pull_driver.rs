@@ -5,15 +5,16 @@
 //! digest. A holder that sends anything else is blamed, and its requests go to another one.
 
 use crate::{
-    BASES_MAX, BaseImage, Holders, Link, LinkError, LocalObjects, PageLookup, SyncError,
+    BASES_MAX, BaseImage, Holders, Link, LinkError, LocalObjects, PageLookup, TransferError,
     answer_decoder::{
-        AskedSlots, CameLeaf, CamePages, ReceivedObject, RequestedLeaf, open_objects, open_pages, open_piece,
+        ReceivedLeaf, ReceivedObject, ReceivedPages, RequestedLeaf, RequestedSlots, decode_blob_range,
+        decode_leaf_pages, decode_objects,
     },
     link::Answer,
     protocol::*,
     pull::{Options, Progress, Report},
     pull_plan::{Action, FetchItem, FetchRequest, Limits, PullPlan},
-    request_builder::{piece, request},
+    request_builder::{blob_range_request, request},
     tree_walk::TreeWalk,
 };
 use std::{
@@ -30,13 +31,13 @@ const BASES_RATE: u64 = 25_000_000;
 /// Least seconds for the rest at which the search pays: a sketch of a disk takes about one.
 const BASES_SECONDS: u64 = 2;
 /// Time after which the measured rate of a link is used.
-const KNOWN_AFTER: Duration = Duration::from_millis(500);
+const MEASURED_AFTER: Duration = Duration::from_millis(500);
 
-struct Flight {
+struct InFlight {
     ask: FetchRequest,
     link: Arc<dyn Link>,
     answer: Box<dyn Answer>,
-    begun: Instant,
+    started: Instant,
     /// Base images that the request named.
     bases: Vec<BaseImage>,
 }
@@ -44,18 +45,18 @@ struct Flight {
 /// State of a running pull.
 pub(crate) struct PullDriver<'a> {
     pub(crate) walk: TreeWalk<'a>,
-    sources: &'a Holders,
+    holders: &'a Holders,
     /// Whether a machine waits for this: it goes before prefetching, and fails rather than wait.
     pub(crate) urgent: bool,
     /// Capsule to pull, if it is a pull of a capsule, and its bases.
     capsule: Option<(CapsuleId, Vec<(Manifest, bool)>)>,
-    flights: BTreeMap<u64, Flight>,
+    flights: BTreeMap<u64, InFlight>,
     blobs: HashMap<Digest, Vec<u8>>,
     /// Images that are complete here and probably resemble what is wanted.
     base_images: Vec<BaseImage>,
     pub(crate) report: Report,
-    begun: Instant,
-    heard: Instant,
+    started: Instant,
+    last_reply: Instant,
 }
 
 fn limits(sources: &Holders, peer: usize) -> Limits {
@@ -69,72 +70,72 @@ fn limits(sources: &Holders, peer: usize) -> Limits {
 impl<'a> PullDriver<'a> {
     pub(crate) fn new(
         shelf: &'a dyn LocalObjects,
-        sources: &'a Holders,
-        holders: &'a [&'a dyn PageLookup],
+        holders: &'a Holders,
+        lookups: &'a [&'a dyn PageLookup],
     ) -> Self {
         Self {
             walk: TreeWalk::new(
                 shelf,
-                holders,
-                PullPlan::new(sources.len(), limits(sources, 0), sources.retry()),
+                lookups,
+                PullPlan::new(holders.len(), limits(holders, 0), holders.retry()),
             ),
-            sources,
+            holders,
             urgent: false,
             capsule: None,
             flights: BTreeMap::new(),
             blobs: HashMap::new(),
             base_images: Vec::new(),
             report: Report::default(),
-            begun: Instant::now(),
-            heard: Instant::now(),
+            started: Instant::now(),
+            last_reply: Instant::now(),
         }
     }
 
     /// Fetches all objects of a capsule.
-    pub(crate) fn capsule(&mut self, id: CapsuleId, options: Options<'_>) -> Result<(), SyncError> {
+    pub(crate) fn capsule(&mut self, id: CapsuleId, options: Options<'_>) -> Result<(), TransferError> {
         let bases = self.bases(&id, &options.bases);
         self.capsule = Some((id, bases));
-        match self.walk.shelf.object(&id.0) {
+        match self.walk.local.object(&id.0) {
             Some(bytes) => self.start(&bytes)?,
             None => {
-                let want = WantObject { digest: id.0, similar: None };
+                let want = WantedObject { digest: id.0, similar: None };
                 self.walk.plan.want(FetchItem::Object(ObjectKind::Manifest, want));
             }
         }
         let mut each = |driver: &Self| {
             (options.progress)(&driver.progress());
             match options.cancel.load(Ordering::Acquire) {
-                true => Err(SyncError::Cancelled),
+                true => Err(TransferError::Cancelled),
                 false => Ok(()),
             }
         };
-        self.run(options.patience, &mut each)
+        self.run(options.holder_timeout, &mut each)
     }
 
     /// Fetches until nothing is wanted.
     pub(crate) fn run(
         &mut self,
         patience: Duration,
-        each: &mut dyn FnMut(&Self) -> Result<(), SyncError>,
-    ) -> Result<(), SyncError> {
+        each: &mut dyn FnMut(&Self) -> Result<(), TransferError>,
+    ) -> Result<(), TransferError> {
         loop {
             each(self)?;
-            self.walk.plan.demand = !self.urgent && self.sources.is_demanded();
-            self.walk.short = !self.urgent && self.sources.rate().is_none_or(|rate| rate < BASES_RATE);
-            match self.walk.plan.next(self.sources.now()) {
+            self.walk.plan.demand = !self.urgent && self.holders.is_demanded();
+            self.walk.short = !self.urgent && self.holders.rate().is_none_or(|rate| rate < BASES_RATE);
+            match self.walk.plan.next(self.holders.now()) {
                 Action::Done => return Ok(()),
-                Action::Ask(ask) => self.send(ask)?,
+                Action::Request(ask) => self.send(ask)?,
                 Action::Dial(peer) => self.dial(peer),
                 Action::Wait(ticket) => self.wait(ticket)?,
                 Action::Sleep(until) => self.sleep(until, patience)?,
-                Action::Nowhere(item) => return Err(self.sources.nowhere(digest_of(&item))),
+                Action::NoHolder(item) => return Err(self.holders.no_holder_error(digest_of(&item))),
             }
         }
     }
 
     /// Manifests of the bases that are here, and whether they are complete.
     fn bases(&self, capsule: &CapsuleId, ids: &[CapsuleId]) -> Vec<(Manifest, bool)> {
-        let shelf = self.walk.shelf;
+        let shelf = self.walk.local;
         let base = |id: &CapsuleId| {
             let manifest = Manifest::decode(&shelf.object(&id.0)?).ok()?;
             Some((manifest, shelf.is_complete(id)))
@@ -142,9 +143,9 @@ impl<'a> PullDriver<'a> {
         ids.iter().filter(|id| *id != capsule).filter_map(base).collect()
     }
 
-    fn start(&mut self, bytes: &[u8]) -> Result<(), SyncError> {
+    fn start(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
         let Some((capsule, bases)) = &self.capsule else { return Ok(()) };
-        let bad = |source| SyncError::Manifest { capsule: *capsule, source };
+        let bad = |source| TransferError::Manifest { capsule: *capsule, source };
         let manifest = Manifest::decode(bytes).map_err(bad)?;
         let whole = bases.iter().filter(|(_, whole)| *whole).flat_map(|(base, _)| &base.images);
         let images = whole.filter_map(|image| Some(BaseImage { root: image.root?, pages: image.pages }));
@@ -153,46 +154,46 @@ impl<'a> PullDriver<'a> {
     }
 
     fn progress(&self) -> Progress {
-        let (left, rate) = (self.walk.plan.bytes_left(), self.sources.rate());
+        let (left, rate) = (self.walk.plan.bytes_left(), self.holders.rate());
         let eta =
             rate.filter(|rate| *rate > 0).map(|rate| Duration::from_secs_f64(left as f64 / rate as f64));
         Progress { received: self.report.received, left, rate, eta }
     }
 
     fn dial(&mut self, peer: usize) {
-        match self.sources.link(peer) {
+        match self.holders.link(peer) {
             Ok(_) => {
-                self.walk.plan.measured(peer, limits(self.sources, peer));
+                self.walk.plan.measured(peer, limits(self.holders, peer));
                 self.walk.plan.up(peer);
             }
-            Err(_) if self.sources.is_blamed(peer) => self.walk.plan.gone(peer),
-            Err(_) => self.walk.plan.down(peer, self.sources.now()),
+            Err(_) if self.holders.is_blamed(peer) => self.walk.plan.blamed(peer),
+            Err(_) => self.walk.plan.down(peer, self.holders.now()),
         }
     }
 
-    fn sleep(&self, until: Duration, patience: Duration) -> Result<(), SyncError> {
-        if self.urgent || (self.heard.elapsed() > patience && !self.walk.plan.demand) {
+    fn sleep(&self, until: Duration, patience: Duration) -> Result<(), TransferError> {
+        if self.urgent || (self.last_reply.elapsed() > patience && !self.walk.plan.demand) {
             let first = self.walk.plan.first().map_or(Digest([0; 32]), digest_of);
-            return Err(self.sources.nowhere(first));
+            return Err(self.holders.no_holder_error(first));
         }
         // Sleeps briefly, so that a cancel is seen soon.
-        std::thread::sleep(until.saturating_sub(self.sources.now()).min(Duration::from_millis(50)));
+        std::thread::sleep(until.saturating_sub(self.holders.now()).min(Duration::from_millis(50)));
         Ok(())
     }
 
-    fn send(&mut self, ask: FetchRequest) -> Result<(), SyncError> {
+    fn send(&mut self, ask: FetchRequest) -> Result<(), TransferError> {
         let (ticket, peer) = (ask.ticket, ask.peer);
         // The first replies tell little of a link: a busy holder looks like a slow link.
-        let known = self.urgent || self.begun.elapsed() > KNOWN_AFTER;
-        let rate = self.sources.meter(peer).rate().filter(|_| known);
-        let bases = if self.looks_into_bases(&ask, rate) { self.base_images.clone() } else { Vec::new() };
-        let request = request(&ask, rate, &bases).map_err(|source| SyncError::Request { source })?;
+        let known = self.urgent || self.started.elapsed() > MEASURED_AFTER;
+        let rate = self.holders.meter(peer).rate().filter(|_| known);
+        let bases = if self.wants_bases(&ask, rate) { self.base_images.clone() } else { Vec::new() };
+        let request = request(&ask, rate, &bases).map_err(|source| TransferError::Request { source })?;
         let bytes = (HEAD_SIZE + request.header.len() + request.payload.len()) as u64;
         if !self.flights.values().any(|flight| flight.ask.peer == peer) {
-            self.sources.meter(peer).start(self.sources.now());
+            self.holders.meter(peer).start(self.holders.now());
         }
         let begun = Instant::now();
-        let link = match self.sources.link(peer) {
+        let link = match self.holders.link(peer) {
             Ok(link) => link,
             Err(error) => {
                 self.failed(ticket, peer, None, &error);
@@ -203,7 +204,7 @@ impl<'a> PullDriver<'a> {
             Ok(answer) => {
                 self.report.requests += 1;
                 self.report.sent += bytes;
-                self.flights.insert(ticket, Flight { ask, link, answer, begun, bases });
+                self.flights.insert(ticket, InFlight { ask, link, answer, started: begun, bases });
             }
             Err(error) => self.failed(ticket, peer, Some(&link), &error),
         }
@@ -212,10 +213,10 @@ impl<'a> PullDriver<'a> {
 
     /// Whether the holder should look for similar pages in the base images: where sending what is left takes
     /// longer than reading those images takes the holder.
-    fn looks_into_bases(&self, ask: &FetchRequest, rate: Option<u64>) -> bool {
+    fn wants_bases(&self, ask: &FetchRequest, rate: Option<u64>) -> bool {
         let pages = !matches!(
             ask.items.first().map(|queued| &queued.item),
-            Some(FetchItem::Object(..) | FetchItem::Piece { .. }) | None
+            Some(FetchItem::Object(..) | FetchItem::BlobRange { .. }) | None
         );
         let long = |rate: u64| rate < BASES_RATE && self.walk.plan.bytes_left() > rate * BASES_SECONDS;
         pages && !self.urgent && rate.is_some_and(long)
@@ -223,17 +224,17 @@ impl<'a> PullDriver<'a> {
 
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {
         self.walk.plan.unanswered(ticket);
-        link.into_iter().for_each(|link| self.sources.lost(peer, link, error));
+        link.into_iter().for_each(|link| self.holders.lost(peer, link, error));
         // A link that was lost with several requests is reported down once, not for each.
-        if self.sources.is_blamed(peer) {
-            self.walk.plan.gone(peer);
-        } else if self.sources.dial_at(peer).is_some() {
-            self.walk.plan.down(peer, self.sources.now());
+        if self.holders.is_blamed(peer) {
+            self.walk.plan.blamed(peer);
+        } else if self.holders.dial_at(peer).is_some() {
+            self.walk.plan.down(peer, self.holders.now());
         }
     }
 
-    fn wait(&mut self, ticket: u64) -> Result<(), SyncError> {
-        let Some(Flight { ask, link, answer, begun, bases }) = self.flights.remove(&ticket) else {
+    fn wait(&mut self, ticket: u64) -> Result<(), TransferError> {
+        let Some(InFlight { ask, link, answer, started: begun, bases }) = self.flights.remove(&ticket) else {
             self.walk.plan.unanswered(ticket);
             return Ok(());
         };
@@ -241,16 +242,16 @@ impl<'a> PullDriver<'a> {
         match answer.wait() {
             Ok(reply) => {
                 let bytes = (HEAD_SIZE + reply.header.len() + reply.payload.len()) as u64;
-                self.heard = Instant::now();
+                self.last_reply = Instant::now();
                 self.report.received += bytes;
                 let more = self.flights.values().any(|flight| flight.ask.peer == peer);
-                self.sources.meter(peer).answered(bytes, begun.elapsed(), self.sources.now(), more);
-                self.walk.plan.measured(peer, limits(self.sources, peer));
-                self.take(&ask, &bases, &reply)
+                self.holders.meter(peer).answered(bytes, begun.elapsed(), self.holders.now(), more);
+                self.walk.plan.measured(peer, limits(self.holders, peer));
+                self.handle_reply(&ask, &bases, &reply)
             }
             Err(LinkError::Refused { source }) if source.retryable => {
                 self.walk.plan.unanswered(ticket);
-                self.walk.plan.down(peer, self.sources.now());
+                self.walk.plan.down(peer, self.holders.now());
                 Ok(())
             }
             Err(LinkError::Refused { .. }) => {
@@ -265,33 +266,43 @@ impl<'a> PullDriver<'a> {
         }
     }
 
-    fn take(&mut self, ask: &FetchRequest, bases: &[BaseImage], reply: &Reply) -> Result<(), SyncError> {
+    fn handle_reply(
+        &mut self,
+        ask: &FetchRequest,
+        bases: &[BaseImage],
+        reply: &Reply,
+    ) -> Result<(), TransferError> {
         let taken = match ask.items.first().map(|queued| &queued.item) {
-            Some(FetchItem::Object(kind, _)) => self.take_objects(*kind, ask, reply),
-            Some(FetchItem::Piece { digest, offset, total }) => {
-                self.take_piece(ask, (*digest, *offset, *total), reply)
+            Some(FetchItem::Object(kind, _)) => self.handle_objects(*kind, ask, reply),
+            Some(FetchItem::BlobRange { digest, offset, total }) => {
+                self.handle_blob_range(ask, (*digest, *offset, *total), reply)
             }
-            _ => self.take_pages(ask, bases, reply),
+            _ => self.handle_pages(ask, bases, reply),
         };
         match taken {
             Ok(()) => Ok(()),
-            Err(Taken::Wrong(digest)) => {
-                self.sources.blame(ask.peer, digest);
-                self.walk.plan.gone(ask.peer);
+            Err(ReplyError::Wrong(digest)) => {
+                self.holders.blame(ask.peer, digest);
+                self.walk.plan.blamed(ask.peer);
                 self.walk.plan.unanswered(ask.ticket);
                 Ok(())
             }
-            Err(Taken::Failed(error)) => Err(error),
+            Err(ReplyError::Failed(error)) => Err(error),
         }
     }
 
-    fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), Taken> {
-        let kept = self.walk.shelf.store(kind, objects);
-        kept.map_err(|source| Taken::Failed(SyncError::Keep { source }))
+    fn store(&self, kind: Kind, objects: &[&[u8]]) -> Result<(), ReplyError> {
+        let kept = self.walk.local.store(kind, objects);
+        kept.map_err(|source| ReplyError::Failed(TransferError::Store { source }))
     }
 
-    fn take_objects(&mut self, kind: ObjectKind, ask: &FetchRequest, reply: &Reply) -> Result<(), Taken> {
-        let wants: Vec<WantObject> = ask
+    fn handle_objects(
+        &mut self,
+        kind: ObjectKind,
+        ask: &FetchRequest,
+        reply: &Reply,
+    ) -> Result<(), ReplyError> {
+        let wants: Vec<WantedObject> = ask
             .items
             .iter()
             .filter_map(|queued| match &queued.item {
@@ -300,7 +311,7 @@ impl<'a> PullDriver<'a> {
             })
             .collect();
         let answer = decode::<Objects>(reply, &wants[0].digest)?;
-        let came = open_objects(self.walk.shelf, kind, &wants, &answer, &reply.payload)?;
+        let came = decode_objects(self.walk.local, kind, &wants, &answer, &reply.payload)?;
         let (mut left, mut lacking) = (Vec::new(), Vec::new());
         let rest = &wants[came.len()..];
         left.extend(rest.iter().map(|want| FetchItem::Object(kind, *want)));
@@ -308,14 +319,14 @@ impl<'a> PullDriver<'a> {
             match came {
                 ReceivedObject::Absent => lacking.push(FetchItem::Object(kind, *want)),
                 ReceivedObject::NoSimilar => {
-                    left.push(FetchItem::Object(kind, WantObject { similar: None, ..*want }))
+                    left.push(FetchItem::Object(kind, WantedObject { similar: None, ..*want }))
                 }
                 ReceivedObject::Long(total) => {
-                    self.walk.plan.want(FetchItem::Piece { digest: want.digest, offset: 0, total })
+                    self.walk.plan.want(FetchItem::BlobRange { digest: want.digest, offset: 0, total })
                 }
                 ReceivedObject::Object(keys) if kind == ObjectKind::ShortLeaf => {
-                    if !self.walk.keys_came(want.digest, &keys)? {
-                        return Err(Taken::Wrong(want.digest));
+                    if !self.walk.short_leaf_arrived(want.digest, &keys)? {
+                        return Err(ReplyError::Wrong(want.digest));
                     }
                 }
                 ReceivedObject::Object(bytes) => {
@@ -332,31 +343,31 @@ impl<'a> PullDriver<'a> {
         Ok(())
     }
 
-    fn take_piece(
+    fn handle_blob_range(
         &mut self,
         ask: &FetchRequest,
         want: (Digest, u64, u64),
         reply: &Reply,
-    ) -> Result<(), Taken> {
+    ) -> Result<(), ReplyError> {
         let (digest, offset, total) = want;
         let answer = decode::<BlobRange>(reply, &digest)?;
-        let asked = piece(digest, offset, total, ask.max_bytes, 0);
-        let bytes = open_piece(&asked, &answer, &reply.payload)?;
+        let asked = blob_range_request(digest, offset, total, ask.max_bytes, 0);
+        let bytes = decode_blob_range(&asked, &answer, &reply.payload)?;
         let blob = self.blobs.entry(digest).or_default();
         if blob.len() as u64 == offset {
             blob.extend(bytes);
         }
         let offset = blob.len() as u64;
         let left =
-            (offset < answer.total).then_some(FetchItem::Piece { digest, offset, total: answer.total });
+            (offset < answer.total).then_some(FetchItem::BlobRange { digest, offset, total: answer.total });
         if left.is_none() {
             let blob = self.blobs.remove(&digest).unwrap_or_default();
             if Digest::of(&blob) != digest {
                 self.walk
                     .plan
-                    .want(FetchItem::Object(ObjectKind::Blob, WantObject { digest, similar: None }));
+                    .want(FetchItem::Object(ObjectKind::Blob, WantedObject { digest, similar: None }));
                 self.walk.plan.answered(ask.ticket, Vec::new(), Vec::new());
-                return Err(Taken::Wrong(digest));
+                return Err(ReplyError::Wrong(digest));
             }
             self.store(Kind::Blob, &[&blob])?;
         }
@@ -364,21 +375,26 @@ impl<'a> PullDriver<'a> {
         Ok(())
     }
 
-    fn take_pages(&mut self, ask: &FetchRequest, bases: &[BaseImage], reply: &Reply) -> Result<(), Taken> {
+    fn handle_pages(
+        &mut self,
+        ask: &FetchRequest,
+        bases: &[BaseImage],
+        reply: &Reply,
+    ) -> Result<(), ReplyError> {
         let mut asked: Vec<(RequestedLeaf, FetchItem)> = Vec::new();
         for queued in &ask.items {
-            asked.extend(self.walk.asked(&queued.item).unwrap_or_default());
+            asked.extend(self.walk.requested_leaves(&queued.item).unwrap_or_default());
         }
         let leaves: Vec<RequestedLeaf> = asked.iter().map(|(asked, _)| asked.clone()).collect();
         let first = leaves.first().map_or(Digest([0; 32]), |asked| asked.leaf);
         let answer = decode::<LeafPages>(reply, &first)?;
-        let came = open_pages(self.walk.shelf, &leaves, bases, &answer, &reply.payload)?;
+        let came = decode_leaf_pages(self.walk.local, &leaves, bases, &answer, &reply.payload)?;
         self.record_size(&came, reply.payload.len());
         let (mut left, mut lacking) = (Vec::new(), Vec::new());
         left.extend(asked[came.leaves.len()..].iter().map(|(_, item)| item.clone()));
         for (leaf, (asked, item)) in came.leaves.iter().zip(&asked) {
             match leaf {
-                CameLeaf::Pages { pages, node, delta } => {
+                ReceivedLeaf::Pages { pages, node, delta } => {
                     let places = pages.iter().filter_map(|(_, place)| place.clone());
                     let contents: Vec<&[u8]> = places.map(|place| &came.buffer[place]).collect();
                     let count = if *delta { &mut self.walk.pages.delta } else { &mut self.walk.pages.plain };
@@ -387,25 +403,27 @@ impl<'a> PullDriver<'a> {
                     self.store(Kind::Pages, &contents)?;
                     node.iter().try_for_each(|node| self.store(Kind::Nodes, &[node]))?;
                     match &asked.slots {
-                        AskedSlots::Short(..) => {
-                            self.walk.keyed_pages_came(contents.iter().map(|page| Digest::of(page)))?;
+                        RequestedSlots::Short(..) => {
+                            self.walk
+                                .short_leaf_pages_arrived(contents.iter().map(|page| Digest::of(page)))?;
                         }
-                        _ => self.walk.pages_came(&asked.leaf, pages.iter().map(|(slot, _)| *slot)),
+                        _ => self.walk.pages_arrived(&asked.leaf, pages.iter().map(|(slot, _)| *slot)),
                     }
                 }
-                CameLeaf::NoBases => {
+                ReceivedLeaf::NoBases => {
                     self.base_images.clear();
                     left.push(item.clone());
                 }
-                CameLeaf::Absent => lacking.push(item.clone()),
-                CameLeaf::NoSimilar | CameLeaf::Large => match item {
+                ReceivedLeaf::Absent => lacking.push(item.clone()),
+                ReceivedLeaf::NoSimilar | ReceivedLeaf::Large => match item {
                     FetchItem::Pages { similar: None, .. } => lacking.push(item.clone()),
                     FetchItem::Pages { leaf, slots, .. } => {
                         left.push(FetchItem::Pages { leaf: *leaf, similar: None, slots: *slots });
                     }
                     _ => {
-                        let similar = self.walk.similar_of(item).filter(|_| matches!(leaf, CameLeaf::Large));
-                        self.walk.leaf_instead(asked.leaf, similar);
+                        let similar =
+                            self.walk.similar_of(item).filter(|_| matches!(leaf, ReceivedLeaf::Large));
+                        self.walk.want_leaf(asked.leaf, similar);
                     }
                 },
             }
@@ -414,44 +432,46 @@ impl<'a> PullDriver<'a> {
         Ok(())
     }
 
-    fn record_size(&mut self, came: &CamePages, bytes: usize) {
-        let plain =
-            came.leaves.iter().all(|leaf| matches!(leaf, CameLeaf::Pages { node: None, delta: false, .. }));
-        let built = came.leaves.iter().all(|leaf| matches!(leaf, CameLeaf::Pages { node: Some(_), .. }));
+    fn record_size(&mut self, came: &ReceivedPages, bytes: usize) {
+        let plain = came
+            .leaves
+            .iter()
+            .all(|leaf| matches!(leaf, ReceivedLeaf::Pages { node: None, delta: false, .. }));
+        let built = came.leaves.iter().all(|leaf| matches!(leaf, ReceivedLeaf::Pages { node: Some(_), .. }));
         if plain {
-            self.walk.plan.learn_pages(came.buffer.len() / whimbrel_core::PAGE_SIZE, bytes);
+            self.walk.plan.record_page_bytes(came.buffer.len() / whimbrel_core::PAGE_SIZE, bytes);
         } else if built {
-            self.walk.plan.learn_leaves(came.leaves.len(), bytes);
+            self.walk.plan.record_leaf_bytes(came.leaves.len(), bytes);
         }
     }
 }
 
 /// Reason why a reply was not used.
-enum Taken {
+enum ReplyError {
     Wrong(Digest),
-    Failed(SyncError),
+    Failed(TransferError),
 }
 
-impl From<crate::answer_decoder::WrongContent> for Taken {
+impl From<crate::answer_decoder::WrongContent> for ReplyError {
     fn from(wrong: crate::answer_decoder::WrongContent) -> Self {
         Self::Wrong(wrong.digest)
     }
 }
 
-impl From<SyncError> for Taken {
-    fn from(error: SyncError) -> Self {
+impl From<TransferError> for ReplyError {
+    fn from(error: TransferError) -> Self {
         Self::Failed(error)
     }
 }
 
-fn decode<C: Call>(reply: &Reply, digest: &Digest) -> Result<C::Reply, Taken> {
-    reply.decode::<C>().map_err(|_| Taken::Wrong(*digest))
+fn decode<C: Call>(reply: &Reply, digest: &Digest) -> Result<C::Reply, ReplyError> {
+    reply.decode::<C>().map_err(|_| ReplyError::Wrong(*digest))
 }
 
 fn digest_of(item: &FetchItem) -> Digest {
     match item {
         FetchItem::Object(_, want) => want.digest,
-        FetchItem::Piece { digest, .. } => *digest,
+        FetchItem::BlobRange { digest, .. } => *digest,
         FetchItem::Children { node, .. } => *node,
         FetchItem::Leaf { leaf, .. } | FetchItem::Pages { leaf, .. } => *leaf,
     }

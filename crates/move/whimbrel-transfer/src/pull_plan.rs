@@ -17,17 +17,17 @@ use whimbrel_core::Digest;
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// First estimate of the bytes that a leaf's differing pages take; items that may take several replies are
 /// split.
-const LEAF_FIRST: f64 = 2000.0;
-const PAGE_FIRST: f64 = 1500.0;
-const DELTA_PAGE: u64 = 300;
+const LEAF_BYTES_INITIAL: f64 = 2000.0;
+const PAGE_BYTES_INITIAL: f64 = 1500.0;
+const DELTA_PAGE_BYTES: u64 = 300;
 
 /// Item to be fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FetchItem {
     /// One complete object.
-    Object(ObjectKind, WantObject),
+    Object(ObjectKind, WantedObject),
     /// Rest of a blob of `total` bytes from `offset` on.
-    Piece {
+    BlobRange {
         /// Digest of the blob.
         digest: Digest,
         /// Bytes that are here already.
@@ -88,7 +88,7 @@ pub struct FetchRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Send this request.
-    Ask(FetchRequest),
+    Request(FetchRequest),
     /// Connect to a holder and report the result.
     Dial(usize),
     /// Wait for the reply to this request.
@@ -96,7 +96,7 @@ pub enum Action {
     /// Nothing can be done before this time; call again then.
     Sleep(Duration),
     /// No holder has this item.
-    Nowhere(FetchItem),
+    NoHolder(FetchItem),
     /// Everything has arrived.
     Done,
 }
@@ -111,14 +111,14 @@ pub struct Limits {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Peer {
+enum HolderState {
     Down { until: Duration, wait: Duration },
     Up,
-    Gone,
+    Blamed,
 }
 
 #[derive(Debug)]
-struct Flight {
+struct InFlight {
     peer: usize,
     items: Vec<Queued>,
     bytes: u64,
@@ -129,8 +129,8 @@ struct Flight {
 pub struct PullPlan {
     objects: VecDeque<Queued>,
     pages: VecDeque<Queued>,
-    flights: BTreeMap<u64, Flight>,
-    peers: Vec<(Peer, Limits)>,
+    flights: BTreeMap<u64, InFlight>,
+    peers: Vec<(HolderState, Limits)>,
     tickets: u64,
     retry: Duration,
     leaf_bytes: f64,
@@ -143,15 +143,15 @@ impl PullPlan {
     /// Plan without items for `peers` holders, nearest first. Holders that do not answer are dialled again
     /// after `retry`, then after ever longer times.
     pub fn new(peers: usize, limits: Limits, retry: Duration) -> Self {
-        let fresh = Peer::Down { until: Duration::ZERO, wait: Duration::ZERO };
+        let fresh = HolderState::Down { until: Duration::ZERO, wait: Duration::ZERO };
         Self {
             objects: VecDeque::new(),
             pages: VecDeque::new(),
             flights: BTreeMap::new(),
-            peers: vec![(fresh, limits); peers.min(crate::holders::PEERS_MAX)],
+            peers: vec![(fresh, limits); peers.min(crate::holders::HOLDERS_MAX)],
             tickets: 0,
-            leaf_bytes: LEAF_FIRST,
-            page_bytes: PAGE_FIRST,
+            leaf_bytes: LEAF_BYTES_INITIAL,
+            page_bytes: PAGE_BYTES_INITIAL,
             retry,
             demand: false,
         }
@@ -165,15 +165,15 @@ impl PullPlan {
 
     fn queue_of(&mut self, item: &FetchItem) -> &mut VecDeque<Queued> {
         match item {
-            FetchItem::Object(..) | FetchItem::Piece { .. } => &mut self.objects,
+            FetchItem::Object(..) | FetchItem::BlobRange { .. } => &mut self.objects,
             FetchItem::Children { .. } | FetchItem::Leaf { .. } | FetchItem::Pages { .. } => &mut self.pages,
         }
     }
 
     /// Reports that a holder is connected.
     pub fn up(&mut self, peer: usize) {
-        if self.peers[peer].0 != Peer::Gone {
-            self.peers[peer].0 = Peer::Up;
+        if self.peers[peer].0 != HolderState::Blamed {
+            self.peers[peer].0 = HolderState::Up;
         }
     }
 
@@ -181,17 +181,17 @@ impl PullPlan {
     pub fn down(&mut self, peer: usize, now: Duration) {
         let wait = match self.peers[peer].0 {
             // Several requests that were lost with one link report it each.
-            Peer::Down { until, .. } if until > now => return,
-            Peer::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
-            Peer::Up => self.retry,
-            Peer::Gone => return,
+            HolderState::Down { until, .. } if until > now => return,
+            HolderState::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
+            HolderState::Up => self.retry,
+            HolderState::Blamed => return,
         };
-        self.peers[peer].0 = Peer::Down { until: now + wait, wait };
+        self.peers[peer].0 = HolderState::Down { until: now + wait, wait };
     }
 
     /// Reports that a holder sent wrong data.
-    pub fn gone(&mut self, peer: usize) {
-        self.peers[peer].0 = Peer::Gone;
+    pub fn blamed(&mut self, peer: usize) {
+        self.peers[peer].0 = HolderState::Blamed;
     }
 
     /// Sets the limits of the link to a holder.
@@ -220,12 +220,12 @@ impl PullPlan {
     }
 
     /// Records the bytes that differing pages of leaves took, to estimate the next ones.
-    pub fn learn_leaves(&mut self, leaves: usize, bytes: usize) {
+    pub fn record_leaf_bytes(&mut self, leaves: usize, bytes: usize) {
         update_average(&mut self.leaf_bytes, leaves, bytes);
     }
 
     /// Records the bytes that pages of known leaves took, to estimate the next ones.
-    pub fn learn_pages(&mut self, pages: usize, bytes: usize) {
+    pub fn record_page_bytes(&mut self, pages: usize, bytes: usize) {
         update_average(&mut self.page_bytes, pages, bytes);
     }
 
@@ -242,7 +242,7 @@ impl PullPlan {
     }
 
     /// Estimated bytes of replies in flight from a holder.
-    pub fn under_way(&self, peer: usize) -> u64 {
+    pub fn bytes_in_flight(&self, peer: usize) -> u64 {
         self.flights.values().filter(|flight| flight.peer == peer).map(|flight| flight.bytes).sum()
     }
 
@@ -264,11 +264,11 @@ impl PullPlan {
                     32 << 10
                 }
             }
-            FetchItem::Piece { offset, total, .. } => (total - offset) / 2,
+            FetchItem::BlobRange { offset, total, .. } => (total - offset) / 2,
             FetchItem::Children { children, .. } => (children.len() as f64 * self.leaf_bytes) as u64,
             FetchItem::Leaf { .. } => self.leaf_bytes as u64,
             FetchItem::Pages { slots, similar: None, .. } => (slots.len() as f64 * self.page_bytes) as u64,
-            FetchItem::Pages { slots, .. } => slots.len() as u64 * DELTA_PAGE,
+            FetchItem::Pages { slots, .. } => slots.len() as u64 * DELTA_PAGE_BYTES,
         }
     }
 
@@ -279,9 +279,9 @@ impl PullPlan {
             return Action::Dial(peer);
         }
         if !self.demand
-            && let Some(ask) = self.ask()
+            && let Some(ask) = self.next_request()
         {
-            return Action::Ask(ask);
+            return Action::Request(ask);
         }
         if let Some(ticket) = self.flights.keys().next() {
             return Action::Wait(*ticket);
@@ -291,8 +291,8 @@ impl PullPlan {
         }
         let stuck = self.objects.iter().chain(&self.pages).find(|queued| !self.has_holder(queued));
         match stuck {
-            Some(queued) => Action::Nowhere(queued.item.clone()),
-            None => Action::Sleep(self.wake(now)),
+            Some(queued) => Action::NoHolder(queued.item.clone()),
+            None => Action::Sleep(self.wake_time(now)),
         }
     }
 
@@ -302,9 +302,9 @@ impl PullPlan {
         for (peer, (state, _)) in self.peers.iter().enumerate() {
             match state {
                 _ if first.lacked_by >> peer & 1 == 1 => {}
-                Peer::Down { until, .. } if *until <= now => return Some(peer),
-                Peer::Up => return None,
-                Peer::Down { .. } | Peer::Gone => {}
+                HolderState::Down { until, .. } if *until <= now => return Some(peer),
+                HolderState::Up => return None,
+                HolderState::Down { .. } | HolderState::Blamed => {}
             }
         }
         None
@@ -312,13 +312,13 @@ impl PullPlan {
 
     fn has_holder(&self, queued: &Queued) -> bool {
         let mut peers = self.peers.iter().enumerate();
-        peers.any(|(peer, (state, _))| *state != Peer::Gone && queued.lacked_by >> peer & 1 == 0)
+        peers.any(|(peer, (state, _))| *state != HolderState::Blamed && queued.lacked_by >> peer & 1 == 0)
     }
 
-    fn wake(&self, now: Duration) -> Duration {
+    fn wake_time(&self, now: Duration) -> Duration {
         let until = self.peers.iter().filter_map(|(peer, _)| match peer {
-            Peer::Down { until, .. } => Some(*until),
-            Peer::Up | Peer::Gone => None,
+            HolderState::Down { until, .. } => Some(*until),
+            HolderState::Up | HolderState::Blamed => None,
         });
         let soon = now + Duration::from_millis(20).min(self.retry);
         until.min().filter(|_| !self.demand).unwrap_or(soon).max(soon)
@@ -327,31 +327,31 @@ impl PullPlan {
     fn holder(&self, queued: &Queued) -> Option<usize> {
         let mut peers = self.peers.iter().enumerate();
         peers
-            .find(|(peer, (state, _))| *state == Peer::Up && queued.lacked_by >> peer & 1 == 0)
+            .find(|(peer, (state, _))| *state == HolderState::Up && queued.lacked_by >> peer & 1 == 0)
             .map(|(peer, _)| peer)
     }
 
-    fn ask(&mut self) -> Option<FetchRequest> {
+    fn next_request(&mut self) -> Option<FetchRequest> {
         let enough = self.pages.iter().map(|queued| self.estimate(&queued.item)).take(64).sum::<u64>();
         let most = self.peers.iter().map(|(_, limits)| limits.answer).max()?;
         // Nodes first, because they show what else is needed; but only while there are too few pages to keep
         // the link busy.
         let order = if enough > 4 * most { [false, true] } else { [true, false] };
-        order.into_iter().find_map(|objects| self.ask_of(objects))
+        order.into_iter().find_map(|objects| self.request_from_queue(objects))
     }
 
-    fn ask_of(&mut self, objects: bool) -> Option<FetchRequest> {
+    fn request_from_queue(&mut self, objects: bool) -> Option<FetchRequest> {
         let queue = if objects { &self.objects } else { &self.pages };
         let first = queue.iter().position(|queued| self.holder(queued).is_some())?;
         let peer = self.holder(&queue[first])?;
         let limits = self.peers[peer].1;
-        let under_way = self.under_way(peer);
+        let under_way = self.bytes_in_flight(peer);
         if under_way > 0 && under_way + limits.answer > limits.window {
             return None;
         }
         let (items, bytes) = self.take(objects, first, limits.answer);
         self.tickets += 1;
-        let flight = Flight { peer, items: items.clone(), bytes };
+        let flight = InFlight { peer, items: items.clone(), bytes };
         self.flights.insert(self.tickets, flight);
         Some(FetchRequest { ticket: self.tickets, peer, items, max_bytes: limits.answer })
     }
@@ -364,14 +364,14 @@ impl PullPlan {
             let Some(next) = queue.get(first) else { break };
             let fits = items.first().is_none_or(|one| {
                 one.lacked_by == next.lacked_by
-                    && joins(&one.item, &next.item)
+                    && may_share_request(&one.item, &next.item)
                     && bytes < room
                     && items.len() < WANTS_MAX
             });
             if !fits {
                 break;
             }
-            let (part, rest) = self.cut(next, room.saturating_sub(bytes));
+            let (part, rest) = self.split(next, room.saturating_sub(bytes));
             bytes += self.estimate(&part.item).max(1);
             items.push(part);
             let queue = if objects { &mut self.objects } else { &mut self.pages };
@@ -384,7 +384,7 @@ impl PullPlan {
     }
 
     /// Part of an item that fits `room` bytes, at least a page or a leaf of it, and the rest.
-    fn cut(&self, queued: &Queued, room: u64) -> (Queued, Option<Queued>) {
+    fn split(&self, queued: &Queued, room: u64) -> (Queued, Option<Queued>) {
         let lacked_by = queued.lacked_by;
         let pair = |part: FetchItem, rest: Option<FetchItem>| {
             (Queued { item: part, lacked_by }, rest.map(|item| Queued { item, lacked_by }))
@@ -398,7 +398,7 @@ impl PullPlan {
                 pair(make(part), (!rest.is_empty()).then(|| make(rest)))
             }
             FetchItem::Pages { leaf, similar, slots } => {
-                let each = if similar.is_some() { DELTA_PAGE as f64 } else { self.page_bytes };
+                let each = if similar.is_some() { DELTA_PAGE_BYTES as f64 } else { self.page_bytes };
                 let part = slots.first(((room as f64 / each) as usize).max(1));
                 let make = |slots| FetchItem::Pages { leaf: *leaf, similar: *similar, slots };
                 let rest = slots.without(&part);
@@ -410,10 +410,10 @@ impl PullPlan {
 }
 
 /// Whether two items may share a request.
-fn joins(a: &FetchItem, b: &FetchItem) -> bool {
+fn may_share_request(a: &FetchItem, b: &FetchItem) -> bool {
     match (a, b) {
         (FetchItem::Object(a, _), FetchItem::Object(b, _)) => a == b,
-        (FetchItem::Piece { .. }, _) | (_, FetchItem::Piece { .. }) => false,
+        (FetchItem::BlobRange { .. }, _) | (_, FetchItem::BlobRange { .. }) => false,
         (FetchItem::Object(..), _) | (_, FetchItem::Object(..)) => false,
         // Pages against older ones and pages without want different compression levels.
         (FetchItem::Pages { similar: None, .. }, b) => matches!(b, FetchItem::Pages { similar: None, .. }),

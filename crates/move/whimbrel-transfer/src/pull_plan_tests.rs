@@ -13,7 +13,7 @@ fn digest(n: u32) -> Digest {
 }
 
 fn node(n: u32) -> FetchItem {
-    FetchItem::Object(ObjectKind::Node, WantObject { digest: digest(n), similar: None })
+    FetchItem::Object(ObjectKind::Node, WantedObject { digest: digest(n), similar: None })
 }
 
 fn pages(n: u32, count: usize) -> FetchItem {
@@ -27,7 +27,7 @@ fn a_dsl_line_has_one_window_under_way_and_answers_of_one_size() {
     assert_eq!(plan.next(Duration::ZERO), Action::Dial(0));
     plan.up(0);
     let mut asked = 0;
-    while let Action::Ask(ask) = plan.next(Duration::ZERO) {
+    while let Action::Request(ask) = plan.next(Duration::ZERO) {
         let count: usize = ask
             .items
             .iter()
@@ -37,7 +37,7 @@ fn a_dsl_line_has_one_window_under_way_and_answers_of_one_size() {
         asked += 1;
     }
     assert_eq!(asked, 2);
-    assert!(plan.under_way(0) <= LIMITS.window);
+    assert!(plan.bytes_in_flight(0) <= LIMITS.window);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn while_somebody_waits_for_a_page_nothing_is_prefetched() {
     plan.demand = true;
     assert!(matches!(plan.next(Duration::ZERO), Action::Sleep(_)));
     plan.demand = false;
-    assert!(matches!(plan.next(Duration::ZERO), Action::Ask(_)));
+    assert!(matches!(plan.next(Duration::ZERO), Action::Request(_)));
 }
 
 #[test]
@@ -60,16 +60,16 @@ fn the_nearest_comes_back_and_what_one_lacks_the_other_is_asked() {
     plan.down(0, now);
     assert_eq!(plan.next(now), Action::Dial(1));
     plan.up(1);
-    let Action::Ask(ask) = plan.next(now) else { panic!() };
+    let Action::Request(ask) = plan.next(now) else { panic!() };
     assert_eq!(ask.peer, 1);
     plan.answered(ask.ticket, vec![], vec![node(1)]);
     let Action::Sleep(until) = plan.next(now) else { panic!() };
     assert_eq!(plan.next(until), Action::Dial(0), "the only one who may have it");
     plan.up(0);
-    let Action::Ask(ask) = plan.next(until) else { panic!() };
+    let Action::Request(ask) = plan.next(until) else { panic!() };
     assert_eq!(ask.peer, 0);
     plan.answered(ask.ticket, vec![], vec![node(1)]);
-    assert!(matches!(plan.next(until), Action::Nowhere(_) | Action::Sleep(_)));
+    assert!(matches!(plan.next(until), Action::NoHolder(_) | Action::Sleep(_)));
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn what_nobody_has_is_said_so() {
     let mut plan = PullPlan::new(1, LIMITS, RETRY);
     plan.want(node(1));
     plan.up(0);
-    let Action::Ask(ask) = plan.next(Duration::ZERO) else { panic!() };
+    let Action::Request(ask) = plan.next(Duration::ZERO) else { panic!() };
     plan.answered(ask.ticket, vec![], vec![node(1)]);
-    assert_eq!(plan.next(Duration::ZERO), Action::Nowhere(node(1)));
+    assert_eq!(plan.next(Duration::ZERO), Action::NoHolder(node(1)));
 }
 
 /// Items as single things that can be counted.
@@ -89,7 +89,7 @@ fn things(item: &FetchItem) -> Vec<(Digest, usize)> {
         FetchItem::Pages { leaf, slots, .. } => slots.iter().map(|slot| (*leaf, slot)).collect(),
         FetchItem::Children { node, children, .. } => children.iter().map(|child| (*node, child)).collect(),
         FetchItem::Leaf { leaf, .. } => vec![(*leaf, 0)],
-        FetchItem::Piece { digest, offset, .. } => vec![(*digest, *offset as usize)],
+        FetchItem::BlobRange { digest, offset, .. } => vec![(*digest, *offset as usize)],
     }
 }
 
@@ -114,15 +114,15 @@ proptest! {
             match plan.next(now) {
                 Action::Done => break,
                 // The last holder is never blamed and lacks nothing.
-                Action::Nowhere(item) => prop_assert!(false, "{:?}", item),
+                Action::NoHolder(item) => prop_assert!(false, "{:?}", item),
                 Action::Sleep(until) => { prop_assert!(until > now); now = until; }
                 Action::Dial(peer) => {
                     prop_assert!(!gone.contains(&peer));
                     if fate.next().unwrap_or(9) < 3 { plan.down(peer, now) } else { plan.up(peer) }
                 }
-                Action::Ask(ask) => {
+                Action::Request(ask) => {
                     prop_assert!(!gone.contains(&ask.peer) && !ask.items.is_empty() && ask.items.len() <= WANTS_MAX);
-                    let before = plan.under_way(ask.peer);
+                    let before = plan.bytes_in_flight(ask.peer);
                     for thing in ask.items.iter().flat_map(|queued| things(&queued.item)) {
                         prop_assert!(missing.contains(&thing), "asked again though it came: {:?}", thing);
                         prop_assert!(flying.insert(thing), "asked while under way: {:?}", thing);
@@ -135,7 +135,7 @@ proptest! {
                     ask.items.iter().flat_map(|q| things(&q.item)).for_each(|thing| { flying.remove(&thing); });
                     match fate.next().unwrap_or(9) {
                         0 => { plan.unanswered(ticket); plan.down(ask.peer, now); }
-                        1 if ask.peer < 2 => { plan.unanswered(ticket); plan.gone(ask.peer); gone.insert(ask.peer); }
+                        1 if ask.peer < 2 => { plan.unanswered(ticket); plan.blamed(ask.peer); gone.insert(ask.peer); }
                         2 if ask.peer < 2 => plan.answered(ticket, vec![], ask.items.into_iter().map(|q| q.item).collect()),
                         fate => {
                             // Some items may be left out.

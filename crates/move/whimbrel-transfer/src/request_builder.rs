@@ -27,11 +27,11 @@ pub(crate) fn request(
             // Digests do not compress; a manifest and a blob are worth some time.
             let digests = matches!(kind, ObjectKind::Node | ObjectKind::ShortLeaf);
             let level = if digests { 1 } else { plain };
-            let ask = ObjectsAsk { kind: *kind, wants: wants.collect(), level, max_bytes };
+            let ask = ObjectsRequest { kind: *kind, wants: wants.collect(), level, max_bytes };
             Request::of::<Objects>(&ask, Bytes::new())
         }
-        Some(FetchItem::Piece { digest, offset, total }) => {
-            let ask = piece(*digest, *offset, *total, ask.max_bytes, plain);
+        Some(FetchItem::BlobRange { digest, offset, total }) => {
+            let ask = blob_range_request(*digest, *offset, *total, ask.max_bytes, plain);
             Request::of::<BlobRange>(&ask, Bytes::new())
         }
         _ => {
@@ -46,7 +46,7 @@ pub(crate) fn request(
 }
 
 /// Next range of a blob: as much as probably fits a reply once it is compressed.
-pub(crate) fn piece(
+pub(crate) fn blob_range_request(
     digest: whimbrel_core::Digest,
     offset: u64,
     total: u64,
@@ -62,12 +62,14 @@ fn want(item: &FetchItem) -> Option<WantedLeafPages> {
         FetchItem::Children { node, similar, children } => {
             Some(WantedLeafPages::Children { node: *node, similar: *similar, children: *children })
         }
-        FetchItem::Leaf { leaf, similar } => {
-            Some(WantedLeafPages::Leaf { leaf: *leaf, similar: Some(*similar), slots: WantSlots::Differing })
-        }
+        FetchItem::Leaf { leaf, similar } => Some(WantedLeafPages::Leaf {
+            leaf: *leaf,
+            similar: Some(*similar),
+            slots: WantedSlots::Differing,
+        }),
         FetchItem::Pages { leaf, similar, slots } => {
-            Some(WantedLeafPages::Leaf { leaf: *leaf, similar: *similar, slots: WantSlots::These(*slots) })
+            Some(WantedLeafPages::Leaf { leaf: *leaf, similar: *similar, slots: WantedSlots::These(*slots) })
         }
-        FetchItem::Object(..) | FetchItem::Piece { .. } => None,
+        FetchItem::Object(..) | FetchItem::BlobRange { .. } => None,
     }
 }

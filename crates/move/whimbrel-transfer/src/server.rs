@@ -6,7 +6,7 @@
 
 use crate::{
     CompressionLevel,
-    compression::{CompressionError, pack},
+    compression::{CompressionError, compress},
     local_objects::LocalObjects,
     node_delta,
     protocol::*,
@@ -52,20 +52,20 @@ impl Server {
     /// [`Announce`] and [`FindHolders`].
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
-            ListRefs::KIND => self.catalog(access, request.decode::<ListRefs>()?),
-            HasObjects::KIND => self.have(&request.payload),
+            ListRefs::KIND => self.list_refs(access, request.decode::<ListRefs>()?),
+            HasObjects::KIND => self.has_objects(&request.payload),
             Objects::KIND => self.objects(access, &request.decode::<Objects>()?),
-            BlobRange::KIND => self.piece(access, &request.decode::<BlobRange>()?),
+            BlobRange::KIND => self.blob_range(access, &request.decode::<BlobRange>()?),
             LeafPages::KIND => self.pages(&request.decode::<LeafPages>()?),
             kind => Err(Refusal::unknown_kind(kind)),
         }
     }
 
-    fn catalog(&self, access: &dyn Access, page: CatalogPage) -> Answer {
+    fn list_refs(&self, access: &dyn Access, page: ListRefsRequest) -> Answer {
         if page.pattern.len() > PATTERN_MAX {
-            return Err(bad("the ref pattern is too long"));
+            return Err(bad_request("the ref pattern is too long"));
         }
-        let refs = self.store.list_refs().map_err(|error| failed(&error))?;
+        let refs = self.store.list_refs().map_err(|error| internal_error(&error))?;
         let behind = |name: &RefName| page.after.as_ref().is_none_or(|after| name > after);
         let mut listed = Vec::new();
         for (name, capsule) in refs {
@@ -74,11 +74,11 @@ impl Server {
                 continue;
             }
             if listed.len() == REFS_MAX {
-                return Reply::of::<ListRefs>(&CatalogAnswer { refs: listed, more: true }, Bytes::new());
+                return Reply::of::<ListRefs>(&ListRefsReply { refs: listed, more: true }, Bytes::new());
             }
             listed.extend(self.ref_entry(name, capsule));
         }
-        Reply::of::<ListRefs>(&CatalogAnswer { refs: listed, more: false }, Bytes::new())
+        Reply::of::<ListRefs>(&ListRefsReply { refs: listed, more: false }, Bytes::new())
     }
 
     fn ref_entry(&self, name: RefName, capsule: CapsuleId) -> Option<RefEntry> {
@@ -91,10 +91,10 @@ impl Server {
         Some(RefEntry { name, capsule, time: manifest.time, memory: bytes(true), disks: bytes(false), whole })
     }
 
-    fn have(&self, digests: &[u8]) -> Answer {
+    fn has_objects(&self, digests: &[u8]) -> Answer {
         let (digests, rest) = digests.as_chunks::<32>();
         if digests.len() > DIGESTS_MAX || !rest.is_empty() {
-            return Err(bad("not a list of digests, or too many digests"));
+            return Err(bad_request("not a list of digests, or too many digests"));
         }
         let digests: Vec<Digest> = digests.iter().map(|bytes| Digest(*bytes)).collect();
         let mut bitmap = vec![0u8; digests.len().div_ceil(8)];
@@ -104,9 +104,9 @@ impl Server {
         Reply::of::<HasObjects>(&(), bitmap.into())
     }
 
-    fn objects(&self, access: &dyn Access, ask: &ObjectsAsk) -> Answer {
+    fn objects(&self, access: &dyn Access, ask: &ObjectsRequest) -> Answer {
         if ask.wants.len() > WANTS_MAX {
-            return Err(bad("too many objects requested"));
+            return Err(bad_request("too many objects requested"));
         }
         let (mut objects, mut raw) = (Vec::new(), Vec::new());
         // Nodes hardly compress: their raw size is about the size of the reply.
@@ -123,15 +123,15 @@ impl Server {
             objects.push(answer);
         }
         let payload =
-            if raw.is_empty() { Vec::new() } else { pack(&raw, &[], ask.level.into()).map_err(codec)? };
-        Reply::of::<Objects>(&ObjectsAnswer { objects }, payload.into())
+            if raw.is_empty() { Vec::new() } else { compress(&raw, &[], ask.level.into()).map_err(codec)? };
+        Reply::of::<Objects>(&ObjectsReply { objects }, payload.into())
     }
 
     fn object(
         &self,
         access: &dyn Access,
         kind: ObjectKind,
-        want: &WantObject,
+        want: &WantedObject,
         room: usize,
     ) -> (ObjectAnswer, Vec<u8>) {
         let absent = (ObjectAnswer::Absent, Vec::new());
@@ -173,7 +173,7 @@ impl Server {
         fits.then_some(bytes)
     }
 
-    fn node_delta(&self, want: &WantObject, bytes: &[u8]) -> Option<Vec<u8>> {
+    fn node_delta(&self, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
         let old = Node::decode(&self.store.object(&want.similar?)?).ok()?;
         let new = Node::decode(bytes).ok()?;
         let delta = (old.level() == new.level()).then(|| node_delta::encode(&old, &new));
@@ -181,30 +181,30 @@ impl Server {
     }
 
     /// Blob delta: the length, then a zstd frame against a similar blob.
-    fn blob_delta(&self, access: &dyn Access, want: &WantObject, bytes: &[u8]) -> Option<Vec<u8>> {
+    fn blob_delta(&self, access: &dyn Access, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
         let old = self.readable(access, ObjectKind::Blob, &want.similar?)?;
         if old.len().max(bytes.len()) > SIMILAR_BLOB_MAX || bytes.is_empty() || old.is_empty() {
             return None;
         }
         let mut delta = (bytes.len() as u32).to_le_bytes().to_vec();
-        delta.extend(pack(bytes, &old, BLOB_DELTA_LEVEL).ok()?);
+        delta.extend(compress(bytes, &old, BLOB_DELTA_LEVEL).ok()?);
         (delta.len() < bytes.len() / 2).then_some(delta)
     }
 
-    fn piece(&self, access: &dyn Access, ask: &BlobRangeRequest) -> Answer {
+    fn blob_range(&self, access: &dyn Access, ask: &BlobRangeRequest) -> Answer {
         if ask.len as usize > RAW_MAX {
-            return Err(bad("the blob range is too long"));
+            return Err(bad_request("the blob range is too long"));
         }
         let none = || Refusal::new(Code::NOT_FOUND, "no such blob");
         let blob = self.readable(access, ObjectKind::Blob, &ask.digest).ok_or_else(none)?;
         let total = blob.len() as u64;
         let start = ask.offset.min(total) as usize;
         let piece = &blob[start..(start + ask.len as usize).min(blob.len())];
-        let mut packed = pack(piece, &[], ask.level.into()).map_err(codec)?;
+        let mut packed = compress(piece, &[], ask.level.into()).map_err(codec)?;
         if packed.len() > whimbrel_wire::MAX_PAYLOAD as usize {
             // 8 MiB of incompressible data make a slightly longer frame: send half of them.
             let half = BlobRangeRequest { len: ask.len / 2, ..ask.clone() };
-            return self.piece(access, &half);
+            return self.blob_range(access, &half);
         }
         packed.shrink_to_fit();
         Reply::of::<BlobRange>(&BlobRangeReply { total, len: piece.len() as u32 }, packed.into())
@@ -214,7 +214,7 @@ impl Server {
 /// Level of blob deltas: device states are small, and the downtime includes every byte of them.
 const BLOB_DELTA_LEVEL: CompressionLevel = CompressionLevel::Zstd(9);
 
-pub(crate) fn bad(text: &str) -> Refusal {
+pub(crate) fn bad_request(text: &str) -> Refusal {
     Refusal::new(Code::BAD_HEADER, text)
 }
 
@@ -222,6 +222,6 @@ pub(crate) fn codec(error: CompressionError) -> Refusal {
     Refusal::new(Code::INTERNAL, error.to_string())
 }
 
-fn failed(error: &StoreError) -> Refusal {
+fn internal_error(error: &StoreError) -> Refusal {
     Refusal::new(Code::INTERNAL, error.to_string()).retryable()
 }

@@ -13,7 +13,7 @@ use whimbrel_image::{Node, ShortDigest};
 
 /// Short digests of received pages, remembered for other leaves with the same page until a pack has it. A few
 /// megabytes.
-const REMEMBERED: usize = 1 << 16;
+const REMEMBERED_MAX: usize = 1 << 16;
 
 /// Short digests of the pages of a leaf.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl ShortLeaf {
 
 /// Leaf that is being built.
 #[derive(Debug)]
-struct Building {
+struct UnfinishedLeaf {
     short: ShortLeaf,
     node: Node,
     missing: usize,
@@ -75,9 +75,9 @@ pub(crate) enum Built {
 /// All leaves that are being built.
 #[derive(Debug, Default)]
 pub(crate) struct ShortLeaves {
-    leaves: HashMap<Digest, Building>,
+    leaves: HashMap<Digest, UnfinishedLeaf>,
     waiting: HashMap<ShortDigest, Vec<(Digest, usize)>>,
-    came: HashMap<ShortDigest, Digest>,
+    received: HashMap<ShortDigest, Digest>,
 }
 
 impl ShortLeaves {
@@ -92,10 +92,10 @@ impl ShortLeaves {
         if self.leaves.contains_key(&leaf) {
             return (ChildSet::NONE, None);
         }
-        let mut building = Building { node: Node::empty(0), missing: 0, short };
+        let mut building = UnfinishedLeaf { node: Node::empty(0), missing: 0, short };
         let mut slots = ChildSet::NONE;
         for (slot, key) in building.short.iter().collect::<Vec<_>>() {
-            if let Some(digest) = self.came.get(&key).copied().or_else(|| find(&key)) {
+            if let Some(digest) = self.received.get(&key).copied().or_else(|| find(&key)) {
                 building.node.set(slot, Some(digest));
                 continue;
             }
@@ -118,10 +118,10 @@ impl ShortLeaves {
     /// Records a received page; returns the leaves that it completes.
     pub(crate) fn arrived(&mut self, digest: Digest) -> Vec<Built> {
         let key = ShortDigest::from(&digest);
-        if self.came.len() >= REMEMBERED {
-            self.came.clear();
+        if self.received.len() >= REMEMBERED_MAX {
+            self.received.clear();
         }
-        self.came.insert(key, digest);
+        self.received.insert(key, digest);
         let mut built = Vec::new();
         for (leaf, slot) in self.waiting.remove(&key).unwrap_or_default() {
             let Some(building) = self.leaves.get_mut(&leaf) else { continue };

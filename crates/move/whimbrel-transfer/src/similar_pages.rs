@@ -3,7 +3,7 @@
 
 use crate::{
     BaseImage,
-    base_images::{BaseLookup, BasePages, FRAME_BASES},
+    base_images::{BaseLookup, BasePages, FRAME_BASES_MAX},
     sketch::{self, Sketch},
 };
 use std::collections::{BTreeSet, HashSet};
@@ -35,7 +35,7 @@ impl<'a> SimilarPages<'a> {
         let (mut numbers, mut older) = (Vec::new(), Vec::new());
         for number in self.candidates(pages, &have) {
             let BaseLookup::Page(digest) = self.pages.digest(number) else { continue };
-            if numbers.len() == FRAME_BASES || have.contains(&digest) {
+            if numbers.len() == FRAME_BASES_MAX || have.contains(&digest) {
                 continue;
             }
             if let Some(page) = self.pages.read(&digest) {

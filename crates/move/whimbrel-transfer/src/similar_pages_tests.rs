@@ -2,7 +2,7 @@
 
 use crate::{
     BaseImage, ChildSet, LocalObjects, Server,
-    answer_decoder::{AskedSlots, CameLeaf, RequestedLeaf, open_pages},
+    answer_decoder::{ReceivedLeaf, RequestedLeaf, RequestedSlots, decode_leaf_pages},
     local_objects,
     protocol::*,
 };
@@ -36,7 +36,7 @@ struct Moved {
 fn moved() -> Moved {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), Options::create()).unwrap();
-    let shelf = store.shadow_writer();
+    let shelf = store.fetched_objects_writer();
     // The image has one extent, so the roots are the leaves.
     let image = |first: usize, bytes: &[u8]| {
         let mut leaf = Node::empty(0);
@@ -55,7 +55,7 @@ fn moved() -> Moved {
 }
 
 fn ask(moved: &Moved, bases: Vec<BaseImage>) -> (LeafPagesReply, Bytes) {
-    let slots = WantSlots::These((120..184).collect());
+    let slots = WantedSlots::These((120..184).collect());
     let wants = vec![WantedLeafPages::Leaf { leaf: moved.new, similar: None, slots }];
     let ask = LeafPagesRequest { wants, bases, level: 3, max_bytes: 1 << 20 };
     let request = Request::of::<LeafPages>(&ask, Bytes::new()).unwrap();
@@ -66,7 +66,7 @@ fn ask(moved: &Moved, bases: Vec<BaseImage>) -> (LeafPagesReply, Bytes) {
 fn asked(moved: &Moved) -> [RequestedLeaf; 1] {
     let slots: ChildSet = (120..184).collect();
     let leaf = local_objects::node(&moved.store, &moved.new).unwrap();
-    [RequestedLeaf { leaf: moved.new, old: None, similar: false, slots: AskedSlots::These(slots, leaf) }]
+    [RequestedLeaf { leaf: moved.new, old: None, similar: false, slots: RequestedSlots::Given(slots, leaf) }]
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn contents_that_moved_are_sent_as_what_they_resemble() {
     let moved = moved();
     let (answer, payload) = ask(&moved, vec![moved.old]);
     assert!(payload.len() < 8 * PAGE_SIZE, "{} bytes for 64 pages that moved", payload.len());
-    let came = open_pages(&moved.store, &asked(&moved), &[moved.old], &answer, &payload).unwrap();
-    assert!(matches!(&came.leaves[..], [CameLeaf::Pages { pages, .. }] if pages.len() == 64));
+    let came = decode_leaf_pages(&moved.store, &asked(&moved), &[moved.old], &answer, &payload).unwrap();
+    assert!(matches!(&came.leaves[..], [ReceivedLeaf::Pages { pages, .. }] if pages.len() == 64));
     assert!(ask(&moved, vec![]).1.len() > 60 * PAGE_SIZE, "without the older image they are noise");
 }
 
@@ -84,11 +84,11 @@ fn an_answer_that_names_pages_that_no_image_has_is_refused() {
     let moved = moved();
     let (mut answer, payload) = ask(&moved, vec![moved.old]);
     for bases in [vec![], vec![BaseImage { pages: 3, ..moved.old }]] {
-        assert!(open_pages(&moved.store, &asked(&moved), &bases, &answer, &payload).is_err());
+        assert!(decode_leaf_pages(&moved.store, &asked(&moved), &bases, &answer, &payload).is_err());
     }
     answer.frames[0].bases -= 1;
     answer.frames[0].bytes += 1;
-    assert!(open_pages(&moved.store, &asked(&moved), &[moved.old], &answer, &payload).is_err());
+    assert!(decode_leaf_pages(&moved.store, &asked(&moved), &[moved.old], &answer, &payload).is_err());
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn an_older_image_that_cannot_be_read_any_more_is_nobodys_fault() {
     let (answer, payload) = ask(&moved, vec![moved.old]);
     let lost = Store::open(empty.path(), Options::create()).unwrap();
     assert!(!lost.has(&[moved.old.root])[0]);
-    let came =
-        open_pages(&lost as &dyn LocalObjects, &asked(&moved), &[moved.old], &answer, &payload).unwrap();
-    assert!(matches!(came.leaves[..], [CameLeaf::NoBases]));
+    let came = decode_leaf_pages(&lost as &dyn LocalObjects, &asked(&moved), &[moved.old], &answer, &payload)
+        .unwrap();
+    assert!(matches!(came.leaves[..], [ReceivedLeaf::NoBases]));
 }

@@ -18,11 +18,11 @@ use whimbrel_store::Store;
 /// Number of features of a page.
 const FEATURES: usize = 8;
 /// Most pages examined for one feature: a feature that more pages share tells little.
-const CROWD: usize = 16;
+const CANDIDATES_MAX: usize = 16;
 /// Longest image that is sketched: 4 GiB, whose sketch takes at most 64 MiB.
 const PAGES_MAX: u64 = 1 << 20;
 /// Number of sketches kept.
-const KEPT: usize = 4;
+const SKETCHES_MAX: usize = 4;
 /// Threads that build a sketch.
 const THREADS: usize = 4;
 
@@ -45,7 +45,7 @@ impl Sketch {
             let known = recent.iter().position(|(root, _)| *root == image.root);
             let cell = known.map(|at| recent.remove(at).1).unwrap_or_default();
             recent.insert(0, (image.root, cell.clone()));
-            recent.truncate(KEPT);
+            recent.truncate(SKETCHES_MAX);
             cell
         };
         cell.get_or_init(|| Self::make(store, image));
@@ -85,7 +85,7 @@ impl Sketch {
         for feature in features.iter().filter(|feature| **feature != u32::MAX) {
             let first = self.0.partition_point(|(known, _)| known < feature);
             let same = self.0[first..].iter().take_while(|(known, _)| known == feature);
-            same.take(CROWD).for_each(|(_, page)| *found.entry(*page).or_default() += 1);
+            same.take(CANDIDATES_MAX).for_each(|(_, page)| *found.entry(*page).or_default() += 1);
         }
         found.into_iter().max_by_key(|(page, count)| (*count, Some(*page) == hint, std::cmp::Reverse(*page)))
     }

@@ -8,10 +8,10 @@
 //! network access: the pull plan gets what is wanted.
 
 use crate::{
-    ChildSet, LocalObjects, PageLookup, SyncError,
-    answer_decoder::{AskedSlots, RequestedLeaf},
+    ChildSet, LocalObjects, PageLookup, TransferError,
+    answer_decoder::{RequestedLeaf, RequestedSlots},
     local_objects,
-    protocol::{ObjectKind, WantObject},
+    protocol::{ObjectKind, WantedObject},
     pull_plan::{FetchItem, PullPlan},
     short_leaf::{Built, ShortLeaf, ShortLeaves},
 };
@@ -27,7 +27,7 @@ use whimbrel_image::{Manifest, Node, NodeError, ShortDigest, pack_frame::Kind, t
 pub(crate) struct BaseNode {
     pub(crate) digest: Digest,
     /// Whether everything below it is known to be here.
-    pub(crate) whole: bool,
+    pub(crate) complete: bool,
 }
 
 /// Level of a node, and the older nodes of its place.
@@ -53,17 +53,18 @@ pub struct PageCounts {
 }
 
 /// Page with this short digest from another source on this host.
-fn held_of(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
+fn find_by_short_digest(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
     let mut page = vec![0; PAGE_SIZE];
-    let mut right =
-        |holder: &&dyn PageLookup| holder.page_of(key, &mut page) && key.matches(&Digest::of(&page));
+    let mut right = |holder: &&dyn PageLookup| {
+        holder.page_by_short_digest(key, &mut page) && key.matches(&Digest::of(&page))
+    };
     holders.iter().any(&mut right).then_some(page)
 }
 
 /// State of a pull: what it knows of its capsule.
 pub(crate) struct TreeWalk<'a> {
-    pub(crate) shelf: &'a dyn LocalObjects,
-    holders: &'a [&'a dyn PageLookup],
+    pub(crate) local: &'a dyn LocalObjects,
+    page_sources: &'a [&'a dyn PageLookup],
     pub(crate) plan: PullPlan,
     pub(crate) pages: PageCounts,
     seen: HashSet<Digest>,
@@ -82,13 +83,13 @@ pub(crate) struct TreeWalk<'a> {
 
 impl<'a> TreeWalk<'a> {
     pub(crate) fn new(
-        shelf: &'a dyn LocalObjects,
-        holders: &'a [&'a dyn PageLookup],
+        local: &'a dyn LocalObjects,
+        page_sources: &'a [&'a dyn PageLookup],
         plan: PullPlan,
     ) -> Self {
         let (seen, awaited, leaves, pairs, wanted) = Default::default();
         let (pages, short, short_leaves) = Default::default();
-        Self { shelf, holders, plan, pages, seen, awaited, leaves, pairs, wanted, short, short_leaves }
+        Self { local, page_sources, plan, pages, seen, awaited, leaves, pairs, wanted, short, short_leaves }
     }
 
     /// Starts with the blobs and images of a capsule; `bases` are older capsules and whether they are
@@ -97,7 +98,7 @@ impl<'a> TreeWalk<'a> {
         &mut self,
         manifest: &Manifest,
         bases: &[(Manifest, bool)],
-    ) -> Result<(), SyncError> {
+    ) -> Result<(), TransferError> {
         let similar = |digest: &Digest| {
             let at = manifest.device.iter().position(|device| device == digest)?;
             bases.iter().find_map(|(base, _)| base.device.get(at).copied()).filter(|old| old != digest)
@@ -111,29 +112,30 @@ impl<'a> TreeWalk<'a> {
             let Some(root) = image.root else { continue };
             let bases = bases.iter().filter_map(|(base, whole)| {
                 let old = base.image(&image.name).filter(|old| old.pages == image.pages)?;
-                Some(BaseNode { digest: old.root?, whole: *whole })
+                Some(BaseNode { digest: old.root?, complete: *whole })
             });
             let place = NodePosition { level: tree::height(image.pages) - 1, bases: bases.collect() };
-            self.meet(root, place)?;
+            self.visit(root, place)?;
         }
         Ok(())
     }
 
     fn has(&self, digest: &Digest) -> bool {
-        self.shelf.has(&[*digest])[0]
+        self.local.has(&[*digest])[0]
     }
 
     fn want_object(&mut self, kind: ObjectKind, digest: Digest, similar: Option<Digest>) {
-        self.plan.want(FetchItem::Object(kind, WantObject { digest, similar }));
+        self.plan.want(FetchItem::Object(kind, WantedObject { digest, similar }));
     }
 
     /// Handles a node of the capsule at its place.
-    fn meet(&mut self, digest: Digest, place: NodePosition) -> Result<(), SyncError> {
-        if place.bases.iter().any(|base| base.whole && base.digest == digest) || !self.seen.insert(digest) {
+    fn visit(&mut self, digest: Digest, place: NodePosition) -> Result<(), TransferError> {
+        if place.bases.iter().any(|base| base.complete && base.digest == digest) || !self.seen.insert(digest)
+        {
             return Ok(());
         }
         if self.has(&digest)
-            && let Some(bytes) = self.shelf.object(&digest)
+            && let Some(bytes) = self.local.object(&digest)
         {
             return self.node(digest, &bytes, &place);
         }
@@ -155,15 +157,15 @@ impl<'a> TreeWalk<'a> {
     }
 
     /// Handles a requested node that has arrived.
-    pub(crate) fn arrived(&mut self, digest: Digest, bytes: &[u8]) -> Result<(), SyncError> {
+    pub(crate) fn arrived(&mut self, digest: Digest, bytes: &[u8]) -> Result<(), TransferError> {
         match self.awaited.remove(&digest) {
             Some(place) => self.node(digest, bytes, &place),
             None => Ok(()),
         }
     }
 
-    fn node(&mut self, digest: Digest, bytes: &[u8], place: &NodePosition) -> Result<(), SyncError> {
-        let malformed = |source| SyncError::Node { digest, source };
+    fn node(&mut self, digest: Digest, bytes: &[u8], place: &NodePosition) -> Result<(), TransferError> {
+        let malformed = |source| TransferError::Node { digest, source };
         let node = Node::decode(bytes).map_err(malformed)?;
         if node.level() != place.level {
             return Err(malformed(NodeError::Level { found: node.level(), expected: place.level }));
@@ -174,7 +176,7 @@ impl<'a> TreeWalk<'a> {
         }
         let readable = |base: &BaseNode| {
             let old =
-                local_objects::node(self.shelf, &base.digest).filter(|old| old.level() == place.level)?;
+                local_objects::node(self.local, &base.digest).filter(|old| old.level() == place.level)?;
             Some((*base, old))
         };
         let bases: Vec<(BaseNode, Node)> = place.bases.iter().filter_map(readable).collect();
@@ -189,7 +191,7 @@ impl<'a> TreeWalk<'a> {
                     self.seen.insert(child);
                     differing[first].insert(slot);
                 }
-                _ => self.meet(child, NodePosition { level: place.level - 1, bases: below })?,
+                _ => self.visit(child, NodePosition { level: place.level - 1, bases: below })?,
             }
         }
         for ((base, old), children) in bases.into_iter().zip(differing) {
@@ -209,14 +211,14 @@ impl<'a> TreeWalk<'a> {
     /// Handles a leaf that is known: requests its pages that are nowhere on this host.
     fn leaf(&mut self, digest: Digest, leaf: Node, similar: Option<Digest>) {
         let children: Vec<(usize, Digest)> = leaf.children().collect();
-        let here = self.shelf.has(&children.iter().map(|(_, digest)| *digest).collect::<Vec<_>>());
+        let here = self.local.has(&children.iter().map(|(_, digest)| *digest).collect::<Vec<_>>());
         let mut slots = ChildSet::NONE;
         let mut found = Vec::new();
         for ((slot, page), here) in children.into_iter().zip(here) {
             if here {
                 self.pages.had += 1;
             } else if self.wanted.contains(&page) {
-            } else if let Some(bytes) = self.held(&page) {
+            } else if let Some(bytes) = self.find_page(&page) {
                 found.push(bytes);
             } else {
                 self.wanted.insert(page);
@@ -227,7 +229,7 @@ impl<'a> TreeWalk<'a> {
             let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
             self.pages.cache += found.len() as u64;
             // A failure to store is noticed when the pages that arrive from peers are stored.
-            drop(self.shelf.store(Kind::Pages, &found));
+            drop(self.local.store(Kind::Pages, &found));
         }
         if !slots.is_empty() {
             self.leaves.insert(digest, leaf);
@@ -235,15 +237,15 @@ impl<'a> TreeWalk<'a> {
         }
     }
 
-    fn held(&self, digest: &Digest) -> Option<Vec<u8>> {
+    fn find_page(&self, digest: &Digest) -> Option<Vec<u8>> {
         let mut page = vec![0; PAGE_SIZE];
         let mut right =
             |holder: &&dyn PageLookup| holder.page(digest, &mut page) && Digest::of(&page) == *digest;
-        self.holders.iter().any(&mut right).then_some(page)
+        self.page_sources.iter().any(&mut right).then_some(page)
     }
 
     /// Handles the arrival of pages of a known leaf.
-    pub(crate) fn pages_came(&mut self, leaf: &Digest, slots: impl Iterator<Item = usize>) {
+    pub(crate) fn pages_arrived(&mut self, leaf: &Digest, slots: impl Iterator<Item = usize>) {
         let Some(node) = self.leaves.get(leaf) else { return };
         slots.filter_map(|slot| node.child(slot)).for_each(|digest| {
             self.wanted.remove(&digest);
@@ -254,19 +256,19 @@ impl<'a> TreeWalk<'a> {
     }
 
     /// Handles the short digests of a requested leaf; false if they are malformed.
-    pub(crate) fn keys_came(&mut self, digest: Digest, bytes: &[u8]) -> Result<bool, SyncError> {
+    pub(crate) fn short_leaf_arrived(&mut self, digest: Digest, bytes: &[u8]) -> Result<bool, TransferError> {
         let Some(short) = ShortLeaf::decode(bytes) else { return Ok(false) };
         if self.awaited.remove(&digest).is_none() {
             return Ok(true);
         }
-        let (shelf, holders, pages) = (self.shelf, self.holders, &mut self.pages);
+        let (shelf, holders, pages) = (self.local, self.page_sources, &mut self.pages);
         let mut found = Vec::new();
         let (slots, built) = self.short_leaves.start(digest, short, |key| {
             if let Some(here) = shelf.digest_of(key) {
                 pages.had += 1;
                 return Some(here);
             }
-            let page = held_of(holders, key)?;
+            let page = find_by_short_digest(holders, key)?;
             pages.cache += 1;
             let digest = Digest::of(&page);
             found.push(page);
@@ -274,7 +276,7 @@ impl<'a> TreeWalk<'a> {
         });
         let found: Vec<&[u8]> = found.iter().map(Vec::as_slice).collect();
         // A failure to store is noticed when the pages that arrive from peers are stored.
-        drop(self.shelf.store(Kind::Pages, &found));
+        drop(self.local.store(Kind::Pages, &found));
         if !slots.is_empty() {
             self.plan.want(FetchItem::Pages { leaf: digest, similar: None, slots });
         }
@@ -282,29 +284,32 @@ impl<'a> TreeWalk<'a> {
     }
 
     /// Handles the arrival of pages of short leaves.
-    pub(crate) fn keyed_pages_came(&mut self, pages: impl Iterator<Item = Digest>) -> Result<(), SyncError> {
+    pub(crate) fn short_leaf_pages_arrived(
+        &mut self,
+        pages: impl Iterator<Item = Digest>,
+    ) -> Result<(), TransferError> {
         for digest in pages {
             self.short_leaves.arrived(digest).into_iter().try_for_each(|built| self.built(built))?;
         }
         Ok(())
     }
 
-    fn built(&mut self, built: Built) -> Result<(), SyncError> {
+    fn built(&mut self, built: Built) -> Result<(), TransferError> {
         match built {
             Built::Right(_, bytes) => {
-                self.shelf.store(Kind::Nodes, &[&bytes]).map_err(|source| SyncError::Keep { source })
+                self.local.store(Kind::Nodes, &[&bytes]).map_err(|source| TransferError::Store { source })
             }
             Built::Wrong(leaf) => {
-                self.leaf_instead(leaf, None);
+                self.want_leaf(leaf, None);
                 Ok(())
             }
         }
     }
 
     /// Requests the leaf, because its differing pages cannot be had alone; its pages follow.
-    pub(crate) fn leaf_instead(&mut self, leaf: Digest, similar: Option<Digest>) {
+    pub(crate) fn want_leaf(&mut self, leaf: Digest, similar: Option<Digest>) {
         self.want_object(ObjectKind::Node, leaf, similar);
-        let bases = similar.map(|digest| BaseNode { digest, whole: false }).into_iter().collect();
+        let bases = similar.map(|digest| BaseNode { digest, complete: false }).into_iter().collect();
         self.awaited.insert(leaf, NodePosition { level: 0, bases });
     }
 
@@ -316,17 +321,17 @@ impl<'a> TreeWalk<'a> {
     }
 
     /// Leaves that an item requests; none if its leaf or older version is no longer known.
-    pub(crate) fn asked(&self, item: &FetchItem) -> Option<Vec<(RequestedLeaf, FetchItem)>> {
+    pub(crate) fn requested_leaves(&self, item: &FetchItem) -> Option<Vec<(RequestedLeaf, FetchItem)>> {
         match item {
             FetchItem::Children { node, similar, children } => {
                 let pair = self.pairs.get(&(*node, *similar))?;
                 let one = |slot: usize| {
-                    let old = local_objects::node(self.shelf, &pair.1.child(slot)?);
+                    let old = local_objects::node(self.local, &pair.1.child(slot)?);
                     let asked = RequestedLeaf {
                         leaf: pair.0.child(slot)?,
                         old,
                         similar: true,
-                        slots: AskedSlots::Differing,
+                        slots: RequestedSlots::Differing,
                     };
                     let item = FetchItem::Children {
                         node: *node,
@@ -338,26 +343,26 @@ impl<'a> TreeWalk<'a> {
                 children.iter().map(one).collect()
             }
             FetchItem::Leaf { leaf, similar } => {
-                let old = local_objects::node(self.shelf, similar);
+                let old = local_objects::node(self.local, similar);
                 Some(vec![(
-                    RequestedLeaf { leaf: *leaf, old, similar: true, slots: AskedSlots::Differing },
+                    RequestedLeaf { leaf: *leaf, old, similar: true, slots: RequestedSlots::Differing },
                     item.clone(),
                 )])
             }
             FetchItem::Pages { leaf, slots, .. } if let Some(short) = self.short_leaves.get(leaf) => {
-                let slots = AskedSlots::Short(*slots, short.clone());
+                let slots = RequestedSlots::Short(*slots, short.clone());
                 Some(vec![(RequestedLeaf { leaf: *leaf, old: None, similar: false, slots }, item.clone())])
             }
             FetchItem::Pages { leaf, similar, slots } => {
                 let node = self.leaves.get(leaf)?.clone();
-                let old = similar.and_then(|similar| local_objects::node(self.shelf, &similar));
-                let slots = AskedSlots::These(*slots, node);
+                let old = similar.and_then(|similar| local_objects::node(self.local, &similar));
+                let slots = RequestedSlots::Given(*slots, node);
                 Some(vec![(
                     RequestedLeaf { leaf: *leaf, old, similar: similar.is_some(), slots },
                     item.clone(),
                 )])
             }
-            FetchItem::Object(..) | FetchItem::Piece { .. } => Some(Vec::new()),
+            FetchItem::Object(..) | FetchItem::BlobRange { .. } => Some(Vec::new()),
         }
     }
 
@@ -369,7 +374,7 @@ impl<'a> TreeWalk<'a> {
             }
             FetchItem::Leaf { similar, .. } => Some(*similar),
             FetchItem::Pages { similar, .. } => *similar,
-            FetchItem::Object(..) | FetchItem::Piece { .. } => None,
+            FetchItem::Object(..) | FetchItem::BlobRange { .. } => None,
         }
     }
 }

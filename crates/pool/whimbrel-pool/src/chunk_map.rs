@@ -21,7 +21,7 @@ pub struct ChunkRef {
     /// Length in bytes.
     pub length: u32,
     /// Whether the chunk is encrypted, so that only holders of the secret can read it.
-    pub sealed: bool,
+    pub encrypted: bool,
 }
 
 /// Error for bytes that are not a chunk map.
@@ -49,7 +49,7 @@ pub fn encode(pieces: &[ChunkRef]) -> Vec<u8> {
     for piece in pieces {
         let step = piece.chunk.wrapping_sub(expected) as i64;
         varint::put(&mut out, ((step << 1) ^ (step >> 63)) as u64);
-        varint::put(&mut out, u64::from(piece.length) << 1 | u64::from(piece.sealed));
+        varint::put(&mut out, u64::from(piece.length) << 1 | u64::from(piece.encrypted));
         expected = piece.chunk.wrapping_add(1);
     }
     out
@@ -74,7 +74,7 @@ pub fn decode(mut bytes: &[u8]) -> Result<Vec<ChunkRef>, ChunkMapError> {
         if chunk == 0 || chunk > i64::MAX as u64 {
             return Err(ChunkMapError::Value("chunk number"));
         }
-        out.push(ChunkRef { chunk, length: length as u32, sealed });
+        out.push(ChunkRef { chunk, length: length as u32, encrypted: sealed });
         expected = chunk.wrapping_add(1);
     }
     Ok(out)
@@ -87,7 +87,7 @@ mod tests {
 
     fn piece() -> impl Strategy<Value = ChunkRef> {
         let one = (1..=i64::MAX as u64, 1..=MAX_CHUNK as u32, any::<bool>());
-        one.prop_map(|(chunk, length, sealed)| ChunkRef { chunk, length, sealed })
+        one.prop_map(|(chunk, length, sealed)| ChunkRef { chunk, length, encrypted: sealed })
     }
 
     proptest! {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn chunks_written_together_take_four_bytes() {
-        let piece = |n: u64| ChunkRef { chunk: 70_000 + n, length: (1 << 20) - 1, sealed: true };
+        let piece = |n: u64| ChunkRef { chunk: 70_000 + n, length: (1 << 20) - 1, encrypted: true };
         let pieces: Vec<ChunkRef> = (0..1000).map(piece).collect();
         assert!(encode(&pieces).len() <= 1000 * 4 + 4, "{}", encode(&pieces).len());
     }

@@ -49,30 +49,30 @@ impl Dialer for TlsDialer {
 }
 
 /// One peer and its connection while it is open.
-type Slot = Arc<Mutex<Option<Connection>>>;
+type CachedConnection = Arc<Mutex<Option<Connection>>>;
 
 /// Cached connections, by peer.
-pub struct Links {
+pub struct ConnectionCache {
     dialer: Arc<dyn Dialer>,
-    slots: std::sync::Mutex<HashMap<(String, PublicKey), Slot>>,
+    peers: std::sync::Mutex<HashMap<(String, PublicKey), CachedConnection>>,
 }
 
-impl std::fmt::Debug for Links {
+impl std::fmt::Debug for ConnectionCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Links").finish_non_exhaustive()
     }
 }
 
-impl Links {
+impl ConnectionCache {
     /// An empty cache of connections.
     pub fn new(dialer: Arc<dyn Dialer>) -> Self {
-        Self { dialer, slots: std::sync::Mutex::default() }
+        Self { dialer, peers: std::sync::Mutex::default() }
     }
 
     /// The connection to a peer. Concurrent callers share one attempt to open it.
-    pub async fn to(&self, address: &str, key: PublicKey) -> Result<Connection, ConnectError> {
+    pub async fn connect(&self, address: &str, key: PublicKey) -> Result<Connection, ConnectError> {
         let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut slots = self.peers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             slots.entry((address.to_owned(), key)).or_default().clone()
         };
         let mut slot = slot.lock().await;

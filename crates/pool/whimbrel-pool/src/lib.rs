@@ -25,5 +25,5 @@ pub mod policy;
 pub mod protocol;
 
 pub use address::{ManagerAddress, ManagerAddressError};
-pub use member_listener::FrontError;
+pub use member_listener::ListenerError;
 pub use meta::MetaError;

@@ -6,7 +6,7 @@ use whimbrel_wire::{ConnectError, Endpoint, Identity, IdentityError, Trust, Trus
 
 /// Failure to open or serve a member's socket.
 #[derive(Debug, thiserror::Error)]
-pub enum FrontError {
+pub enum ListenerError {
     /// The member's identity cannot be used.
     #[error("cannot use the identity")]
     Identity(#[from] IdentityError),
@@ -39,17 +39,17 @@ pub(crate) struct MemberListener {
 
 impl MemberListener {
     /// Opens the folder, creating it if necessary, and the socket.
-    pub(crate) async fn open(data: &Path, listen: SocketAddr) -> Result<Self, FrontError> {
+    pub(crate) async fn open(data: &Path, listen: SocketAddr) -> Result<Self, ListenerError> {
         let identity = Arc::new(Identity::load_or_create(data)?);
         let trust = Arc::new(Trust::load(data)?);
-        let failed = |source| FrontError::Listen { address: listen, source };
+        let failed = |source| ListenerError::Listen { address: listen, source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { identity, trust, address, listener })
     }
 
     /// Serves trusted peers; returns only on failure.
-    pub(crate) async fn serve(self, endpoint: Endpoint) -> Result<(), FrontError> {
+    pub(crate) async fn serve(self, endpoint: Endpoint) -> Result<(), ListenerError> {
         Ok(serve_tls(self.listener, &self.identity, self.trust, endpoint).await?)
     }
 }

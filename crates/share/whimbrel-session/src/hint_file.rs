@@ -17,21 +17,21 @@ use std::{
 /// First line of a hint file.
 const HEAD: &str = "whimbrel note 1";
 /// Longest hint file in bytes.
-pub const LONGEST: u64 = 256 << 10;
+pub const MAX_LEN: u64 = 256 << 10;
 /// Most ranges of zeros.
-const RUNS: usize = 4096;
+const MAX_RUNS: usize = 4096;
 /// Shortest range worth a line: a block of the cache is requested as a whole.
-const SHORTEST: u64 = 64 << 10;
+const MIN_RUN: u64 = 64 << 10;
 /// Bytes read at once.
-const PIECE: usize = 1 << 20;
+const READ_SIZE: usize = 1 << 20;
 
 /// Content of a hint file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hint {
     /// Whether to fetch the file whole or block by block.
-    pub whole: Option<bool>,
+    pub fetch_whole: Option<bool>,
     /// Size and last change of the file described; the ranges apply to no other version.
-    pub of: Option<(u64, Time)>,
+    pub version: Option<(u64, Time)>,
     /// Ranges of zeros in bytes, in order.
     pub zeros: Vec<Range<u64>>,
 }
@@ -58,31 +58,31 @@ pub fn name_of(file: &Name) -> Option<Name> {
 impl Hint {
     /// Parses a hint file.
     pub fn parse(bytes: &[u8]) -> Result<Self, HintError> {
-        if bytes.len() as u64 > LONGEST {
+        if bytes.len() as u64 > MAX_LEN {
             return Err(HintError::Text);
         }
         let text = std::str::from_utf8(bytes).map_err(|_| HintError::Text)?;
         let mut note = Self::default();
         for (number, line) in text.lines().enumerate() {
-            let fits = if number == 0 { (line == HEAD).then_some(()) } else { note.take(line) };
+            let fits = if number == 0 { (line == HEAD).then_some(()) } else { note.parse_line(line) };
             fits.ok_or(HintError::Line { line: number + 1 })?;
         }
         if text.is_empty() { Err(HintError::Line { line: 1 }) } else { Ok(note) }
     }
 
-    fn take(&mut self, line: &str) -> Option<()> {
+    fn parse_line(&mut self, line: &str) -> Option<()> {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["whole" | "blocks"] if self.whole.is_none() => self.whole = Some(line == "whole"),
-            ["of", size, seconds, nanos] if self.of.is_none() => {
+            ["whole" | "blocks"] if self.fetch_whole.is_none() => self.fetch_whole = Some(line == "whole"),
+            ["of", size, seconds, nanos] if self.version.is_none() => {
                 let nanos = nanos.parse().ok().filter(|nanos| *nanos < 1_000_000_000)?;
-                self.of = Some((size.parse().ok()?, Time { seconds: seconds.parse().ok()?, nanos }));
+                self.version = Some((size.parse().ok()?, Time { seconds: seconds.parse().ok()?, nanos }));
             }
             ["zeros", from, to] => {
                 let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
-                let (size, _) = self.of?;
+                let (size, _) = self.version?;
                 let after = self.zeros.last().map_or(0, |last| last.end);
-                if from < after || from >= to || to > size || self.zeros.len() >= RUNS {
+                if from < after || from >= to || to > size || self.zeros.len() >= MAX_RUNS {
                     return None;
                 }
                 self.zeros.push(from..to);
@@ -103,7 +103,7 @@ impl Hint {
         let mut file = File::open(path)?;
         let before = file.metadata()?;
         let mut zeros: Vec<Range<u64>> = Vec::new();
-        let (mut at, mut piece) = (0, vec![0; PIECE]);
+        let (mut at, mut piece) = (0, vec![0; READ_SIZE]);
         loop {
             let read = fill(&mut file, &mut piece)?;
             for page in piece[..read].chunks(PAGE) {
@@ -115,7 +115,7 @@ impl Hint {
                 }
                 at = end;
             }
-            if read < PIECE {
+            if read < READ_SIZE {
                 break;
             }
         }
@@ -124,25 +124,25 @@ impl Hint {
         if same(&before) != same(&after) || at != after.len() {
             return Err(io::Error::other("the file was changed while it was read"));
         }
-        zeros.retain(|run| run.end - run.start >= SHORTEST);
-        if zeros.len() > RUNS {
+        zeros.retain(|run| run.end - run.start >= MIN_RUN);
+        if zeros.len() > MAX_RUNS {
             // Retain the longest ones, in order.
             zeros.sort_unstable_by_key(|run| std::cmp::Reverse(run.end - run.start));
-            zeros.truncate(RUNS);
+            zeros.truncate(MAX_RUNS);
             zeros.sort_unstable_by_key(|run| run.start);
         }
         let changed = Time { seconds: after.mtime(), nanos: after.mtime_nsec() as u32 };
-        Ok(Self { whole, of: Some((at, changed)), zeros })
+        Ok(Self { fetch_whole: whole, version: Some((at, changed)), zeros })
     }
 
     /// The text as it is stored.
     pub fn to_text(&self) -> String {
         let mut text = format!("{HEAD}\n");
         // Writing to a string does not fail.
-        if let Some(whole) = self.whole {
+        if let Some(whole) = self.fetch_whole {
             let _ = writeln!(text, "{}", if whole { "whole" } else { "blocks" });
         }
-        if let Some((size, changed)) = self.of {
+        if let Some((size, changed)) = self.version {
             let _ = writeln!(text, "of {size} {} {}", changed.seconds, changed.nanos);
         }
         for run in &self.zeros {
@@ -203,7 +203,7 @@ mod tests {
             assert_eq!(Hint::parse(text.as_bytes()), Err(HintError::Line { line }), "{text:?}");
         }
         assert_eq!(Hint::parse(&[0xff]), Err(HintError::Text));
-        assert_eq!(Hint::parse(&vec![b' '; LONGEST as usize + 1]), Err(HintError::Text));
+        assert_eq!(Hint::parse(&vec![b' '; MAX_LEN as usize + 1]), Err(HintError::Text));
     }
 
     proptest! {

@@ -15,8 +15,8 @@ pub(crate) struct Bounds {
 /// Processes to stun, and exempt ones that would have been stunned.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    pub(crate) hold: Vec<Process>,
-    pub(crate) spare: Vec<Process>,
+    pub(crate) stun: Vec<Process>,
+    pub(crate) exempt: Vec<Process>,
 }
 
 /// Chooses among processes that write.
@@ -33,10 +33,10 @@ pub(crate) fn choose(
             break;
         }
         if allowed(&process) {
-            choice.spare.push(process);
+            choice.exempt.push(process);
         } else {
             left -= u64::from(process.pages);
-            choice.hold.push(process);
+            choice.stun.push(process);
         }
     }
     choice
@@ -59,16 +59,16 @@ mod tests {
     fn the_fastest_are_held_until_the_rest_is_slow_enough() {
         let chosen =
             |spare| choose(writers(&[50, 9000, 41, 700, 40]), Bounds { limit: 40, spare }, |_| false);
-        assert_eq!(pids(&chosen(1000).hold), [1]);
-        assert_eq!(pids(&chosen(500).hold), [1, 3]);
-        assert_eq!(pids(&chosen(0).hold), [1, 3, 0, 2], "never who wrote no more than the limit");
-        assert!(chosen(20_000).hold.is_empty(), "slow enough as it is");
+        assert_eq!(pids(&chosen(1000).stun), [1]);
+        assert_eq!(pids(&chosen(500).stun), [1, 3]);
+        assert_eq!(pids(&chosen(0).stun), [1, 3, 0, 2], "never who wrote no more than the limit");
+        assert!(chosen(20_000).stun.is_empty(), "slow enough as it is");
     }
 
     #[test]
     fn who_is_allowed_is_spared_and_named() {
         let bounds = Bounds { limit: 40, spare: 100 };
         let choice = choose(writers(&[9000, 700, 600]), bounds, |process| process.pid == 0);
-        assert_eq!((pids(&choice.hold), pids(&choice.spare)), (vec![1, 2], vec![0]));
+        assert_eq!((pids(&choice.stun), pids(&choice.exempt)), (vec![1, 2], vec![0]));
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use writers::Sample;
 use crate::{
     config::Config,
     memory::Layout,
-    sys::ptrace::{self, Seen},
+    sys::ptrace::{self, ThreadState},
 };
 use choose::{Choice, choose};
 use std::{
@@ -24,10 +24,10 @@ use std::{
 use whimbrel_guest_protocol::{PROCESSES_MAX, Process};
 
 /// Time for the threads of one process to stop before the next process is stunned.
-const STOPS_WITHIN: Duration = Duration::from_millis(20);
-const NAP: Duration = Duration::from_micros(200);
+const STOP_TIMEOUT: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Interval of checks for threads that had not stopped when they were to be detached.
-const LOOK_AFTER: Duration = Duration::from_millis(5);
+const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Stunned processes and their threads.
 #[derive(Debug, Default)]
@@ -35,20 +35,20 @@ pub(crate) struct Stunned {
     pids: Vec<u32>,
     threads: Vec<i32>,
     /// Threads to detach as soon as they stop.
-    leaving: Vec<i32>,
-    ends: Option<Ends>,
+    detaching: Vec<i32>,
+    ends: Option<StunEnd>,
 }
 
 /// End of a stun.
 #[derive(Debug, Clone, Copy)]
-struct Ends {
+struct StunEnd {
     lease: Instant,
     latest: Instant,
 }
 
 impl Stunned {
     /// Stuns the processes that wrote most of the sample, in addition to those that are stunned already.
-    pub(crate) fn hold(
+    pub(crate) fn stun(
         &mut self,
         sample: &Sample,
         layout: Layout,
@@ -61,29 +61,29 @@ impl Stunned {
         writers.retain(|process| !self.pids.contains(&process.pid));
         let room = PROCESSES_MAX.saturating_sub(self.pids.len());
         let mut choice = choose(writers, bounds, |process| config.allows(&process.name));
-        choice.hold.truncate(room);
-        choice.spare.truncate(PROCESSES_MAX);
-        choice.hold.retain(|process| self.hold_process(process));
+        choice.stun.truncate(room);
+        choice.exempt.truncate(PROCESSES_MAX);
+        choice.stun.retain(|process| self.stun_process(process));
         choice
     }
 
     /// Stops all threads of a process; returns whether any was stopped.
-    fn hold_process(&mut self, process: &Process) -> bool {
+    fn stun_process(&mut self, process: &Process) -> bool {
         let before = self.threads.len();
-        let deadline = Instant::now() + STOPS_WITHIN;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         // Threads that still run may create others, so repeat until no new one is found.
         loop {
             let new: Vec<i32> =
                 threads_of(process.pid).filter(|thread| !self.threads.contains(thread)).collect();
             // Fails if the process has another tracer or has ended; then it cannot be stunned.
-            let held: Vec<i32> = new.into_iter().filter(|thread| ptrace::hold(*thread).is_ok()).collect();
+            let held: Vec<i32> = new.into_iter().filter(|thread| ptrace::stop(*thread).is_ok()).collect();
             if held.is_empty() {
                 break;
             }
             self.threads.extend(&held);
             for thread in held {
-                while matches!(ptrace::inspect(thread), Ok(Seen::Runs)) && Instant::now() < deadline {
-                    std::thread::sleep(NAP);
+                while matches!(ptrace::inspect(thread), Ok(ThreadState::Runs)) && Instant::now() < deadline {
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
         }
@@ -101,7 +101,7 @@ impl Stunned {
         }
         let now = Instant::now();
         let latest = self.ends.map_or(now + most, |ends| ends.latest);
-        self.ends = Some(Ends { lease: now + lease, latest });
+        self.ends = Some(StunEnd { lease: now + lease, latest });
     }
 
     /// Releases all processes; returns their number.
@@ -109,18 +109,18 @@ impl Stunned {
         let count = self.pids.len() as u32;
         self.pids.clear();
         self.ends = None;
-        self.leaving.append(&mut self.threads);
+        self.detaching.append(&mut self.threads);
         self.detach_stopped();
         count
     }
 
     /// Detaches those threads on the list that have stopped.
     fn detach_stopped(&mut self) {
-        self.leaving.retain(|thread| {
+        self.detaching.retain(|thread| {
             let done = match ptrace::inspect(*thread) {
-                Ok(Seen::Stopped(signal)) => ptrace::release(*thread, signal).is_ok(),
+                Ok(ThreadState::Stopped(signal)) => ptrace::detach(*thread, signal).is_ok(),
                 // The thread has ended, or is in uninterruptible sleep.
-                Ok(Seen::Runs) => ptrace::reap(*thread),
+                Ok(ThreadState::Runs) => ptrace::reap(*thread),
                 Err(_) => true,
             };
             !done
@@ -139,7 +139,7 @@ impl Stunned {
     pub(crate) fn next_tick(&self) -> Option<Duration> {
         let now = Instant::now();
         let end = self.ends.map(|ends| ends.lease.min(ends.latest).saturating_duration_since(now));
-        let soon = (!self.leaving.is_empty()).then_some(LOOK_AFTER);
+        let soon = (!self.detaching.is_empty()).then_some(DETACH_INTERVAL);
         end.into_iter().chain(soon).min()
     }
 }
@@ -224,7 +224,7 @@ mod tests {
     fn who_is_held_stands_still_until_the_lease_is_over_and_its_parent_sees_nothing() {
         let mut worker = Worker::start();
         let mut stunned = Stunned::default();
-        assert!(stunned.hold_process(&worker.as_process()));
+        assert!(stunned.stun_process(&worker.as_process()));
         stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
         assert!(wait_for(&mut stunned, || worker.state() == "t"), "{}", worker.state());
         assert!(!worker.has_ended(), "to its parent it runs");
@@ -239,7 +239,7 @@ mod tests {
     fn no_lease_is_renewed_beyond_the_end() {
         let worker = Worker::start();
         let mut stunned = Stunned::default();
-        assert!(stunned.hold_process(&worker.as_process()));
+        assert!(stunned.stun_process(&worker.as_process()));
         stunned.extend(Duration::from_secs(60), Duration::ZERO);
         stunned.extend(Duration::from_secs(60), Duration::from_secs(60));
         assert_eq!(stunned.tick(), 1);
@@ -249,7 +249,7 @@ mod tests {
     fn one_that_is_killed_while_it_is_held_ends() {
         let mut worker = Worker::start();
         let mut stunned = Stunned::default();
-        assert!(stunned.hold_process(&worker.as_process()));
+        assert!(stunned.stun_process(&worker.as_process()));
         worker.kill();
         stunned.release();
         assert!(wait_for(&mut stunned, || worker.has_ended()), "a zombie is left");

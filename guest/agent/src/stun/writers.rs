@@ -77,8 +77,9 @@ fn pages_of(pid: u32, sample: &Sample, layout: Layout) -> io::Result<u32> {
             }
             let (entries, _) = entries.as_chunks::<8>();
             let frames = entries[..read].iter().map(|entry| u64::from_le_bytes(*entry));
-            let ours =
-                frames.filter(|entry| entry & PRESENT != 0).filter_map(|entry| layout.place(entry & FRAME));
+            let ours = frames
+                .filter(|entry| entry & PRESENT != 0)
+                .filter_map(|entry| layout.page_index(entry & FRAME));
             count = count.saturating_add(ours.filter(|page| sample.contains(*page)).count() as u32);
             (at, looked) = (at + read as u64, looked + read as u64);
         }

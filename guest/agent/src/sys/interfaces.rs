@@ -41,7 +41,7 @@ pub(crate) fn all() -> io::Result<Vec<Interface>> {
         if up && !entry.ifa_addr.is_null() {
             // SAFETY: the name of a node is a string that ends with zero.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_bytes().to_vec();
-            note(found.entry(name).or_default(), entry.ifa_addr);
+            record_address(found.entry(name).or_default(), entry.ifa_addr);
         }
     }
     // SAFETY: the list is from getifaddrs and is freed once; nothing refers to it any more.
@@ -54,7 +54,7 @@ pub(crate) fn all() -> io::Result<Vec<Interface>> {
 }
 
 /// Records one address of an interface.
-fn note(found: &mut Found, address: *const libc::sockaddr) {
+fn record_address(found: &mut Found, address: *const libc::sockaddr) {
     // SAFETY: an address of the list begins with its family, and has the size of that family's type.
     match i32::from(unsafe { (*address).sa_family }) {
         libc::AF_PACKET => {

@@ -11,7 +11,7 @@ use std::{
 
 /// State of a traced thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum ThreadState {
     /// The thread is stopped, with this signal to be delivered, 0 for none.
     Stopped(c_int),
     /// The thread runs, or has ended.
@@ -19,25 +19,25 @@ pub(crate) enum Seen {
 }
 
 /// Starts tracing a thread, and asks it to stop.
-pub(crate) fn hold(thread: i32) -> io::Result<()> {
+pub(crate) fn stop(thread: i32) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, thread, 0)?;
     request(libc::PTRACE_INTERRUPT, thread, 0)
 }
 
 /// Queries the state of a traced thread.
-pub(crate) fn inspect(thread: i32) -> io::Result<Seen> {
+pub(crate) fn inspect(thread: i32) -> io::Result<ThreadState> {
     // SAFETY: the structure has only integers (and a union of them), for which zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     match request(libc::PTRACE_GETSIGINFO, thread, &raw mut info as usize) {
-        Ok(()) if info.si_code >> 8 == libc::PTRACE_EVENT_STOP => Ok(Seen::Stopped(0)),
-        Ok(()) => Ok(Seen::Stopped(info.si_signo)),
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Seen::Runs),
+        Ok(()) if info.si_code >> 8 == libc::PTRACE_EVENT_STOP => Ok(ThreadState::Stopped(0)),
+        Ok(()) => Ok(ThreadState::Stopped(info.si_signo)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(ThreadState::Runs),
         Err(error) => Err(error),
     }
 }
 
 /// Detaches a stopped thread and delivers this signal, unless 0.
-pub(crate) fn release(thread: i32, signal: c_int) -> io::Result<()> {
+pub(crate) fn detach(thread: i32, signal: c_int) -> io::Result<()> {
     request(libc::PTRACE_DETACH, thread, signal as usize)
 }
 

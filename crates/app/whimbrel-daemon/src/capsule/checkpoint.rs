@@ -36,7 +36,7 @@ pub(crate) struct CheckpointOptions {
 
 impl CheckpointOptions {
     /// Memory and all disks, without a tag.
-    pub(crate) fn nothing_but(balloon: BalloonTarget) -> Self {
+    pub(crate) fn without_tag(balloon: BalloonTarget) -> Self {
         Self { tag: None, labels: BTreeMap::new(), balloon, arrays: CapturedArrays::All }
     }
 }
@@ -76,10 +76,12 @@ impl Daemon {
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
             let mut turn = machine.try_lock("checkpoint", Some(reporter.id))?;
             let taken = match arrays {
-                CapturedArrays::All => host.take_capsule(&mut turn, AfterCapture::GoOn, &wanted, reporter)?,
-                CapturedArrays::Disks => host.take_disks(&mut turn, &wanted, reporter)?,
+                CapturedArrays::All => {
+                    host.take_capsule(&mut turn, AfterCapture::Unpause, &wanted, reporter)?
+                }
+                CapturedArrays::Disks => host.take_disk_only_capsule(&mut turn, &wanted, reporter)?,
             };
-            turn.record.save(&host.layout)?;
+            turn.record.save(&host.directories)?;
             Ok(OperationResult::Checkpoint(taken))
         }))
     }
@@ -93,12 +95,12 @@ impl Daemon {
         refs::check_tag(request.tag.as_ref())?;
         let (host, machine) = (self.clone(), self.machine(name)?);
         let wanted =
-            CheckpointOptions { tag: request.tag, ..CheckpointOptions::nothing_but(request.balloon) };
+            CheckpointOptions { tag: request.tag, ..CheckpointOptions::without_tag(request.balloon) };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {
             let mut turn = machine.try_lock("suspend", Some(reporter.id))?;
             let taken = host.suspend_in(&mut turn, &wanted, reporter)?;
             // A suspended machine is usually resumed; a prestarted QEMU then saves most of the time.
-            host.warm_up(&turn.record.config);
+            host.prestart_qemu(&turn.record.config);
             Ok(OperationResult::Suspend(taken))
         }))
     }
@@ -121,16 +123,16 @@ impl Daemon {
         turn.record.phase = Phase::Suspended { capsule };
         turn.record.process = None;
         turn.record.since_ms = crate::now_ms();
-        if let Err(error) = turn.record.save(&self.layout) {
+        if let Err(error) = turn.record.save(&self.directories) {
             turn.record.phase = Phase::Here;
             let (record, live) = turn.parts()?;
             live.unpause();
             self.restore_balloon(record, live);
             return Err(error);
         }
-        turn.live.take().into_iter().for_each(RunningMachine::end);
+        turn.running.take().into_iter().for_each(RunningMachine::end);
         // The capsule has the disks; the overlays are no longer needed.
-        remove_overlays(&self.layout, &self.layout.machine(&turn.record.name));
+        remove_overlays(&self.directories, &self.directories.machine(&turn.record.name));
         Ok(())
     }
 
@@ -145,9 +147,9 @@ impl Daemon {
     ) -> Result<CaptureReport, DaemonError> {
         let begun = Instant::now();
         let (record, live) = turn.parts()?;
-        let balloon_freed = self.squeeze(record, live, wanted.balloon, reporter)?;
-        let taken = self.take_squeezed(record, live, finish, wanted, reporter);
-        if taken.is_err() || finish == AfterCapture::GoOn {
+        let balloon_freed = self.shrink_guest(record, live, wanted.balloon, reporter)?;
+        let taken = self.take_capsule_as_is(record, live, finish, wanted, reporter);
+        if taken.is_err() || finish == AfterCapture::Unpause {
             self.restore_balloon(record, live);
         }
         let total_ms = begun.elapsed().as_secs_f64() * 1e3;
@@ -155,7 +157,7 @@ impl Daemon {
     }
 
     /// Takes a capsule without inflating the balloon.
-    pub(crate) fn take_squeezed(
+    pub(crate) fn take_capsule_as_is(
         &self,
         record: &mut Record,
         live: &mut RunningMachine,
@@ -167,16 +169,16 @@ impl Daemon {
         let finish = if was_paused { AfterCapture::StayPaused } else { finish };
         let stored_before = self.stored_bytes();
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
-        live.cut_disks(self, record)?;
-        let ledgers = wanted.arrays.of(&mut live.ledgers);
+        live.align_disks(self, record)?;
+        let ledgers = wanted.arrays.of(&mut live.dirty_logs);
         attach_consumer(ledgers, &mut live.bases)?;
-        let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.cuts().cloned();
+        let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();
         let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
-        let pace = pace(was_paused);
+        let pace = checkpoint_policy(was_paused);
         let captured = live.capture(Consumer::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
         // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
-        if finish == AfterCapture::GoOn {
+        if finish == AfterCapture::Unpause {
             self.restore_balloon(record, live);
         }
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
@@ -189,10 +191,13 @@ impl Daemon {
         match committed {
             Ok((capsule, bases)) => {
                 record.last = Some(capsule);
-                live.hold_base(self.store.pin(&capsule), wanted.arrays, bases);
+                live.pin_base(self.store.pin(&capsule), wanted.arrays, bases);
                 let bytes_added = self.stored_bytes().saturating_sub(stored_before);
-                let pause =
-                    if finish == AfterCapture::GoOn { captured.pause } else { captured.paused_at.elapsed() };
+                let pause = if finish == AfterCapture::Unpause {
+                    captured.downtime
+                } else {
+                    captured.paused_at.elapsed()
+                };
                 Ok(CaptureReport {
                     capsule,
                     pause_ms: if was_paused { 0.0 } else { pause.as_secs_f64() * 1e3 },
@@ -204,7 +209,7 @@ impl Daemon {
             }
             Err(error) => {
                 // Pages that the sink collected are in no capsule: the next one reads every page again.
-                live.unfollow_store();
+                live.detach_store();
                 if !was_paused && finish == AfterCapture::StayPaused {
                     live.unpause();
                 }
@@ -223,7 +228,7 @@ impl Daemon {
         (wanted, labels): (&CheckpointOptions, BTreeMap<String, String>),
     ) -> Result<CapsuleId, DaemonError> {
         let names: Vec<RefName> =
-            wanted.tag.clone().into_iter().chain([refs::of_machine(&record.name)]).collect();
+            wanted.tag.clone().into_iter().chain([refs::machine_ref(&record.name)]).collect();
         self.commit_as(record, images, writer, (device_state, labels), &names)
     }
 
@@ -255,7 +260,7 @@ impl Daemon {
         labels.extend(self.lineage_label(record));
         for digest in record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten() {
             if self.store.has(&[digest]) != [true] {
-                let path = self.layout.boot_file(&digest);
+                let path = self.directories.boot_file(&digest);
                 let content =
                     std::fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))?;
                 writer.put_blob(&content).map_err(&write)?;
@@ -270,7 +275,7 @@ impl Daemon {
             time,
             host: self.name.to_string(),
             labels,
-            working_set: self.working_set_blob(record, writer),
+            working_set: self.prefetch_list_blob(record, writer),
         };
         let capsule = writer.commit(&manifest, names).map_err(refs::store_error("commit the capsule"))?;
         self.announce_soon();
@@ -288,7 +293,7 @@ fn attach_consumer(
     bases: &mut BTreeMap<String, Option<Digest>>,
 ) -> Result<(), DaemonError> {
     for ledger in ledgers {
-        if !ledger.is_followed_by(Consumer::Store) || !bases.contains_key(ledger.name()) {
+        if !ledger.is_attached(Consumer::Store) || !bases.contains_key(ledger.name()) {
             bases.remove(ledger.name());
             let followed = ledger.attach_all(Consumer::Store);
             followed.map_err(|source| DaemonError::Memory { source: source.into() })?;
@@ -307,7 +312,7 @@ pub(crate) fn labels_of(record: &Record, wanted: &CheckpointOptions) -> BTreeMap
     labels
 }
 
-fn pace(was_paused: bool) -> CheckpointPolicy {
+fn checkpoint_policy(was_paused: bool) -> CheckpointPolicy {
     if was_paused { CheckpointPolicy::STOPPED } else { CheckpointPolicy::CHECKPOINT }
 }
 
@@ -316,8 +321,8 @@ pub(crate) fn round_info(round: &RoundStats) -> RoundInfo {
     RoundInfo {
         pages: round.pages,
         bytes: round.bytes,
-        ms: ms(round.took),
-        begun_ms: ms(round.begun),
+        ms: ms(round.duration),
+        begun_ms: ms(round.start),
         limit: round.limit.map(whimbrel_core::ByteSize),
         skipped: round.skipped,
         left: round.left,
@@ -346,14 +351,14 @@ impl RunningMachine {
         reporter: &ProgressReporter,
     ) -> Result<Captured, DaemonError> {
         let was_paused = self.is_paused();
-        let RunningMachine { qemu, ledgers, disks, .. } = self;
-        let machine = PausableMachine { qemu, disks, keep_paused: was_paused, keeping: &[] };
+        let RunningMachine { qemu, dirty_logs: ledgers, disks, .. } = self;
+        let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
         let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
             CapturedArrays::All => Box::new(machine),
             CapturedArrays::Disks => Box::new(DisksOnly(machine)),
         };
         let machine = &mut *machine;
-        let mut subject = CaptureSource { machine, ledgers: arrays.of(ledgers), follower };
+        let mut subject = CaptureSource { machine, dirty_logs: arrays.of(ledgers), consumer: follower };
         let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
             report(reporter, progress);
             reporter.flow()
@@ -417,7 +422,7 @@ impl StoreSink {
 }
 
 impl Sink for StoreSink {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
         let (_, image, _) = &mut self.images[batch.array];
         self.raw += batch.data.len() as u64;
         image

@@ -23,7 +23,7 @@ impl Daemon {
     /// Starts a new machine on the disks of a capsule.
     pub(crate) fn derive(self: &Arc<Self>, request: DeriveRequest) -> Result<MachineInfo, DaemonError> {
         let (capsule, manifest) = self.find(&request.capsule)?;
-        let _claim = self.claim_name(&request.name, false)?;
+        let _claim = self.reserve_name(&request.name, false)?;
         // Protects the capsule from garbage collection until the machine has its own pin.
         let _whole = self.store.pin(&capsule).map_err(refs::store_error("use the capsule"))?;
         let mut config = derived_config(&manifest, &request)?;
@@ -35,7 +35,7 @@ impl Daemon {
         let mut live = RunningMachine::boot(self, &record)?;
         let disks: Vec<ImageRef> =
             manifest.images.into_iter().filter(|image| image.name != "memory").collect();
-        if let Err(error) = live.is_as_stored(&disks) {
+        if let Err(error) = live.set_stored_bases(&disks) {
             live.end();
             return Err(error);
         }

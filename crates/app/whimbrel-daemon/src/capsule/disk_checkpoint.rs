@@ -23,7 +23,7 @@ use whimbrel_store::CapsuleWriter;
 
 impl Daemon {
     /// Takes a disk-only capsule of a machine, whether it runs or not.
-    pub(crate) fn take_disks(
+    pub(crate) fn take_disk_only_capsule(
         &self,
         turn: &mut MachineLock<'_>,
         wanted: &CheckpointOptions,
@@ -36,14 +36,14 @@ impl Daemon {
         let report = match turn.record.phase.clone() {
             Phase::Here => {
                 let (record, live) = turn.parts()?;
-                self.take_squeezed(record, live, AfterCapture::GoOn, wanted, reporter)?
+                self.take_capsule_as_is(record, live, AfterCapture::Unpause, wanted, reporter)?
             }
             Phase::Stopped | Phase::Crashed { .. } => {
-                self.take_resting(&mut turn.record, wanted, reporter)?
+                self.take_stopped_disks(&mut turn.record, wanted, reporter)?
             }
-            Phase::Suspended { capsule } => self.disks_of(&mut turn.record, &capsule, wanted)?,
+            Phase::Suspended { capsule } => self.take_suspended_disks(&mut turn.record, &capsule, wanted)?,
             other => {
-                let (name, state) = (turn.record.name.clone(), other.word());
+                let (name, state) = (turn.record.name.clone(), other.name());
                 return Err(DaemonError::State { name, state, needed: "on this host" });
             }
         };
@@ -51,7 +51,7 @@ impl Daemon {
     }
 
     /// Takes a disk-only capsule of a machine that is switched off.
-    fn take_resting(
+    fn take_stopped_disks(
         &self,
         record: &mut Record,
         wanted: &CheckpointOptions,
@@ -61,7 +61,7 @@ impl Daemon {
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         let (mut images, mut pages) = (Vec::new(), 0);
         for index in 0..record.config.disks.len() {
-            let (image, written) = self.write_resting(record, index, &writer, reporter)?;
+            let (image, written) = self.write_stopped_disk(record, index, &writer, reporter)?;
             images.push(image);
             pages += written;
         }
@@ -72,7 +72,7 @@ impl Daemon {
     }
 
     /// Writes one disk: the pages that differ from its base image, or all of them.
-    fn write_resting(
+    fn write_stopped_disk(
         &self,
         record: &Record,
         index: usize,
@@ -86,14 +86,14 @@ impl Daemon {
         };
         if let Some(owed) = &record.owed {
             let (name, from) = (record.name.clone(), owed.from.clone());
-            return Err(DaemonError::Owed { name, from });
+            return Err(DaemonError::MissingPages { name, from });
         }
         let (size, base) = (record.config.disks[index].size.0, &record.bases[index]);
-        let at = (&self.layout, &self.store);
+        let at = (&self.directories, &self.store);
         let disk = StoppedDisk::open(at, &record.name, (index, size), base)?;
-        let cuts = self.cuts_for(record, index, disk.device());
+        let cuts = self.alignment_for(record, index, disk.device());
         let mut pages = disk.pages(cuts.as_ref())?;
-        let owned = || image_pages(cuts.as_ref(), disk.owned());
+        let owned = || image_pages(cuts.as_ref(), disk.allocated_pages());
         let (root, wanted): (_, Option<PageSet>) = match base {
             DiskBase::Image { root, .. } => (Some(*root), owned()),
             DiskBase::Blank => (None, owned()),
@@ -117,7 +117,7 @@ impl Daemon {
     }
 
     /// Makes a capsule of the disks of another capsule. The trees are shared, so no page is read.
-    fn disks_of(
+    fn take_suspended_disks(
         &self,
         record: &mut Record,
         capsule: &CapsuleId,

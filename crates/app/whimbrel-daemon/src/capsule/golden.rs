@@ -16,9 +16,9 @@ use whimbrel_store::{ObjectWant, RemoteObjects};
 use whimbrel_transfer::DemandFetcher;
 
 /// Tags of one host that are examined, newest first.
-const LOOKED_AT: usize = 4096;
+const TAGS_MAX: usize = 4096;
 /// Manifests in one request.
-const AT_ONCE: usize = 256;
+const MANIFESTS_PER_REQUEST: usize = 256;
 
 impl Daemon {
     /// The best match here. Other hosts are asked if nothing here matches, or if the request names one.
@@ -29,7 +29,7 @@ impl Daemon {
         };
         offered.retain(|golden| golden.attributes.fit(&request.terms));
         if offered.is_empty() && request.host.is_none() {
-            for peer in self.neighbourhood() {
+            for peer in self.reachable_peers() {
                 match self.golden_on(&peer.peer().name) {
                     Ok(more) => offered.extend(more),
                     Err(error) => {
@@ -59,7 +59,7 @@ impl Daemon {
         let mut entries = self.catalog(host, "*")?;
         entries.retain(|entry| is_tag(&entry.name));
         entries.sort_unstable_by_key(|entry| std::cmp::Reverse(entry.time));
-        entries.truncate(LOOKED_AT);
+        entries.truncate(TAGS_MAX);
         let mut wanted: Vec<CapsuleId> = entries.iter().map(|entry| entry.capsule).collect();
         wanted.sort_unstable();
         wanted.dedup();
@@ -83,7 +83,7 @@ impl Daemon {
     ) -> Result<HashMap<CapsuleId, Attributes>, DaemonError> {
         let remote = DemandFetcher::new(Arc::new(self.store.clone()), self.source(host));
         let mut known = HashMap::new();
-        for part in wanted.chunks(AT_ONCE) {
+        for part in wanted.chunks(MANIFESTS_PER_REQUEST) {
             let wants: Vec<ObjectWant> =
                 part.iter().map(|id| ObjectWant { digest: id.0, similar: None }).collect();
             let objects = remote.objects(Kind::Manifest, &wants);

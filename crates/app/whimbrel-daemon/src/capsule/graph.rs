@@ -23,52 +23,52 @@ const SIZES_MAX: usize = 100_000;
 
 /// Bytes that each capsule adds to its parents, by capsule and number of parents that are here.
 #[derive(Default)]
-pub(crate) struct Sizes(Mutex<HashMap<(CapsuleId, usize), ByteSize>>);
+pub(crate) struct AddedSizes(Mutex<HashMap<(CapsuleId, usize), ByteSize>>);
 
 /// Every capsule of the host and the edges between them.
 pub(crate) struct CapsuleGraph {
     pub(crate) capsules: BTreeMap<CapsuleId, Stored>,
     /// Parents that are here, or else the capsule that the machine was derived from.
-    above: BTreeMap<CapsuleId, Vec<CapsuleId>>,
-    below: BTreeMap<CapsuleId, Vec<CapsuleId>>,
+    parents: BTreeMap<CapsuleId, Vec<CapsuleId>>,
+    children: BTreeMap<CapsuleId, Vec<CapsuleId>>,
 }
 
 impl CapsuleGraph {
     fn of(all: impl IntoIterator<Item = Stored>) -> Self {
         let capsules: BTreeMap<_, _> = all.into_iter().map(|capsule| (capsule.id, capsule)).collect();
-        let (mut above, mut below) = (BTreeMap::new(), BTreeMap::<CapsuleId, Vec<CapsuleId>>::new());
+        let (mut parents, mut children) = (BTreeMap::new(), BTreeMap::<CapsuleId, Vec<CapsuleId>>::new());
         for (id, capsule) in &capsules {
-            let here: Vec<_> = named_above(&capsule.manifest, |id| capsules.contains_key(&id));
-            here.iter().for_each(|parent| below.entry(*parent).or_default().push(*id));
-            above.insert(*id, here);
+            let here: Vec<_> = drawn_parents(&capsule.manifest, |id| capsules.contains_key(&id));
+            here.iter().for_each(|parent| children.entry(*parent).or_default().push(*id));
+            parents.insert(*id, here);
         }
-        for children in below.values_mut() {
+        for children in children.values_mut() {
             children.sort_by_key(|child| (capsules[child].manifest.time, *child));
         }
-        Self { capsules, above, below }
+        Self { capsules, parents, children }
     }
 
-    pub(crate) fn above(&self, id: &CapsuleId) -> &[CapsuleId] {
-        self.above.get(id).map_or(&[], Vec::as_slice)
+    pub(crate) fn parents(&self, id: &CapsuleId) -> &[CapsuleId] {
+        self.parents.get(id).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn below(&self, id: &CapsuleId) -> &[CapsuleId] {
-        self.below.get(id).map_or(&[], Vec::as_slice)
+    pub(crate) fn children(&self, id: &CapsuleId) -> &[CapsuleId] {
+        self.children.get(id).map_or(&[], Vec::as_slice)
     }
 
     /// `from` and all their ancestors.
     pub(crate) fn ancestors(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
-        closure(from, |id| self.above(id))
+        closure(from, |id| self.parents(id))
     }
 
     /// `from` and all their descendants.
     pub(crate) fn descendants(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
-        closure(from, |id| self.below(id))
+        closure(from, |id| self.children(id))
     }
 
     /// Sorts these capsules: each after its parents, each line of descent in one piece where possible.
-    fn in_order(&self, of: &BTreeSet<CapsuleId>) -> Vec<CapsuleId> {
-        let above = |id: &CapsuleId| self.above(id).iter().filter(|id| of.contains(id)).count();
+    fn topological_order(&self, of: &BTreeSet<CapsuleId>) -> Vec<CapsuleId> {
+        let above = |id: &CapsuleId| self.parents(id).iter().filter(|id| of.contains(id)).count();
         let mut waiting: BTreeMap<CapsuleId, usize> = of.iter().map(|id| (*id, above(id))).collect();
         let mut ready: Vec<CapsuleId> =
             waiting.iter().filter(|(_, count)| **count == 0).map(|(id, _)| *id).collect();
@@ -76,7 +76,7 @@ impl CapsuleGraph {
         let mut order = Vec::with_capacity(of.len());
         while let Some(id) = ready.pop() {
             order.push(id);
-            for child in self.below(&id).iter().rev() {
+            for child in self.children(&id).iter().rev() {
                 if let Some(count) = waiting.get_mut(child) {
                     *count -= 1;
                     if *count == 0 {
@@ -90,7 +90,7 @@ impl CapsuleGraph {
 }
 
 /// The capsules that a capsule is drawn under.
-fn named_above(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
+fn drawn_parents(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
     let parents: Vec<_> = manifest.parents.iter().copied().filter(|id| is_here(*id)).collect();
     match parents.is_empty() {
         false => parents,
@@ -114,7 +114,7 @@ pub(crate) fn closure<'a>(
 
 impl Daemon {
     /// Every capsule that a ref reaches or a machine is based on.
-    pub(crate) fn family(&self) -> Result<CapsuleGraph, DaemonError> {
+    pub(crate) fn capsule_graph(&self) -> Result<CapsuleGraph, DaemonError> {
         let all = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
         let used: BTreeSet<_> =
             self.machine_infos().iter().flat_map(|m| [m.follows, m.origin]).flatten().collect();
@@ -125,7 +125,7 @@ impl Daemon {
 
     /// All capsules, or one with its ancestors and descendants, each after its parents.
     pub(crate) fn graph(&self, capsule: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, DaemonError> {
-        let family = self.family()?;
+        let family = self.capsule_graph()?;
         let of: BTreeSet<CapsuleId> = match capsule {
             None => family.capsules.keys().copied().collect(),
             Some(capsule) => {
@@ -141,13 +141,13 @@ impl Daemon {
             let capsule = &family.capsules[&id];
             GraphNode {
                 capsule: self.capsule_info(id, &capsule.manifest, &capsule.refs),
-                adds: self.added(&family, &id),
-                under: family.above(&id).to_vec(),
-                children: family.below(&id).to_vec(),
+                adds: self.added_size(&family, &id),
+                under: family.parents(&id).to_vec(),
+                children: family.children(&id).to_vec(),
                 machines: machines.get(&id).cloned().unwrap_or_default(),
             }
         };
-        Ok(family.in_order(&of).into_iter().map(node).collect())
+        Ok(family.topological_order(&of).into_iter().map(node).collect())
     }
 
     /// Machines by the capsule that they are based on.
@@ -163,7 +163,7 @@ impl Daemon {
         on
     }
 
-    fn added(&self, family: &CapsuleGraph, id: &CapsuleId) -> Option<ByteSize> {
+    fn added_size(&self, family: &CapsuleGraph, id: &CapsuleId) -> Option<ByteSize> {
         let parents = &family.capsules[id].manifest.parents;
         let key = (*id, parents.iter().filter(|parent| family.capsules.contains_key(parent)).count());
         let known = || self.sizes.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,14 +253,14 @@ pub(crate) mod tests {
         let family = family();
         let all: BTreeSet<_> = family.capsules.keys().copied().collect();
         let wanted = ["golden", "kid-a", "kid-a2", "golden-2", "orphan", "kid-b", "stranger"].map(id);
-        assert_eq!(family.in_order(&all), wanted);
+        assert_eq!(family.topological_order(&all), wanted);
     }
 
     #[test]
     fn a_line_with_its_middle_collected_hangs_under_what_it_was_derived_from() {
         let family = family();
-        assert_eq!(family.above(&id("orphan")), [id("golden-2")]);
-        assert!(family.above(&id("stranger")).is_empty());
+        assert_eq!(family.parents(&id("orphan")), [id("golden-2")]);
+        assert!(family.parents(&id("stranger")).is_empty());
         assert!(family.descendants([id("golden")]).contains(&id("orphan")));
         assert_eq!(family.ancestors([id("kid-a2")]), ["kid-a2", "kid-a", "golden"].map(id).into());
     }

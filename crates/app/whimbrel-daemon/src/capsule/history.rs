@@ -18,11 +18,13 @@ const DIGITS: usize = 13;
 
 /// The ref of an epoch snapshot.
 pub(crate) fn name(machine: &MachineName, time_ms: u64) -> RefName {
-    format!("{}{time_ms:0DIGITS$}", stem(machine)).parse().expect("a prefix, a name that fits and digits")
+    format!("{}{time_ms:0DIGITS$}", ref_prefix(machine))
+        .parse()
+        .expect("a prefix, a name that fits and digits")
 }
 
 /// Prefix of the refs of a machine's snapshots. A name that is too long is replaced by its digest.
-fn stem(machine: &MachineName) -> String {
+fn ref_prefix(machine: &MachineName) -> String {
     let plain = format!("{PREFIX}{machine}.");
     match plain.len() + DIGITS <= 63 {
         true => plain,
@@ -32,12 +34,12 @@ fn stem(machine: &MachineName) -> String {
 
 /// A pattern that matches the refs of a machine's snapshots.
 pub(crate) fn pattern(machine: &MachineName) -> String {
-    format!("{}*", stem(machine))
+    format!("{}*", ref_prefix(machine))
 }
 
 /// Time of the snapshot that a ref names, if it is one of this machine.
 fn time_of(name: &RefName, machine: &MachineName) -> Option<u64> {
-    let digits = name.as_str().strip_prefix(&stem(machine))?;
+    let digits = name.as_str().strip_prefix(&ref_prefix(machine))?;
     let all_digits = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| all_digits)
 }
@@ -49,7 +51,7 @@ pub(crate) fn machine_in(name: &str) -> Option<&str> {
 }
 
 /// The newest snapshot that is at least as old as requested.
-pub(crate) fn pick(
+pub(crate) fn newest_before(
     past: &PointInTime,
     kept: impl IntoIterator<Item = (RefName, CapsuleId)>,
     now_ms: u64,
@@ -76,7 +78,7 @@ pub(crate) fn pick(
 /// The snapshot in this store that `past` names.
 pub(crate) fn resolve(store: &Store, past: &PointInTime) -> Result<CapsuleId, DaemonError> {
     let kept = store.list_refs().map_err(store_error("read the refs"))?;
-    pick(past, kept, crate::now_ms()).map(|(_, id)| id)
+    newest_before(past, kept, crate::now_ms()).map(|(_, id)| id)
 }
 
 /// Snapshots of a machine in this store, with their times.
@@ -86,7 +88,7 @@ pub(crate) fn all_of(store: &Store, machine: &MachineName) -> Result<Vec<(u64, C
 }
 
 /// Removes the refs of a machine's snapshots but the newest `count`. Other refs may still name them.
-pub(crate) fn thin_out(store: &Store, machine: &MachineName, count: usize) -> Result<(), DaemonError> {
+pub(crate) fn retain_newest(store: &Store, machine: &MachineName, count: usize) -> Result<(), DaemonError> {
     let refs = store.list_refs().map_err(refs::store_error("read the refs"))?;
     let kept: Vec<RefName> = refs.into_keys().filter(|name| time_of(name, machine).is_some()).collect();
     for name in &kept[..kept.len().saturating_sub(count)] {
@@ -117,14 +119,14 @@ mod tests {
         let mut all = retained(&[1_000_000, 1_060_000, 1_120_000]);
         all.push((name(&"web.2".parse().unwrap(), 1_050_000), CapsuleId(Digest::of(b"another's"))));
         all.push(("web".parse().unwrap(), CapsuleId(Digest::of(b"a tag"))));
-        let picked = |ago| pick(&web(ago), all.clone(), 1_130_000).map(|(name, _)| name.to_string());
+        let picked = |ago| newest_before(&web(ago), all.clone(), 1_130_000).map(|(name, _)| name.to_string());
         assert_eq!(picked(0).unwrap(), "kept.web.0000001120000");
         assert_eq!(picked(10_000).unwrap(), "kept.web.0000001120000");
         assert_eq!(picked(10_001).unwrap(), "kept.web.0000001060000");
         assert_eq!(picked(130_000).unwrap(), "kept.web.0000001000000");
         let refused = picked(131_000).unwrap_err().to_string();
         assert!(refused.contains("oldest of web is 130.0 s old, the newest 10.0 s"), "{refused}");
-        let nothing = pick(&web(0), retained(&[]), 5).unwrap_err();
+        let nothing = newest_before(&web(0), retained(&[]), 5).unwrap_err();
         assert!(matches!(nothing, DaemonError::NotFound { .. }), "{nothing}");
     }
 

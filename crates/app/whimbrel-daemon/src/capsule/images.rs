@@ -31,7 +31,7 @@ impl Daemon {
     ) -> StoredImage {
         let image = self.store.image(root, pages);
         match capsule.filter(|id| self.is_partial(id)) {
-            Some(id) => image.or_elsewhere(self.older_version(&id, name, pages)),
+            Some(id) => image.with_remote_fetch(self.ancestor_root(&id, name, pages)),
             None => image,
         }
     }
@@ -46,7 +46,7 @@ impl Daemon {
     }
 
     /// Root of the same image in the nearest ancestor whose root is here.
-    fn older_version(&self, capsule: &CapsuleId, name: &str, pages: u64) -> Option<Digest> {
+    fn ancestor_root(&self, capsule: &CapsuleId, name: &str, pages: u64) -> Option<Digest> {
         let mut seen = HashSet::new();
         let mut level = self.store.manifest(capsule).ok()?.parents;
         while !level.is_empty() && seen.len() < ANCESTORS {
@@ -68,11 +68,11 @@ impl Daemon {
 
     /// Fetches the pages on the prefetch list of a capsule in few large requests. A failure does no harm:
     /// these pages are fetched when they are touched.
-    pub(crate) fn fetch_working_set(&self, capsule: CapsuleId, manifest: &Manifest) {
+    pub(crate) fn prefetch(&self, capsule: CapsuleId, manifest: &Manifest) {
         if !self.is_partial(&capsule) {
             return;
         }
-        let Some(set) = self.working_set(&capsule, manifest) else { return };
+        let Some(set) = self.prefetch_list(&capsule, manifest) else { return };
         for image in &manifest.images {
             let Some(pages) = set.of(&image.name, image.pages) else { continue };
             let source = self.image(Some(capsule), (&image.name, image.root, image.pages));
@@ -85,31 +85,31 @@ impl Daemon {
     }
 
     /// The prefetch list of a capsule, recorded at its last resume here or by the host that made it.
-    fn working_set(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
-        let noted = std::fs::read(self.layout.working_set(capsule)).ok();
+    fn prefetch_list(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
+        let noted = std::fs::read(self.directories.prefetch_list(capsule)).ok();
         let blob = || self.store.blob(&manifest.working_set?).ok();
         PrefetchList::decode(&noted.or_else(blob)?).ok()
     }
 
-    pub(crate) fn note_working_set(
+    pub(crate) fn save_prefetch_list(
         &self,
         capsule: &CapsuleId,
         set: &PrefetchList,
     ) -> Result<(), DaemonError> {
-        let path = self.layout.working_set(capsule);
+        let path = self.directories.prefetch_list(capsule);
         whimbrel_wire::atomic_file::replace(&path, &set.encode())
             .map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// The prefetch list of the machine's last resume here, as a blob for its next capsule.
-    pub(crate) fn working_set_blob(&self, record: &Record, writer: &CapsuleWriter) -> Option<Digest> {
-        let noted = std::fs::read(self.layout.working_set(&record.origin?)).ok()?;
+    pub(crate) fn prefetch_list_blob(&self, record: &Record, writer: &CapsuleWriter) -> Option<Digest> {
+        let noted = std::fs::read(self.directories.prefetch_list(&record.origin?)).ok()?;
         PrefetchList::decode(&noted).ok()?;
         writer.put_blob(&noted).ok()
     }
 
     /// Saves the prefetch list of a machine that was just resumed, once its first seconds are over.
-    pub(crate) fn note_working_set_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
+    pub(crate) fn save_prefetch_list_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
         let host = Arc::downgrade(self);
         thread::spawn(move || {
             let until = Instant::now() + FIRST_SECONDS;
@@ -119,16 +119,16 @@ impl Daemon {
                     _ => return,
                 }
             }
-            let (Some(host), Some(set)) = (host.upgrade(), view.working_set()) else { return };
-            if let Err(error) = host.note_working_set(&capsule, &set) {
+            let (Some(host), Some(set)) = (host.upgrade(), view.prefetch_list()) else { return };
+            if let Err(error) = host.save_prefetch_list(&capsule, &set) {
                 tracing::warn!(error = &error as &dyn std::error::Error, "could not save a prefetch list");
             }
         });
     }
 
     /// Removes the prefetch lists of capsules that are gone.
-    pub(crate) fn sweep_working_sets(&self) -> Result<(), DaemonError> {
-        let dir = self.layout.working_sets();
+    pub(crate) fn sweep_prefetch_lists(&self) -> Result<(), DaemonError> {
+        let dir = self.directories.prefetch_lists();
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(id) = name.to_str().and_then(|name| name.parse::<CapsuleId>().ok()) else { continue };

@@ -4,7 +4,7 @@
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
-    running::disk_alignment::{first_cuts, in_pages, out_of_pages},
+    running::disk_alignment::{aligned, first_alignment, unaligned},
 };
 use std::{
     fs::File,
@@ -36,10 +36,10 @@ impl Daemon {
         self.operations().start(OperationKind::Gc, "the store", move |reporter| {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
-            let _held = host.hold_resting();
+            let _held = host.pin_stopped_machines();
             let report = host.store.gc(GcRoots::Referenced).map_err(refs::store_error("collect garbage"))?;
-            host.sweep_working_sets()?;
-            host.sweep_pooled()?;
+            host.sweep_prefetch_lists()?;
+            host.remove_partial_records()?;
             let stored = host.stored_bytes();
             Ok(OperationResult::Gc {
                 freed: ByteSize(before.saturating_sub(stored)),
@@ -52,7 +52,7 @@ impl Daemon {
 
     /// Pins the capsules beneath the disks of machines that are switched off. Running machines have their own
     /// pins.
-    fn hold_resting(&self) -> Vec<Pin> {
+    fn pin_stopped_machines(&self) -> Vec<Pin> {
         let is_off =
             |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
         let resting = self.machine_infos().into_iter().filter(|machine| is_off(&machine.state));
@@ -134,7 +134,7 @@ impl Daemon {
         let image = image.ok_or_else(|| DaemonError::NotFound { what: "image", name: name.to_owned() })?;
         let stored = StoredDisk::new(self.image(Some(*capsule), (name, image.root, image.pages)));
         let failed = |source| DaemonError::Disk { disk: name.to_owned(), source };
-        out_of_pages(Arc::new(stored), image.cuts.as_ref()).map_err(failed)
+        unaligned(Arc::new(stored), image.cuts.as_ref()).map_err(failed)
     }
 
     /// Has qemu-img write a qcow2 file; it reads the image from an NBD server of this process.
@@ -145,7 +145,7 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
         reporter.progress("converting", Unit::Bytes, 0, None);
-        let socket = self.layout.slot(&format!("export-{:016x}", rand::random::<u64>()));
+        let socket = self.directories.runtime_dir(&format!("export-{:016x}", rand::random::<u64>()));
         let server = whimbrel_nbd::bind(&socket)
             .and_then(|listener| whimbrel_nbd::serve(device, listener, whimbrel_nbd::Options::default()));
         let server = server.map_err(|source| DaemonError::io("serve an image on", &socket, source))?;
@@ -192,7 +192,7 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
         reporter.progress("converting", Unit::Bytes, 0, None);
-        let raw: PathBuf = self.layout.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
+        let raw: PathBuf = self.directories.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
         let source = request.path.to_string_lossy();
         let imported = qemu_img(&["convert", "-O", "raw", &source], &raw)
             .and_then(|()| self.import_raw(&raw, request, reporter));
@@ -219,8 +219,8 @@ impl Daemon {
         if size == 0 {
             return Err(DaemonError::invalid(format!("{} is empty", path.display())));
         }
-        let cuts = first_cuts(&file);
-        let disk = in_pages(Arc::new(file), cuts.as_ref()).map_err(failed)?;
+        let cuts = first_alignment(&file);
+        let disk = aligned(Arc::new(file), cuts.as_ref()).map_err(failed)?;
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
         let mut buffer = Vec::new();

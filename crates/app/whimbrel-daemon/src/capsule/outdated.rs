@@ -24,17 +24,17 @@ const RUNS_MAX: usize = 16;
 const MEMORY: &str = "memory";
 
 /// The capsules that a report is about.
-struct Lines {
+struct OutdatedCapsules {
     family: CapsuleGraph,
     old: Vec<CapsuleId>,
     /// Descendants of an old version that are neither a version themselves, nor an ancestor or descendant of
     /// the new one.
-    standing: BTreeSet<CapsuleId>,
+    outdated: BTreeSet<CapsuleId>,
 }
 
 impl Daemon {
     /// Reports what is based on old versions of `capsule`: those that its ref named before `onto`, or itself.
-    pub(crate) fn rebase(
+    pub(crate) fn outdated_report(
         &self,
         capsule: &CapsuleRef,
         onto: Option<&CapsuleRef>,
@@ -47,21 +47,25 @@ impl Daemon {
         };
         let mut seen = BTreeSet::from([onto]);
         old.retain(|version| seen.insert(version.capsule));
-        let lines = Lines::of(self.family()?, old.iter().map(|version| version.capsule).collect(), onto);
+        let lines = OutdatedCapsules::of(
+            self.capsule_graph()?,
+            old.iter().map(|version| version.capsule).collect(),
+            onto,
+        );
         let update = self.store.manifest(&onto).map_err(refs::store_error("read the capsule"))?;
         let mut standing = Vec::new();
         for id in lines.listed() {
-            standing.push(self.capsule_standing(&lines, id, &update));
+            standing.push(self.outdated_capsule(&lines, id, &update));
         }
         for machine in self.machines() {
-            standing.extend(self.machine_standing(&lines, &machine, &update)?);
+            standing.extend(self.outdated_machine(&lines, &machine, &update)?);
         }
         Ok(OutdatedReport { onto, old, standing })
     }
 
     /// A capsule based on an old version. If it is partial or damaged and cannot be compared, its entry has
     /// the reason, and the report goes on.
-    fn capsule_standing(&self, lines: &Lines, id: CapsuleId, update: &Manifest) -> OutdatedChild {
+    fn outdated_capsule(&self, lines: &OutdatedCapsules, id: CapsuleId, update: &Manifest) -> OutdatedChild {
         let capsule = &lines.family.capsules[&id];
         let told = self.capsule_info(id, &capsule.manifest, &capsule.refs);
         let old = lines.nearest_old(id);
@@ -94,14 +98,14 @@ impl Daemon {
     }
 
     /// A machine based on an old version, or on a descendant of one.
-    fn machine_standing(
+    fn outdated_machine(
         &self,
-        lines: &Lines,
+        lines: &OutdatedCapsules,
         machine: &Machine,
         update: &Manifest,
     ) -> Result<Option<OutdatedChild>, DaemonError> {
         let info = machine.info();
-        let Some(capsule) = info.follows.filter(|id| lines.is_old_or_standing(id)) else { return Ok(None) };
+        let Some(capsule) = info.follows.filter(|id| lines.is_old_or_outdated(id)) else { return Ok(None) };
         let old = lines.nearest_old(capsule);
         let names = match lines.family.capsules.get(&capsule) {
             Some(stored) => self.capsule_info(capsule, &stored.manifest, &stored.refs).names,
@@ -148,7 +152,7 @@ impl Daemon {
                 DiskBase::Blank => None,
                 DiskBase::Image { .. } | DiskBase::File { .. } => continue,
             };
-            let owned = image_pages(old.cuts.as_ref(), self.owned_pages(turn, index)?);
+            let owned = image_pages(old.cuts.as_ref(), self.allocated_pages(turn, index)?);
             let alike =
                 |owned: &PageSet| old.pages == new.pages && old.cuts == new.cuts && old.pages == owned.len();
             let Some(owned) = owned.filter(alike) else { continue };
@@ -162,13 +166,13 @@ impl Daemon {
         Ok(disks)
     }
 
-    fn owned_pages(&self, turn: &MachineLock<'_>, index: usize) -> Result<PageSet, DaemonError> {
-        if let Some(disk) = turn.live.as_ref().and_then(|live| live.disks.get(index)) {
-            return Ok(disk.owned());
+    fn allocated_pages(&self, turn: &MachineLock<'_>, index: usize) -> Result<PageSet, DaemonError> {
+        if let Some(disk) = turn.running.as_ref().and_then(|live| live.disks.get(index)) {
+            return Ok(disk.allocated_pages());
         }
         let (record, size) = (&turn.record, turn.record.config.disks[index].size.0);
-        let at = (&self.layout, &self.store);
-        Ok(StoppedDisk::open(at, &record.name, (index, size), &record.bases[index])?.owned())
+        let at = (&self.directories, &self.store);
+        Ok(StoppedDisk::open(at, &record.name, (index, size), &record.bases[index])?.allocated_pages())
     }
 }
 
@@ -185,7 +189,7 @@ fn describe(name: String, changed: &PageSet, updated: &PageSet, conflicts: &Page
     }
 }
 
-impl Lines {
+impl OutdatedCapsules {
     fn of(family: CapsuleGraph, old: Vec<CapsuleId>, onto: CapsuleId) -> Self {
         let mut settled = family.ancestors([onto]);
         settled.extend(family.descendants([onto]));
@@ -193,25 +197,25 @@ impl Lines {
         // Uses declared parents: an old version may be gone, and all between it and a child.
         let mut below = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
         for (id, capsule) in &family.capsules {
-            for above in said_above(&capsule.manifest) {
+            for above in declared_parents(&capsule.manifest) {
                 below.entry(above).or_default().push(*id);
             }
         }
         let standing = closure(old.iter().copied(), |id| below.get(id).map_or(&[], Vec::as_slice));
-        let standing = standing.into_iter().filter(|id| !settled.contains(id)).collect();
-        Self { family, old, standing }
+        let outdated = standing.into_iter().filter(|id| !settled.contains(id)).collect();
+        Self { family, old, outdated }
     }
 
-    fn is_old_or_standing(&self, id: &CapsuleId) -> bool {
-        self.standing.contains(id) || self.old.contains(id)
+    fn is_old_or_outdated(&self, id: &CapsuleId) -> bool {
+        self.outdated.contains(id) || self.old.contains(id)
     }
 
     /// Descendants of an old version that have a name or no descendants.
     fn listed(&self) -> Vec<CapsuleId> {
-        let is_last = |id: &CapsuleId| !self.family.below(id).iter().any(|id| self.standing.contains(id));
+        let is_last = |id: &CapsuleId| !self.family.children(id).iter().any(|id| self.outdated.contains(id));
         let is_named = |id: &CapsuleId| !self.family.capsules[id].refs.is_empty();
         let mut listed: Vec<CapsuleId> =
-            self.standing.iter().copied().filter(|id| is_last(id) || is_named(id)).collect();
+            self.outdated.iter().copied().filter(|id| is_last(id) || is_named(id)).collect();
         listed.sort_by_key(|id| (self.family.capsules[id].manifest.time, *id));
         listed
     }
@@ -224,7 +228,7 @@ impl Lines {
                 return *old;
             }
             let known = level.iter().filter_map(|id| self.family.capsules.get(id));
-            let above = known.flat_map(|capsule| said_above(&capsule.manifest));
+            let above = known.flat_map(|capsule| declared_parents(&capsule.manifest));
             level = above.filter(|id| seen.insert(*id)).collect();
         }
         id
@@ -232,7 +236,7 @@ impl Lines {
 }
 
 /// Parents that a capsule declares, here or not.
-fn said_above(manifest: &Manifest) -> Vec<CapsuleId> {
+fn declared_parents(manifest: &Manifest) -> Vec<CapsuleId> {
     manifest.parents.iter().copied().chain(refs::lineage_of(manifest)).collect()
 }
 
@@ -241,8 +245,8 @@ mod tests {
     use super::*;
     use crate::capsule::graph::tests::{family, id};
 
-    fn lines(old: &str, onto: &str) -> Lines {
-        Lines::of(family(), vec![id(old)], id(onto))
+    fn lines(old: &str, onto: &str) -> OutdatedCapsules {
+        OutdatedCapsules::of(family(), vec![id(old)], id(onto))
     }
 
     #[test]
@@ -250,8 +254,8 @@ mod tests {
         let lines = lines("golden", "golden-2");
         assert_eq!(lines.listed(), ["kid-b", "kid-a2"].map(id));
         assert!(lines.listed().iter().all(|child| lines.nearest_old(*child) == id("golden")));
-        assert!(!lines.is_old_or_standing(&id("orphan")), "it descends from the update");
-        assert!(lines.is_old_or_standing(&id("golden")) && lines.is_old_or_standing(&id("kid-a")));
+        assert!(!lines.is_old_or_outdated(&id("orphan")), "it descends from the update");
+        assert!(lines.is_old_or_outdated(&id("golden")) && lines.is_old_or_outdated(&id("kid-a")));
     }
 
     #[test]
@@ -266,7 +270,7 @@ mod tests {
         let mut family = family();
         let named = family.capsules.get_mut(&id("kid-a")).unwrap();
         named.refs.push("monday".parse().unwrap());
-        let lines = Lines::of(family, vec![id("golden")], id("golden-2"));
+        let lines = OutdatedCapsules::of(family, vec![id("golden")], id("golden-2"));
         assert_eq!(lines.listed(), ["kid-a", "kid-b", "kid-a2"].map(id));
     }
 }

@@ -26,7 +26,7 @@ impl Daemon {
         // Locks the machines first: a machine could take its next capsule meanwhile.
         let machines = self.machines();
         let mut turns = Vec::new();
-        for machine in machines.iter().filter(|machine| moving.contains(&refs::of_machine(machine.name()))) {
+        for machine in machines.iter().filter(|machine| moving.contains(&refs::machine_ref(machine.name()))) {
             turns.push(machine.try_lock("promotion", None)?);
         }
         let parents = manifest.parents.clone();
@@ -99,6 +99,6 @@ impl Daemon {
         {
             *suspended = capsule;
         }
-        record.save(&self.layout)
+        record.save(&self.directories)
     }
 }

@@ -68,7 +68,7 @@ impl Daemon {
         // A damaged tag names no capsule to report, and is replaced.
         let before = self.store.get_ref(tag).ok().flatten().filter(|before| *before != id);
         self.store.set_ref(tag, &id, Expected::Anything).map_err(refs::store_error("write the tag"))?;
-        let left = before.map(|before| self.left_behind(before)).transpose()?;
+        let left = before.map(|before| self.remaining_references(before)).transpose()?;
         Ok(Tagged { capsule: self.capsule(&id.into())?, left })
     }
 
@@ -83,17 +83,17 @@ impl Daemon {
         };
         let id = self.store.get_ref(&stored).ok().flatten();
         self.store.delete_ref(&stored, Expected::Anything).map_err(refs::store_error("remove the tag"))?;
-        id.map_or_else(|| Err(not_found()), |id| self.left_behind(id))
+        id.map_or_else(|| Err(not_found()), |id| self.remaining_references(id))
     }
 
     /// The refs and children that a capsule still has after a ref to it was removed.
-    fn left_behind(&self, id: CapsuleId) -> Result<PreviousCapsule, DaemonError> {
+    fn remaining_references(&self, id: CapsuleId) -> Result<PreviousCapsule, DaemonError> {
         let names = self.names()?.remove(&id).unwrap_or_default();
-        let family = self.family()?;
-        let children = family.below(&id).to_vec();
+        let family = self.capsule_graph()?;
+        let children = family.children(&id).to_vec();
         let machine = self.store.manifest(&id).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
         let shown = |name: &RefName| match &machine {
-            Some(machine) => refs::shown(name, machine),
+            Some(machine) => refs::display_name(name, machine),
             None => Some(name.clone()),
         };
         Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
@@ -101,7 +101,7 @@ impl Daemon {
 
     /// Bytes that the store uses on disk.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        disk_usage(&self.layout.store())
+        disk_usage(&self.directories.store())
     }
 
     fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
@@ -127,7 +127,7 @@ impl Daemon {
         labels.remove(refs::LINEAGE_LABEL);
         CapsuleInfo {
             id,
-            names: names.iter().filter_map(|name| refs::shown(name, &machine)).collect(),
+            names: names.iter().filter_map(|name| refs::display_name(name, &machine)).collect(),
             machine,
             active: !manifest.device.is_empty(),
             whole: !self.is_partial(&id),

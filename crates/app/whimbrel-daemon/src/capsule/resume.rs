@@ -37,7 +37,7 @@ struct Plan<'a> {
     manifest: &'a Manifest,
     name: MachineName,
     mode: ResumeMode,
-    then_full: bool,
+    fetch_rest: bool,
     network: CloneNetwork,
     /// Home network, if the network is not here.
     tunnel: Option<HomeNetwork>,
@@ -60,7 +60,7 @@ impl Daemon {
     pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, DaemonError> {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         let begun = Instant::now();
-        let here = self.find_here(&request)?;
+        let here = self.find_locally(&request)?;
         if let Some((_, manifest)) = &here {
             let name = name_for(&request, manifest)?;
             if request.reclaim {
@@ -90,11 +90,11 @@ impl Daemon {
             let ResumeRequest { mode, then_full, .. } = request;
             let tunnel = host.tunnel_of(request.network, &manifest, (capsule, kind))?;
             let (manifest, name) = (&manifest, name.clone());
-            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
-            host.make(&plan, reporter)?;
+            let plan = Plan { capsule, manifest, name, mode, fetch_rest: then_full, network, tunnel, kind };
+            host.make_machine(&plan, reporter)?;
             let name = plan.name;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
-            host.warm_up(&manifest.machine);
+            host.prestart_qemu(&manifest.machine);
             Ok(OperationResult::Resume { machines: vec![name], to_running_ms })
         }))
     }
@@ -131,8 +131,8 @@ impl Daemon {
             let (mode, network) = (request.mode, request.network);
             let (then_full, kind) = (false, Kind::Clone);
             let (name, tunnel) = (name.clone(), None);
-            let plan = Plan { capsule, manifest, name, mode, then_full, network, tunnel, kind };
-            self.make(&plan, reporter)
+            let plan = Plan { capsule, manifest, name, mode, fetch_rest: then_full, network, tunnel, kind };
+            self.make_machine(&plan, reporter)
         };
         let next = std::sync::atomic::AtomicUsize::new(0);
         let work = || loop {
@@ -148,27 +148,27 @@ impl Daemon {
             workers.into_iter().try_for_each(|worker| worker.join().unwrap_or(Err(DaemonError::Panicked)))
         });
         if let Err(error) = outcome {
-            names.iter().for_each(|name| self.unmake(name));
+            names.iter().for_each(|name| self.remove_failed_clone(name));
             return Err(error);
         }
         Ok(())
     }
 
     /// Ends and deletes a machine that was just made.
-    fn unmake(&self, name: &MachineName) {
+    fn remove_failed_clone(&self, name: &MachineName) {
         let Ok(machine) = self.machine(name) else { return };
         {
             let mut turn = machine.lock("removal");
-            turn.live.take().into_iter().for_each(RunningMachine::end);
+            turn.running.take().into_iter().for_each(RunningMachine::end);
             turn.record.phase = Phase::Stopped;
         }
-        if let Err(error) = self.forget(name) {
+        if let Err(error) = self.delete(name) {
             tracing::warn!(%name, error = &error as &dyn std::error::Error, "could not remove a clone");
         }
     }
 
     /// The capsule, if the request names no other source and it is here.
-    fn find_here(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
+    fn find_locally(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
         if request.host.is_some() || request.pool.is_some() {
             return Ok(None);
         }
@@ -186,7 +186,7 @@ impl Daemon {
         let mut turn = machine.try_lock("resume", None)?;
         if let Phase::Given { capsule, .. } = turn.record.phase {
             turn.record.phase = Phase::Suspended { capsule };
-            turn.record.save(&self.layout)?;
+            turn.record.save(&self.directories)?;
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Daemon {
             Some(MoveNetwork::Home) => self.tunnel_home(manifest, capsule),
             None if kind == Kind::Same => Ok(had),
             Some(MoveNetwork::Local) if kind == Kind::Same => {
-                had.into_iter().for_each(|tunnel| self.leave(tunnel));
+                had.into_iter().for_each(|tunnel| self.leave_tunnel(tunnel));
                 Ok(None)
             }
             _ => Ok(None),
@@ -217,18 +217,22 @@ impl Daemon {
     }
 
     /// Makes one machine and lets it run.
-    fn make(self: &Arc<Self>, plan: &Plan<'_>, reporter: &ProgressReporter) -> Result<(), DaemonError> {
+    fn make_machine(
+        self: &Arc<Self>,
+        plan: &Plan<'_>,
+        reporter: &ProgressReporter,
+    ) -> Result<(), DaemonError> {
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "no machine was made".into() });
         }
-        let _claim = self.claim_name(&plan.name, true)?;
+        let _claim = self.reserve_name(&plan.name, true)?;
         // A suspended machine of that name stays suspended until the new one runs.
         let suspended = self.machine(&plan.name).ok();
         let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
         let suspended = suspended.transpose()?;
         if self.is_partial(&plan.capsule) {
             reporter.progress("prefetching pages", Unit::Items, 0, None);
-            self.fetch_working_set(plan.capsule, plan.manifest);
+            self.prefetch(plan.capsule, plan.manifest);
         }
         self.materialize_boot_files(plan.manifest)?;
         let mut record = plan.record();
@@ -236,17 +240,17 @@ impl Daemon {
             true => RunningMachine::boot(self, &record)?,
             false => self.restore(plan, &record, reporter)?,
         };
-        self.is_home(&mut record);
+        self.end_tunnels_of(&mut record);
         let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
         match suspended {
             Some(turn) => self.register_restarted(record, live, &turn.record)?,
             None => self.register_started(record, live)?,
         };
         if let Some(view) = view {
-            if plan.then_full && self.is_partial(&plan.capsule) {
+            if plan.fetch_rest && self.is_partial(&plan.capsule) {
                 self.fetch_complete_later(plan.capsule, view.clone());
             }
-            self.note_working_set_later(plan.capsule, view);
+            self.save_prefetch_list_later(plan.capsule, view);
         }
         Ok(())
     }
@@ -263,13 +267,13 @@ impl Daemon {
         let device_state = parts.concat();
         let memory = plan.manifest.image("memory").and_then(|image| image.root);
         let warm = match plan.kind {
-            Kind::Same | Kind::Copy => self.claim(&record.config)?,
+            Kind::Same | Kind::Copy => self.take_or_start_qemu(&record.config)?,
             Kind::Clone => PrestartedQemu::start_clone(self, &record.config, (memory, record.config.memory))?,
         };
         let mut live = RunningMachine::restore(self, record, memory, warm)?;
-        let loaded = self.fill(plan, &live, reporter).and_then(|()| {
+        let loaded = self.prefetch_memory(plan, &live, reporter).and_then(|()| {
             live.load(&device_state, VmIdentity::New)?;
-            live.is_as_stored(&plan.manifest.images)
+            live.set_stored_bases(&plan.manifest.images)
         });
         match loaded {
             Ok(()) => Ok(live),
@@ -281,13 +285,13 @@ impl Daemon {
     }
 
     /// Prefetches memory before the machine runs or while it does.
-    fn fill(
+    fn prefetch_memory(
         &self,
         plan: &Plan<'_>,
         live: &RunningMachine,
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
-        if plan.mode == ResumeMode::Lazy && !plan.then_full {
+        if plan.mode == ResumeMode::Lazy && !plan.fetch_rest {
             return Ok(());
         }
         match plan.mode {
@@ -304,7 +308,7 @@ impl Daemon {
     pub(crate) fn materialize_boot_files(&self, manifest: &Manifest) -> Result<(), DaemonError> {
         let Some(boot) = &manifest.machine.boot else { return Ok(()) };
         for digest in [Some(boot.kernel), boot.initrd].into_iter().flatten() {
-            if !self.layout.boot_file(&digest).exists() {
+            if !self.directories.boot_file(&digest).exists() {
                 let content = self.store.blob(&digest).map_err(refs::store_error("read a boot file"))?;
                 self.write_boot_file(&digest, &content)?;
             }
@@ -326,7 +330,7 @@ impl Plan<'_> {
         let former = self.manifest.labels.get(refs::BALLOON_LABEL).and_then(|bytes| bytes.parse().ok());
         record.squeezed_from = former
             .map(ByteSize)
-            .and_then(|size| crate::running::balloon::checked(size, record.config.memory).ok());
+            .and_then(|size| crate::running::balloon::checked_size(size, record.config.memory).ok());
         record.ballooned = record.squeezed_from.filter(|size| *size < record.config.memory);
         record.tunnel = self.tunnel.clone();
         if self.kind != Kind::Same {

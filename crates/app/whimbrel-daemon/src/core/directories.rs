@@ -42,13 +42,13 @@ impl Directories {
             layout.boot_dir(),
             layout.machines(),
             layout.trash(),
-            layout.slots(),
-            layout.working_sets(),
+            layout.runtime_dirs(),
+            layout.prefetch_lists(),
         ];
         for dir in dirs {
             fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         }
-        let slots = layout.slots();
+        let slots = layout.runtime_dirs();
         let kind = rustix::fs::statfs(&slots).map_err(|e| DaemonError::io("examine", &slots, e.into()))?;
         if kind.f_type as i64 != TMPFS_MAGIC {
             return Err(DaemonError::NotTmpfs { path: layout.run });
@@ -120,7 +120,7 @@ impl Directories {
     }
 
     /// The hash cache.
-    pub(crate) fn page_cache(&self) -> PathBuf {
+    pub(crate) fn hash_cache(&self) -> PathBuf {
         self.data.join("page-cache")
     }
 
@@ -130,7 +130,7 @@ impl Directories {
     }
 
     /// Records of partial capsules of pools.
-    pub(crate) fn pooled(&self) -> PathBuf {
+    pub(crate) fn partial_capsules(&self) -> PathBuf {
         self.data.join("pooled")
     }
 
@@ -139,21 +139,21 @@ impl Directories {
         self.data.join("pool-secret")
     }
 
-    pub(crate) fn working_sets(&self) -> PathBuf {
+    pub(crate) fn prefetch_lists(&self) -> PathBuf {
         self.data.join("working-sets")
     }
 
     /// Prefetch list of a capsule, from its last resume here.
-    pub(crate) fn working_set(&self, capsule: &CapsuleId) -> PathBuf {
-        self.working_sets().join(capsule.to_string())
+    pub(crate) fn prefetch_list(&self, capsule: &CapsuleId) -> PathBuf {
+        self.prefetch_lists().join(capsule.to_string())
     }
 
-    pub(crate) fn slots(&self) -> PathBuf {
+    pub(crate) fn runtime_dirs(&self) -> PathBuf {
         self.run.join("slots")
     }
 
-    pub(crate) fn slot(&self, id: &str) -> PathBuf {
-        self.slots().join(id)
+    pub(crate) fn runtime_dir(&self, id: &str) -> PathBuf {
+        self.runtime_dirs().join(id)
     }
 }
 

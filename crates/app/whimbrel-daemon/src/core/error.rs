@@ -57,21 +57,21 @@ pub enum DaemonError {
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
     #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
-    WentToThird { name: MachineName, target: HostName, third: HostName },
+    RunsOnBackupHost { name: MachineName, target: HostName, third: HostName },
     #[error("some disk pages of {name} are still on {from}")]
-    Owed { name: MachineName, from: HostName },
+    MissingPages { name: MachineName, from: HostName },
     #[error("cannot reach host {host}")]
     Unreachable { host: HostName, source: Cause },
     #[error("cannot reach host {host} over ssh")]
     Ssh { host: HostName, source: Box<SshError> },
     #[error("cannot fetch from or send to host {host}")]
-    Sync { host: HostName, source: Cause },
+    Transfer { host: HostName, source: Cause },
     #[error("cannot read from or write to {pool}")]
     Pool { pool: String, source: Cause },
     #[error("the hash cache failed")]
-    Cache { source: Cause },
+    HashCache { source: Cause },
     #[error("{name} was handed off to {to}, which may resume it")]
-    Given { name: MachineName, to: HostName },
+    HandedOff { name: MachineName, to: HostName },
     #[error("host {host} is not trusted here")]
     Untrusted { host: HostName },
     #[error("host {host} and this one do not trust each other")]
@@ -83,9 +83,9 @@ pub enum DaemonError {
     #[error("this host is being evacuated already")]
     Evacuating,
     #[error("{host} was not evacuated")]
-    NotEmptied { host: HostName, source: Box<ApiError> },
+    NotEvacuated { host: HostName, source: Box<ApiError> },
     #[error("lost contact with {host}; the evacuation may still be running there")]
-    OutOfReach { host: HostName, source: Cause },
+    LostContact { host: HostName, source: Cause },
     #[error("cancelled: {left}")]
     Cancelled { left: String },
     #[error("a bug in the daemon stopped the operation")]
@@ -127,15 +127,15 @@ impl DaemonError {
             }
             Self::Capture { source } => chain_code(source),
             Self::Migrate { source, .. } => migrate_code(source),
-            Self::Sync { .. } => ErrorCode::Unreachable,
+            Self::Transfer { .. } => ErrorCode::Unreachable,
             Self::Pool { source, .. } => pool_code(&**source),
-            Self::Cache { source } => chain_code(&**source),
-            Self::Given { .. } | Self::Owed { .. } | Self::Evacuating => ErrorCode::Busy,
-            Self::NotEmptied { source, .. } => source.code,
+            Self::HashCache { source } => chain_code(&**source),
+            Self::HandedOff { .. } | Self::MissingPages { .. } | Self::Evacuating => ErrorCode::Busy,
+            Self::NotEvacuated { source, .. } => source.code,
             Self::Unconfirmed { .. }
-            | Self::WentToThird { .. }
+            | Self::RunsOnBackupHost { .. }
             | Self::Unreachable { .. }
-            | Self::OutOfReach { .. }
+            | Self::LostContact { .. }
             | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
@@ -175,12 +175,12 @@ impl DaemonError {
             Self::Pool { .. } if self.code() == ErrorCode::Unreachable => {
                 "the pool must know this host: `whimbrel key` prints the key, `whimbrel pool admit` on its manager admits it".into()
             }
-            Self::WentToThird { name, third, .. } => {
+            Self::RunsOnBackupHost { name, third, .. } => {
                 format!("{name} has left this host: see `whimbrel ps` on {third}")
             }
             Self::Ssh { source, .. } => source.hint(),
-            Self::NotEmptied { source, .. } => return source.hint.clone(),
-            Self::OutOfReach { host, .. } => {
+            Self::NotEvacuated { source, .. } => return source.hint.clone(),
+            Self::LostContact { host, .. } => {
                 format!("run `whimbrel evacuate {host}` again to continue")
             }
             Self::NotTrustedThere { host, .. } => {
@@ -188,12 +188,12 @@ impl DaemonError {
                     "add this host on {host} too: `whimbrel trust add`, with the key that `whimbrel key` prints here"
                 )
             }
-            Self::Given { name, to } => format!(
+            Self::HandedOff { name, to } => format!(
                 "resume it there, or bring it back with `whimbrel resume {to}:{name}`; if {to} is lost for good, `--reclaim`"
             ),
-            Self::Migrate { source, .. } if let MigrateError::Misfit(misfit) = &**source => misfit.hint(),
-            Self::Owed { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
-            Self::Protect { source } if let Some(PrimaryError::Misfit(misfit)) = source.downcast_ref() => misfit.hint(),
+            Self::Migrate { source, .. } if let MigrateError::Incompatible(misfit) = &**source => misfit.hint(),
+            Self::MissingPages { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
+            Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
             Self::NoWitness { name } => format!(
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
             ),
@@ -226,7 +226,7 @@ impl DaemonError {
     /// The error as the API reports it.
     pub(crate) fn to_api(&self) -> ApiError {
         let mut api = ApiError::from_error(self.code(), self);
-        if let Self::NotEmptied { source, .. } = self {
+        if let Self::NotEvacuated { source, .. } = self {
             api.causes.extend(source.causes.iter().cloned());
         }
         api.causes.dedup();
@@ -264,7 +264,7 @@ fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {
     let mut chain = std::iter::successors(Some(error), |&error| error.source());
     match chain.find_map(|error| error.downcast_ref::<PoolError>()) {
         Some(error) if error.is_full() => ErrorCode::NoSpace,
-        Some(PoolError::Sealed { .. }) => ErrorCode::Untrusted,
+        Some(PoolError::WrongSecret { .. }) => ErrorCode::Untrusted,
         Some(PoolError::Unreadable { .. }) => ErrorCode::Damaged,
         Some(_) => ErrorCode::Unreachable,
         None => ErrorCode::Invalid,
@@ -273,13 +273,13 @@ fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {
 
 fn protect_code(error: &(dyn Error + 'static)) -> ErrorCode {
     match error.downcast_ref::<PrimaryError>() {
-        Some(PrimaryError::Begin(LinkError::Refused { .. })) => ErrorCode::Busy,
-        Some(PrimaryError::Misfit(Incompatibility::Name { .. })) => ErrorCode::NameTaken,
-        Some(PrimaryError::Misfit(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })) => {
+        Some(PrimaryError::Start(LinkError::Refused { .. })) => ErrorCode::Busy,
+        Some(PrimaryError::Incompatible(Incompatibility::Name { .. })) => ErrorCode::NameTaken,
+        Some(PrimaryError::Incompatible(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })) => {
             ErrorCode::NoSpace
         }
-        Some(PrimaryError::Misfit(_)) => ErrorCode::Unsupported,
-        Some(PrimaryError::Link(_) | PrimaryError::Begin(_) | PrimaryError::Copy(_)) => {
+        Some(PrimaryError::Incompatible(_)) => ErrorCode::Unsupported,
+        Some(PrimaryError::Link(_) | PrimaryError::Start(_) | PrimaryError::Seeding(_)) => {
             ErrorCode::Unreachable
         }
         _ => chain_code(error),
@@ -290,14 +290,14 @@ fn migrate_code(error: &MigrateError) -> ErrorCode {
     match error {
         MigrateError::Capture(CaptureError::Cancelled) => ErrorCode::Cancelled,
         MigrateError::Offer(LinkError::Refused { .. }) => ErrorCode::Busy,
-        MigrateError::Misfit(Incompatibility::Name { .. }) => ErrorCode::NameTaken,
-        MigrateError::Misfit(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) => {
+        MigrateError::Incompatible(Incompatibility::Name { .. }) => ErrorCode::NameTaken,
+        MigrateError::Incompatible(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) => {
             ErrorCode::NoSpace
         }
-        MigrateError::Misfit(_) => ErrorCode::Unsupported,
+        MigrateError::Incompatible(_) => ErrorCode::Unsupported,
         MigrateError::Load(LinkError::Refused { .. }) => ErrorCode::QemuFailed,
         MigrateError::Record(source) => chain_code(&**source),
-        MigrateError::Blob { .. } | MigrateError::Answer(_) => ErrorCode::Internal,
+        MigrateError::BootFile { .. } | MigrateError::Answer(_) => ErrorCode::Internal,
         _ => ErrorCode::Unreachable,
     }
 }

@@ -10,7 +10,7 @@ static DIRECTORY: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("WHIMBREL_STAGES").map(PathBuf::from));
 
 /// Interval at which a stopped daemon polls for the end of its wait.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Failpoints of an incoming machine. The source waits for the answer meanwhile, so they stop the whole
 /// migration.
@@ -61,7 +61,7 @@ impl Failpoint {
             return tracing::error!(%error, stage = self.name(), "could not report a failpoint");
         }
         while hold.exists() && !called_off() {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -8,21 +8,21 @@ use std::{
 /// A notification before the wait is remembered; several count as one.
 #[derive(Default)]
 pub(crate) struct Notifier {
-    rung: Mutex<bool>,
-    heard: Condvar,
+    notified: Mutex<bool>,
+    changed: Condvar,
 }
 
 impl Notifier {
     /// Wakes the waiter: there may be work.
     pub(crate) fn notify(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.heard.notify_all();
+        *self.notified.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
     }
 
     /// Waits for a notification, at most for `patience`.
     pub(crate) fn wait(&self, patience: Duration) {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.heard.wait_timeout_while(rung, patience, |rung| !*rung);
+        let rung = self.notified.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(rung, patience, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 }

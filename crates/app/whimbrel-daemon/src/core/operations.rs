@@ -20,7 +20,7 @@ use whimbrel_api::{
 };
 
 /// Ended operations that are retained.
-const KEPT: usize = 1000;
+const RETAINED_MAX: usize = 1000;
 /// Shortest interval between snapshots; a person reads no faster.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
@@ -71,7 +71,7 @@ impl Operations {
             snapshot: watch::Sender::new(first.clone()),
             cancelled: AtomicBool::new(false),
         });
-        self.remember(id, entry.clone());
+        self.retain(id, entry.clone());
         std::thread::Builder::new()
             .name(format!("{kind}-{id}"))
             .spawn(move || run(entry, id, work))
@@ -79,10 +79,10 @@ impl Operations {
         first
     }
 
-    fn remember(&self, id: OperationId, entry: Arc<Entry>) {
+    fn retain(&self, id: OperationId, entry: Arc<Entry>) {
         let mut table = self.table.lock().expect("no panic while held");
         table.insert(id, entry);
-        while table.len() > KEPT {
+        while table.len() > RETAINED_MAX {
             let ended = |entry: &Arc<Entry>| entry.snapshot.borrow().state != OperationState::Running;
             let Some(oldest) = table.iter().find(|(_, entry)| ended(entry)).map(|(id, _)| *id) else { break };
             table.remove(&oldest);

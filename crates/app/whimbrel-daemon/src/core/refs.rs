@@ -23,7 +23,7 @@ pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
 
 /// The ref of a machine's newest capsule. A name that is too long is replaced by its digest.
-pub(crate) fn of_machine(name: &MachineName) -> RefName {
+pub(crate) fn machine_ref(name: &MachineName) -> RefName {
     let plain = format!("{PREFIX}{name}").parse();
     let digest = || format!("{PREFIX}{}", &Digest::of(name.as_str().as_bytes()).to_string()[..40]);
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
@@ -56,7 +56,7 @@ pub(crate) fn machine_named(name: &RefName) -> Option<MachineName> {
 /// The stored name of the ref that a caller means; none for an id.
 pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefName>, DaemonError> {
     let CapsuleRef::Name(name) = capsule else { return Ok(None) };
-    let machine = name.as_str().parse().ok().map(|machine| of_machine(&machine));
+    let machine = name.as_str().parse().ok().map(|machine| machine_ref(&machine));
     for name in [Some(name.clone()), machine].into_iter().flatten() {
         if store.get_ref(&name).map_err(store_error("read a ref"))?.is_some() {
             return Ok(Some(name));
@@ -84,7 +84,7 @@ pub(crate) fn resolve(store: &Store, capsule: &CapsuleRef) -> Result<CapsuleId, 
         return Ok(id);
     }
     if let Ok(machine) = name.as_str().parse()
-        && let Some(id) = get(&of_machine(&machine))?
+        && let Some(id) = get(&machine_ref(&machine))?
     {
         return Ok(id);
     }
@@ -122,7 +122,7 @@ fn code(error: &StoreError) -> ErrorCode {
         | StoreError::Manifest { .. }
         | StoreError::Index { .. }
         | StoreError::SmallFile { .. }
-        | StoreError::NotWhole { .. } => ErrorCode::Damaged,
+        | StoreError::Incomplete { .. } => ErrorCode::Damaged,
         other => chain_code(other),
     }
 }
@@ -134,6 +134,6 @@ pub(crate) fn machine_of(manifest: &Manifest) -> Result<MachineName, DaemonError
 }
 
 /// A ref as users see it: a machine's ref is shown as the machine's name.
-pub(crate) fn shown(name: &RefName, machine: &MachineName) -> Option<RefName> {
-    if *name == of_machine(machine) { machine.as_str().parse().ok() } else { Some(name.clone()) }
+pub(crate) fn display_name(name: &RefName, machine: &MachineName) -> Option<RefName> {
+    if *name == machine_ref(machine) { machine.as_str().parse().ok() } else { Some(name.clone()) }
 }

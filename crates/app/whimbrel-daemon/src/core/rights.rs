@@ -50,7 +50,7 @@ impl Daemon {
     pub(crate) fn trust_limit(&self, name: &HostName, rights: RefRights) -> Result<TrustEntry, DaemonError> {
         match self.trust.limit(name, lists(rights.read, rights.write)?) {
             Ok(peer) => Ok(entry(&peer)),
-            Err(TrustError::Unknown { name }) => {
+            Err(TrustError::NotListed { name }) => {
                 Err(DaemonError::NotFound { what: "host", name: name.to_string() })
             }
             Err(error) => Err(DaemonError::Identity { source: error.into() }),

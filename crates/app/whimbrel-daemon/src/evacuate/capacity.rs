@@ -19,7 +19,7 @@ use whimbrel_wire::{Call, range};
 const MACHINES_MAX: usize = 256;
 
 /// Longest wait for resources of machines that have left.
-const GIVING_BACK: Duration = Duration::from_secs(10);
+const CLEANUP_WAIT: Duration = Duration::from_secs(10);
 
 /// Query for spare capacity, and for which of these machines.
 pub(crate) struct QueryCapacity;
@@ -51,12 +51,12 @@ impl Call for QueryCapacity {
 
 impl Daemon {
     /// Answers a capacity query of another host.
-    pub(crate) fn room(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
+    pub(crate) fn spare_capacity(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
         if machines.len() > MACHINES_MAX {
             return Err(DaemonError::invalid(format!("a query names at most {MACHINES_MAX} machines")));
         }
         // Resources of machines that have left are free in a moment.
-        self.retiring.wait(GIVING_BACK);
+        self.cleanup.wait(CLEANUP_WAIT);
         let qemu = self.qemu()?;
         let refusal = |machine: &CapacityQuery| {
             let known = qemu.machine_type(&machine.machine).is_some();
@@ -68,32 +68,32 @@ impl Daemon {
         let refused =
             machines.iter().filter_map(|machine| Some((machine.name.clone(), refusal(machine)?.to_string())));
         Ok(CapacityReply {
-            memory: self.memory_to_give()?,
-            disk: free_bytes(self.layout.data())?,
+            memory: self.spare_memory()?,
+            disk: free_bytes(self.directories.data())?,
             refused: refused.collect(),
         })
     }
 
     /// Free memory that no guest of this host may still take.
-    fn memory_to_give(&self) -> Result<u64, DaemonError> {
-        let free = free_bytes(&self.layout.slots())?;
+    fn spare_memory(&self) -> Result<u64, DaemonError> {
+        let free = free_bytes(&self.directories.runtime_dirs())?;
         let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
         Ok(free.saturating_sub(promised))
     }
 
     /// Queries the capacity of another host.
-    pub(super) fn ask_room(
+    pub(super) fn query_capacity(
         self: &Arc<Self>,
         host: &HostName,
         machines: &[CapacityQuery],
     ) -> Result<SpareCapacity, DaemonError> {
-        let link = WireLink(self.neighbour(host)?);
+        let link = WireLink(self.peer_connection(host)?);
         let mut room = SpareCapacity { memory: 0, disk: 0, refused: BTreeMap::new() };
         // A query without machines still tells what is free.
         let questions = machines.chunks(MACHINES_MAX).map(<[CapacityQuery]>::to_vec);
         for question in questions.chain(machines.is_empty().then(Vec::new)) {
             let answer = call::<QueryCapacity>(&link, &question, Bytes::new());
-            let (said, _) = answer.map_err(|error| crate::transfer::pull::sync_error(host, error))?;
+            let (said, _) = answer.map_err(|error| crate::transfer::pull::transfer_error(host, error))?;
             (room.memory, room.disk) = (said.memory, said.disk);
             room.refused.extend(said.refused);
         }
@@ -105,7 +105,7 @@ impl Daemon {
 /// all.
 fn promised_bytes(machine: &Machine) -> u64 {
     let info = machine.info();
-    match machine.tap().map(|tap| tap.extent()) {
+    match machine.dirty_observer().map(|tap| tap.extent()) {
         Some(Ok((pages, present))) => pages.saturating_sub(present) * PAGE_SIZE as u64,
         _ if matches!(info.state, MachineState::Starting | MachineState::Migrating) => info.memory.0,
         // The machine is not here, or ended just now.

@@ -52,22 +52,22 @@ const SAMPLE_MS: u64 = 1_000;
 const SAMPLE_MS_MIN: u64 = 10;
 const SAMPLE_MS_MAX: u64 = 60_000;
 /// Interval at which a migration under way is polled, beside its notifications.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// State of evacuations; one may be under way at a time.
 #[derive(Default)]
 pub(crate) struct EvacuationState {
     under_way: AtomicBool,
     /// The last evacuation that another host requested.
-    ordered: Mutex<Option<(EvacuationId, OperationId)>>,
+    requested: Mutex<Option<(EvacuationId, OperationId)>>,
 }
 
 /// The exclusive right to evacuate, released on drop.
-struct Alone(Arc<Daemon>);
+struct EvacuationGuard(Arc<Daemon>);
 
-impl Drop for Alone {
+impl Drop for EvacuationGuard {
     fn drop(&mut self) {
-        self.0.evacuating.under_way.store(false, Ordering::Release);
+        self.0.evacuation.under_way.store(false, Ordering::Release);
     }
 }
 
@@ -75,7 +75,7 @@ impl Daemon {
     /// Migrates all machines that run on a host to others.
     pub(crate) fn evacuate(self: &Arc<Self>, mut request: EvacuateRequest) -> Result<Operation, DaemonError> {
         match request.host.take() {
-            Some(host) if host != self.name => self.order_evacuation(host, request),
+            Some(host) if host != self.name => self.evacuate_remotely(host, request),
             _ => self.evacuate_here(request, None),
         }
     }
@@ -99,10 +99,10 @@ impl Daemon {
             )));
         }
         let targets = self.targets(&request)?;
-        if self.evacuating.under_way.swap(true, Ordering::AcqRel) {
+        if self.evacuation.under_way.swap(true, Ordering::AcqRel) {
             return Err(DaemonError::Evacuating);
         }
-        let alone = Alone(self.clone());
+        let alone = EvacuationGuard(self.clone());
         Ok(self.operations().start(OperationKind::Evacuate, self.name.to_string(), move |reporter| {
             let host = &alone.0;
             let theirs = host.may_move(by.as_ref());
@@ -136,38 +136,38 @@ impl Daemon {
 
     /// The machines that the requester may move. A move takes all of a machine and changes where it is, so it
     /// needs the rights to read and to write.
-    fn may_move(&self, by: Option<&PeerIdentity>) -> Theirs {
+    fn may_move(&self, by: Option<&PeerIdentity>) -> RequesterMachines {
         let may = |machine: &Arc<Machine>| {
-            let name = refs::of_machine(machine.name());
+            let name = refs::machine_ref(machine.name());
             let ways = [Access::Read, Access::Write];
             by.is_none_or(|by| ways.into_iter().all(|way| rights::peer_may(&self.trust, by, way, &name)))
         };
         let (machines, others): (Vec<_>, Vec<_>) = self.machines().into_iter().partition(may);
-        let running = others.iter().filter(|machine| moves(&machine.info().state)).count();
-        Theirs { machines, withheld: running as u32 }
+        let running = others.iter().filter(|machine| is_movable(&machine.info().state)).count();
+        RequesterMachines { machines, withheld: running as u32 }
     }
 
     /// Finds a host for each machine, and lists the machines that do not move.
     fn plan(
         self: &Arc<Self>,
-        theirs: &Theirs,
+        theirs: &RequesterMachines,
         request: &EvacuateRequest,
         targets: Vec<HostName>,
         reporter: &ProgressReporter,
     ) -> Result<(Vec<Placed>, Vec<MachineInfo>), DaemonError> {
         let (moving, left): (Vec<_>, Vec<_>) =
-            theirs.machines.iter().cloned().partition(|machine| moves(&machine.info().state));
+            theirs.machines.iter().cloned().partition(|machine| is_movable(&machine.info().state));
         reporter.progress("measuring dirty rates", Unit::Items, 0, Some(moving.len() as u64));
         let time = Duration::from_millis(request.sample_ms.unwrap_or(SAMPLE_MS));
-        let dirtied = self.dirtied_in(&moving, time, &|| !reporter.is_cancelled());
+        let dirtied = self.measure_dirty_pages(&moving, time, &|| !reporter.is_cancelled());
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "nothing was moved".to_owned() });
         }
         reporter.progress("querying the capacity of other hosts", Unit::Items, 0, Some(targets.len() as u64));
-        let coming: Vec<CapacityQuery> = moving.iter().map(may_come).collect();
+        let coming: Vec<CapacityQuery> = moving.iter().map(capacity_query).collect();
         let ask = |host: HostName| {
-            let room = self.ask_room(&host, &coming).map_err(|error| error_chain(&error));
-            CandidateHost { host, room }
+            let room = self.query_capacity(&host, &coming).map_err(|error| error_chain(&error));
+            CandidateHost { host, capacity: room }
         };
         let targets = std::thread::scope(|scope| {
             let asked: Vec<_> = targets.into_iter().map(|host| scope.spawn(|| ask(host))).collect();
@@ -184,25 +184,25 @@ impl Daemon {
                 state,
                 MachineState::Starting | MachineState::Migrating | MachineState::ServingPages { .. }
             );
-            moves(state) || needs
+            is_movable(state) || needs
         };
         !self.machines().iter().any(|machine| runs(&machine.info().state))
     }
 }
 
 /// The machines of this host that the requester may move.
-struct Theirs {
+struct RequesterMachines {
     machines: Vec<Arc<Machine>>,
     /// Number of other machines that run here.
     withheld: u32,
 }
 
 /// Whether a machine in this state can be migrated.
-fn moves(state: &MachineState) -> bool {
+fn is_movable(state: &MachineState) -> bool {
     matches!(state, MachineState::Running | MachineState::Paused | MachineState::Loading { .. })
 }
 
-fn may_come(machine: &Arc<Machine>) -> CapacityQuery {
+fn capacity_query(machine: &Arc<Machine>) -> CapacityQuery {
     CapacityQuery { name: machine.name().clone(), machine: machine.machine_type() }
 }
 
@@ -329,7 +329,7 @@ impl<'a> Evacuation<'a> {
             if self.reporter.is_cancelled() && !told {
                 told = self.host.operations().cancel(id).is_ok();
             }
-            let changed = async { tokio::time::timeout(LOOK, watch.changed()).await };
+            let changed = async { tokio::time::timeout(POLL_INTERVAL, watch.changed()).await };
             let _ = self.host.runtime.block_on(changed);
         }
     }
@@ -357,7 +357,7 @@ impl<'a> Evacuation<'a> {
             });
         }
         if cancelled {
-            return Err(DaemonError::Cancelled { left: what_is_left(&self.host.name, &machines) });
+            return Err(DaemonError::Cancelled { left: state_left(&self.host.name, &machines) });
         }
         machines.extend(left.into_iter().map(|info| EvacuatedMachine {
             name: info.name,
@@ -372,7 +372,7 @@ impl<'a> Evacuation<'a> {
 }
 
 /// State that a cancelled evacuation left behind.
-fn what_is_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
+fn state_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);
         of.map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ")

@@ -23,7 +23,7 @@ pub(crate) struct MovableMachine {
 pub(crate) struct CandidateHost {
     pub(crate) host: HostName,
     /// Spare capacity of the host, or why it takes none.
-    pub(crate) room: Result<SpareCapacity, String>,
+    pub(crate) capacity: Result<SpareCapacity, String>,
 }
 
 /// Capacity of a host for machines of others.
@@ -54,7 +54,7 @@ fn place(machine: &MovableMachine, targets: &mut [CandidateHost]) -> Result<Host
     let mut reasons = Vec::new();
     let mut best: Option<(&HostName, &mut SpareCapacity)> = None;
     for target in targets {
-        match target.room.as_mut().map_err(|reason| reason.clone()).and_then(|room| {
+        match target.capacity.as_mut().map_err(|reason| reason.clone()).and_then(|room| {
             room.takes(machine)?;
             Ok(room)
         }) {
@@ -98,7 +98,7 @@ mod tests {
 
     fn target(host: &str, memory: u64) -> CandidateHost {
         let room = SpareCapacity { memory, disk: 1000, refused: BTreeMap::new() };
-        CandidateHost { host: host.parse().unwrap(), room: Ok(room) }
+        CandidateHost { host: host.parse().unwrap(), capacity: Ok(room) }
     }
 
     fn places(placed: &[Placed]) -> Vec<(&str, Option<&str>)> {
@@ -118,8 +118,9 @@ mod tests {
     #[test]
     fn a_machine_that_fits_nowhere_is_told_why_by_each_host_and_those_after_it_still_go() {
         let mut full = target("full", 1 << 30);
-        full.room.as_mut().unwrap().refused.insert("big".parse().unwrap(), "the name is taken".into());
-        let lost = CandidateHost { host: "lost".parse().unwrap(), room: Err("it cannot be reached".into()) };
+        full.capacity.as_mut().unwrap().refused.insert("big".parse().unwrap(), "the name is taken".into());
+        let lost =
+            CandidateHost { host: "lost".parse().unwrap(), capacity: Err("it cannot be reached".into()) };
         let machines = vec![machine("big", 1 << 20, 1), machine("small", 1 << 10, 2)];
         let placed = plan(machines, vec![target("beta", 1 << 12), full, lost]);
         assert_eq!(places(&placed), [("big", None), ("small", Some("full"))]);
@@ -145,12 +146,12 @@ mod tests {
             let machines: Vec<_> = machines.iter().enumerate().map(candidate).collect();
             let targets: Vec<_> = rooms.iter().enumerate().map(|(number, (memory, disk))| CandidateHost {
                 host: format!("h{number}").parse().unwrap(),
-                room: Ok(SpareCapacity { memory: *memory, disk: *disk, refused: BTreeMap::new() }),
+                capacity: Ok(SpareCapacity { memory: *memory, disk: *disk, refused: BTreeMap::new() }),
             }).collect();
             let placed = plan(machines.clone(), targets.clone());
             prop_assert_eq!(placed.len(), machines.len());
             prop_assert!(placed.windows(2).all(|pair| pair[0].0.dirtied <= pair[1].0.dirtied));
-            let mut left: BTreeMap<_, _> = targets.iter().map(|t| (t.host.clone(), t.room.clone().unwrap())).collect();
+            let mut left: BTreeMap<_, _> = targets.iter().map(|t| (t.host.clone(), t.capacity.clone().unwrap())).collect();
             for (machine, place) in placed {
                 match place {
                     Ok(host) => {

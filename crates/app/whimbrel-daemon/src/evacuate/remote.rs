@@ -28,7 +28,7 @@ use whimbrel_transfer::{LinkError, WireLink, call};
 use whimbrel_wire::{Call, Connection, PeerIdentity, range};
 
 /// Longest wait of an answer for news, and so of a cancel.
-const NEWS: Duration = Duration::from_millis(250);
+const NEWS_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long and how often a host that was asked to evacuate is retried.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(500);
@@ -46,11 +46,11 @@ pub(crate) struct EvacuationId([u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemoteEvacuation {
     id: EvacuationId,
-    word: Word,
+    word: EvacuationAction,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Word {
+enum EvacuationAction {
     /// The payload is an `EvacuateRequest` in JSON. A repeated message starts nothing.
     Begin,
     Look,
@@ -58,7 +58,7 @@ enum Word {
 }
 
 /// Payload of every answer, in JSON.
-type Said = Result<Operation, ApiError>;
+type EvacuationReply = Result<Operation, ApiError>;
 
 impl Call for EvacuateHost {
     const KIND: u16 = range::MIGRATE + 0x62;
@@ -69,13 +69,13 @@ impl Call for EvacuateHost {
 /// The evacuated host's side.
 impl Daemon {
     /// Handles a message about an evacuation of this host.
-    pub(crate) fn answer_order(
+    pub(crate) fn answer_remote_evacuation(
         self: &Arc<Self>,
         by: &PeerIdentity,
         order: &RemoteEvacuation,
         request: &[u8],
     ) -> Vec<u8> {
-        let said: Said = self.watch_remote(by, order, request).map_err(|error| error.to_api());
+        let said: EvacuationReply = self.watch_remote(by, order, request).map_err(|error| error.to_api());
         serde_json::to_vec(&said).unwrap_or_default()
     }
 
@@ -85,28 +85,28 @@ impl Daemon {
         order: &RemoteEvacuation,
         request: &[u8],
     ) -> Result<Operation, DaemonError> {
-        let mut ordered = self.evacuating.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ordered = self.evacuation.requested.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ordered.filter(|(id, _)| *id == order.id).map(|(_, operation)| operation);
         match (order.word, known) {
-            (Word::Begin, None) => {
+            (EvacuationAction::Begin, None) => {
                 let begun = self.evacuate_here(request_of(request)?, Some(by.clone()))?;
                 *ordered = Some((order.id, begun.id));
                 Ok(begun)
             }
             (_, None) => Err(DaemonError::NotFound { what: "evacuation", name: "with this id".to_owned() }),
-            (Word::Stop, Some(id)) => self.operations().cancel(id),
-            (Word::Begin | Word::Look, Some(id)) => {
+            (EvacuationAction::Stop, Some(id)) => self.operations().cancel(id),
+            (EvacuationAction::Begin | EvacuationAction::Look, Some(id)) => {
                 drop(ordered);
-                self.news(id)
+                self.next_snapshot(id)
             }
         }
     }
 
     /// The operation after its next change, or after a moment.
-    fn news(&self, id: OperationId) -> Result<Operation, DaemonError> {
+    fn next_snapshot(&self, id: OperationId) -> Result<Operation, DaemonError> {
         let mut watch = self.operations().watch(id)?;
         if !watch.borrow().state.is_ended() {
-            let changed = async { tokio::time::timeout(NEWS, watch.changed()).await };
+            let changed = async { tokio::time::timeout(NEWS_TIMEOUT, watch.changed()).await };
             let _ = self.runtime.block_on(changed);
         }
         let operation = watch.borrow().clone();
@@ -127,7 +127,7 @@ fn request_of(json: &[u8]) -> Result<EvacuateRequest, DaemonError> {
 /// The requester's side.
 impl Daemon {
     /// Evacuates another host. `request` names no host.
-    pub(super) fn order_evacuation(
+    pub(super) fn evacuate_remotely(
         self: &Arc<Self>,
         at: HostName,
         request: EvacuateRequest,
@@ -139,14 +139,14 @@ impl Daemon {
         let ordered = OperationKind::Evacuate;
         Ok(self.operations().start(ordered, at.to_string(), move |reporter| {
             let mut errand =
-                Errand { host: &host, at: &at, id: EvacuationId(rand::random()), connection: None };
-            errand.see_through(json.into(), reporter)
+                RemoteRun { host: &host, at: &at, id: EvacuationId(rand::random()), connection: None };
+            errand.run(json.into(), reporter)
         }))
     }
 }
 
 /// A remote evacuation, on the requester's side.
-struct Errand<'a> {
+struct RemoteRun<'a> {
     host: &'a Arc<Daemon>,
     at: &'a HostName,
     id: EvacuationId,
@@ -154,46 +154,46 @@ struct Errand<'a> {
     connection: Option<Connection>,
 }
 
-impl Errand<'_> {
-    fn see_through(
-        &mut self,
-        request: Bytes,
-        reporter: &ProgressReporter,
-    ) -> Result<OperationResult, DaemonError> {
-        let mut there = self.call(Word::Begin, &request)?;
+impl RemoteRun<'_> {
+    fn run(&mut self, request: Bytes, reporter: &ProgressReporter) -> Result<OperationResult, DaemonError> {
+        let mut there = self.call(EvacuationAction::Begin, &request)?;
         let mut stopped = false;
         loop {
             match there.state {
                 OperationState::Succeeded { result } => return Ok(result),
-                OperationState::Failed { error } => return Err(self.not_emptied(error)),
+                OperationState::Failed { error } => return Err(self.not_evacuated(error)),
                 OperationState::Cancelled { left } => return Err(DaemonError::Cancelled { left }),
                 OperationState::Running => {}
             }
             let progress = &there.progress;
             reporter.progress(&progress.stage, progress.unit, progress.done, progress.total);
-            let word = if reporter.is_cancelled() && !stopped { Word::Stop } else { Word::Look };
+            let word = if reporter.is_cancelled() && !stopped {
+                EvacuationAction::Stop
+            } else {
+                EvacuationAction::Look
+            };
             there = self.call(word, &Bytes::new())?;
-            stopped |= word == Word::Stop;
+            stopped |= word == EvacuationAction::Stop;
         }
     }
 
     /// Repeats a message until it is answered. A host that was never reached is not retried.
-    fn call(&mut self, word: Word, request: &Bytes) -> Result<Operation, DaemonError> {
-        let mut until = (word != Word::Begin).then(|| Instant::now() + PATIENCE);
+    fn call(&mut self, word: EvacuationAction, request: &Bytes) -> Result<Operation, DaemonError> {
+        let mut until = (word != EvacuationAction::Begin).then(|| Instant::now() + PATIENCE);
         loop {
             let lost: DaemonError = match self.connection() {
                 Err(error) => error,
                 Ok(connection) => {
                     let order = RemoteEvacuation { id: self.id, word };
                     match call::<EvacuateHost>(&WireLink(connection), &order, request.clone()) {
-                        Ok(((), said)) => return self.understood(&said),
+                        Ok(((), said)) => return self.decode_reply(&said),
                         Err(error @ LinkError::Lost { .. }) => {
                             // The host may have received the message.
                             self.connection = None;
                             until.get_or_insert_with(|| Instant::now() + PATIENCE);
-                            crate::transfer::pull::sync_error(self.at, error)
+                            crate::transfer::pull::transfer_error(self.at, error)
                         }
-                        Err(error) => return Err(crate::transfer::pull::sync_error(self.at, error)),
+                        Err(error) => return Err(crate::transfer::pull::transfer_error(self.at, error)),
                     }
                 }
             };
@@ -201,7 +201,7 @@ impl Errand<'_> {
                 None => return Err(lost),
                 Some(until) if Instant::now() < until && self.host.sleep_unless_closing(PAUSE) => {}
                 Some(_) => {
-                    return Err(DaemonError::OutOfReach { host: self.at.clone(), source: Box::new(lost) });
+                    return Err(DaemonError::LostContact { host: self.at.clone(), source: Box::new(lost) });
                 }
             }
         }
@@ -213,29 +213,29 @@ impl Errand<'_> {
             return Ok(connection.clone());
         }
         let made = match self.host.route(self.at) {
-            Ok(_) => crate::server::peer_rpc::connect_apart(self.host, self.at)?,
-            Err(_) => self.host.neighbour(self.at)?,
+            Ok(_) => crate::server::peer_rpc::connect_separately(self.host, self.at)?,
+            Err(_) => self.host.peer_connection(self.at)?,
         };
         Ok(self.connection.insert(made).clone())
     }
 
-    fn understood(&self, said: &[u8]) -> Result<Operation, DaemonError> {
+    fn decode_reply(&self, said: &[u8]) -> Result<Operation, DaemonError> {
         if said.len() > JSON_MAX {
-            return Err(self.no_answer(format!("{} bytes are too many", said.len())));
+            return Err(self.bad_reply(format!("{} bytes are too many", said.len())));
         }
-        match serde_json::from_slice::<Said>(said) {
-            Ok(said) => said.map_err(|error| self.not_emptied(error)),
-            Err(error) => Err(self.no_answer(error.to_string())),
+        match serde_json::from_slice::<EvacuationReply>(said) {
+            Ok(said) => said.map_err(|error| self.not_evacuated(error)),
+            Err(error) => Err(self.bad_reply(error.to_string())),
         }
     }
 
-    fn no_answer(&self, why: String) -> DaemonError {
+    fn bad_reply(&self, why: String) -> DaemonError {
         let error = ApiError::new(ErrorCode::Internal, "cannot read the answer");
-        self.not_emptied(ApiError { causes: vec![why], ..error })
+        self.not_evacuated(ApiError { causes: vec![why], ..error })
     }
 
-    fn not_emptied(&self, error: ApiError) -> DaemonError {
-        DaemonError::NotEmptied { host: self.at.clone(), source: Box::new(error) }
+    fn not_evacuated(&self, error: ApiError) -> DaemonError {
+        DaemonError::NotEvacuated { host: self.at.clone(), source: Box::new(error) }
     }
 }
 
@@ -259,7 +259,7 @@ mod tests {
         let error = ApiError::new(ErrorCode::Busy, "this host is being evacuated already").with_hint("wait");
         let error = ApiError { causes: vec!["deeper".to_owned()], ..error };
         let told =
-            DaemonError::NotEmptied { host: "gamma".parse().unwrap(), source: Box::new(error) }.to_api();
+            DaemonError::NotEvacuated { host: "gamma".parse().unwrap(), source: Box::new(error) }.to_api();
         assert_eq!((told.code, told.message.as_str()), (ErrorCode::Busy, "gamma was not evacuated"));
         assert_eq!(told.causes, ["this host is being evacuated already", "deeper"]);
         assert_eq!(told.hint.as_deref(), Some("wait"));

@@ -26,8 +26,8 @@ const RECONNECT: Duration = Duration::from_millis(200);
 /// Time limit for a write to a guest that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Ids of hellos: on a new connection, and in answer to an unrequested report, which has id 0.
-const FIRST: u32 = 1;
-const AGAIN: u32 = 2;
+const HELLO_ID: u32 = 1;
+const HELLO_AGAIN_ID: u32 = 2;
 /// Times of repeated announcements, like those of the host: a switch may not be listening at the first.
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
@@ -49,7 +49,7 @@ pub(crate) enum AgentError {
     Absent,
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
-    Silent {
+    Timeout {
         /// Time that was waited.
         after: Duration,
     },
@@ -61,7 +61,7 @@ pub(crate) enum AgentError {
     },
     /// The report does not fit the command.
     #[error("the report of the guest agent does not fit the command")]
-    Strange,
+    UnexpectedReport,
 }
 
 /// The guest agent of one machine.
@@ -113,7 +113,7 @@ impl GuestAgent {
     }
 
     /// A handle for commands, which may outlive the connection.
-    pub(crate) fn orders(&self) -> AgentCommands {
+    pub(crate) fn commands(&self) -> AgentCommands {
         AgentCommands(self.shared.clone())
     }
 }
@@ -141,7 +141,7 @@ pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
 
 impl AgentCommands {
     /// Whether the guest agent is present.
-    pub(crate) fn is_heard(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
     }
 
@@ -150,7 +150,7 @@ impl AgentCommands {
         let (id, session) = {
             let mut state = self.0.lock();
             let session = state.session.ok_or(AgentError::Absent)?;
-            state.next = state.next.wrapping_add(1).max(AGAIN + 1);
+            state.next = state.next.wrapping_add(1).max(HELLO_AGAIN_ID + 1);
             let id = state.next;
             state.waiting.insert(id);
             (id, session)
@@ -170,15 +170,15 @@ impl AgentCommands {
 
     /// Sends a command whose report nobody waits for. Nothing is sent if the agent is not present.
     pub(crate) fn send(&self, order: &Command) {
-        self.tell_as(order, 0);
+        self.send_with_id(order, 0);
     }
 
     /// Sends the result of the guest request with this id.
     pub(super) fn send_result(&self, id: u32, outcome: RequestOutcome) {
-        self.tell_as(&Command::RequestResult(outcome), id);
+        self.send_with_id(&Command::RequestResult(outcome), id);
     }
 
-    fn tell_as(&self, order: &Command, id: u32) {
+    fn send_with_id(&self, order: &Command, id: u32) {
         let session = self.0.lock().session;
         if let Some(Err(error)) = session.map(|session| self.0.send(order, session, id)) {
             tracing::debug!(machine = %self.0.machine, %error, "could not send a command to a guest");
@@ -216,7 +216,7 @@ impl Shared {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(AgentError::Silent { after: patience });
+                return Err(AgentError::Timeout { after: patience });
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -230,7 +230,7 @@ impl Shared {
             while let Ok(len @ 1..) = stream.read(&mut piece) {
                 decoder.push(&piece[..len]);
                 while let Some(frame) = decoder.next_frame() {
-                    match Report::of(&frame) {
+                    match Report::from_frame(&frame) {
                         Ok(word) => self.handle(word, frame.session, frame.id),
                         Err(error) => tracing::debug!(machine = %self.machine, %error, "bad report"),
                     }
@@ -269,18 +269,18 @@ impl Shared {
     fn connect(&self) -> io::Result<(UnixStream, UnixStream)> {
         let mut stream = UnixStream::connect(&self.socket)?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        stream.write_all(&self.hello.to_frame(0, FIRST).encode())?;
+        stream.write_all(&self.hello.to_frame(0, HELLO_ID).encode())?;
         Ok((stream.try_clone()?, stream))
     }
 
     fn handle(self: &Arc<Self>, word: Report, session: u32, id: u32) {
         let mut state = self.lock();
         match word {
-            Report::Ready { .. } => self.is_here(&mut state, session, id),
+            Report::Ready { .. } => self.handle_ready(&mut state, session, id),
             _ if state.session != Some(session) => {}
-            Report::Ask(ask) => {
+            Report::Request(ask) => {
                 drop(state);
-                requests::consider(&self.host, &self.machine, AgentCommands(self.clone()), id, ask);
+                requests::handle_request(&self.host, &self.machine, AgentCommands(self.clone()), id, ask);
             }
             word if state.waiting.contains(&id) => {
                 state.answers.insert(id, word);
@@ -290,7 +290,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn is_here(self: &Arc<Self>, state: &mut State, session: u32, id: u32) {
+    fn handle_ready(self: &Arc<Self>, state: &mut State, session: u32, id: u32) {
         if state.session == Some(session) {
             return;
         }
@@ -299,7 +299,7 @@ impl Shared {
         if id == 0 {
             // The report was unrequested or sent before it read our hello; this hello is read for certain.
             let theirs = self.clone();
-            spawn("guest-hello", move || drop(theirs.send(&theirs.hello, 0, AGAIN)));
+            spawn("guest-hello", move || drop(theirs.send(&theirs.hello, 0, HELLO_AGAIN_ID)));
         }
         if self.arrived == ArrivalKind::ByMigration && !state.announced {
             state.announced = true;

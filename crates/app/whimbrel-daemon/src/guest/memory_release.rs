@@ -18,7 +18,7 @@ use whimbrel_core::ByteSize;
 use whimbrel_guest_protocol::{Command, Report};
 
 /// Time limit for dropping caches: a guest full of them takes a while.
-const DROPS_WITHIN: Duration = Duration::from_secs(10);
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Daemon {
     /// Has the guest free what it can spare, if requested. Returns by how much its memory to copy has shrunk.
@@ -33,8 +33,8 @@ impl Daemon {
             return Ok(None);
         }
         let before = in_use(live);
-        drop_caches(&live.guest.orders(), reporter);
-        self.squeeze(record, live, BalloonTarget::Auto, reporter)?;
+        drop_caches(&live.guest.commands(), reporter);
+        self.shrink_guest(record, live, BalloonTarget::Auto, reporter)?;
         // Given back before anything is copied: the guest has all its memory wherever it is in the end.
         self.restore_balloon(record, live);
         let freed = before.zip(in_use(live)).map(|(before, after)| ByteSize(before.saturating_sub(after)));
@@ -44,11 +44,11 @@ impl Daemon {
 }
 
 fn drop_caches(orders: &AgentCommands, reporter: &ProgressReporter) {
-    if !orders.is_heard() {
+    if !orders.is_present() {
         return;
     }
     reporter.progress("dropping guest caches", Unit::Bytes, 0, None);
-    match orders.ask(&Command::FreeCaches, DROPS_WITHIN) {
+    match orders.ask(&Command::FreeCaches, DROP_TIMEOUT) {
         Ok(Report::Freed { before, after }) => {
             tracing::debug!(before, after, "a guest has dropped its caches")
         }

@@ -40,7 +40,7 @@ impl Call for SetGuestPermissions {
 
 impl Daemon {
     /// Sends the guest permissions of a machine, if it has any, to the host that it was handed over to.
-    pub(crate) fn send_permits(
+    pub(crate) fn send_guest_permissions(
         self: &Arc<Self>,
         to: &HostName,
         machine: &MachineName,
@@ -55,9 +55,9 @@ impl Daemon {
         let (host, to) = (self.clone(), to.clone());
         spawn("permits", move || {
             for _ in 0..ATTEMPTS {
-                let told = host.neighbour(&to).and_then(|link| {
+                let told = host.peer_connection(&to).and_then(|link| {
                     let answer = call::<SetGuestPermissions>(&WireLink(link), &permits, Bytes::new());
-                    answer.map_err(|error| crate::transfer::pull::sync_error(&to, error))
+                    answer.map_err(|error| crate::transfer::pull::transfer_error(&to, error))
                 });
                 match told {
                     Ok((true, _)) => return,
@@ -80,7 +80,7 @@ impl Daemon {
     }
 
     /// Saves the guest permissions of a machine that came here. Returns whether it came by this handover.
-    pub(crate) fn take_permits(&self, permits: GuestPermissions) -> bool {
+    pub(crate) fn save_guest_permissions(&self, permits: GuestPermissions) -> bool {
         if permits.migrate.len() > HOSTS_MAX {
             return true;
         }
@@ -91,7 +91,7 @@ impl Daemon {
         }
         let GuestPermissions { migrate, checkpoint, .. } = permits;
         turn.record.self_service = SelfService { migrate, checkpoint };
-        let saved = turn.record.save(&self.layout);
+        let saved = turn.record.save(&self.directories);
         if let Err(error) = &saved {
             tracing::warn!(error = error as &dyn std::error::Error, "could not save guest permissions");
         }

@@ -12,7 +12,7 @@ use whimbrel_core::{HostName, MachineName, error_chain};
 use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
 
 /// Handles a guest request on a thread of its own.
-pub(super) fn consider(
+pub(super) fn handle_request(
     host: &Weak<Daemon>,
     machine: &MachineName,
     guest: AgentCommands,
@@ -25,9 +25,9 @@ pub(super) fn consider(
         tracing::info!(%machine, ?ask, "a guest request");
         match host.start_guest_request(&machine, &ask) {
             Ok(operation) => {
-                guest.send_result(id, RequestOutcome::Begun);
+                guest.send_result(id, RequestOutcome::Started);
                 // The guest of a machine that has left is not told here; its new host sends a hello.
-                guest.send_result(id, host.end_of_wish(&operation));
+                guest.send_result(id, host.wait_for_result(&operation));
             }
             Err(error) => {
                 tracing::info!(%machine, error = &error as &dyn std::error::Error, "a guest request was refused");
@@ -52,20 +52,20 @@ impl Daemon {
                 if !allowed.migrate.contains(&to) {
                     return Err(forbidden(name, &format!("migrate={to}")));
                 }
-                self.migrate(name, asked(serde_json::json!({ "host": to }))?)
+                self.migrate(name, default_request(serde_json::json!({ "host": to }))?)
             }
             GuestRequest::Checkpoint { tag } => {
                 if !allowed.checkpoint {
                     return Err(forbidden(name, "checkpoint"));
                 }
                 let tag = Some(tag).filter(|tag| !tag.is_empty());
-                self.checkpoint(name, asked(serde_json::json!({ "tag": tag }))?)
+                self.checkpoint(name, default_request(serde_json::json!({ "tag": tag }))?)
             }
         }
     }
 
     /// Waits for the end of an operation.
-    fn end_of_wish(&self, operation: &Operation) -> RequestOutcome {
+    fn wait_for_result(&self, operation: &Operation) -> RequestOutcome {
         let state = self.operations().watch(operation.id).map(|mut watch| {
             let ended =
                 async { watch.wait_for(|now| now.state.is_ended()).await.map(|now| now.state.clone()) };
@@ -89,7 +89,7 @@ fn forbidden(name: &MachineName, wish: &str) -> DaemonError {
 }
 
 /// A request with defaults, as if a caller of the API had made it.
-fn asked<T: serde::de::DeserializeOwned>(request: serde_json::Value) -> Result<T, DaemonError> {
+fn default_request<T: serde::de::DeserializeOwned>(request: serde_json::Value) -> Result<T, DaemonError> {
     serde_json::from_value(request).map_err(|error| DaemonError::invalid(error.to_string()))
 }
 

@@ -22,15 +22,15 @@ use whimbrel_machine::{Machine, MachineError};
 use whimbrel_memory::{CpuShare, Throttle};
 
 /// Predicted downtime up to which a machine is not slowed down, unless its user set another.
-const BEARABLE: Duration = Duration::from_millis(100);
+const BEARABLE_DOWNTIME: Duration = Duration::from_millis(100);
 /// Time of one observation of writes.
-const LOOK: Duration = Duration::from_millis(100);
+const OBSERVATION_TIME: Duration = Duration::from_millis(100);
 /// On a busy host a guest may write little in that time: observation goes on until this many pages were
 /// written, or this often.
-const ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
-const LOOKS_MAX: usize = 10;
+const PAGES_ENOUGH: u64 = 16 * WRITES_ALLOWED as u64;
+const OBSERVATIONS_MAX: usize = 10;
 /// Time limit for the agent to find the processes that own the pages.
-const STUNS_WITHIN: Duration = Duration::from_secs(5);
+const STUN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Attempts to stun: suspended processes may have hidden others.
 const STUNS_MAX: u32 = 3;
 /// Time after which the guest releases its processes if the lease is not renewed.
@@ -47,12 +47,12 @@ pub(crate) struct GuestThrottle<'a> {
     tap: DirtyObserver,
     cpu_threads: Vec<u32>,
     /// Attempts to stun that are left.
-    stuns: u32,
+    stuns_left: u32,
     /// Shares that are left, the smallest last.
-    shares: Vec<CpuShare>,
+    shares_left: Vec<CpuShare>,
     throttle: Option<Throttle>,
     /// Renews the lease in the guest until it is dropped.
-    keeping: Option<Sender<()>>,
+    lease_renewal: Option<Sender<()>>,
     slowed: ThrottleReport,
 }
 
@@ -70,14 +70,14 @@ impl<'a> GuestThrottle<'a> {
             if shares.is_empty() { Vec::new() } else { live.qemu.cpu_threads().unwrap_or_default() };
         Ok(Self {
             reporter,
-            bearable: request.downtime_max_ms.map_or(BEARABLE, Duration::from_millis),
-            guest: live.guest.orders(),
-            tap: live.tap(),
+            bearable: request.downtime_max_ms.map_or(BEARABLE_DOWNTIME, Duration::from_millis),
+            guest: live.guest.commands(),
+            tap: live.dirty_observer(),
             cpu_threads,
-            stuns: if request.no_stun || !may { 0 } else { STUNS_MAX },
-            shares,
+            stuns_left: if request.no_stun || !may { 0 } else { STUNS_MAX },
+            shares_left: shares,
             throttle: None,
-            keeping: None,
+            lease_renewal: None,
             slowed: ThrottleReport::default(),
         })
     }
@@ -88,32 +88,32 @@ impl<'a> GuestThrottle<'a> {
     }
 
     /// Does a little more. Returns whether there was anything to do.
-    fn pull(&mut self, predicted: Duration) -> bool {
+    fn slow_down(&mut self, predicted: Duration) -> bool {
         predicted > self.bearable && (self.stun(predicted) || self.throttle())
     }
 
     fn stun(&mut self, predicted: Duration) -> bool {
-        if self.stuns == 0 || !self.guest.is_heard() {
+        if self.stuns_left == 0 || !self.guest.is_present() {
             return false;
         }
-        self.stuns -= 1;
+        self.stuns_left -= 1;
         self.reporter.progress("finding the processes that write most", Unit::Items, 0, None);
-        let stunned = self.tap.watch().map_err(|_| AgentError::Absent).and_then(|watch| {
+        let stunned = self.tap.observe().map_err(|_| AgentError::Absent).and_then(|watch| {
             let written = observe(watch).ok_or(AgentError::Absent)?;
-            self.guest.ask(&self.order(&written, predicted), STUNS_WITHIN)
+            self.guest.ask(&self.stun_command(&written, predicted), STUN_TIMEOUT)
         });
         match stunned {
-            Ok(Report::Stunned { held, spared }) => self.note(&held, &spared),
-            Ok(_) => tracing::info!(error = %AgentError::Strange, "no process was suspended"),
+            Ok(Report::Stunned { held, spared }) => self.record_stunned(&held, &spared),
+            Ok(_) => tracing::info!(error = %AgentError::UnexpectedReport, "no process was suspended"),
             Err(error) => tracing::info!(%error, "no process was suspended"),
         }
         if self.slowed.stunned.is_empty() {
-            self.stuns = 0
+            self.stuns_left = 0
         }
-        self.keeping.is_some() && self.stuns > 0
+        self.lease_renewal.is_some() && self.stuns_left > 0
     }
 
-    fn order(&self, written: &PageSet, predicted: Duration) -> Command {
+    fn stun_command(&self, written: &PageSet, predicted: Duration) -> Command {
         let count = written.count();
         // Allows the writes that would bring the downtime to half of what is bearable.
         let part = self.bearable.as_secs_f64() / 2.0 / predicted.as_secs_f64().max(1e-3);
@@ -128,34 +128,34 @@ impl<'a> GuestThrottle<'a> {
         }
     }
 
-    fn note(&mut self, held: &[Process], spared: &[Process]) {
+    fn record_stunned(&mut self, held: &[Process], spared: &[Process]) {
         let named = |process: &Process| format!("{} ({})", process.name, process.pid);
         tracing::info!(?held, ?spared, "a guest suspended processes that write too fast");
         self.slowed.spared = spared.iter().map(named).collect();
         if held.is_empty() {
             // All processes that are left may write: another observation would find the same.
-            self.stuns = 0;
+            self.stuns_left = 0;
             return;
         }
         self.slowed.stunned.extend(held.iter().map(named));
         let words = format!("the guest suspended {}", self.slowed.stunned.join(", "));
         self.reporter.progress(&words, Unit::Items, held.len() as u64, None);
         let guest = self.guest.clone();
-        self.keeping.get_or_insert_with(|| renew(guest));
+        self.lease_renewal.get_or_insert_with(|| renew(guest));
     }
 
     fn throttle(&mut self) -> bool {
-        if self.cpu_threads.is_empty() || self.shares.is_empty() {
+        if self.cpu_threads.is_empty() || self.shares_left.is_empty() {
             return false;
         }
-        let share = self.shares.remove(0);
+        let share = self.shares_left.remove(0);
         match &self.throttle {
             Some(throttle) => throttle.set(share),
             None => match Throttle::start(&self.cpu_threads, share) {
                 Ok(throttle) => self.throttle = Some(throttle),
                 Err(error) => {
                     tracing::warn!(%error, "cannot throttle virtual CPUs");
-                    self.shares.clear();
+                    self.shares_left.clear();
                     return false;
                 }
             },
@@ -171,7 +171,7 @@ impl<'a> GuestThrottle<'a> {
 impl Drop for GuestThrottle<'_> {
     fn drop(&mut self) {
         self.throttle = None;
-        if self.keeping.take().is_some() {
+        if self.lease_renewal.take().is_some() {
             // A guest that was handed over is released by its new host; here it is paused and reads nothing.
             self.guest.send(&Command::Release);
         }
@@ -181,16 +181,16 @@ impl Drop for GuestThrottle<'_> {
 /// Shares to go through, down to the smallest that is allowed.
 fn shares(least: Option<u8>) -> Result<Vec<CpuShare>, DaemonError> {
     let least = match least {
-        None => CpuShare::LEAST,
+        None => CpuShare::MIN,
         Some(percent) => CpuShare::percent(percent).ok_or_else(|| {
             DaemonError::invalid(format!(
                 "a throttle must leave {} to {} percent of the time",
-                CpuShare::LEAST.as_percent(),
-                CpuShare::WHOLE.as_percent()
+                CpuShare::MIN.as_percent(),
+                CpuShare::FULL.as_percent()
             ))
         })?,
     };
-    if least == CpuShare::WHOLE {
+    if least == CpuShare::FULL {
         return Ok(Vec::new());
     }
     let mut shares: Vec<CpuShare> =
@@ -204,14 +204,14 @@ fn observe(mut watch: Observation) -> Option<PageSet> {
     // Discards writes from before the observation.
     watch.take().ok()?;
     let mut written: Option<PageSet> = None;
-    for _ in 0..LOOKS_MAX {
-        std::thread::sleep(LOOK);
+    for _ in 0..OBSERVATIONS_MAX {
+        std::thread::sleep(OBSERVATION_TIME);
         let more = watch.take().ok()?;
         match &mut written {
             Some(written) => written.union(&more),
             None => written = Some(more),
         }
-        if written.as_ref().is_some_and(|written| written.count() >= ENOUGH) {
+        if written.as_ref().is_some_and(|written| written.count() >= PAGES_ENOUGH) {
             break;
         }
     }
@@ -232,23 +232,23 @@ fn renew(guest: AgentCommands) -> Sender<()> {
 /// A machine with its throttle.
 pub(crate) struct ThrottledMachine<'a, 'b> {
     machine: &'a mut dyn Machine,
-    brake: GuestThrottle<'b>,
+    throttle: GuestThrottle<'b>,
 }
 
 impl<'a, 'b> ThrottledMachine<'a, 'b> {
-    pub(crate) fn new(machine: &'a mut dyn Machine, brake: GuestThrottle<'b>) -> Self {
-        Self { machine, brake }
+    pub(crate) fn new(machine: &'a mut dyn Machine, throttle: GuestThrottle<'b>) -> Self {
+        Self { machine, throttle }
     }
 
     /// Releases the machine and returns what was done to it.
     pub(crate) fn release(mut self) -> ThrottleReport {
-        std::mem::take(&mut self.brake.slowed)
+        std::mem::take(&mut self.throttle.slowed)
     }
 }
 
 impl Machine for ThrottledMachine<'_, '_> {
-    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
-        self.machine.device_state_ahead()
+    fn early_device_state(&mut self) -> Option<Vec<u8>> {
+        self.machine.early_device_state()
     }
 
     fn about_to_pause(&mut self) {
@@ -256,12 +256,12 @@ impl Machine for ThrottledMachine<'_, '_> {
     }
 
     fn slow_down(&mut self, predicted: Duration) -> bool {
-        self.brake.pull(predicted)
+        self.throttle.slow_down(predicted)
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
         // The pause would wait for a throttled CPU.
-        self.brake.throttle = None;
+        self.throttle.throttle = None;
         self.machine.pause()
     }
 

@@ -31,7 +31,7 @@ use whimbrel_migrate::protocol::HandoverId;
 #[derive(Default)]
 pub(crate) struct Cleanup {
     under_way: Mutex<usize>,
-    fewer: Condvar,
+    changed: Condvar,
 }
 
 /// A cleanup under way, until this is dropped.
@@ -47,7 +47,7 @@ impl Cleanup {
     pub(crate) fn wait(&self, patience: Duration) -> bool {
         let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         let any = *under_way > 0;
-        let waited = self.fewer.wait_timeout_while(under_way, patience, |under_way| *under_way > 0);
+        let waited = self.changed.wait_timeout_while(under_way, patience, |under_way| *under_way > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         any
     }
@@ -56,28 +56,28 @@ impl Cleanup {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.fewer.notify_all();
+        self.0.changed.notify_all();
     }
 }
 
 impl Daemon {
     /// Frees a machine that the target has completely.
-    pub(crate) fn retire(
+    pub(crate) fn clean_up(
         self: &Arc<Self>,
         machine: &Machine,
         mut turn: MachineLock<'_>,
         handover: HandoverId,
     ) {
         let name = machine.name();
-        let mut live = turn.live.take();
-        live.iter_mut().for_each(RunningMachine::cut_off);
-        match move_to_trash(&self.layout, name) {
+        let mut live = turn.running.take();
+        live.iter_mut().for_each(RunningMachine::disconnect);
+        match move_to_trash(&self.directories, name) {
             Ok(folder) => {
-                let (host, under_way) = (self.clone(), self.retiring.start());
+                let (host, under_way) = (self.clone(), self.cleanup.start());
                 in_background(move || {
                     host.handovers.end(handover);
                     live.into_iter().for_each(RunningMachine::end);
-                    remove(&host.layout, &folder);
+                    remove(&host.directories, &folder);
                     drop(under_way);
                 });
             }
@@ -85,7 +85,7 @@ impl Daemon {
                 tracing::warn!(%name, %error, "cannot move a folder to the trash; removing it in place");
                 self.handovers.end(handover);
                 live.into_iter().for_each(RunningMachine::end);
-                remove(&self.layout, &self.layout.machine(name));
+                remove(&self.directories, &self.directories.machine(name));
             }
         }
         drop(turn);
@@ -95,19 +95,19 @@ impl Daemon {
     /// Removes the trash of an earlier daemon, whose QEMUs have ended. Handovers in the trash were committed,
     /// so this runs before aborted ones are reported.
     pub(crate) fn empty_trash(self: &Arc<Self>) {
-        let entries = fs::read_dir(self.layout.trash()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.directories.trash()).into_iter().flatten().flatten();
         let folders: Vec<_> =
             entries.map(|entry| entry.path()).map(|path| (committed(&path), path)).collect();
         if folders.is_empty() {
             return;
         }
         let known = folders.iter().filter_map(|(handover, _)| *handover);
-        known.for_each(|handover| self.handovers.is_committed(handover));
-        let (host, under_way) = (self.clone(), self.retiring.start());
+        known.for_each(|handover| self.handovers.mark_committed(handover));
+        let (host, under_way) = (self.clone(), self.cleanup.start());
         in_background(move || {
             for (handover, folder) in folders {
                 handover.into_iter().for_each(|handover| host.handovers.end(handover));
-                remove(&host.layout, &folder);
+                remove(&host.directories, &folder);
             }
             drop(under_way);
         });

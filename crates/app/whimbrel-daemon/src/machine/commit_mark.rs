@@ -19,7 +19,7 @@ use whimbrel_wire::atomic_file;
 
 const FILE: &str = "handed-over";
 /// More than any file system's smallest unit of writing.
-const ROOM: usize = 4096;
+const FILE_SIZE: usize = 4096;
 
 /// A prepared mark that is not written yet.
 pub(crate) struct CommitMark {
@@ -30,7 +30,7 @@ impl CommitMark {
     /// Prepares the mark in the folder of a machine; durable when this returns.
     pub(crate) fn prepare(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
-        atomic_file::replace(&path, &[0; ROOM])?;
+        atomic_file::replace(&path, &[0; FILE_SIZE])?;
         Ok(Self { file: File::options().write(true).open(&path)? })
     }
 

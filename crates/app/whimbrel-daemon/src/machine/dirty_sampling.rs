@@ -14,7 +14,7 @@ use std::{
 use tokio::sync::mpsc;
 use whimbrel_api::DirtyTraceRequest;
 use whimbrel_capture::{
-    dirty_observer::{Observation, WatchError},
+    dirty_observer::{Observation, ObserveError},
     dirty_trace::{self, DirtyTraceHeader},
 };
 use whimbrel_core::MachineName;
@@ -53,21 +53,22 @@ impl Plan {
 
 impl Daemon {
     /// Samples the dirty pages of a machine. The chunks form a dirty trace.
-    pub(crate) fn wws(
+    pub(crate) fn dirty_trace(
         self: &Arc<Self>,
         name: &MachineName,
         request: &DirtyTraceRequest,
     ) -> Result<mpsc::Receiver<Bytes>, DaemonError> {
         let plan = Plan::of(request)?;
         let machine = self.machine(name)?;
-        let tap = machine.tap().ok_or_else(|| not_running(name))?;
+        let tap = machine.dirty_observer().ok_or_else(|| not_running(name))?;
         let (pages, present) = tap.extent().map_err(|error| watch_error(name, error))?;
-        let watch = machine.watch()?;
-        let head = DirtyTraceHeader { pages, present, every: plan.sample, began_ms: crate::now_ms() };
+        let watch = machine.observe()?;
+        let head =
+            DirtyTraceHeader { pages, populated: present, interval: plan.sample, start_ms: crate::now_ms() };
         let (out, pieces) = mpsc::channel(WAITING);
         let (host, name) = (self.clone(), name.clone());
         let sample = move || {
-            if out.blocking_send(dirty_trace::head(&head).into()).is_ok() {
+            if out.blocking_send(dirty_trace::encode_header(&head).into()).is_ok() {
                 host.sample(&name, watch, &plan, &out);
             }
         };
@@ -92,7 +93,7 @@ impl Daemon {
                 }
             };
             let now = Instant::now();
-            let piece = dirty_trace::record((now - last).max(Duration::from_micros(1)), dirty.runs());
+            let piece = dirty_trace::encode_sample((now - last).max(Duration::from_micros(1)), dirty.runs());
             last = now;
             // Late samples are not made up for.
             due = due.max(now - plan.sample.min(now - begun));
@@ -115,13 +116,13 @@ impl Daemon {
 
     /// Pages that each of these machines dirties in `time`, or until `go_on` returns false. A machine that
     /// ends meanwhile is left out.
-    pub(crate) fn dirtied_in(
+    pub(crate) fn measure_dirty_pages(
         &self,
         machines: &[Arc<Machine>],
         time: Duration,
         go_on: &dyn Fn() -> bool,
     ) -> BTreeMap<MachineName, u64> {
-        let watch = |machine: &Arc<Machine>| Some((machine.name().clone(), machine.watch().ok()?));
+        let watch = |machine: &Arc<Machine>| Some((machine.name().clone(), machine.observe().ok()?));
         let watches: Vec<_> = machines.iter().filter_map(watch).collect();
         let until = Instant::now() + time;
         while Instant::now() < until && go_on() && self.sleep_unless_closing(Duration::from_millis(20)) {}
@@ -132,9 +133,9 @@ impl Daemon {
 
 impl Machine {
     /// Starts to observe the machine's writes to its memory.
-    pub(crate) fn watch(&self) -> Result<Observation, DaemonError> {
-        let tap = self.tap().ok_or_else(|| not_running(self.name()))?;
-        tap.watch().map_err(|error| watch_error(self.name(), error))
+    pub(crate) fn observe(&self) -> Result<Observation, DaemonError> {
+        let tap = self.dirty_observer().ok_or_else(|| not_running(self.name()))?;
+        tap.observe().map_err(|error| watch_error(self.name(), error))
     }
 }
 
@@ -142,10 +143,10 @@ fn not_running(name: &MachineName) -> DaemonError {
     DaemonError::State { name: name.clone(), state: "not running", needed: "running" }
 }
 
-fn watch_error(name: &MachineName, error: WatchError) -> DaemonError {
+fn watch_error(name: &MachineName, error: ObserveError) -> DaemonError {
     match error {
-        WatchError::Gone(_) => not_running(name),
-        WatchError::Array(source) => DaemonError::Memory { source: source.into() },
+        ObserveError::Gone(_) => not_running(name),
+        ObserveError::Array(source) => DaemonError::Memory { source: source.into() },
     }
 }
 

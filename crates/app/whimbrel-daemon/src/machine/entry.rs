@@ -21,9 +21,9 @@ use whimbrel_migrate::postcopy::PageServer;
 /// A machine in the registry.
 pub(crate) struct Machine {
     name: MachineName,
-    turn: Mutex<Option<Working>>,
-    turn_over: Condvar,
-    body: Mutex<MachineData>,
+    lock_holder: Mutex<Option<LockHolder>>,
+    lock_released: Condvar,
+    data: Mutex<MachineData>,
     view: Mutex<View>,
     /// Machine type of its QEMU; never changes.
     machine_type: String,
@@ -33,13 +33,13 @@ pub(crate) struct Machine {
 pub(crate) struct MachineData {
     pub(crate) record: Record,
     /// QEMU and everything attached to it; none without a process.
-    pub(crate) live: Option<RunningMachine>,
+    pub(crate) running: Option<RunningMachine>,
 }
 
 /// The holder of the machine lock.
 #[derive(Debug, Clone)]
-struct Working {
-    on: &'static str,
+struct LockHolder {
+    purpose: &'static str,
     operation: Option<OperationId>,
 }
 
@@ -49,14 +49,14 @@ struct View {
     pager: Option<crate::running::PagerView>,
     console: Option<crate::running::ConsoleView>,
     tunnel: Option<crate::network::tunnel::TunnelView>,
-    tap: Option<DirtyObserver>,
-    giving: Option<Arc<PageServer>>,
+    observer: Option<DirtyObserver>,
+    page_server: Option<Arc<PageServer>>,
 }
 
 /// The machine lock. Dropping it updates the view, then releases the lock.
 pub(crate) struct MachineLock<'a> {
     machine: &'a Machine,
-    body: MutexGuard<'a, MachineData>,
+    data: MutexGuard<'a, MachineData>,
 }
 
 impl Machine {
@@ -66,10 +66,10 @@ impl Machine {
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
-            turn: Mutex::new(None),
-            turn_over: Condvar::new(),
-            body: Mutex::new(MachineData { record, live }),
-            view: Mutex::new(View { info, pager, console, tunnel, tap, giving }),
+            lock_holder: Mutex::new(None),
+            lock_released: Condvar::new(),
+            data: Mutex::new(MachineData { record, running: live }),
+            view: Mutex::new(View { info, pager, console, tunnel, observer: tap, page_server: giving }),
         }
     }
 
@@ -91,7 +91,7 @@ impl Machine {
         let turn = self.try_lock_in_any_phase(on, operation)?;
         let phase = &turn.record.phase;
         if let Phase::Prepared { .. } | Phase::HandedOver { .. } = phase {
-            let (state, name) = (phase.word(), self.name.clone());
+            let (state, name) = (phase.name(), self.name.clone());
             return Err(DaemonError::State { name, state, needed: "running" });
         }
         Ok(turn)
@@ -103,28 +103,31 @@ impl Machine {
         on: &'static str,
         operation: Option<OperationId>,
     ) -> Result<MachineLock<'_>, DaemonError> {
-        let mut turn = lock(&self.turn);
+        let mut turn = lock(&self.lock_holder);
         if let Some(working) = &*turn {
-            return Err(DaemonError::Busy { name: self.name.clone(), with: format!("a {}", working.on) });
+            return Err(DaemonError::Busy {
+                name: self.name.clone(),
+                with: format!("a {}", working.purpose),
+            });
         }
-        *turn = Some(Working { on, operation });
+        *turn = Some(LockHolder { purpose: on, operation });
         drop(turn);
-        Ok(self.hold(on, operation))
+        Ok(self.locked(on, operation))
     }
 
     /// Waits for the machine lock. For the daemon's own reactions (QEMU died), which have no caller to
     /// refuse.
     pub(crate) fn lock(&self, on: &'static str) -> MachineLock<'_> {
-        let mut turn = lock(&self.turn);
+        let mut turn = lock(&self.lock_holder);
         while turn.is_some() {
-            turn = self.turn_over.wait(turn).unwrap_or_else(PoisonError::into_inner);
+            turn = self.lock_released.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
-        *turn = Some(Working { on, operation: None });
+        *turn = Some(LockHolder { purpose: on, operation: None });
         drop(turn);
-        self.hold(on, None)
+        self.locked(on, None)
     }
 
-    fn hold(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
+    fn locked(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {
         {
             let mut view = lock(&self.view);
             view.info.operation = operation;
@@ -134,7 +137,7 @@ impl Machine {
                 view.info.state = MachineState::Migrating;
             }
         }
-        MachineLock { machine: self, body: lock(&self.body) }
+        MachineLock { machine: self, data: lock(&self.data) }
     }
 
     /// The machine as `ps` shows it.
@@ -147,10 +150,10 @@ impl Machine {
             info.state = pager.state();
         }
         if let (MachineState::ServingPages { missing_pages, stalled, .. }, Some(giving)) =
-            (&mut info.state, &view.giving)
+            (&mut info.state, &view.page_server)
         {
-            let now = giving.view();
-            *missing_pages = (now.asked || now.owed.is_some()).then_some(now.stand.missing);
+            let now = giving.status();
+            *missing_pages = (now.asked || now.missing_at_start.is_some()).then_some(now.progress.missing);
             *stalled = now.stalled.filter(|_| !now.connected);
         }
         info.tunnel = view.tunnel.as_ref().map(crate::network::tunnel::TunnelView::info);
@@ -158,8 +161,8 @@ impl Machine {
     }
 
     /// Observer of its memory writes; none without a process.
-    pub(crate) fn tap(&self) -> Option<DirtyObserver> {
-        lock(&self.view).tap.clone()
+    pub(crate) fn dirty_observer(&self) -> Option<DirtyObserver> {
+        lock(&self.view).observer.clone()
     }
 
     /// The last `bytes` bytes of its serial output.
@@ -178,25 +181,25 @@ impl Machine {
 
 impl MachineLock<'_> {
     /// The running parts, or an error that names the state of the machine.
-    pub(crate) fn live(&mut self) -> Result<&mut RunningMachine, DaemonError> {
-        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
-        self.body.live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
+    pub(crate) fn running(&mut self) -> Result<&mut RunningMachine, DaemonError> {
+        let (state, name) = (self.data.record.phase.name(), self.machine.name.clone());
+        self.data.running.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
     }
 
     /// The record and the running parts together.
     pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
-        let (state, name) = (self.body.record.phase.word(), self.machine.name.clone());
-        let MachineData { record, live } = &mut *self.body;
+        let (state, name) = (self.data.record.phase.name(), self.machine.name.clone());
+        let MachineData { record, running: live } = &mut *self.data;
         let live = live.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })?;
         Ok((record, live))
     }
 
     /// Updates the view; `drop` does so too.
     pub(crate) fn publish(&self) {
-        let operation = lock(&self.machine.turn).as_ref().and_then(|working| working.operation);
-        let info = describe(&self.body.record, self.body.live.as_ref(), operation);
-        let (pager, console, tunnel, tap, giving) = views(self.body.live.as_ref());
-        *lock(&self.machine.view) = View { info, pager, console, tunnel, tap, giving };
+        let operation = lock(&self.machine.lock_holder).as_ref().and_then(|working| working.operation);
+        let info = describe(&self.data.record, self.data.running.as_ref(), operation);
+        let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
+        *lock(&self.machine.view) = View { info, pager, console, tunnel, observer: tap, page_server: giving };
     }
 }
 
@@ -204,27 +207,27 @@ impl Deref for MachineLock<'_> {
     type Target = MachineData;
 
     fn deref(&self) -> &MachineData {
-        &self.body
+        &self.data
     }
 }
 
 impl DerefMut for MachineLock<'_> {
     fn deref_mut(&mut self) -> &mut MachineData {
-        &mut self.body
+        &mut self.data
     }
 }
 
 impl Drop for MachineLock<'_> {
     fn drop(&mut self) {
-        *lock(&self.machine.turn) = None;
+        *lock(&self.machine.lock_holder) = None;
         self.publish();
-        self.machine.turn_over.notify_one();
+        self.machine.lock_released.notify_one();
     }
 }
 
 impl Phase {
     /// Name of the phase, for messages.
-    pub(crate) fn word(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Phase::Here => "running",
             Phase::Stopped => "stopped",
@@ -252,8 +255,8 @@ fn views(live: Option<&RunningMachine>) -> Views {
         live.and_then(RunningMachine::pager_view),
         live.map(RunningMachine::console_view),
         tunnel,
-        live.map(RunningMachine::tap),
-        live.and_then(|live| live.giving.clone()),
+        live.map(RunningMachine::dirty_observer),
+        live.and_then(|live| live.page_server.clone()),
     )
 }
 
@@ -279,7 +282,9 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
                 DiskBase::Image { root, .. } => root.short(),
                 DiskBase::Blank => "blank".to_owned(),
             },
-            owned: ByteSize(live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.owned_bytes())),
+            owned: ByteSize(
+                live.and_then(|live| live.disks.get(index)).map_or(0, |disk| disk.allocated_bytes()),
+            ),
         });
     let nics =
         record.config.nics.iter().map(|nic| NicInfo { mac: nic.mac.clone(), bridge: nic.bridge.clone() });

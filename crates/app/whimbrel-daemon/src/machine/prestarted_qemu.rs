@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 8;
 
 /// A QEMU in its runtime directory that is no machine yet.
 pub(crate) struct PrestartedQemu {
-    pub(crate) slot: RuntimeDir,
+    pub(crate) runtime_dir: RuntimeDir,
     pub(crate) qemu: Qemu,
     /// The memory, if that was attached early too.
     pub(crate) memory: Option<RunningMemory>,
@@ -41,7 +41,7 @@ pub(crate) struct PrestartedQemus {
 impl PrestartedQemu {
     /// Starts a QEMU that waits for a machine of this configuration.
     pub(crate) fn start(host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
-        Self::start_in(RuntimeDir::create(&host.layout, config)?, host, config)
+        Self::start_in(RuntimeDir::create(&host.directories, config)?, host, config)
     }
 
     /// Starts a QEMU that shares its memory with the other clones of the same content.
@@ -50,9 +50,9 @@ impl PrestartedQemu {
         config: &MachineConfig,
         content: TemplateContent,
     ) -> Result<Self, DaemonError> {
-        let mut slot = RuntimeDir::create(&host.layout, config)?;
-        match host.warm.templates.link(content, &slot.ram()) {
-            Ok(template) => slot.hold(template),
+        let mut slot = RuntimeDir::create(&host.directories, config)?;
+        match host.prestarted.templates.link(content, &slot.ram()) {
+            Ok(template) => slot.hold_template(template),
             Err(error) => {
                 slot.remove();
                 return Err(error);
@@ -63,7 +63,7 @@ impl PrestartedQemu {
 
     fn start_in(slot: RuntimeDir, host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
         let mut warm = launch(host, config, slot, LaunchOptions { incoming: true, vmgenid: None }, None)?;
-        match RunningMemory::attach(&warm.qemu, &warm.slot, true) {
+        match RunningMemory::attach(&warm.qemu, &warm.runtime_dir, true) {
             Ok(memory) => {
                 warm.memory = Some(memory);
                 Ok(warm)
@@ -78,7 +78,7 @@ impl PrestartedQemu {
     pub(crate) fn end(self) {
         self.qemu.kill();
         drop(self.memory);
-        self.slot.remove();
+        self.runtime_dir.remove();
     }
 }
 
@@ -124,19 +124,19 @@ impl PrestartedQemus {
 
 impl Daemon {
     /// A QEMU for a machine of this configuration: a waiting one, or else a new one.
-    pub(crate) fn claim(&self, config: &MachineConfig) -> Result<PrestartedQemu, DaemonError> {
-        self.warm.take(config).map_or_else(|| PrestartedQemu::start(self, config), Ok)
+    pub(crate) fn take_or_start_qemu(&self, config: &MachineConfig) -> Result<PrestartedQemu, DaemonError> {
+        self.prestarted.take(config).map_or_else(|| PrestartedQemu::start(self, config), Ok)
     }
 
     /// Starts a QEMU of this configuration in the background, unless one waits.
-    pub(crate) fn warm_up(self: &Arc<Self>, config: &MachineConfig) {
-        if self.warm.count(config) > 0 {
+    pub(crate) fn prestart_qemu(self: &Arc<Self>, config: &MachineConfig) {
+        if self.prestarted.count(config) > 0 {
             return;
         }
         let (host, config) = (self.clone(), config.clone());
         let started = std::thread::Builder::new().name("warm-up".into()).spawn(move || {
             match PrestartedQemu::start(&host, &config) {
-                Ok(warm) => host.warm.put(config, warm),
+                Ok(warm) => host.prestarted.put(config, warm),
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "could not prestart a QEMU")
                 }

@@ -193,7 +193,7 @@ impl Record {
     }
 
     /// Removes all files of the machine.
-    pub(crate) fn forget(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
+    pub(crate) fn delete(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
         erase(layout, &layout.machine(name))
     }
 

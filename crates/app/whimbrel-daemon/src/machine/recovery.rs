@@ -18,7 +18,7 @@ impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
     /// reason, and does not keep the others from being found.
     pub(crate) fn recover_machines(self: &Arc<Self>) {
-        let records = match Record::load_all(&self.layout) {
+        let records = match Record::load_all(&self.directories) {
             Ok(records) => records,
             Err(error) => {
                 // Without records the owners of runtime directories and the committed handovers are unknown:
@@ -29,16 +29,16 @@ impl Daemon {
         };
         let owned: BTreeSet<_> =
             records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
-        if let Err(error) = runtime_dir::sweep(&self.layout, |id| owned.contains(id)) {
+        if let Err(error) = runtime_dir::sweep(&self.directories, |id| owned.contains(id)) {
             tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
         }
         self.empty_trash();
         for record in &records {
-            crate::migrate::target::missing_pages::recall(self, record);
+            crate::migrate::target::missing_pages::restore(self, record);
             if let Phase::HandedOver { handover, .. } = record.phase {
-                self.handovers.is_committed(handover);
+                self.handovers.mark_committed(handover);
                 let hand_on = |inherited| {
-                    self.protecting.hand_on(SourceRecord::HandedOver, &record.name, inherited);
+                    self.protections.become_witness(SourceRecord::HandedOver, &record.name, inherited);
                 };
                 record.inherited.iter().for_each(hand_on);
             }
@@ -48,17 +48,17 @@ impl Daemon {
                 self.arrivals().adopt_arrived(handover);
             }
         }
-        self.owings.are_known();
-        self.tell_homes();
+        self.fetchers.mark_loaded();
+        self.notify_homes();
         for record in records {
             if record.phase == Phase::Here {
-                self.tunnels.end_if_never_begun(&record.name, &record.config);
+                self.tunnels.end_unused(&record.name, &record.config);
             }
             self.recover(record);
         }
-        self.protecting.nothing_is_loading();
-        self.tell_given_up();
-        self.tell_ended_protections();
+        self.protections.remove_loading_records();
+        self.notify_aborted();
+        self.notify_ended_protections();
     }
 
     fn recover(self: &Arc<Self>, mut record: Record) {
@@ -67,9 +67,9 @@ impl Daemon {
             return;
         }
         if crate::migrate::target::incoming::is_unfinished(self, &record)
-            || self.protecting.was_loading(&record)
+            || self.protections.was_loading(&record)
         {
-            crate::migrate::target::incoming::drop_unfinished(self, &record);
+            crate::migrate::target::incoming::discard_unfinished(self, &record);
             return;
         }
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
@@ -83,7 +83,7 @@ impl Daemon {
                     Ok(live) => Some(live),
                     Err(error) => {
                         tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                        self.note_crash(&mut record, &error);
+                        self.record_crash(&mut record, &error);
                         None
                     }
                 }
@@ -92,7 +92,7 @@ impl Daemon {
         };
         match record.phase.clone() {
             Phase::Prepared { handover, .. } => {
-                crate::migrate::target::incoming::wait_on(self, record, live, handover)
+                crate::migrate::target::incoming::recover_prepared(self, record, live, handover)
             }
             Phase::HandedOver { handover, to, .. } => {
                 let machine = self.insert(Machine::new(record, live));
@@ -100,7 +100,7 @@ impl Daemon {
             }
             _ => {
                 live.iter().for_each(RunningMachine::open_ports);
-                live.iter_mut().for_each(RunningMachine::go_on_after_crash);
+                live.iter_mut().for_each(RunningMachine::unpause_after_restart);
                 live.iter().for_each(|live| self.restore_balloon(&mut record, live));
                 let events = live.as_ref().map(RunningMachine::events);
                 let machine = self.insert(Machine::new(record, live));
@@ -135,17 +135,17 @@ impl Daemon {
         match RunningMachine::adopt(self, &turn.record, &process) {
             Ok(mut live) => {
                 live.open_ports();
-                live.go_on_after_crash();
+                live.unpause_after_restart();
                 self.restore_balloon(&mut turn.record, &live);
                 let events = live.events();
                 self.start_fetching(machine, &mut live);
-                turn.live = Some(live);
+                turn.running = Some(live);
                 supervisor::watch(self, machine, events);
             }
             Err(error) => {
                 let name = machine.name();
                 tracing::warn!(%name, error = &error as &dyn std::error::Error, "cannot adopt it");
-                self.note_crash(&mut turn.record, &error);
+                self.record_crash(&mut turn.record, &error);
                 self.discard_missing_memory(turn);
             }
         }
@@ -153,25 +153,25 @@ impl Daemon {
 
     /// Records the crash of a machine whose QEMU is gone or unusable. A machine between two hosts stays so:
     /// its owner is not known here.
-    fn note_crash(&self, record: &mut Record, error: &DaemonError) {
+    fn record_crash(&self, record: &mut Record, error: &DaemonError) {
         if record.phase != Phase::Here {
             return;
         }
         // A crashed machine may be started again, so this QEMU must have ended.
         if let Some(process) = &record.process {
-            runtime_dir::end(&self.layout.slot(&process.slot));
+            runtime_dir::end(&self.directories.runtime_dir(&process.slot));
         }
         let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
         record.phase = Phase::Crashed { reason: format!("it was gone when the daemon restarted: {cause}") };
         record.process = None;
         record.since_ms = crate::now_ms();
-        if let Err(error) = record.save(&self.layout) {
+        if let Err(error) = record.save(&self.directories) {
             tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
         }
     }
 
     /// Detaches from the machines when the daemon ends: they keep running.
     pub(crate) fn detach_machines(&self) {
-        self.warm.end_all();
+        self.prestarted.end_all();
     }
 }

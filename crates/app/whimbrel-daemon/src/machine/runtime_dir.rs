@@ -24,14 +24,14 @@ const RAM: &str = "ram";
 const PROCESS: &str = "process";
 
 /// File with the device state that a clone was loaded with: the first part of every state saved later.
-const LOADED: &str = "loaded";
+const LOADED_STATE: &str = "loaded";
 
 /// A fact about a QEMU that a later daemon must know: an empty file in its runtime directory, which lasts as
 /// long as the QEMU and costs no durable write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuntimeMark {
     /// An incoming machine is complete and loaded.
-    Whole,
+    Complete,
     /// The user paused the machine. Any other pause belongs to an operation and ends with it.
     PausedByUser,
 }
@@ -39,7 +39,7 @@ pub(crate) enum RuntimeMark {
 impl RuntimeMark {
     fn path(self, slot: &Path) -> PathBuf {
         slot.join(match self {
-            RuntimeMark::Whole => "whole",
+            RuntimeMark::Complete => "whole",
             RuntimeMark::PausedByUser => "paused-by-user",
         })
     }
@@ -56,14 +56,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct RuntimeDir {
     id: String,
     dir: PathBuf,
-    disks: Vec<SlotDisk>,
+    disks: Vec<ServedDisk>,
     /// Held so that other clones find it; none if the memory file is this QEMU's alone.
     template: Option<Arc<File>>,
 }
 
 /// The NBD server of one disk. Its content is set when the machine is known.
-struct SlotDisk {
-    switch: Arc<SwappableDevice>,
+struct ServedDisk {
+    device: Arc<SwappableDevice>,
     _server: Server,
     socket: PathBuf,
 }
@@ -72,14 +72,14 @@ impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
     pub(crate) fn create(layout: &Directories, config: &MachineConfig) -> Result<Self, DaemonError> {
         let id = format!("{:016x}", rand::random::<u64>());
-        let dir = layout.slot(&id);
+        let dir = layout.runtime_dir(&id);
         fs::create_dir(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         Self::serve(id, &dir, config, BeforeSet::Zeros).inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
     pub(crate) fn adopt(layout: &Directories, id: &str, config: &MachineConfig) -> Result<Self, DaemonError> {
-        Self::serve(id.to_owned(), &layout.slot(id), config, BeforeSet::Wait)
+        Self::serve(id.to_owned(), &layout.runtime_dir(id), config, BeforeSet::Wait)
     }
 
     fn serve(id: String, dir: &Path, config: &MachineConfig, before: BeforeSet) -> Result<Self, DaemonError> {
@@ -90,7 +90,7 @@ impl RuntimeDir {
                 whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
             });
             let server = server.map_err(|source| DaemonError::io("serve a disk on", &socket, source))?;
-            Ok(SlotDisk { switch, _server: server, socket })
+            Ok(ServedDisk { device: switch, _server: server, socket })
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, DaemonError>>()?;
         Ok(Self { id, dir: dir.to_owned(), disks, template: None })
@@ -109,7 +109,7 @@ impl RuntimeDir {
     }
 
     /// Records that the memory file is a link to this template.
-    pub(crate) fn hold(&mut self, template: Arc<File>) {
+    pub(crate) fn hold_template(&mut self, template: Arc<File>) {
         self.template = Some(template);
     }
 
@@ -118,14 +118,14 @@ impl RuntimeDir {
     }
 
     /// Saves the device state that the QEMU was loaded with, for a later daemon.
-    pub(crate) fn keep_loaded(&self, device_state: &[u8]) -> Result<(), DaemonError> {
-        let path = self.dir.join(LOADED);
+    pub(crate) fn save_loaded_state(&self, device_state: &[u8]) -> Result<(), DaemonError> {
+        let path = self.dir.join(LOADED_STATE);
         fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// The device state that the QEMU was loaded with.
-    pub(crate) fn loaded(&self) -> Result<Vec<u8>, DaemonError> {
-        let path = self.dir.join(LOADED);
+    pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, DaemonError> {
+        let path = self.dir.join(LOADED_STATE);
         fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))
     }
 
@@ -148,12 +148,12 @@ impl RuntimeDir {
         self.disks.iter().map(|disk| disk.socket.clone()).collect()
     }
 
-    pub(crate) fn switch(&self, disk: usize) -> &Arc<SwappableDevice> {
-        &self.disks[disk].switch
+    pub(crate) fn swappable_disk(&self, disk: usize) -> &Arc<SwappableDevice> {
+        &self.disks[disk].device
     }
 
     /// Records the QEMU that uses the directory, for `sweep`.
-    pub(crate) fn note(&self, process: ProcessIdentity) {
+    pub(crate) fn record_process(&self, process: ProcessIdentity) {
         let path = self.dir.join(PROCESS);
         if let Err(error) = fs::write(&path, format!("{} {}", process.pid, process.start_time)) {
             tracing::warn!(slot = self.id, %error, "could not record a QEMU; a restarted daemon will not find it");
@@ -162,7 +162,7 @@ impl RuntimeDir {
 
     /// Removes the directory, whose QEMU has ended.
     pub(crate) fn remove(self) {
-        self.disks.iter().for_each(|disk| drop(disk.switch.close()));
+        self.disks.iter().for_each(|disk| drop(disk.device.close()));
         drop(self.disks);
         if let Err(error) = fs::remove_dir_all(&self.dir) {
             tracing::warn!(slot = self.id, %error, "could not remove a runtime directory");
@@ -182,7 +182,7 @@ impl From<RamFile> for Sharing {
 /// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
 /// to become a machine, when its daemon died. It never ran.
 pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
-    let dir = layout.slots();
+    let dir = layout.runtime_dirs();
     for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?.flatten() {
         if !is_owned(&entry.file_name().to_string_lossy()) {
             let path = entry.path();
@@ -196,7 +196,7 @@ pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Re
 
 /// Ends the recorded QEMU of a runtime directory, if it still lives.
 pub(crate) fn end(slot: &Path) {
-    if let Some(process) = noted(slot) {
+    if let Some(process) = recorded_process(slot) {
         process.kill();
         if !process.wait(END_TIMEOUT) {
             tracing::error!(slot = %slot.display(), "a QEMU was killed but does not end");
@@ -216,7 +216,7 @@ pub(crate) fn clear(slot: &Path) {
 }
 
 /// The recorded QEMU of a runtime directory, if it still lives.
-fn noted(slot: &Path) -> Option<QemuProcess> {
+fn recorded_process(slot: &Path) -> Option<QemuProcess> {
     let text = fs::read_to_string(slot.join(PROCESS)).ok()?;
     let (pid, start_time) = text.split_once(' ')?;
     let identity = ProcessIdentity { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };

@@ -21,7 +21,7 @@ impl Daemon {
         let mut turn = machine.try_lock_in_any_phase("start", None)?;
         self.check_current(&machine)?;
         if !matches!(turn.record.phase, Phase::Stopped | Phase::Crashed { .. }) {
-            let state = turn.record.phase.word();
+            let state = turn.record.phase.name();
             return Err(DaemonError::State { name: name.clone(), state, needed: "stopped or crashed" });
         }
         let record = started(&turn.record);
@@ -35,7 +35,7 @@ impl Daemon {
 
     /// Removes the console log, which holds the output since the last start.
     fn clear_console_log(&self, name: &MachineName) -> Result<(), DaemonError> {
-        let path = self.layout.console_log(name);
+        let path = self.directories.console_log(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(DaemonError::io("remove", &path, error))

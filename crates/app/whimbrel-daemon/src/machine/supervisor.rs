@@ -15,11 +15,11 @@ pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver
             match event {
                 MachineEvent::Shutdown(cause) => {
                     tracing::info!(?cause, "a machine shut down");
-                    return ended(&host, &machine, Phase::Stopped);
+                    return record_end(&host, &machine, Phase::Stopped);
                 }
                 MachineEvent::Disconnected => {
                     let reason = "its QEMU ended".to_owned();
-                    return ended(&host, &machine, Phase::Crashed { reason });
+                    return record_end(&host, &machine, Phase::Crashed { reason });
                 }
                 MachineEvent::BlockIoError { device, operation, reason, .. } => {
                     tracing::error!(device, operation, reason, "a disk failed; the machine is paused");
@@ -34,22 +34,22 @@ pub(crate) fn watch(host: &Arc<Daemon>, machine: &Arc<Machine>, events: Receiver
 }
 
 /// Ends a machine whose QEMU is gone, even if no event arrived.
-pub(crate) fn check(host: &Arc<Daemon>, machine: &Arc<Machine>) {
+pub(crate) fn end_if_gone(host: &Arc<Daemon>, machine: &Arc<Machine>) {
     let gone = {
         let turn = machine.lock("cleanup");
-        turn.live.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
+        turn.running.as_ref().is_some_and(|live| !live.qemu.process().is_alive())
     };
     if gone {
         let reason = "its QEMU ended".to_owned();
-        ended(&Arc::downgrade(host), &Arc::downgrade(machine), Phase::Crashed { reason });
+        record_end(&Arc::downgrade(host), &Arc::downgrade(machine), Phase::Crashed { reason });
     }
 }
 
 /// Records that a machine ended by itself, unless an operation ended or handed it over meanwhile.
-fn ended(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
+fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
     let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
     let mut turn = machine.lock("cleanup");
-    let Some(live) = turn.live.take() else { return };
+    let Some(live) = turn.running.take() else { return };
     live.end();
     host.discard_missing_memory(&mut turn);
     if turn.record.phase != Phase::Here {
@@ -59,7 +59,7 @@ fn ended(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
     turn.record.process = None;
     turn.record.since_ms = crate::now_ms();
     host.leave_home(&mut turn.record);
-    if let Err(error) = turn.record.save(&host.layout) {
+    if let Err(error) = turn.record.save(&host.directories) {
         tracing::error!(
             error = &error as &dyn std::error::Error,
             "could not save the record of a machine that ended"

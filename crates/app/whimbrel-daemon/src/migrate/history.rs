@@ -17,12 +17,12 @@ use whimbrel_api::{MigrationId, MigrationRecord};
 
 const FORMAT: u32 = 1;
 /// Most records that are stored.
-const KEPT: usize = 100;
+const RECORDS_MAX: usize = 100;
 /// More than the record of a hundred rounds needs; a larger file is not one of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredRecord {
     format: u32,
     #[serde(flatten)]
     record: MigrationRecord,
@@ -31,7 +31,7 @@ struct Kept {
 impl Daemon {
     /// All stored records, newest first.
     pub(crate) fn past_migrations(&self) -> Result<Vec<MigrationRecord>, DaemonError> {
-        let dir = self.layout.migrations();
+        let dir = self.directories.migrations();
         let paths = newest_first(&dir).map_err(|source| DaemonError::io("read", &dir, source))?;
         Ok(paths.iter().filter_map(|path| read(path)).collect())
     }
@@ -42,7 +42,7 @@ pub(super) fn new_id() -> MigrationId {
     MigrationId(format!("{:08x}", rand::random::<u32>()))
 }
 
-/// Writes a record and deletes the oldest beyond [`KEPT`].
+/// Writes a record and deletes the oldest beyond [`RECORDS_MAX`].
 pub(super) fn save(layout: &Directories, record: MigrationRecord) {
     let dir = layout.migrations();
     if let Err(error) = write(&dir, record) {
@@ -54,13 +54,13 @@ fn write(dir: &Path, record: MigrationRecord) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     // Enough digits for the next 300 years, so that names sort by time.
     let path = dir.join(format!("{:013}-{}.json", record.started_ms, record.id));
-    let content = serde_json::to_vec_pretty(&Kept { format: FORMAT, record })?;
+    let content = serde_json::to_vec_pretty(&StoredRecord { format: FORMAT, record })?;
     // Atomic, but not synced: while a disk is busy, a sync takes longer than everything else at the end of a
     // migration, and the caller would wait for it.
     let beside = path.with_extension("new");
     fs::write(&beside, &content)?;
     fs::rename(&beside, &path)?;
-    newest_first(dir)?.iter().skip(KEPT).try_for_each(fs::remove_file)
+    newest_first(dir)?.iter().skip(RECORDS_MAX).try_for_each(fs::remove_file)
 }
 
 fn newest_first(dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -79,7 +79,7 @@ fn read(path: &Path) -> Option<MigrationRecord> {
     let small = fs::metadata(path).is_ok_and(|meta| meta.len() <= FILE_BYTES_MAX);
     let text = small.then(|| fs::read(path).ok()).flatten()?;
     match serde_json::from_slice(&text) {
-        Ok(Kept { format: FORMAT, record }) => Some(record),
+        Ok(StoredRecord { format: FORMAT, record }) => Some(record),
         Ok(_) => None,
         Err(error) => {
             tracing::debug!(path = %path.display(), %error, "not a record of a migration");
@@ -111,7 +111,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("migrations");
         assert!(newest_first(&place).unwrap().is_empty(), "before the first");
-        for started in 1..=KEPT as u64 + 3 {
+        for started in 1..=RECORDS_MAX as u64 + 3 {
             write(&place, record(started)).unwrap();
         }
         fs::write(place.join("0000000000999-torn.json"), b"{").unwrap();
@@ -121,6 +121,6 @@ mod tests {
             .filter_map(|path| read(path))
             .map(|r| r.started_ms)
             .collect();
-        assert_eq!(times, (4..=KEPT as u64 + 3).rev().collect::<Vec<_>>());
+        assert_eq!(times, (4..=RECORDS_MAX as u64 + 3).rev().collect::<Vec<_>>());
     }
 }

@@ -15,21 +15,21 @@ use whimbrel_core::HostName;
 use whimbrel_wire::Connection;
 
 /// How long an unreachable host is not tried again.
-const LEFT_ALONE: Duration = Duration::from_secs(3);
+const RETRY_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
 pub(crate) struct PeerConnections {
-    table: Mutex<BTreeMap<HostName, Neighbour>>,
+    table: Mutex<BTreeMap<HostName, PeerEntry>>,
 }
 
 #[derive(Default)]
-struct Neighbour {
+struct PeerEntry {
     connections: Vec<Connection>,
     unreachable_since: Option<Instant>,
 }
 
 impl PeerConnections {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<HostName, Neighbour>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<HostName, PeerEntry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -43,7 +43,7 @@ impl PeerConnections {
     }
 
     /// The newest live connection to a host.
-    fn living(&self, host: &HostName) -> Option<Connection> {
+    fn live_connection(&self, host: &HostName) -> Option<Connection> {
         let mut table = self.table();
         let neighbour = table.get_mut(host)?;
         neighbour.connections.retain(|known| known.close_reason().is_none());
@@ -53,17 +53,17 @@ impl PeerConnections {
     /// One connection to each host that is connected.
     pub(crate) fn all(&self) -> Vec<Connection> {
         let names: Vec<HostName> = self.table().keys().cloned().collect();
-        names.iter().filter_map(|name| self.living(name)).collect()
+        names.iter().filter_map(|name| self.live_connection(name)).collect()
     }
 
     /// Round-trip time to a host, if there is a connection to it.
     pub(crate) fn round_trip(&self, host: &HostName) -> Option<Duration> {
-        self.living(host)?.round_trip()
+        self.live_connection(host)?.round_trip()
     }
 
-    fn left_alone(&self, host: &HostName) -> bool {
+    fn is_backing_off(&self, host: &HostName) -> bool {
         let since = self.table().get(host).and_then(|neighbour| neighbour.unreachable_since);
-        since.is_some_and(|since| since.elapsed() < LEFT_ALONE)
+        since.is_some_and(|since| since.elapsed() < RETRY_AFTER)
     }
 
     fn unreachable(&self, host: &HostName) {
@@ -73,24 +73,24 @@ impl PeerConnections {
 
 impl Daemon {
     /// A connection to a trusted host: an existing one, or a new one.
-    pub(crate) fn neighbour(&self, name: &HostName) -> Result<Connection, DaemonError> {
-        if let Some(connection) = self.neighbours.living(name) {
+    pub(crate) fn peer_connection(&self, name: &HostName) -> Result<Connection, DaemonError> {
+        if let Some(connection) = self.connections.live_connection(name) {
             return Ok(connection);
         }
         // `Peers` adds the connection to the table.
-        connect(self, name, Peers::new(&self.me)).inspect_err(|_| self.neighbours.unreachable(name))
+        connect(self, name, Peers::new(&self.me)).inspect_err(|_| self.connections.unreachable(name))
     }
 
     /// Connections to all trusted hosts that can be reached, the nearest first.
-    pub(crate) fn neighbourhood(&self) -> Vec<Connection> {
+    pub(crate) fn reachable_peers(&self) -> Vec<Connection> {
         let trusted = self.trust.list().unwrap_or_default();
-        let names = trusted
-            .into_iter()
-            .map(|peer| peer.name)
-            .filter(|name| self.neighbours.living(name).is_some() || !self.neighbours.left_alone(name));
+        let names = trusted.into_iter().map(|peer| peer.name).filter(|name| {
+            self.connections.live_connection(name).is_some() || !self.connections.is_backing_off(name)
+        });
         // In parallel: one host that does not answer must not delay the others.
         let mut reached: Vec<Connection> = std::thread::scope(|scope| {
-            let tries: Vec<_> = names.map(|name| scope.spawn(move || self.neighbour(&name).ok())).collect();
+            let tries: Vec<_> =
+                names.map(|name| scope.spawn(move || self.peer_connection(&name).ok())).collect();
             tries.into_iter().filter_map(|attempt| attempt.join().ok().flatten()).collect()
         });
         reached.sort_by_key(|connection| connection.round_trip().unwrap_or(Duration::MAX));

@@ -1,7 +1,7 @@
 //! Peer links: connections to other hosts, over TLS or ssh, for engines on plain threads.
 
 use super::ssh;
-use crate::server::peer_rpc::{Apart, Peers};
+use crate::server::peer_rpc::{Peers, SeparateService};
 use crate::{core::error::DaemonError, daemon::Daemon};
 use bytes::Bytes;
 use std::{
@@ -41,7 +41,7 @@ pub(crate) struct PeerLink {
     connection: Connection,
     bulk: Mutex<Bulk>,
     /// Opens another connection.
-    another: Box<dyn Fn() -> Result<Connection, DaemonError> + Send + Sync>,
+    open_another: Box<dyn Fn() -> Result<Connection, DaemonError> + Send + Sync>,
 }
 
 /// Connections for pages beside the first.
@@ -57,13 +57,13 @@ struct Bulk {
 const CONNECTIONS_MAX: usize = 4;
 /// Bytes a second over one connection from which another pays: TLS encrypts about 1 to 2 GB a second on one
 /// processor, beside all else that a connection's two tasks do.
-const BUSY: f64 = 300e6;
+const BUSY_RATE: f64 = 300e6;
 /// Time over which a rate is measured.
-const MEASURED: Duration = Duration::from_millis(100);
+const RATE_WINDOW: Duration = Duration::from_millis(100);
 
 /// Whether another connection pays where `have` connections carry this rate.
 fn pays(rate: f64, have: usize) -> bool {
-    have < CONNECTIONS_MAX && rate > BUSY * have as f64
+    have < CONNECTIONS_MAX && rate > BUSY_RATE * have as f64
 }
 
 /// Connects to a trusted host, whose calls over the connection `service` answers.
@@ -87,19 +87,19 @@ pub(crate) fn connect(
 }
 
 /// The service for these connections: the peer may use them for calls to this host.
-fn answering(host: &Daemon) -> Apart {
-    Apart(Peers::new(&host.me))
+fn peer_service(host: &Daemon) -> SeparateService {
+    SeparateService(Peers::new(&host.me))
 }
 
 impl PeerLink {
     pub(crate) fn connect(host: &Daemon, name: &HostName) -> Result<Self, DaemonError> {
-        let connection = connect(host, name, answering(host))?;
+        let connection = connect(host, name, peer_service(host))?;
         let (me, to) = (host.me.clone(), name.clone());
         let another = move || {
             let host = me.upgrade().ok_or_else(|| DaemonError::invalid("the host is closing down"))?;
-            connect(&host, &to, answering(&host))
+            connect(&host, &to, peer_service(&host))
         };
-        Ok(Self { connection, bulk: Mutex::default(), another: Box::new(another) })
+        Ok(Self { connection, bulk: Mutex::default(), open_another: Box::new(another) })
     }
 
     fn bulk(&self) -> MutexGuard<'_, Bulk> {
@@ -115,11 +115,11 @@ impl PeerLink {
         let sent = self.sent(&bulk);
         let (since, before) = *bulk.since.get_or_insert_with(|| (Instant::now(), sent));
         let took = since.elapsed();
-        if took > MEASURED {
+        if took > RATE_WINDOW {
             bulk.since = Some((Instant::now(), sent));
             if pays((sent - before) as f64 / took.as_secs_f64(), bulk.more.len() + 1) {
                 // Another connection helps but is not needed.
-                bulk.more.extend((self.another)().inspect_err(|error| {
+                bulk.more.extend((self.open_another)().inspect_err(|error| {
                     tracing::debug!(error = error as &dyn std::error::Error, "could not add a connection");
                 }));
             }
@@ -151,13 +151,13 @@ impl Link for PeerLink {
         let request = Request::new(kind, header.into(), payload).ordered(STREAM);
         let connection = if kind == PAGES { self.for_pages() } else { self.connection.clone() };
         let pending = connection.send_blocking(request).map_err(link_error)?;
-        Ok(Box::new(OnItsWay(pending)))
+        Ok(Box::new(PendingAnswer(pending)))
     }
 
     fn ask(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         let request = Request::new(kind, header.into(), payload);
         let pending = self.connection.send_blocking(request).map_err(link_error)?;
-        Ok(Box::new(OnItsWay(pending)))
+        Ok(Box::new(PendingAnswer(pending)))
     }
 
     fn limit_rate(&self, rate: Option<u64>) {
@@ -180,9 +180,9 @@ fn tls_error(host: &HostName, source: ConnectError) -> DaemonError {
     }
 }
 
-struct OnItsWay(Pending);
+struct PendingAnswer(Pending);
 
-impl Answer for OnItsWay {
+impl Answer for PendingAnswer {
     fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
         self.0.wait().map(|reply| reply.header).map_err(link_error)
     }

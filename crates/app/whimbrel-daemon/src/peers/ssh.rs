@@ -26,23 +26,23 @@ pub enum SshError {
     #[error("no daemon runs on {destination}")]
     NoDaemon { destination: String, source: ConnectError },
     #[error("the output of ssh on {destination} is not that of a whimbrel daemon")]
-    NoTalk { destination: String, source: ConnectError },
+    NotADaemon { destination: String, source: ConnectError },
 }
 
 impl SshError {
     fn new(destination: String, source: ConnectError) -> Self {
         match source {
-            ConnectError::Io { stage: ConnectStep::Dial, source } => Self::Start { source },
+            ConnectError::Io { step: ConnectStep::Dial, source } => Self::Start { source },
             ConnectError::Ssh { status, .. } => match status.code() {
                 Some(SSH_FAILED) => Self::Login { destination, source },
                 Some(code) if NO_COMMAND.contains(&code) => Self::NoCommand { destination, source },
                 Some(NO_DAEMON) => Self::NoDaemon { destination, source },
-                _ => Self::NoTalk { destination, source },
+                _ => Self::NotADaemon { destination, source },
             },
             ConnectError::Timeout { .. } | ConnectError::Destination { .. } => {
                 Self::Login { destination, source }
             }
-            _ => Self::NoTalk { destination, source },
+            _ => Self::NotADaemon { destination, source },
         }
     }
 
@@ -59,7 +59,7 @@ impl SshError {
             Self::NoDaemon { destination, .. } => {
                 format!("start `whimbrel host` on {destination}, and log in as a user who may use its socket")
             }
-            Self::NoTalk { destination, .. } => format!(
+            Self::NotADaemon { destination, .. } => format!(
                 "check the output of `ssh {destination} whimbrel dial-stdio </dev/null`; login scripts must print nothing"
             ),
         }
@@ -91,14 +91,14 @@ mod tests {
         assert!(matches!(ended(126 << 8), SshError::NoCommand { .. }));
         assert!(matches!(ended(5 << 8), SshError::NoDaemon { .. }));
         for other in [0, 1 << 8, 9] {
-            assert!(matches!(ended(other), SshError::NoTalk { .. }), "{other}");
+            assert!(matches!(ended(other), SshError::NotADaemon { .. }), "{other}");
         }
     }
 
     #[test]
     fn a_login_script_that_prints_is_not_blamed_on_the_login() {
-        let source = HelloError::NotWhimbrel { begin: "Welcome".to_owned() };
+        let source = HelloError::NotWhimbrel { start: "Welcome".to_owned() };
         let error = SshError::new("beta".to_owned(), ConnectError::Hello { source });
-        assert!(matches!(error, SshError::NoTalk { .. }) && error.hint().contains("login scripts"));
+        assert!(matches!(error, SshError::NotADaemon { .. }) && error.hint().contains("login scripts"));
     }
 }

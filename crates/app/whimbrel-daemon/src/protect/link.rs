@@ -24,7 +24,7 @@ const STREAM: u16 = 3;
 pub(in crate::protect) struct PageLink {
     connection: Connection,
     runtime: tokio::runtime::Handle,
-    cut: watch::Sender<bool>,
+    closed: watch::Sender<bool>,
     /// Limit in bytes a second, which later limits can only lower.
     rate_max: Option<u64>,
 }
@@ -35,15 +35,15 @@ impl PageLink {
         to: &HostName,
         rate_max: Option<u64>,
     ) -> Result<Self, DaemonError> {
-        let (connection, runtime) = (peer_rpc::connect_apart(host, to)?, host.runtime.clone());
-        let link = Self { connection, runtime, cut: watch::Sender::new(false), rate_max };
+        let (connection, runtime) = (peer_rpc::connect_separately(host, to)?, host.runtime.clone());
+        let link = Self { connection, runtime, closed: watch::Sender::new(false), rate_max };
         link.limit_rate(None);
         Ok(link)
     }
 
     /// Closes the link; all waiting calls fail at once.
-    pub(in crate::protect) fn cut(&self) {
-        self.cut.send_replace(true);
+    pub(in crate::protect) fn close(&self) {
+        self.closed.send_replace(true);
         self.connection.close();
     }
 
@@ -56,19 +56,19 @@ impl PageLink {
 impl Link for PageLink {
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         let request = Request::new(kind, header.into(), payload).ordered(STREAM);
-        let mut cut = self.cut.subscribe();
+        let mut cut = self.closed.subscribe();
         let pending = self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                _ = cut.wait_for(|cut| *cut) => Err(was_cut()),
+                _ = cut.wait_for(|cut| *cut) => Err(closed_error()),
                 pending = self.connection.start(request) => pending.map_err(link_error),
             }
         })?;
-        Ok(Box::new(OnItsWay { pending, cut, runtime: self.runtime.clone() }))
+        Ok(Box::new(PendingAnswer { pending, closed: cut, runtime: self.runtime.clone() }))
     }
 
     fn limit_rate(&self, rate: Option<u64>) {
-        self.connection.limit_rate(within(self.rate_max, rate));
+        self.connection.limit_rate(lower_limit(self.rate_max, rate));
     }
 
     fn bytes_sent(&self) -> u64 {
@@ -77,30 +77,30 @@ impl Link for PageLink {
 }
 
 /// The lower of two optional limits.
-fn within(most: Option<u64>, rate: Option<u64>) -> Option<u64> {
+fn lower_limit(most: Option<u64>, rate: Option<u64>) -> Option<u64> {
     most.into_iter().chain(rate).min()
 }
 
-struct OnItsWay {
+struct PendingAnswer {
     pending: whimbrel_wire::Pending,
-    cut: watch::Receiver<bool>,
+    closed: watch::Receiver<bool>,
     runtime: tokio::runtime::Handle,
 }
 
-impl Answer for OnItsWay {
+impl Answer for PendingAnswer {
     fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
-        let Self { pending, mut cut, runtime } = *self;
+        let Self { pending, closed: mut cut, runtime } = *self;
         runtime.block_on(async {
             tokio::select! {
                 biased;
                 reply = pending => reply.map(|reply| reply.header).map_err(link_error),
-                _ = cut.wait_for(|cut| *cut) => Err(was_cut()),
+                _ = cut.wait_for(|cut| *cut) => Err(closed_error()),
             }
         })
     }
 }
 
-fn was_cut() -> LinkError {
+fn closed_error() -> LinkError {
     LinkError::Lost { source: "the standby was silent for too long".into() }
 }
 
@@ -167,7 +167,7 @@ impl ControlLink {
     }
 
     /// Connects in advance, so that an urgent request does not wait for that.
-    pub(in crate::protect) fn warm(&self) {
+    pub(in crate::protect) fn preconnect(&self) {
         drop(self.connection(Duration::from_secs(1)));
     }
 
@@ -180,7 +180,7 @@ impl ControlLink {
         let (host, to) = (self.host.clone(), self.to.clone());
         let (told, hears) = std::sync::mpsc::channel();
         let dial = move || {
-            let _ = told.send(peer_rpc::connect_apart(&host, &to));
+            let _ = told.send(peer_rpc::connect_separately(&host, &to));
         };
         std::thread::Builder::new().name("dial".into()).spawn(dial).ok()?;
         match hears.recv_timeout(patience) {
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn a_limit_of_its_own_holds_whatever_else_is_asked() {
-        assert_eq!(within(Some(5), None), Some(5), "as between the rounds of a copy, and for epochs");
-        assert_eq!(within(Some(5), Some(9)), Some(5));
-        assert_eq!((within(Some(5), Some(2)), within(None, Some(2))), (Some(2), Some(2)));
-        assert_eq!(within(None, None), None);
+        assert_eq!(lower_limit(Some(5), None), Some(5), "as between the rounds of a copy, and for epochs");
+        assert_eq!(lower_limit(Some(5), Some(9)), Some(5));
+        assert_eq!((lower_limit(Some(5), Some(2)), lower_limit(None, Some(2))), (Some(2), Some(2)));
+        assert_eq!(lower_limit(None, None), None);
     }
 }

@@ -41,17 +41,17 @@ pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
 
 /// State of all protections on this host.
 pub(crate) struct Protections {
-    leases: WitnessTable,
+    witness_table: WitnessTable,
     groups: Groups,
-    notes: ProtectionRecords,
+    record_files: ProtectionRecords,
     /// Records in memory, by protection.
-    noted: Mutex<HashMap<ProtectionId, ProtectionRecord>>,
-    guards: Mutex<BTreeMap<MachineName, Arc<ProtectionHandle>>>,
-    standings: Mutex<HashMap<ProtectionId, Arc<HostedStandby>>>,
+    records: Mutex<HashMap<ProtectionId, ProtectionRecord>>,
+    handles: Mutex<BTreeMap<MachineName, Arc<ProtectionHandle>>>,
+    standbys: Mutex<HashMap<ProtectionId, Arc<HostedStandby>>>,
     /// Pages that each standby host has of the machines protected there.
-    known: Mutex<HashMap<HostName, SharedPages>>,
+    shared_pages: Mutex<HashMap<HostName, SharedPages>>,
     /// Protections that ended here while the standby could not be reached; it is notified later.
-    to_tell: Mutex<BTreeSet<ProtectionId>>,
+    to_notify: Mutex<BTreeSet<ProtectionId>>,
 }
 
 impl Protections {
@@ -62,66 +62,66 @@ impl Protections {
         let untold = noted.values().filter(|note| matches!(note.side, ProtectionSide::Ended { .. }));
         let to_tell = untold.map(|note| note.id).collect();
         Ok(Self {
-            leases: WitnessTable::open(layout.leases())?,
+            witness_table: WitnessTable::open(layout.leases())?,
             groups: Groups::default(),
-            notes,
-            noted: Mutex::new(noted),
-            guards: Mutex::default(),
-            standings: Mutex::default(),
-            known: Mutex::default(),
-            to_tell: Mutex::new(to_tell),
+            record_files: notes,
+            records: Mutex::new(noted),
+            handles: Mutex::default(),
+            standbys: Mutex::default(),
+            shared_pages: Mutex::default(),
+            to_notify: Mutex::new(to_tell),
         })
     }
 
     /// Pages that a standby host has of all machines protected there.
-    fn known_at(&self, standby: &HostName) -> SharedPages {
-        let mut known = lock(&self.known);
+    fn shared_pages_at(&self, standby: &HostName) -> SharedPages {
+        let mut known = lock(&self.shared_pages);
         known.entry(standby.clone()).or_insert_with(|| SharedPages::new(rand::random())).clone()
     }
 
-    fn standing(&self, id: ProtectionId) -> Option<Arc<HostedStandby>> {
-        lock(&self.standings).get(&id).cloned()
+    fn standby(&self, id: ProtectionId) -> Option<Arc<HostedStandby>> {
+        lock(&self.standbys).get(&id).cloned()
     }
 
     /// Finds the hosted standby of a machine of `from` by its handover.
-    fn standing_by(&self, from: &HostName, handover: HandoverId) -> Option<Arc<HostedStandby>> {
-        let standings = lock(&self.standings);
+    fn standby_by_handover(&self, from: &HostName, handover: HandoverId) -> Option<Arc<HostedStandby>> {
+        let standings = lock(&self.standbys);
         standings.values().find(|one| one.is_of(from, handover)).cloned()
     }
 
-    fn insert(&self, standing: Arc<HostedStandby>) {
-        lock(&self.standings).insert(standing.id(), standing);
+    fn insert_standby(&self, standing: Arc<HostedStandby>) {
+        lock(&self.standbys).insert(standing.id(), standing);
     }
 
-    fn leave(&self, id: ProtectionId) {
-        lock(&self.standings).remove(&id);
+    fn remove_standby(&self, id: ProtectionId) {
+        lock(&self.standbys).remove(&id);
     }
 
     /// Outcome of a protection without a hosted standby here.
-    fn fate(&self, id: ProtectionId) -> StandbyOutcome {
-        match lock(&self.noted).get(&id) {
+    fn outcome(&self, id: ProtectionId) -> StandbyOutcome {
+        match lock(&self.records).get(&id) {
             Some(ProtectionRecord { side: ProtectionSide::TookOver { .. }, .. }) => StandbyOutcome::TakenOver,
             // Without a record no takeover is possible: the epochs in memory are lost.
             _ => StandbyOutcome::Ended,
         }
     }
 
-    fn put_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
-        self.notes.put(&note)?;
-        lock(&self.noted).insert(note.id, note);
+    fn put_record(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
+        self.record_files.put(&note)?;
+        lock(&self.records).insert(note.id, note);
         Ok(())
     }
 
     /// Records a takeover in memory before the write: after a failed write, nobody may be told that it did
     /// not happen.
-    fn take_note(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
-        lock(&self.noted).insert(note.id, note.clone());
-        self.notes.put(&note)
+    fn put_takeover_record(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
+        lock(&self.records).insert(note.id, note.clone());
+        self.record_files.put(&note)
     }
 
-    fn remove_note(&self, id: ProtectionId) {
-        lock(&self.noted).remove(&id);
-        self.notes.remove(id);
+    fn remove_record(&self, id: ProtectionId) {
+        lock(&self.records).remove(&id);
+        self.record_files.remove(id);
     }
 
     /// Whether an earlier daemon ended while it loaded this machine, which the primary had yielded and owns
@@ -131,49 +131,50 @@ impl Protections {
         let is_it = |note: &&ProtectionRecord| {
             note.handover == handover && matches!(note.side, ProtectionSide::Loading { .. })
         };
-        lock(&self.noted).values().any(|note| is_it(&note))
+        lock(&self.records).values().any(|note| is_it(&note))
     }
 
     /// Removes the records of interrupted loads.
-    pub(crate) fn nothing_is_loading(&self) {
+    pub(crate) fn remove_loading_records(&self) {
         let loading = |note: &&ProtectionRecord| matches!(note.side, ProtectionSide::Loading { .. });
-        let ids: Vec<ProtectionId> = lock(&self.noted).values().filter(loading).map(|note| note.id).collect();
-        ids.into_iter().for_each(|id| self.remove_note(id));
+        let ids: Vec<ProtectionId> =
+            lock(&self.records).values().filter(loading).map(|note| note.id).collect();
+        ids.into_iter().for_each(|id| self.remove_record(id));
     }
 
     /// Protections of machine `name` whose ownership must be determined before it may run here.
-    fn unsettled(&self, name: &MachineName) -> Vec<ProtectionRecord> {
-        let noted = lock(&self.noted);
+    fn undecided_records(&self, name: &MachineName) -> Vec<ProtectionRecord> {
+        let noted = lock(&self.records);
         let ours = |note: &&ProtectionRecord| {
             note.name == *name && matches!(note.side, ProtectionSide::Primary { .. })
         };
         noted.values().filter(ours).cloned().collect()
     }
 
-    fn tell_ended(&self, id: ProtectionId) {
-        lock(&self.to_tell).insert(id);
+    fn notify_later(&self, id: ProtectionId) {
+        lock(&self.to_notify).insert(id);
     }
 
     /// Removes the handle, unless the machine has another one by now.
-    fn leave_guard(&self, guard: &Arc<ProtectionHandle>) {
-        let mut guards = lock(&self.guards);
+    fn remove_handle(&self, guard: &Arc<ProtectionHandle>) {
+        let mut guards = lock(&self.handles);
         if guards.get(&guard.name).is_some_and(|now| Arc::ptr_eq(now, guard)) {
             guards.remove(&guard.name);
         }
     }
 
-    fn guard(&self, name: &MachineName) -> Option<Arc<ProtectionHandle>> {
-        lock(&self.guards).get(name).cloned()
+    fn handle(&self, name: &MachineName) -> Option<Arc<ProtectionHandle>> {
+        lock(&self.handles).get(name).cloned()
     }
 
-    fn standing_of(&self, name: &MachineName) -> Option<Arc<HostedStandby>> {
-        lock(&self.standings).values().find(|standing| standing.name() == name).cloned()
+    fn standby_of_machine(&self, name: &MachineName) -> Option<Arc<HostedStandby>> {
+        lock(&self.standbys).values().find(|standing| standing.name() == name).cloned()
     }
 
     /// Adds protections to the information about machines.
     pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
         for machine in machines {
-            machine.protection = match (self.guard(&machine.name), self.standing_of(&machine.name)) {
+            machine.protection = match (self.handle(&machine.name), self.standby_of_machine(&machine.name)) {
                 (Some(guard), _) => Some(guard.info()),
                 (None, Some(standing)) if machine.state == MachineState::Migrating => Some(standing.info()),
                 (None, _) => None,
@@ -184,7 +185,7 @@ impl Protections {
 
     /// The last takeover of the machine by this host.
     fn taken_over(&self, name: &MachineName) -> Option<TakeoverInfo> {
-        let noted = lock(&self.noted);
+        let noted = lock(&self.records);
         let found = noted.values().filter(|note| note.name == *name).filter_map(|note| match &note.side {
             ProtectionSide::TookOver { from, at_ms } => {
                 Some(TakeoverInfo { from: from.clone(), at_ms: *at_ms })

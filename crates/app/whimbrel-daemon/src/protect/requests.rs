@@ -19,7 +19,7 @@ use whimbrel_migrate::protocol::HandoverId;
 
 /// How long to wait for the protection thread, which may be determining the owner with hosts that do not
 /// answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Daemon {
     /// Starts the protection of a machine by a standby on another host.
@@ -40,7 +40,7 @@ impl Daemon {
         self.route(&request.host)?;
         witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
         let handover = HandoverId(rand::random());
-        let (guard, hears) = self.start_guard(&machine, settings, handover, false)?;
+        let (guard, hears) = self.start_protection(&machine, settings, handover, false)?;
         Ok(self.operations().start(OperationKind::Protect, name.to_string(), move |reporter| {
             let begun = Instant::now();
             let (pause_ms, wire_bytes) = handle::wait_protected(&guard, &hears, |progress| {
@@ -54,7 +54,7 @@ impl Daemon {
     }
 
     /// Starts the thread that protects a machine; `again` if it was protected before.
-    pub(in crate::protect) fn start_guard(
+    pub(in crate::protect) fn start_protection(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         settings: ProtectionSettings,
@@ -64,7 +64,7 @@ impl Daemon {
         let name = machine.name().clone();
         let guard = Arc::new(ProtectionHandle::new(name.clone(), settings, handover));
         {
-            let mut guards = lock(&self.protecting.guards);
+            let mut guards = lock(&self.protections.handles);
             if guards.contains_key(&name) {
                 return Err(DaemonError::Busy { name, with: "a protection".into() });
             }
@@ -76,8 +76,8 @@ impl Daemon {
         match std::thread::Builder::new().name("protect".into()).spawn(work) {
             Ok(_) => Ok((guard, hears)),
             Err(source) => {
-                self.protecting.leave_guard(&guard);
-                Err(DaemonError::io("start a thread for", self.layout.data(), source))
+                self.protections.remove_handle(&guard);
+                Err(DaemonError::io("start a thread for", self.directories.data(), source))
             }
         }
     }
@@ -91,19 +91,19 @@ impl Daemon {
 
     /// Ends the protection of a machine, if it has one.
     fn end_protection(&self, name: &MachineName) -> Result<(), DaemonError> {
-        let Some(guard) = self.protecting.guard(name) else {
+        let Some(guard) = self.protections.handle(name) else {
             let name = name.clone();
             return Err(DaemonError::State { name, state: "not protected", needed: "protected" });
         };
         let (answer, answered) = mpsc::channel();
         guard.command(ProtectionCommand::Unprotect(answer));
-        let answered = answered.recv_timeout(PATIENCE);
+        let answered = answered.recv_timeout(COMMAND_TIMEOUT);
         answered.map_err(|_| DaemonError::Busy { name: name.clone(), with: "a protection".into() })?
     }
 
     /// Ends the protection before a user switches the machine off, so that the standby does not take over.
     pub(crate) fn unprotect_before_stop(&self, name: &MachineName) -> Result<(), DaemonError> {
-        match self.protecting.guard(name) {
+        match self.protections.handle(name) {
             Some(_) => self.end_protection(name),
             None => Ok(()),
         }
@@ -117,19 +117,19 @@ impl Daemon {
         request: FailoverRequest,
     ) -> Result<Operation, DaemonError> {
         let host = self.clone();
-        if let Some(standing) = self.protecting.standing_of(name) {
+        if let Some(standing) = self.protections.standby_of_machine(name) {
             if !standing.has_witness() && !request.primary_is_dead {
                 return Err(DaemonError::NoWitness { name: name.clone() });
             }
             return Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
                 let begun = Instant::now();
-                standing.by_hand()?;
+                standing.failover()?;
                 let downtime_ms = begun.elapsed().as_secs_f64() * 1e3;
                 Ok(OperationResult::Failover { host: host.name.clone(), downtime_ms })
             }));
         }
         self.machine(name)?;
-        let Some(guard) = self.protecting.guard(name) else {
+        let Some(guard) = self.protections.handle(name) else {
             let name = name.clone();
             return Err(DaemonError::State { name, state: "not protected", needed: "protected" });
         };
@@ -137,7 +137,7 @@ impl Daemon {
             let (answer, answered) = mpsc::channel();
             guard.command(ProtectionCommand::Failover(answer));
             let busy = |_| DaemonError::Busy { name: guard.name.clone(), with: "a protection".into() };
-            let downtime_ms = answered.recv_timeout(PATIENCE).map_err(busy)??;
+            let downtime_ms = answered.recv_timeout(COMMAND_TIMEOUT).map_err(busy)??;
             Ok(OperationResult::Failover { host: guard.settings.request.host.clone(), downtime_ms })
         }))
     }

@@ -16,15 +16,15 @@ const EPOCH: u64 = 50;
 const STRETCHES: std::ops::RangeInclusive<u32> = 1..=20;
 const STRETCH: u32 = 4;
 /// Lengths of epochs in mode replay, where output does not wait for them.
-const SELDOM: std::ops::RangeInclusive<u64> = 100..=10_000;
-const SELDOM_EPOCH: u64 = 1000;
+const REPLAY_EPOCHS: std::ops::RangeInclusive<u64> = 100..=10_000;
+const REPLAY_EPOCH: u64 = 1000;
 /// Lease terms, in milliseconds. The default takes over within half a second; a host that may be busy for
 /// longer than that at a time needs more.
 const TERMS: std::ops::RangeInclusive<u64> = 200..=60_000;
 const TERM: u64 = 400;
 /// Intervals between stored epochs, in milliseconds, and the number of stored epochs.
-const KEPT_EVERY: std::ops::RangeInclusive<u64> = 1000..=7 * 86_400_000;
-const KEPT: std::ops::RangeInclusive<u32> = 1..=10_000;
+const SNAPSHOT_INTERVALS: std::ops::RangeInclusive<u64> = 1000..=7 * 86_400_000;
+const SNAPSHOT_COUNTS: std::ops::RangeInclusive<u32> = 1..=10_000;
 
 /// The settings of a protection.
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ pub(in crate::protect) struct ProtectionSettings {
     pub(in crate::protect) stretch: u32,
     pub(in crate::protect) term: Duration,
     pub(in crate::protect) coding: CodecOptions,
-    pub(in crate::protect) keep: Option<SnapshotRule>,
+    pub(in crate::protect) snapshots: Option<SnapshotRule>,
     /// Most bytes a second that are sent to the standby.
     pub(in crate::protect) rate_max: Option<u64>,
     /// Whether output waits until the standby has the inputs, instead of the epoch.
@@ -56,7 +56,7 @@ impl ProtectionSettings {
             }
         };
         let replay = request.mode == ProtectMode::Replay;
-        let (epochs, usual) = if replay { (SELDOM, SELDOM_EPOCH) } else { (EPOCHS, EPOCH) };
+        let (epochs, usual) = if replay { (REPLAY_EPOCHS, REPLAY_EPOCH) } else { (EPOCHS, EPOCH) };
         let epoch = within("an epoch", request.epoch_ms, epochs, usual)?;
         if replay && request.group.is_some() {
             return Err(DaemonError::invalid(
@@ -72,14 +72,14 @@ impl ProtectionSettings {
             return Err(DaemonError::invalid("the next standby cannot be the standby or the witness"));
         }
         let keep = request.keep.map(|rule| {
-            within("the interval between stored epochs", Some(rule.every_ms), KEPT_EVERY, 0)?;
-            match KEPT.contains(&rule.count) {
+            within("the interval between stored epochs", Some(rule.every_ms), SNAPSHOT_INTERVALS, 0)?;
+            match SNAPSHOT_COUNTS.contains(&rule.count) {
                 true => Ok(SnapshotRule { every_ms: rule.every_ms, count: rule.count }),
                 false => Err(DaemonError::invalid(format!(
                     "{} stored epochs are not between {} and {}",
                     rule.count,
-                    KEPT.start(),
-                    KEPT.end()
+                    SNAPSHOT_COUNTS.start(),
+                    SNAPSHOT_COUNTS.end()
                 ))),
             }
         });
@@ -92,12 +92,12 @@ impl ProtectionSettings {
         }
         let (coding, keep) = (coding(request)?, keep.transpose()?);
         let rate_max = meant_rate("maximum rate", request.rate_max)?;
-        Ok(Self { request: request.clone(), epoch, stretch, term, coding, keep, rate_max, replay })
+        Ok(Self { request: request.clone(), epoch, stretch, term, coding, snapshots: keep, rate_max, replay })
     }
 
     /// The protection that the standby requests after a takeover. Its next standby is this one's, so that the
     /// two alternate.
-    pub(in crate::protect) fn of_whoever_takes_over(&self) -> Option<String> {
+    pub(in crate::protect) fn next_protection(&self) -> Option<String> {
         let host = self.request.then.clone()?;
         let next = ProtectRequest { host, then: Some(self.request.host.clone()), ..self.request.clone() };
         Some(serde_json::to_string(&next).expect("names and numbers"))
@@ -196,11 +196,10 @@ mod tests {
         let kept = |every, count| {
             request(&format!(r#"{{"host":"beta","keep":{{"every_ms":{every},"count":{count}}}}}"#))
         };
-        assert_eq!(kept(60_000, 60).unwrap().keep, Some(SnapshotRule { every_ms: 60_000, count: 60 }));
+        assert_eq!(kept(60_000, 60).unwrap().snapshots, Some(SnapshotRule { every_ms: 60_000, count: 60 }));
         assert!(kept(999, 60).is_err() && kept(60_000, 0).is_err() && kept(60_000, 10_001).is_err());
         assert!(request(r#"{"host":"beta","witness":"gamma","then":"gamma"}"#).is_err());
-        let next =
-            request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().of_whoever_takes_over();
+        let next = request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().next_protection();
         let next = request(&next.unwrap()).unwrap();
         assert_eq!(
             (next.request.host.to_string(), next.epoch),

@@ -23,24 +23,24 @@ use whimbrel_qemu::BalloonStats;
 const MIB: u64 = 1 << 20;
 /// Memory left to a guest beyond its need, so that it can still work: this share of its memory, at least some
 /// MiB.
-const KEPT_PART: u64 = 32;
-const KEPT_LEAST: u64 = 8 * MIB;
+const RESERVE_SHARE: u64 = 32;
+const RESERVE_MIN: u64 = 8 * MIB;
 /// A step that gains less is not worth its time.
-const GAIN_LEAST: u64 = 4 * MIB;
+const GAIN_MIN: u64 = 4 * MIB;
 /// Bytes swapped out since the start; beyond that the guest needs what was taken.
-const SWAPPED_MOST: u64 = MIB;
+const SWAPPED_MAX: u64 = MIB;
 /// Major faults in one step; beyond that the guest had to drop what it uses.
-const FAULTS_MOST: u64 = 500;
+const FAULTS_MAX: u64 = 500;
 /// A balloon that does not grow for this long has what there is.
 const STALLED: Duration = Duration::from_millis(1500);
 /// Time limit of a plan.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest wait for the first report of a guest.
-const SILENCE: Duration = Duration::from_millis(1500);
+const REPORT_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Interval between observations.
-const EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Observations to skip after a step, so that the guest's report is newer than the step.
-const SETTLE: u32 = 2;
+const SETTLE_POLLS: u32 = 2;
 
 /// A guest's report about its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ struct Report {
 
 /// An observation of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Look {
+struct Observation {
     /// Time since the start.
     at: Duration,
     /// Current memory size.
@@ -68,18 +68,18 @@ struct Look {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Set the balloon so that it leaves the guest this size, and observe again.
-    Aim(u64),
+    SetSize(u64),
     /// Only observe again.
-    Look,
+    Observe,
     /// The plan has ended.
-    Stop(Why),
+    Stop(PlanEnd),
     /// The plan has ended; set the balloon so that it leaves the guest this size.
-    StopAt(u64, Why),
+    StopAt(u64, PlanEnd),
 }
 
 /// The reason why a plan ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum PlanEnd {
     /// The guest has the requested size.
     Reached,
     /// The guest has little left to give.
@@ -98,7 +98,7 @@ struct BalloonPlan {
     goal: Goal,
     step: Step,
     /// The smallest size without pressure on the guest.
-    well: u64,
+    safe_size: u64,
     first: Option<Report>,
     /// Major faults before the current step.
     faults: u64,
@@ -114,7 +114,7 @@ enum Goal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// Not started: waits for the guest's first report.
-    Asking,
+    WaitingForReport,
     /// The balloon grows; it last grew to `actual` at `since`.
     Growing { aim: u64, actual: u64, since: Duration },
     /// The balloon has grown; observations to wait for a newer report.
@@ -123,45 +123,45 @@ enum Step {
 
 impl BalloonPlan {
     fn new(goal: Goal, actual: u64) -> Self {
-        Self { goal, step: Step::Asking, well: actual, first: None, faults: 0 }
+        Self { goal, step: Step::WaitingForReport, safe_size: actual, first: None, faults: 0 }
     }
 
     /// The action after an observation.
-    fn next(&mut self, look: &Look) -> Action {
+    fn next(&mut self, look: &Observation) -> Action {
         self.first = self.first.or(look.report);
         if look.at >= PATIENCE {
-            return Action::StopAt(look.actual, Why::Late);
+            return Action::StopAt(look.actual, PlanEnd::Late);
         }
         match (self.step, self.goal) {
-            (Step::Asking, Goal::To(size)) if size < look.actual => self.aim(size, look),
-            (Step::Asking, Goal::To(_)) => Action::Stop(Why::Reached),
-            (Step::Asking, Goal::Spare(kept)) => self.start(kept, look),
+            (Step::WaitingForReport, Goal::To(size)) if size < look.actual => self.aim(size, look),
+            (Step::WaitingForReport, Goal::To(_)) => Action::Stop(PlanEnd::Reached),
+            (Step::WaitingForReport, Goal::Spare(kept)) => self.start(kept, look),
             (Step::Growing { .. } | Step::Settling { .. }, Goal::Spare(_)) if self.is_pressed(look) => {
-                Action::StopAt(self.well, Why::Pressed)
+                Action::StopAt(self.safe_size, PlanEnd::Pressed)
             }
-            (Step::Growing { aim, .. }, Goal::To(_)) if look.actual <= aim => Action::Stop(Why::Reached),
+            (Step::Growing { aim, .. }, Goal::To(_)) if look.actual <= aim => Action::Stop(PlanEnd::Reached),
             (Step::Growing { aim, .. }, Goal::Spare(_)) if look.actual <= aim => {
-                self.step = Step::Settling { looks: SETTLE };
-                Action::Look
+                self.step = Step::Settling { looks: SETTLE_POLLS };
+                Action::Observe
             }
             (Step::Growing { aim, actual, since }, _) => self.watch(aim, actual, since, look),
             (Step::Settling { looks: 0 }, Goal::Spare(kept)) => {
-                self.well = look.actual;
+                self.safe_size = look.actual;
                 self.take_half(kept, look)
             }
             (Step::Settling { looks }, _) => {
                 self.step = Step::Settling { looks: looks.saturating_sub(1) };
-                Action::Look
+                Action::Observe
             }
         }
     }
 
     /// Starts with the first report. A guest that sends none is asked for a quarter of its memory, as any
     /// guest can be.
-    fn start(&mut self, kept: u64, look: &Look) -> Action {
+    fn start(&mut self, kept: u64, look: &Observation) -> Action {
         match look.report {
             Some(_) => self.take_half(kept, look),
-            None if look.at < SILENCE => Action::Look,
+            None if look.at < REPORT_TIMEOUT => Action::Observe,
             None => {
                 let aim = look.actual - look.actual / 4;
                 self.goal = Goal::To(aim);
@@ -170,42 +170,42 @@ impl BalloonPlan {
         }
     }
 
-    fn take_half(&mut self, kept: u64, look: &Look) -> Action {
+    fn take_half(&mut self, kept: u64, look: &Observation) -> Action {
         let available = look.report.map_or(0, |report| report.available);
         let spare = available.saturating_sub(kept).min(look.actual.saturating_sub(kept));
         match spare {
-            0..GAIN_LEAST => Action::Stop(Why::LittleLeft),
-            _ => self.aim(look.actual - (spare / 2).max(GAIN_LEAST), look),
+            0..GAIN_MIN => Action::Stop(PlanEnd::LittleLeft),
+            _ => self.aim(look.actual - (spare / 2).max(GAIN_MIN), look),
         }
     }
 
-    fn aim(&mut self, size: u64, look: &Look) -> Action {
+    fn aim(&mut self, size: u64, look: &Observation) -> Action {
         let aim = size & !(MIB - 1);
         self.faults = look.report.map_or(0, |report| report.faults);
         self.step = Step::Growing { aim, actual: look.actual, since: look.at };
-        Action::Aim(aim)
+        Action::SetSize(aim)
     }
 
-    fn watch(&mut self, aim: u64, actual: u64, since: Duration, look: &Look) -> Action {
+    fn watch(&mut self, aim: u64, actual: u64, since: Duration, look: &Observation) -> Action {
         if look.actual < actual {
             self.step = Step::Growing { aim, actual: look.actual, since: look.at };
         } else if look.at.saturating_sub(since) >= STALLED {
             // The guest is not asked for more than it has.
-            return Action::StopAt(look.actual, Why::Stalled);
+            return Action::StopAt(look.actual, PlanEnd::Stalled);
         }
-        Action::Look
+        Action::Observe
     }
 
-    fn is_pressed(&self, look: &Look) -> bool {
+    fn is_pressed(&self, look: &Observation) -> bool {
         let (Some(first), Some(now)) = (self.first, look.report) else { return false };
-        now.swapped.saturating_sub(first.swapped) > SWAPPED_MOST
-            || now.faults.saturating_sub(self.faults) > FAULTS_MOST
+        now.swapped.saturating_sub(first.swapped) > SWAPPED_MAX
+            || now.faults.saturating_sub(self.faults) > FAULTS_MAX
     }
 }
 
 impl Daemon {
     /// Shrinks the guest's memory as requested and returns how much it gave up. A paused guest can give none.
-    pub(crate) fn squeeze(
+    pub(crate) fn shrink_guest(
         &self,
         record: &mut Record,
         live: &mut RunningMachine,
@@ -220,18 +220,18 @@ impl Daemon {
                 let (name, state) = (record.name.clone(), "paused");
                 return Err(DaemonError::State { name, state, needed: "running" });
             }
-            BalloonTarget::Auto => Goal::Spare((memory.0 / KEPT_PART).max(KEPT_LEAST)),
-            BalloonTarget::To { size } => Goal::To(checked(size, memory)?.0),
+            BalloonTarget::Auto => Goal::Spare((memory.0 / RESERVE_SHARE).max(RESERVE_MIN)),
+            BalloonTarget::To { size } => Goal::To(checked_size(size, memory)?.0),
         };
         // Not the balloon's current size: a guest that was shrunk a moment ago is still taking its memory
         // back.
         let former = record.ballooned.unwrap_or(record.config.memory);
-        let actual = look_at(live)?.actual;
+        let actual = balloon_stats(live)?.actual;
         record.squeezed_from = Some(former);
-        record.save(&self.layout)?;
+        record.save(&self.directories)?;
         let squeezed = run(BalloonPlan::new(goal, actual.0), live, reporter);
         // No report is needed from here on.
-        let _ = live.qemu.ask_balloon_stats(false);
+        let _ = live.qemu.set_balloon_reports(false);
         match squeezed {
             Ok(left) => Ok(Some(ByteSize(former.0.saturating_sub(left)))),
             Err(error) => {
@@ -247,7 +247,7 @@ impl Daemon {
         let former = former.min(record.config.memory);
         let given = live.qemu.balloon(former).map_err(qemu_error).and_then(|()| {
             record.squeezed_from = None;
-            record.save(&self.layout)
+            record.save(&self.directories)
         });
         if let Err(error) = given {
             let error = &error as &dyn std::error::Error;
@@ -257,7 +257,7 @@ impl Daemon {
 }
 
 /// Checks the size that a guest is to be left with.
-pub(crate) fn checked(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
+pub(crate) fn checked_size(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
     match size.0 {
         MIB.. if size <= memory => Ok(size),
         _ => Err(DaemonError::invalid(format!("the balloon size must be between 1 MiB and {memory}"))),
@@ -272,17 +272,17 @@ fn run(
 ) -> Result<u64, DaemonError> {
     let begun = Instant::now();
     loop {
-        live.qemu.ask_balloon_stats(true).map_err(qemu_error)?;
-        std::thread::sleep(EVERY);
+        live.qemu.set_balloon_reports(true).map_err(qemu_error)?;
+        std::thread::sleep(POLL_INTERVAL);
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "the machine runs on, nothing was stored".into() });
         }
-        let seen = look_at(live)?;
-        let look = Look { at: begun.elapsed(), actual: seen.actual.0, report: report_of(&seen) };
+        let seen = balloon_stats(live)?;
+        let look = Observation { at: begun.elapsed(), actual: seen.actual.0, report: report_of(&seen) };
         reporter.progress("shrinking guest memory", Unit::Bytes, look.actual, None);
         let action = course.next(&look);
         tracing::debug!(?look, ?action, "shrinking guest memory");
-        if let Action::Aim(size) | Action::StopAt(size, _) = action {
+        if let Action::SetSize(size) | Action::StopAt(size, _) = action {
             live.qemu.balloon(ByteSize(size)).map_err(qemu_error)?;
         }
         if let Action::Stop(why) | Action::StopAt(_, why) = action {
@@ -292,8 +292,8 @@ fn run(
     }
 }
 
-fn look_at(live: &RunningMachine) -> Result<BalloonStats, DaemonError> {
-    live.qemu.balloon_now().map_err(qemu_error)
+fn balloon_stats(live: &RunningMachine) -> Result<BalloonStats, DaemonError> {
+    live.qemu.last_balloon_stats().map_err(qemu_error)
 }
 
 /// The guest's report by QEMU's names (`docs/interop/virtio-balloon-stats.rst`).
@@ -330,24 +330,24 @@ mod tests {
             Self { actual: memory, aim: memory, needs, speed: 16 * MIB, talks: true, honest: true }
         }
 
-        fn observe(&self, at: Duration) -> Look {
+        fn observe(&self, at: Duration) -> Observation {
             let lacks = self.needs.saturating_sub(self.actual);
             let available = if self.honest { self.actual.saturating_sub(self.needs) } else { 1 << 40 };
             let report = Report { available, swapped: lacks, faults: lacks / 4096 };
-            Look { at, actual: self.actual, report: self.talks.then_some(report) }
+            Observation { at, actual: self.actual, report: self.talks.then_some(report) }
         }
 
         /// Runs a plan. Returns why it ended, and the smallest and the final size of the guest.
-        fn squeeze(&mut self, goal: Goal) -> (Why, u64, u64) {
+        fn squeeze(&mut self, goal: Goal) -> (PlanEnd, u64, u64) {
             let (mut course, mut at, mut least) =
                 (BalloonPlan::new(goal, self.actual), Duration::ZERO, u64::MAX);
             loop {
-                at += EVERY;
+                at += POLL_INTERVAL;
                 self.actual = self.actual - self.speed.min(self.actual.saturating_sub(self.aim));
                 least = least.min(self.actual);
                 match course.next(&self.observe(at)) {
-                    Action::Aim(size) => self.aim = size,
-                    Action::Look => {}
+                    Action::SetSize(size) => self.aim = size,
+                    Action::Observe => {}
                     Action::Stop(why) => return (why, least / MIB, self.aim / MIB),
                     Action::StopAt(size, why) => return (why, least / MIB, size / MIB),
                 }
@@ -359,11 +359,11 @@ mod tests {
     #[test]
     fn a_guest_is_left_with_what_it_needs_and_a_little() {
         for (memory, needs) in [(512, 100), (192, 60), (4096, 300), (64, 50)] {
-            let kept = (memory * MIB / KEPT_PART).max(KEPT_LEAST);
+            let kept = (memory * MIB / RESERVE_SHARE).max(RESERVE_MIN);
             let (why, least, after) =
                 Guest { speed: 64 * MIB, ..Guest::new(memory, needs) }.squeeze(Goal::Spare(kept));
-            assert_eq!(why, Why::LittleLeft, "{memory} {needs}");
-            let (low, high) = (needs + kept / MIB - 1, needs + (kept + GAIN_LEAST) / MIB + 1);
+            assert_eq!(why, PlanEnd::LittleLeft, "{memory} {needs}");
+            let (low, high) = (needs + kept / MIB - 1, needs + (kept + GAIN_MIN) / MIB + 1);
             assert!((low..=high).contains(&after), "{memory} {needs}: {after} is not in {low}..={high}");
             assert!(least >= needs, "it was pressed below what it needs");
         }
@@ -373,26 +373,26 @@ mod tests {
     fn a_guest_that_begins_to_swap_gets_the_last_step_back() {
         let mut guest = Guest { honest: false, ..Guest::new(512, 200) };
         let (why, least, after) = guest.squeeze(Goal::Spare(16 * MIB));
-        assert_eq!(why, Why::Pressed);
+        assert_eq!(why, PlanEnd::Pressed);
         assert!(least < 200 && after >= 200, "{least} {after}");
     }
 
     #[test]
     fn a_silent_guest_gives_a_quarter_and_one_without_a_driver_nothing() {
         let silent = Guest { talks: false, ..Guest::new(512, 100) };
-        assert_eq!({ silent }.squeeze(Goal::Spare(16 * MIB)), (Why::Reached, 384, 384));
+        assert_eq!({ silent }.squeeze(Goal::Spare(16 * MIB)), (PlanEnd::Reached, 384, 384));
         let dead = Guest { talks: false, speed: 0, ..Guest::new(512, 100) };
-        assert_eq!({ dead }.squeeze(Goal::Spare(16 * MIB)), (Why::Stalled, 512, 512));
+        assert_eq!({ dead }.squeeze(Goal::Spare(16 * MIB)), (PlanEnd::Stalled, 512, 512));
     }
 
     #[test]
     fn a_size_is_reached_or_the_balloon_ends_where_it_stalls() {
-        assert_eq!(Guest::new(512, 100).squeeze(Goal::To(128 * MIB)), (Why::Reached, 128, 128));
-        assert_eq!(Guest::new(128, 100).squeeze(Goal::To(256 * MIB)), (Why::Reached, 128, 128));
+        assert_eq!(Guest::new(512, 100).squeeze(Goal::To(128 * MIB)), (PlanEnd::Reached, 128, 128));
+        assert_eq!(Guest::new(128, 100).squeeze(Goal::To(256 * MIB)), (PlanEnd::Reached, 128, 128));
         let mut stuck = Guest { speed: 0, ..Guest::new(512, 100) };
-        assert_eq!(stuck.squeeze(Goal::To(128 * MIB)), (Why::Stalled, 512, 512));
+        assert_eq!(stuck.squeeze(Goal::To(128 * MIB)), (PlanEnd::Stalled, 512, 512));
         let mut slow = Guest { speed: 4096, ..Guest::new(512, 100) };
         let (why, least, after) = slow.squeeze(Goal::To(128 * MIB));
-        assert_eq!((why, least), (Why::Late, after), "what is not taken in time is not taken");
+        assert_eq!((why, least), (PlanEnd::Late, after), "what is not taken in time is not taken");
     }
 }

@@ -43,20 +43,20 @@ pub(crate) fn launch(
     let console_log = match record {
         None => slot.dir().join("console.log"),
         Some(record) => {
-            let dir = host.layout.machine(&record.name);
+            let dir = host.directories.machine(&record.name);
             if let Err(source) = std::fs::create_dir_all(&dir) {
                 slot.remove();
                 return Err(DaemonError::io("create", &dir, source));
             }
-            host.layout.console_log(&record.name)
+            host.directories.console_log(&record.name)
         }
     };
     let boot = config.boot.as_ref();
     let ram = RamBacking { path: slot.ram(), sharing: slot.ram_file().into() };
     let spec = LaunchSpec {
         disks: slot.sockets(),
-        kernel: boot.map(|boot| host.layout.boot_file(&boot.kernel)),
-        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.layout.boot_file(&initrd)),
+        kernel: boot.map(|boot| host.directories.boot_file(&boot.kernel)),
+        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.directories.boot_file(&initrd)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
         console_log: console_log.clone(),
@@ -68,8 +68,8 @@ pub(crate) fn launch(
     });
     match launched {
         Ok(qemu) => {
-            slot.note(qemu.process().identity());
-            Ok(PrestartedQemu { slot, qemu, memory: None, console_log })
+            slot.record_process(qemu.process().identity());
+            Ok(PrestartedQemu { runtime_dir: slot, qemu, memory: None, console_log })
         }
         Err(error) => {
             slot.remove();
@@ -95,12 +95,12 @@ pub(super) struct MachineBuilder<'a> {
     /// Reason why the machine waits for other hosts.
     pub(super) stall: Arc<Stall>,
     /// Fetcher of its missing pages.
-    pub(super) taking: Option<Arc<PageFetcher>>,
+    pub(super) fetcher: Option<Arc<PageFetcher>>,
     /// Whether it is an incoming machine.
-    pub(super) arriving: bool,
+    pub(super) incoming: bool,
     /// Whether an earlier daemon left the QEMU: a running machine, which survives failures here.
     pub(super) adopted: bool,
-    pub(super) arrived: ArrivalKind,
+    pub(super) arrival: ArrivalKind,
 }
 
 impl<'a> MachineBuilder<'a> {
@@ -111,30 +111,30 @@ impl<'a> MachineBuilder<'a> {
         overlay: Overlay,
         image: Option<Option<Digest>>,
     ) -> Self {
-        let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
+        let fetcher = crate::migrate::target::missing_pages::fetcher_of(host, record);
         Self {
             host,
             record,
             overlay,
             image,
             stall: Arc::default(),
-            taking,
-            arriving: false,
+            fetcher,
+            incoming: false,
             adopted: false,
-            arrived: ArrivalKind::Otherwise,
+            arrival: ArrivalKind::Otherwise,
         }
     }
 
     pub(super) fn complete(self, warm: PrestartedQemu) -> Result<RunningMachine, DaemonError> {
-        let content = self.content(&warm.slot);
+        let content = self.open_disks(&warm.runtime_dir);
         self.complete_with(warm, content)
     }
 
     /// Opens the disks and starts to serve them.
-    pub(super) fn content(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
-        let Self { host, record, overlay, stall, taking, .. } = self;
+    pub(super) fn open_disks(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
+        let Self { host, record, overlay, stall, fetcher: taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;
-        let origin = self.hold_origin()?;
+        let origin = self.pin_origin()?;
         let served = record.config.disks.len().min(record.bases.len());
         let open = |index| RunningDisk::open((host, stall, taking), record, index, *overlay, slot);
         Ok(DiskContents { disks: (0..served).map(open).collect::<Result<_, _>>()?, origin })
@@ -146,7 +146,7 @@ impl<'a> MachineBuilder<'a> {
         warm: PrestartedQemu,
         content: Result<DiskContents, DaemonError>,
     ) -> Result<RunningMachine, DaemonError> {
-        let PrestartedQemu { slot, qemu, memory, console_log } = warm;
+        let PrestartedQemu { runtime_dir: slot, qemu, memory, console_log } = warm;
         let parts = content.and_then(|content| {
             let mut parts = self.parts(&slot, &qemu, memory, &content.disks)?;
             let away = AwayEnd::of(self.host, self.record, &mut parts.1)?;
@@ -160,17 +160,17 @@ impl<'a> MachineBuilder<'a> {
                     disks,
                     ports,
                     away,
-                    ledgers,
-                    tap,
+                    dirty_logs: ledgers,
+                    observer: tap,
                     console,
                     console_log,
                     guest,
-                    slot,
+                    runtime_dir: slot,
                     paused: true,
                     stall: self.stall,
-                    taking: self.taking,
-                    bringing: None,
-                    giving: None,
+                    fetcher: self.fetcher,
+                    background_fetch: None,
+                    page_server: None,
                     _origin: origin,
                     bases: BTreeMap::new(),
                     _bases: [None, None],
@@ -188,7 +188,7 @@ impl<'a> MachineBuilder<'a> {
 
     /// Pins the capsule that memory or disks are read from. The origin of other machines is only a name; it
     /// may be on another host.
-    fn hold_origin(&self) -> Result<Option<Pin>, DaemonError> {
+    fn pin_origin(&self) -> Result<Option<Pin>, DaemonError> {
         let over_image = |base: &DiskBase| matches!(base, DiskBase::Image { .. });
         // Empty memory is read from no image.
         if self.image.flatten().is_none() && !self.record.bases.iter().any(over_image) {
@@ -200,7 +200,7 @@ impl<'a> MachineBuilder<'a> {
 
     fn guest_port(&self, qemu: &Qemu) -> Result<GuestAgent, DaemonError> {
         let (socket, pages) = (qemu.guest_socket(), self.record.config.memory_pages());
-        let port = GuestAgent::open(self.host, &self.record.name, pages, socket.clone(), self.arrived);
+        let port = GuestAgent::open(self.host, &self.record.name, pages, socket.clone(), self.arrival);
         port.map_err(|source| DaemonError::io("connect to", &socket, source))
     }
 
@@ -213,7 +213,7 @@ impl<'a> MachineBuilder<'a> {
         disks: &[RunningDisk],
     ) -> Result<(RunningMemory, Vec<NetworkPort>, Vec<DirtyLog>, Arc<Console>, DirtyObserver), DaemonError>
     {
-        let Self { host, record, image, taking, arriving, .. } = self;
+        let Self { host, record, image, fetcher: taking, incoming: arriving, .. } = self;
         let mut memory = match memory {
             Some(memory) => memory,
             // An incoming machine with missing pages is filled on demand; a machine that boots again has its
@@ -221,10 +221,11 @@ impl<'a> MachineBuilder<'a> {
             None => RunningMemory::attach(qemu, slot, image.is_some() || (taking.is_some() && *arriving))?,
         };
         if let Some(root) = image {
-            memory.page_in_from(host, record.origin, *root, record.config.memory_pages())?;
+            memory.fill_on_demand(host, record.origin, *root, record.config.memory_pages())?;
         }
         let ports = record.config.nics.iter().enumerate();
-        let plug = if host.is_away(record).is_some() { PortTarget::Line } else { PortTarget::Bridge };
+        let plug =
+            if host.away_tunnel(record).is_some() { PortTarget::FramePipe } else { PortTarget::Bridge };
         let ports = ports
             .map(|(index, nic)| NetworkPort::connect(slot, index, nic, plug))
             .collect::<Result<_, _>>()?;

@@ -14,7 +14,7 @@ use whimbrel_qemu::Console;
 /// Chunks of output or input that wait for a slow side.
 const QUEUE: usize = 64;
 /// Interval at which a silent console polls whether its client has left.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Access to a console without touching its machine.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ impl ConsoleView {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
         };
         let reader = move || {
-            while let Ok(piece) = subscription.receive(LOOK_EVERY) {
+            while let Ok(piece) = subscription.receive(POLL_INTERVAL) {
                 let gone =
                     if piece.is_empty() { print.is_closed() } else { print.blocking_send(piece).is_err() };
                 if gone {

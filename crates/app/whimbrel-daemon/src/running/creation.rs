@@ -24,10 +24,10 @@ use whimbrel_qemu::{ProcessIdentity, Qemu, Vmgenid};
 impl RunningMachine {
     /// A new machine, before its first instruction.
     pub(crate) fn boot(host: &Daemon, record: &Record) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let slot = RuntimeDir::create(&host.directories, &record.config)?;
         let start = LaunchOptions { incoming: false, vmgenid: None };
         let warm = launch(host, &record.config, slot, start, Some(record))?;
-        MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.prepared()
+        MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.with_prepared_state()
     }
 
     /// A machine that was switched off, before its first instruction, with the disks that it left.
@@ -36,10 +36,10 @@ impl RunningMachine {
         record: &Record,
         vmgenid: Option<Vmgenid>,
     ) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let slot = RuntimeDir::create(&host.directories, &record.config)?;
         let warm =
             launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid }, Some(record))?;
-        MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.prepared()
+        MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.with_prepared_state()
     }
 
     /// The machine of a capsule; its memory is filled on demand. The caller loads its device state next.
@@ -58,11 +58,11 @@ impl RunningMachine {
         record: &Record,
         vmgenid: Option<Vmgenid>,
     ) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.layout, &record.config)?;
+        let slot = RuntimeDir::create(&host.directories, &record.config)?;
         let warm =
             launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
         let assembly = MachineBuilder::new(host, record, Overlay::New, None);
-        MachineBuilder { arriving: true, arrived: ArrivalKind::ByMigration, ..assembly }.complete(warm)
+        MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
 
     /// Adopts the machine that an earlier daemon left running.
@@ -71,17 +71,17 @@ impl RunningMachine {
         record: &Record,
         process: &ProcessRecord,
     ) -> Result<Self, DaemonError> {
-        let mut slot = RuntimeDir::adopt(&host.layout, &process.slot, &record.config)?;
+        let mut slot = RuntimeDir::adopt(&host.directories, &process.slot, &record.config)?;
         if process.ram == RamFile::Template {
             let content = (process.memory, record.config.memory);
-            slot.hold(host.warm.templates.adopt(content, &slot.ram())?);
+            slot.hold_template(host.prestarted.templates.adopt(content, &slot.ram())?);
         }
         let image = process.lazy.then_some(process.memory);
         // Disks and memory first: a QEMU that waits for a page answers no command. Neither does one that was
         // told to stop when the earlier daemon died, until its pending disk I/O is done.
         let assembly =
             MachineBuilder { adopted: true, ..MachineBuilder::new(host, record, Overlay::Existing, image) };
-        let content = assembly.content(&slot)?;
+        let content = assembly.open_disks(&slot)?;
         let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
         let memory = RunningMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
@@ -89,14 +89,14 @@ impl RunningMachine {
         let qemu =
             qemu.map_err(|source| DaemonError::Qemu { action: "adopt the process", source: source.into() })?;
         let warm = PrestartedQemu {
-            slot,
+            runtime_dir: slot,
             qemu,
             memory: Some(memory),
-            console_log: host.layout.console_log(&record.name),
+            console_log: host.directories.console_log(&record.name),
         };
         let mut live = assembly.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();
-        live.find_head();
+        live.restore_stream_header();
         live.paused = !status
             .map_err(|source| DaemonError::Qemu { action: "query its status", source: source.into() })?
             .running;
@@ -104,9 +104,9 @@ impl RunningMachine {
     }
 
     /// Unpauses a machine of this host if an operation had paused it when the daemon died.
-    pub(crate) fn go_on_after_crash(&mut self) {
-        let paused = self.qemu.status().is_ok_and(|status| status.word == "paused");
-        if paused && !self.stays_paused() {
+    pub(crate) fn unpause_after_restart(&mut self) {
+        let paused = self.qemu.status().is_ok_and(|status| status.name == "paused");
+        if paused && !self.is_paused_by_user() {
             tracing::info!(
                 pid = self.pid(),
                 "unpausing a machine that an operation had paused when the daemon died"
@@ -117,11 +117,11 @@ impl RunningMachine {
 
     /// Gives QEMU the stream header of an adopted clone's device state, which cannot be queried. Without it
     /// the clone runs, but its device state cannot be saved.
-    fn find_head(&mut self) {
-        if self.slot.ram_file() == RamFile::Own {
+    fn restore_stream_header(&mut self) {
+        if self.runtime_dir.ram_file() == RamFile::Own {
             return;
         }
-        let found = self.slot.loaded().and_then(|state| {
+        let found = self.runtime_dir.loaded_state().and_then(|state| {
             self.qemu
                 .set_head(&state)
                 .map_err(|source| DaemonError::Qemu { action: "describe its devices", source: source.into() })
@@ -132,7 +132,7 @@ impl RunningMachine {
     }
 
     /// Reads the slow part of the device state early, before anyone waits for it.
-    fn prepared(mut self) -> Result<Self, DaemonError> {
+    fn with_prepared_state(mut self) -> Result<Self, DaemonError> {
         match self.qemu.prepare_device_state() {
             Ok(()) => Ok(self),
             Err(source) => {

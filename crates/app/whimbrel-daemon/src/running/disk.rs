@@ -35,15 +35,15 @@ pub(crate) struct RunningDisk {
     /// Above that: may send writes of the machine to another host too.
     mirrored: Arc<MirrorLayer>,
     /// On top: the machine writes here.
-    brake: Arc<WriteThrottle>,
+    throttle: Arc<WriteThrottle>,
     /// Alignment in which the store reads it, that of its next image.
-    cuts: Option<PageAlignment>,
+    alignment: Option<PageAlignment>,
     /// The base, if some of its pages are on other hosts.
-    patient: Option<Arc<RemoteDisk>>,
+    remote: Option<Arc<RemoteDisk>>,
 }
 
 /// Disks of a machine with pages on other hosts.
-pub(super) type Patients = Vec<(String, Arc<RemoteDisk>)>;
+pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
 /// Whether the overlay starts empty or exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,12 +62,12 @@ impl RunningDisk {
         slot: &RuntimeDir,
     ) -> Result<Self, DaemonError> {
         let name = format!("disk{index}");
-        let (layout, machine, base) = (&host.layout, &record.name, &record.bases[index]);
+        let (layout, machine, base) = (&host.directories, &record.name, &record.bases[index]);
         let size = record.config.disks[index].size.0;
         let mut patient = None;
         let over = |root, pages| {
             let image = host.image(record.origin, (&name, Some(root), pages));
-            let elsewhere = image.is_elsewhere();
+            let elsewhere = image.fetches_missing();
             let disk: Arc<dyn Device> = Arc::new(StoredDisk::new(image));
             if !elsewhere {
                 return disk;
@@ -94,18 +94,18 @@ impl RunningDisk {
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         let mirrored = Arc::new(MirrorLayer::new(tracked.clone()));
         let brake = Arc::new(WriteThrottle::new(mirrored.clone()));
-        slot.switch(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
-        Ok(Self { name, cow, tracked, mirrored, brake, cuts: None, patient })
+        slot.swappable_disk(index).set(brake.clone()).map_err(|source| failed(source.into()))?;
+        Ok(Self { name, cow, tracked, mirrored, throttle: brake, alignment: None, remote: patient })
     }
 
     /// Sets the alignment in which the store reads the disk. After a change the store is no longer a
     /// consumer.
-    pub(super) fn cut(
+    pub(super) fn set_alignment(
         &mut self,
         ledger: &mut DirtyLog,
         cuts: Option<PageAlignment>,
     ) -> Result<(), DaemonError> {
-        if self.cuts == cuts {
+        if self.alignment == cuts {
             return Ok(());
         }
         let view = |cuts: &PageAlignment| {
@@ -114,14 +114,14 @@ impl RunningDisk {
         let view = cuts.as_ref().map(view).transpose();
         let failed =
             |source: AlignmentMismatch| DaemonError::Disk { disk: self.name.clone(), source: source.into() };
-        ledger.see_through(Consumer::Store, view.map_err(failed)?.map(|view| Box::new(view) as Box<_>));
-        self.cuts = cuts;
+        ledger.set_view(Consumer::Store, view.map_err(failed)?.map(|view| Box::new(view) as Box<_>));
+        self.alignment = cuts;
         Ok(())
     }
 
     /// Alignment in which the store reads it.
-    pub(crate) fn cuts(&self) -> Option<&PageAlignment> {
-        self.cuts.as_ref()
+    pub(crate) fn alignment(&self) -> Option<&PageAlignment> {
+        self.alignment.as_ref()
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -150,16 +150,16 @@ impl RunningDisk {
     }
 
     /// Removes pages from the overlay, so that the base is read again. The disk is not in use yet.
-    pub(super) fn disown(&self, run: PageRun) -> Result<(), DaemonError> {
+    pub(super) fn discard_pages(&self, run: PageRun) -> Result<(), DaemonError> {
         let failed = |source: whimbrel_block::BlockError| DaemonError::Disk {
             disk: self.name.clone(),
             source: source.into(),
         };
-        self.cow.disown(run).map_err(failed)
+        self.cow.deallocate(run).map_err(failed)
     }
 
-    pub(super) fn patient(&self) -> Option<(String, Arc<RemoteDisk>)> {
-        self.patient.as_ref().map(|patient| (self.name.clone(), patient.clone()))
+    pub(super) fn remote(&self) -> Option<(String, Arc<RemoteDisk>)> {
+        self.remote.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
     /// The disk as a block device.
@@ -168,8 +168,8 @@ impl RunningDisk {
     }
 
     /// Throttle for the machine's writes.
-    pub(crate) fn brake(&self) -> &WriteThrottle {
-        &self.brake
+    pub(crate) fn throttle(&self) -> &WriteThrottle {
+        &self.throttle
     }
 
     /// Mirror for the machine's writes.
@@ -178,13 +178,13 @@ impl RunningDisk {
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn owned(&self) -> PageSet {
-        self.cow.owned()
+    pub(crate) fn allocated_pages(&self) -> PageSet {
+        self.cow.allocated()
     }
 
     /// Bytes of the allocated pages.
-    pub(crate) fn owned_bytes(&self) -> u64 {
-        self.cow.owned().count() * PAGE_SIZE as u64
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.cow.allocated().count() * PAGE_SIZE as u64
     }
 }
 
@@ -207,7 +207,7 @@ impl StoppedDisk {
         let failed = |source| DaemonError::Disk { disk: name.clone(), source };
         let place = OverlayDir { dir: layout.machine(machine).join(&name), live_dir: layout.live_bitmaps() };
         let over = |root, pages| -> Arc<dyn Device> {
-            Arc::new(StoredDisk::new(store.image(Some(root), pages).or_elsewhere(None)))
+            Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
         };
         let (base, base_id) = open_base(over, base, size).map_err(failed)?;
         let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
@@ -217,8 +217,8 @@ impl StoppedDisk {
     }
 
     /// Pages of the disk that may differ from its base.
-    pub(crate) fn owned(&self) -> PageSet {
-        self.cow.owned()
+    pub(crate) fn allocated_pages(&self) -> PageSet {
+        self.cow.allocated()
     }
 
     /// The disk as an array of pages in this alignment.

@@ -16,7 +16,12 @@ use whimbrel_image::Manifest;
 
 impl Daemon {
     /// Alignment of the next image of disk `index`, which reads as `disk`. None if pages start at byte 0.
-    pub(crate) fn cuts_for(&self, record: &Record, index: usize, disk: &dyn Device) -> Option<PageAlignment> {
+    pub(crate) fn alignment_for(
+        &self,
+        record: &Record,
+        index: usize,
+        disk: &dyn Device,
+    ) -> Option<PageAlignment> {
         if let Some(DiskBase::Image { cuts, .. }) = record.bases.get(index) {
             return cuts.clone();
         }
@@ -25,14 +30,14 @@ impl Daemon {
         // An image of zeros has no content to find again.
         match image.filter(|image| image.root.is_some() && image.size() == disk.size()) {
             Some(image) => image.cuts.clone(),
-            None => first_cuts(disk),
+            None => first_alignment(disk),
         }
     }
 }
 
 /// Alignment of the first image of a disk.
-pub(crate) fn first_cuts(disk: &dyn Device) -> Option<PageAlignment> {
-    layout_of(disk).cuts().ok().filter(|cuts| !cuts.is_identity())
+pub(crate) fn first_alignment(disk: &dyn Device) -> Option<PageAlignment> {
+    layout_of(disk).page_alignment().ok().filter(|cuts| !cuts.is_identity())
 }
 
 /// Bases of the disks of a machine that is made from a capsule.
@@ -50,10 +55,7 @@ pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// A disk as the aligned pages of its image.
-pub(crate) fn in_pages(
-    disk: Arc<dyn Device>,
-    cuts: Option<&PageAlignment>,
-) -> Result<Arc<dyn Device>, Cause> {
+pub(crate) fn aligned(disk: Arc<dyn Device>, cuts: Option<&PageAlignment>) -> Result<Arc<dyn Device>, Cause> {
     Ok(match cuts {
         None => disk,
         Some(cuts) => Arc::new(AlignedDisk::new(disk, cuts.clone())?),
@@ -61,7 +63,7 @@ pub(crate) fn in_pages(
 }
 
 /// The aligned pages of an image as the disk.
-pub(crate) fn out_of_pages(
+pub(crate) fn unaligned(
     pages: Arc<dyn Device>,
     cuts: Option<&PageAlignment>,
 ) -> Result<Arc<dyn Device>, Cause> {
@@ -80,7 +82,7 @@ pub(crate) fn content_id(root: &Digest, cuts: &PageAlignment) -> Digest {
 pub(crate) fn image_pages(cuts: Option<&PageAlignment>, disk: PageSet) -> Option<PageSet> {
     match cuts {
         None => Some(disk),
-        Some(cuts) => (cuts.disk_page_count() == disk.len()).then(|| cuts.to_cut(&disk)),
+        Some(cuts) => (cuts.disk_page_count() == disk.len()).then(|| cuts.to_aligned(&disk)),
     }
 }
 

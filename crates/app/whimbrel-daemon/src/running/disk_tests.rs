@@ -85,7 +85,7 @@ proptest! {
         let tracked = Arc::new(TrackedDevice::new(Arc::new(Cow::create(&place, base, id).unwrap())));
         let mut ledger = DirtyLog::new(Box::new(DiskPages { name: "disk0".into(), device: tracked.clone() }));
         let view = AlignedPageView::new("disk0".into(), tracked.clone(), cuts.clone()).unwrap();
-        ledger.see_through(Consumer::Store, Some(Box::new(view)));
+        ledger.set_view(Consumer::Store, Some(Box::new(view)));
         // The store has the base already; the other host has nothing.
         ledger.attach_from(Consumer::Store, PageSet::empty(cuts.page_count())).unwrap();
         ledger.attach_all(Consumer::Migration).unwrap();

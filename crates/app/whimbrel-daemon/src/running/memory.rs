@@ -2,7 +2,7 @@
 
 use super::{
     Stall,
-    disk::Patients,
+    disk::RemoteDisks,
     missing_pages::{MemoryPageStore, MissingMemory},
 };
 use crate::{
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::MachineState;
-use whimbrel_capture::dirty_observer::{DirtyObserver, tapped};
+use whimbrel_capture::dirty_observer::{DirtyObserver, observable};
 use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
 use whimbrel_image::PrefetchList;
 use whimbrel_machine::{PageArray, PageError};
@@ -35,22 +35,22 @@ pub(crate) struct RunningMemory {
 }
 
 /// Shared with the views, which are read while an operation works.
-pub(super) type PagerSlot = Arc<Mutex<Option<Pager>>>;
+pub(super) type SharedPager = Arc<Mutex<Option<Pager>>>;
 
 /// Parts of memory that is filled on demand.
 struct LazyPart {
     root: Option<Digest>,
-    pager: PagerSlot,
+    pager: SharedPager,
 }
 
 /// Progress and touched pages of memory that is filled on demand.
 #[derive(Clone)]
 pub(crate) struct PagerView {
-    pager: PagerSlot,
+    pager: SharedPager,
     /// Fetcher of its missing pages.
-    taking: Option<Arc<PageFetcher>>,
+    fetcher: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
-    pub(super) disks: Patients,
+    pub(super) disks: RemoteDisks,
 }
 
 impl RunningMemory {
@@ -58,7 +58,7 @@ impl RunningMemory {
     pub(crate) fn attach(qemu: &Qemu, slot: &RuntimeDir, lazy: bool) -> Result<Self, DaemonError> {
         let mode = if lazy { Mode::Lazy } else { Mode::Track };
         let attachment = Attachment::attach(qemu.pid() as i32, RamTarget::Path(slot.ram()), mode);
-        Self::held(attachment.map_err(memory_error)?, slot, lazy)
+        Self::with_file(attachment.map_err(memory_error)?, slot, lazy)
     }
 
     /// Attaches to a QEMU to which an earlier daemon was attached.
@@ -75,18 +75,18 @@ impl RunningMemory {
             Some(_) => Attachment::adopt(pid, ram, Mode::Lazy),
             None => Attachment::open(pid, ram),
         };
-        let mut memory = Self::held(attachment.map_err(memory_error)?, slot, image.is_some())?;
+        let mut memory = Self::with_file(attachment.map_err(memory_error)?, slot, image.is_some())?;
         match (image, taking) {
-            (Some(_), Some(taking)) => memory.page_in_owed(&taking)?,
+            (Some(_), Some(taking)) => memory.fetch_on_demand(&taking)?,
             (Some(root), None) => {
-                memory.page_in_from(host, record.origin, root, config.memory_pages())?;
+                memory.fill_on_demand(host, record.origin, root, config.memory_pages())?;
             }
             (None, _) => {}
         }
         Ok(memory)
     }
 
-    fn held(attachment: Attachment, slot: &RuntimeDir, on_demand: bool) -> Result<Self, DaemonError> {
+    fn with_file(attachment: Attachment, slot: &RuntimeDir, on_demand: bool) -> Result<Self, DaemonError> {
         let path = slot.ram();
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|source| DaemonError::io("open", &path, source))?;
@@ -94,7 +94,7 @@ impl RunningMemory {
     }
 
     /// Fills touched pages from the image `root` of a capsule.
-    pub(crate) fn page_in_from(
+    pub(crate) fn fill_on_demand(
         &mut self,
         host: &Daemon,
         capsule: Option<CapsuleId>,
@@ -111,7 +111,7 @@ impl RunningMemory {
     }
 
     /// Fills touched pages with missing pages from another host.
-    pub(super) fn page_in_owed(&mut self, taking: &Arc<PageFetcher>) -> Result<(), DaemonError> {
+    pub(super) fn fetch_on_demand(&mut self, taking: &Arc<PageFetcher>) -> Result<(), DaemonError> {
         if self.lazy.is_some() || !self.on_demand {
             return Ok(());
         }
@@ -141,7 +141,7 @@ impl RunningMemory {
     pub(crate) fn pages(&self) -> Result<(Box<dyn PageArray>, DirtyObserver), DaemonError> {
         let view =
             || self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error);
-        Ok(tapped(view()?, view()?))
+        Ok(observable(view()?, view()?))
     }
 
     /// The memory file, to be filled before the machine runs.
@@ -169,11 +169,15 @@ impl RunningMemory {
     pub(super) fn pager_view(
         &self,
         stall: &Arc<Stall>,
-        disks: Patients,
+        disks: RemoteDisks,
         taking: Option<Arc<PageFetcher>>,
     ) -> Option<PagerView> {
-        let view =
-            |lazy: &LazyPart| PagerView { pager: lazy.pager.clone(), taking, stall: stall.clone(), disks };
+        let view = |lazy: &LazyPart| PagerView {
+            pager: lazy.pager.clone(),
+            fetcher: taking,
+            stall: stall.clone(),
+            disks,
+        };
         self.lazy.as_ref().map(view)
     }
 
@@ -213,15 +217,15 @@ impl PagerView {
     pub(crate) fn state(&self) -> MachineState {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = self.stall.reason();
-        if let Some(view) = self.taking.as_ref().map(|taking| taking.status())
-            && view.stand.missing > 0
+        if let Some(view) = self.fetcher.as_ref().map(|taking| taking.status())
+            && view.progress.missing > 0
         {
             let stalled = pager.as_ref().and_then(|pager| pager.state().stalled);
             let why = || format!("{} is not connected", view.from);
             let cut_off = (!view.connected).then(|| stalled.clone().or(waits.clone()).unwrap_or_else(why));
             return MachineState::Loading {
-                resident_pages: view.owed.saturating_sub(view.stand.missing),
-                total_pages: view.owed,
+                resident_pages: view.missing_at_start.saturating_sub(view.progress.missing),
+                total_pages: view.missing_at_start,
                 stalled: cut_off.or(stalled).or(waits).or(view.stalled),
                 from: Some(view.from),
             };
@@ -244,7 +248,7 @@ impl PagerView {
     }
 
     /// The prefetch list of the machine; none once it has ended.
-    pub(crate) fn working_set(&self) -> Option<PrefetchList> {
+    pub(crate) fn prefetch_list(&self) -> Option<PrefetchList> {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = ("memory".to_owned(), pager.as_ref()?.touched());
         let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));
@@ -265,7 +269,7 @@ struct ImageSource {
 impl ImageSource {
     fn new(image: StoredImage) -> Result<Self, DaemonError> {
         let present = image
-            .perhaps_present()
+            .possibly_present()
             .map_err(crate::core::refs::store_error("read the image of the memory"))?;
         Ok(Self { image, present })
     }

@@ -35,7 +35,7 @@ impl Templates {
         let failed = |source| DaemonError::io("share the memory of clones in", path, source);
         let mut known = self.known();
         if let Some(file) = known.get(&content).and_then(Weak::upgrade) {
-            match name(&file, path) {
+            match link_file(&file, path) {
                 Ok(()) => return Ok(file),
                 // The last link was removed just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -77,7 +77,7 @@ fn create(size: ByteSize, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-fn name(file: &File, path: &Path) -> io::Result<()> {
+fn link_file(file: &File, path: &Path) -> io::Result<()> {
     let open = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }

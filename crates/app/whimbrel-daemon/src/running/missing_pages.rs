@@ -1,7 +1,7 @@
 //! Missing pages of a running machine: memory and disks with content on another host, and the thread that
 //! fetches it.
 
-use super::memory::PagerSlot;
+use super::memory::SharedPager;
 use crate::core::failpoint::Failpoint;
 use std::{
     path::Path,
@@ -31,51 +31,51 @@ const MEMORY: usize = 0;
 
 /// Source of the missing pages of memory.
 pub(super) struct MissingMemory {
-    taking: Arc<PageFetcher>,
-    owed: PageSet,
+    fetcher: Arc<PageFetcher>,
+    missing: PageSet,
 }
 
 impl MissingMemory {
-    pub(super) fn new(taking: Arc<PageFetcher>) -> Self {
-        Self { owed: taking.missing_at_start(MEMORY), taking }
+    pub(super) fn new(fetcher: Arc<PageFetcher>) -> Self {
+        Self { missing: fetcher.missing_at_start(MEMORY), fetcher }
     }
 }
 
 impl PageSource for MissingMemory {
     fn page_count(&self) -> u64 {
-        self.owed.len()
+        self.missing.len()
     }
 
     fn present(&self) -> &PageSet {
-        &self.owed
+        &self.missing
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
-        self.taking.read(MEMORY, run, out, false).map_err(|error| PageError::new("memory", "fetch", error))
+        self.fetcher.read(MEMORY, run, out, false).map_err(|error| PageError::new("memory", "fetch", error))
     }
 }
 
 /// The base of a disk with missing pages.
 pub(super) struct MissingDiskPages {
     below: Arc<dyn Device>,
-    taking: Arc<PageFetcher>,
+    fetcher: Arc<PageFetcher>,
     array: usize,
 }
 
 impl MissingDiskPages {
     /// Puts the missing pages over `below`, the baseline of the disk here.
-    pub(super) fn new(below: Arc<dyn Device>, taking: Arc<PageFetcher>, array: usize) -> Self {
-        Self { below, taking, array }
+    pub(super) fn new(below: Arc<dyn Device>, fetcher: Arc<PageFetcher>, array: usize) -> Self {
+        Self { below, fetcher, array }
     }
 
     fn missing_runs(&self, offset: u64, len: u64) -> Vec<PageRun> {
         let (start, end) = (offset / PAGE_SIZE as u64, (offset + len).div_ceil(PAGE_SIZE as u64));
-        self.taking.missing_runs(self.array, PageRun::new(start, end - start))
+        self.fetcher.missing_runs(self.array, PageRun::new(start, end - start))
     }
 }
 
 /// Whether a read may succeed later, because the other host was only unreachable.
-pub(super) fn passes(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+pub(super) fn is_retryable(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
     error.downcast_ref::<PageFetchError>().is_some()
 }
 
@@ -94,7 +94,7 @@ impl Device for MissingDiskPages {
         let end = offset + out.len() as u64;
         for run in self.missing_runs(offset, out.len() as u64) {
             page.resize(run.bytes(), 0);
-            let read = self.taking.read(self.array, run, &mut page, true);
+            let read = self.fetcher.read(self.array, run, &mut page, true);
             let len = out.len() as u64;
             read.map_err(|error| BlockError::Content { offset, len, source: Box::new(error) })?;
             let (from, to) = (run.offset().max(offset), (run.offset() + run.bytes() as u64).min(end));
@@ -151,7 +151,7 @@ fn merged(list: Vec<Extent>) -> Vec<Extent> {
 }
 
 /// Memory as a store for fetched pages.
-pub(super) struct MemoryPageStore(pub(super) PagerSlot);
+pub(super) struct MemoryPageStore(pub(super) SharedPager);
 
 impl PageStore for MemoryPageStore {
     fn missing(&self, owed: &PageSet) -> PageSet {
@@ -179,7 +179,7 @@ pub(super) struct DiskPageStore(pub(super) Arc<Cow>);
 impl PageStore for DiskPageStore {
     fn missing(&self, owed: &PageSet) -> PageSet {
         let mut missing = owed.clone();
-        missing.subtract(&self.0.owned());
+        missing.subtract(&self.0.allocated());
         missing
     }
 
@@ -201,7 +201,7 @@ pub(super) struct LoadGuard {
 /// Time after which a load without a connection is aborted.
 const LOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which the connection is polled.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl LoadGuard {
     pub(super) fn start(taking: Arc<PageFetcher>, process: ProcessIdentity, slot: &Path) -> Self {
@@ -212,7 +212,7 @@ impl LoadGuard {
             move || {
                 let mut cut_off_since = None;
                 while !over.load(Ordering::Acquire) {
-                    thread::sleep(LOOK);
+                    thread::sleep(POLL_INTERVAL);
                     let cut_off = !taking.status().connected;
                     let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
                     cut_off_since = since;
@@ -237,7 +237,7 @@ impl Drop for LoadGuard {
 
 /// The thread that fetches missing pages; ends with the machine here.
 pub(super) struct BackgroundFetch {
-    taking: Arc<PageFetcher>,
+    fetcher: Arc<PageFetcher>,
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -245,14 +245,14 @@ pub(super) struct BackgroundFetch {
 impl BackgroundFetch {
     /// Starts the thread. It calls `whole` once no page is missing and all are durable.
     pub(super) fn start(
-        taking: Arc<PageFetcher>,
+        fetcher: Arc<PageFetcher>,
         stores: Vec<Option<Arc<dyn PageStore>>>,
         whole: impl FnOnce() + Send + 'static,
     ) -> Self {
-        taking.reopen();
+        fetcher.reopen();
         let done = Arc::new(AtomicBool::new(false));
         let bring = {
-            let (taking, done) = (taking.clone(), done.clone());
+            let (taking, done) = (fetcher.clone(), done.clone());
             move || {
                 Failpoint::Fetch.reached_unless(|| taking.is_closed());
                 if !taking.fetch_all(&stores) {
@@ -270,7 +270,7 @@ impl BackgroundFetch {
         };
         let thread = thread::Builder::new().name("bringing".into()).spawn(bring);
         let thread = thread.inspect_err(|error| tracing::error!(%error, "cannot start a fetch thread")).ok();
-        Self { taking, done, thread }
+        Self { fetcher, done, thread }
     }
 
     /// Whether no page is missing.
@@ -282,7 +282,7 @@ impl BackgroundFetch {
 impl Drop for BackgroundFetch {
     fn drop(&mut self) {
         if !self.is_done() {
-            self.taking.close();
+            self.fetcher.close();
         }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a thread that fetched pages panicked");
@@ -345,7 +345,7 @@ mod tests {
     }
 
     impl FetchConnection for Direct {
-        fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
+        fn request(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
             let answer =
                 self.0.handle(kind, &header).map(|(header, payload)| (header.into(), payload.into()));
             Ok(Box::new(Ready(answer.map_err(|error| LinkError::Refused { reason: error.to_string() }))))
@@ -400,6 +400,6 @@ mod tests {
         let Err(BlockError::Content { source, .. }) = disk.read_at(3 * 4096 + 17, &mut [0; 8]) else {
             panic!("nobody is connected");
         };
-        assert!(passes(&*source) && source.to_string().contains("alpha is not connected"), "{source}");
+        assert!(is_retryable(&*source) && source.to_string().contains("alpha is not connected"), "{source}");
     }
 }

@@ -61,22 +61,22 @@ pub(crate) struct RunningMachine {
     /// Tunnel to its network, if that is on another host.
     pub(crate) away: Option<AwayEnd>,
     /// Memory first, then the disks in order.
-    pub(crate) ledgers: Vec<DirtyLog>,
+    pub(crate) dirty_logs: Vec<DirtyLog>,
     /// Observer of its memory writes.
-    tap: DirtyObserver,
+    observer: DirtyObserver,
     console: Arc<Console>,
     console_log: PathBuf,
     /// Connection to its guest agent.
     pub(crate) guest: GuestAgent,
-    slot: RuntimeDir,
+    runtime_dir: RuntimeDir,
     paused: bool,
     /// Reason why it waits for other hosts, if it does.
     stall: Arc<Stall>,
     /// Fetcher of its missing pages, if any are missing.
-    taking: Option<Arc<PageFetcher>>,
-    bringing: Option<BackgroundFetch>,
+    fetcher: Option<Arc<PageFetcher>>,
+    background_fetch: Option<BackgroundFetch>,
     /// Page server for the target, where the machine runs now.
-    pub(crate) giving: Option<Arc<PageServer>>,
+    pub(crate) page_server: Option<Arc<PageServer>>,
     /// Pin on the capsule whose pages it still reads, whatever becomes of its refs.
     _origin: Option<Pin>,
     /// Base images of the store's dirty sets, by name. An array without one is captured completely.
@@ -87,12 +87,12 @@ pub(crate) struct RunningMachine {
 
 impl RunningMachine {
     /// Marks an incoming machine as complete, for a later daemon.
-    pub(crate) fn mark_whole(&self) -> Result<(), DaemonError> {
-        self.slot.mark(RuntimeMark::Whole, true)
+    pub(crate) fn mark_complete(&self) -> Result<(), DaemonError> {
+        self.runtime_dir.mark(RuntimeMark::Complete, true)
     }
 
     /// Has QEMU read the early part of the device state that will be loaded.
-    pub(crate) fn expect_state(&mut self, ahead: &[u8]) -> Result<(), DaemonError> {
+    pub(crate) fn load_early_state(&mut self, ahead: &[u8]) -> Result<(), DaemonError> {
         self.qemu.expect_state(ahead).map_err(|source| DaemonError::Qemu {
             action: "load the beginning of the device state",
             source: source.into(),
@@ -104,9 +104,9 @@ impl RunningMachine {
         self.qemu
             .load_to_run(device_state, identity)
             .map_err(|source| DaemonError::Qemu { action: "load the device state", source: source.into() })?;
-        match self.slot.ram_file() {
+        match self.runtime_dir.ram_file() {
             RamFile::Own => Ok(()),
-            RamFile::Template => self.slot.keep_loaded(device_state),
+            RamFile::Template => self.runtime_dir.save_loaded_state(device_state),
         }
     }
 
@@ -135,18 +135,18 @@ impl RunningMachine {
 
     /// Pauses or unpauses for the user. The pause outlasts this daemon.
     pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), DaemonError> {
-        self.slot.mark(RuntimeMark::PausedByUser, paused)?;
+        self.runtime_dir.mark(RuntimeMark::PausedByUser, paused)?;
         self.set_paused(paused)
     }
 
     /// Keeps a machine paused that its user had paused on the source.
-    pub(crate) fn stay_paused(&self) -> Result<(), DaemonError> {
-        self.slot.mark(RuntimeMark::PausedByUser, true)
+    pub(crate) fn mark_paused_by_user(&self) -> Result<(), DaemonError> {
+        self.runtime_dir.mark(RuntimeMark::PausedByUser, true)
     }
 
     /// Whether its user has paused it.
-    pub(crate) fn stays_paused(&self) -> bool {
-        RuntimeMark::PausedByUser.is_on(self.slot.dir())
+    pub(crate) fn is_paused_by_user(&self) -> bool {
+        RuntimeMark::PausedByUser.is_on(self.runtime_dir.dir())
     }
 
     /// Unpauses the machine after a failure, which is the one that the caller reports.
@@ -181,7 +181,7 @@ impl RunningMachine {
 
     /// Path of its memory file.
     pub(crate) fn ram_path(&self) -> PathBuf {
-        self.slot.ram()
+        self.runtime_dir.ram()
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -189,8 +189,8 @@ impl RunningMachine {
     }
 
     /// Runtime directory of its QEMU.
-    pub(crate) fn slot_dir(&self) -> &std::path::Path {
-        self.slot.dir()
+    pub(crate) fn runtime_path(&self) -> &std::path::Path {
+        self.runtime_dir.dir()
     }
 
     /// Loads the device state while pages are missing. Devices may touch such pages: `taking` fetches them.
@@ -200,20 +200,20 @@ impl RunningMachine {
         device_state: &[u8],
         taking: &Arc<PageFetcher>,
     ) -> Result<(), DaemonError> {
-        self.memory.page_in_owed(taking)?;
+        self.memory.fetch_on_demand(taking)?;
         let process = self.qemu.process().identity();
-        let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.slot.dir());
-        let loaded = self.load(device_state, VmIdentity::Kept);
+        let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.runtime_dir.dir());
+        let loaded = self.load(device_state, VmIdentity::Unchanged);
         drop(guard);
         loaded
     }
 
     /// Removes stale pages that have arrived, so that they are fetched again. The machine has not run.
-    pub(crate) fn disown(&self, array: usize, pages: &PageSet) -> Result<(), DaemonError> {
+    pub(crate) fn discard_pages(&self, array: usize, pages: &PageSet) -> Result<(), DaemonError> {
         let disk = array.checked_sub(1).and_then(|index| self.disks.get(index));
         for run in pages.runs() {
             match disk {
-                Some(disk) => disk.disown(run)?,
+                Some(disk) => disk.discard_pages(run)?,
                 None => {
                     let path = self.ram_path();
                     self.memory.zero(run).map_err(|source| DaemonError::io("empty", &path, source))?;
@@ -225,33 +225,33 @@ impl RunningMachine {
 
     /// Fetches its missing pages in the background. `whole` is called when all are here.
     pub(crate) fn start_fetching(&mut self, whole: impl FnOnce() + Send + 'static) {
-        let Some(taking) = self.taking.clone() else { return };
+        let Some(taking) = self.fetcher.clone() else { return };
         let memory = self.memory.store();
         let disks = self.disks.iter().map(|disk| Some(disk.store()));
         let stores = std::iter::once(memory).chain(disks).collect();
-        self.bringing = Some(BackgroundFetch::start(taking, stores, whole));
+        self.background_fetch = Some(BackgroundFetch::start(taking, stores, whole));
     }
 
     /// Whether none of its pages is missing.
     pub(crate) fn is_complete(&self) -> bool {
-        self.taking.is_none() || self.bringing.as_ref().is_some_and(BackgroundFetch::is_done)
+        self.fetcher.is_none() || self.background_fetch.as_ref().is_some_and(BackgroundFetch::is_done)
     }
 
     /// Data by which a later daemon finds the process.
     pub(crate) fn process_record(&self) -> ProcessRecord {
         let ProcessIdentity { pid, start_time } = self.qemu.process().identity();
         let (lazy, memory) = self.memory.origin();
-        let (slot, ram) = (self.slot.id().to_owned(), self.slot.ram_file());
+        let (slot, ram) = (self.runtime_dir.id().to_owned(), self.runtime_dir.ram_file());
         ProcessRecord { pid, started: start_time, slot, lazy, memory, ram }
     }
 
     pub(crate) fn pager_view(&self) -> Option<PagerView> {
-        let disks = self.disks.iter().filter_map(RunningDisk::patient).collect();
-        self.memory.pager_view(&self.stall, disks, self.taking.clone())
+        let disks = self.disks.iter().filter_map(RunningDisk::remote).collect();
+        self.memory.pager_view(&self.stall, disks, self.fetcher.clone())
     }
 
-    pub(crate) fn tap(&self) -> DirtyObserver {
-        self.tap.clone()
+    pub(crate) fn dirty_observer(&self) -> DirtyObserver {
+        self.observer.clone()
     }
 
     pub(crate) fn console_view(&self) -> ConsoleView {
@@ -260,11 +260,11 @@ impl RunningMachine {
 
     /// Closes the network ports, tells QEMU to end, and ends waits for pages of other hosts. All that takes
     /// time is left to [`RunningMachine::end`].
-    pub(crate) fn cut_off(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         // A read that waits for another host would block QEMU, and those who wait for QEMU.
         self.stall.end();
-        self.bringing = None;
-        self.giving.iter().for_each(|giving| giving.end());
+        self.background_fetch = None;
+        self.page_server.iter().for_each(|giving| giving.end());
         self.away = None;
         self.ports.clear();
         self.qemu.process().kill();
@@ -272,10 +272,10 @@ impl RunningMachine {
 
     /// Ends the machine without notice to its guest. Its disks stay.
     pub(crate) fn end(mut self) {
-        self.cut_off();
+        self.disconnect();
         self.qemu.kill();
-        drop(self.ledgers);
+        drop(self.dirty_logs);
         drop(self.memory);
-        self.slot.remove();
+        self.runtime_dir.remove();
     }
 }

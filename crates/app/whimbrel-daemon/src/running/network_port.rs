@@ -11,7 +11,7 @@ const TAP: &str = "wmb%d";
 pub(crate) struct NetworkPort {
     port: Arc<Port>,
     /// Far end of its frame pipe, until it is taken.
-    line: Option<FramePipeEnd>,
+    pipe_end: Option<FramePipeEnd>,
 }
 
 /// Target that a port is connected to.
@@ -20,7 +20,7 @@ pub(crate) enum PortTarget {
     /// A bridge of this host.
     Bridge,
     /// A frame pipe, which leads to the bridge of another host.
-    Line,
+    FramePipe,
 }
 
 impl NetworkPort {
@@ -32,28 +32,28 @@ impl NetworkPort {
         plug: PortTarget,
     ) -> Result<Self, DaemonError> {
         let (world, line) = match (nic.bridge.clone(), plug) {
-            (None, _) => (Uplink::Nobody, None),
+            (None, _) => (Uplink::Isolated, None),
             (bridge, PortTarget::Bridge) => (Uplink::Tap(TapConfig { name: TAP.to_owned(), bridge }), None),
-            (Some(_), PortTarget::Line) => {
+            (Some(_), PortTarget::FramePipe) => {
                 let (near, far) = frame_pipe().map_err(|source| DaemonError::Port {
                     port: format!("net{index}"),
                     source: source.into(),
                 })?;
-                (Uplink::Line(near), Some(far))
+                (Uplink::Pipe(near), Some(far))
             }
         };
         let stream_socket = slot.dir().join(format!("net{index}"));
-        let port = Port::open(PortConfig { stream_socket, world, gates: Gates::BLOCKED });
+        let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED });
         let failed = |source: whimbrel_net::NetError| DaemonError::Port {
             port: format!("net{index}"),
             source: source.into(),
         };
-        Ok(Self { port: Arc::new(port.map_err(failed)?), line })
+        Ok(Self { port: Arc::new(port.map_err(failed)?), pipe_end: line })
     }
 
     /// Takes the far end of its frame pipe, once.
-    pub(crate) fn take_line(&mut self) -> Option<FramePipeEnd> {
-        self.line.take()
+    pub(crate) fn take_pipe_end(&mut self) -> Option<FramePipeEnd> {
+        self.pipe_end.take()
     }
 
     /// The port, for announcements while it lives.
@@ -62,7 +62,7 @@ impl NetworkPort {
     }
 
     /// The port, for the holder of the machine.
-    pub(crate) fn port_here(&self) -> &Port {
+    pub(crate) fn port_ref(&self) -> &Port {
         &self.port
     }
 

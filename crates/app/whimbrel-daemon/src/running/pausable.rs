@@ -17,12 +17,12 @@ pub(crate) struct PausableMachine<'a> {
     pub(crate) keep_paused: bool,
     /// Ports that buffer frames for the machine during the pause, if it may be handed over then. QEMU would
     /// buffer them too, but cannot be asked for them.
-    pub(crate) keeping: &'a [NetworkPort],
+    pub(crate) buffering_ports: &'a [NetworkPort],
 }
 
 impl whimbrel_machine::Machine for PausableMachine<'_> {
-    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
-        self.qemu.device_state_ahead()
+    fn early_device_state(&mut self) -> Option<Vec<u8>> {
+        self.qemu.early_device_state()
     }
 
     fn about_to_pause(&mut self) {
@@ -34,12 +34,12 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
-        late_frames::start_buffering(self.keeping);
-        self.qemu.pause().inspect_err(|_| late_frames::deliver_locally(self.keeping))
+        late_frames::start_buffering(self.buffering_ports);
+        self.qemu.pause().inspect_err(|_| late_frames::deliver_locally(self.buffering_ports))
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        late_frames::deliver_locally(self.keeping);
+        late_frames::deliver_locally(self.buffering_ports);
         if self.keep_paused { Ok(()) } else { self.qemu.unpause() }
     }
 
@@ -48,13 +48,13 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     }
 
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        late_frames::start_buffering(self.keeping);
+        late_frames::start_buffering(self.buffering_ports);
         let paused = if self.keep_paused { self.qemu.pause() } else { self.qemu.pause_for_state() };
-        paused.inspect_err(|_| late_frames::deliver_locally(self.keeping))
+        paused.inspect_err(|_| late_frames::deliver_locally(self.buffering_ports))
     }
 
     fn unpause_with_state(&mut self) -> UnpauseReport {
-        late_frames::deliver_locally(self.keeping);
+        late_frames::deliver_locally(self.buffering_ports);
         if self.keep_paused { state_then_unpause(self) } else { self.qemu.unpause_with_state() }
     }
 }

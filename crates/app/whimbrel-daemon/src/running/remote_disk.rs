@@ -81,7 +81,7 @@ impl RemoteDisk {
         let mut pause = PAUSE;
         loop {
             match attempt() {
-                Err(error) if passes(&error) && !self.stall.is_over() => {
+                Err(error) if is_retryable(&error) && !self.stall.is_over() => {
                     self.stall.set(Some(error_chain(&error)));
                     thread::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
@@ -99,11 +99,11 @@ impl RemoteDisk {
 }
 
 /// Whether the same read may succeed later.
-fn passes(error: &BlockError) -> bool {
+fn is_retryable(error: &BlockError) -> bool {
     match error {
         BlockError::Content { source, .. } => {
             source.downcast_ref::<StoreError>().is_some_and(StoreError::is_retryable)
-                || super::missing_pages::passes(&**source)
+                || super::missing_pages::is_retryable(&**source)
         }
         _ => false,
     }
@@ -165,7 +165,7 @@ mod tests {
             if left > 0 || self.1 {
                 self.0.store(left.saturating_sub(1), Ordering::Relaxed);
                 let source = RemoteObjectsError { source: "the cable is out".into(), retryable: left > 0 };
-                let source = Box::new(StoreError::Elsewhere { source });
+                let source = Box::new(StoreError::Remote { source });
                 return Err(BlockError::Content { offset, len, source });
             }
             out.fill(7);

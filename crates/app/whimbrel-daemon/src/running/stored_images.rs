@@ -15,17 +15,17 @@ use whimbrel_store::Pin;
 
 impl RunningMachine {
     /// Makes these images the bases of the next capsule: they equal the arrays, so it holds only changes.
-    pub(crate) fn is_as_stored(&mut self, images: &[ImageRef]) -> Result<(), DaemonError> {
+    pub(crate) fn set_stored_bases(&mut self, images: &[ImageRef]) -> Result<(), DaemonError> {
         if self._origin.is_none() {
             // Without a pin on the images nothing may be written against them.
             return Ok(());
         }
-        for (index, ledger) in self.ledgers.iter_mut().enumerate() {
+        for (index, ledger) in self.dirty_logs.iter_mut().enumerate() {
             let Some(image) = images.iter().find(|image| image.name == ledger.name()) else { continue };
             // Memory is the first array and is not aligned.
             let disk = index.checked_sub(1).and_then(|index| self.disks.get_mut(index));
             match disk {
-                Some(disk) => disk.cut(ledger, image.cuts.clone())?,
+                Some(disk) => disk.set_alignment(ledger, image.cuts.clone())?,
                 None if image.cuts.is_some() => continue,
                 None => {}
             }
@@ -38,28 +38,28 @@ impl RunningMachine {
     }
 
     /// Sets the alignment in which the store reads each disk to that of its next image.
-    pub(crate) fn cut_disks(&mut self, host: &Daemon, record: &Record) -> Result<(), DaemonError> {
+    pub(crate) fn align_disks(&mut self, host: &Daemon, record: &Record) -> Result<(), DaemonError> {
         for (index, disk) in self.disks.iter_mut().enumerate() {
             // An image has the alignment of its base.
             if self.bases.get(disk.name()).is_some_and(Option::is_some) {
                 continue;
             }
-            let cuts = host.cuts_for(record, index, &**disk.device());
-            if let Some(ledger) = self.ledgers.get_mut(index + 1) {
-                disk.cut(ledger, cuts)?;
+            let cuts = host.alignment_for(record, index, &**disk.device());
+            if let Some(ledger) = self.dirty_logs.get_mut(index + 1) {
+                disk.set_alignment(ledger, cuts)?;
             }
         }
         Ok(())
     }
 
     /// Removes the store from the consumers: its next capsule reads every page.
-    pub(crate) fn unfollow_store(&mut self) {
-        self.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Store));
+    pub(crate) fn detach_store(&mut self) {
+        self.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Store));
         self.bases.clear();
     }
 
     /// Pins the capsule whose images the next one is written against, whatever becomes of its refs.
-    pub(crate) fn hold_base(
+    pub(crate) fn pin_base(
         &mut self,
         capsule: whimbrel_store::Result<Pin>,
         arrays: CapturedArrays,
@@ -76,7 +76,7 @@ impl RunningMachine {
             }
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "could not pin a capsule");
-                self.unfollow_store();
+                self.detach_store();
             }
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn router(host: Arc<Daemon>) -> Router {
     Router::new()
         .route(routes::HOST, get(host_info))
         .route(routes::MACHINES, get(machines).post(run))
-        .route(routes::MACHINE, get(machine).delete(forget))
+        .route(routes::MACHINE, get(machine).delete(delete_machine))
         .route(routes::MACHINE_START, post(start))
         .route(routes::MACHINE_STOP, post(stop))
         .route(routes::MACHINE_PAUSE, post(pause))
@@ -57,7 +57,7 @@ pub(crate) fn router(host: Arc<Daemon>) -> Router {
         .route(routes::DERIVE, post(derive))
         .route(routes::PROMOTE, post(promote))
         .route(routes::GRAPH, get(graph))
-        .route(routes::CAPSULE_GRAPH, get(family))
+        .route(routes::CAPSULE_GRAPH, get(capsule_graph))
         .route(routes::CAPSULE_REBASE, get(rebase))
         .route(routes::REF_HISTORY, get(ref_history))
         .route(routes::CAPSULES, get(capsules))
@@ -159,17 +159,17 @@ async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbr
     let name: MachineName = named(&name)?;
     blocking(host, move |host| {
         let mut info = [host.machine(&name)?.info()];
-        host.protecting.add_to(&mut info);
-        host.following.add_to(&mut info);
+        host.protections.add_to(&mut info);
+        host.uploads.add_to(&mut info);
         let [info] = info;
         Ok(info)
     })
     .await
 }
 
-async fn forget(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
+async fn delete_machine(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
     let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.forget(&name)).await
+    blocking(host, move |host| host.delete(&name)).await
 }
 
 async fn start(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
@@ -243,7 +243,7 @@ async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {
 /// Streams the dirty trace of a machine, one chunk for each sample.
 async fn wws(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Failure> {
     let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    let begin = move || host.wws(&name, &request);
+    let begin = move || host.dirty_trace(&name, &request);
     let pieces = tokio::task::spawn_blocking(begin).await.map_err(|_| DaemonError::Panicked)??;
     let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
         let piece = pieces.recv().await?;
@@ -294,7 +294,10 @@ async fn graph(State(host): Shared) -> Answer<Vec<whimbrel_api::GraphNode>> {
     blocking(host, |host| host.graph(None)).await
 }
 
-async fn family(State(host): Shared, Path(capsule): Path<String>) -> Answer<Vec<whimbrel_api::GraphNode>> {
+async fn capsule_graph(
+    State(host): Shared,
+    Path(capsule): Path<String>,
+) -> Answer<Vec<whimbrel_api::GraphNode>> {
     let capsule: CapsuleRef = named(&capsule)?;
     blocking(host, move |host| host.graph(Some(&capsule))).await
 }
@@ -311,7 +314,7 @@ async fn rebase(
 ) -> Answer<whimbrel_api::OutdatedReport> {
     let capsule: CapsuleRef = named(&capsule)?;
     let onto: Option<CapsuleRef> = query.onto.as_deref().map(named).transpose()?;
-    blocking(host, move |host| host.rebase(&capsule, onto.as_ref())).await
+    blocking(host, move |host| host.outdated_report(&capsule, onto.as_ref())).await
 }
 
 async fn ref_history(State(host): Shared, Path(name): Path<String>) -> Answer<Vec<whimbrel_api::RefVersion>> {

@@ -65,17 +65,17 @@ impl Daemon {
         from: &HostName,
         what: &HandoffSubject,
     ) -> Result<(), DaemonError> {
-        if !self.check_free_for(&what.machine, &what.capsule)? {
+        if !self.check_name_for_handoff(&what.machine, &what.capsule)? {
             return Ok(());
         }
-        self.describe_from(from, &what.capsule, &[refs::of_machine(&what.machine)]).map(drop)
+        self.fetch_description_from(from, &what.capsule, &[refs::machine_ref(&what.machine)]).map(drop)
     }
 
     /// Handles [`GrantMachine`]: this host may resume the machine. Repeating it changes nothing.
     pub(crate) fn accept_handoff(&self, what: &HandoffSubject) -> Result<(), DaemonError> {
         let mut came = false;
-        let _claim = self.claim_if(&what.machine, || {
-            came = !self.check_free_for(&what.machine, &what.capsule)?;
+        let _claim = self.reserve_name_if(&what.machine, || {
+            came = !self.check_name_for_handoff(&what.machine, &what.capsule)?;
             Ok(())
         })?;
         if came {
@@ -87,7 +87,7 @@ impl Daemon {
         record.origin = Some(what.capsule);
         record.last = Some(what.capsule);
         record.phase = Phase::Suspended { capsule: what.capsule };
-        record.save(&self.layout)?;
+        record.save(&self.directories)?;
         self.insert(Machine::new(record, None));
         Ok(())
     }
@@ -122,13 +122,13 @@ impl Daemon {
         let before = turn.record.clone();
         turn.record.phase = Phase::Given { to: to.clone(), capsule };
         turn.record.since_ms = crate::now_ms();
-        turn.record.save(&self.layout).inspect_err(|_| turn.record = before)
+        turn.record.save(&self.directories).inspect_err(|_| turn.record = before)
     }
 
     /// Whether a machine of this name could be granted to this host; false if it was granted already. A
     /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
     /// name.
-    pub(crate) fn check_free_for(
+    pub(crate) fn check_name_for_handoff(
         &self,
         name: &MachineName,
         capsule: &CapsuleId,

@@ -6,7 +6,7 @@
 use crate::{
     core::{error::DaemonError, operations::ProgressReporter},
     daemon::Daemon,
-    transfer::image_alignment::cuts_of_file,
+    transfer::image_alignment::alignment_of_file,
 };
 use std::{
     ops::ControlFlow,
@@ -31,28 +31,29 @@ pub(crate) struct HashCacheService {
 
 impl Daemon {
     /// The cache, unless it cannot be opened.
-    pub(crate) fn page_cache(&self) -> Option<Arc<HashCache>> {
+    pub(crate) fn hash_cache(&self) -> Option<Arc<HashCache>> {
         let open = || {
-            let path = self.layout.page_cache();
+            let path = self.directories.hash_cache();
             let cache = HashCache::open(&path, OnMissing::Recreate(Geometry::for_file_size(TABLE)));
             cache.map(Arc::new).inspect_err(|error| {
                 let error = error as &dyn std::error::Error;
                 tracing::warn!(error, "cannot open the hash cache: transfers send all pages");
             })
         };
-        self.page_cache.cache.get_or_init(|| open().ok()).clone()
+        self.hash_cache.cache.get_or_init(|| open().ok()).clone()
     }
 
-    fn page_cache_or_error(&self) -> Result<Arc<HashCache>, DaemonError> {
-        self.page_cache().ok_or_else(|| DaemonError::Cache { source: "its table cannot be opened".into() })
+    fn hash_cache_or_error(&self) -> Result<Arc<HashCache>, DaemonError> {
+        self.hash_cache()
+            .ok_or_else(|| DaemonError::HashCache { source: "its table cannot be opened".into() })
     }
 
     /// Statistics of the cache.
     pub(crate) fn cache_info(&self) -> Result<CacheInfo, DaemonError> {
-        let stats = self.page_cache_or_error()?.stats();
+        let stats = self.hash_cache_or_error()?.stats();
         let source = |source: whimbrel_hashcache::SourceStats| CacheSource {
             path: source.path,
-            kind: word(source.kind).to_owned(),
+            kind: kind_name(source.kind).to_owned(),
             pages: source.pages,
             hits: source.hits,
             dropped: source.dropped,
@@ -68,10 +69,10 @@ impl Daemon {
 
     /// Starts to add a file to the cache, or to remove it.
     pub(crate) fn cache_add(self: &Arc<Self>, request: CacheAddRequest) -> Result<Operation, DaemonError> {
-        let cache = self.page_cache_or_error()?;
+        let cache = self.hash_cache_or_error()?;
         let path = match (request.path, &request.machine) {
             (Some(path), None) if path.is_absolute() => path,
-            (None, Some(name)) => self.machine(name)?.try_lock("cache", None)?.live()?.ram_path(),
+            (None, Some(name)) => self.machine(name)?.try_lock("cache", None)?.running()?.ram_path(),
             _ => return Err(DaemonError::invalid("name a file by its absolute path, or a machine")),
         };
         let memory = request.machine.is_some();
@@ -81,7 +82,7 @@ impl Daemon {
         let subject = path.display().to_string();
         Ok(self.operations().start(OperationKind::Cache, subject, move |reporter| {
             let pages = match request.forget {
-                true => cache.forget(&path).map_err(cache_error)?,
+                true => cache.remove(&path).map_err(cache_error)?,
                 false => add(&cache, &path, memory, reporter)?,
             };
             Ok(OperationResult::Cache { pages })
@@ -99,7 +100,7 @@ fn add(
         true => SourceKind::Memory,
         false => SourceKind::guess(path).map_err(cache_error)?,
     };
-    let cuts = cuts_of_file(path, kind);
+    let cuts = alignment_of_file(path, kind);
     let added = cache.add(path, kind, cuts.as_ref(), &|progress| {
         reporter.progress("reading", Unit::Bytes, progress.done, Some(progress.total));
         match reporter.is_cancelled() {
@@ -124,12 +125,12 @@ impl whimbrel_transfer::PageLookup for HashCachePages {
         }
     }
 
-    fn page_of(&self, key: &ShortDigest, out: &mut [u8]) -> bool {
+    fn page_by_short_digest(&self, key: &ShortDigest, out: &mut [u8]) -> bool {
         <&mut [u8; PAGE_SIZE]>::try_from(out).is_ok_and(|out| self.0.get_by_half(&key.0, out))
     }
 }
 
-fn word(kind: SourceKind) -> &'static str {
+fn kind_name(kind: SourceKind) -> &'static str {
     match kind {
         SourceKind::Raw => "raw",
         SourceKind::Qcow2 => "qcow2",
@@ -138,5 +139,5 @@ fn word(kind: SourceKind) -> &'static str {
 }
 
 fn cache_error(source: CacheError) -> DaemonError {
-    DaemonError::Cache { source: source.into() }
+    DaemonError::HashCache { source: source.into() }
 }

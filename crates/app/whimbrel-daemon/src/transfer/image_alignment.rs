@@ -15,7 +15,7 @@ use whimbrel_hashcache::{
 const EXTENTS_MAX: usize = 1 << 18;
 
 /// Alignment of the image in a file, unless pages are at multiples of 4 KiB.
-pub(crate) fn cuts_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignment> {
+pub(crate) fn alignment_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignment> {
     let file = File::open(path).ok()?;
     let layout = match kind {
         SourceKind::Memory => return None,
@@ -30,19 +30,19 @@ pub(crate) fn cuts_of_file(path: &Path, kind: SourceKind) -> Option<PageAlignmen
             if extents.len() > EXTENTS_MAX {
                 return None;
             }
-            inspect(&Plain { file, extents }, size)
+            inspect(&UncompressedImage { file, extents }, size)
         }
     };
-    layout.cuts().ok().filter(|cuts| !cuts.is_identity())
+    layout.page_alignment().ok().filter(|cuts| !cuts.is_identity())
 }
 
 /// The uncompressed parts of a qcow2 image in guest order; zeros between them.
-struct Plain {
+struct UncompressedImage {
     file: File,
     extents: Vec<Extent>,
 }
 
-impl ReadAt for Plain {
+impl ReadAt for UncompressedImage {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         out.fill(0);
         let end = offset + out.len() as u64;
@@ -87,11 +87,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let raw = dir.path().join("disk.raw");
         std::fs::write(&raw, odd_disk()).unwrap();
-        let cuts = cuts_of_file(&raw, SourceKind::Raw).expect("cuts");
-        assert!(cuts.borders().any(|border| border.start == 63 * 512 && border.phase == 3584), "{cuts:?}");
+        let cuts = alignment_of_file(&raw, SourceKind::Raw).expect("cuts");
+        assert!(cuts.changes().any(|border| border.start == 63 * 512 && border.phase == 3584), "{cuts:?}");
         for cluster in ["cluster_size=512", "cluster_size=64k"] {
             let path = converted(dir.path(), &raw, &["-o", cluster]);
-            assert_eq!(cuts_of_file(&path, SourceKind::Qcow2), Some(cuts.clone()), "{cluster}");
+            assert_eq!(alignment_of_file(&path, SourceKind::Qcow2), Some(cuts.clone()), "{cluster}");
         }
     }
 
@@ -99,11 +99,11 @@ mod tests {
     fn what_cannot_be_read_has_no_cuts() {
         let dir = tempfile::tempdir().unwrap();
         let raw = dir.path().join("disk.raw");
-        assert_eq!(cuts_of_file(&raw, SourceKind::Raw), None, "it does not exist");
+        assert_eq!(alignment_of_file(&raw, SourceKind::Raw), None, "it does not exist");
         std::fs::write(&raw, odd_disk()).unwrap();
-        assert_eq!(cuts_of_file(&raw, SourceKind::Qcow2), None, "it is none");
-        assert_eq!(cuts_of_file(&raw, SourceKind::Memory), None);
+        assert_eq!(alignment_of_file(&raw, SourceKind::Qcow2), None, "it is none");
+        assert_eq!(alignment_of_file(&raw, SourceKind::Memory), None);
         let compressed = converted(dir.path(), &raw, &["-c"]);
-        assert_eq!(cuts_of_file(&compressed, SourceKind::Qcow2), None, "its table is not plain");
+        assert_eq!(alignment_of_file(&compressed, SourceKind::Qcow2), None, "its table is not plain");
     }
 }

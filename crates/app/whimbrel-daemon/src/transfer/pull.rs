@@ -32,17 +32,17 @@ use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName, error_c
 use whimbrel_image::{Manifest, pack_frame::Kind};
 use whimbrel_store::{Expected, ObjectWant, RemoteObjects};
 use whimbrel_transfer::{
-    DemandFetcher, Holders, LinkError, Options, PageLookup, Progress, SyncError, WireLink, call,
+    DemandFetcher, Holders, LinkError, Options, PageLookup, Progress, TransferError, WireLink, call,
     protocol::{
-        CatalogPage, ListRefs, RefEntry, RemotePull, RemotePullProgress, RemotePullReply, RemotePullRequest,
-        RemotePullStatus,
+        ListRefs, ListRefsRequest, RefEntry, RemotePull, RemotePullProgress, RemotePullReply,
+        RemotePullRequest, RemotePullStatus,
     },
     pull,
 };
 use whimbrel_wire::Connection;
 
 /// Interval at which the progress of the other host is polled.
-const STATUS: Duration = Duration::from_millis(500);
+const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a pull waits for a host that does not answer: a cable may be replugged by then.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Most ancestors that are offered as bases of the transfer.
@@ -74,12 +74,12 @@ impl Daemon {
     }
 
     pub(crate) fn catalog(&self, host: &HostName, pattern: &str) -> Result<Vec<RefEntry>, DaemonError> {
-        let link = WireLink(self.neighbour(host)?);
+        let link = WireLink(self.peer_connection(host)?);
         let (mut entries, mut after) = (Vec::<RefEntry>::new(), None);
         loop {
-            let page = CatalogPage { pattern: pattern.to_owned(), after };
+            let page = ListRefsRequest { pattern: pattern.to_owned(), after };
             let (answer, _) =
-                call::<ListRefs>(&link, &page, Bytes::new()).map_err(|e| sync_error(host, e))?;
+                call::<ListRefs>(&link, &page, Bytes::new()).map_err(|e| transfer_error(host, e))?;
             after = answer.refs.last().map(|entry| entry.name.clone());
             entries.extend(answer.refs);
             if !answer.more || after.is_none() || entries.len() > 100_000 {
@@ -99,7 +99,7 @@ impl Daemon {
             return found.ok_or_else(|| not_found(capsule));
         }
         let mut refusal = not_found(capsule);
-        for connection in self.neighbourhood() {
+        for connection in self.reachable_peers() {
             match self.locate_on(&connection.peer().name, capsule) {
                 Ok(Some(found)) => return Ok(found),
                 // Some capsules match, but not clearly: a better message than that nothing was found.
@@ -122,11 +122,12 @@ impl Daemon {
                 let kept = self.catalog(host, &history::pattern(&past.machine))?;
                 let kept = kept.into_iter().map(|entry| (entry.name, entry.capsule));
                 // Without its name: of the history there only this capsule is pulled.
-                return history::pick(past, kept, crate::now_ms()).map(|(_, capsule)| found(None, capsule));
+                return history::newest_before(past, kept, crate::now_ms())
+                    .map(|(_, capsule)| found(None, capsule));
             }
             CapsuleRef::Name(name) => name,
         };
-        let machine = name.as_str().parse::<MachineName>().ok().map(|name| refs::of_machine(&name));
+        let machine = name.as_str().parse::<MachineName>().ok().map(|name| refs::machine_ref(&name));
         for wanted in [Some(name.clone()), machine].into_iter().flatten() {
             let entries = self.catalog(host, wanted.as_str())?;
             if let Some(entry) = entries.into_iter().find(|entry| entry.name == wanted) {
@@ -152,9 +153,9 @@ impl Daemon {
             let begun = Instant::now();
             reporter.progress("searching", Unit::Items, 0, None);
             let found = host.locate(request.host.as_ref(), &request.capsule)?;
-            let name = request.tag.or(found.name.clone()).or_else(|| nameless("pulled", &found.capsule));
+            let name = request.tag.or(found.name.clone()).or_else(|| name_by_id("pulled", &found.capsule));
             let names: Vec<RefName> = name.into_iter().collect();
-            if let Some(taken) = names.iter().find(|name| !host.may_point(name, &found.capsule)) {
+            if let Some(taken) = names.iter().find(|name| !host.may_have_name(name, &found.capsule)) {
                 return Err(DaemonError::invalid(format!(
                     "{} is a machine of this host: use --tag to give the capsule another name here",
                     refs::known_as(taken)
@@ -162,9 +163,9 @@ impl Daemon {
             }
             let sources = host.source(&found.host);
             let before = sources.bytes();
-            host.describe(&sources, &found.host, &found.capsule, &names)?;
+            host.fetch_description(&sources, &found.host, &found.capsule, &names)?;
             let (bytes, pages) = match request.lazy {
-                true => (moved(before, sources.bytes()), 0),
+                true => (bytes_moved(before, sources.bytes()), 0),
                 false => host.pull_all(&sources, &found.host, found.capsule, &mut |progress| {
                     reporter.progress(
                         "fetching",
@@ -187,16 +188,16 @@ impl Daemon {
     }
 
     /// Fetches the manifest of a capsule and the objects that a resume needs, and names the capsule here.
-    pub(crate) fn describe_from(
+    pub(crate) fn fetch_description_from(
         &self,
         host: &HostName,
         capsule: &CapsuleId,
         names: &[RefName],
     ) -> Result<Manifest, DaemonError> {
-        self.describe(&self.source(host), host, capsule, names)
+        self.fetch_description(&self.source(host), host, capsule, names)
     }
 
-    fn describe(
+    fn fetch_description(
         &self,
         sources: &Arc<Holders>,
         host: &HostName,
@@ -212,7 +213,10 @@ impl Daemon {
             }
             let objects = remote.objects(kind, &missing).map_err(|error| fetch_error(host, error))?;
             let objects: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
-            self.store.shadow_writer().store(kind, &objects).map_err(refs::store_error("store the objects"))
+            self.store
+                .fetched_objects_writer()
+                .store(kind, &objects)
+                .map_err(refs::store_error("store the objects"))
         };
         // A manifest alone means nothing: a failed attempt may have left it.
         let was_whole = self.store.is_complete(capsule).map_err(refs::store_error("look up the capsule"))?;
@@ -220,7 +224,7 @@ impl Daemon {
             self.store.expect_partial(capsule).map_err(refs::store_error("prepare the capsule"))?;
         }
         fetch(Kind::Manifest, vec![ObjectWant { digest: capsule.0, similar: None }])?;
-        self.store.shadow_writer().flush().map_err(refs::store_error("store the manifest"))?;
+        self.store.fetched_objects_writer().flush().map_err(refs::store_error("store the manifest"))?;
         let manifest = self.store.manifest(capsule).map_err(refs::store_error("read the capsule"))?;
         // The device state resembles that of the previous version.
         let older = manifest.parents.iter().find_map(|id| self.store.manifest(id).ok());
@@ -232,7 +236,7 @@ impl Daemon {
         blobs.extend(rest.map(|digest| ObjectWant { digest, similar: None }));
         fetch(Kind::Blob, blobs)?;
         let names: Vec<RefName> =
-            names.iter().filter(|name| self.may_point(name, capsule)).cloned().collect();
+            names.iter().filter(|name| self.may_have_name(name, capsule)).cloned().collect();
         let named = match was_whole {
             true => names.iter().try_for_each(|name| self.store.set_ref(name, capsule, Expected::Anything)),
             false => self.store.adopt_partial(capsule, &names),
@@ -244,7 +248,7 @@ impl Daemon {
     /// Whether a capsule of another host may have this name here. The name of a machine's newest capsule
     /// belongs to that machine while it is here: with the name moved to an older version, or to that of a
     /// namesake, the newest could be garbage-collected.
-    pub(crate) fn may_point(&self, name: &RefName, capsule: &CapsuleId) -> bool {
+    pub(crate) fn may_have_name(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
         let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
             !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. })
@@ -266,10 +270,10 @@ impl Daemon {
         let cancel = AtomicBool::new(false);
         let options = Options {
             bases: self.bases_of(&capsule),
-            holders: &holders,
+            page_sources: &holders,
             cancel: &cancel,
             progress: &mut |now| cancel.store(progress(now).is_break(), Ordering::Release),
-            patience: PATIENCE,
+            holder_timeout: PATIENCE,
         };
         let report = pull(&self.store, sources, capsule, &[], options);
         let report = report.map_err(|error| pull_error(host, error))?;
@@ -330,7 +334,7 @@ impl Daemon {
     /// Other sources of pages on this host.
     pub(crate) fn holders(&self) -> Vec<Box<dyn PageLookup>> {
         let cache = self
-            .page_cache()
+            .hash_cache()
             .map(|cache| Box::new(crate::transfer::hash_cache::HashCachePages(cache)) as Box<dyn PageLookup>);
         cache.into_iter().collect()
     }
@@ -341,23 +345,23 @@ impl Daemon {
         let mut bases: Vec<CapsuleId> = ancestors.into_iter().map(|(id, _)| id).skip(1).take(BASES).collect();
         // The newest one of the same machine, if it is not among them.
         let machine = self.store.manifest(capsule).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
-        let newest = machine.and_then(|name| self.store.get_ref(&refs::of_machine(&name)).ok().flatten());
+        let newest = machine.and_then(|name| self.store.get_ref(&refs::machine_ref(&name)).ok().flatten());
         bases.extend(newest.filter(|id| id != capsule && !bases.contains(id)));
         bases
     }
 
     /// Handles a remote pull: another host asks this one to fetch a capsule from it. A repeated request waits
     /// for the first: a host whose link was lost asks again, and nothing is fetched twice.
-    pub(crate) fn take_from(
+    pub(crate) fn handle_remote_pull(
         self: &Arc<Self>,
         from: &HostName,
         ask: &RemotePullRequest,
     ) -> Result<(u64, u64), DaemonError> {
-        let taking = self.syncing.start_pull(ask.capsule);
+        let taking = self.transfers.start_pull(ask.capsule);
         let sources = self.source(from);
-        self.describe(&sources, from, &ask.capsule, &ask.refs)?;
+        self.fetch_description(&sources, from, &ask.capsule, &ask.refs)?;
         self.pull_all(&sources, from, ask.capsule, &mut |progress| {
-            taking.note(RemotePullProgress {
+            taking.set_progress(RemotePullProgress {
                 received: progress.received,
                 left: progress.left,
                 rate: progress.rate.unwrap_or(0),
@@ -400,11 +404,11 @@ impl Daemon {
         let (host, subject) = (self.clone(), request.subject.to_string());
         Ok(self.operations().start(OperationKind::Push, subject, move |reporter| {
             let begun = Instant::now();
-            let connection = host.neighbour(&to)?;
+            let connection = host.peer_connection(&to)?;
             let mut given = None;
             let capsule = match (machine, capsule) {
                 (Some(machine), _) => {
-                    let capsule = host.suspend_to_give(&machine, &to, &request, reporter)?;
+                    let capsule = host.suspend_for_handoff(&machine, &to, &request, reporter)?;
                     host.hand_off(&machine, &to, &connection, capsule)?;
                     given = Some(machine.name().clone());
                     capsule
@@ -428,17 +432,17 @@ impl Daemon {
         capsule: &CapsuleId,
     ) -> Vec<RefName> {
         match (machine, subject) {
-            (Some(machine), _) => vec![refs::of_machine(machine)],
+            (Some(machine), _) => vec![refs::machine_ref(machine)],
             (None, CapsuleRef::Name(name)) if self.store.get_ref(name).is_ok_and(|id| id.is_some()) => {
                 vec![name.clone()]
             }
-            (None, _) => nameless("pushed", capsule).into_iter().collect(),
+            (None, _) => name_by_id("pushed", capsule).into_iter().collect(),
         }
     }
 
     /// Suspends a machine before its handoff; one that is suspended, or was handed off to the same host,
     /// stays so.
-    fn suspend_to_give(
+    fn suspend_for_handoff(
         self: &Arc<Self>,
         machine: &crate::machine::entry::Machine,
         to: &HostName,
@@ -450,7 +454,7 @@ impl Daemon {
             Phase::Suspended { capsule } => Ok(capsule),
             Phase::Given { to: owner, capsule } if owner == *to => Ok(capsule),
             _ => {
-                let wanted = CheckpointOptions::nothing_but(request.balloon);
+                let wanted = CheckpointOptions::without_tag(request.balloon);
                 Ok(self.suspend_in(&mut turn, &wanted, reporter)?.capsule)
             }
         }
@@ -466,7 +470,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let what = HandoffSubject { machine: machine.name().clone(), capsule };
         let link = WireLink(connection.clone());
-        call::<PrepareHandoff>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        call::<PrepareHandoff>(&link, &what, Bytes::new()).map_err(|error| transfer_error(to, error))?;
         {
             let mut turn = machine.try_lock("push", None)?;
             match &turn.record.phase {
@@ -475,12 +479,12 @@ impl Daemon {
                     self.record_handoff(&mut turn, to, capsule)?
                 }
                 _ => {
-                    let (name, state) = (what.machine, turn.record.phase.word());
+                    let (name, state) = (what.machine, turn.record.phase.name());
                     return Err(DaemonError::State { name, state, needed: "suspended" });
                 }
             }
         }
-        call::<GrantMachine>(&link, &what, Bytes::new()).map_err(|error| sync_error(to, error))?;
+        call::<GrantMachine>(&link, &what, Bytes::new()).map_err(|error| transfer_error(to, error))?;
         Ok(())
     }
 
@@ -495,7 +499,7 @@ impl Daemon {
         let ask = RemotePullRequest { capsule, refs: names, bases: Vec::new() };
         let mut lost_since = None;
         loop {
-            let sent = match self.neighbour(to) {
+            let sent = match self.peer_connection(to) {
                 Ok(connection) => {
                     lost_since = None;
                     send_over(&Arc::new(WireLink(connection)), &ask, reporter)?
@@ -505,13 +509,13 @@ impl Daemon {
             let error = match sent {
                 Ok(answer) => return Ok((answer.bytes, answer.pages)),
                 Err(error @ LinkError::Lost { .. }) => error,
-                Err(error) => return Err(sync_error(to, error)),
+                Err(error) => return Err(transfer_error(to, error)),
             };
             if lost_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-                return Err(sync_error(to, error));
+                return Err(transfer_error(to, error));
             }
             reporter.progress("waiting for the link", Unit::Bytes, 0, None);
-            thread::sleep(STATUS);
+            thread::sleep(STATUS_INTERVAL);
             stop_if_cancelled(reporter)?;
         }
     }
@@ -529,13 +533,15 @@ impl Daemon {
         let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
         // Checked before anything is claimed: a machine granted to a host that cannot accept it would be
         // lost.
-        machine.iter().try_for_each(|machine| self.check_free_for(machine, &found.capsule).map(drop))?;
-        let manifest = self.describe_from(&found.host, &found.capsule, &names)?;
+        machine
+            .iter()
+            .try_for_each(|machine| self.check_name_for_handoff(machine, &found.capsule).map(drop))?;
+        let manifest = self.fetch_description_from(&found.host, &found.capsule, &names)?;
         if let Some(machine) = machine {
             let what = HandoffSubject { machine, capsule: found.capsule };
-            let link = WireLink(self.neighbour(&found.host)?);
+            let link = WireLink(self.peer_connection(&found.host)?);
             let (given, _) = call::<ClaimMachine>(&link, &what, Bytes::new())
-                .map_err(|error| sync_error(&found.host, error))?;
+                .map_err(|error| transfer_error(&found.host, error))?;
             if given {
                 self.accept_handoff(&what)?;
             }
@@ -560,7 +566,7 @@ fn send_over(
             reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
         }
         stop_if_cancelled(reporter)?;
-        let until = Instant::now() + STATUS;
+        let until = Instant::now() + STATUS_INTERVAL;
         while Instant::now() < until && !taking.is_finished() {
             thread::sleep(Duration::from_millis(5));
         }
@@ -580,11 +586,11 @@ fn stop_if_cancelled(reporter: &ProgressReporter) -> Result<(), DaemonError> {
 
 /// A name for a capsule that was requested by its id: without one it would not be listed, and would be
 /// garbage-collected soon.
-fn nameless(how: &str, capsule: &CapsuleId) -> Option<RefName> {
+fn name_by_id(how: &str, capsule: &CapsuleId) -> Option<RefName> {
     format!("{how}.{}", capsule.short()).parse().ok()
 }
 
-fn moved(before: (u64, u64), after: (u64, u64)) -> u64 {
+fn bytes_moved(before: (u64, u64), after: (u64, u64)) -> u64 {
     (after.0 + after.1).saturating_sub(before.0 + before.1)
 }
 
@@ -593,19 +599,19 @@ fn not_found(capsule: &CapsuleRef) -> DaemonError {
 }
 
 /// An error of a transfer with the other host.
-pub(crate) fn sync_error(host: &HostName, source: LinkError) -> DaemonError {
-    DaemonError::Sync { host: host.clone(), source: source.into() }
+pub(crate) fn transfer_error(host: &HostName, source: LinkError) -> DaemonError {
+    DaemonError::Transfer { host: host.clone(), source: source.into() }
 }
 
 pub(crate) fn fetch_error(host: &HostName, source: whimbrel_store::RemoteObjectsError) -> DaemonError {
-    DaemonError::Sync { host: host.clone(), source: source.into() }
+    DaemonError::Transfer { host: host.clone(), source: source.into() }
 }
 
-fn pull_error(host: &HostName, source: SyncError) -> DaemonError {
+fn pull_error(host: &HostName, source: TransferError) -> DaemonError {
     match source {
-        SyncError::Cancelled => {
+        TransferError::Cancelled => {
             DaemonError::Cancelled { left: "fetched objects are kept; pull again to continue".to_owned() }
         }
-        source => DaemonError::Sync { host: host.clone(), source: source.into() },
+        source => DaemonError::Transfer { host: host.clone(), source: source.into() },
     }
 }

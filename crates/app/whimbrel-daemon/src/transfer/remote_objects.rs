@@ -25,7 +25,7 @@ impl TransferState {
         let sources = host.sources();
         let mut kept = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some(remote) if Arc::ptr_eq(remote.sources(), &sources) => remote.clone(),
+            Some(remote) if Arc::ptr_eq(remote.holders(), &sources) => remote.clone(),
             _ => kept.insert(Arc::new(DemandFetcher::new(Arc::new(host.store.clone()), sources))).clone(),
         }
     }
@@ -42,45 +42,46 @@ impl RemoteObjects for PeerObjects {
             .map(|(want, _)| *want)
             .collect();
         if !rest.is_empty() {
-            let fetched = host.syncing.remote(&host).objects(kind, &rest);
-            fill(&mut from.found, fetched.map_err(|error| from.away.unwrap_or(error))?);
+            let fetched = host.transfers.remote(&host).objects(kind, &rest);
+            insert_fetched(&mut from.found, fetched.map_err(|error| from.error.unwrap_or(error))?);
         }
-        all(from.found)
+        all_found(from.found)
     }
 
     fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
         let host = self.host()?;
-        let cache = host.page_cache();
+        let cache = host.hash_cache();
         let look = |digest| cache.as_ref().and_then(|cache| cached(cache, digest));
         let mut found: Vec<Option<Vec<u8>>> = wants.iter().flat_map(|want| &want.digests).map(look).collect();
         let rest = missing(wants, &found);
         let from = host.pages_from_pools(&rest);
-        let mut away = from.away;
+        let mut away = from.error;
         let mut pooled = from.found.into_iter();
         for slot in found.iter_mut().filter(|slot| slot.is_none()) {
             *slot = pooled.next().flatten();
         }
         let rest = missing(wants, &found);
         if !rest.is_empty() {
-            let fetched = host.syncing.remote(&host).pages(&rest);
-            fill(&mut found, fetched.map_err(|error| away.take().unwrap_or(error))?);
+            let fetched = host.transfers.remote(&host).pages(&rest);
+            insert_fetched(&mut found, fetched.map_err(|error| away.take().unwrap_or(error))?);
         }
-        all(found)
+        all_found(found)
     }
 
     fn cluster(&self) -> u64 {
-        let of =
-            |host: Arc<Daemon>| host.pooled_cluster().unwrap_or(1).max(host.syncing.remote(&host).cluster());
+        let of = |host: Arc<Daemon>| {
+            host.pooled_cluster().unwrap_or(1).max(host.transfers.remote(&host).cluster())
+        };
         self.host().map_or(1, of)
     }
 }
 
 /// Inserts fetched objects where some were missing.
-fn fill(found: &mut [Option<Vec<u8>>], came: Vec<Vec<u8>>) {
+fn insert_fetched(found: &mut [Option<Vec<u8>>], came: Vec<Vec<u8>>) {
     found.iter_mut().filter(|slot| slot.is_none()).zip(came).for_each(|(slot, came)| *slot = Some(came));
 }
 
-fn all(found: Vec<Option<Vec<u8>>>) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+fn all_found(found: Vec<Option<Vec<u8>>>) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
     let short = || RemoteObjectsError { source: "too few objects arrived".into(), retryable: false };
     found.into_iter().collect::<Option<Vec<_>>>().ok_or_else(short)
 }

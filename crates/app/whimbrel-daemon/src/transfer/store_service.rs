@@ -22,23 +22,23 @@ use whimbrel_transfer::{
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
 /// How long a host that sent wrong data is avoided at least.
-const BLAMED: Duration = Duration::from_secs(600);
+const AVOID_TIME: Duration = Duration::from_secs(600);
 
 /// State of transfers between hosts.
 #[derive(Default)]
 pub(crate) struct TransferState {
     /// Capsules and images that other hosts have announced.
     pub(crate) holdings: Holdings,
-    sources: Mutex<Option<Asked>>,
+    sources: Mutex<Option<CachedHolders>>,
     /// The fetcher that uses `sources`.
     pub(super) remote: Mutex<Option<Arc<DemandFetcher>>>,
     /// Pulls in progress that other hosts have requested.
-    taking: Mutex<BTreeMap<CapsuleId, RemotePullProgress>>,
-    taken: Condvar,
+    inbound_pulls: Mutex<BTreeMap<CapsuleId, RemotePullProgress>>,
+    pull_ended: Condvar,
 }
 
 /// The list of hosts to fetch from.
-struct Asked {
+struct CachedHolders {
     /// The trusted hosts of which the list was made.
     trusted: Vec<HostName>,
     sources: Arc<Holders>,
@@ -47,80 +47,81 @@ struct Asked {
 
 /// A pull in progress; ends when dropped.
 pub(crate) struct InboundPull<'a> {
-    syncing: &'a TransferState,
+    transfers: &'a TransferState,
     capsule: CapsuleId,
 }
 
 impl TransferState {
-    fn taking(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, RemotePullProgress>> {
-        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbound_pulls(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, RemotePullProgress>> {
+        self.inbound_pulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts a pull, after waiting for one of the same capsule.
     pub(crate) fn start_pull(&self, capsule: CapsuleId) -> InboundPull<'_> {
-        let taking = self.taking();
-        let waited = self.taken.wait_while(taking, |taking| taking.contains_key(&capsule));
+        let taking = self.inbound_pulls();
+        let waited = self.pull_ended.wait_while(taking, |taking| taking.contains_key(&capsule));
         waited.unwrap_or_else(PoisonError::into_inner).insert(capsule, RemotePullProgress::default());
-        InboundPull { syncing: self, capsule }
+        InboundPull { transfers: self, capsule }
     }
 }
 
 impl InboundPull<'_> {
-    pub(crate) fn note(&self, progress: RemotePullProgress) {
-        self.syncing.taking().insert(self.capsule, progress);
+    pub(crate) fn set_progress(&self, progress: RemotePullProgress) {
+        self.transfers.inbound_pulls().insert(self.capsule, progress);
     }
 }
 
 impl Drop for InboundPull<'_> {
     fn drop(&mut self) {
-        self.syncing.taking().remove(&self.capsule);
-        self.syncing.taken.notify_all();
+        self.transfers.inbound_pulls().remove(&self.capsule);
+        self.transfers.pull_ended.notify_all();
     }
 }
 
 /// Another host as a holder of objects.
-struct Neighbour {
+struct PeerHolder {
     host: Weak<Daemon>,
     name: HostName,
 }
 
-impl whimbrel_transfer::Holder for Neighbour {
+impl whimbrel_transfer::Holder for PeerHolder {
     fn name(&self) -> &str {
         self.name.as_str()
     }
 
     fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
         let host = self.host.upgrade().ok_or_else(|| LinkError::lost("the daemon is shutting down"))?;
-        let connection = host.neighbour(&self.name).map_err(|error| LinkError::lost(error_chain(&error)))?;
+        let connection =
+            host.peer_connection(&self.name).map_err(|error| LinkError::lost(error_chain(&error)))?;
         Ok(Arc::new(WireLink(connection)))
     }
 
     fn round_trip(&self) -> Option<Duration> {
-        self.host.upgrade()?.neighbours.round_trip(&self.name)
+        self.host.upgrade()?.connections.round_trip(&self.name)
     }
 }
 
 impl Daemon {
-    fn neighbour_of(&self, name: &HostName) -> Box<dyn whimbrel_transfer::Holder> {
-        Box::new(Neighbour { host: self.me.clone(), name: name.clone() })
+    fn peer_holder(&self, name: &HostName) -> Box<dyn whimbrel_transfer::Holder> {
+        Box::new(PeerHolder { host: self.me.clone(), name: name.clone() })
     }
 
     /// All trusted hosts as holders. All fetches share one list, so that it knows the health of each host.
     pub(crate) fn sources(&self) -> Arc<Holders> {
         let trusted: Vec<HostName> =
             self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
-        let mut kept = self.syncing.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.transfers.sources.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
             Some(asked)
                 if asked.trusted == trusted
-                    && (asked.sources.blamed().is_empty() || asked.since.elapsed() < BLAMED) =>
+                    && (asked.sources.blamed().is_empty() || asked.since.elapsed() < AVOID_TIME) =>
             {
                 asked.sources.clone()
             }
             _ => {
-                let peers = trusted.iter().map(|name| self.neighbour_of(name)).collect();
+                let peers = trusted.iter().map(|name| self.peer_holder(name)).collect();
                 let sources = Arc::new(Holders::new(peers));
-                *kept = Some(Asked { trusted, sources: sources.clone(), since: Instant::now() });
+                *kept = Some(CachedHolders { trusted, sources: sources.clone(), since: Instant::now() });
                 sources
             }
         }
@@ -128,17 +129,17 @@ impl Daemon {
 
     /// One host as the only holder.
     pub(crate) fn source(&self, name: &HostName) -> Arc<Holders> {
-        Arc::new(Holders::new(vec![self.neighbour_of(name)]))
+        Arc::new(Holders::new(vec![self.peer_holder(name)]))
     }
 }
 
 /// Capsules and refs that a peer may read.
-struct Allowed<'a> {
+struct PeerAccess<'a> {
     host: &'a Daemon,
     identity: &'a PeerIdentity,
 }
 
-impl Access for Allowed<'_> {
+impl Access for PeerAccess<'_> {
     /// Allows capsules that a ref which the peer may read leads to, including ancestors: they are versions of
     /// the same thing.
     fn allowed(&self, capsule: &CapsuleId) -> bool {
@@ -184,24 +185,24 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
             if let Some(name) = ask.refs.iter().find(|name| !writes(name)) {
                 return Err(Refusal::new(REFUSED, format!("{} may not write {name} here", asker.name)));
             }
-            let taken = host.take_from(&asker.name, &ask).map_err(|error| refusal(&error))?;
+            let taken = host.handle_remote_pull(&asker.name, &ask).map_err(|error| refusal(&error))?;
             Reply::of::<RemotePull>(&RemotePullReply { bytes: taken.0, pages: taken.1 }, Bytes::new())
         }
         RemotePullStatus::KIND => {
             let capsule = request.decode::<RemotePullStatus>()?;
-            let progress = host.syncing.taking().get(&capsule).copied();
+            let progress = host.transfers.inbound_pulls().get(&capsule).copied();
             Reply::of::<RemotePullStatus>(&progress, Bytes::new())
         }
         Announce::KIND => {
-            host.syncing.holdings.announced(asker.name.as_str(), &request.decode::<Announce>()?);
+            host.transfers.holdings.record(asker.name.as_str(), &request.decode::<Announce>()?);
             Reply::of::<Announce>(&(), Bytes::new())
         }
         FindHolders::KIND => {
             let digests = request.decode::<FindHolders>()?;
-            let who = digests.iter().map(|digest| host.syncing.holdings.who_has(digest)).collect();
+            let who = digests.iter().map(|digest| host.transfers.holdings.holders_of(digest)).collect();
             Reply::of::<FindHolders>(&who, Bytes::new())
         }
-        _ => Server::new(host.store.clone()).answer(&Allowed { host, identity: &asker.identity }, request),
+        _ => Server::new(host.store.clone()).answer(&PeerAccess { host, identity: &asker.identity }, request),
     }
 }
 

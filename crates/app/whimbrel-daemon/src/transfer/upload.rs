@@ -53,7 +53,7 @@ impl fmt::Display for UploadTarget {
 
 /// A machine whose capsules are uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Followed {
+struct UploadRecord {
     to: UploadTarget,
     /// The last capsule that is complete there.
     sent: Option<CapsuleId>,
@@ -67,25 +67,25 @@ struct Due {
     time_ms: u64,
     capsule: CapsuleId,
     /// Whether it is an epoch capsule; otherwise it is the machine's newest.
-    kept: bool,
+    is_epoch_capsule: bool,
 }
 
 /// The uploaded machines, and the notifier of the upload thread.
 #[derive(Default)]
 pub(crate) struct UploadService {
-    bell: Notifier,
-    table: Mutex<BTreeMap<MachineName, Followed>>,
+    notifier: Notifier,
+    table: Mutex<BTreeMap<MachineName, UploadRecord>>,
     /// Error of the last failed attempt of each machine. Locked last.
-    stalled: Mutex<BTreeMap<MachineName, String>>,
+    errors: Mutex<BTreeMap<MachineName, String>>,
 }
 
 impl UploadService {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Followed>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, UploadRecord>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stalled(&self) -> MutexGuard<'_, BTreeMap<MachineName, String>> {
-        self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the destination and errors of uploads to the information about machines.
@@ -101,17 +101,17 @@ impl UploadService {
 
     /// Wakes the upload thread.
     pub(crate) fn notify(&self) {
-        self.bell.notify();
+        self.notifier.notify();
     }
 }
 
 impl Daemon {
     /// Loads the uploaded machines and starts the upload thread.
-    pub(crate) fn start_following(self: &Arc<Self>) {
-        let path = self.layout.uploads();
+    pub(crate) fn start_uploads(self: &Arc<Self>) {
+        let path = self.directories.uploads();
         match std::fs::read(&path) {
             Ok(text) => match serde_json::from_slice(&text) {
-                Ok(table) => *self.following.table() = table,
+                Ok(table) => *self.uploads.table() = table,
                 Err(error) => {
                     tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
                 }
@@ -121,14 +121,14 @@ impl Daemon {
                 tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
             }
         }
-        self.following.notify();
+        self.uploads.notify();
         let host = Arc::downgrade(self);
         std::thread::spawn(move || {
             while let Some(host) = host.upgrade() {
                 let left = host.upload_what_is_new();
                 // Repeated from time to time: a host that was unreachable may have missed it.
                 host.announce();
-                host.following.bell.wait(if left { RETRY } else { Duration::from_secs(60) });
+                host.uploads.notifier.wait(if left { RETRY } else { Duration::from_secs(60) });
                 if !host.sleep_unless_closing(Duration::ZERO) {
                     return;
                 }
@@ -138,7 +138,7 @@ impl Daemon {
 
     /// Wakes the upload thread for a capsule that is new or complete now.
     pub(crate) fn announce_soon(&self) {
-        self.following.notify();
+        self.uploads.notify();
     }
 
     /// Starts or stops the uploads of a machine.
@@ -153,7 +153,7 @@ impl Daemon {
         };
         // Uploads of a machine that has moved away can still be stopped.
         let is_ours =
-            |name: &MachineName| self.machine(name).is_ok() || self.following.table().contains_key(name);
+            |name: &MachineName| self.machine(name).is_ok() || self.uploads.table().contains_key(name);
         let name = named.filter(is_ours);
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
@@ -162,109 +162,111 @@ impl Daemon {
         let (host, subject, followed) = (self.clone(), name.to_string(), name.clone());
         Ok(self.operations().start(OperationKind::Push, subject, move |_| {
             {
-                let mut table = host.following.table();
+                let mut table = host.uploads.table();
                 let before = table.clone();
                 match &to {
                     // Repeated with the same destination, it continues.
                     Some(to) if table.get(&name).is_some_and(|followed| followed.to == *to) => {}
                     Some(to) => {
-                        drop(table.insert(name, Followed { to: to.clone(), sent: None, kept_ms: 0 }));
+                        drop(table.insert(name, UploadRecord { to: to.clone(), sent: None, kept_ms: 0 }));
                     }
                     None => drop(table.remove(&name)),
                 }
-                host.save_following(&table).inspect_err(|_| *table = before)?;
+                host.save_uploads(&table).inspect_err(|_| *table = before)?;
             }
-            host.following.stalled().remove(&followed);
-            host.following.notify();
+            host.uploads.stalled().remove(&followed);
+            host.uploads.notify();
             Ok(OperationResult::Follow { host: to.map(|to| to.to_string()) })
         }))
     }
 
     /// Stops the uploads of a machine that has left this host. Existing capsules stay where they are.
     pub(crate) fn stop_upload(&self, name: &MachineName) {
-        let mut table = self.following.table();
+        let mut table = self.uploads.table();
         if table.remove(name).is_some() {
-            self.following.stalled().remove(name);
+            self.uploads.stalled().remove(name);
             // If the write fails, the upload is tried again after the next start, and finds nothing new.
-            let _ = self.save_following(&table);
+            let _ = self.save_uploads(&table);
         }
     }
 
-    fn save_following(&self, table: &BTreeMap<MachineName, Followed>) -> Result<(), DaemonError> {
-        let path = self.layout.uploads();
+    fn save_uploads(&self, table: &BTreeMap<MachineName, UploadRecord>) -> Result<(), DaemonError> {
+        let path = self.directories.uploads();
         let text = serde_json::to_vec_pretty(table).expect("names and ids are always encodable");
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// Uploads new capsules of all machines. Returns whether something is left to do.
     fn upload_what_is_new(&self) -> bool {
-        let table = self.following.table().clone();
+        let table = self.uploads.table().clone();
         let mut stalled = BTreeMap::new();
         for (name, followed) in table {
             if let Err(error) = self.upload_all(&name, &followed) {
                 tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
                 stalled.insert(name, error_chain(&error));
             } else {
-                self.following.stalled().remove(&name);
+                self.uploads.stalled().remove(&name);
             }
         }
         let left = !stalled.is_empty();
-        *self.following.stalled() = stalled;
+        *self.uploads.stalled() = stalled;
         left
     }
 
     /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones.
-    fn upload_all(&self, name: &MachineName, followed: &Followed) -> Result<(), DaemonError> {
+    fn upload_all(&self, name: &MachineName, followed: &UploadRecord) -> Result<(), DaemonError> {
         for due in self.due(name, followed)? {
             match &followed.to {
                 UploadTarget::Host(to) => self.upload(name, to, due.capsule)?,
                 UploadTarget::Pool(place) => self.upload_to_pool(name, place, &due)?,
             }
-            self.note_sent(name, &followed.to, &due);
+            self.record_sent(name, &followed.to, &due);
         }
         Ok(())
     }
 
     /// Capsules of a machine that are missing at the destination, in order of time.
-    fn due(&self, name: &MachineName, followed: &Followed) -> Result<Vec<Due>, DaemonError> {
+    fn due(&self, name: &MachineName, followed: &UploadRecord) -> Result<Vec<Due>, DaemonError> {
         let newest =
-            self.store.get_ref(&refs::of_machine(name)).map_err(refs::store_error("read the refs"))?;
+            self.store.get_ref(&refs::machine_ref(name)).map_err(refs::store_error("read the refs"))?;
         // A partial capsule cannot go to a pool yet; a host fetches the rest from where it is.
         let to_host = matches!(followed.to, UploadTarget::Host(_));
         let newest = newest.filter(|id| Some(*id) != followed.sent && (to_host || !self.is_partial(id)));
         let time_of = |id: &CapsuleId| self.store.manifest(id).map_or(u64::MAX, |manifest| manifest.time);
-        let newest = newest.map(|capsule| Due { time_ms: time_of(&capsule), capsule, kept: false });
+        let newest =
+            newest.map(|capsule| Due { time_ms: time_of(&capsule), capsule, is_epoch_capsule: false });
         let kept = match followed.to {
             UploadTarget::Host(_) => Vec::new(),
             UploadTarget::Pool(_) => history::all_of(&self.store, name)?,
         };
         let kept = kept.into_iter().filter(|(time, _)| *time > followed.kept_ms);
-        let kept = kept.map(|(time_ms, capsule)| Due { time_ms, capsule, kept: true });
+        let kept = kept.map(|(time_ms, capsule)| Due { time_ms, capsule, is_epoch_capsule: true });
         let mut due: Vec<Due> = kept.chain(newest).collect();
         due.sort_by_key(|due| due.time_ms);
         Ok(due)
     }
 
-    fn note_sent(&self, name: &MachineName, to: &UploadTarget, due: &Due) {
-        let mut table = self.following.table();
+    fn record_sent(&self, name: &MachineName, to: &UploadTarget, due: &Due) {
+        let mut table = self.uploads.table();
         if let Some(entry) = table.get_mut(name).filter(|entry| entry.to == *to) {
-            match due.kept {
+            match due.is_epoch_capsule {
                 true => entry.kept_ms = due.time_ms,
                 false => entry.sent = Some(due.capsule),
             }
         }
         // If the write fails, the next attempt finds the capsule there.
-        let _ = self.save_following(&table);
+        let _ = self.save_uploads(&table);
     }
 
     /// Makes a capsule a version of the machine's file. An epoch capsule that was deleted meanwhile is
     /// skipped; the list is read again before each attempt.
     fn upload_to_pool(&self, name: &MachineName, place: &PoolPath, due: &Due) -> Result<(), DaemonError> {
-        if due.kept && !history::all_of(&self.store, name)?.contains(&(due.time_ms, due.capsule)) {
+        if due.is_epoch_capsule && !history::all_of(&self.store, name)?.contains(&(due.time_ms, due.capsule))
+        {
             return Ok(());
         }
         let manifest = self.store.manifest(&due.capsule).map_err(refs::store_error("read the capsule"))?;
-        let unless = if due.kept { SkipIf::Any } else { SkipIf::Newest };
+        let unless = if due.is_epoch_capsule { SkipIf::Any } else { SkipIf::Newest };
         let going_on = &mut |_| match self.is_open() && self.goes_to_pool(name, place) {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
@@ -273,20 +275,20 @@ impl Daemon {
     }
 
     fn goes_to_pool(&self, name: &MachineName, place: &PoolPath) -> bool {
-        let table = self.following.table();
+        let table = self.uploads.table();
         table.get(name).is_some_and(|now| matches!(&now.to, UploadTarget::Pool(to) if to == place))
     }
 
     fn upload(&self, name: &MachineName, to: &HostName, capsule: CapsuleId) -> Result<(), DaemonError> {
-        let link = WireLink(self.neighbour(to)?);
-        let ask = RemotePullRequest { capsule, refs: vec![refs::of_machine(name)], bases: Vec::new() };
+        let link = WireLink(self.peer_connection(to)?);
+        let ask = RemotePullRequest { capsule, refs: vec![refs::machine_ref(name)], bases: Vec::new() };
         let taken = call::<RemotePull>(&link, &ask, Bytes::new());
-        taken.map(drop).map_err(|error| crate::transfer::pull::sync_error(to, error))
+        taken.map(drop).map_err(|error| crate::transfer::pull::transfer_error(to, error))
     }
 
     /// Announces the capsules of this host to the connected hosts.
     fn announce(&self) {
-        let connections = self.neighbours.all();
+        let connections = self.connections.all();
         if connections.is_empty() {
             return;
         }
@@ -316,15 +318,15 @@ mod tests {
     #[test]
     fn what_is_followed_comes_back_and_what_was_before_there_were_pools_too() {
         let before = r#"{"web":{"to":"beta","sent":null}}"#;
-        let table: BTreeMap<MachineName, Followed> = serde_json::from_str(before).unwrap();
+        let table: BTreeMap<MachineName, UploadRecord> = serde_json::from_str(before).unwrap();
         let web = &table[&"web".parse().unwrap()];
         assert_eq!(
             *web,
-            Followed { to: UploadTarget::Host("beta".parse().unwrap()), sent: None, kept_ms: 0 }
+            UploadRecord { to: UploadTarget::Host("beta".parse().unwrap()), sent: None, kept_ms: 0 }
         );
         let place: PoolPath = format!("10.0.0.1:7500/{}/vms", PublicKey([7; 32])).parse().unwrap();
-        let now = Followed { to: UploadTarget::Pool(place), sent: None, kept_ms: 7 };
+        let now = UploadRecord { to: UploadTarget::Pool(place), sent: None, kept_ms: 7 };
         let text = serde_json::to_string(&now).unwrap();
-        assert_eq!(serde_json::from_str::<Followed>(&text).unwrap(), now);
+        assert_eq!(serde_json::from_str::<UploadRecord>(&text).unwrap(), now);
     }
 }

@@ -44,7 +44,7 @@ impl GuestFiles {
         let name = format!("initrd-{}", key(&[&busybox])?);
         let place = once("guest-files", &name, |place| {
             let helper = build("whimbrel-guest-agent", "whimbrel-guest")?;
-            let initrd = archive(&kernel, &busybox, &read(&build_witness()?)?, &read(&helper)?)?;
+            let initrd = archive(&kernel, &busybox, &read(&build_test_agent()?)?, &read(&helper)?)?;
             let path = place.join("initrd");
             fs::write(&path, initrd).map_err(GuestError::file("write", &path))
         })?;
@@ -83,7 +83,7 @@ fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), GuestEr
 }
 
 /// Compiles the test agent as a static program and returns its path.
-pub(super) fn build_witness() -> Result<PathBuf, GuestError> {
+pub(super) fn build_test_agent() -> Result<PathBuf, GuestError> {
     build("whimbrel-test-agent", "whimbrel-test-agent")
 }
 

@@ -6,7 +6,7 @@
 use super::{
     GuestError, GuestOptions,
     artifact_cache::{once, run},
-    boot_files::{build_witness, key},
+    boot_files::{build_test_agent, key},
     cpio::Archive,
     image, kernel,
 };
@@ -44,7 +44,7 @@ impl DebianGuest {
         let place = once("guest-debian", &format!("disk-{}", key(&recipe)?), |place| {
             let path = place.join("initrd");
             fs::write(&path, initrd(&kernel)?).map_err(GuestError::file("write", &path))?;
-            install(&root, &build_witness()?, "sbin/witness")?;
+            install(&root, &build_test_agent()?, "sbin/witness")?;
             write_program(&root.join("sbin/whimbrel-init"), INIT)?;
             image::ext4(&place.join("disk.raw"), DISK_MIB, Some(&root))
         })?;

@@ -9,7 +9,7 @@ pub enum Work {
     #[default]
     Idle,
     /// No work, but with the guest agent (the small guest only).
-    Helped,
+    GuestAgent,
     /// The test agent dirties memory.
     Dirty {
         /// Size of the region in MiB.
@@ -20,7 +20,7 @@ pub enum Work {
         bytes_per_page: u32,
     },
     /// A separate process dirties memory as fast as possible (the small guest only).
-    Munch {
+    MemoryWriter {
         /// Size of the region in MiB.
         region_mib: u32,
         /// Bytes changed in each page, 8 to 4096.
@@ -53,11 +53,11 @@ impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Work::Idle => write!(f, "idle"),
-            Work::Helped => write!(f, "idle helper=on"),
+            Work::GuestAgent => write!(f, "idle helper=on"),
             Work::Dirty { region_mib, pages_per_second, bytes_per_page } => {
                 write!(f, "dirty:{region_mib}:{pages_per_second}:{bytes_per_page}")
             }
-            Work::Munch { region_mib, bytes_per_page, helper } => {
+            Work::MemoryWriter { region_mib, bytes_per_page, helper } => {
                 let helper = if *helper { " helper=on" } else { "" };
                 write!(f, "idle munch={region_mib}:0:{bytes_per_page}{helper}")
             }

@@ -2,7 +2,7 @@
 //!
 //! It sends `whimbrel? TOKEN VERB` over any stream: TCP (port 7000), or a console that has other lines too. A
 //! thread reads until the stream ends; requests wait for the answer with their token, for at most
-//! [`PATIENCE`].
+//! [`ANSWER_TIMEOUT`].
 
 use rand::random;
 use std::{
@@ -18,11 +18,11 @@ use std::{
 };
 
 /// Timeout of an answer. Generous: a guest without hardware virtualisation shares two cores with others.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of repeated first pings: a console drops input before the guest listens.
 const PING_EVERY: Duration = Duration::from_millis(300);
 /// Lines of the console retained to explain a failure.
-const KEPT_LINES: usize = 40;
+const RECENT_LINES: usize = 40;
 
 /// Connection to a test agent.
 pub struct TestAgent {
@@ -189,7 +189,7 @@ impl TestAgent {
     fn ask_memory(&mut self, verb: &str) -> Result<GuestMemory, TestAgentError> {
         let token = new_token();
         self.send(&token, verb)?;
-        let answer = self.receive(&token, verb, PATIENCE)?;
+        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
         GuestMemory::parse(&answer).ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })
     }
 
@@ -211,7 +211,7 @@ impl TestAgent {
     fn identity(&mut self, verb: &str) -> Result<Identity, TestAgentError> {
         let token = new_token();
         self.send(&token, verb)?;
-        let answer = self.receive(&token, verb, PATIENCE)?;
+        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
         Identity::parse(&answer).ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })
     }
 
@@ -332,7 +332,7 @@ fn read_lines(mut reader: impl BufRead, answers: &Sender<String>, seen: &Mutex<V
             return;
         }
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.len() == KEPT_LINES {
+        if seen.len() == RECENT_LINES {
             seen.pop_front();
         }
         seen.push_back(text.trim_end().to_owned());

@@ -22,7 +22,7 @@ use std::{
 };
 
 /// Interval at which an idle thread checks whether it should end.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Most bytes of a packet from a device with the default MTU.
 const PACKET_MAX: usize = 2048;
 
@@ -37,7 +37,7 @@ struct Direction {
     from: File,
     to: File,
     line: Mutex<DelayLine>,
-    under_way: Mutex<VecDeque<(Instant, Vec<u8>)>>,
+    in_transit: Mutex<VecDeque<(Instant, Vec<u8>)>>,
     more: Condvar,
     stop: AtomicBool,
     bytes: AtomicU64,
@@ -61,7 +61,7 @@ impl LinkEmulator {
         for (number, direction) in shared.iter().enumerate() {
             let (taking, giving) = (Arc::clone(direction), Arc::clone(direction));
             let noise = SmallRng::seed_from_u64(seed ^ number as u64);
-            threads.push(thread::spawn(move || taking.take_in(noise)));
+            threads.push(thread::spawn(move || taking.receive(noise)));
             threads.push(thread::spawn(move || giving.deliver()));
         }
         Ok(Self { threads, shared })
@@ -101,9 +101,9 @@ fn device(namespace: &Namespace, own: Ipv4Addr, peer: Ipv4Addr) -> Result<File, 
 
 impl Direction {
     fn new(from: File, to: File, config: LinkConfig) -> Self {
-        let (under_way, more) = (Mutex::default(), Condvar::new());
+        let (in_transit, more) = (Mutex::default(), Condvar::new());
         let line = Mutex::new(DelayLine::new(config));
-        Self { from, to, line, under_way, more, stop: AtomicBool::new(false), bytes: AtomicU64::new(0) }
+        Self { from, to, line, in_transit, more, stop: AtomicBool::new(false), bytes: AtomicU64::new(0) }
     }
 
     fn stopped(&self) -> bool {
@@ -115,11 +115,11 @@ impl Direction {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_transit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Receives packets until the link is dropped.
-    fn take_in(&self, mut noise: SmallRng) {
+    fn receive(&self, mut noise: SmallRng) {
         let (begin, mut packet) = (Instant::now(), [0; PACKET_MAX]);
         while !self.stopped() {
             match rustix::io::read(&self.from, &mut packet) {
@@ -152,14 +152,14 @@ impl Direction {
     fn next(&self) -> Option<(Instant, Vec<u8>)> {
         let (mut under_way, _) = self
             .more
-            .wait_timeout_while(self.lock(), LOOK, |waiting| waiting.is_empty())
+            .wait_timeout_while(self.lock(), POLL_INTERVAL, |waiting| waiting.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
         under_way.pop_front()
     }
 }
 
 fn wait_readable(file: &File) {
-    let look = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
+    let look = Timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL.as_nanos() as i64 };
     // An interrupted wait is followed by a read that finds nothing: harmless.
     let _ = poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&look));
 }

@@ -155,7 +155,7 @@ async fn when_the_host_stops_every_call_fails_and_a_new_connection_works() {
     drop(host);
     for pending in held {
         match soon(pending).await {
-            Err(CallError::Closed { source: CloseReason::Peer { .. } | CloseReason::Cut }) => {}
+            Err(CallError::Closed { source: CloseReason::Peer { .. } | CloseReason::Lost }) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -211,7 +211,7 @@ async fn a_cut_line_fails_calls_at_once_and_a_frozen_one_after_the_deadline() {
         }
         match (frozen, soon(pending).await) {
             (true, Err(CallError::Closed { source: CloseReason::Dead { .. } })) => {}
-            (false, Err(CallError::Closed { source: CloseReason::Cut | CloseReason::Io { .. } })) => {}
+            (false, Err(CallError::Closed { source: CloseReason::Lost | CloseReason::Io { .. } })) => {}
             other => panic!("{other:?}"),
         }
         cut.notify_one();

@@ -134,14 +134,14 @@ async fn hello_after(bytes: &[u8]) -> Result<(), ConnectError> {
 async fn garbage_instead_of_a_hello_is_shown() {
     for garbage in ["Welcome to server 7! You have mail.\n", "bash: whimbrel: not found\n", "hm"] {
         match hello_after(garbage.as_bytes()).await {
-            Err(ConnectError::Hello { source: HelloError::NotWhimbrel { begin } }) => {
-                assert!(begin.starts_with(&garbage[..2]), "{begin}");
+            Err(ConnectError::Hello { source: HelloError::NotWhimbrel { start } }) => {
+                assert!(start.starts_with(&garbage[..2]), "{start}");
             }
             other => panic!("{other:?}"),
         }
     }
     let torn = hello_after(b"").await;
-    assert!(matches!(torn, Err(ConnectError::Io { stage: ConnectStep::Hello, .. })), "{torn:?}");
+    assert!(matches!(torn, Err(ConnectError::Io { step: ConnectStep::Hello, .. })), "{torn:?}");
     let huge = hello_after(b"WHIMBREL\xff\xff\x01\0\x01\0\x01\x01\0\0\0\x02\0\0\0\0").await;
     assert!(matches!(huge, Err(ConnectError::Hello { source: HelloError::Malformed { .. } })), "{huge:?}");
     let narrow = hello_after(b"WHIMBREL\x19\0\x01\0\x01\0\x01\x01\x10\0\0\0\0\0\0\0x").await;

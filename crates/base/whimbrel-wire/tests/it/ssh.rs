@@ -104,8 +104,8 @@ async fn what_ssh_or_a_login_script_says_ends_up_in_the_error() {
         soon(connect_ssh(&sshd.command("echo Welcome to server 7, have a nice day"), &endpoint("near")))
             .await;
     match chatty {
-        Err(ConnectError::Hello { source: HelloError::NotWhimbrel { begin } }) => {
-            assert!(begin.starts_with("Welcome to server 7"), "{begin}");
+        Err(ConnectError::Hello { source: HelloError::NotWhimbrel { start } }) => {
+            assert!(start.starts_with("Welcome to server 7"), "{start}");
         }
         other => panic!("{other:?}"),
     }

@@ -175,7 +175,7 @@ impl World {
                 let added = self.cache().add(&self.file(*file), kind, None, &onward);
                 assert!(added.is_ok() || !self.file(*file).exists(), "{added:?}");
             }
-            Event::Forget(file) => _ = self.cache().forget(&self.file(*file)),
+            Event::Forget(file) => _ = self.cache().remove(&self.file(*file)),
             Event::Flip { at, bit } => self.spoil(at, 1, |byte| byte ^ 1 << bit),
             Event::Blank { at, length } => self.spoil(at, *length, |_| 0),
             Event::Get(numbers) => _ = count(self.cache(), numbers.iter().copied()),
@@ -279,8 +279,8 @@ fn write_and_read(table: &Path, own: &Path, common: &Path, numbers: std::ops::Ra
         cache.add(common, SourceKind::Raw, None, &onward).unwrap();
         let _ = count(&cache, numbers.clone().chain(1..300));
         if round % 3 == 1 {
-            let _ = cache.forget(own);
-            let _ = cache.forget(common);
+            let _ = cache.remove(own);
+            let _ = cache.remove(common);
         }
     }
 }
@@ -309,7 +309,7 @@ fn two_processes_write_one_table_without_harm() {
     assert!(child.wait().unwrap().success());
     assert!(fixture.folder.path().join("finished").exists(), "the child ran its part");
     for path in own.iter().chain([&shared]) {
-        let _ = fixture.cache.forget(path);
+        let _ = fixture.cache.remove(path);
         fixture.add(path).unwrap();
     }
     assert_eq!(fixture.cache.stats().sources.len(), 3, "one record for each file");
@@ -330,7 +330,7 @@ fn used_entries_outlast_unused_ones() {
     let source = fixture.cache.register(&stream, SourceKind::Raw).unwrap();
     for number in 0..2 * fixture.cache.geometry().slots() {
         let offset = number * PAGE_SIZE as u64;
-        fixture.cache.note(&Digest::of(&number.to_le_bytes()), Location { source, offset });
+        fixture.cache.record_page(&Digest::of(&number.to_le_bytes()), Location { source, offset });
     }
     let known = |path: &Path| fixture.entries(path);
     let (hot, cold) = (known(&hot), known(&cold));
@@ -339,7 +339,7 @@ fn used_entries_outlast_unused_ones() {
     // Uses age: after many more turnovers the used entries are evicted as well.
     for number in 0..40 * fixture.cache.geometry().slots() {
         let offset = number * PAGE_SIZE as u64;
-        fixture.cache.note(&Digest::of(&(number << 20).to_le_bytes()), Location { source, offset });
+        fixture.cache.record_page(&Digest::of(&(number << 20).to_le_bytes()), Location { source, offset });
     }
     assert!(fixture.entries(&fixture.path("hot")) <= 20);
     assert!(!found(&fixture.cache, 999_999));

@@ -140,8 +140,8 @@ fn forgotten_files_leave_nothing_and_their_number_is_used_again() {
     let add = |number: usize| cache.add(&paths[number], SourceKind::Raw, None, &onward);
     let first: Vec<_> = (0..4).map(|number| add(number).unwrap().source).collect();
     assert!(matches!(add(4), Err(CacheError::SourcesFull { limit: 4 })));
-    assert_eq!(cache.forget(&paths[1]).unwrap(), 5);
-    assert!(matches!(cache.forget(&paths[1]), Err(CacheError::Unknown { .. })));
+    assert_eq!(cache.remove(&paths[1]).unwrap(), 5);
+    assert!(matches!(cache.remove(&paths[1]), Err(CacheError::Unknown { .. })));
     assert_eq!(add(4).unwrap().source, first[1]);
     // The record of a deleted file is reused.
     std::fs::remove_file(&paths[2]).unwrap();
@@ -211,7 +211,7 @@ fn pages_behind_a_hit_are_found_by_reading_ahead_though_the_table_lost_them() {
     let source = fixture.cache.register(&file, SourceKind::Raw).unwrap();
     for number in (1..201).step_by(2) {
         let offset = (number - 1) * PAGE_SIZE as u64;
-        fixture.cache.note(&Digest::of(&common::page(number)), Location { source, offset });
+        fixture.cache.record_page(&Digest::of(&common::page(number)), Location { source, offset });
     }
     let all = count(&fixture.cache, 1..201);
     assert!(all > 190, "{all}");

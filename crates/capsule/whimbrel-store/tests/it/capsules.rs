@@ -122,7 +122,7 @@ fn a_capsule_that_names_what_is_not_here_is_refused() {
     let writer = store.writer().unwrap();
     let mut capsule = manifest(&[], &[], 1);
     capsule.device = vec![whimbrel_core::Digest::of(b"nowhere")];
-    assert!(matches!(writer.commit(&capsule, &[name("m")]), Err(StoreError::NotWhole { .. })));
+    assert!(matches!(writer.commit(&capsule, &[name("m")]), Err(StoreError::Incomplete { .. })));
     assert_eq!(store.get_ref(&name("m")).unwrap(), None);
     assert!(writer.image(Some(whimbrel_core::Digest::of(b"no root")), 5).is_err());
 }

@@ -79,7 +79,7 @@ fn pair() -> Pair {
         lies: AtomicBool::new(false),
         asked: Mutex::default(),
     });
-    here.set_elsewhere(other.clone());
+    here.set_remote_objects(other.clone());
     Pair { _dirs: dirs, there, here, other }
 }
 
@@ -88,10 +88,10 @@ fn capsule(pair: &Pair, writes: &[(u64, u64)]) -> (CapsuleId, StoredImage, BTree
     let id =
         commit(&pair.there.writer().unwrap(), &pair.there, None, PAGES, writes, &[name("m")], 1).unwrap();
     let manifest = pair.there.manifest(&id).unwrap();
-    pair.here.shadow_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    pair.here.fetched_objects_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
     pair.here.adopt_partial(&id, &[name("m")]).unwrap();
     let image = &manifest.images[0];
-    let image = pair.here.image(image.root, image.pages).or_elsewhere(None);
+    let image = pair.here.image(image.root, image.pages).with_remote_fetch(None);
     (id, image, writes.iter().copied().collect())
 }
 
@@ -116,7 +116,7 @@ fn pages_come_on_demand_once_and_stay_after_a_restart_and_a_collection() {
     assert_eq!(read(&image, run).unwrap(), wanted(&model, run));
     let asked = *pair.other.asked.lock().unwrap();
     assert!(asked.1 > 0 && asked.1 <= 60, "{asked:?}: the pages that are not zero, each once");
-    pair.here.shadow_writer().flush().unwrap();
+    pair.here.fetched_objects_writer().flush().unwrap();
     pair.here.gc(GcRoots::Referenced).unwrap();
     assert!(pair.here.is_partial(&id).unwrap());
 
@@ -138,12 +138,12 @@ fn a_later_version_is_whole_only_when_every_page_that_differs_has_come() {
     let changes = [(7, 9001), (300, 9002), (2999, 9003)];
     let next = commit(&writer, &pair.there, Some(id), PAGES, &changes, &[name("next")], 2).unwrap();
     let manifest = pair.there.manifest(&next).unwrap();
-    pair.here.shadow_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    pair.here.fetched_objects_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
     pair.here.adopt_partial(&next, &[name("next")]).unwrap();
-    let later = pair.here.image(manifest.images[0].root, PAGES).or_elsewhere(image.root());
+    let later = pair.here.image(manifest.images[0].root, PAGES).with_remote_fetch(image.root());
     for (page, _) in changes {
         let not_yet = pair.here.complete(&next);
-        assert!(matches!(not_yet, Err(StoreError::NotWhole { .. })), "before page {page}: {not_yet:?}");
+        assert!(matches!(not_yet, Err(StoreError::Incomplete { .. })), "before page {page}: {not_yet:?}");
         read(&later, PageRun::new(page, 1)).unwrap();
     }
     pair.here.complete(&next).unwrap();
@@ -154,9 +154,9 @@ fn a_later_version_is_whole_only_when_every_page_that_differs_has_come() {
 fn what_was_just_fetched_is_read_before_it_is_written() {
     let pair = pair();
     let bytes = page(77);
-    pair.here.shadow_writer().store(Kind::Blob, &[&bytes]).unwrap();
+    pair.here.fetched_objects_writer().store(Kind::Blob, &[&bytes]).unwrap();
     assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
-    pair.here.shadow_writer().flush().unwrap();
+    pair.here.fetched_objects_writer().flush().unwrap();
     assert_eq!(pair.here.blob(&Digest::of(&bytes)).unwrap(), bytes);
 }
 
@@ -164,12 +164,15 @@ fn what_was_just_fetched_is_read_before_it_is_written() {
 fn a_set_of_pages_comes_in_few_requests_and_completes_the_capsule() {
     let pair = pair();
     let (id, image, model) = capsule(&pair, &some_writes());
-    assert_eq!(image.perhaps_present().unwrap().count(), PAGES, "nothing is known yet");
+    assert_eq!(image.possibly_present().unwrap().count(), PAGES, "nothing is known yet");
     assert_eq!(image.missing().unwrap(), (0, true));
-    assert!(matches!(pair.here.complete(&id), Err(StoreError::NotWhole { .. } | StoreError::Missing { .. })));
+    assert!(matches!(
+        pair.here.complete(&id),
+        Err(StoreError::Incomplete { .. } | StoreError::Missing { .. })
+    ));
     image.fetch(&PageSet::full(PAGES)).unwrap();
     assert_eq!(image.missing().unwrap(), (0, false));
-    assert_eq!(image.perhaps_present().unwrap(), image.present().unwrap());
+    assert_eq!(image.possibly_present().unwrap(), image.present().unwrap());
     pair.here.complete(&id).unwrap();
     assert!(!pair.here.is_partial(&id).unwrap());
     pair.other.away.store(true, Ordering::Relaxed);
@@ -202,7 +205,7 @@ fn a_capsule_written_over_a_partial_one_is_partial_and_reads_right() {
     assert!(pair.here.is_partial(&next).unwrap());
     pair.here.gc(GcRoots::Referenced).unwrap();
     let root = pair.here.manifest(&next).unwrap().images[0].root;
-    let image = pair.here.image(root, PAGES).or_elsewhere(None);
+    let image = pair.here.image(root, PAGES).with_remote_fetch(None);
     assert_eq!(read(&image, PageRun::new(0, PAGES)).unwrap(), wanted(&model, PageRun::new(0, PAGES)));
     image.fetch(&PageSet::full(PAGES)).unwrap();
     pair.here.complete(&next).unwrap();
@@ -214,7 +217,7 @@ fn what_no_ref_of_a_partial_capsule_keeps_is_collected() {
     let pair = pair();
     let (id, image, _) = capsule(&pair, &some_writes());
     image.fetch(&PageSet::full(PAGES)).unwrap();
-    pair.here.shadow_writer().flush().unwrap();
+    pair.here.fetched_objects_writer().flush().unwrap();
     pair.here.delete_ref(&name("m"), whimbrel_store::Expected::Anything).unwrap();
     pair.here.gc(GcRoots::Referenced).unwrap();
     pair.here.gc(GcRoots::Referenced).unwrap();
@@ -251,10 +254,10 @@ fn a_tree_that_reaches_past_its_image_never_becomes_a_whole_capsule() {
     manifest.images[0].pages = 2000;
     let bytes = manifest.encode().unwrap();
     let liar = CapsuleId(whimbrel_core::Digest::of(&bytes));
-    pair.here.shadow_writer().store(Kind::Manifest, &[&bytes]).unwrap();
+    pair.here.fetched_objects_writer().store(Kind::Manifest, &[&bytes]).unwrap();
     pair.here.adopt_partial(&liar, &[name("liar")]).unwrap();
     // All of it is here, as an image of the right length.
     let root = manifest.images[0].root;
-    pair.here.image(root, PAGES).or_elsewhere(None).fetch(&PageSet::full(PAGES)).unwrap();
+    pair.here.image(root, PAGES).with_remote_fetch(None).fetch(&PageSet::full(PAGES)).unwrap();
     assert!(pair.here.complete(&liar).is_err());
 }

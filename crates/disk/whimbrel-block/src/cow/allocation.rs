@@ -61,8 +61,8 @@ impl AllocationMap {
 
     /// Whether `page` is allocated, and the number of pages from it on, at most up to `end`, with the same
     /// state.
-    pub(super) fn stretch(&self, page: u64, end: u64) -> (bool, u64) {
-        bitmap::stretch(self.live.words(), page, end)
+    pub(super) fn run_at(&self, page: u64, end: u64) -> (bool, u64) {
+        bitmap::run_at(self.live.words(), page, end)
     }
 
     /// Whether every page of `run` is allocated.

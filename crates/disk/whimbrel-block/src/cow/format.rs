@@ -48,7 +48,7 @@ pub(super) enum BitmapKind {
 /// Fields of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    pub(super) form: BitmapKind,
+    pub(super) kind: BitmapKind,
     pub(super) id: [u8; 16],
     pub(super) size: u64,
     pub(super) base: Digest,
@@ -85,7 +85,7 @@ impl Header {
 
     pub(super) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
-        let (form, boot) = match self.form {
+        let (form, boot) = match self.kind {
             BitmapKind::Durable => (1u32, [0; 16]),
             BitmapKind::Live { boot } => (2, boot),
         };
@@ -125,7 +125,7 @@ impl Header {
         if number(56) != PAGE_SIZE as u32 {
             return Err(HeaderError::Field { field: "page size" });
         }
-        Ok(Self { form, id: field(bytes, 16), size, base: Digest(field(bytes, 64)) })
+        Ok(Self { kind: form, id: field(bytes, 16), size, base: Digest(field(bytes, 64)) })
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn no_flipped_bit_goes_unseen() {
         let header = Header {
-            form: BitmapKind::Live { boot: [3; 16] },
+            kind: BitmapKind::Live { boot: [3; 16] },
             id: [7; 16],
             size: 40960,
             base: Digest::of(b"base"),

@@ -41,7 +41,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 pub struct Cow {
     base: Arc<dyn Device>,
     data: FileDevice,
-    owned: AllocationMap,
+    allocation: AllocationMap,
     locks: RangeLock,
     flushes: GroupCommit,
 }
@@ -78,12 +78,12 @@ impl Cow {
         let owned = AllocationMap::new(pages, live, files.durable)
             .map_err(fail("compare the bitmaps of", &place.dir))?;
         let data = FileDevice::new(files.data, false).map_err(fail("open the data in", &place.dir))?;
-        Ok(Self { base, data, owned, locks: RangeLock::default(), flushes: GroupCommit::new() })
+        Ok(Self { base, data, allocation: owned, locks: RangeLock::default(), flushes: GroupCommit::new() })
     }
 
     /// Allocated pages, which may differ from the base.
-    pub fn owned(&self) -> PageSet {
-        self.owned.to_set()
+    pub fn allocated(&self) -> PageSet {
+        self.allocation.to_set()
     }
 
     /// Base device of the overlay.
@@ -93,13 +93,13 @@ impl Cow {
 
     /// Removes pages from the overlay, with everything written to them. For a disk that is not in use yet; a
     /// flush makes it durable.
-    pub fn disown(&self, run: PageRun) -> Result<(), BlockError> {
+    pub fn deallocate(&self, run: PageRun) -> Result<(), BlockError> {
         BlockError::check(run.offset(), run.bytes() as u64, self.size())?;
         let _guard = self.locks.lock(run.pages());
         let outcome = self.data.trim(run.offset(), run.bytes() as u64);
-        self.flushes.note_write();
+        self.flushes.count_write();
         outcome?;
-        self.owned.remove(run);
+        self.allocation.remove(run);
         Ok(())
     }
 
@@ -115,16 +115,16 @@ impl Cow {
             });
         }
         let _guard = self.locks.lock(run.pages());
-        let filled = self.each_stretch(run.offset(), content.len() as u64, |owned, range| {
+        let filled = self.each_run(run.offset(), content.len() as u64, |owned, range| {
             if owned {
                 return Ok(());
             }
             let at = (range.start - run.offset()) as usize;
             self.data.write_at(range.start, &content[at..at + (range.end - range.start) as usize])?;
-            self.owned.insert(PageRun::new(range.start / PAGE, (range.end - range.start) / PAGE));
+            self.allocation.insert(PageRun::new(range.start / PAGE, (range.end - range.start) / PAGE));
             Ok(())
         });
-        self.flushes.note_write();
+        self.flushes.count_write();
         filled
     }
 
@@ -133,7 +133,7 @@ impl Cow {
     }
 
     /// Calls `each` for the maximal ranges of `offset .. offset + len` that are all allocated or all not.
-    fn each_stretch(
+    fn each_run(
         &self,
         offset: u64,
         len: u64,
@@ -142,7 +142,7 @@ impl Cow {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let page = at / PAGE;
-            let (owned, pages) = self.owned.stretch(page, end.div_ceil(PAGE));
+            let (owned, pages) = self.allocation.run_at(page, end.div_ceil(PAGE));
             let until = ((page + pages) * PAGE).min(end);
             each(owned, at..until)?;
             at = until;
@@ -151,23 +151,23 @@ impl Cow {
     }
 
     /// Writes `data`, fills the rest of its first and last page from the base, and allocates all pages.
-    fn write_and_own(&self, offset: u64, data: &[u8], run: PageRun) -> Result<(), BlockError> {
+    fn write_and_allocate(&self, offset: u64, data: &[u8], run: PageRun) -> Result<(), BlockError> {
         let _guard = self.locks.lock(run.pages());
         let end = offset + data.len() as u64;
         let (mut before, mut after) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
-        let before = &mut before[..self.base_part(run.start, offset % PAGE)];
-        let after = &mut after[..self.base_part(run.end() - 1, end.next_multiple_of(PAGE) - end)];
+        let before = &mut before[..self.fill_len(run.start, offset % PAGE)];
+        let after = &mut after[..self.fill_len(run.end() - 1, end.next_multiple_of(PAGE) - end)];
         self.base.read_at(offset - before.len() as u64, before)?;
         self.base.read_at(end, after)?;
         let start = offset - before.len() as u64;
         self.data.write_parts(start, &mut [IoSlice::new(before), IoSlice::new(data), IoSlice::new(after)])?;
-        self.owned.insert(run);
+        self.allocation.insert(run);
         Ok(())
     }
 
     /// Number of `bytes` of `page` to fill from the base: all or none.
-    fn base_part(&self, page: u64, bytes: u64) -> usize {
-        if self.owned.stretch(page, page + 1).0 { 0 } else { bytes as usize }
+    fn fill_len(&self, page: u64, bytes: u64) -> usize {
+        if self.allocation.run_at(page, page + 1).0 { 0 } else { bytes as usize }
     }
 
     /// Allocates the complete pages of the range as holes. Returns the bytes covered.
@@ -180,16 +180,16 @@ impl Cow {
         let _guard = self.locks.lock(run.pages());
         // The data of a page that is not allocated may be left from a lost bitmap, so it is punched as well.
         let outcome = self.data.trim(start, end - start);
-        self.flushes.note_write();
+        self.flushes.count_write();
         outcome?;
-        self.owned.insert(run);
+        self.allocation.insert(run);
         Ok(start..end)
     }
 
     fn sync(&self) -> Result<(), BlockError> {
-        let unsaved = self.owned.take_unsaved();
+        let unsaved = self.allocation.take_unsaved();
         self.data.flush()?;
-        self.latch().sync(self.owned.save(&unsaved))
+        self.latch().sync(self.allocation.save(&unsaved))
     }
 }
 
@@ -205,7 +205,7 @@ impl Device for Cow {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
         BlockError::check(offset, out.len() as u64, self.size())?;
-        self.each_stretch(offset, out.len() as u64, |owned, range| {
+        self.each_run(offset, out.len() as u64, |owned, range| {
             let part = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
             if owned { self.data.read_at(range.start, part) } else { self.base.read_at(range.start, part) }
         })
@@ -214,7 +214,7 @@ impl Device for Cow {
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
         BlockError::check(offset, out.len() as u64, self.size())?;
         let mut all = true;
-        self.each_stretch(offset, out.len() as u64, |owned, range| {
+        self.each_run(offset, out.len() as u64, |owned, range| {
             let part = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
             let side: &dyn Device = if owned { &self.data } else { &*self.base };
             all = all && side.try_read_at(range.start, part)?;
@@ -229,12 +229,12 @@ impl Device for Cow {
             return self.latch().check();
         }
         let run = pages_of(offset, data.len() as u64);
-        let outcome = if self.owned.has_all(run) {
+        let outcome = if self.allocation.has_all(run) {
             self.data.write_at(offset, data)
         } else {
-            self.write_and_own(offset, data, run)
+            self.write_and_allocate(offset, data, run)
         };
-        self.flushes.note_write();
+        self.flushes.count_write();
         outcome
     }
 
@@ -261,7 +261,7 @@ impl Device for Cow {
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
         BlockError::check(offset, len, self.size())?;
         let mut list = Vec::new();
-        self.each_stretch(offset, len, |owned, range| {
+        self.each_run(offset, len, |owned, range| {
             let side: &dyn Device = if owned { &self.data } else { &*self.base };
             side.extents(range.start, range.end - range.start)?
                 .into_iter()
@@ -276,7 +276,7 @@ impl Device for Cow {
         let within = BlockError::check(offset, len, self.size());
         // Only the base can be remote. A write that allocates a page may have to fill it from there.
         let walk = within.and_then(|()| {
-            self.each_stretch(offset, len, |owned, range| {
+            self.each_run(offset, len, |owned, range| {
                 waits |= !owned && self.base.may_wait(range.start, range.end - range.start);
                 Ok(())
             })

@@ -108,7 +108,7 @@ impl OverlayDir {
         io_at("size", &self.data(), data.set_len(0).and_then(|()| data.set_len(size)))?;
         io_at("sync", &self.data(), data.sync_all())?;
         let id = io_at("make an id for", &self.dir, random_id())?;
-        let header = Header { form: BitmapKind::Durable, id, size, base };
+        let header = Header { kind: BitmapKind::Durable, id, size, base };
         let durable = write_new(&self.durable(), &header, None)?;
         io_at("sync", &self.dir, sync_dir(&self.dir))?;
         self.finish(data, durable, header)
@@ -118,7 +118,7 @@ impl OverlayDir {
     pub(super) fn open(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
         let data = self.open_data(&mut OpenOptions::new())?;
         let (durable, header) = open_bitmap(&self.durable())?;
-        if (header.form, header.size, header.base) != (BitmapKind::Durable, size, base) {
+        if (header.kind, header.size, header.base) != (BitmapKind::Durable, size, base) {
             return Err(OverlayError::OtherBase { dir: self.dir.clone() });
         }
         self.finish(data, durable, header)
@@ -159,7 +159,7 @@ impl OverlayDir {
         io_at("create", &self.live_dir, fs::create_dir_all(&self.live_dir))?;
         let path = self.live(&header.id);
         let boot = io_at("read the boot id for", &path, boot_id())?;
-        let wanted = Header { form: BitmapKind::Live { boot }, ..header };
+        let wanted = Header { kind: BitmapKind::Live { boot }, ..header };
         if path.exists() {
             let (live, found) = open_bitmap(&path)?;
             if found == wanted {

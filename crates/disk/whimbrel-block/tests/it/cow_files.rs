@@ -84,7 +84,7 @@ fn a_live_bitmap_of_another_boot_does_not_count() {
     other[4088..4096].copy_from_slice(&sum.to_le_bytes());
     fs::write(&live, &other).unwrap();
     let cow = open(&place, SIZE, Digest([1; 32])).unwrap();
-    assert_eq!(cow.owned().iter().collect::<Vec<_>>(), [0], "page 2 was never flushed");
+    assert_eq!(cow.allocated().iter().collect::<Vec<_>>(), [0], "page 2 was never flushed");
     let mut page = [9; 4096];
     cow.read_at(8192, &mut page).unwrap();
     assert_eq!(page, [0; 4096]);

@@ -40,7 +40,7 @@ proptest! {
             let (from, bytes) = (run.offset() as usize, run.bytes());
             if *fill {
                 cow.fill(run, &base[from..from + bytes]).unwrap();
-                prop_assert!(run.pages().all(|page| cow.owned().contains(page)));
+                prop_assert!(run.pages().all(|page| cow.allocated().contains(page)));
             } else {
                 // Not complete pages: the rest is from the base.
                 let data = vec![n as u8; bytes - 100];
@@ -63,7 +63,7 @@ fn a_page_given_back_to_the_base_is_the_bases_also_after_a_loss_of_power() {
     let cow = Cow::create(&place, device(), id).unwrap();
     cow.write_at(0, &[1; 8 * PAGE_SIZE]).unwrap();
     cow.flush().unwrap();
-    cow.disown(PageRun::new(2, 3)).unwrap();
+    cow.deallocate(PageRun::new(2, 3)).unwrap();
     let mut model = base();
     model[..2 * PAGE_SIZE].fill(1);
     model[5 * PAGE_SIZE..8 * PAGE_SIZE].fill(1);
@@ -73,6 +73,6 @@ fn a_page_given_back_to_the_base_is_the_bases_also_after_a_loss_of_power() {
     std::fs::remove_dir_all(&place.live_dir).unwrap();
     let cow = Cow::open(&place, device(), id).unwrap();
     assert!(content(&cow) == model);
-    assert!(cow.disown(PageRun::new(PAGES as u64, 1)).is_err(), "past the end");
+    assert!(cow.deallocate(PageRun::new(PAGES as u64, 1)).is_err(), "past the end");
     assert!(cow.fill(PageRun::new(0, 2), &[0; PAGE_SIZE]).is_err(), "too little content");
 }

@@ -150,7 +150,7 @@ proptest! {
             world.take(step);
             prop_assert!(world.content() == world.now, "after {:?}", step);
         }
-        let owned = world.cow().owned();
+        let owned = world.cow().allocated();
         let mut base = vec![0; SIZE];
         world.base.read_at(0, &mut base).unwrap();
         for page in (0..PAGES).filter(|p| !owned.contains(*p as u64)) {

@@ -47,7 +47,7 @@ proptest! {
         let disk = content();
         let recut = Arc::new(AlignedDisk::new(Arc::new(MemDevice::new(disk.clone())), cuts.clone()).unwrap());
         let all = read(&*recut, 0, recut.size());
-        prop_assert!(disk.iter().enumerate().all(|(at, byte)| all[cuts.place_of(at as u64).unwrap() as usize] == *byte));
+        prop_assert!(disk.iter().enumerate().all(|(at, byte)| all[cuts.aligned_offset(at as u64).unwrap() as usize] == *byte));
         // No byte of the content is zero, so all others are padding.
         prop_assert_eq!(all.iter().filter(|byte| **byte != 0).count() as u64, SIZE);
         let uncut = RawDisk::new(recut.clone(), cuts.clone()).unwrap();

@@ -1,12 +1,12 @@
 //! Processor architecture: registers, the system call convention, how an interrupted call restarts.
 //!
-//! One file for each. The rest of the crate uses only [`Registers`], [`SLOT`], [`counter`] and [`detour`].
+//! One file for each. The rest of the crate uses only [`Registers`], [`STUB_SIZE`], [`program_counter`] and [`build_stub`].
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Registers, SLOT, counter, detour};
+pub(crate) use x86_64::{Registers, STUB_SIZE, build_stub, program_counter};
 
 /// System call and its first three arguments, for the target to execute.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub(crate) struct Call {
 /// Code that makes one system call in a stopped thread and then continues where the thread was.
 #[derive(Debug)]
 pub(crate) struct SyscallStub {
-    /// Machine code, less than [`SLOT`] bytes, valid only at the address it was generated for.
+    /// Machine code, less than [`STUB_SIZE`] bytes, valid only at the address it was generated for.
     pub(crate) code: Vec<u8>,
     /// Registers that start it.
     pub(crate) start: Registers,

@@ -10,7 +10,7 @@ use super::{Call, ForeignMode, SyscallStub};
 pub(crate) type Registers = libc::user_regs_struct;
 
 /// Bytes of a stub and a zero byte after it.
-pub(crate) const SLOT: usize = 112;
+pub(crate) const STUB_SIZE: usize = 112;
 
 /// Code segment of 64-bit programs: `__USER_CS` of the kernel's `asm/segment.h`.
 const USER_CS: u64 = 0x33;
@@ -24,18 +24,18 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 const SYSCALL_LEN: u64 = 2;
 
 /// Program counter of a thread.
-pub(crate) fn counter(regs: &Registers) -> u64 {
+pub(crate) fn program_counter(regs: &Registers) -> u64 {
     regs.rip
 }
 
 /// Generates code for address `at` that makes `call` in a thread stopped with `regs`, and then continues as
 /// the thread would have continued.
-pub(crate) fn detour(regs: &Registers, at: u64, call: Call) -> Result<SyscallStub, ForeignMode> {
+pub(crate) fn build_stub(regs: &Registers, at: u64, call: Call) -> Result<SyscallStub, ForeignMode> {
     if regs.cs != USER_CS {
         return Err(ForeignMode);
     }
     let (rip, rax) = resumption(regs);
-    let mut code = Vec::with_capacity(SLOT);
+    let mut code = Vec::with_capacity(STUB_SIZE);
     let [first, second, third] = call.arguments;
     put32(&mut code, &[0xb8], call.number); // mov eax, number
     put64(&mut code, &[0x48, 0xbf], first); // movabs rdi, …
@@ -104,10 +104,10 @@ mod tests {
     #[test]
     fn the_detour_fits_its_slot_and_a_32_bit_thread_is_refused() {
         let call = Call { number: 323, arguments: [u64::MAX; 3] };
-        let made = detour(&stopped(0, -1), 0x2000, call).unwrap();
-        assert!(made.code.len() < SLOT, "a zero byte stays behind it");
+        let made = build_stub(&stopped(0, -1), 0x2000, call).unwrap();
+        assert!(made.code.len() < STUB_SIZE, "a zero byte stays behind it");
         assert_eq!((made.start.rip, made.returned), (0x2000, 0x2025));
         let compat = Registers { cs: 0x23, ..stopped(0, -1) };
-        assert_eq!(detour(&compat, 0x2000, call).unwrap_err(), ForeignMode);
+        assert_eq!(build_stub(&compat, 0x2000, call).unwrap_err(), ForeignMode);
     }
 }

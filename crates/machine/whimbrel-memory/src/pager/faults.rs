@@ -58,7 +58,7 @@ impl Server {
         let pidfd = inner.process.pidfd();
         let mut fds = [
             PollFd::new(&inner.uffd, PollFlags::IN),
-            PollFd::new(&self.shared.bell, PollFlags::IN),
+            PollFd::new(&self.shared.wakeup, PollFlags::IN),
             PollFd::new(&pidfd, PollFlags::IN),
         ];
         let timeout = self.retry.wait(Instant::now()).map(timespec);

@@ -47,7 +47,7 @@ impl Filler {
             let one = PageRun::new(page, 1);
             if residency::next(file, *offset, one, page, true).map_err(FillError::Store)? == page {
                 // The pager of another clone was faster.
-                return self.note_and_wake(one);
+                return self.record_and_wake(one);
             }
         } else if shared.lazy.is_filled(page) {
             // The page was present and a balloon released it (or this is the second fault of two, and it is
@@ -69,7 +69,7 @@ impl Filler {
 
     /// Fetches and fills the absent pages of `run`, at most [`MAX_RUN`] pages.
     pub(super) fn run(&mut self, run: PageRun) -> Result<(), FillError> {
-        self.note_brought_by_others(run)?;
+        self.record_filled_by_others(run)?;
         if run.pages().all(|page| !self.is_missing(page)) {
             return Ok(());
         }
@@ -121,7 +121,7 @@ impl Filler {
     /// thread never sees half of one. Two pagers that fill one page write the same bytes.
     fn store_in_file(&self, file: &File, at: u64, run: PageRun, content: &[u8]) -> Result<(), FillError> {
         file.write_all_at(content, at).map_err(FillError::Store)?;
-        self.note_and_wake(run)
+        self.record_and_wake(run)
     }
 
     /// Fills pages of the target. Never overwrites: a page that is present belongs to the target.
@@ -133,11 +133,11 @@ impl Filler {
             page += match self.shared.inner.uffd.copy(at, rest).map_err(store_error)? {
                 Filled::Bytes(bytes) => {
                     let pages = (bytes / PAGE_SIZE) as u64;
-                    self.note(PageRun::new(page, pages));
+                    self.record_filled(PageRun::new(page, pages));
                     pages
                 }
                 Filled::Present => {
-                    self.note_and_wake(PageRun::new(page, 1))?;
+                    self.record_and_wake(PageRun::new(page, 1))?;
                     1
                 }
                 Filled::Again if self.shared.stopped() => return Ok(()),
@@ -151,23 +151,23 @@ impl Filler {
     }
 
     /// Records pages that the pagers of other clones filled in the same template.
-    fn note_brought_by_others(&self, run: PageRun) -> Result<(), FillError> {
+    fn record_filled_by_others(&self, run: PageRun) -> Result<(), FillError> {
         let Backing::Template(file, offset) = &self.shared.inner.backing else { return Ok(()) };
         let mut page = run.start;
         while page < run.end() {
             let data = residency::next(file, *offset, run, page, true).map_err(FillError::Store)?;
             page = residency::next(file, *offset, run, data, false).map_err(FillError::Store)?;
-            self.note(PageRun::new(data, page - data));
+            self.record_filled(PageRun::new(data, page - data));
         }
         Ok(())
     }
 
-    fn note(&self, run: PageRun) {
-        self.shared.add_resident(self.shared.lazy.mark(run));
+    fn record_filled(&self, run: PageRun) {
+        self.shared.add_resident(self.shared.lazy.record_filled(run));
     }
 
-    fn note_and_wake(&self, run: PageRun) -> Result<(), FillError> {
-        self.note(run);
+    fn record_and_wake(&self, run: PageRun) -> Result<(), FillError> {
+        self.record_filled(run);
         let start = self.shared.inner.span.start + run.offset();
         self.shared.inner.uffd.wake(Span { start, bytes: run.bytes() as u64 }).map_err(store_error)
     }

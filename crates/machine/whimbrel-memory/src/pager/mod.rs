@@ -122,7 +122,7 @@ struct Shared {
     lazy: Arc<LazyMemory>,
     started: Instant,
     /// Eventfd that wakes the fault thread from its poll.
-    bell: OwnedFd,
+    wakeup: OwnedFd,
     stop: AtomicBool,
     /// Whether a fault is being handled.
     busy: AtomicBool,
@@ -153,17 +153,17 @@ impl Pager {
         if pages != source_pages || pages != set_pages {
             return Err(StartError::WrongLength { source_pages, pages });
         }
-        if inner.served.swap(true, Ordering::AcqRel) {
+        if inner.has_pager.swap(true, Ordering::AcqRel) {
             return Err(StartError::Served);
         }
         let here = residency::extents(file, *offset, pages).map_err(io_error("list the filled pages"));
         here.and_then(|here| Self::serve(inner.clone(), source, &here))
-            .inspect_err(|_| inner.served.store(false, Ordering::Release))
+            .inspect_err(|_| inner.has_pager.store(false, Ordering::Release))
     }
 
     fn serve(inner: Arc<Inner>, source: Arc<dyn PageSource>, here: &PageSet) -> Result<Self, StartError> {
         let lazy = Arc::new(LazyMemory::new(source));
-        let resident = here.runs().map(|run| lazy.mark(run)).sum();
+        let resident = here.runs().map(|run| lazy.record_filled(run)).sum();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| io_error("make an eventfd")(e.into()))?;
         *inner.lazy.write().unwrap_or_else(PoisonError::into_inner) = Some(lazy.clone());
@@ -271,7 +271,7 @@ impl Pager {
                 tracing::error!("a pager thread panicked");
             }
         }
-        self.shared.inner.served.store(false, Ordering::Release);
+        self.shared.inner.has_pager.store(false, Ordering::Release);
     }
 }
 
@@ -297,7 +297,7 @@ impl Shared {
             inner,
             lazy,
             started: Instant::now(),
-            bell,
+            wakeup: bell,
             stop: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             progress: Mutex::new(progress),
@@ -319,7 +319,7 @@ impl Shared {
         self.progress().state.end.get_or_insert(reason);
         self.stop.store(true, Ordering::Release);
         // The counter cannot overflow with a handful of writes, and one that is set already is as good.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
         self.changed.notify_all();
     }
 

@@ -25,7 +25,7 @@ const AGE: Duration = Duration::from_secs(1);
 pub enum BadBatch {
     /// The batch ends in the middle of a frame.
     #[error("a batch of frames is truncated")]
-    Cut,
+    Truncated,
     /// A frame has an impossible length.
     #[error("the batch announces a frame of {length} bytes; {FRAME_MIN} to {FRAME_MAX} are allowed")]
     Length {
@@ -53,14 +53,14 @@ pub fn frames(mut batch: &[u8]) -> impl Iterator<Item = Result<(u8, &[u8]), BadB
 }
 
 fn next(batch: &[u8]) -> Result<(u8, &[u8], &[u8]), BadBatch> {
-    let (&port, rest) = batch.split_first().ok_or(BadBatch::Cut)?;
-    let (length, rest) = rest.split_first_chunk::<4>().ok_or(BadBatch::Cut)?;
+    let (&port, rest) = batch.split_first().ok_or(BadBatch::Truncated)?;
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or(BadBatch::Truncated)?;
     let length = u32::from_le_bytes(*length);
     match length as usize {
         FRAME_MIN..=FRAME_MAX => {}
         _ => return Err(BadBatch::Length { length }),
     }
-    let (frame, rest) = rest.split_at_checked(length as usize).ok_or(BadBatch::Cut)?;
+    let (frame, rest) = rest.split_at_checked(length as usize).ok_or(BadBatch::Truncated)?;
     Ok((port, frame, rest))
 }
 
@@ -167,7 +167,7 @@ mod tests {
         let mut backlog = Backlog::default();
         backlog.push(Duration::ZERO, 3, &[1; 20]);
         let batch = backlog.pop(Duration::ZERO).0.unwrap();
-        assert_eq!(frames(&batch[..batch.len() - 1]).collect::<Vec<_>>(), [Err(BadBatch::Cut)]);
+        assert_eq!(frames(&batch[..batch.len() - 1]).collect::<Vec<_>>(), [Err(BadBatch::Truncated)]);
         let broken = [&[0, 1, 0, 0, 0][..], &batch].concat();
         assert_eq!(frames(&broken).collect::<Vec<_>>(), [Err(BadBatch::Length { length: 1 })]);
     }

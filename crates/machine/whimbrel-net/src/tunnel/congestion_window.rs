@@ -19,28 +19,28 @@ const DELAY: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(crate) struct Window {
     limit: usize,
-    under_way: usize,
+    in_flight: usize,
     fastest: Duration,
 }
 
 impl Window {
     pub(crate) fn new() -> Self {
-        Self { limit: LEAST * 2, under_way: 0, fastest: Duration::MAX }
+        Self { limit: LEAST * 2, in_flight: 0, fastest: Duration::MAX }
     }
 
     /// Whether another batch may be sent.
     pub(crate) fn is_open(&self) -> bool {
-        self.under_way < self.limit
+        self.in_flight < self.limit
     }
 
     pub(crate) fn sent(&mut self, bytes: usize) {
-        self.under_way += bytes;
+        self.in_flight += bytes;
     }
 
     /// Handles the acknowledgement of a batch, `after` its sending.
     pub(crate) fn answered(&mut self, bytes: usize, after: Duration) {
         let was_full = !self.is_open();
-        self.under_way = self.under_way.saturating_sub(bytes);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
         self.fastest = self.fastest.min(after);
         if after > self.fastest.saturating_add(DELAY) {
             self.limit = (self.limit / 2).max(LEAST);
@@ -87,7 +87,7 @@ mod tests {
         while window.is_open() {
             window.sent(1500);
         }
-        assert!(window.under_way < LEAST * 2 + 1500);
+        assert!(window.in_flight < LEAST * 2 + 1500);
         window.answered(usize::MAX, Duration::ZERO);
         assert!(window.is_open());
     }

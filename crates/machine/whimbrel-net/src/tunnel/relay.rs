@@ -55,7 +55,7 @@ pub struct InFlightBatch {
     bytes: usize,
     sent: Instant,
     /// Number of the transport: receipts of an earlier one do not affect the current window.
-    turn: u64,
+    transport_number: u64,
 }
 
 /// Counters of a relay.
@@ -77,7 +77,7 @@ pub struct Relay {
 
 struct Shared {
     sockets: Vec<Option<File>>,
-    reach: Option<Mutex<MacTable>>,
+    mac_table: Option<Mutex<MacTable>>,
     outgoing: Mutex<Outgoing>,
     began: Instant,
     wake: OwnedFd,
@@ -96,8 +96,8 @@ impl std::fmt::Debug for Shared {
 struct Outgoing {
     backlog: Backlog,
     window: Window,
-    carrier: Option<Box<dyn Transport>>,
-    turn: u64,
+    transport: Option<Box<dyn Transport>>,
+    transport_number: u64,
 }
 
 impl Relay {
@@ -106,11 +106,15 @@ impl Relay {
     pub fn start(sockets: Vec<Option<Socket>>, reach: Option<MacTable>) -> Result<Self, NetError> {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let outgoing =
-            Outgoing { backlog: Backlog::default(), window: Window::new(), carrier: None, turn: 0 };
+        let outgoing = Outgoing {
+            backlog: Backlog::default(),
+            window: Window::new(),
+            transport: None,
+            transport_number: 0,
+        };
         let shared = Arc::new(Shared {
             sockets: sockets.into_iter().map(|socket| socket.map(|Socket(file)| file)).collect(),
-            reach: reach.map(Mutex::new),
+            mac_table: reach.map(Mutex::new),
             outgoing: Mutex::new(outgoing),
             began: Instant::now(),
             wake: wake.map_err(|errno| failed("wake")(errno.into()))?,
@@ -125,12 +129,12 @@ impl Relay {
     }
 
     /// Sets or removes the transport. Frames that waited for the previous one are dropped.
-    pub fn set_carrier(&self, carrier: Option<Box<dyn Transport>>) {
+    pub fn set_transport(&self, carrier: Option<Box<dyn Transport>>) {
         let mut outgoing = self.shared.outgoing();
         let lost = outgoing.backlog.clear();
-        outgoing.turn += 1;
+        outgoing.transport_number += 1;
         outgoing.window = Window::new();
-        let before = std::mem::replace(&mut outgoing.carrier, carrier);
+        let before = std::mem::replace(&mut outgoing.transport, carrier);
         drop(outgoing);
         // Dropped outside the lock, because it may have receipts, which take the lock.
         drop(before);
@@ -143,7 +147,7 @@ impl Relay {
             let (port, frame) = frame?;
             let socket = self.shared.sockets.get(usize::from(port)).and_then(Option::as_ref);
             let socket = socket.ok_or(BadBatch::Port { port })?;
-            if let Some(reach) = &self.shared.reach {
+            if let Some(reach) = &self.shared.mac_table {
                 lock(reach).record(frame);
             }
             let counter = match rustix::io::write(socket, frame) {
@@ -172,7 +176,7 @@ impl Drop for Relay {
         {
             tracing::error!("the thread of a tunnel panicked");
         }
-        self.set_carrier(None);
+        self.set_transport(None);
     }
 }
 
@@ -180,7 +184,7 @@ impl Drop for InFlightBatch {
     fn drop(&mut self) {
         let Some(relay) = self.relay.upgrade() else { return };
         let mut outgoing = relay.outgoing();
-        if outgoing.turn == self.turn {
+        if outgoing.transport_number == self.transport_number {
             outgoing.window.answered(self.bytes, self.sent.elapsed());
         }
         drop(outgoing);
@@ -229,12 +233,12 @@ impl Shared {
                 }
             };
             let frame = &room[..len];
-            if self.reach.as_ref().is_some_and(|reach| !lock(reach).wants(frame)) {
+            if self.mac_table.as_ref().is_some_and(|reach| !lock(reach).wants(frame)) {
                 continue;
             }
             let mut outgoing = self.outgoing();
             let taken =
-                outgoing.carrier.is_some() && outgoing.backlog.push(self.began.elapsed(), port, frame);
+                outgoing.transport.is_some() && outgoing.backlog.push(self.began.elapsed(), port, frame);
             drop(outgoing);
             if !taken {
                 self.count(&self.dropped, 1);
@@ -247,7 +251,7 @@ impl Shared {
     fn send(self: &Arc<Self>) {
         loop {
             let mut outgoing = self.outgoing();
-            let Outgoing { backlog, window, carrier, turn } = &mut *outgoing;
+            let Outgoing { backlog, window, transport: carrier, transport_number: turn } = &mut *outgoing;
             if backlog.is_empty() || !window.is_open() || carrier.is_none() {
                 return;
             }
@@ -256,7 +260,7 @@ impl Shared {
             let Some(batch) = batch else { return };
             window.sent(batch.len());
             let (relay, bytes, turn) = (Arc::downgrade(self), batch.len(), *turn);
-            let receipt = InFlightBatch { relay, bytes, sent: Instant::now(), turn };
+            let receipt = InFlightBatch { relay, bytes, sent: Instant::now(), transport_number: turn };
             self.count(&self.sent, frames(&batch).count() as u64);
             let Some(mut carrier) = carrier.take() else { return };
             // Outside the lock, because it may drop the receipt at once, or take a while.
@@ -269,8 +273,8 @@ impl Shared {
     /// Puts the transport back, unless another one was set meanwhile.
     fn return_transport(&self, carrier: Box<dyn Transport>, turn: u64) {
         let mut outgoing = self.outgoing();
-        if outgoing.turn == turn {
-            outgoing.carrier = Some(carrier);
+        if outgoing.transport_number == turn {
+            outgoing.transport = Some(carrier);
         } else {
             drop(outgoing);
             drop(carrier);
@@ -312,7 +316,7 @@ mod tests {
         let (near, far) = frame_pipe().unwrap();
         let relay = Relay::start(vec![None, Some(far.into())], None).unwrap();
         let (sender, batches) = channel();
-        relay.set_carrier(Some(Box::new(Hands(sender))));
+        relay.set_transport(Some(Box::new(Hands(sender))));
         (relay, near, batches)
     }
 
@@ -369,11 +373,11 @@ mod tests {
     #[test]
     fn without_a_carrier_frames_are_dropped_and_not_kept_for_later() {
         let (relay, near, batches) = end();
-        relay.set_carrier(None);
+        relay.set_transport(None);
         rustix::io::write(&near.0, &frame(1)).unwrap();
         wait_for("a dropped frame", || relay.counters().dropped == 1);
         let (sender, later) = channel();
-        relay.set_carrier(Some(Box::new(Hands(sender))));
+        relay.set_transport(Some(Box::new(Hands(sender))));
         rustix::io::write(&near.0, &frame(2)).unwrap();
         let (batch, _receipt) = later.recv_timeout(PATIENCE).unwrap();
         assert_eq!(frames(&batch).collect::<Vec<_>>(), [Ok((1, &frame(2)[..]))]);

@@ -4,7 +4,7 @@ use crate::support::{FakeQemu, PATIENCE, bridged, eventually, frame, number, plu
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 use std::{net::Ipv4Addr, os::fd::AsRawFd, time::Instant};
 use whimbrel_net::{
-    Addresses, Epoch, Gates, HoldLimits, Mac, Port, PortConfig, Station, Uplink, announcements,
+    Addresses, BufferLimits, Epoch, Gates, Mac, Port, PortConfig, Station, Uplink, announcements,
 };
 use whimbrel_testkit::lab::Lab;
 
@@ -61,18 +61,18 @@ fn what_comes_while_a_guest_stands_still_reaches_it_late_where_it_goes_on() {
     };
     send(&mut qemu_a, 0..1);
     assert_eq!(number(&qemu_b.receive()), 0);
-    b.keep_strays();
+    b.buffer_late_frames();
     send(&mut qemu_a, 1..400);
     // The guest continues on this host.
-    b.let_strays_in();
+    b.deliver_late_frames();
     send(&mut qemu_a, 400..401);
     (1..401).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
     // The guest continues on another host: its old QEMU gets nothing more, and the new one gets all frames,
     // before anything newer.
-    b.keep_strays();
+    b.buffer_late_frames();
     send(&mut qemu_a, 401..500);
-    let strays = b.take_strays();
-    c.add_strays(strays.iter().map(AsRef::as_ref));
+    let strays = b.take_late_frames();
+    c.add_late_frames(strays.iter().map(AsRef::as_ref));
     c.set_gates(Gates::OPEN);
     send(&mut qemu_a, 500..501);
     (401..501).for_each(|n| assert_eq!(number(&qemu_c.receive()), n));
@@ -86,7 +86,7 @@ fn output_leaves_only_with_its_epoch() {
     let namespace = bridged();
     let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
     let (_b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
-    a.hold(HoldLimits::default());
+    a.buffer_output(BufferLimits::default());
     let sent = a.counters().outbound_frames;
     (0..5).for_each(|n| qemu_a.send(&frame(1, n)).unwrap());
     assert_eq!(a.barrier().unwrap(), Epoch(0));
@@ -105,13 +105,13 @@ fn whoever_waits_for_output_is_told_of_the_first_frame_and_not_of_every_one() {
     let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
     let (_b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
     let (tell, told) = std::sync::mpsc::channel();
-    a.on_first_held(move || tell.send(()).unwrap());
-    a.hold(HoldLimits::default());
+    a.on_first_buffered(move || tell.send(()).unwrap());
+    a.buffer_output(BufferLimits::default());
     for _ in 0..3 {
-        assert!(!a.holds());
+        assert!(!a.has_buffered_output());
         (0..5).for_each(|n| qemu_a.send(&frame(1, n)).unwrap());
         told.recv_timeout(PATIENCE).unwrap();
-        assert!(a.holds());
+        assert!(a.has_buffered_output());
         assert_eq!(a.release(a.barrier().unwrap()).unwrap(), 5);
         assert!(told.try_recv().is_err(), "told of a frame that was not the first");
         (0..5).for_each(|n| assert_eq!(number(&qemu_b.receive()), n));
@@ -124,7 +124,7 @@ fn a_full_hold_queue_makes_the_guest_wait_and_loses_nothing() {
     let namespace = bridged();
     let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
     let (_b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
-    a.hold(HoldLimits { frames: 100, bytes: 1 << 20 });
+    a.buffer_output(BufferLimits { frames: 100, bytes: 1 << 20 });
     let sender = std::thread::spawn(move || {
         (0..FRAMES).for_each(|n| qemu_a.send(&frame(1, n)).unwrap());
         qemu_a
@@ -147,10 +147,10 @@ fn a_discarded_epoch_never_leaves() {
     let namespace = bridged();
     let (a, mut qemu_a) = plugged(&namespace, "tapa", Gates::OPEN);
     let (_b, mut qemu_b) = plugged(&namespace, "tapb", Gates::OPEN);
-    a.hold(HoldLimits::default());
+    a.buffer_output(BufferLimits::default());
     (0..5).for_each(|n| qemu_a.send(&frame(1, n)).unwrap());
     a.barrier().unwrap();
-    assert_eq!(a.discard_held(), 5);
+    assert_eq!(a.discard_buffered(), 5);
     assert!(a.release(Epoch(0)).is_err());
     qemu_a.send(&frame(1, 9)).unwrap();
     assert_eq!(number(&qemu_b.receive()), 9);
@@ -205,7 +205,7 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
     let namespace = bridged();
     let tap = whimbrel_net::TapConfig { name: "tapy".into(), bridge: Some("br9".into()) };
     let config =
-        PortConfig { stream_socket: "/nonexistent".into(), world: Uplink::Tap(tap), gates: Gates::OPEN };
+        PortConfig { stream_socket: "/nonexistent".into(), uplink: Uplink::Tap(tap), gates: Gates::OPEN };
     let error = namespace.run(|| Port::open(config)).err().unwrap();
     assert_eq!(error.to_string(), "cannot join bridge \"br9\"");
     assert!(namespace.ip("link show tapy").is_err());
@@ -214,7 +214,8 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
 #[test]
 fn an_isolated_machine_reaches_nobody_and_is_known_all_the_same() {
     let mut qemu = FakeQemu::new();
-    let config = PortConfig { stream_socket: qemu.socket.clone(), world: Uplink::Nobody, gates: Gates::OPEN };
+    let config =
+        PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Isolated, gates: Gates::OPEN };
     let port = Port::open(config).unwrap();
     qemu.accept();
     let station = station();

@@ -44,7 +44,7 @@ fn a_guest_is_reached_through_its_port_and_the_port_learns_who_it_is() {
     let mut qemu = alpha.command(qemu(&socket)).unwrap();
     let mut console = TestAgent::over(qemu.stdout.take().unwrap(), qemu.stdin.take().unwrap());
     let tap = TapConfig { name: "tap0".into(), bridge: Some("br0".into()) };
-    let config = PortConfig { stream_socket: socket, world: Uplink::Tap(tap), gates: Gates::OPEN };
+    let config = PortConfig { stream_socket: socket, uplink: Uplink::Tap(tap), gates: Gates::OPEN };
     let port = alpha.run(|| Port::open(config)).unwrap();
     console.wait_ready(Duration::from_secs(120)).unwrap();
     assert!(port.wait_connected(PATIENCE));

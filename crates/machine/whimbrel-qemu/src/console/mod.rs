@@ -38,19 +38,19 @@ pub struct Console {
 /// read.
 #[derive(Debug)]
 pub struct Subscription {
-    feed: Arc<OutputQueue>,
+    queue: Arc<OutputQueue>,
 }
 
 impl Subscription {
     /// All output that was not received yet, waiting at most `timeout` for some; empty if there is none.
     pub fn receive(&self, timeout: Duration) -> Result<Vec<u8>, Ended> {
-        self.feed.take(timeout)
+        self.queue.take(timeout)
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.feed.close();
+        self.queue.close();
     }
 }
 
@@ -87,7 +87,7 @@ impl Console {
         feed.push(front);
         feed.push(back);
         state.subscribers.push(Arc::clone(&feed));
-        Subscription { feed }
+        Subscription { queue: feed }
     }
 
     /// Writes `input` to the console. Fails if it is not connected now.

@@ -24,7 +24,7 @@ pub struct Status {
     /// Whether the virtual CPUs run.
     pub running: bool,
     /// QEMU's name of the state: `running`, `paused`, `inmigrate`, `shutdown`, `io-error`, …
-    pub word: String,
+    pub name: String,
 }
 
 /// Statistics of the balloon.
@@ -38,7 +38,7 @@ pub struct BalloonStats {
 }
 
 impl Qemu {
-    fn order(&self, command: &str) -> Result<(), QmpError> {
+    fn run_command(&self, command: &str) -> Result<(), QmpError> {
         self.qmp.execute(command, json!({})).map(drop)
     }
 
@@ -53,23 +53,23 @@ impl Qemu {
         let malformed = || QmpError::Malformed { command: "query-status".into() };
         Ok(Status {
             running: answer["running"].as_bool().ok_or_else(malformed)?,
-            word: answer["status"].as_str().ok_or_else(malformed)?.to_owned(),
+            name: answer["status"].as_str().ok_or_else(malformed)?.to_owned(),
         })
     }
 
     /// Presses the power button. A guest that supports it switches itself off: [`MachineEvent::Shutdown`].
     pub fn powerdown(&self) -> Result<(), QmpError> {
-        self.order("system_powerdown")
+        self.run_command("system_powerdown")
     }
 
     /// Resets the machine, which remains running or paused.
     pub fn reset(&self) -> Result<(), QmpError> {
-        self.order("system_reset")
+        self.run_command("system_reset")
     }
 
     /// Ends QEMU after its disks are flushed; returns when the process has ended. The guest is not notified.
     pub fn quit(self) -> Result<(), QmpError> {
-        match self.order("quit") {
+        match self.run_command("quit") {
             // QEMU may end before it answers.
             Ok(()) | Err(QmpError::Disconnected { .. }) => {}
             Err(error) => return Err(error),
@@ -95,12 +95,12 @@ impl Qemu {
     /// Memory of the guest and its statistics. The guest reports every second from the first call on.
     pub fn balloon_stats(&self) -> Result<BalloonStats, QmpError> {
         self.poll_balloon_stats(1)?;
-        self.balloon_now()
+        self.last_balloon_stats()
     }
 
     /// Starts reports of the guest (`yes`), at once and then every second, or stops them. The report arrives
-    /// when the guest gets to it: [`Qemu::balloon_now`] returns the last one.
-    pub fn ask_balloon_stats(&self, yes: bool) -> Result<(), QmpError> {
+    /// when the guest gets to it: [`Qemu::last_balloon_stats`] returns the last one.
+    pub fn set_balloon_reports(&self, yes: bool) -> Result<(), QmpError> {
         // A change of the interval from 0 starts with a report; any other waits for the interval (QEMU
         // `hw/virtio/virtio-balloon.c`, balloon_stats_set_poll_interval).
         self.poll_balloon_stats(0)?;
@@ -113,7 +113,7 @@ impl Qemu {
     }
 
     /// Memory of the guest and its last report, without requesting another.
-    pub fn balloon_now(&self) -> Result<BalloonStats, QmpError> {
+    pub fn last_balloon_stats(&self) -> Result<BalloonStats, QmpError> {
         let answer = self.qmp.execute("query-balloon", json!({}))?;
         let actual = answer["actual"].as_u64();
         let actual = actual.ok_or_else(|| QmpError::Malformed { command: "query-balloon".into() })?;
@@ -161,16 +161,16 @@ impl Qemu {
 }
 
 impl Machine for Qemu {
-    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
+    fn early_device_state(&mut self) -> Option<Vec<u8>> {
         self.head().map(|head| head.as_bytes().to_vec())
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
-        self.order("stop").map_err(|error| MachineError::new("pause", error))
+        self.run_command("stop").map_err(|error| MachineError::new("pause", error))
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        self.order("cont").map_err(|error| MachineError::new("resume", error))
+        self.run_command("cont").map_err(|error| MachineError::new("resume", error))
     }
 
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
@@ -180,10 +180,10 @@ impl Machine for Qemu {
     }
 
     fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        self.stop_to_save().map_err(|error| MachineError::new("pause", error))
+        self.pause_and_save().map_err(|error| MachineError::new("pause", error))
     }
 
     fn unpause_with_state(&mut self) -> UnpauseReport {
-        self.go_on_saved()
+        self.unpause_saved()
     }
 }

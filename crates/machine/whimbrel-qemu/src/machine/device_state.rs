@@ -13,7 +13,7 @@ use crate::{
     launch::{LaunchError, Sharing},
     qmp::{MachineEvent, PendingCommand, QmpError},
     state::{
-        DeviceState, MAX_STATE, RamBlockAddresses, ShownBlock, StateError, StreamHeader, compose,
+        DeviceState, ListedBlock, MAX_STATE, RamBlockAddresses, StateError, StreamHeader, compose,
         device_sections, parse_ramblocks,
     },
 };
@@ -45,17 +45,17 @@ pub(super) struct DeviceStateCache {
     sharing: Sharing,
     /// Anonymous file in memory into which QEMU writes the device sections.
     scratch: File,
-    known: Option<Known>,
+    known: Option<CachedHeader>,
     /// Header of the loaded state, whose small blocks were not located yet.
     pub(super) loaded: Option<StreamHeader>,
     /// Whether the header changed since it was last returned.
     changed: bool,
     /// Save command that was sent together with the pause, and not answered yet.
-    under_way: Option<PendingCommand>,
+    pending_save: Option<PendingCommand>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct CachedHeader {
     head: StreamHeader,
     /// Addresses of the small blocks; none if they cannot be read.
     places: Option<RamBlockAddresses>,
@@ -72,7 +72,7 @@ impl DeviceStateCache {
             known: None,
             loaded: None,
             changed: true,
-            under_way: None,
+            pending_save: None,
         })
     }
 }
@@ -85,15 +85,15 @@ impl Qemu {
     /// [`Qemu::set_head`]. Afterwards the machine runs or not as before, also on failure (if QEMU still
     /// accepts commands).
     pub fn prepare_device_state(&mut self) -> Result<(), StateError> {
-        if self.saver.sharing == Sharing::Private {
+        if self.state_cache.sharing == Sharing::Private {
             return Ok(());
         }
-        self.saver.loaded = None;
+        self.state_cache.loaded = None;
         if !self.qmp.is_running() {
-            return self.take_head();
+            return self.take_header();
         }
         self.qmp.execute("stop", json!({}))?;
-        let taken = self.take_head();
+        let taken = self.take_header();
         self.qmp.execute("cont", json!({}))?;
         taken
     }
@@ -103,33 +103,33 @@ impl Qemu {
         if self.qmp.is_running() {
             return Err(StateError::NotPaused);
         }
-        self.refresh_head()?;
+        self.update_header()?;
         let devices = self.save_devices()?;
-        let head_changed = std::mem::take(&mut self.saver.changed);
-        let known = self.saver.known.as_ref().ok_or(StateError::NoHead)?;
+        let head_changed = std::mem::take(&mut self.state_cache.changed);
+        let known = self.state_cache.known.as_ref().ok_or(StateError::NoHeader)?;
         Ok(DeviceState { head: known.head.as_bytes(), head_changed, devices })
     }
 
     /// Pauses the machine and requests its device state in the same message, so that QEMU writes the state
-    /// while the caller reads memory. [`Qemu::go_on_saved`] must follow.
+    /// while the caller reads memory. [`Qemu::unpause_saved`] must follow.
     ///
     /// QEMU parses input byte by byte, 3 us each: it reads `xen-save-devices-state` in a third of a
     /// millisecond, during the pause.
-    pub(super) fn stop_to_save(&mut self) -> Result<(), QmpError> {
+    pub(super) fn pause_and_save(&mut self) -> Result<(), QmpError> {
         let save = self.save_command();
-        let [stop, save] = self.qmp.ask([("stop", json!({})), save])?;
-        self.saver.under_way = Some(save);
+        let [stop, save] = self.qmp.send_commands([("stop", json!({})), save])?;
+        self.state_cache.pending_save = Some(save);
         self.qmp.answer(stop).map(drop)
     }
 
     /// Unpauses the machine once its devices are written. The state is composed when it runs already.
-    pub(super) fn go_on_saved(&mut self) -> UnpauseReport {
+    pub(super) fn unpause_saved(&mut self) -> UnpauseReport {
         let begun = Instant::now();
-        let head = self.refresh_head();
-        let under_way = self.saver.under_way.take().ok_or(StateError::NotPaused);
+        let head = self.update_header();
+        let under_way = self.state_cache.pending_save.take().ok_or(StateError::NotPaused);
         // QEMU executes commands in order: it unpauses after it has written, even if that answer is not read
         // yet.
-        let cont = self.qmp.ask([("cont", json!({}))]);
+        let cont = self.qmp.send_commands([("cont", json!({}))]);
         let saved = under_way.and_then(|save| Ok(self.qmp.answer(save)?));
         let devices = begun.elapsed();
         let goes_on = cont.and_then(|[cont]| self.qmp.answer(cont));
@@ -137,31 +137,35 @@ impl Qemu {
         let device_state = head.and(saved).and_then(|_| self.read_saved());
         let device_state = device_state.map_err(|error| MachineError::new("save the devices of", error));
         let goes_on = goes_on.map_err(|error| MachineError::new("resume", error));
-        UnpauseReport { device_state: goes_on.and(device_state), devices, go_on }
+        UnpauseReport {
+            device_state: goes_on.and(device_state),
+            device_state_time: devices,
+            unpause_time: go_on,
+        }
     }
 
     /// Composes the state from the devices that were just written.
     fn read_saved(&mut self) -> Result<Vec<u8>, StateError> {
         let devices = self.read_devices()?;
-        let known = self.saver.known.as_ref().ok_or(StateError::NoHead)?;
+        let known = self.state_cache.known.as_ref().ok_or(StateError::NoHeader)?;
         Ok(compose(known.head.as_bytes(), &devices))
     }
 
     /// Sets the header: that of `state`, the device state from which this machine was resumed. Call it before
     /// the machine runs.
     pub fn set_head(&mut self, state: &[u8]) -> Result<(), StateError> {
-        self.adopt_head(StreamHeader::parse(state)?)
+        self.set_header(StreamHeader::parse(state)?)
     }
 
     /// Present header, to be stored for a restart of the daemon.
     pub fn head(&self) -> Option<&StreamHeader> {
-        self.saver.loaded.as_ref().or(self.saver.known.as_ref().map(|known| &known.head))
+        self.state_cache.loaded.as_ref().or(self.state_cache.known.as_ref().map(|known| &known.head))
     }
 
     /// Locates the small blocks of a machine after [`Qemu::load_to_run`]. Otherwise the first save does it.
     pub fn refresh_header(&mut self) -> Result<(), StateError> {
-        match self.saver.loaded.take() {
-            Some(head) => self.adopt_head(head),
+        match self.state_cache.loaded.take() {
+            Some(head) => self.set_header(head),
             None => Ok(()),
         }
     }
@@ -197,41 +201,41 @@ impl Qemu {
         let words = words.unwrap_or_else(|| {
             // The output is complete once QEMU has ended.
             self.process.wait(Duration::from_secs(1));
-            self.process.words()
+            self.process.last_output()
         });
         StateError::Refused { action, words }
     }
 
-    fn refresh_head(&mut self) -> Result<(), StateError> {
+    fn update_header(&mut self) -> Result<(), StateError> {
         self.refresh_header()?;
-        let shared = self.saver.sharing == Sharing::Shared;
-        let Some(known) = &mut self.saver.known else {
-            return if shared { self.take_head() } else { Err(StateError::NoHead) };
+        let shared = self.state_cache.sharing == Sharing::Shared;
+        let Some(known) = &mut self.state_cache.known else {
+            return if shared { self.take_header() } else { Err(StateError::NoHeader) };
         };
         let Some(places) = &mut known.places else {
-            return if shared { self.take_head() } else { Err(StateError::Unwatched) };
+            return if shared { self.take_header() } else { Err(StateError::BlocksNotFound) };
         };
         if !places.refresh(&mut known.head).map_err(io_error("compare"))? {
             return Ok(());
         }
-        self.saver.changed = true;
+        self.state_cache.changed = true;
         // A block whose length changed is found by its changed content; then the list of blocks is out of
         // date.
         let shown = self.shown_blocks()?;
-        let head = self.head().ok_or(StateError::NoHead)?;
+        let head = self.head().ok_or(StateError::NoHeader)?;
         match head
             .blocks()
             .iter()
             .all(|block| shown.iter().any(|s| s.name == block.name && s.used == block.used))
         {
             true => Ok(()),
-            false if shared => self.take_head(),
-            false => Err(StateError::Unwatched),
+            false if shared => self.take_header(),
+            false => Err(StateError::BlocksNotFound),
         }
     }
 
     /// Takes the header from a migration stream. The machine must be paused and stays so.
-    fn take_head(&mut self) -> Result<(), StateError> {
+    fn take_header(&mut self) -> Result<(), StateError> {
         let path = self.dir.join("state");
         remove(&path)?;
         let listener = UnixListener::bind(&path).map_err(io_error("listen for"))?;
@@ -253,10 +257,10 @@ impl Qemu {
         let removed = remove(&path);
         let stream = reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")));
         saved.and(removed)?;
-        self.adopt_head(StreamHeader::parse(&stream.map_err(io_error("read"))?)?)
+        self.set_header(StreamHeader::parse(&stream.map_err(io_error("read"))?)?)
     }
 
-    fn adopt_head(&mut self, head: StreamHeader) -> Result<(), StateError> {
+    fn set_header(&mut self, head: StreamHeader) -> Result<(), StateError> {
         let shown = self.shown_blocks()?;
         let places = RamBlockAddresses::find(self.pid(), &head, &shown)
             .map_err(io_error("find the small blocks of"))?;
@@ -266,17 +270,17 @@ impl Qemu {
                 "small memory blocks not found; saving the device state will be slower"
             );
         }
-        self.saver.changed = true;
-        self.saver.known = Some(Known { head, places });
+        self.state_cache.changed = true;
+        self.state_cache.known = Some(CachedHeader { head, places });
         Ok(())
     }
 
-    fn shown_blocks(&self) -> Result<Vec<ShownBlock>, QmpError> {
+    fn shown_blocks(&self) -> Result<Vec<ListedBlock>, QmpError> {
         self.monitor("info ramblock").map(|table| parse_ramblocks(&table))
     }
 
     fn save_command(&self) -> (&'static str, Value) {
-        let path = format!("/proc/{}/fd/{}", std::process::id(), self.saver.scratch.as_raw_fd());
+        let path = format!("/proc/{}/fd/{}", std::process::id(), self.state_cache.scratch.as_raw_fd());
         // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its
         // disks.
         ("xen-save-devices-state", json!({"filename": path, "live": false}))
@@ -289,7 +293,7 @@ impl Qemu {
     }
 
     fn read_devices(&self) -> Result<Vec<u8>, StateError> {
-        let scratch = &self.saver.scratch;
+        let scratch = &self.state_cache.scratch;
         let len = scratch.metadata().map_err(io_error("read"))?.len();
         if len > MAX_STATE as u64 {
             return Err(crate::state::StreamError::TooLong { len }.into());

@@ -27,7 +27,7 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VmIdentity {
     /// Unchanged: the machine moved to another host, and the guest is not notified.
-    Kept,
+    Unchanged,
     /// Possibly a copy: the guest is notified to read its generation id.
     New,
 }
@@ -53,7 +53,7 @@ impl Qemu {
             return Ok(());
         }
         let head = StreamHeader::parse(head)?;
-        let mut incoming = self.tell_incoming()?;
+        let mut incoming = self.start_incoming()?;
         incoming.write(head.as_bytes())?;
         incoming.head = Some(head);
         self.incoming = Some(incoming);
@@ -76,20 +76,20 @@ impl Qemu {
         let StreamRemainder { head, sections, devices } =
             StreamRemainder::of(state, told.as_ref().and_then(|told| told.head.as_ref()))?;
         let moved = match identity {
-            VmIdentity::Kept => with_identity_first(devices),
+            VmIdentity::Unchanged => with_identity_first(devices),
             VmIdentity::New => None,
         };
-        let mut incoming = told.map_or_else(|| self.tell_incoming(), Ok)?;
+        let mut incoming = told.map_or_else(|| self.start_incoming(), Ok)?;
         incoming.write(sections)?;
         incoming.write(moved.as_deref().unwrap_or(devices))?;
         incoming.end()?;
         let events = incoming.events.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.wait_migrated("load", &events)?;
-        self.saver.loaded = head.or(incoming.head);
+        self.state_cache.loaded = head.or(incoming.head);
         Ok(())
     }
 
-    fn tell_incoming(&self) -> Result<Incoming, StateError> {
+    fn start_incoming(&self) -> Result<Incoming, StateError> {
         let path = self.dir.join("state");
         remove(&path)?;
         let events = self.qmp.subscribe();

@@ -39,7 +39,7 @@ pub struct Qemu {
     qmp: Qmp,
     process: QemuProcess,
     dir: PathBuf,
-    saver: DeviceStateCache,
+    state_cache: DeviceStateCache,
     /// Connection of a QEMU that was told to read a state, see [`Qemu::expect_state`].
     incoming: Option<Incoming>,
 }
@@ -67,7 +67,9 @@ impl Qemu {
         let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
             .and_then(|qmp| Ok((qmp, DeviceStateCache::new(spec.ram.sharing)?)));
         match made {
-            Ok((qmp, saver)) => Ok(Self { qmp, process, dir: spec.dir.clone(), saver, incoming: None }),
+            Ok((qmp, saver)) => {
+                Ok(Self { qmp, process, dir: spec.dir.clone(), state_cache: saver, incoming: None })
+            }
             Err(error) => {
                 process.kill();
                 Err(error)
@@ -81,7 +83,13 @@ impl Qemu {
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
-        Ok(Self { qmp, process, dir: dir.to_owned(), saver: DeviceStateCache::new(sharing)?, incoming: None })
+        Ok(Self {
+            qmp,
+            process,
+            dir: dir.to_owned(),
+            state_cache: DeviceStateCache::new(sharing)?,
+            incoming: None,
+        })
     }
 
     /// Control connection, for commands without a method here.
@@ -118,9 +126,9 @@ fn connect(process: &QemuProcess, socket: &Path, timeout: Duration) -> Result<Qm
         let alive = process.is_alive();
         match UnixStream::connect(socket) {
             Ok(stream) => break stream,
-            Err(_) if !alive => return Err(LaunchError::Rejected { words: process.words() }),
+            Err(_) if !alive => return Err(LaunchError::Rejected { words: process.last_output() }),
             Err(_) if Instant::now() > deadline => {
-                return Err(LaunchError::Silent { after: timeout, words: process.words() });
+                return Err(LaunchError::Silent { after: timeout, words: process.last_output() });
             }
             Err(_) => thread::sleep(START_POLL),
         }
@@ -135,7 +143,7 @@ fn connect(process: &QemuProcess, socket: &Path, timeout: Duration) -> Result<Qm
     negotiate().map_err(|error| {
         // QEMU listens before it has created its devices, so it may reject the command line this late.
         if process.wait(Duration::from_secs(1)) {
-            LaunchError::Rejected { words: process.words() }
+            LaunchError::Rejected { words: process.last_output() }
         } else {
             LaunchError::Qmp(error)
         }

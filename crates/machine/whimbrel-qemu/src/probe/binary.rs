@@ -63,7 +63,7 @@ pub enum ProbeError {
     },
     /// The program starts but does not answer.
     #[error("cannot query {path}")]
-    Ask {
+    Query {
         /// Path of the program.
         path: PathBuf,
         /// Error of the query.
@@ -86,7 +86,7 @@ impl QemuBinary {
     /// Queries the program at `path`. Takes about 50 ms.
     pub fn probe(path: &Path) -> Result<Self, ProbeError> {
         let start = |source| ProbeError::Start { path: path.to_owned(), source };
-        let ask = |source| ProbeError::Ask { path: path.to_owned(), source };
+        let ask = |source| ProbeError::Query { path: path.to_owned(), source };
         let (ours, theirs) = UnixStream::pair().map_err(start)?;
         let output = OwnedFd::from(theirs.try_clone().map_err(start)?);
         let child = Command::new(path)

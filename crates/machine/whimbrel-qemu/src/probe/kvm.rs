@@ -16,7 +16,7 @@ use std::{
 /// Start of the guest's countdown: 10 ms on a processor, a minute if each instruction is emulated.
 const COUNT: u32 = 20_000_000;
 /// Time limit of the guest, including QEMU's start.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIME_LIMIT: Duration = Duration::from_secs(4);
 /// Exit status of `timeout` for a command that it has killed.
 const KILLED: i32 = 137;
 /// Value that the guest writes to the exit device.
@@ -53,10 +53,10 @@ pub fn probe_kvm(binary: &QemuBinary) -> &'static KvmProbe {
 }
 
 fn try_kvm(qemu: &Path) -> KvmProbe {
-    if let Some(words) = kvm_result::recall(qemu) {
+    if let Some(words) = kvm_result::load(qemu) {
         return KvmProbe::Broken { words };
     }
-    match run_guest(qemu, "kvm", PATIENCE) {
+    match run_guest(qemu, "kvm", TIME_LIMIT) {
         Ok(()) => KvmProbe::Works,
         Err(words) => {
             if let Err(error) = kvm_result::save(qemu, &words) {

@@ -18,22 +18,22 @@ const DIR: &str = "/run/whimbrel";
 const WORDS_MAX: u64 = 4096;
 
 /// Reason why KVM did not work in an earlier probe.
-pub(super) fn recall(qemu: &Path) -> Option<String> {
-    let path = place(qemu).ok()?;
+pub(super) fn load(qemu: &Path) -> Option<String> {
+    let path = result_path(qemu).ok()?;
     let meta = fs::metadata(&path).ok()?;
     (meta.uid() == 0 && meta.len() <= WORDS_MAX).then(|| fs::read_to_string(&path).ok())?
 }
 
 /// Stores the reason why KVM did not work.
 pub(super) fn save(qemu: &Path, words: &str) -> io::Result<()> {
-    let path = place(qemu)?;
+    let path = result_path(qemu)?;
     fs::create_dir_all(DIR)?;
     let draft = path.with_extension(std::process::id().to_string());
     fs::write(&draft, words)?;
     fs::rename(draft, path)
 }
 
-fn place(qemu: &Path) -> io::Result<PathBuf> {
+fn result_path(qemu: &Path) -> io::Result<PathBuf> {
     let meta = fs::metadata(qemu)?;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let mut name = DefaultHasher::new();
@@ -49,8 +49,8 @@ mod tests {
     fn a_memo_is_of_one_binary() {
         let (a, b) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
         save(a.path(), "broken").unwrap();
-        assert_eq!(recall(a.path()).as_deref(), Some("broken"));
-        assert_eq!(recall(b.path()), None);
-        fs::remove_file(place(a.path()).unwrap()).unwrap();
+        assert_eq!(load(a.path()).as_deref(), Some("broken"));
+        assert_eq!(load(b.path()), None);
+        fs::remove_file(result_path(a.path()).unwrap()).unwrap();
     }
 }

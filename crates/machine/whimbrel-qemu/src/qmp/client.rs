@@ -139,13 +139,13 @@ impl Qmp {
         arguments: Value,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        let [asked] = self.ask([(command, arguments)])?;
+        let [asked] = self.send_commands([(command, arguments)])?;
         self.answer_within(asked, timeout)
     }
 
     /// Sends several commands at once, without waiting for their answers. QEMU executes them in this order,
     /// even if one fails.
-    pub(crate) fn ask<const N: usize>(
+    pub(crate) fn send_commands<const N: usize>(
         &self,
         commands: [(&str, Value); N],
     ) -> Result<[PendingCommand; N], QmpError> {

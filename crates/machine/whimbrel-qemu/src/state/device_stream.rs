@@ -12,10 +12,10 @@ pub enum StateError {
     NotPaused,
     /// There is no stream header: a machine with private memory can only use the one it was loaded with.
     #[error("a machine with private memory needs the stream header of the state it was loaded from")]
-    NoHead,
+    NoHeader,
     /// The small blocks of a machine with private memory have moved, or changed their size.
     #[error("the small memory blocks of qemu cannot be read")]
-    Unwatched,
+    BlocksNotFound,
     /// The state has only a stream header.
     #[error("the state has no devices")]
     NoDevices,

@@ -10,6 +10,6 @@ mod stream_remainder;
 pub(crate) use device_stream::device_sections;
 pub use device_stream::{DeviceState, StateError, compose};
 pub(crate) use generation_id::with_identity_first;
-pub(crate) use ram_blocks::{RamBlockAddresses, ShownBlock, parse_ramblocks};
+pub(crate) use ram_blocks::{ListedBlock, RamBlockAddresses, parse_ramblocks};
 pub use stream_header::{MAX_STATE, RamBlock, StreamError, StreamHeader};
 pub(crate) use stream_remainder::StreamRemainder;

@@ -16,7 +16,7 @@ use std::{
 
 /// Block of the output of `info ramblock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ShownBlock {
+pub(crate) struct ListedBlock {
     pub(crate) name: String,
     pub(crate) used: u64,
     pub(crate) total: u64,
@@ -44,7 +44,7 @@ struct Mapping {
 impl RamBlockAddresses {
     /// Finds the blocks of `head` in process `pid`, whose small blocks must not change meanwhile. None if one
     /// is not found.
-    pub(crate) fn find(pid: u32, head: &StreamHeader, shown: &[ShownBlock]) -> io::Result<Option<Self>> {
+    pub(crate) fn find(pid: u32, head: &StreamHeader, shown: &[ListedBlock]) -> io::Result<Option<Self>> {
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mappings = guarded_mappings(&fs::read_to_string(format!("/proc/{pid}/maps"))?);
         let mut places = Self { memory, found: Vec::new(), buffer: Vec::new() };
@@ -57,7 +57,7 @@ impl RamBlockAddresses {
         Ok(Some(places))
     }
 
-    fn locate(&self, block: &ShownBlock, content: &[u8], mappings: &[Mapping]) -> Option<u64> {
+    fn locate(&self, block: &ListedBlock, content: &[u8], mappings: &[Mapping]) -> Option<u64> {
         if block.address.is_some() {
             return block.address;
         }
@@ -103,7 +103,7 @@ impl RamBlockAddresses {
 
 /// Parses the table of `info ramblock`: name, page size (two words), offset, used, total and since QEMU 8 the
 /// host address.
-pub(crate) fn parse_ramblocks(table: &str) -> Vec<ShownBlock> {
+pub(crate) fn parse_ramblocks(table: &str) -> Vec<ListedBlock> {
     let number = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
     table
         .lines()
@@ -113,7 +113,7 @@ pub(crate) fn parse_ramblocks(table: &str) -> Vec<ShownBlock> {
             let first = words.iter().position(|word| number(word).is_some())?;
             let (used, total) = (number(words.get(first + 1)?)?, number(words.get(first + 2)?)?);
             let name = words.get(..first.checked_sub(2)?)?.join(" ");
-            Some(ShownBlock {
+            Some(ListedBlock {
                 name,
                 used,
                 total,
@@ -162,7 +162,7 @@ mod tests {
             \x20                 pc.bios    4 KiB  0x0000000008000000 0x0000000000040000 0x0000000000050000\n";
         let new = "              Block Name    PSize              Offset               Used              Total                HVA  RO\n\
             \x20                 pc.bios    4 KiB  0x0000000008000000 0x0000000000040000 0x0000000000050000 0x00007fb0de600000  ro\n";
-        let block = |address| ShownBlock { name: "pc.bios".into(), used: 0x40000, total: 0x50000, address };
+        let block = |address| ListedBlock { name: "pc.bios".into(), used: 0x40000, total: 0x50000, address };
         assert_eq!(parse_ramblocks(old), [block(None)]);
         assert_eq!(parse_ramblocks(new), [block(Some(0x7fb0_de60_0000))]);
         assert_eq!(parse_ramblocks("nonsense 0x1\n0x1 0x2 0x3"), []);

@@ -119,7 +119,7 @@ pub struct StreamHeader {
     /// any number of times.
     opening: usize,
     /// Configuration, commands, and the section that lists the blocks, unchanged.
-    lead: Vec<u8>,
+    prefix: Vec<u8>,
     /// Commands between the memory and the devices, unchanged.
     commands: Vec<u8>,
     section: u32,
@@ -170,7 +170,7 @@ impl StreamHeader {
 
     /// Writes the stream again from the contents of the blocks.
     pub(super) fn rewrite(&mut self) {
-        let mut bytes = self.lead.clone();
+        let mut bytes = self.prefix.clone();
         bytes.extend(&self.commands);
         bytes.push(END);
         bytes.extend(self.section.to_be_bytes());
@@ -223,8 +223,14 @@ impl SplitStream {
         let commands = parser.memory(stream)?;
         let devices = parser.from.at();
         let bytes = stream[..devices].to_vec();
-        let head =
-            StreamHeader { bytes, opening, lead, commands, section: parser.section, blocks: parser.blocks };
+        let head = StreamHeader {
+            bytes,
+            opening,
+            prefix: lead,
+            commands,
+            section: parser.section,
+            blocks: parser.blocks,
+        };
         Ok(Self { head, devices })
     }
 

@@ -56,7 +56,7 @@ fn figures() {
             target.qemu().expect_state(&state).unwrap();
             &mut expected
         };
-        timed(load, || target.qemu().load_to_run(&state, VmIdentity::Kept).unwrap());
+        timed(load, || target.qemu().load_to_run(&state, VmIdentity::Unchanged).unwrap());
         timed(&mut go, || target.qemu().unpause().unwrap());
     }
     println!("head {} bytes, devices {} bytes", sizes.0, sizes.1);

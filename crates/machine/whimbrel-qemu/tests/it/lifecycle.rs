@@ -78,7 +78,7 @@ fn reset_panic_and_power_off_of_the_guest_are_told_apart() {
     let off = await_event(&events, |event| matches!(event, MachineEvent::Shutdown(_)));
     assert_eq!(off, MachineEvent::Shutdown(ShutdownCause::Guest("guest-shutdown".into())));
     await_event(&events, |event| *event == MachineEvent::Stopped);
-    assert_eq!(guest.qemu().status().unwrap().word, "shutdown", "it stays until told to quit");
+    assert_eq!(guest.qemu().status().unwrap().name, "shutdown", "it stays until told to quit");
     guest.qemu.take().unwrap().quit().unwrap();
     let quit = await_event(&events, |event| matches!(event, MachineEvent::Shutdown(_)));
     assert!(matches!(quit, MachineEvent::Shutdown(ShutdownCause::Host(_))), "{quit:?}");

@@ -28,9 +28,9 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     let mut target = source.twin(Sharing::Shared);
     // The stream header is sent ahead of the state.
     target.qemu().expect_state(&state).unwrap();
-    assert_eq!(target.qemu().status().unwrap().word, "inmigrate");
+    assert_eq!(target.qemu().status().unwrap().name, "inmigrate");
     target.qemu().load(&state).unwrap();
-    assert_eq!(target.qemu().status().unwrap().word, "paused");
+    assert_eq!(target.qemu().status().unwrap().name, "paused");
     target.qemu().unpause().unwrap();
     assert_eq!(target.count(), (2, nonce.clone()), "the count is in memory only");
     // A machine that was loaded must be able to be saved again.
@@ -39,7 +39,7 @@ fn a_moved_machine_goes_on_where_it_was_and_can_still_reboot() {
     let mut second = target.twin(Sharing::Shared);
     // Unchanged identity: the guest is not notified, and its state can be saved although the small blocks are
     // located only now.
-    second.qemu().load_to_run(&state, VmIdentity::Kept).unwrap();
+    second.qemu().load_to_run(&state, VmIdentity::Unchanged).unwrap();
     second.qemu().refresh_header().unwrap();
     second.qemu().unpause().unwrap();
     assert_eq!(second.count(), (3, nonce.clone()));
@@ -56,7 +56,7 @@ fn a_machine_with_private_memory_can_be_saved_again_and_its_copy_reboots() {
     source.qemu().pause().unwrap();
     let state = source.qemu().device_state().unwrap();
     let mut clone = source.twin(Sharing::Private);
-    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
+    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHeader)));
     clone.qemu().load(&state).unwrap();
     // Memory still has the content of the file, because the machine has not run. The header comes with the
     // load.
@@ -232,7 +232,7 @@ fn an_adopted_machine_with_private_memory_is_saved_with_a_head_that_is_out_of_da
     drop(qemu);
     clone.qemu = Some(Qemu::adopt(&dir, identity, Sharing::Private).unwrap());
     clone.qemu().pause().unwrap();
-    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHead)));
+    assert!(matches!(clone.qemu().save_device_state(), Err(StateError::NoHeader)));
     clone.qemu().set_head(&state).unwrap();
     let patched = clone.qemu().device_state().unwrap();
     assert_ne!(

@@ -21,7 +21,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServeState {
     /// The target may lack pages: memory and disks stay.
-    Keeping,
+    Serving,
     /// The target has every page. Nothing is left here.
     Released,
 }
@@ -34,7 +34,7 @@ pub enum ServeEvent {
     /// The target requests pages.
     Fetch,
     /// The target reports that no page is missing.
-    Whole,
+    Complete,
     /// The daemon restarted and found the record of pages that it serves.
     Restarted,
 }
@@ -43,7 +43,7 @@ pub enum ServeEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServeAction {
     /// Connect and offer to serve; again after each loss.
-    Attend,
+    OfferFetch,
     /// Send the pages, as they were at the pause.
     SendPages,
     /// Kill the paused machine here, free its resources, remove the record.
@@ -55,21 +55,21 @@ pub enum ServeAction {
 impl ServeState {
     /// State after the commit of the handover, and its actions.
     pub fn initial() -> (ServeState, &'static [ServeAction]) {
-        (ServeState::Keeping, &[ServeAction::Attend])
+        (ServeState::Serving, &[ServeAction::OfferFetch])
     }
 
     /// State after a restart; `kept` tells whether there is a record of pages that are served.
     pub fn recovered(kept: bool) -> (ServeState, &'static [ServeAction]) {
-        if kept { ServeState::Keeping.step(ServeEvent::Restarted) } else { (ServeState::Released, &[]) }
+        if kept { ServeState::Serving.step(ServeEvent::Restarted) } else { (ServeState::Released, &[]) }
     }
 
     /// Transition function of the source.
     pub fn step(self, event: ServeEvent) -> (ServeState, &'static [ServeAction]) {
         use {ServeAction::*, ServeEvent::*, ServeState::*};
         match (self, event) {
-            (Keeping, LinkLost | Restarted) => (Keeping, &[Attend]),
-            (Keeping, ServeEvent::Fetch) => (Keeping, &[SendPages]),
-            (Keeping, Whole) => (Released, &[Release]),
+            (Serving, LinkLost | Restarted) => (Serving, &[OfferFetch]),
+            (Serving, ServeEvent::Fetch) => (Serving, &[SendPages]),
+            (Serving, Complete) => (Released, &[Release]),
             (Released, ServeEvent::Fetch) => (Released, &[Refuse]),
             (Released, _) => (Released, &[]),
         }
@@ -80,16 +80,16 @@ impl ServeState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchState {
     /// Pages are missing here.
-    Lacking,
+    Incomplete,
     /// No page is missing. The source may not know yet.
-    Whole,
+    Complete,
 }
 
 /// Event on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchEvent {
     /// The source offers a connection.
-    Attended,
+    FetchOffered,
     /// A connection to the source is lost, with the requests on it.
     LinkLost,
     /// The last missing page is stored.
@@ -102,35 +102,35 @@ pub enum FetchEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FetchAction {
     /// Request missing pages.
-    Ask,
+    Request,
     /// Schedule the requests without a reply again.
-    TakeBack,
+    Reschedule,
     /// Make the fetched pages durable, then remove the record of missing pages durably.
     RemoveRecord,
     /// Report to the source that no page is missing.
-    SayWhole,
+    ReportComplete,
 }
 
 impl FetchState {
     /// State after a commit with missing pages.
     pub fn initial() -> (FetchState, &'static [FetchAction]) {
-        (FetchState::Lacking, &[])
+        (FetchState::Incomplete, &[])
     }
 
     /// State after a restart; `owed` tells whether there is a record of missing pages.
     pub fn recovered(owed: bool) -> (FetchState, &'static [FetchAction]) {
-        (if owed { FetchState::Lacking } else { FetchState::Whole }, &[])
+        (if owed { FetchState::Incomplete } else { FetchState::Complete }, &[])
     }
 
     /// Transition function of the target.
     pub fn step(self, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         use {FetchAction::*, FetchEvent::*, FetchState::*};
         match (self, event) {
-            (Lacking, Attended) => (Lacking, &[Ask]),
-            (Lacking, LinkLost) => (Lacking, &[TakeBack]),
-            (Lacking, LastStored | Gone) => (Whole, &[RemoveRecord, SayWhole]),
-            (Whole, Attended) => (Whole, &[SayWhole]),
-            (Whole, _) => (Whole, &[]),
+            (Incomplete, FetchOffered) => (Incomplete, &[Request]),
+            (Incomplete, LinkLost) => (Incomplete, &[Reschedule]),
+            (Incomplete, LastStored | Gone) => (Complete, &[RemoveRecord, ReportComplete]),
+            (Complete, FetchOffered) => (Complete, &[ReportComplete]),
+            (Complete, _) => (Complete, &[]),
         }
     }
 }

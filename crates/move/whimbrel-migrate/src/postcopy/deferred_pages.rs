@@ -13,31 +13,31 @@ use whimbrel_machine::{Machine, MachineError};
 
 /// Migration that may leave missing pages on the target.
 pub struct DeferredPages {
-    giving: Arc<PageServer>,
+    page_server: Arc<PageServer>,
     /// Most pages that are sent in the pause.
     pages_max: u64,
     /// Pages that the target fetches later, a set for each array; empty before the pause.
-    owed: Vec<PageSet>,
+    missing: Vec<PageSet>,
     /// Pages of these that were written last.
     hot: Vec<PageSet>,
 }
 
 impl DeferredPages {
     /// Sends at most `pages_max` pages in the pause; `giving` serves the others from then on.
-    pub fn new(giving: Arc<PageServer>, pages_max: u64) -> Self {
-        Self { giving, pages_max, owed: Vec::new(), hot: Vec::new() }
+    pub fn new(page_server: Arc<PageServer>, pages_max: u64) -> Self {
+        Self { page_server, pages_max, missing: Vec::new(), hot: Vec::new() }
     }
 
     /// Removes the pages from `left` that are sent later: none if the rounds succeeded, or if few are left.
-    pub(crate) fn divide(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
+    pub(crate) fn defer(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let count: u64 = left.iter().map(PageSet::count).sum();
         let good_end = matches!(why, StopReason::LittleLeft | StopReason::WithinDowntime);
         if good_end || count <= self.pages_max {
             return;
         }
         let mut room = self.pages_max;
-        self.owed = left.to_vec();
-        for ((left, owed), fresh) in left.iter_mut().zip(&mut self.owed).zip(fresh) {
+        self.missing = left.to_vec();
+        for ((left, owed), fresh) in left.iter_mut().zip(&mut self.missing).zip(fresh) {
             let mut go = PageSet::empty(owed.len());
             fresh.iter().filter(|page| owed.contains(*page)).take(room as usize).for_each(|page| {
                 go.insert(page);
@@ -54,16 +54,19 @@ impl DeferredPages {
     /// Sends the list of missing pages to the target, and starts to serve them. The machine stays paused,
     /// unless the migration fails.
     pub(crate) fn announce(&self, link: &dyn Link, handover: HandoverId) -> Result<(), BoxError> {
-        if !self.giving.view().connected {
-            let why =
-                self.giving.view().stalled.unwrap_or_else(|| "no fetch connection was accepted".to_owned());
+        if !self.page_server.status().connected {
+            let why = self
+                .page_server
+                .status()
+                .stalled
+                .unwrap_or_else(|| "no fetch connection was accepted".to_owned());
             return Err(format!("the target cannot fetch them: {why}").into());
         }
-        self.giving.open(self.pages());
+        self.page_server.open(self.pages());
         let mut answers = Vec::new();
-        for (sets, hot) in [(&self.hot, true), (&self.owed, false)] {
+        for (sets, hot) in [(&self.hot, true), (&self.missing, false)] {
             for (array, set) in sets.iter().enumerate() {
-                for piece in page_set_codec::pieces(set)? {
+                for piece in page_set_codec::encode_parts(set)? {
                     let header = MissingPages { handover, array: array as u32, hot };
                     answers.push(link.send(MISSING_PAGES, postcard::to_stdvec(&header)?, piece.into())?);
                 }
@@ -75,12 +78,12 @@ impl DeferredPages {
 
     /// Number of pages that the target fetches later.
     pub fn pages(&self) -> u64 {
-        self.owed.iter().map(PageSet::count).sum()
+        self.missing.iter().map(PageSet::count).sum()
     }
 }
 
 /// Longest wait before the pause for the target's fetch connection.
-const ATTEND_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Machine that runs until the target can fetch its pages, and then a little longer, so that the pages
 /// written meanwhile show which are hot.
@@ -88,23 +91,23 @@ pub struct DelayedPause<M> {
     /// Machine to pause.
     pub machine: M,
     /// Server of its pages, if any may be missing.
-    pub giving: Option<Arc<PageServer>>,
+    pub page_server: Option<Arc<PageServer>>,
     /// Additional time before the pause.
-    pub linger: Duration,
+    pub extra_delay: Duration,
 }
 
 impl<M: Machine> Machine for DelayedPause<M> {
-    fn device_state_ahead(&mut self) -> Option<Vec<u8>> {
-        self.machine.device_state_ahead()
+    fn early_device_state(&mut self) -> Option<Vec<u8>> {
+        self.machine.early_device_state()
     }
 
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
         // Without a fetch connection the migration fails as soon as pages have to be deferred.
-        if let Some(giving) = &self.giving {
-            giving.wait_connected(ATTEND_PATIENCE);
+        if let Some(giving) = &self.page_server {
+            giving.wait_connected(CONNECT_TIMEOUT);
         }
-        std::thread::sleep(self.linger);
+        std::thread::sleep(self.extra_delay);
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
@@ -138,10 +141,10 @@ mod tests {
         let fresh = [set(&[(10, 20), (499, 1)]), set(&[(100, 5)])];
         let mut leaving = DeferredPages::new(giving, 23);
         let mut left = all.clone();
-        leaving.divide(&mut left, &fresh, StopReason::RoundsOver);
+        leaving.defer(&mut left, &fresh, StopReason::RoundsOver);
         assert_eq!(left, [set(&[(10, 20), (499, 1)]), set(&[(100, 2)])]);
         assert_eq!(leaving.hot, [set(&[]), set(&[(102, 3)])]);
-        for ((left, owed), all) in left.iter().zip(&leaving.owed).zip(&all) {
+        for ((left, owed), all) in left.iter().zip(&leaving.missing).zip(&all) {
             let mut both = left.clone();
             both.intersect(owed);
             assert!(both.is_empty());
@@ -159,7 +162,7 @@ mod tests {
         {
             let mut leaving = DeferredPages::new(giving.clone(), max);
             let mut left = [set(&[(0, 500)])];
-            leaving.divide(&mut left, &[set(&[])], why);
+            leaving.defer(&mut left, &[set(&[])], why);
             assert!(leaving.pages() == 0 && left == [set(&[(0, 500)])], "{why:?}");
         }
     }

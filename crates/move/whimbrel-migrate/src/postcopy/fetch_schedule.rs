@@ -27,18 +27,18 @@ pub struct FetchRange {
 /// Missing pages that were not requested, and their order.
 #[derive(Debug)]
 pub struct FetchSchedule {
-    arrays: Vec<Part>,
+    arrays: Vec<ArrayState>,
     /// Neighbourhoods of faults, the latest first.
     faults: VecDeque<(usize, PageRun)>,
     queue: VecDeque<(usize, PageRun)>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct ArrayState {
     /// Pages that are missing and not requested.
-    open: PageSet,
+    unrequested: PageSet,
     /// Pages that are requested and have not arrived.
-    asked: PageSet,
+    requested: PageSet,
 }
 
 impl FetchSchedule {
@@ -51,15 +51,15 @@ impl FetchSchedule {
         for (array, missing) in missing.iter().enumerate() {
             queue.extend(chunks(missing).map(|run| (array, run)));
         }
-        let part = |open: PageSet| Part { asked: PageSet::empty(open.len()), open };
+        let part = |open: PageSet| ArrayState { requested: PageSet::empty(open.len()), unrequested: open };
         Self { arrays: missing.into_iter().map(part).collect(), faults: VecDeque::new(), queue }
     }
 
     /// Reports a fault: the pages around it come next.
-    pub fn touched(&mut self, array: usize, page: u64) {
-        let Some(part) = self.arrays.get(array).filter(|part| page < part.open.len()) else { return };
+    pub fn faulted(&mut self, array: usize, page: u64) {
+        let Some(part) = self.arrays.get(array).filter(|part| page < part.unrequested.len()) else { return };
         let start = page.saturating_sub(BEFORE);
-        let end = page.saturating_add(AFTER).min(part.open.len());
+        let end = page.saturating_add(AFTER).min(part.unrequested.len());
         self.faults.push_front((array, PageRun::new(start, end - start)));
         self.faults.truncate(FAULTS_MAX);
     }
@@ -100,10 +100,10 @@ impl FetchSchedule {
         let part = &mut self.arrays[array];
         let mut runs: Vec<PageRun> = Vec::new();
         let open: Vec<u64> =
-            run.pages().filter(|page| part.open.contains(*page)).take(max as usize).collect();
+            run.pages().filter(|page| part.unrequested.contains(*page)).take(max as usize).collect();
         for page in open {
-            part.open.remove(page);
-            part.asked.insert(page);
+            part.unrequested.remove(page);
+            part.requested.insert(page);
             match runs.last_mut() {
                 Some(last) if last.end() == page => last.len += 1,
                 _ => runs.push(PageRun::new(page, 1)),
@@ -114,14 +114,14 @@ impl FetchSchedule {
 
     /// Reports that the requested pages are stored.
     pub fn arrived(&mut self, ask: &FetchRange) {
-        ask.runs.iter().for_each(|run| self.here(ask.array, *run));
+        ask.runs.iter().for_each(|run| self.mark_present(ask.array, *run));
     }
 
     /// Reports that these pages are here, from whatever source.
-    pub fn here(&mut self, array: usize, run: PageRun) {
+    pub fn mark_present(&mut self, array: usize, run: PageRun) {
         if let Some(part) = self.arrays.get_mut(array) {
-            part.open.remove_run(run);
-            part.asked.remove_run(run);
+            part.unrequested.remove_run(run);
+            part.requested.remove_run(run);
         }
     }
 
@@ -129,17 +129,17 @@ impl FetchSchedule {
     pub fn lost(&mut self, ask: &FetchRange) {
         let Some(part) = self.arrays.get_mut(ask.array) else { return };
         for run in &ask.runs {
-            for page in run.pages().filter(|page| part.asked.contains(*page)) {
-                part.open.insert(page);
+            for page in run.pages().filter(|page| part.requested.contains(*page)) {
+                part.unrequested.insert(page);
             }
-            part.asked.remove_run(*run);
+            part.requested.remove_run(*run);
             self.queue.push_front((ask.array, *run));
         }
     }
 
     /// Number of pages that are not known to be here.
     pub fn missing(&self) -> u64 {
-        self.arrays.iter().map(|part| part.open.count() + part.asked.count()).sum()
+        self.arrays.iter().map(|part| part.unrequested.count() + part.requested.count()).sum()
     }
 }
 
@@ -217,10 +217,10 @@ mod tests {
                     Step::Lose(which) if !under_way.is_empty() => {
                         schedule.lost(&under_way.swap_remove(which.index(under_way.len())));
                     }
-                    Step::Touch(array, page) => schedule.touched(array, page),
+                    Step::Touch(array, page) => schedule.faulted(array, page),
                     Step::Here(array, start, len) => {
                         truth[array].remove_run(PageRun::new(start, len));
-                        schedule.here(array, PageRun::new(start, len));
+                        schedule.mark_present(array, PageRun::new(start, len));
                     }
                     Step::Arrive(_) | Step::Lose(_) => {}
                 }
@@ -240,8 +240,8 @@ mod tests {
         let mut schedule =
             FetchSchedule::new(vec![PageSet::full(LEN), PageSet::full(LEN)], &[set(&[(200, 2)])]);
         assert_eq!(schedule.next(8).unwrap().runs, [PageRun::new(200, 2), PageRun::new(0, 6)]);
-        schedule.touched(0, 3);
-        schedule.touched(1, 100);
+        schedule.faulted(0, 3);
+        schedule.faulted(1, 100);
         let first = schedule.next(16).unwrap();
         assert_eq!((first.array, &first.runs[..]), (1, &[PageRun::new(92, 16)][..]));
         schedule.lost(&first);

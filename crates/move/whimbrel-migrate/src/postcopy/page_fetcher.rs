@@ -26,19 +26,19 @@ use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
 
 /// Background requests in flight, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
 /// neighbourhood.
-const UNDER_WAY: usize = 8;
-const PAGES: u64 = 32;
+const IN_FLIGHT_MAX: usize = 8;
+const PAGES_PER_REQUEST: u64 = 32;
 /// Time that a read waits for a connection before it fails.
-const WAIT_FOR_LANE: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 /// Pause after a refusal.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Most disk pages that were read on demand and wait to be stored.
-const SPARE_MAX: usize = 64;
+const UNSTORED_MAX: usize = 64;
 
 /// Connection to the source for fetching.
 pub trait FetchConnection: Send + Sync {
     /// Sends a request.
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError>;
+    fn request(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError>;
 
     /// Closes the connection: waiting readers get an error.
     fn close(&self);
@@ -101,16 +101,16 @@ pub struct PageFetcher {
 }
 
 struct State {
-    lacker: FetchState,
-    owed: Vec<PageSet>,
+    fetch_state: FetchState,
+    missing: Vec<PageSet>,
     hot: Vec<PageSet>,
     urgent: Option<Arc<dyn FetchConnection>>,
     bulk: Option<Arc<dyn FetchConnection>>,
     /// Pages that a reader waited for, and that the background has not handled yet.
-    touched: VecDeque<(usize, u64)>,
+    faults: VecDeque<(usize, u64)>,
     /// Contents that were read on demand and are not stored yet.
-    spare: VecDeque<(usize, PageRun, Vec<u8>)>,
-    stand: FetchProgress,
+    unstored: VecDeque<(usize, PageRun, Vec<u8>)>,
+    progress: FetchProgress,
     stalled: Option<String>,
 }
 
@@ -120,9 +120,9 @@ pub struct PageFetcherStatus {
     /// Host that has the missing pages.
     pub from: HostName,
     /// Number of pages that were missing when the machine arrived.
-    pub owed: u64,
+    pub missing_at_start: u64,
     /// Progress of the fetching.
-    pub stand: FetchProgress,
+    pub progress: FetchProgress,
     /// Whether there is a connection for urgent pages.
     pub connected: bool,
     /// Reason why pages do not arrive, if known.
@@ -134,14 +134,14 @@ impl PageFetcher {
     pub fn new(handover: HandoverId, from: HostName, lengths: &[u64]) -> Self {
         let empty = || lengths.iter().map(|len| PageSet::empty(*len)).collect();
         let state = State {
-            lacker: FetchState::initial().0,
-            owed: empty(),
+            fetch_state: FetchState::initial().0,
+            missing: empty(),
             hot: empty(),
             urgent: None,
             bulk: None,
-            touched: VecDeque::new(),
-            spare: VecDeque::new(),
-            stand: FetchProgress::default(),
+            faults: VecDeque::new(),
+            unstored: VecDeque::new(),
+            progress: FetchProgress::default(),
             stalled: None,
         };
         Self {
@@ -166,11 +166,11 @@ impl PageFetcher {
     /// Adds pages that the source announces as missing. Returns the array's set so far.
     pub fn add_missing(&self, array: usize, hot: bool, piece: &[u8]) -> Result<PageSet, BoxError> {
         let mut state = self.state();
-        let sets = if hot { &mut state.hot } else { &mut state.owed };
+        let sets = if hot { &mut state.hot } else { &mut state.missing };
         let set = sets.get_mut(array).ok_or("pages of an array that was not offered")?;
         page_set_codec::decode_into(piece, set).map_err(|error: PageSetCodecError| BoxError::from(error))?;
         let set = set.clone();
-        state.stand.missing = state.owed.iter().map(PageSet::count).sum();
+        state.progress.missing = state.missing.iter().map(PageSet::count).sum();
         Ok(set)
     }
 
@@ -178,21 +178,21 @@ impl PageFetcher {
     pub fn restore_missing(&self, sets: Vec<(u32, PageSet)>) {
         let mut state = self.state();
         for (array, set) in sets {
-            if let Some(owed) = state.owed.get_mut(array as usize).filter(|owed| owed.len() == set.len()) {
+            if let Some(owed) = state.missing.get_mut(array as usize).filter(|owed| owed.len() == set.len()) {
                 *owed = set;
             }
         }
-        state.stand.missing = state.owed.iter().map(PageSet::count).sum();
+        state.progress.missing = state.missing.iter().map(PageSet::count).sum();
     }
 
     /// Pages of an array that were missing when the machine arrived.
     pub fn missing_at_start(&self, array: usize) -> PageSet {
-        self.state().owed.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
+        self.state().missing.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
     }
 
     /// Drops the missing pages of an array that is gone with the machine's QEMU.
-    pub fn waive(&self, array: usize) {
-        if let Some(owed) = self.state().owed.get_mut(array) {
+    pub fn drop_missing(&self, array: usize) {
+        if let Some(owed) = self.state().missing.get_mut(array) {
             *owed = PageSet::empty(owed.len());
         }
     }
@@ -200,7 +200,7 @@ impl PageFetcher {
     /// Accepts a connection that the source offers.
     pub fn accept_connection(&self, kind: FetchPriority, lane: Arc<dyn FetchConnection>) -> OfferFetchReply {
         let mut state = self.state();
-        if state.lacker.step(FetchEvent::Attended).1 == [FetchAction::SayWhole] {
+        if state.fetch_state.step(FetchEvent::FetchOffered).1 == [FetchAction::ReportComplete] {
             return OfferFetchReply::Whole;
         }
         let place = match kind {
@@ -222,11 +222,11 @@ impl PageFetcher {
         out.fill(0);
         let wanted = self.missing_runs(array, run);
         let begun = Instant::now();
-        for piece in wanted.into_iter().flat_map(|run| run.chunks(PAGES).collect::<Vec<_>>()) {
+        for piece in wanted.into_iter().flat_map(|run| run.chunks(PAGES_PER_REQUEST).collect::<Vec<_>>()) {
             let content = self.fetch_now(array, piece)?;
             let at = (piece.start - run.start) as usize * PAGE_SIZE;
             out[at..at + content.len()].copy_from_slice(&content);
-            self.waited(array, piece, begun.elapsed(), keep.then_some(content));
+            self.record_wait(array, piece, begun.elapsed(), keep.then_some(content));
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl PageFetcher {
     /// Pages of `run` that were missing when the machine arrived.
     pub fn missing_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
         let state = self.state();
-        let Some(owed) = state.owed.get(array) else { return Vec::new() };
+        let Some(owed) = state.missing.get(array) else { return Vec::new() };
         let mut runs: Vec<PageRun> = Vec::new();
         for page in run.pages().filter(|page| *page < owed.len() && owed.contains(*page)) {
             match runs.last_mut() {
@@ -246,22 +246,26 @@ impl PageFetcher {
     }
 
     fn fetch_now(&self, array: usize, run: PageRun) -> Result<Vec<u8>, PageFetchError> {
-        let lane = self.lane(FetchPriority::Urgent, WAIT_FOR_LANE);
+        let lane = self.connection(FetchPriority::Urgent, CONNECT_TIMEOUT);
         let lane = lane.ok_or_else(|| PageFetchError::NotConnected { from: self.from.clone() })?;
         let ask = FetchRange { array, runs: vec![run] };
-        let outcome = self.ask(&*lane, &ask).and_then(PendingReply::wait);
-        self.answer(&lane, &ask, outcome)
+        let outcome = self.send_request(&*lane, &ask).and_then(PendingReply::wait);
+        self.handle_reply(&lane, &ask, outcome)
     }
 
-    fn ask(&self, lane: &dyn FetchConnection, ask: &FetchRange) -> Result<Box<dyn PendingReply>, LinkError> {
-        let (handover, stand) = (self.handover, self.state().stand);
+    fn send_request(
+        &self,
+        lane: &dyn FetchConnection,
+        ask: &FetchRange,
+    ) -> Result<Box<dyn PendingReply>, LinkError> {
+        let (handover, stand) = (self.handover, self.state().progress);
         let fetch = Fetch { handover, array: ask.array as u32, runs: ask.runs.clone(), stand };
         let header = postcard::to_stdvec(&fetch).map_err(|error| LinkError::Lost { source: error.into() })?;
-        lane.ask(FETCH, header)
+        lane.request(FETCH, header)
     }
 
     /// Decodes a reply; stops using a lost connection.
-    fn answer(
+    fn handle_reply(
         &self,
         lane: &Arc<dyn FetchConnection>,
         ask: &FetchRange,
@@ -271,7 +275,7 @@ impl PageFetcher {
         let (header, payload) = match outcome {
             Ok(reply) => reply,
             Err(LinkError::Lost { .. }) => {
-                self.lost(lane);
+                self.connection_lost(lane);
                 return Err(PageFetchError::NotConnected { from });
             }
             Err(source) => return Err(PageFetchError::Refused { from, source }),
@@ -282,9 +286,9 @@ impl PageFetcher {
             .map_err(|error: FetchReplyError| garbled(error.into()))
     }
 
-    fn lost(&self, lane: &Arc<dyn FetchConnection>) {
+    fn connection_lost(&self, lane: &Arc<dyn FetchConnection>) {
         let mut state = self.state();
-        state.lacker = state.lacker.step(FetchEvent::LinkLost).0;
+        state.fetch_state = state.fetch_state.step(FetchEvent::LinkLost).0;
         let State { urgent, bulk, .. } = &mut *state;
         for place in [urgent, bulk] {
             if place.as_ref().is_some_and(|known| Arc::ptr_eq(known, lane)) {
@@ -294,7 +298,7 @@ impl PageFetcher {
     }
 
     /// Connection of this kind; waits at most `patience` for one.
-    fn lane(&self, kind: FetchPriority, patience: Duration) -> Option<Arc<dyn FetchConnection>> {
+    fn connection(&self, kind: FetchPriority, patience: Duration) -> Option<Arc<dyn FetchConnection>> {
         let of = |state: &State| match kind {
             FetchPriority::Urgent => state.urgent.clone(),
             FetchPriority::Bulk => state.bulk.clone(),
@@ -307,15 +311,15 @@ impl PageFetcher {
         of(&state).filter(|_| !self.is_closed())
     }
 
-    fn waited(&self, array: usize, run: PageRun, took: Duration, content: Option<Vec<u8>>) {
+    fn record_wait(&self, array: usize, run: PageRun, took: Duration, content: Option<Vec<u8>>) {
         let micros = took.as_micros() as u64;
         let mut state = self.state();
-        state.stand.faults += 1;
-        state.stand.waited_us += micros;
-        state.stand.longest_us = state.stand.longest_us.max(micros);
-        state.touched.push_back((array, run.start));
-        if let Some(content) = content.filter(|_| state.spare.len() < SPARE_MAX) {
-            state.spare.push_back((array, run, content));
+        state.progress.faults += 1;
+        state.progress.waited_us += micros;
+        state.progress.longest_us = state.progress.longest_us.max(micros);
+        state.faults.push_back((array, run.start));
+        if let Some(content) = content.filter(|_| state.unstored.len() < UNSTORED_MAX) {
+            state.unstored.push_back((array, run, content));
         }
         drop(state);
         self.changed.notify_all();
@@ -327,16 +331,16 @@ impl PageFetcher {
         while !self.is_closed() {
             let missing = self.missing(stores);
             let left: u64 = missing.iter().map(PageSet::count).sum();
-            self.state().stand.missing = left;
+            self.state().progress.missing = left;
             if left == 0 {
                 return true;
             }
             let hot = self.state().hot.clone();
-            Bringing {
-                taking: self,
+            BackgroundFetch {
+                fetcher: self,
                 stores,
                 schedule: FetchSchedule::new(missing, &hot),
-                under_way: VecDeque::new(),
+                in_flight: VecDeque::new(),
             }
             .run();
         }
@@ -344,7 +348,7 @@ impl PageFetcher {
     }
 
     fn missing(&self, stores: &[Option<Arc<dyn PageStore>>]) -> Vec<PageSet> {
-        let owed = self.state().owed.clone();
+        let owed = self.state().missing.clone();
         let missing = |(index, owed): (usize, &PageSet)| match stores.get(index) {
             Some(Some(store)) => store.missing(owed),
             _ => PageSet::empty(owed.len()),
@@ -357,14 +361,14 @@ impl PageFetcher {
     pub fn mark_complete(&self) {
         let lane = {
             let mut state = self.state();
-            state.lacker = state.lacker.step(FetchEvent::LastStored).0;
-            state.stand.missing = 0;
+            state.fetch_state = state.fetch_state.step(FetchEvent::LastStored).0;
+            state.progress.missing = 0;
             state.urgent.clone().or_else(|| state.bulk.clone())
         };
         let Some(lane) = lane else { return };
         let told = postcard::to_stdvec(&self.handover)
             .map_err(BoxError::from)
-            .and_then(|header| Ok(lane.ask(COMPLETE, header)?.wait()?));
+            .and_then(|header| Ok(lane.request(COMPLETE, header)?.wait()?));
         if let Err(error) = told {
             tracing::debug!(handover = %self.handover, error = &*error, "the source did not receive the completion");
         }
@@ -395,8 +399,8 @@ impl PageFetcher {
         let state = self.state();
         PageFetcherStatus {
             from: self.from.clone(),
-            owed: state.owed.iter().map(PageSet::count).sum(),
-            stand: state.stand,
+            missing_at_start: state.missing.iter().map(PageSet::count).sum(),
+            progress: state.progress,
             connected: state.urgent.is_some(),
             stalled: state.stalled.clone(),
         }
@@ -408,30 +412,30 @@ impl PageFetcher {
 }
 
 /// Background fetching with one schedule.
-struct Bringing<'a> {
-    taking: &'a PageFetcher,
+struct BackgroundFetch<'a> {
+    fetcher: &'a PageFetcher,
     stores: &'a [Option<Arc<dyn PageStore>>],
     schedule: FetchSchedule,
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<InFlight>,
 }
 
 /// Connection of a request, its pages, and its reply.
-type UnderWay = (Arc<dyn FetchConnection>, FetchRange, Box<dyn PendingReply>);
+type InFlight = (Arc<dyn FetchConnection>, FetchRange, Box<dyn PendingReply>);
 
-impl Bringing<'_> {
+impl BackgroundFetch<'_> {
     fn run(mut self) {
-        while !self.taking.is_closed() {
+        while !self.fetcher.is_closed() {
             self.drain_events();
             let asked = self.fill_up();
-            let Some((lane, ask, coming)) = self.under_way.pop_front() else {
+            let Some((lane, ask, coming)) = self.in_flight.pop_front() else {
                 if asked {
                     return;
                 }
                 continue;
             };
-            match self.taking.answer(&lane, &ask, coming.wait()) {
+            match self.fetcher.handle_reply(&lane, &ask, coming.wait()) {
                 Ok(content) => self.store(&ask, &content),
-                Err(error) => self.failed(&ask, &error),
+                Err(error) => self.handle_error(&ask, &error),
             }
         }
     }
@@ -439,13 +443,13 @@ impl Bringing<'_> {
     /// Applies the faults and pages that readers reported meanwhile.
     fn drain_events(&mut self) {
         let (touched, spare) = {
-            let mut state = self.taking.state();
-            state.stand.missing = self.schedule.missing();
-            (std::mem::take(&mut state.touched), std::mem::take(&mut state.spare))
+            let mut state = self.fetcher.state();
+            state.progress.missing = self.schedule.missing();
+            (std::mem::take(&mut state.faults), std::mem::take(&mut state.unstored))
         };
         for (array, page) in touched {
             // The page itself was answered, so it is here or about to be; its neighbours come next.
-            self.schedule.touched(array, page);
+            self.schedule.faulted(array, page);
         }
         for (array, run, content) in spare {
             self.store(&FetchRange { array, runs: vec![run] }, &content);
@@ -454,18 +458,18 @@ impl Bringing<'_> {
 
     /// Sends requests until enough are in flight. False if there is no connection.
     fn fill_up(&mut self) -> bool {
-        while self.under_way.len() < UNDER_WAY {
-            let Some(ask) = self.schedule.next(PAGES) else { return true };
-            let Some(lane) = self.taking.lane(FetchPriority::Bulk, WAIT_FOR_LANE) else {
+        while self.in_flight.len() < IN_FLIGHT_MAX {
+            let Some(ask) = self.schedule.next(PAGES_PER_REQUEST) else { return true };
+            let Some(lane) = self.fetcher.connection(FetchPriority::Bulk, CONNECT_TIMEOUT) else {
                 self.schedule.lost(&ask);
                 return false;
             };
-            match self.taking.ask(&*lane, &ask) {
-                Ok(coming) => self.under_way.push_back((lane, ask, coming)),
+            match self.fetcher.send_request(&*lane, &ask) {
+                Ok(coming) => self.in_flight.push_back((lane, ask, coming)),
                 Err(error) => {
                     self.schedule.lost(&ask);
                     // Called for its effect: the connection is no longer used.
-                    let _ = self.taking.answer(&lane, &ask, Err(error));
+                    let _ = self.fetcher.handle_reply(&lane, &ask, Err(error));
                     return false;
                 }
             }
@@ -485,26 +489,26 @@ impl Bringing<'_> {
             rest = after;
         }
         self.schedule.arrived(ask);
-        self.taking.state().stalled = None;
+        self.fetcher.state().stalled = None;
     }
 
-    fn failed(&mut self, ask: &FetchRange, error: &PageFetchError) {
+    fn handle_error(&mut self, ask: &FetchRange, error: &PageFetchError) {
         self.schedule.lost(ask);
         match error {
-            PageFetchError::NotConnected { .. } => self.taking.state().stalled = Some(error.to_string()),
+            PageFetchError::NotConnected { .. } => self.fetcher.state().stalled = Some(error.to_string()),
             PageFetchError::Refused { source, .. } => self.pause(format!("{error}: {source}")),
             PageFetchError::Reply { source, .. } => self.pause(format!("{error}: {source}")),
         }
     }
 
     fn pause(&mut self, why: String) {
-        let mut state = self.taking.state();
+        let mut state = self.fetcher.state();
         if state.stalled.as_ref() != Some(&why) {
-            tracing::warn!(handover = %self.taking.handover, why, "missing pages of a machine do not arrive");
+            tracing::warn!(handover = %self.fetcher.handover, why, "missing pages of a machine do not arrive");
         }
         state.stalled = Some(why);
-        let open = |_: &mut State| !self.taking.is_closed();
-        let waited = self.taking.changed.wait_timeout_while(state, PAUSE, open);
+        let open = |_: &mut State| !self.fetcher.is_closed();
+        let waited = self.fetcher.changed.wait_timeout_while(state, RETRY_PAUSE, open);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }

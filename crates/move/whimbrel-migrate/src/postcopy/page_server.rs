@@ -25,19 +25,19 @@ pub struct PageServer {
 
 struct State {
     /// State of completion; none before the pause.
-    keeper: Option<ServeState>,
+    serve_state: Option<ServeState>,
     /// Whether the pages are gone from here although the target may lack some.
     ended: bool,
-    view: PageServerStatus,
+    status: PageServerStatus,
 }
 
 /// Status of a page server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PageServerStatus {
     /// Pages that stayed here at the pause; none if a restarted daemon does not know.
-    pub owed: Option<u64>,
+    pub missing_at_start: Option<u64>,
     /// Progress of the target, as it last reported.
-    pub stand: FetchProgress,
+    pub progress: FetchProgress,
     /// Number of pages sent since the pause.
     pub sent: u64,
     /// Bytes on the wire for these, both ways.
@@ -49,7 +49,7 @@ pub struct PageServerStatus {
     /// Reason why it has none, if known.
     pub stalled: Option<String>,
     /// Whether the target has every page.
-    pub whole: bool,
+    pub complete: bool,
 }
 
 /// Reason why a request is refused.
@@ -79,7 +79,7 @@ pub enum PageServerError {
     },
     /// The request is invalid, or the reply could not be encoded.
     #[error("cannot serve the pages")]
-    Frame(#[from] FetchReplyError),
+    Reply(#[from] FetchReplyError),
     /// The pages could not be read.
     #[error("cannot read the pages")]
     Read(#[source] PageError),
@@ -95,7 +95,7 @@ impl PageServer {
     /// Creates a server of these arrays, in the order of the offer, for this handover. Closed until
     /// [`PageServer::open`].
     pub fn new(handover: HandoverId, arrays: Vec<Box<dyn PageArray>>) -> Self {
-        let state = State { keeper: None, ended: false, view: PageServerStatus::default() };
+        let state = State { serve_state: None, ended: false, status: PageServerStatus::default() };
         let arrays = arrays.into_iter().map(Mutex::new).collect();
         Self { handover, arrays, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -108,24 +108,24 @@ impl PageServer {
     /// Starts to serve once the machine is paused and its pages no longer change; `owed` pages stayed here.
     pub fn open(&self, owed: u64) {
         let mut state = self.state();
-        state.keeper = Some(ServeState::initial().0);
-        state.view.owed = Some(owed);
-        state.view.stand.missing = owed;
+        state.serve_state = Some(ServeState::initial().0);
+        state.status.missing_at_start = Some(owed);
+        state.status.progress.missing = owed;
     }
 
     /// Starts to serve again after a restart of the daemon.
-    pub fn open_again(&self) {
-        self.state().keeper = Some(ServeState::recovered(true).0);
+    pub fn reopen(&self) {
+        self.state().serve_state = Some(ServeState::recovered(true).0);
     }
 
     /// Whether pages are served: the machine is paused.
     pub fn is_open(&self) -> bool {
-        self.state().keeper.is_some()
+        self.state().serve_state.is_some()
     }
 
     /// Adds bytes that the connections carried to the status.
-    pub fn carried(&self, bytes: u64) {
-        self.state().view.bytes += bytes;
+    pub fn add_bytes(&self, bytes: u64) {
+        self.state().status.bytes += bytes;
     }
 
     /// Ends the server because the pages are gone from here.
@@ -144,7 +144,7 @@ impl PageServer {
                 if handover != self.handover {
                     return Err(PageServerError::Handover);
                 }
-                self.whole();
+                self.mark_complete();
                 Ok((Vec::new(), Vec::new()))
             }
             kind => Err(PageServerError::Kind { kind }),
@@ -155,7 +155,7 @@ impl PageServer {
         if fetch.handover != self.handover {
             return Err(PageServerError::Handover);
         }
-        self.may_give()?;
+        self.check_open()?;
         let array = self.arrays.get(fetch.array as usize);
         let array = array.ok_or(PageServerError::Array { array: fetch.array })?;
         let array = array.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,36 +170,36 @@ impl PageServer {
         }
         drop(array);
         let (fetched, payload) = fetch_reply::encode(&fetch.runs, &data)?;
-        self.note(fetch.stand, pages);
+        self.record_progress(fetch.stand, pages);
         let header = postcard::to_stdvec(&fetched).map_err(|source| PageServerError::Header { source })?;
         Ok((header, payload))
     }
 
-    fn may_give(&self) -> Result<(), PageServerError> {
+    fn check_open(&self) -> Result<(), PageServerError> {
         let mut state = self.state();
         if state.ended {
             return Err(PageServerError::Closed { reason: "was stopped here by its user" });
         }
-        let keeper = state.keeper.ok_or(PageServerError::Closed { reason: "still runs here" })?;
+        let keeper = state.serve_state.ok_or(PageServerError::Closed { reason: "still runs here" })?;
         let (next, actions) = keeper.step(ServeEvent::Fetch);
-        state.keeper = Some(next);
+        state.serve_state = Some(next);
         match actions {
             [ServeAction::SendPages] => Ok(()),
             _ => Err(PageServerError::Closed { reason: "has every page, as its host reported" }),
         }
     }
 
-    fn note(&self, stand: FetchProgress, pages: u64) {
+    fn record_progress(&self, stand: FetchProgress, pages: u64) {
         let mut state = self.state();
-        let view = &mut state.view;
+        let view = &mut state.status;
         view.sent += pages;
         // There are two connections, so the report that arrives later may be the older one.
-        if !view.asked || stand.missing <= view.stand.missing {
-            view.stand.missing = stand.missing;
+        if !view.asked || stand.missing <= view.progress.missing {
+            view.progress.missing = stand.missing;
         }
-        if stand.faults >= view.stand.faults || !view.asked {
-            let missing = view.stand.missing;
-            view.stand = FetchProgress { missing, ..stand };
+        if stand.faults >= view.progress.faults || !view.asked {
+            let missing = view.progress.missing;
+            view.progress = FetchProgress { missing, ..stand };
         }
         view.asked = true;
         drop(state);
@@ -207,12 +207,12 @@ impl PageServer {
     }
 
     /// Records that the target has every page, so that those here may be freed.
-    pub fn whole(&self) {
+    pub fn mark_complete(&self) {
         let mut state = self.state();
-        let Some(keeper) = state.keeper else { return };
-        state.keeper = Some(keeper.step(ServeEvent::Whole).0);
-        state.view.whole = true;
-        state.view.stand.missing = 0;
+        let Some(keeper) = state.serve_state else { return };
+        state.serve_state = Some(keeper.step(ServeEvent::Complete).0);
+        state.status.complete = true;
+        state.status.progress.missing = 0;
         drop(state);
         self.changed.notify_all();
     }
@@ -220,39 +220,39 @@ impl PageServer {
     /// Records whether the target has a fetch connection, and why not.
     pub fn connected(&self, connected: bool, stalled: Option<String>) {
         let mut state = self.state();
-        state.view.connected = connected;
-        state.view.stalled = stalled;
-        if let (false, Some(keeper)) = (connected, state.keeper) {
-            state.keeper = Some(keeper.step(ServeEvent::LinkLost).0);
+        state.status.connected = connected;
+        state.status.stalled = stalled;
+        if let (false, Some(keeper)) = (connected, state.serve_state) {
+            state.serve_state = Some(keeper.step(ServeEvent::LinkLost).0);
         }
         drop(state);
         self.changed.notify_all();
     }
 
     /// Whether nothing more is to be served: the target has every page, or the pages are gone.
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         let state = self.state();
-        state.ended || state.keeper == Some(ServeState::Released)
+        state.ended || state.serve_state == Some(ServeState::Released)
     }
 
     /// Waits at most `patience` until nothing more is to be served; returns whether that is so.
-    pub fn wait_over(&self, patience: Duration) -> bool {
-        let going_on = |state: &mut State| !state.ended && state.keeper != Some(ServeState::Released);
+    pub fn wait_finished(&self, patience: Duration) -> bool {
+        let going_on = |state: &mut State| !state.ended && state.serve_state != Some(ServeState::Released);
         let waited = self.changed.wait_timeout_while(self.state(), patience, going_on);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.ended || state.keeper == Some(ServeState::Released)
+        state.ended || state.serve_state == Some(ServeState::Released)
     }
 
     /// Waits at most `patience` until the target has a fetch connection; returns whether it has one.
     pub fn wait_connected(&self, patience: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.state(), patience, |state| !state.view.connected);
+        let waited = self.changed.wait_timeout_while(self.state(), patience, |state| !state.status.connected);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.view.connected
+        state.status.connected
     }
 
     /// Current status of the server.
-    pub fn view(&self) -> PageServerStatus {
-        self.state().view.clone()
+    pub fn status(&self) -> PageServerStatus {
+        self.state().status.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

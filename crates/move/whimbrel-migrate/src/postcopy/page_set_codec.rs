@@ -70,13 +70,13 @@ pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), PageSet
 }
 
 /// Encodes a set in parts that fit into messages; none for an empty set.
-pub(crate) fn pieces(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecError> {
+pub(crate) fn encode_parts(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecError> {
     let runs: Vec<PageRun> = set.runs().collect();
     runs.chunks(RUNS_MAX).map(encode_runs).collect()
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredSet {
     array: u32,
     /// Length of the array in pages.
     pages: u64,
@@ -89,9 +89,10 @@ const DIGEST: usize = 32;
 
 /// Encodes the sets of some arrays, each with its index, as the content of a file.
 pub fn encode_sets(sets: &[(u32, PageSet)]) -> Result<Vec<u8>, PageSetCodecError> {
-    let kept =
-        |(array, set): &(u32, PageSet)| Ok(Kept { array: *array, pages: set.len(), pieces: pieces(set)? });
-    let kept: Vec<Kept> = sets.iter().map(kept).collect::<Result<_, PageSetCodecError>>()?;
+    let kept = |(array, set): &(u32, PageSet)| {
+        Ok(StoredSet { array: *array, pages: set.len(), pieces: encode_parts(set)? })
+    };
+    let kept: Vec<StoredSet> = sets.iter().map(kept).collect::<Result<_, PageSetCodecError>>()?;
     let mut bytes = MAGIC.to_vec();
     bytes.extend(postcard::to_stdvec(&kept).map_err(|source| PageSetCodecError::Runs { source })?);
     let digest = whimbrel_core::Digest::of(&bytes);
@@ -110,9 +111,9 @@ pub fn decode_sets(bytes: &[u8], lengths: &[u64]) -> Result<Vec<(u32, PageSet)>,
     if whimbrel_core::Digest::of(body).0 != digest || !body.starts_with(MAGIC) {
         return Err(PageSetCodecError::Damaged);
     }
-    let kept: Vec<Kept> =
+    let kept: Vec<StoredSet> =
         postcard::from_bytes(&body[MAGIC.len()..]).map_err(|source| PageSetCodecError::Runs { source })?;
-    let set = |kept: Kept| {
+    let set = |kept: StoredSet| {
         let len = lengths.get(kept.array as usize).copied();
         if len != Some(kept.pages) {
             return Err(PageSetCodecError::OutOfRange { page: kept.pages, len: len.unwrap_or(0) });
@@ -175,7 +176,7 @@ mod tests {
         for page in (0..400_000).step_by(2) {
             scattered.insert(page);
         }
-        let pieces = pieces(&scattered).unwrap();
+        let pieces = encode_parts(&scattered).unwrap();
         assert_eq!(pieces.len(), 200_000_usize.div_ceil(RUNS_MAX));
         let mut back = PageSet::empty(400_000);
         pieces.iter().for_each(|piece| decode_into(piece, &mut back).unwrap());

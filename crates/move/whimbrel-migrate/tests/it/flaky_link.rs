@@ -137,7 +137,7 @@ impl TargetHost for Landings {
         }))
     }
 
-    fn strays(&self, _: HandoverId, strays: Vec<LateFrame>) {
+    fn deliver_late_frames(&self, _: HandoverId, strays: Vec<LateFrame>) {
         assert_eq!(strays, [late()]);
         self.0.strays.fetch_add(1, Ordering::Relaxed);
     }
@@ -153,14 +153,14 @@ impl IncomingMachine for Landed {
         let begun = if self.host.base.is_empty() { Baseline::Zeros } else { Baseline::Capsule(BASE) };
         vec![begun]
     }
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         vec![Digest::of(&kernel())]
     }
-    fn put_blob(&mut self, _: Digest, content: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, content: Vec<u8>) -> Result<(), HostError> {
         self.kernel = Some(content);
         Ok(())
     }
-    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+    fn read_boot_file(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
         let kernel = self.kernel.as_ref().ok_or("pages came before the kernel")?;
         assert_eq!(Digest::of(kernel), *digest);
         out.copy_from_slice(&kernel[offset as usize..][..out.len()]);
@@ -325,15 +325,15 @@ proptest! {
             let offer = offer(attempt as u64);
             let mut machine = guest.clone();
             let mut subject = CaptureSource {
-                machine: &mut machine, ledgers: std::slice::from_mut(&mut ledger), follower: Consumer::Migration,
+                machine: &mut machine, dirty_logs: std::slice::from_mut(&mut ledger), consumer: Consumer::Migration,
             };
             let (recorded, mut ran_before) = (Cell::new(false), false);
             let outcome = migrate(MigrationJob {
-                subject: &mut subject,
+                source: &mut subject,
                 link: &link,
                 offer: &offer,
-                blob: &|_| Ok(Box::new(kernel())),
-                base: &|_, begun| {
+                open_boot_file: &|_| Ok(Box::new(kernel())),
+                open_baseline: &|_, begun| {
                     assert_eq!(*begun, Baseline::Capsule(BASE));
                     let may_differ = match seed % 2 {
                         0 => MayDiffer::TheseOrPopulated(PageSet::empty(PAGES)),
@@ -344,7 +344,7 @@ proptest! {
                 },
                 seed: 7,
                 ports: &Vec::new,
-                strays: &mut || {
+                take_late_frames: &mut || {
                     assert!(recorded.get(), "what came for it is the source's own until the commit");
                     vec![late()]
                 },
@@ -354,8 +354,8 @@ proptest! {
                     Ok(())
                 },
                 policy: &CheckpointPolicy { pages_left_max: 8, ..CheckpointPolicy::CHECKPOINT },
-                leaving: None,
-                third: None,
+                deferred: None,
+                backup: None,
                 mirrors: &[],
         observe: &mut |_| ControlFlow::Continue(()),
             });
@@ -376,7 +376,7 @@ proptest! {
                 break;
             }
             arrivals.connection_lost(offer.handover);
-            prop_assert!(!ledger.is_followed_by(Consumer::Migration));
+            prop_assert!(!ledger.is_attached(Consumer::Migration));
         }
 
         let handover = handed_over.expect("the last link never breaks");
@@ -408,22 +408,22 @@ fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
     let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Landings(host.clone()))));
     let (link, offer, mut machine) = (Flaky::new(&arrivals, u64::MAX, false), offer(1), guest.clone());
     let outcome = migrate(MigrationJob {
-        subject: &mut CaptureSource {
+        source: &mut CaptureSource {
             machine: &mut machine,
-            ledgers: std::slice::from_mut(&mut ledger),
-            follower: Consumer::Migration,
+            dirty_logs: std::slice::from_mut(&mut ledger),
+            consumer: Consumer::Migration,
         },
         link: &link,
         offer: &offer,
-        blob: &|_| Ok(Box::new(kernel())),
-        base: &|_, _| Err("there is none".into()),
+        open_boot_file: &|_| Ok(Box::new(kernel())),
+        open_baseline: &|_, _| Err("there is none".into()),
         seed: 7,
         ports: &Vec::new,
-        strays: &mut Vec::new,
+        take_late_frames: &mut Vec::new,
         record_handover: &mut || Err("nothing is handed over".into()),
         policy: &CheckpointPolicy::CHECKPOINT,
-        leaving: None,
-        third: None,
+        deferred: None,
+        backup: None,
         mirrors: &[],
         observe: &mut |_| ControlFlow::Continue(()),
     });

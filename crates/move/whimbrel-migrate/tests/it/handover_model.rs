@@ -16,7 +16,7 @@
 use crate::model::{Handover, PROPERTIES, Rules};
 use stateright::{Checker, Model};
 use whimbrel_migrate::handover::{
-    Source, SourceAction, SourceEvent, Target, TargetAction, TargetEvent, TargetRecord, Waiting,
+    PausedIncoming, Source, SourceAction, SourceEvent, Target, TargetAction, TargetEvent, TargetRecord,
 };
 
 #[test]
@@ -44,7 +44,7 @@ fn a_target_that_starts_when_it_is_prepared_is_found() {
     fn eager(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         match (state, event) {
             (Target::Receiving, TargetEvent::Loaded) => {
-                (Target::Running, &[TargetAction::MarkAndSayReady, TargetAction::RunAndConfirm])
+                (Target::Running, &[TargetAction::MarkAndConfirmReady, TargetAction::RunAndConfirm])
             }
             _ => state.step(event),
         }
@@ -98,7 +98,7 @@ fn a_source_that_does_not_remember_what_it_began_is_found() {
 
 #[test]
 fn a_target_that_does_not_remember_what_came_is_found() {
-    fn forgetful(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+    fn forgetful(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
         match record {
             TargetRecord::Ours => (Target::Discarded, &[]),
             TargetRecord::Arriving => Target::recovered(record, waiting),
@@ -109,12 +109,12 @@ fn a_target_that_does_not_remember_what_came_is_found() {
 
 #[test]
 fn a_target_that_takes_half_a_machine_for_a_lost_one_is_safe_but_one_that_drops_a_lost_one_is_found() {
-    fn patient(record: TargetRecord, _: Waiting) -> (Target, &'static [TargetAction]) {
-        Target::recovered(record, Waiting::Whole)
+    fn patient(record: TargetRecord, _: PausedIncoming) -> (Target, &'static [TargetAction]) {
+        Target::recovered(record, PausedIncoming::Complete)
     }
-    fn dropping(record: TargetRecord, waiting: Waiting) -> (Target, &'static [TargetAction]) {
+    fn dropping(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
         match waiting {
-            Waiting::Gone => Target::recovered(record, Waiting::Unfinished),
+            PausedIncoming::Gone => Target::recovered(record, PausedIncoming::Unfinished),
             _ => Target::recovered(record, waiting),
         }
     }

@@ -122,14 +122,14 @@ impl StopPolicy for Three {
     fn decide(&self, history: &[RoundStats], _: u64) -> RoundDecision {
         match history.len() {
             0..3 => RoundDecision::Round { rate: Some(10_000_000) },
-            _ => RoundDecision::Stop { rate: Some(50_000_000), why: StopReason::RoundsOver },
+            _ => RoundDecision::Stop { rate: Some(50_000_000), stop_reason: StopReason::RoundsOver },
         }
     }
     fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
         None
     }
     fn scan(&self) -> Scan {
-        Scan::HotWait { look_every: Duration::ZERO }
+        Scan::DeferHot { scan_interval: Duration::ZERO }
     }
 }
 
@@ -154,18 +154,22 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
     let mut machine = guest.clone();
     let ledgers = std::slice::from_mut(&mut ledger);
     let done = migrate(MigrationJob {
-        subject: &mut CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Migration },
+        source: &mut CaptureSource {
+            machine: &mut machine,
+            dirty_logs: ledgers,
+            consumer: Consumer::Migration,
+        },
         link: &link,
         offer: &offer(),
-        blob: &|_| Ok(Box::new(vec![])),
-        base: &|_, _| Err("nothing is said to be there".into()),
+        open_boot_file: &|_| Ok(Box::new(vec![])),
+        open_baseline: &|_, _| Err("nothing is said to be there".into()),
         seed: 7,
         ports: &Vec::new,
-        strays: &mut Vec::new,
+        take_late_frames: &mut Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Three,
-        leaving: None,
-        third: None,
+        deferred: None,
+        backup: None,
         mirrors: &[],
         observe: &mut |_| ControlFlow::Continue(()),
     })

@@ -42,10 +42,10 @@ impl TargetHost for Room {
 struct Counted(Arc<Counts>);
 
 impl IncomingMachine for Counted {
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
         Ok(())
     }
     fn write(&mut self, _: usize, _: PageRun, _: &[u8]) -> Result<(), HostError> {

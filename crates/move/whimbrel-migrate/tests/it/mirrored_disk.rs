@@ -157,10 +157,10 @@ impl Landed {
 }
 
 impl IncomingMachine for Landed {
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
         Ok(())
     }
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
@@ -255,16 +255,16 @@ const ROUNDS: usize = 8;
 impl StopPolicy for Patient {
     fn decide(&self, history: &[RoundStats], left: u64) -> RoundDecision {
         match (left <= LITTLE && history.len() >= ROUNDS, history.len() < 1000) {
-            (true, _) => RoundDecision::Stop { rate: None, why: StopReason::LittleLeft },
+            (true, _) => RoundDecision::Stop { rate: None, stop_reason: StopReason::LittleLeft },
             (false, true) => RoundDecision::Round { rate: None },
-            (false, false) => RoundDecision::Stop { rate: None, why: StopReason::RoundsOver },
+            (false, false) => RoundDecision::Stop { rate: None, stop_reason: StopReason::RoundsOver },
         }
     }
     fn downtime(&self, _: &[RoundStats], _: u64) -> Option<Duration> {
         None
     }
     fn scan(&self) -> Scan {
-        Scan::HotWait { look_every: Duration::ZERO }
+        Scan::DeferHot { scan_interval: Duration::ZERO }
     }
 }
 
@@ -280,21 +280,21 @@ fn attempt(
     let (arrivals, left) = (IncomingMigrations::new(Arc::new(Landings)), AtomicU64::new(messages));
     let link = Flaky { wrote: wrote.clone(), arrivals, left };
     let mirror = Arc::new(Mirror::new(DISK));
-    let mut subject = CaptureSource { machine: guest, ledgers, follower: Consumer::Migration };
+    let mut subject = CaptureSource { machine: guest, dirty_logs: ledgers, consumer: Consumer::Migration };
     let mut armed = false;
     let outcome = migrate(MigrationJob {
-        subject: &mut subject,
+        source: &mut subject,
         link: &link,
         offer: &offer(number),
-        blob: &|_| unreachable!("there are no boot files"),
-        base: &|_, _| unreachable!("it begins as zeros"),
+        open_boot_file: &|_| unreachable!("there are no boot files"),
+        open_baseline: &|_, _| unreachable!("it begins as zeros"),
         seed: 7,
         ports: &Vec::new,
-        strays: &mut Vec::new,
+        take_late_frames: &mut Vec::new,
         record_handover: &mut || Ok(()),
         policy: &Patient,
-        leaving: None,
-        third: None,
+        deferred: None,
+        backup: None,
         mirrors: &[(1, mirror.clone())],
         observe: &mut |progress| {
             if progress.ended.is_some() && !armed {

@@ -112,7 +112,7 @@ fn lost() -> LinkError {
 }
 
 impl FetchConnection for Cable {
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
+    fn request(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
         if self.cut.load(Ordering::SeqCst) {
             return Err(lost());
         }
@@ -138,7 +138,7 @@ impl FetchConnection for Cable {
 fn attend(giving: &Arc<PageServer>, taking: &PageFetcher, lives: &[u64]) {
     let mut lives = lives.iter().copied().chain(std::iter::repeat(10_000));
     let mut cables: [Option<Arc<Cable>>; 2] = [None, None];
-    while !giving.is_over() {
+    while !giving.is_finished() {
         for (kind, cable) in [FetchPriority::Urgent, FetchPriority::Bulk].into_iter().zip(&mut cables) {
             if cable.as_ref().is_some_and(|cable| !cable.cut.load(Ordering::SeqCst)) {
                 continue;
@@ -152,7 +152,7 @@ fn attend(giving: &Arc<PageServer>, taking: &PageFetcher, lives: &[u64]) {
             });
             *cable = Some(new.clone());
             if taking.accept_connection(kind, new) == OfferFetchReply::Whole {
-                giving.whole();
+                giving.mark_complete();
             }
         }
         thread::yield_now();
@@ -207,14 +207,14 @@ proptest! {
         let places = [Place::new(), Place::new()];
         places[1].fill(PageRun::new(0, 50), &(0..50).flat_map(|p| content(1, p)).collect::<Vec<_>>()).unwrap();
         let stores: Vec<Option<Arc<dyn PageStore>>> = places.iter().map(|p| Some(p.clone() as Arc<dyn PageStore>)).collect();
-        giving.open(taking.status().owed);
+        giving.open(taking.status().missing_at_start);
 
         let written = thread::scope(|scope| {
             scope.spawn(|| attend(&giving, &taking, &lives));
             let machine = scope.spawn(|| live(&taking, &places, seed, steps));
             assert!(taking.fetch_all(&stores), "it ended without being closed");
             let written = machine.join().unwrap();
-            assert!(!giving.is_over(), "the source forgot before it was told");
+            assert!(!giving.is_finished(), "the source forgot before it was told");
             taking.mark_complete();
             written
         });
@@ -226,7 +226,7 @@ proptest! {
                 prop_assert!(pages[page as usize].as_ref() == Some(&expected), "page {} of {}", page, array);
             }
         }
-        prop_assert!(giving.view().whole && giving.view().stand.missing == 0);
+        prop_assert!(giving.status().complete && giving.status().progress.missing == 0);
     }
 }
 
@@ -256,7 +256,7 @@ fn nothing_is_given_before_the_pause_nor_for_another_handover_nor_after_the_end(
     read(&taking).unwrap();
     giving.end();
     assert!(read(&taking).unwrap_err().contains("stopped here by its user"));
-    assert!(giving.is_over());
+    assert!(giving.is_finished());
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn a_reader_and_the_background_stop_when_the_machine_ends() {
         taking.close();
         assert!(!background.join().unwrap(), "pages are missing");
     });
-    assert_eq!(taking.status().stand.missing, PAGES);
+    assert_eq!(taking.status().progress.missing, PAGES);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn what_is_said_to_be_owed_adds_up_and_is_checked() {
         whimbrel_migrate::postcopy::decode_sets(&encode_sets(&[(0, set.clone())]).unwrap(), &[PAGES])
             .unwrap(),
     );
-    assert_eq!((taking.missing_at_start(0), taking.status().stand.missing), (set, 9));
+    assert_eq!((taking.missing_at_start(0), taking.status().progress.missing), (set, 9));
     // Pages that are not missing are not requested.
     let mut out = [7; PAGE_SIZE];
     taking.read(0, PageRun::new(300, 1), &mut out, false).unwrap();

@@ -122,9 +122,9 @@ impl Postcopy {
             Step::DeliverFetch(page) if world.sent.fetch[page] => {
                 self.source(&mut next, ServeEvent::Fetch, Some(page))?;
             }
-            Step::DeliverWhole if world.sent.whole => self.source(&mut next, ServeEvent::Whole, None)?,
+            Step::DeliverWhole if world.sent.whole => self.source(&mut next, ServeEvent::Complete, None)?,
             Step::TargetNotices => self.target(&mut next, FetchEvent::LinkLost)?,
-            Step::DeliverAttend if world.sent.attend => self.target(&mut next, FetchEvent::Attended)?,
+            Step::DeliverAttend if world.sent.attend => self.target(&mut next, FetchEvent::FetchOffered)?,
             Step::DeliverPage(page) if world.sent.page[page] => self.page(&mut next, page)?,
             Step::Act => self.act(&mut next)?,
             Step::GuestWrites(page) => {
@@ -157,7 +157,7 @@ impl Postcopy {
             Step::SourceComes if world.keeper.is_none() => {
                 let (keeper, actions) = (self.rules.keeper_recovered)(next.kept);
                 next.keeper = Some(keeper);
-                next.sent.attend |= actions.contains(&ServeAction::Attend);
+                next.sent.attend |= actions.contains(&ServeAction::OfferFetch);
             }
             Step::TargetComes if world.lacker.is_none() => {
                 next.lacker = Some((self.rules.lacker_recovered)(next.owed).0);
@@ -173,7 +173,7 @@ impl Postcopy {
         world.keeper = Some(keeper);
         for action in actions {
             match (action, page) {
-                (ServeAction::Attend, _) => world.sent.attend = true,
+                (ServeAction::OfferFetch, _) => world.sent.attend = true,
                 (ServeAction::SendPages, Some(page)) => world.sent.page[page] = true,
                 (ServeAction::Release, _) => world.kept = false,
                 (ServeAction::SendPages | ServeAction::Refuse, _) => {}
@@ -197,17 +197,17 @@ impl Postcopy {
         let (action, rest) = world.to_do.split_first()?;
         world.to_do = rest;
         match action {
-            FetchAction::Ask => {
+            FetchAction::Request => {
                 for (page, fetch) in world.pages.iter().zip(&mut world.sent.fetch) {
                     *fetch |= *page == Page::Missing;
                 }
             }
-            FetchAction::TakeBack => {}
+            FetchAction::Reschedule => {}
             FetchAction::RemoveRecord => {
                 sync(world);
                 world.owed = false;
             }
-            FetchAction::SayWhole => world.sent.whole = true,
+            FetchAction::ReportComplete => world.sent.whole = true,
         }
         Some(())
     }
@@ -223,7 +223,7 @@ impl Postcopy {
 
     /// Makes the target check whether anything is missing.
     fn look(&self, world: &mut World) {
-        if world.lacker == Some(FetchState::Lacking) && !world.pages.contains(&Page::Missing) {
+        if world.lacker == Some(FetchState::Incomplete) && !world.pages.contains(&Page::Missing) {
             // A busy target checks again later: each page and each start of the daemon makes it.
             let _ = self.target(world, FetchEvent::LastStored);
         }
@@ -341,8 +341,8 @@ fn a_page_that_overwrites_is_found() {
 fn a_target_that_says_so_before_it_is_durable_is_found() {
     fn hasty(state: FetchState, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         match (state, event) {
-            (FetchState::Lacking, FetchEvent::LastStored) => {
-                (FetchState::Whole, &[FetchAction::SayWhole, FetchAction::RemoveRecord])
+            (FetchState::Incomplete, FetchEvent::LastStored) => {
+                (FetchState::Complete, &[FetchAction::ReportComplete, FetchAction::RemoveRecord])
             }
             _ => state.step(event),
         }
@@ -355,7 +355,7 @@ fn a_target_that_says_so_before_it_is_durable_is_found() {
 fn a_target_that_says_it_only_once_is_found() {
     fn silent(state: FetchState, event: FetchEvent) -> (FetchState, &'static [FetchAction]) {
         match (state, event) {
-            (FetchState::Whole, FetchEvent::Attended) => (FetchState::Whole, &[]),
+            (FetchState::Complete, FetchEvent::FetchOffered) => (FetchState::Complete, &[]),
             _ => state.step(event),
         }
     }
@@ -376,7 +376,7 @@ fn a_source_whose_next_daemon_forgets_is_found() {
 fn a_source_that_gives_each_page_only_once_is_found() {
     fn once(state: ServeState, event: ServeEvent) -> (ServeState, &'static [ServeAction]) {
         match (state, event) {
-            (ServeState::Keeping, ServeEvent::Fetch) => {
+            (ServeState::Serving, ServeEvent::Fetch) => {
                 (ServeState::Released, &[ServeAction::SendPages, ServeAction::Release])
             }
             _ => state.step(event),
@@ -389,7 +389,7 @@ fn a_source_that_gives_each_page_only_once_is_found() {
 #[test]
 fn a_target_whose_next_daemon_takes_itself_for_whole_is_found() {
     fn careless(_: bool) -> (FetchState, &'static [FetchAction]) {
-        (FetchState::Whole, &[])
+        (FetchState::Complete, &[])
     }
     let found = broken(Rules { lacker_recovered: careless, ..Rules::default() });
     assert!(found.contains(&"the source keeps what is missing"), "{found:?}");

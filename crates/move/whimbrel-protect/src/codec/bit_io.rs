@@ -29,7 +29,7 @@ impl BitWriter {
     }
 
     /// Truncates the stream to its first `len` bits.
-    pub(super) fn cut(&mut self, len: usize) {
+    pub(super) fn truncate(&mut self, len: usize) {
         self.len = len.min(self.len);
         self.bytes.truncate(self.len.div_ceil(8));
         if !self.len.is_multiple_of(8)
@@ -89,7 +89,7 @@ mod tests {
             kept.iter().for_each(|(value, count)| writer.push((*value).into(), *count));
             let len = writer.len();
             cut.iter().for_each(|(value, count)| writer.push((*value).into(), *count));
-            writer.cut(len);
+            writer.truncate(len);
             again.iter().for_each(|(value, count)| writer.push((*value).into(), *count));
             let mut reader = BitReader::new(writer.bytes());
             for (value, count) in kept.iter().chain(&again) {

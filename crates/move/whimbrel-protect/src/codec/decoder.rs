@@ -1,13 +1,13 @@
 //! Decoder: assembles and checks the pages of a batch from its content and from pages that are here.
 
 use super::{
-    BlockSize, CHECK_BYTES, PIECE_PAGES_MAX,
+    BATCH_PAGES_MAX, BlockSize, DIGEST_BYTES,
     bit_io::BitReader,
-    check_of,
     encoder::{
-        BLOCK_RAW, BLOCK_SHARED, BLOCK_SPARSE, BLOCK_WORDS, PAGE_BITS, PAGE_BLOCKS, PAGE_NAMED, PAGE_SAME,
-        PAGE_WHOLE, PAGE_ZERO, mask_bytes,
+        BLOCK_RAW, BLOCK_SHARED, BLOCK_SPARSE, BLOCK_WORDS, PAGE_BITS, PAGE_BLOCKS, PAGE_REFERENCE,
+        PAGE_SAME, PAGE_WHOLE, PAGE_ZERO, mask_bytes,
     },
+    page_digest,
     page_references::ReferenceReader,
     sections::{DamagedEpochPages, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
     shared_pages::PageReference,
@@ -26,7 +26,7 @@ pub trait PageSink {
     fn older(&self, page: u64, out: &mut [u8]) -> Result<(), Self::Error>;
 
     /// Reads a referenced page of this or another machine, if possible. The content is checked before use.
-    fn named(&self, name: &PageReference, out: &mut [u8]) -> bool;
+    fn referenced(&self, name: &PageReference, out: &mut [u8]) -> bool;
 
     /// Stores a page; none stands for zeros.
     fn page(&mut self, page: u64, content: Option<&[u8]>) -> Result<(), Self::Error>;
@@ -65,8 +65,8 @@ impl Decoder {
         let count = entries.iter().map(|entry| entry.mask.count_ones() as usize).sum();
         self.blocks(&parts, block, count)?;
         let mut blocks = self.blocks.chunks_exact(block.bytes());
-        let mut checks = parts[Section::Checks as usize].chunks_exact(CHECK_BYTES);
-        let mut names = ReferenceReader::new(parts[Section::Names as usize])?;
+        let mut checks = parts[Section::Checks as usize].chunks_exact(DIGEST_BYTES);
+        let mut names = ReferenceReader::new(parts[Section::References as usize])?;
         let (mut wrong, mut page) = (Vec::new(), vec![0; PAGE_SIZE]);
         for entry in entries {
             if entry.kind == PAGE_ZERO {
@@ -76,9 +76,9 @@ impl Decoder {
             let mut is_here = true;
             match entry.kind {
                 PAGE_WHOLE => {}
-                PAGE_NAMED => {
+                PAGE_REFERENCE => {
                     let name = names.pull().ok_or(damaged("a page has no reference"))?;
-                    is_here = into.named(&name, &mut page);
+                    is_here = into.referenced(&name, &mut page);
                 }
                 _ => into.older(entry.page, &mut page)?,
             }
@@ -87,7 +87,7 @@ impl Decoder {
                     out.copy_from_slice(blocks.next().ok_or(damaged("there are too few blocks"))?);
                 }
             }
-            let is_right = entry.kind == PAGE_WHOLE || checks.next() == Some(&check_of(&page));
+            let is_right = entry.kind == PAGE_WHOLE || checks.next() == Some(&page_digest(&page));
             if !is_here || !is_right {
                 wrong.push(entry.page);
                 continue;
@@ -176,7 +176,7 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
         let number = varint::take(&mut bytes).ok().ok_or(damaged("the list of pages is damaged"))?;
         let (distance, kind) = (number >> PAGE_BITS, number & ((1 << PAGE_BITS) - 1));
         page = page.checked_add(distance).filter(|page| *page < len).ok_or(damaged("a page is too high"))?;
-        if entries.len() >= PIECE_PAGES_MAX || (distance == 0 && !entries.is_empty()) {
+        if entries.len() >= BATCH_PAGES_MAX || (distance == 0 && !entries.is_empty()) {
             return Err(damaged("the list of pages is too long or not ascending"));
         }
         let mask = match kind {
@@ -187,7 +187,7 @@ fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, Da
                 masks = rest;
                 mask.iter().rev().fold(0, |mask, byte| mask << 8 | u64::from(*byte)) & all
             }
-            PAGE_ZERO | PAGE_SAME | PAGE_NAMED => 0,
+            PAGE_ZERO | PAGE_SAME | PAGE_REFERENCE => 0,
             _ => return Err(damaged("a page of an unknown kind")),
         };
         entries.push(Entry { page, kind, mask });
@@ -223,7 +223,7 @@ mod tests {
             Ok(())
         }
 
-        fn named(&self, _: &PageReference, _: &mut [u8]) -> bool {
+        fn referenced(&self, _: &PageReference, _: &mut [u8]) -> bool {
             false
         }
 

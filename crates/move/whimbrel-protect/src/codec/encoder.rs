@@ -5,10 +5,10 @@
 //! by byte before it is shared), then offered to the codes in the order of their cost.
 
 use super::{
-    BlockSize, ByteCounts, CHECK_BYTES, CodecOptions, FallbackCompressor, PIECE_PAGES_MAX,
+    BATCH_PAGES_MAX, BlockSize, ByteCounts, CodecOptions, DIGEST_BYTES, FallbackCompressor,
     bit_io::BitWriter,
     block_hashes::{BlockHashes, PageChange},
-    check_of,
+    page_digest,
     page_references::ReferenceWriter,
     sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join},
     shared_pages::{PageReference, SharingMachine},
@@ -24,7 +24,7 @@ pub(super) const PAGE_ZERO: u64 = 0;
 pub(super) const PAGE_WHOLE: u64 = 1;
 pub(super) const PAGE_BLOCKS: u64 = 2;
 pub(super) const PAGE_SAME: u64 = 3;
-pub(super) const PAGE_NAMED: u64 = 4;
+pub(super) const PAGE_REFERENCE: u64 = 4;
 /// Bits of a page's kind.
 pub(super) const PAGE_BITS: u32 = 3;
 
@@ -44,17 +44,17 @@ pub struct Encoder {
     coding: CodecOptions,
     hashes: BlockHashes,
     zstd: zstd::bulk::Compressor<'static>,
-    piece: Piece,
-    first_copy: bool,
+    batch: BatchBuilder,
+    seeding: bool,
     /// Present if pages of other machines may be referenced.
     member: Option<SharingMachine>,
     /// Pages that the standby got wrong: they are not referenced again.
-    plain: HashSet<(u32, u64)>,
+    not_referenced: HashSet<(u32, u64)>,
 }
 
 /// The sections of the batch in progress.
 #[derive(Default)]
-struct Piece {
+struct BatchBuilder {
     pages: Vec<u8>,
     checks: Vec<u8>,
     masks: Vec<u8>,
@@ -63,10 +63,10 @@ struct Piece {
     sparse: Vec<u8>,
     words: wkdm::Packer,
     raw: Vec<u8>,
-    names: ReferenceWriter,
+    references: ReferenceWriter,
     /// All blocks of the batch, and for each hash the first block that has it.
     blocks: Vec<u8>,
-    known: HashMap<u64, u32>,
+    first_blocks: HashMap<u64, u32>,
     volume: ByteCounts,
 }
 
@@ -78,10 +78,10 @@ impl Encoder {
             coding,
             hashes,
             zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?,
-            piece: Piece::default(),
-            first_copy: false,
+            batch: BatchBuilder::default(),
+            seeding: false,
             member: None,
-            plain: HashSet::new(),
+            not_referenced: HashSet::new(),
         })
     }
 
@@ -91,8 +91,8 @@ impl Encoder {
     }
 
     /// Pages of the last batch that were sent as references; the standby may request them again.
-    pub fn named(&self) -> &[u64] {
-        self.piece.names.pages()
+    pub fn referenced(&self) -> &[u64] {
+        self.batch.references.pages()
     }
 
     /// Bytes that the table of hashes takes.
@@ -102,30 +102,30 @@ impl Encoder {
 
     /// Starts or ends seeding. A start forgets what the standby has. During seeding only hashes of memory are
     /// recorded: most of a disk is never written again, and would displace what is.
-    pub fn first_copy(&mut self, lasts: bool) {
+    pub fn set_seeding(&mut self, lasts: bool) {
         if lasts {
             self.hashes.forget_all();
         }
-        self.first_copy = lasts;
+        self.seeding = lasts;
     }
 
     /// Forgets a page that the standby got wrong, so that all of it is sent next.
     pub fn forget(&mut self, array: u32, page: u64) {
         self.hashes.forget(array, page);
         if self.member.is_some() {
-            self.plain.insert((array, page));
+            self.not_referenced.insert((array, page));
         }
     }
 
-    /// Encodes a batch of at most [`PIECE_PAGES_MAX`] pages, in ascending order, each with its content.
+    /// Encodes a batch of at most [`BATCH_PAGES_MAX`] pages, in ascending order, each with its content.
     pub fn encode<'a>(
         &mut self,
         array: u32,
         pages: impl Iterator<Item = (u64, &'a [u8])>,
     ) -> io::Result<(Vec<u8>, ByteCounts)> {
-        self.piece.clear();
+        self.batch.clear();
         let mut before = 0;
-        for (number, content) in pages.take(PIECE_PAGES_MAX) {
+        for (number, content) in pages.take(BATCH_PAGES_MAX) {
             self.page(array, number, number - before, content);
             before = number;
         }
@@ -133,10 +133,10 @@ impl Encoder {
     }
 
     fn page(&mut self, array: u32, number: u64, distance: u64, content: &[u8]) {
-        let piece = &mut self.piece;
+        let piece = &mut self.batch;
         piece.volume.pages += 1;
         piece.volume.dirty += PAGE_SIZE as u64;
-        let change = match self.first_copy && array != MEMORY {
+        let change = match self.seeding && array != MEMORY {
             true => PageChange::New,
             false => self.hashes.change(array, number, content),
         };
@@ -146,11 +146,11 @@ impl Encoder {
             return varint::put(&mut piece.pages, distance << PAGE_BITS | PAGE_ZERO);
         }
         if change == PageChange::New
-            && let Some(name) = self.name(array, number, content)
+            && let Some(name) = self.reference(array, number, content)
         {
-            return self.piece.name(number, distance, name, content);
+            return self.batch.push_reference(number, distance, name, content);
         }
-        let piece = &mut self.piece;
+        let piece = &mut self.batch;
         let (kind, mask) = match change {
             PageChange::New => (PAGE_WHOLE, u64::MAX),
             PageChange::Blocks(0) => (PAGE_SAME, 0),
@@ -158,7 +158,7 @@ impl Encoder {
         };
         varint::put(&mut piece.pages, distance << PAGE_BITS | kind);
         if kind != PAGE_WHOLE {
-            piece.checks.extend(check_of(content));
+            piece.checks.extend(page_digest(content));
         }
         if kind == PAGE_BLOCKS {
             piece.masks.extend(&mask.to_le_bytes()[..mask_bytes(block)]);
@@ -171,20 +171,20 @@ impl Encoder {
     }
 
     /// A reference by which the standby probably has all of this page.
-    fn name(&mut self, array: u32, number: u64, content: &[u8]) -> Option<PageReference> {
+    fn reference(&mut self, array: u32, number: u64, content: &[u8]) -> Option<PageReference> {
         let member = self.member.as_ref()?;
-        let plain = self.plain.remove(&(array, number));
+        let plain = self.not_referenced.remove(&(array, number));
         // Without blocks, every page counts as new in every epoch; only during seeding do most pages stay as
         // recorded.
-        if self.coding.block == BlockSize::Page && !self.first_copy && !plain {
+        if self.coding.block == BlockSize::Page && !self.seeding && !plain {
             return None;
         }
-        let name = member.name(array, number, content, plain)?;
-        self.piece.names.has_room(&name).then_some(name)
+        let name = member.find_or_record(array, number, content, plain)?;
+        self.batch.references.has_room(&name).then_some(name)
     }
 
     fn finish(&mut self) -> io::Result<(Vec<u8>, ByteCounts)> {
-        let piece = &self.piece;
+        let piece = &self.batch;
         let compressed = match self.coding.general {
             FallbackCompressor::Zstd if !piece.raw.is_empty() => {
                 Some((RAW_ZSTD, self.zstd.compress(&piece.raw)?))
@@ -216,15 +216,15 @@ impl Encoder {
         parts[Section::Raw as usize] = raw;
         let raw_code = [raw_code];
         parts[Section::RawCode as usize] = &raw_code;
-        let names = piece.names.encoded();
-        parts[Section::Names as usize] = &names;
+        let names = piece.references.encoded();
+        parts[Section::References as usize] = &names;
         let payload = join(parts);
         let volume = ByteCounts { sent: payload.len() as u64, ..piece.volume };
         Ok((payload, volume))
     }
 }
 
-impl Piece {
+impl BatchBuilder {
     fn clear(&mut self) {
         for part in [&mut self.pages, &mut self.checks, &mut self.masks, &mut self.shared, &mut self.sparse] {
             part.clear();
@@ -233,15 +233,15 @@ impl Piece {
         self.words.clear();
         self.raw.clear();
         self.blocks.clear();
-        self.known.clear();
-        self.names.clear();
+        self.first_blocks.clear();
+        self.references.clear();
         self.volume = ByteCounts::default();
     }
 
-    fn name(&mut self, number: u64, distance: u64, name: PageReference, content: &[u8]) {
-        varint::put(&mut self.pages, distance << PAGE_BITS | PAGE_NAMED);
-        self.checks.extend(check_of(content));
-        self.names.push(number, name);
+    fn push_reference(&mut self, number: u64, distance: u64, name: PageReference, content: &[u8]) {
+        varint::put(&mut self.pages, distance << PAGE_BITS | PAGE_REFERENCE);
+        self.checks.extend(page_digest(content));
+        self.references.push(number, name);
         self.volume.changed += PAGE_SIZE as u64;
     }
 
@@ -250,7 +250,7 @@ impl Piece {
         let index = (self.blocks.len() / block.len()) as u32;
         if coding.share {
             let hash = xxhash_rust::xxh3::xxh3_64(block);
-            match self.known.get(&hash) {
+            match self.first_blocks.get(&hash) {
                 Some(first) if self.blocks[*first as usize * block.len()..][..block.len()] == *block => {
                     varint::put(&mut self.shared, u64::from(index - first));
                     self.kinds.push(BLOCK_SHARED, 2);
@@ -259,7 +259,7 @@ impl Piece {
                 }
                 Some(_) => {}
                 None => {
-                    self.known.insert(hash, index);
+                    self.first_blocks.insert(hash, index);
                 }
             }
             self.blocks.extend_from_slice(block);
@@ -290,5 +290,5 @@ pub(super) const fn mask_bytes(block: BlockSize) -> usize {
 
 /// Most bytes of a batch of `pages` pages beside its blocks.
 pub const fn overhead_max(pages: usize) -> usize {
-    pages * (CHECK_BYTES + 8 + 10)
+    pages * (DIGEST_BYTES + 8 + 10)
 }

@@ -25,10 +25,10 @@ use serde::{Deserialize, Serialize};
 use whimbrel_core::PAGE_SIZE;
 
 /// Most pages in a batch: 4 MiB of content, so that a batch fits one message even if nothing compresses.
-pub const PIECE_PAGES_MAX: usize = 1024;
+pub const BATCH_PAGES_MAX: usize = 1024;
 /// Bytes of a page's digest: the first half of its BLAKE3. 128 bits detect errors, not attacks: only the
 /// guest could construct a collision, and it would damage only its own copy.
-pub const CHECK_BYTES: usize = 16;
+pub const DIGEST_BYTES: usize = 16;
 
 /// The unit in which changes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -103,7 +103,7 @@ impl CodecOptions {
 }
 
 /// Digest of a page as it is sent.
-pub fn check_of(page: &[u8]) -> [u8; CHECK_BYTES] {
+pub fn page_digest(page: &[u8]) -> [u8; DIGEST_BYTES] {
     let digest = whimbrel_core::Digest::of(page);
     std::array::from_fn(|index| digest.as_bytes()[index])
 }

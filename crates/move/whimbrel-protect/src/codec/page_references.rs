@@ -15,7 +15,7 @@ const MACHINES_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct ReferenceWriter {
     machines: Vec<ProtectionId>,
-    names: Vec<u8>,
+    references: Vec<u8>,
     next: u64,
     pages: Vec<u64>,
 }
@@ -23,7 +23,7 @@ pub(super) struct ReferenceWriter {
 impl ReferenceWriter {
     pub(super) fn clear(&mut self) {
         self.machines.clear();
-        self.names.clear();
+        self.references.clear();
         self.pages.clear();
         self.next = 0;
     }
@@ -44,11 +44,11 @@ impl ReferenceWriter {
             self.machines.push(name.of);
             self.machines.len() - 1
         });
-        varint::put(&mut self.names, machine as u64);
-        varint::put(&mut self.names, name.array.into());
+        varint::put(&mut self.references, machine as u64);
+        varint::put(&mut self.references, name.array.into());
         let distance = name.page.wrapping_sub(self.next).cast_signed();
         // Zigzag code: small numbers of either sign become small ones.
-        varint::put(&mut self.names, (distance << 1 ^ distance >> 63).cast_unsigned());
+        varint::put(&mut self.references, (distance << 1 ^ distance >> 63).cast_unsigned());
         self.next = name.page.wrapping_add(1);
         self.pages.push(number);
     }
@@ -60,7 +60,7 @@ impl ReferenceWriter {
         }
         let mut out = vec![self.machines.len() as u8];
         self.machines.iter().for_each(|machine| out.extend(machine.0));
-        out.extend(&self.names);
+        out.extend(&self.references);
         out
     }
 }
@@ -68,7 +68,7 @@ impl ReferenceWriter {
 /// Reads the references of a section in order.
 pub(super) struct ReferenceReader<'a> {
     machines: &'a [[u8; 16]],
-    names: &'a [u8],
+    references: &'a [u8],
     next: u64,
 }
 
@@ -77,15 +77,15 @@ impl<'a> ReferenceReader<'a> {
         let (count, rest) = section.split_first().unwrap_or((&0, &[]));
         let machines = rest.split_at_checked(usize::from(*count) * 16);
         let (machines, names) = machines.ok_or(DamagedEpochPages { what: "machines are missing" })?;
-        Ok(Self { machines: machines.as_chunks().0, names, next: 0 })
+        Ok(Self { machines: machines.as_chunks().0, references: names, next: 0 })
     }
 
     /// The next reference; none if the section is damaged or ends.
     pub(super) fn pull(&mut self) -> Option<PageReference> {
-        let machine = usize::try_from(varint::take(&mut self.names).ok()?).ok()?;
+        let machine = usize::try_from(varint::take(&mut self.references).ok()?).ok()?;
         let of = ProtectionId(*self.machines.get(machine)?);
-        let array = u32::try_from(varint::take(&mut self.names).ok()?).ok()?;
-        let folded = varint::take(&mut self.names).ok()?;
+        let array = u32::try_from(varint::take(&mut self.references).ok()?).ok()?;
+        let folded = varint::take(&mut self.references).ok()?;
         let distance = (folded >> 1) ^ (folded & 1).wrapping_neg();
         let page = self.next.wrapping_add(distance);
         self.next = page.wrapping_add(1);

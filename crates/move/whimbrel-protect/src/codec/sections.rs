@@ -27,7 +27,7 @@ pub(super) enum Section {
     /// Compression of the other blocks.
     RawCode = 9,
     /// References to pages that the standby has.
-    Names = 10,
+    References = 10,
 }
 
 /// Other blocks without compression.

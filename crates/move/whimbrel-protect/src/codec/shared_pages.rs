@@ -6,7 +6,7 @@
 //! page's digest, and the standby requests the page itself if it finds other content. Pages of the same
 //! machine are referenced as well: what a guest has read from its disk is in its memory.
 //!
-//! Memory: 17 bytes a bucket, at most [`PLACES_MAX`] entries for all machines of one standby host together:
+//! Memory: 17 bytes a bucket, at most [`ENTRIES_MAX`] entries for all machines of one standby host together:
 //! 18 MB. Further pages are not recorded.
 
 use crate::protocol::{DEVICES, ProtectionId};
@@ -18,7 +18,7 @@ use std::{
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Most recorded pages: what a table of 2^20 buckets holds before it grows.
-pub const PLACES_MAX: usize = (1 << 20) / 8 * 7;
+pub const ENTRIES_MAX: usize = (1 << 20) / 8 * 7;
 
 /// A page of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,12 +41,12 @@ pub struct SharedPages {
 #[derive(Debug, Default)]
 struct Table {
     members: BTreeMap<u16, ProtectionId>,
-    places: HashMap<u64, Place, BuildHasherDefault<AsItIs>>,
+    places: HashMap<u64, CompactReference, BuildHasherDefault<IdentityHasher>>,
 }
 
 /// A [`PageReference`] in compact form.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct CompactReference {
     member: u16,
     array: u16,
     page: u32,
@@ -54,9 +54,9 @@ struct Place {
 
 /// Hasher for keys that are seeded hashes already.
 #[derive(Debug, Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -73,7 +73,7 @@ impl Hasher for AsItIs {
 /// One machine's membership in the table, until it is dropped.
 #[derive(Debug)]
 pub struct SharingMachine {
-    known: SharedPages,
+    shared_pages: SharedPages,
     index: u16,
 }
 
@@ -89,7 +89,7 @@ impl SharedPages {
         let index = (0..=u16::MAX).find(|index| !table.members.contains_key(index))?;
         table.members.insert(index, id);
         drop(table);
-        Some(SharingMachine { known: self.clone(), index })
+        Some(SharingMachine { shared_pages: self.clone(), index })
     }
 
     /// Number of recorded pages.
@@ -105,22 +105,28 @@ impl SharedPages {
 impl SharingMachine {
     /// The recorded place of a page with this content. If there is none, or if `anew`, records this place
     /// instead.
-    pub(super) fn name(&self, array: u32, page: u64, content: &[u8], anew: bool) -> Option<PageReference> {
+    pub(super) fn find_or_record(
+        &self,
+        array: u32,
+        page: u64,
+        content: &[u8],
+        anew: bool,
+    ) -> Option<PageReference> {
         if array == DEVICES {
             return None;
         }
-        let hash = xxh3_64_with_seed(content, self.known.seed);
-        let mut table = self.known.lock();
+        let hash = xxh3_64_with_seed(content, self.shared_pages.seed);
+        let mut table = self.shared_pages.lock();
         let found = table.places.get(&hash).copied();
-        if let Some(Place { member, array, page }) = found.filter(|_| !anew)
+        if let Some(CompactReference { member, array, page }) = found.filter(|_| !anew)
             && let Some(of) = table.members.get(&member)
         {
             return Some(PageReference { of: *of, array: array.into(), page: page.into() });
         }
-        if (found.is_some() || table.places.len() < PLACES_MAX)
+        if (found.is_some() || table.places.len() < ENTRIES_MAX)
             && let (Ok(array), Ok(page)) = (array.try_into(), page.try_into())
         {
-            table.places.insert(hash, Place { member: self.index, array, page });
+            table.places.insert(hash, CompactReference { member: self.index, array, page });
         }
         None
     }
@@ -128,7 +134,7 @@ impl SharingMachine {
 
 impl Drop for SharingMachine {
     fn drop(&mut self) {
-        let mut table = self.known.lock();
+        let mut table = self.shared_pages.lock();
         table.members.remove(&self.index);
         table.places.retain(|_, place| place.member != self.index);
         table.places.shrink_to_fit();
@@ -147,14 +153,17 @@ mod tests {
         let known = SharedPages::new(7);
         let (one, other) = (known.join(ONE).unwrap(), known.join(OTHER).unwrap());
         let page = [5; 4096];
-        assert_eq!(one.name(1, 20, &page, false), None, "the first of its kind");
+        assert_eq!(one.find_or_record(1, 20, &page, false), None, "the first of its kind");
         let name = PageReference { of: ONE, array: 1, page: 20 };
-        assert_eq!(other.name(0, 9, &page, false), Some(name));
-        assert_eq!(one.name(0, 3, &page, false), Some(name), "of the same machine");
-        assert_eq!(other.name(0, 9, &page, true), None, "it was not there");
-        assert_eq!(one.name(0, 3, &page, false), Some(PageReference { of: OTHER, array: 0, page: 9 }));
+        assert_eq!(other.find_or_record(0, 9, &page, false), Some(name));
+        assert_eq!(one.find_or_record(0, 3, &page, false), Some(name), "of the same machine");
+        assert_eq!(other.find_or_record(0, 9, &page, true), None, "it was not there");
+        assert_eq!(
+            one.find_or_record(0, 3, &page, false),
+            Some(PageReference { of: OTHER, array: 0, page: 9 })
+        );
         drop(other);
-        assert_eq!((one.name(0, 3, &page, false), known.places()), (None, 1));
+        assert_eq!((one.find_or_record(0, 3, &page, false), known.places()), (None, 1));
         drop(one);
         assert_eq!(known.places(), 0);
     }
@@ -163,9 +172,10 @@ mod tests {
     fn the_table_never_outgrows_its_bound_and_the_device_state_is_not_in_it() {
         let known = SharedPages::new(7);
         let one = known.join(ONE).unwrap();
-        assert_eq!(one.name(DEVICES, 0, &[1], false), None);
+        assert_eq!(one.find_or_record(DEVICES, 0, &[1], false), None);
         assert_eq!(known.places(), 0);
-        (0..PLACES_MAX as u64 + 9).for_each(|page| _ = one.name(0, page, &page.to_le_bytes(), false));
-        assert_eq!(known.places(), PLACES_MAX);
+        (0..ENTRIES_MAX as u64 + 9)
+            .for_each(|page| _ = one.find_or_record(0, page, &page.to_le_bytes(), false));
+        assert_eq!(known.places(), ENTRIES_MAX);
     }
 }

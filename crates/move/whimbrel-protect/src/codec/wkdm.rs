@@ -54,9 +54,9 @@ impl Packer {
         let pays = bits + (self.words.len() - mark.4) * 8 <= block.len() * 5;
         if !pays {
             self.dictionary = mark.0;
-            self.tags.cut(mark.1);
-            self.entries.cut(mark.2);
-            self.lows.cut(mark.3);
+            self.tags.truncate(mark.1);
+            self.entries.truncate(mark.2);
+            self.lows.truncate(mark.3);
             self.words.truncate(mark.4);
         }
         pays

@@ -8,7 +8,7 @@ mod seeding;
 
 use crate::stats::EpochPause;
 use crate::{
-    codec::{ByteCounts, CodecOptions, PIECE_PAGES_MAX, encoder::Encoder, shared_pages::SharingMachine},
+    codec::{BATCH_PAGES_MAX, ByteCounts, CodecOptions, encoder::Encoder, shared_pages::SharingMachine},
     epoch::{PrimaryAction, PrimaryEpochs, PrimaryEvent},
     epoch_capture::{ArrayPages, EpochCapture},
     error::{BoxError, PrimaryError},
@@ -26,7 +26,7 @@ use whimbrel_capture::{
 use whimbrel_core::{Digest, PAGE_SIZE, PageSet};
 use whimbrel_migrate::{
     link::{Answer, Link, LinkError},
-    protocol::{BLOB_PIECE_MAX, BootFileRange, Offered},
+    protocol::{BOOT_FILE_RANGE_MAX, BootFileRange, Offered},
 };
 
 /// Most batches without a reply during seeding: 4 MiB each, and as much again for referenced pages.
@@ -34,7 +34,7 @@ const UNANSWERED_MAX: usize = 8;
 
 /// Pages in a batch of an epoch: the standby decodes one while the next is encoded. A smaller batch would
 /// find fewer shared blocks, and cost a message each.
-const EPOCH_PIECE_PAGES: usize = 256;
+const EPOCH_BATCH_PAGES: usize = 256;
 
 /// The sending side of one protection.
 pub struct EpochSender<'a> {
@@ -43,8 +43,8 @@ pub struct EpochSender<'a> {
     coding: CodecOptions,
     encoder: Encoder,
     state: PrimaryEpochs,
-    cut: EpochCapture,
-    cut_at: Instant,
+    capture: EpochCapture,
+    captured_at: Instant,
     /// The device state that the standby has, padded to whole pages; empty if unknown.
     devices: Vec<u8>,
 }
@@ -57,7 +57,7 @@ pub struct Committed {
     /// Counts of pages and bytes.
     pub volume: ByteCounts,
     /// Pages that the standby requested again.
-    pub again: u64,
+    pub resent_pages: u64,
     /// Bytes of its device state on the wire.
     pub device_bytes: u64,
 }
@@ -84,7 +84,16 @@ impl<'a> EpochSender<'a> {
     ) -> Result<Self, PrimaryError> {
         let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
         let (cut, cut_at) = (EpochCapture::default(), Instant::now());
-        Ok(Self { link, id, coding, encoder, state: PrimaryEpochs::Lost, cut, cut_at, devices: Vec::new() })
+        Ok(Self {
+            link,
+            id,
+            coding,
+            encoder,
+            state: PrimaryEpochs::Lost,
+            capture: cut,
+            captured_at: cut_at,
+            devices: Vec::new(),
+        })
     }
 
     /// From now on, refers to pages that the standby host has of this or another machine.
@@ -99,17 +108,17 @@ impl<'a> EpochSender<'a> {
         begin: &StartRequest,
         blob: &dyn Fn(Digest) -> Result<Vec<u8>, BoxError>,
     ) -> Result<bool, PrimaryError> {
-        let reply = call(self.link, protocol::START, begin, Bytes::new()).map_err(PrimaryError::Begin)?;
+        let reply = call(self.link, protocol::START, begin, Bytes::new()).map_err(PrimaryError::Start)?;
         let begun: StartReply = postcard::from_bytes(&reply).map_err(PrimaryError::Answer)?;
         let accepted = match begun.offered {
             Offered::Accepted(accepted) => accepted,
-            Offered::Misfit(misfit) => return Err(PrimaryError::Misfit(misfit)),
+            Offered::Misfit(misfit) => return Err(PrimaryError::Incompatible(misfit)),
         };
         for digest in accepted.blobs_missing {
             let content = Bytes::from(blob(digest).map_err(PrimaryError::Blob)?);
             let mut offset = 0;
             while offset < content.len() {
-                let end = content.len().min(offset + BLOB_PIECE_MAX);
+                let end = content.len().min(offset + BOOT_FILE_RANGE_MAX);
                 let piece = BootFileRange { handover: begin.offer.handover, digest, offset: offset as u64 };
                 let header = Blob { id: self.id, piece };
                 call(self.link, protocol::BLOB, &header, content.slice(offset..end))
@@ -141,11 +150,11 @@ impl<'a> EpochSender<'a> {
         // Writes from here on are dirty for the standby, whatever the comparison says.
         ledger.attach_from(Consumer::Standby, PageSet::empty(ledger.page_count()))?;
         for run in all.chunks(COMPARE_PAGES_MAX) {
-            let mut checks = Vec::with_capacity(run.len as usize * crate::codec::CHECK_BYTES);
+            let mut checks = Vec::with_capacity(run.len as usize * crate::codec::DIGEST_BYTES);
             for part in run.chunks(256) {
                 let out = &mut content[..part.bytes()];
                 ledger.read(part, out)?;
-                checks.extend(out.chunks_exact(PAGE_SIZE).flat_map(crate::codec::check_of));
+                checks.extend(out.chunks_exact(PAGE_SIZE).flat_map(crate::codec::page_digest));
             }
             let header = Compare { id: self.id, array, run };
             let reply = call(self.link, protocol::COMPARE_DIGESTS, &header, checks.into())?;
@@ -164,23 +173,23 @@ impl<'a> EpochSender<'a> {
     /// Seeds the standby: copies everything that is dirty, in rounds while the machine runs and a last one
     /// after a pause, and ends that as epoch 0. The machine of `subject` must start to buffer its output
     /// before it runs on after the pause.
-    pub fn fill(
+    pub fn seed(
         &mut self,
         subject: &mut CaptureSource<'_>,
         policy: &dyn StopPolicy,
         ports: &dyn Fn() -> Vec<Vec<u8>>,
         observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Captured, PrimaryError> {
-        self.encoder.first_copy(true);
+        self.encoder.set_seeding(true);
         self.devices.clear();
-        self.cut_at = Instant::now();
-        subject.follower = Consumer::Standby;
+        self.captured_at = Instant::now();
+        subject.consumer = Consumer::Standby;
         let mut sink =
-            Filler { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
-        let captured = capture(subject, &mut sink, policy, AfterCapture::GoOn, observe);
-        self.encoder.first_copy(false);
-        let captured = captured.map_err(PrimaryError::Copy)?;
-        self.seal(0, 0, captured.device_state.clone(), ports())?;
+            SeedSink { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
+        let captured = capture(subject, &mut sink, policy, AfterCapture::Unpause, observe);
+        self.encoder.set_seeding(false);
+        let captured = captured.map_err(PrimaryError::Seeding)?;
+        self.end_epoch(0, 0, captured.device_state.clone(), ports())?;
         self.devices = whole_pages(&captured.device_state);
         self.state = PrimaryEpochs::initial();
         Ok(captured)
@@ -194,13 +203,13 @@ impl<'a> EpochSender<'a> {
         ports: &dyn Fn() -> Vec<Vec<u8>>,
         stopped: &mut dyn FnMut(),
     ) -> Result<Committed, PrimaryError> {
-        let (state, action) = self.state.step(PrimaryEvent::Cut);
-        let Some(PrimaryAction::CutAndSend(epoch)) = action else {
+        let (state, action) = self.state.step(PrimaryEvent::Due);
+        let Some(PrimaryAction::CaptureAndSend(epoch)) = action else {
             return Err(PrimaryError::Link(LinkError::Lost { source: "the standby is lost already".into() }));
         };
-        subject.follower = Consumer::Standby;
-        self.cut.take(subject, stopped)?;
-        self.cut_at = Instant::now();
+        subject.consumer = Consumer::Standby;
+        self.capture.take(subject, stopped)?;
+        self.captured_at = Instant::now();
         self.state = state;
         match self.send(epoch, ports()) {
             Ok(committed) => {
@@ -216,7 +225,7 @@ impl<'a> EpochSender<'a> {
 
     /// The last epoch's pause, and the time at which the machine ran on.
     pub fn last_pause(&self) -> (EpochPause, Instant) {
-        (self.cut.pause, self.cut_at)
+        (self.capture.pause, self.captured_at)
     }
 
     /// Bytes that the table of hashes takes.
@@ -225,13 +234,13 @@ impl<'a> EpochSender<'a> {
     }
 
     fn send(&mut self, epoch: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
-        let cut = std::mem::take(&mut self.cut);
+        let cut = std::mem::take(&mut self.capture);
         let before = std::mem::take(&mut self.devices);
-        let sent = self.send_cut(epoch, &cut, &before, ports);
+        let sent = self.send_capture(epoch, &cut, &before, ports);
         if sent.is_ok() {
             self.devices = whole_pages(&cut.device_state);
         }
-        self.cut = cut;
+        self.capture = cut;
         sent
     }
 
@@ -240,7 +249,7 @@ impl<'a> EpochSender<'a> {
     ///
     /// The end follows the pages at once. A standby that got a page wrong refuses it, and it is sent again
     /// after that page.
-    fn send_cut(
+    fn send_capture(
         &mut self,
         epoch: u64,
         cut: &EpochCapture,
@@ -255,18 +264,19 @@ impl<'a> EpochSender<'a> {
         let (pages, device_bytes) = (cut.pages() + devices.len() as u64, cut.device_state.len() as u32);
         let seal = EpochEnd { id: self.id, epoch, pages, device_bytes: Some(device_bytes), ports };
 
-        let mut committed = Committed { epoch, volume: ByteCounts::default(), again: 0, device_bytes: 0 };
+        let mut committed =
+            Committed { epoch, volume: ByteCounts::default(), resent_pages: 0, device_bytes: 0 };
         let mut under_way = Vec::new();
         for (array, pages) in cut.arrays().into_iter().chain([(DEVICES, devices)]) {
-            for pages in pages.chunks(EPOCH_PIECE_PAGES) {
-                let (answer, sent) = self.piece(Some(epoch), array, pages)?;
+            for pages in pages.chunks(EPOCH_BATCH_PAGES) {
+                let (answer, sent) = self.send_pages(Some(epoch), array, pages)?;
                 committed.count(array, sent);
                 under_way.push((array, pages.to_vec(), answer));
             }
         }
         let sealed = self.link.send(protocol::EPOCH_END, encoded(&seal), Bytes::new())?;
-        self.send_again(under_way, &mut committed)?;
-        match committed.again {
+        self.resend(under_way, &mut committed)?;
+        match committed.resent_pages {
             0 => drop(sealed.wait()?),
             _ => {
                 // Refused because of the wrong pages; the reply to the next one tells the outcome.
@@ -278,7 +288,7 @@ impl<'a> EpochSender<'a> {
     }
 
     /// Sends the pages again that the standby got wrong.
-    fn send_again(
+    fn resend(
         &mut self,
         under_way: Vec<(u32, ArrayPages<'_>, Box<dyn Answer>)>,
         committed: &mut Committed,
@@ -288,19 +298,19 @@ impl<'a> EpochSender<'a> {
             if wrong.is_empty() {
                 continue;
             }
-            committed.again += wrong.len() as u64;
+            committed.resent_pages += wrong.len() as u64;
             wrong.iter().for_each(|page| self.encoder.forget(array, *page));
             let pages: Vec<_> = pages.into_iter().filter(|(page, _)| wrong.contains(page)).collect();
-            let (answer, sent) = self.piece(Some(committed.epoch), array, &pages)?;
+            let (answer, sent) = self.send_pages(Some(committed.epoch), array, &pages)?;
             committed.volume.sent += sent.sent;
             if let Some(page) = wrong_pages(answer)?.first() {
-                return Err(PrimaryError::NeverRight { array, page: *page });
+                return Err(PrimaryError::WrongPage { array, page: *page });
             }
         }
         Ok(())
     }
 
-    fn piece(
+    fn send_pages(
         &mut self,
         epoch: Option<u64>,
         array: u32,
@@ -313,7 +323,7 @@ impl<'a> EpochSender<'a> {
         Ok((answer, volume))
     }
 
-    fn seal(
+    fn end_epoch(
         &self,
         epoch: u64,
         pages: u64,
@@ -327,7 +337,7 @@ impl<'a> EpochSender<'a> {
 }
 
 /// The capture sink that seeds a standby.
-struct Filler<'s, 'a> {
+struct SeedSink<'s, 'a> {
     sender: &'s mut EpochSender<'a>,
     /// Pages waiting for the next batch: array and number, and their contents in the same order.
     list: Vec<(u32, u64)>,
@@ -340,34 +350,34 @@ struct Unanswered {
     answer: Box<dyn Answer>,
     array: u32,
     /// Referenced pages, which the standby may not have as assumed: at most those of the batch.
-    named: Vec<(u64, Vec<u8>)>,
+    referenced: Vec<(u64, Vec<u8>)>,
 }
 
-impl Filler<'_, '_> {
+impl SeedSink<'_, '_> {
     fn flush(&mut self) -> Result<(), SinkError> {
         let Some(array) = self.list.first().map(|(array, _)| *array) else { return Ok(()) };
         let pages: Vec<(u64, &[u8])> =
             self.list.iter().map(|(_, page)| *page).zip(self.data.chunks_exact(PAGE_SIZE)).collect();
-        let (answer, _) = self.sender.piece(None, array, &pages).map_err(undelivered)?;
-        let mut named = self.sender.encoder.named().iter().peekable();
+        let (answer, _) = self.sender.send_pages(None, array, &pages).map_err(undelivered)?;
+        let mut named = self.sender.encoder.referenced().iter().peekable();
         let kept = pages.iter().filter(|(page, _)| named.next_if_eq(&page).is_some());
         let named = kept.map(|(page, content)| (*page, content.to_vec())).collect();
         self.list.clear();
         self.data.clear();
-        self.unanswered.push_back(Unanswered { answer, array, named });
+        self.unanswered.push_back(Unanswered { answer, array, referenced: named });
         self.wait(UNANSWERED_MAX)
     }
 
     fn wait(&mut self, unanswered_max: usize) -> Result<(), SinkError> {
         while self.unanswered.len() > unanswered_max
-            && let Some(Unanswered { answer, array, named }) = self.unanswered.pop_front()
+            && let Some(Unanswered { answer, array, referenced: named }) = self.unanswered.pop_front()
         {
             let wrong = wrong_pages(answer).map_err(undelivered)?;
             // Only a referenced page may be wrong. Other pages depend on nothing but the batch itself and
             // what the standby received before.
             let is_named = |page: &&u64| named.iter().any(|(named, _)| named == *page);
             if let Some(page) = wrong.iter().find(|page| !is_named(page)) {
-                return Err(undelivered(PrimaryError::NeverRight { array, page: *page }));
+                return Err(undelivered(PrimaryError::WrongPage { array, page: *page }));
             }
             if wrong.is_empty() {
                 continue;
@@ -375,19 +385,19 @@ impl Filler<'_, '_> {
             wrong.iter().for_each(|page| self.sender.encoder.forget(array, *page));
             let again = named.iter().filter(|(page, _)| wrong.contains(page));
             let again: Vec<(u64, &[u8])> = again.map(|(page, content)| (*page, &content[..])).collect();
-            let (answer, _) = self.sender.piece(None, array, &again).map_err(undelivered)?;
-            self.unanswered.push_back(Unanswered { answer, array, named: Vec::new() });
+            let (answer, _) = self.sender.send_pages(None, array, &again).map_err(undelivered)?;
+            self.unanswered.push_back(Unanswered { answer, array, referenced: Vec::new() });
         }
         Ok(())
     }
 }
 
-impl Sink for Filler<'_, '_> {
-    fn pages(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+impl Sink for SeedSink<'_, '_> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
         for (page, content) in batch.run.pages().zip(batch.data.chunks_exact(PAGE_SIZE)) {
             let follows =
                 self.list.last().is_none_or(|(array, last)| *array == batch.array as u32 && *last < page);
-            if self.list.len() >= PIECE_PAGES_MAX || !follows {
+            if self.list.len() >= BATCH_PAGES_MAX || !follows {
                 self.flush()?;
             }
             self.list.push((batch.array as u32, page));
@@ -444,5 +454,5 @@ pub fn call(
 
 /// Whether seeding failed because its observer cancelled it.
 pub fn was_cancelled(error: &PrimaryError) -> bool {
-    matches!(error, PrimaryError::Copy(CaptureError::Cancelled))
+    matches!(error, PrimaryError::Seeding(CaptureError::Cancelled))
 }

@@ -5,7 +5,7 @@
 //! nothing here pauses or unpauses it. A failure ends the protection, which has not started, so pages that a
 //! round collected and did not deliver are not put back.
 
-use super::{EpochSender, Filler};
+use super::{EpochSender, SeedSink};
 use crate::{epoch::PrimaryEpochs, error::PrimaryError};
 use std::{collections::VecDeque, ops::ControlFlow};
 use whimbrel_capture::{CaptureError, Consumer, DirtyLog, PageBatch, Sink};
@@ -25,39 +25,39 @@ impl EpochSender<'_> {
         let taken = ledgers.iter_mut().map(|ledger| ledger.collect(Consumer::Standby));
         let taken = taken.collect::<Result<Vec<PageSet>, _>>()?;
         let total: u64 = taken.iter().map(PageSet::count).sum();
-        self.encoder.first_copy(true);
+        self.encoder.set_seeding(true);
         let mut sink =
-            Filler { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
+            SeedSink { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
         let (mut done, mut data) = (0, vec![0; BATCH_PAGES as usize * PAGE_SIZE]);
         for (array, (ledger, set)) in ledgers.iter().zip(&taken).enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES).collect::<Vec<_>>()) {
                 let data = &mut data[..run.bytes()];
                 ledger.read(run, data)?;
                 let batch = PageBatch { array, run, data, hot: None };
-                sink.pages(batch).map_err(|error| PrimaryError::Copy(CaptureError::Sink(error)))?;
+                sink.write(batch).map_err(|error| PrimaryError::Seeding(CaptureError::Sink(error)))?;
                 done += run.len;
                 if observe(done, total).is_break() {
-                    return Err(PrimaryError::Copy(CaptureError::Cancelled));
+                    return Err(PrimaryError::Seeding(CaptureError::Cancelled));
                 }
             }
         }
-        sink.end_round().map_err(|error| PrimaryError::Copy(CaptureError::Sink(error)))?;
+        sink.end_round().map_err(|error| PrimaryError::Seeding(CaptureError::Sink(error)))?;
         Ok(total)
     }
 
     /// Sends the last round of a paused machine, then ends epoch 0.
-    pub fn copy_last(
+    pub fn copy_last_round(
         &mut self,
         ledgers: &mut [DirtyLog],
         device_state: &[u8],
         ports: Vec<Vec<u8>>,
     ) -> Result<(), PrimaryError> {
         self.copy_round(ledgers, &mut |_, _| ControlFlow::Continue(()))?;
-        self.seal(0, 0, device_state.to_vec(), ports)
+        self.end_epoch(0, 0, device_state.to_vec(), ports)
     }
 
     /// Continues a standby that another host has seeded: the next epoch is 1.
-    pub fn inherits(&mut self) {
+    pub fn inherit_standby(&mut self) {
         self.state = PrimaryEpochs::initial();
     }
 }

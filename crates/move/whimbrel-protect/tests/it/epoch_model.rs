@@ -52,12 +52,12 @@ struct Epochs {
 
 impl Epochs {
     fn cut(&self, world: &mut World) {
-        let (state, action) = (self.primary)(world.primary, PrimaryEvent::Cut);
+        let (state, action) = (self.primary)(world.primary, PrimaryEvent::Due);
         world.primary = state;
         if let Some(PrimaryAction::Release(epoch)) = action {
             world.released = epoch;
         }
-        let Some(PrimaryAction::CutAndSend(epoch)) = action else { return };
+        let Some(PrimaryAction::CaptureAndSend(epoch)) = action else { return };
         let before = world.cuts[world.cuts.len() - 1];
         world.cuts.push(world.memory);
         let dirty: Vec<usize> = (0..2).filter(|page| before[*page] != world.memory[*page]).collect();
@@ -72,7 +72,7 @@ impl Epochs {
             Message::Page { epoch, page, .. } => {
                 StandbyEvent::Page { epoch, new: !world.aside.contains_key(&page) }
             }
-            Message::Seal { epoch, pages } => StandbyEvent::Seal { epoch, pages },
+            Message::Seal { epoch, pages } => StandbyEvent::EpochEnd { epoch, pages },
             Message::Committed { epoch } => {
                 let (state, action) = (self.primary)(world.primary, PrimaryEvent::Committed(epoch));
                 world.primary = state;
@@ -85,7 +85,7 @@ impl Epochs {
         let (state, action) = (self.standby)(world.standby, event);
         world.standby = state;
         match (action, message) {
-            (StandbyEpochAction::Hold, Message::Page { page, content, .. }) => {
+            (StandbyEpochAction::Buffer, Message::Page { page, content, .. }) => {
                 world.aside.insert(page, content);
             }
             (StandbyEpochAction::Apply, Message::Seal { epoch, .. }) => {
@@ -108,7 +108,7 @@ impl Model for Epochs {
 
     fn init_states(&self) -> Vec<World> {
         let (standby, action) =
-            (self.standby)(StandbyEpochs::Filling, StandbyEvent::Seal { epoch: 0, pages: 0 });
+            (self.standby)(StandbyEpochs::Seeding, StandbyEvent::EpochEnd { epoch: 0, pages: 0 });
         assert_eq!(action, StandbyEpochAction::Apply);
         vec![World {
             primary: PrimaryEpochs::initial(),
@@ -161,8 +161,8 @@ impl Model for Epochs {
         vec![
             Property::always("the standby's machine is that of a whole epoch", |_, world: &World| {
                 let epoch = match world.standby {
-                    StandbyEpochs::Filling => return false,
-                    StandbyEpochs::Standing { committed, .. } => Some(committed),
+                    StandbyEpochs::Seeding => return false,
+                    StandbyEpochs::Complete { committed, .. } => Some(committed),
                     StandbyEpochs::Over { from } => from,
                 };
                 epoch.is_none_or(|epoch| world.copy == world.cuts[epoch as usize])
@@ -170,8 +170,8 @@ impl Model for Epochs {
             Property::always(
                 "no output has left that the standby does not account for",
                 |_, world: &World| match world.standby {
-                    StandbyEpochs::Filling => false,
-                    StandbyEpochs::Standing { committed, .. } => world.released <= committed,
+                    StandbyEpochs::Seeding => false,
+                    StandbyEpochs::Complete { committed, .. } => world.released <= committed,
                     StandbyEpochs::Over { from } => from.is_none_or(|from| world.released <= from),
                 },
             ),
@@ -209,10 +209,10 @@ fn a_whole_epoch_or_none_and_no_output_ahead_of_it() {
 fn a_standby_that_takes_a_seal_for_an_epoch_is_found() {
     fn trusting(state: StandbyEpochs, event: StandbyEvent) -> (StandbyEpochs, StandbyEpochAction) {
         match (state, event) {
-            (StandbyEpochs::Standing { committed, .. }, StandbyEvent::Seal { epoch, .. })
+            (StandbyEpochs::Complete { committed, .. }, StandbyEvent::EpochEnd { epoch, .. })
                 if epoch == committed + 1 =>
             {
-                (StandbyEpochs::Standing { committed: epoch, held: 0 }, StandbyEpochAction::Apply)
+                (StandbyEpochs::Complete { committed: epoch, buffered: 0 }, StandbyEpochAction::Apply)
             }
             _ => state.step(event),
         }
@@ -224,9 +224,10 @@ fn a_standby_that_takes_a_seal_for_an_epoch_is_found() {
 fn a_standby_that_holds_pages_of_any_epoch_is_found() {
     fn greedy(state: StandbyEpochs, event: StandbyEvent) -> (StandbyEpochs, StandbyEpochAction) {
         match (state, event) {
-            (StandbyEpochs::Standing { committed, held }, StandbyEvent::Page { new, .. }) => {
-                (StandbyEpochs::Standing { committed, held: held + u64::from(new) }, StandbyEpochAction::Hold)
-            }
+            (StandbyEpochs::Complete { committed, buffered: held }, StandbyEvent::Page { new, .. }) => (
+                StandbyEpochs::Complete { committed, buffered: held + u64::from(new) },
+                StandbyEpochAction::Buffer,
+            ),
             _ => state.step(event),
         }
     }
@@ -237,8 +238,8 @@ fn a_standby_that_holds_pages_of_any_epoch_is_found() {
 fn a_primary_that_releases_when_it_has_sent_is_found() {
     fn hasty(state: PrimaryEpochs, event: PrimaryEvent) -> (PrimaryEpochs, Option<PrimaryAction>) {
         match (state, event) {
-            (PrimaryEpochs::Waiting { epoch }, PrimaryEvent::Cut) => {
-                (PrimaryEpochs::Standing { committed: epoch }, Some(PrimaryAction::Release(epoch)))
+            (PrimaryEpochs::Waiting { epoch }, PrimaryEvent::Due) => {
+                (PrimaryEpochs::Idle { committed: epoch }, Some(PrimaryAction::Release(epoch)))
             }
             _ => state.step(event),
         }

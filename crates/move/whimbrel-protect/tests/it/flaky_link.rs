@@ -94,11 +94,11 @@ impl Flaky {
             }
             protocol::EPOCH_PAGES => {
                 let piece: EpochPages = postcard::from_bytes(header).unwrap();
-                postcard::to_stdvec(&receiver.piece(&piece, payload).map_err(text)?)
+                postcard::to_stdvec(&receiver.store_pages(&piece, payload).map_err(text)?)
             }
             protocol::EPOCH_END => {
                 let seal: EpochEnd = postcard::from_bytes(header).unwrap();
-                receiver.seal(seal, payload.to_vec()).map_err(text)?;
+                receiver.end_epoch(seal, payload.to_vec()).map_err(text)?;
                 Ok(vec![])
             }
             kind => panic!("nobody sends {kind:#06x}"),
@@ -212,11 +212,11 @@ impl World {
         let ports = || vec![vec![1, 2, 3]];
         let mut subject = CaptureSource {
             machine: &mut self.watched,
-            ledgers: &mut self.ledgers,
-            follower: Consumer::Standby,
+            dirty_logs: &mut self.ledgers,
+            consumer: Consumer::Standby,
         };
         let pace = CheckpointPolicy { pages_left_max: 16, rounds_max: 3 };
-        sender.fill(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).ok()?;
+        sender.seed(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).ok()?;
         let mut released = self.cuts.lock().unwrap().len() - 1;
         for _ in 0..epochs {
             match sender.epoch(&mut subject, &ports, &mut || {}) {
@@ -269,7 +269,7 @@ proptest! {
         let mut world = World::new(seed);
         world.protect(coding(which), (breaks_at, heard), false, 12);
         for ledger in &mut world.ledgers {
-            ledger.unfollow(Consumer::Standby);
+            ledger.detach(Consumer::Standby);
             // The machine runs on unprotected.
             (0..5).for_each(|_| ledger.refresh().unwrap());
         }
@@ -292,12 +292,12 @@ fn garbage_from_a_primary_is_refused_and_leaves_the_last_epoch_as_it_was() {
         let mut receiver = world.receiver.lock().unwrap();
         let id = ProtectionId([2; 16]);
         let piece = |epoch, array| EpochPages { id, epoch: Some(epoch), array, block: BlockSize::B64 };
-        assert!(receiver.piece(&piece(4, 9), &[]).is_err(), "no such array");
-        assert!(receiver.piece(&piece(4, 0), &[1; 50]).is_err(), "no piece");
+        assert!(receiver.store_pages(&piece(4, 9), &[]).is_err(), "no such array");
+        assert!(receiver.store_pages(&piece(4, 0), &[1; 50]).is_err(), "no piece");
         let seal = |epoch, pages| EpochEnd { id, epoch, pages, device_bytes: None, ports: vec![] };
-        assert!(receiver.seal(seal(4, 7), vec![]).is_err(), "pages that never came");
-        assert!(receiver.seal(seal(9, 0), vec![]).is_err(), "an epoch out of turn");
-        assert!(receiver.seal(seal(3, 0), vec![]).is_ok(), "repeated");
+        assert!(receiver.end_epoch(seal(4, 7), vec![]).is_err(), "pages that never came");
+        assert!(receiver.end_epoch(seal(9, 0), vec![]).is_err(), "an epoch out of turn");
+        assert!(receiver.end_epoch(seal(3, 0), vec![]).is_ok(), "repeated");
         let asked = Compare { id, array: 0, run: PageRun::new(u64::MAX, 2) };
         assert!(receiver.compare(&asked, &[0; 32]).is_err());
     }
@@ -310,22 +310,22 @@ fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
     let mut world = World::new(6);
     assert!(world.protect(CodecOptions::fine(BlockSize::B64), (u64::MAX, true), false, 3).is_some());
     let mut receiver = world.receiver.lock().unwrap();
-    let current = receiver.current();
+    let current = receiver.committed_epoch();
     assert_eq!(current.epoch().0, Some(3));
     let (id, page) = (ProtectionId([2; 16]), vec![7; PAGE_SIZE]);
     let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20).unwrap();
     let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
     let piece = |epoch| EpochPages { id, epoch, array: 0, block: BlockSize::B64 };
     let seal = |epoch, pages| EpochEnd { id, epoch, pages, device_bytes: None, ports: vec![] };
-    receiver.piece(&piece(Some(4)), &payload).unwrap();
+    receiver.store_pages(&piece(Some(4)), &payload).unwrap();
     *world.copy.1.lock().unwrap() = true;
-    assert!(receiver.seal(seal(4, 1), vec![1]).is_err(), "it cannot be written");
+    assert!(receiver.end_epoch(seal(4, 1), vec![1]).is_err(), "it cannot be written");
     assert_eq!(current.epoch().0, None);
     *world.copy.1.lock().unwrap() = false;
 
-    receiver.seal(seal(5, 0), vec![1]).unwrap();
+    receiver.end_epoch(seal(5, 0), vec![1]).unwrap();
     assert_eq!(current.epoch().0, Some(5), "filled again");
-    receiver.piece(&piece(None), &payload).unwrap();
+    receiver.store_pages(&piece(None), &payload).unwrap();
     assert_eq!(current.epoch().0, None);
     assert!(receiver.take_over().is_err());
 }
@@ -336,14 +336,16 @@ fn pages_of_zeros_are_bounded_too() {
     let arrival = Box::new(Copy::new());
     let mut receiver = EpochReceiver::new(arrival, vec![pages], vec![], HandoverId([1; 16])).unwrap();
     let id = ProtectionId([2; 16]);
-    receiver.seal(EpochEnd { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1]).unwrap();
+    receiver
+        .end_epoch(EpochEnd { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1])
+        .unwrap();
     let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
     let zero = vec![0; PAGE_SIZE];
     let mut took = 0;
     for first in (0..pages).step_by(1024) {
         let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page| (page, &zero[..]))).unwrap();
         let piece = EpochPages { id, epoch: Some(1), array: 0, block: BlockSize::Page };
-        match receiver.piece(&piece, &payload) {
+        match receiver.store_pages(&piece, &payload) {
             Ok(_) => took += 1024,
             Err(_) => break,
         }

@@ -38,7 +38,7 @@ impl World {
     /// One step of a member's thread.
     fn step(&mut self, member: GroupMember) {
         let at = self.members[&member];
-        let past = |place: GroupRound, group: &ConsistencyGroup| group.place() > place;
+        let past = |place: GroupRound, group: &ConsistencyGroup| group.round() > place;
         let next = match at {
             At::Runs => self.group.done(member, GroupPhase::Gather).map_or(at, At::Due),
             At::Due(place) if past(place, &self.group) => At::Stopping,
@@ -68,7 +68,7 @@ impl World {
                 At::Stands(_) | At::Sending(_) | At::Sent(_) => true,
                 // The member may be done with the round already, or not belong to it.
                 At::Runs | At::Due(_) => !self.cut.contains(other) || self.there.get(other) >= Some(&round),
-                At::Stopping => self.group.place().round > round,
+                At::Stopping => self.group.round().round > round,
             };
             assert!(fine, "{other} is at {at:?} while the others of round {round} go on");
         }
@@ -92,7 +92,7 @@ proptest! {
             group: ConsistencyGroup::default(), members: BTreeMap::new(), there: BTreeMap::new(), cut: Vec::new(), next: 0, released: 0,
         };
         for _ in 0..2000 {
-            let before = world.group.place();
+            let before = world.group.round();
             match random.random_range(0..200) {
                 chance if chance < comes && world.members.len() < 5 => {
                     world.group.join(world.next);
@@ -113,7 +113,7 @@ proptest! {
                 }
                 _ => {}
             }
-            let after = world.group.place();
+            let after = world.group.round();
             prop_assert!(after >= before);
             if (before.phase, after.phase) == (GroupPhase::Gather, GroupPhase::Pause) {
                 world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
@@ -124,9 +124,9 @@ proptest! {
         for _ in 0..10 {
             let all: Vec<GroupMember> = world.members.keys().copied().collect();
             for member in all.into_iter().flat_map(|member| [member; 6]) {
-                let before = world.group.place();
+                let before = world.group.round();
                 world.step(member);
-                if before.phase == GroupPhase::Gather && world.group.place().phase == GroupPhase::Pause {
+                if before.phase == GroupPhase::Gather && world.group.round().phase == GroupPhase::Pause {
                     world.cut = world.members.keys().copied().filter(|member| world.group.is_member(*member)).collect();
                 }
             }
@@ -143,21 +143,21 @@ fn who_is_late_is_expelled_and_the_others_get_on() {
     assert!([1, 2, 3].into_iter().all(|member| group.done(member, GroupPhase::Gather).is_some()));
     let waits = group.done(1, GroupPhase::Pause).unwrap();
     group.done(3, GroupPhase::Pause).unwrap();
-    assert_eq!(group.place(), waits);
+    assert_eq!(group.round(), waits);
     assert_eq!(group.expel(), [2]);
-    assert!(group.place() > waits && group.place().phase == GroupPhase::Send);
+    assert!(group.round() > waits && group.round().phase == GroupPhase::Send);
     assert!(group.done(2, GroupPhase::Send).is_none(), "it is no member");
     group.join(2);
     group.leave(3);
     group.done(1, GroupPhase::Send).unwrap();
-    assert_eq!(group.place(), GroupRound { round: 1, phase: GroupPhase::Gather });
+    assert_eq!(group.round(), GroupRound { round: 1, phase: GroupPhase::Gather });
     assert!(group.is_member(2), "from the next round on");
     group.done(1, GroupPhase::Gather).unwrap();
     group.not_yet(1);
     group.done(2, GroupPhase::Gather).unwrap();
-    assert_eq!(group.place().phase, GroupPhase::Gather, "one of them has something else to do first");
+    assert_eq!(group.round().phase, GroupPhase::Gather, "one of them has something else to do first");
     group.leave(1);
-    assert_eq!(group.place().phase, GroupPhase::Pause);
+    assert_eq!(group.round().phase, GroupPhase::Pause);
     group.leave(2);
-    assert!(group.is_empty() && group.place() == GroupRound { round: 2, phase: GroupPhase::Gather });
+    assert!(group.is_empty() && group.round() == GroupRound { round: 2, phase: GroupPhase::Gather });
 }

@@ -10,7 +10,7 @@ use whimbrel_core::PAGE_SIZE;
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
     codec::{BlockSize, CodecOptions, encoder::Encoder},
-    epoch_snapshot::{ASIDE_BYTES_MAX, SnapshotLost},
+    epoch_snapshot::{BUFFER_BYTES_MAX, SnapshotLost},
     protocol::{EpochEnd, EpochPages, ProtectionId},
     standby::EpochReceiver,
 };
@@ -57,23 +57,23 @@ impl World {
         let pages = (first..first + count).map(|number| (number, &page[..]));
         let (payload, _) = self.encoder.encode(array, pages).unwrap();
         let piece = EpochPages { id: ID, epoch, array, block: BlockSize::B64 };
-        assert!(self.receiver.piece(&piece, &payload).unwrap().pages.is_empty());
+        assert!(self.receiver.store_pages(&piece, &payload).unwrap().pages.is_empty());
         count
     }
 
     fn seal(&mut self, pages: u64) {
         let seal = EpochEnd { id: ID, epoch: self.epoch, pages, device_bytes: None, ports: vec![] };
-        self.receiver.seal(seal, self.epoch.to_le_bytes().to_vec()).unwrap();
+        self.receiver.end_epoch(seal, self.epoch.to_le_bytes().to_vec()).unwrap();
         self.epoch += 1;
     }
 
     /// Pages that are no epoch, then one that is.
     fn fill(&mut self) {
-        self.encoder.first_copy(true);
+        self.encoder.set_seeding(true);
         for _ in 0..self.random.random_range(1..6) {
             self.write(None);
         }
-        self.encoder.first_copy(false);
+        self.encoder.set_seeding(false);
         self.seal(0);
     }
 
@@ -95,7 +95,7 @@ impl World {
 
     /// Some more of a copy; whether that was all.
     fn take(&mut self, way: &mut Way) -> bool {
-        let next = self.receiver.kept_pages(way.copy).unwrap();
+        let next = self.receiver.snapshot_pages(way.copy).unwrap();
         assert_eq!(next.data.len(), next.pages.len() * PAGE_SIZE);
         for ((array, page), data) in next.pages.iter().zip(next.data.chunks_exact(PAGE_SIZE)) {
             way.became[*array as usize][*page as usize * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(data);
@@ -137,29 +137,29 @@ proptest! {
 
 #[test]
 fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
-    let pages = 2 * (ASIDE_BYTES_MAX / PAGE_SIZE) as u64;
+    let pages = 2 * (BUFFER_BYTES_MAX / PAGE_SIZE) as u64;
     let copy = Copy::default();
     copy.0.lock().unwrap().0 = vec![vec![0; pages as usize * PAGE_SIZE]];
     let mut receiver =
         EpochReceiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16])).unwrap();
     assert!(receiver.wants_snapshot(true, false), "all of it is in no copy yet");
     let seal = |epoch, pages| EpochEnd { id: ID, epoch, pages, device_bytes: None, ports: vec![] };
-    receiver.seal(seal(0, 0), vec![1]).unwrap();
+    receiver.end_epoch(seal(0, 0), vec![1]).unwrap();
     let kept = receiver.start_snapshot().unwrap();
     let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
     let page = vec![7; PAGE_SIZE];
     for (epoch, first) in (1..).zip((0..pages).step_by(1024)) {
         let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page_| (page_, &page[..]))).unwrap();
         let piece = EpochPages { id: ID, epoch: Some(epoch), array: 0, block: BlockSize::Page };
-        receiver.piece(&piece, &payload).unwrap();
-        receiver.seal(seal(epoch, 1024), vec![1]).unwrap();
+        receiver.store_pages(&piece, &payload).unwrap();
+        receiver.end_epoch(seal(epoch, 1024), vec![1]).unwrap();
     }
-    assert_eq!(receiver.kept_pages(kept.copy).unwrap_err(), SnapshotLost::TooSlow);
+    assert_eq!(receiver.snapshot_pages(kept.copy).unwrap_err(), SnapshotLost::TooSlow);
     // The next one has all of it.
     let kept = receiver.start_snapshot().unwrap();
     let mut got = 0;
     loop {
-        let next = receiver.kept_pages(kept.copy).unwrap();
+        let next = receiver.snapshot_pages(kept.copy).unwrap();
         got += next.pages.len() as u64;
         if next.last {
             break;
@@ -167,5 +167,5 @@ fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
     }
     assert_eq!(got, pages);
     receiver.take_over().unwrap();
-    assert!(receiver.start_snapshot().is_none() && receiver.kept_pages(kept.copy).is_err());
+    assert!(receiver.start_snapshot().is_none() && receiver.snapshot_pages(kept.copy).is_err());
 }

@@ -62,13 +62,13 @@ impl Arbiter {
     fn attempt(&mut self, attempt: RegisterRequest) -> RegisterReply {
         let Self::Register { stand, revision, .. } = self else { unreachable!("a host is asked questions") };
         match attempt {
-            RegisterRequest::Put { stand: next, over }
+            RegisterRequest::Put { state: next, revision: over }
                 if *stand == WitnessState::Open && over.is_none_or(|over| over == *revision) =>
             {
                 (*stand, *revision) = (next, *revision + 1);
                 RegisterReply::Done
             }
-            _ => RegisterReply::Stands(Some((*stand, *revision))),
+            _ => RegisterReply::State(Some((*stand, *revision))),
         }
     }
 
@@ -188,30 +188,30 @@ impl World {
                 self.messages.insert(Message::Renewed { asked, verdict });
             }
             Message::Renewed { asked, verdict } => {
-                self.primary.witness_said(&WitnessQuery::Renew, verdict.verdict(), asked_at(asked));
+                self.primary.handle_witness_reply(&WitnessQuery::Renew, verdict.verdict(), asked_at(asked));
             }
             Message::Heartbeat { asked } => {
                 let fate = Reply::of(self.standby.heartbeat(now));
                 self.messages.insert(Message::Heard { asked, fate });
             }
             Message::Heard { asked, fate } => {
-                self.primary.standby_heard(fate.heard(), asked_at(asked));
+                self.primary.handle_heartbeat_reply(fate.heard(), asked_at(asked));
             }
             Message::Take => {
                 let verdict = Answer::of(self.witness.ask(&TAKE, now));
                 self.messages.insert(Message::Taken { verdict });
             }
             Message::Taken { verdict } => {
-                self.standby.witness_said(Some(verdict.verdict()), now);
+                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
             }
             Message::Try { over } => {
                 let take = |over| RegisterRequest::Put {
-                    stand: WitnessState::Taken,
-                    over: Some(over).filter(|_| !broken.takes_any),
+                    state: WitnessState::Taken,
+                    revision: Some(over).filter(|_| !broken.takes_any),
                 };
-                let outcome = self.witness.attempt(over.map_or(RegisterRequest::Look, take));
+                let outcome = self.witness.attempt(over.map_or(RegisterRequest::Read, take));
                 let open = match outcome {
-                    RegisterReply::Stands(Some((WitnessState::Open, revision))) => Some(revision),
+                    RegisterReply::State(Some((WitnessState::Open, revision))) => Some(revision),
                     _ => None,
                 };
                 let verdict = Answer::of(RegisterWitness::verdict(&TAKE, outcome));
@@ -220,26 +220,28 @@ impl World {
             Message::Told { verdict, open } => {
                 if let Arbiter::Register { ballot, .. } = &mut self.witness {
                     ballot.handle_reply(
-                        RegisterReply::Stands(open.map(|revision| (WitnessState::Open, revision))),
+                        RegisterReply::State(open.map(|revision| (WitnessState::Open, revision))),
                         now,
                     );
                 }
-                self.standby.witness_said(Some(verdict.verdict()), now);
+                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
             }
             Message::Close => {
                 let verdict = Answer::of(self.witness.ask(&WitnessQuery::Close, now));
                 self.messages.insert(Message::Closed { verdict });
             }
             Message::Closed { verdict } => {
-                self.primary.witness_said(&WitnessQuery::Close, verdict.verdict(), mine);
+                self.primary.handle_witness_reply(&WitnessQuery::Close, verdict.verdict(), mine);
             }
-            Message::Yield => drop(self.standby.yielded(true)),
+            Message::Yield => drop(self.standby.handle_yield(true)),
             Message::End => {
                 self.standby.end();
-                let fate = Reply::fate(self.standby.fate());
+                let fate = Reply::fate(self.standby.outcome());
                 self.messages.insert(Message::Ended { fate });
             }
-            Message::Ended { fate } => self.primary.standby_is(fate.ended().expect("it says how it ended")),
+            Message::Ended { fate } => {
+                self.primary.handle_outcome(fate.ended().expect("it says how it ended"))
+            }
         }
     }
 }
@@ -283,16 +285,16 @@ impl Model for Lease {
         if world.messages.len() < UNDER_WAY {
             let asked = world.primary_now();
             match world.primary.state() {
-                PrimaryState::Guarded => {
+                PrimaryState::Protected => {
                     actions.push(Action::Send(Message::Renew { asked }));
                     actions.push(Action::Send(Message::Heartbeat { asked }));
                     actions.push(Action::Send(Message::Close));
                 }
-                PrimaryState::Unsure => {
+                PrimaryState::Undecided => {
                     actions.push(Action::Send(Message::Close));
                     actions.push(Action::Send(Message::End));
                 }
-                PrimaryState::Gone if world.yielded => actions.push(Action::Send(Message::Yield)),
+                PrimaryState::TakenOver if world.yielded => actions.push(Action::Send(Message::Yield)),
                 _ => {}
             }
             actions.push(Action::StandbyLooks);
@@ -304,14 +306,14 @@ impl Model for Lease {
             actions.push(Action::Deliver(message.clone()));
             actions.push(Action::Lose(message.clone()));
         }
-        if world.standby.fate() == StandbyOutcome::Asking {
+        if world.standby.outcome() == StandbyOutcome::Asking {
             actions.push(Action::StandbyHearsNothing);
         }
         if world.restarts < 1 {
             actions.push(Action::PrimaryRestarts);
             actions.push(Action::WitnessRestarts);
         }
-        if world.primary.state() == PrimaryState::Guarded {
+        if world.primary.state() == PrimaryState::Protected {
             actions.push(Action::GiveUp);
         }
     }
@@ -342,18 +344,18 @@ impl Model for Lease {
                 next.messages.insert(match &world.witness {
                     Arbiter::Host(_) => Message::Take,
                     Arbiter::Register { ballot, .. } => match ballot.attempt(&TAKE, now) {
-                        RegisterRequest::Put { over, .. } => Message::Try { over },
+                        RegisterRequest::Put { revision: over, .. } => Message::Try { over },
                         _ => Message::Try { over: None },
                     },
                 });
             }
-            Action::StandbyHearsNothing => drop(next.standby.witness_said(None, now)),
+            Action::StandbyHearsNothing => drop(next.standby.handle_witness_reply(None, now)),
             Action::PrimaryRestarts => {
                 next.restarts += 1;
                 match world.primary.state() {
                     // The yield is recorded durably.
-                    PrimaryState::Gone => return None,
-                    _ if self.broken.goes_on => next.primary.standby_is(StandbyOutcome::Ended),
+                    PrimaryState::TakenOver => return None,
+                    _ if self.broken.goes_on => next.primary.handle_outcome(StandbyOutcome::Ended),
                     _ => next.primary = PrimaryLease::recovered(true, TERM),
                 }
             }
@@ -375,20 +377,20 @@ impl Model for Lease {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("one side at most is seen to run", |_, world: &World| {
-                !(world.is_seen_here() && world.standby.fate() == StandbyOutcome::TakenOver)
+                !(world.is_seen_here() && world.standby.outcome() == StandbyOutcome::TakenOver)
             }),
             Property::sometimes("the standby takes over", |_, world: &World| {
-                world.standby.fate() == StandbyOutcome::TakenOver && !world.yielded
+                world.standby.outcome() == StandbyOutcome::TakenOver && !world.yielded
             }),
             Property::sometimes("the primary goes on alone", |_, world: &World| {
                 world.primary.state() == PrimaryState::Alone
             }),
             Property::sometimes("the primary learns that it was taken over", |_, world: &World| {
-                world.primary.state() == PrimaryState::Gone && !world.yielded
+                world.primary.state() == PrimaryState::TakenOver && !world.yielded
             }),
             Property::sometimes("the primary runs by its standby's promise alone", |_, world: &World| {
                 world.is_seen_here()
-                    && world.primary.state() == PrimaryState::Guarded
+                    && world.primary.state() == PrimaryState::Protected
                     && world.primary.lease_until() <= world.primary_now()
             }),
         ]

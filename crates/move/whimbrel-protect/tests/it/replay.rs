@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use whimbrel_protect::{
-    input_replay::{InputChannel, InputLog, turn},
+    input_replay::{InputChannel, InputLog, ship_and_release},
     protocol::{InputFrames, ProtectionId},
 };
 
@@ -63,10 +63,10 @@ impl World {
 }
 
 impl InputChannel for World {
-    type Cut = usize;
+    type OutputMark = usize;
     type Error = ();
 
-    fn cut(&mut self) -> usize {
+    fn mark_output(&mut self) -> usize {
         self.live();
         let cut = self.held.len();
         self.live();
@@ -122,7 +122,7 @@ proptest! {
         world.log.add(&inputs, &payload, None).unwrap();
         world.under_way = Some((0, 0));
         for _ in 0..turns {
-            if turn(&mut world).is_err() { break }
+            if ship_and_release(&mut world).is_err() { break }
         }
         let (known, released, current) = (world.known(), world.released, world.current);
         let (frames, _) = world.log.take(current.map(|(epoch, _)| epoch));

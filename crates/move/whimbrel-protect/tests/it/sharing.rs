@@ -90,14 +90,14 @@ impl Link for Wire {
             (protocol::EPOCH_PAGES, beside) => {
                 let piece: EpochPages = postcard::from_bytes(&header).unwrap();
                 let done = match beside {
-                    Some(beside) => receiver.piece_among(&piece, &payload, &*beside.lock().unwrap()),
-                    None => receiver.piece(&piece, &payload),
+                    Some(beside) => receiver.store_pages_among(&piece, &payload, &*beside.lock().unwrap()),
+                    None => receiver.store_pages(&piece, &payload),
                 };
                 done.map(|again| postcard::to_stdvec(&again).unwrap())
             }
             (protocol::EPOCH_END, _) => {
                 let seal: EpochEnd = postcard::from_bytes(&header).unwrap();
-                receiver.seal(seal, payload.to_vec()).map(|()| Vec::new())
+                receiver.end_epoch(seal, payload.to_vec()).map(|()| Vec::new())
             }
             (kind, _) => panic!("nobody sends {kind:#06x}"),
         };
@@ -171,11 +171,11 @@ impl Protected {
         let ports = Vec::new;
         let mut subject = CaptureSource {
             machine: &mut self.machine,
-            ledgers: &mut self.ledgers,
-            follower: Consumer::Standby,
+            dirty_logs: &mut self.ledgers,
+            consumer: Consumer::Standby,
         };
         let pace = CheckpointPolicy { pages_left_max: 16, rounds_max: 3 };
-        sender.fill(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).unwrap();
+        sender.seed(&mut subject, &pace, &ports, &mut |_| ControlFlow::Continue(())).unwrap();
         let first = self.wire.bytes_sent();
         for _ in 0..epochs {
             sender.epoch(&mut subject, &ports, &mut || {}).unwrap();

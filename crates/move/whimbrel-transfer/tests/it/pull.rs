@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_transfer::{DemandFetcher, Holders, SyncError};
+use whimbrel_transfer::{DemandFetcher, Holders, TransferError};
 
 const PAGES: usize = 300;
 
@@ -144,7 +144,7 @@ fn wrong_data_is_rejected_blamed_and_asked_of_another() {
     let (liar, lies) = Fake::peer("liar", &there.store);
     lies.spoil_from.store(3, Ordering::Release);
     match get(&alone.store, &Holders::new(vec![liar]), capsule, &[]) {
-        Err(SyncError::WrongData { peer, .. }) => assert_eq!(peer, "liar"),
+        Err(TransferError::WrongData { peer, .. }) => assert_eq!(peer, "liar"),
         other => panic!("{other:?}"),
     }
 }
@@ -170,7 +170,7 @@ fn two_holders_that_fail_in_turns_are_enough() {
             faults.refuse_dials.store(next() % 2, Ordering::Release);
             *faults.next_cut.lock().unwrap() = Box::new(move || 3 + next() % 9);
         }
-        let sources = Holders::new(vec![a, b]).retrying_after(Duration::from_millis(1));
+        let sources = Holders::new(vec![a, b]).with_retry(Duration::from_millis(1));
         get(&here.store, &sources, first, &[]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         get(&here.store, &sources, second, &[first]).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         assert_eq!(here.memory(&second), memory, "seed {seed}, {second_there}");
@@ -189,9 +189,9 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
     let (peer, faults) = Fake::peer("alpha", &there.store);
     let sources = Arc::new(Holders::new(vec![peer]));
     let remote = Arc::new(DemandFetcher::new(Arc::new(here.store.clone()), sources));
-    here.store.set_elsewhere(remote);
+    here.store.set_remote_objects(remote);
     let (new, old) = (there.store.manifest(&second).unwrap(), there.store.manifest(&first).unwrap());
-    let image = here.store.image(new.images[0].root, PAGES as u64).or_elsewhere(old.images[0].root);
+    let image = here.store.image(new.images[0].root, PAGES as u64).with_remote_fetch(old.images[0].root);
     let mut seen = vec![1; memory.len()];
     let mut next = random(11);
     for _ in 0..50 {
@@ -208,6 +208,6 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
     image.read(PageRun::new(0, PAGES as u64), &mut seen).unwrap();
     assert_eq!(after, faults.requests.load(Ordering::Acquire), "what came is kept ({before} before)");
     faults.until_cut.store(0, Ordering::Release);
-    let gone = here.store.image(Some(whimbrel_core::Digest([5; 32])), 10).or_elsewhere(None);
+    let gone = here.store.image(Some(whimbrel_core::Digest([5; 32])), 10).with_remote_fetch(None);
     assert!(gone.read(PageRun::new(0, 1), &mut seen[..PAGE_SIZE]).unwrap_err().is_retryable());
 }

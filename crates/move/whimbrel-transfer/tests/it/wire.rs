@@ -59,7 +59,7 @@ impl Host {
     fn take(&self, ask: &RemotePullRequest) -> Result<Reply, Refusal> {
         let connection = self.connections.lock().unwrap().last().cloned().unwrap();
         let sources = Holders::new(vec![Box::new(Caller(connection))]);
-        let refused = |error: whimbrel_transfer::SyncError| {
+        let refused = |error: whimbrel_transfer::TransferError| {
             Refusal::new(whimbrel_wire::Code(300), format!("{error:?}"))
         };
         let report = get(&self.store, &sources, ask.capsule, &ask.bases).map_err(refused)?;

@@ -15,9 +15,9 @@ use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
 /// Time for which a call is retried.
-const PATIENCE: Duration = Duration::from_secs(5);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of one attempt: a segment over a slow line.
-const ATTEMPT: Duration = Duration::from_secs(60);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest object that is read at once: a segment with the longest batch behind its limit.
 const OBJECT_MAX: u64 = 64 << 20;
 const OWNER: &str = "owner";
@@ -30,7 +30,7 @@ pub struct TierOptions {
     /// Location of the object store.
     pub url: TierUrl,
     /// Bytes of full segments that stay on the disk; the oldest are uploaded first.
-    pub keep_here: u64,
+    pub keep_local: u64,
     /// Credentials, region and other settings by their names in the environment: `AWS_ACCESS_KEY_ID`,
     /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, …; names without `AWS_` are ignored.
     pub settings: Vec<(String, String)>,
@@ -41,7 +41,7 @@ impl fmt::Debug for TierOptions {
         // Without the settings, because they contain secrets.
         f.debug_struct("TierOptions")
             .field("url", &self.url)
-            .field("keep_here", &self.keep_here)
+            .field("keep_here", &self.keep_local)
             .finish_non_exhaustive()
     }
 }
@@ -127,8 +127,9 @@ impl Bucket {
     pub fn new(options: TierOptions, runtime: Handle) -> Result<Self> {
         let TierOptions { url, settings, .. } = options;
         let retry =
-            RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: PATIENCE };
-        let client = ClientOptions::new().with_timeout(ATTEMPT).with_connect_timeout(PATIENCE / 2);
+            RetryConfig { backoff: BackoffConfig::default(), max_retries: 5, retry_timeout: RETRY_TIMEOUT };
+        let client =
+            ClientOptions::new().with_timeout(ATTEMPT_TIMEOUT).with_connect_timeout(RETRY_TIMEOUT / 2);
         // S3 requires a region, even for servers without regions.
         let mut builder = AmazonS3Builder::new().with_region("us-east-1");
         for (name, value) in settings.into_iter().filter(|(name, _)| name.starts_with("AWS_")) {

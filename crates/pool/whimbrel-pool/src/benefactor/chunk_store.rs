@@ -13,7 +13,7 @@
 use super::{
     error::{ChunkError, Result},
     readahead::Readahead,
-    remote_segments::{self, ObjectTier, PACK},
+    remote_segments::{self, ObjectTier, REMOTE_SEGMENT},
     segment::{self, RECORD, SegmentRecord, open_frame},
 };
 use bytes::Bytes;
@@ -68,8 +68,8 @@ pub struct ChunkStore {
     pub(super) dir: PathBuf,
     capacity: u64,
     keep_free: u64,
-    pub(super) behind: Option<ObjectTier>,
-    pub(super) ahead: Readahead,
+    pub(super) object_tier: Option<ObjectTier>,
+    pub(super) readahead: Readahead,
     /// Locked while full segments are uploaded.
     pub(super) offloading: Mutex<()>,
     state: Mutex<State>,
@@ -91,17 +91,17 @@ pub struct Usage {
     /// Number of chunks.
     pub chunks: u64,
     /// Bytes to free, because the disk has less free space than `keep_free` or the capacity is exceeded.
-    pub owed: u64,
+    pub bytes_to_free: u64,
 }
 
 impl ChunkStore {
     /// Opens or creates the store in `dir`, which uses at most `capacity` bytes and leaves `keep_free` free.
     pub fn open(dir: &Path, capacity: u64, keep_free: u64) -> Result<Self> {
-        Self::open_before(dir, capacity, keep_free, None)
+        Self::open_with_tier(dir, capacity, keep_free, None)
     }
 
     /// Opens or creates the store with an object tier. Blocks while it lists the object store.
-    pub fn open_before(
+    pub fn open_with_tier(
         dir: &Path,
         capacity: u64,
         keep_free: u64,
@@ -125,7 +125,7 @@ impl ChunkStore {
         match &behind {
             Some(behind) => remote_segments::load(dir, behind, &mut state)?,
             None if remote_segments::heads_in(dir).map_err(io("read"))?.is_empty() => {}
-            None => return Err(ChunkError::Far { path: dir.to_owned() }),
+            None => return Err(ChunkError::TierMissing { path: dir.to_owned() }),
         }
         let (state, writing, syncing) = (Mutex::new(state), Mutex::default(), Mutex::default());
         let (dir, latched, offloading) = (dir.to_owned(), AtomicBool::new(false), Mutex::default());
@@ -134,8 +134,8 @@ impl ChunkStore {
             dir,
             capacity,
             keep_free,
-            behind,
-            ahead,
+            object_tier: behind,
+            readahead: ahead,
             offloading,
             state,
             writing,
@@ -164,7 +164,7 @@ impl ChunkStore {
         let on_disk = rustix::fs::statvfs(&self.dir).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
         let free = self.capacity.saturating_sub(used).min(on_disk.saturating_sub(self.keep_free));
         let owed = self.keep_free.saturating_sub(on_disk).max(used.saturating_sub(self.capacity)).min(used);
-        Usage { used, free, chunks, owed }
+        Usage { used, free, chunks, bytes_to_free: owed }
     }
 
     /// Whether each chunk is in the store; those that are count as just put.
@@ -180,7 +180,7 @@ impl ChunkStore {
         if self.latched.load(Ordering::Relaxed) {
             return Err(ChunkError::Latched);
         }
-        if self.is_behind() {
+        if self.must_offload() {
             self.offload()?;
         }
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,7 +249,7 @@ impl ChunkStore {
             let state = self.state();
             state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone(), s.length))
         };
-        let full = if self.behind.is_some() { PACK } else { SEGMENT };
+        let full = if self.object_tier.is_some() { REMOTE_SEGMENT } else { SEGMENT };
         let number = match newest {
             Some((number, Some(file), length)) if length < full => return Ok((number, file, length)),
             Some((number, None, _)) => number + 1,
@@ -300,21 +300,21 @@ impl ChunkStore {
                 let mut bytes = vec![0; slot.length as usize];
                 file.read_exact_at(&mut bytes, slot.offset).is_ok().then(|| Bytes::from(bytes))
             }
-            None => self.read_far(&slot)?.filter(|bytes| bytes.len() == slot.length as usize),
+            None => self.read_remote(&slot)?.filter(|bytes| bytes.len() == slot.length as usize),
         };
         let damage = match bytes.as_ref().map(|bytes| PackFrame::parse(bytes)) {
             Some(Ok(_)) => return Ok(bytes.unwrap_or_default()),
             Some(Err(source)) => segment::FrameFault::NoFrame { source },
             None => segment::FrameFault::Length,
         };
-        match self.forget_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment) {
+        match self.remove_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment) {
             true => Err(ChunkError::Damaged { digest: *digest, source: damage }),
             // The chunk was moved or deleted during the read, so this is no damage.
             false => self.get(digest),
         }
     }
 
-    fn forget_if(&self, digest: &Digest, condition: impl FnOnce(&ChunkSlot) -> bool) -> bool {
+    fn remove_if(&self, digest: &Digest, condition: impl FnOnce(&ChunkSlot) -> bool) -> bool {
         let mut state = self.state();
         let Some(slot) = state.index.get(digest).copied().filter(condition) else { return false };
         state.index.remove(digest);
@@ -337,7 +337,7 @@ impl ChunkStore {
                     break;
                 }
                 Ok(Err(_)) | Err(_) => {
-                    self.forget_if(&digest, |_| true);
+                    self.remove_if(&digest, |_| true);
                     damaged.push(digest);
                 }
             }
@@ -357,7 +357,7 @@ impl ChunkStore {
 
     /// Removes chunks not put again since `listed` from the index. [`ChunkStore::compact`] frees the space.
     pub fn delete(&self, digests: &[Digest], listed: Instant) -> u64 {
-        digests.iter().filter(|digest| self.forget_if(digest, |slot| slot.touched < listed)).count() as u64
+        digests.iter().filter(|digest| self.remove_if(digest, |slot| slot.touched < listed)).count() as u64
     }
 
     /// Moves the chunks out of segments that are more than half empty and deletes these; returns bytes freed.
@@ -372,12 +372,12 @@ impl ChunkStore {
                 sparse.next().map(|(number, segment)| (*number, segment.length))
             };
             let Some((number, length)) = sparse else { return Ok(freed) };
-            let moved = self.empty(number)?;
+            let moved = self.compact_segment(number)?;
             freed += length.saturating_sub(moved);
         }
     }
 
-    fn empty(&self, number: u32) -> Result<u64> {
+    fn compact_segment(&self, number: u32) -> Result<u64> {
         let left: Vec<(Digest, ChunkSlot)> = {
             let state = self.state();
             let of_segment = state.index.iter().filter(|(_, slot)| slot.segment == number);
@@ -401,7 +401,7 @@ impl ChunkStore {
         self.flush(&[])?;
         let _still = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state().segments.get(&number).is_some_and(|segment| segment.file.is_none()) {
-            self.remove_far(number)?;
+            self.remove_remote(number)?;
             self.state().segments.remove(&number);
             return Ok(moved);
         }
@@ -530,8 +530,10 @@ mod tests {
         let (mut found, mut from) = (Vec::new(), Some(Digest([0; 32])));
         while let Some(start) = from {
             let part = store.list(&start, 7);
-            from =
-                part.last().and_then(|(last, _)| crate::protocol::after(*last)).filter(|_| part.len() == 7);
+            from = part
+                .last()
+                .and_then(|(last, _)| crate::protocol::next_digest(*last))
+                .filter(|_| part.len() == 7);
             found.extend(part.into_iter().map(|(digest, _)| digest));
         }
         assert_eq!(found, all);

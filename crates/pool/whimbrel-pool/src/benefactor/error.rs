@@ -46,7 +46,7 @@ pub enum ChunkError {
     Tier(#[from] TierError),
     /// Some segments are in an object store, but the options name none.
     #[error("some chunks of {} are in an object store, which the options must name", path.display())]
-    Far {
+    TierMissing {
         /// Folder of the store.
         path: PathBuf,
     },

@@ -11,10 +11,10 @@ use super::{
     process::{BenefactorError, BenefactorOptions, Result},
 };
 use crate::{
-    connections::Links,
+    connections::ConnectionCache,
     protocol::{
-        BenefactorStatus, FindGarbage, Heartbeat, Inventory, Registered, RequestHeartbeat, admission, after,
-        code, get_bits, put_aged,
+        BenefactorStatus, FindGarbage, Heartbeat, Inventory, Registered, RequestHeartbeat, admission, code,
+        get_bits, next_digest, put_aged,
     },
 };
 use bytes::Bytes;
@@ -33,39 +33,39 @@ use whimbrel_wire::{
 };
 
 /// Chunks in one message of an inventory.
-const LISTED: usize = 20_000;
+const INVENTORY_CHUNKS: usize = 20_000;
 /// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
 /// Most waiting requests for a heartbeat.
-const WISHES: usize = 256;
+const REQUESTS_MAX: usize = 256;
 
 /// A request for a heartbeat, answered with the digest of the admitted members that are held.
-type Wish = oneshot::Sender<Digest>;
+type HeartbeatRequest = oneshot::Sender<Digest>;
 
 /// A service for the manager: all calls of a benefactor, and requests for heartbeats.
-pub(super) struct ReportService {
+pub(super) struct HeartbeatService {
     chunks: BenefactorService,
-    wishes: mpsc::Sender<Wish>,
+    requests: mpsc::Sender<HeartbeatRequest>,
 }
 
-impl ReportService {
+impl HeartbeatService {
     /// Creates the service and the receiver of its requests.
-    pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<Wish>) {
-        let (wishes, asked) = mpsc::channel(WISHES);
-        (Self { chunks, wishes }, asked)
+    pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<HeartbeatRequest>) {
+        let (wishes, asked) = mpsc::channel(REQUESTS_MAX);
+        (Self { chunks, requests: wishes }, asked)
     }
 
     async fn report(&self, request: Request) -> Answer {
         request.decode::<RequestHeartbeat>()?;
         let refused = |why: &str| Refusal::new(code::STORAGE, why.to_owned()).retryable();
         let (wish, met) = oneshot::channel();
-        self.wishes.try_send(wish).map_err(|_| refused("too many requests for a heartbeat are waiting"))?;
+        self.requests.try_send(wish).map_err(|_| refused("too many requests for a heartbeat are waiting"))?;
         let held = met.await.map_err(|_| refused("the heartbeat did not reach the manager"))?;
         Reply::of::<RequestHeartbeat>(&held, Bytes::new())
     }
 }
 
-impl Service for ReportService {
+impl Service for HeartbeatService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         match request.kind {
             RequestHeartbeat::KIND => Box::pin(self.report(request)),
@@ -80,27 +80,27 @@ pub(super) struct ManagerReporter {
     pub(super) trust: Arc<Trust>,
     pub(super) store: Arc<ChunkStore>,
     pub(super) address: String,
-    pub(super) managers: Links,
+    pub(super) managers: ConnectionCache,
 }
 
 impl ManagerReporter {
     /// Runs until the benefactor may leave.
-    pub(super) async fn take_part(
+    pub(super) async fn run(
         self,
         leave: watch::Receiver<bool>,
-        asked: mpsc::Receiver<Wish>,
+        asked: mpsc::Receiver<HeartbeatRequest>,
     ) -> Result<()> {
         let (reported, chores) = watch::channel(());
         tokio::select! {
-            left = self.report_for_ever(leave, asked, reported) => left,
-            () = self.do_chores(chores) => Ok(()),
+            left = self.send_heartbeats(leave, asked, reported) => left,
+            () = self.maintain(chores) => Ok(()),
         }
     }
 
-    async fn report_for_ever(
+    async fn send_heartbeats(
         &self,
         mut leave: watch::Receiver<bool>,
-        mut asked: mpsc::Receiver<Wish>,
+        mut asked: mpsc::Receiver<HeartbeatRequest>,
         reported: watch::Sender<()>,
     ) -> Result<()> {
         let mut wishes = Vec::new();
@@ -108,10 +108,10 @@ impl ManagerReporter {
             let leaving = *leave.borrow_and_update();
             let time = match self.register(leaving).await {
                 Ok(said) => {
-                    self.keep_pool(said.pool)?;
+                    self.save_pool_id(said.pool)?;
                     if let Some(held) = self.admit(&said) {
                         // The requester may have stopped waiting.
-                        wishes.drain(..).for_each(|wish: Wish| {
+                        wishes.drain(..).for_each(|wish: HeartbeatRequest| {
                             let _ = wish.send(held);
                         });
                     }
@@ -130,7 +130,7 @@ impl ManagerReporter {
     }
 
     /// Uploads full segments after each heartbeat, and sends an inventory when it is due.
-    async fn do_chores(&self, mut reported: watch::Receiver<()>) {
+    async fn maintain(&self, mut reported: watch::Receiver<()>) {
         let mut listed: Option<Instant> = None;
         while reported.changed().await.is_ok() {
             if self.options.tier.is_some() {
@@ -167,7 +167,7 @@ impl ManagerReporter {
             free: usage.free,
             chunks: usage.chunks,
             draining: leaving,
-            owed: usage.owed,
+            owed: usage.bytes_to_free,
         };
         let connection = self.manager().await.ok_or(None)?;
         match connection.request::<Heartbeat>(&status, Bytes::new()).await {
@@ -185,7 +185,7 @@ impl ManagerReporter {
     /// Connects to the first manager that can be reached.
     async fn manager(&self) -> Option<Connection> {
         for manager in &self.options.managers {
-            match self.managers.to(&manager.address, manager.key).await {
+            match self.managers.connect(&manager.address, manager.key).await {
                 Ok(connection) => return Some(connection),
                 Err(error) => {
                     tracing::debug!(%error, manager = %manager.address, "cannot reach a manager");
@@ -205,7 +205,7 @@ impl ManagerReporter {
         })
     }
 
-    fn keep_pool(&self, pool: u64) -> Result<()> {
+    fn save_pool_id(&self, pool: u64) -> Result<()> {
         if self.pool()? == Some(pool) {
             return Ok(());
         }
@@ -249,8 +249,8 @@ impl ManagerReporter {
         let mut from = Digest([0; 32]);
         loop {
             let listed = Instant::now();
-            let chunks = self.store.list(&from, LISTED);
-            let last = chunks.last().map(|(digest, _)| *digest).filter(|_| chunks.len() == LISTED);
+            let chunks = self.store.list(&from, INVENTORY_CHUNKS);
+            let last = chunks.last().map(|(digest, _)| *digest).filter(|_| chunks.len() == INVENTORY_CHUNKS);
             let to = last.unwrap_or(Digest([0xff; 32]));
             let header = Inventory { from: from.0, to: to.0, age: listed.elapsed().as_secs() as u32 };
             let Some(connection) = self.manager().await else { return Ok(false) };
@@ -268,7 +268,7 @@ impl ManagerReporter {
                     tracing::error!(%error, "garbage collection failed");
                 }
             }
-            match last.and_then(after) {
+            match last.and_then(next_digest) {
                 Some(next) => from = next,
                 None => return Ok(true),
             }
@@ -280,8 +280,8 @@ impl ManagerReporter {
 async fn pause(
     time: Duration,
     leave: &mut watch::Receiver<bool>,
-    asked: &mut mpsc::Receiver<Wish>,
-) -> Vec<Wish> {
+    asked: &mut mpsc::Receiver<HeartbeatRequest>,
+) -> Vec<HeartbeatRequest> {
     let mut wishes = Vec::new();
     tokio::select! {
         () = sleep(time) => {}

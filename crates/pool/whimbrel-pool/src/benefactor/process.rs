@@ -2,12 +2,12 @@
 
 use super::{
     BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions,
-    manager_reports::{ManagerReporter, ReportService},
+    manager_reports::{HeartbeatService, ManagerReporter},
 };
 use crate::{
     address::ManagerAddress,
-    connections::{Links, TlsDialer},
-    member_listener::{FrontError, MemberListener},
+    connections::{ConnectionCache, TlsDialer},
+    member_listener::{ListenerError, MemberListener},
 };
 use std::{
     io,
@@ -48,7 +48,7 @@ pub struct BenefactorOptions {
 pub enum BenefactorError {
     /// The key, the trust list or the socket failed.
     #[error(transparent)]
-    Front(#[from] FrontError),
+    Listener(#[from] ListenerError),
     /// The chunk store failed.
     #[error("cannot open the chunks")]
     Chunks(#[from] ChunkError),
@@ -84,7 +84,7 @@ pub(super) type Result<T> = std::result::Result<T, BenefactorError>;
 #[derive(Debug)]
 pub struct Benefactor {
     options: BenefactorOptions,
-    front: MemberListener,
+    listener: MemberListener,
     store: Arc<ChunkStore>,
     address: String,
 }
@@ -96,16 +96,16 @@ impl Benefactor {
         let store = Arc::new(open_chunks(&options).await?);
         let address = match &options.advertise {
             Some(address) => address.clone(),
-            None => reached_by(front.address, &options.managers)
+            None => advertised_address(front.address, &options.managers)
                 .map_err(|source| BenefactorError::Advertise { source })?
                 .to_string(),
         };
-        Ok(Self { options, front, store, address })
+        Ok(Self { options, listener: front, store, address })
     }
 
     /// The key that the manager must admit.
     pub fn key(&self) -> whimbrel_wire::PublicKey {
-        self.front.identity.public_key()
+        self.listener.identity.public_key()
     }
 
     /// The chunk store of the benefactor.
@@ -115,19 +115,19 @@ impl Benefactor {
 
     /// Serves until the benefactor was drained, by `leave` or the manager; else returns only on failure.
     pub async fn run(self, leave: watch::Receiver<bool>) -> Result<()> {
-        let Self { options, front, store, address } = self;
+        let Self { options, listener: front, store, address } = self;
         let (identity, trust) = (front.identity.clone(), front.trust.clone());
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
-        let links = Arc::new(Links::new(Arc::new(dialer)));
+        let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
         let service = BenefactorService::new(store.clone(), links);
         let endpoint = Endpoint::new(options.name.clone(), service.clone());
-        let (reports, asked) = ReportService::new(service);
+        let (reports, asked) = HeartbeatService::new(service);
         let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
-        let managers = Links::new(Arc::new(to_manager));
+        let managers = ConnectionCache::new(Arc::new(to_manager));
         let member = ManagerReporter { options, trust, store, address, managers };
         tokio::select! {
             served = front.serve(endpoint) => Ok(served?),
-            left = member.take_part(leave, asked) => left,
+            left = member.run(leave, asked) => left,
         }
     }
 }
@@ -137,18 +137,18 @@ async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
     let (options, runtime) = (options.clone(), tokio::runtime::Handle::current());
     let opened = tokio::task::spawn_blocking(move || {
         let tier = options.tier.map(|tier| {
-            let keep_here = tier.keep_here;
-            Ok::<_, ChunkError>(ObjectTier { tier: Bucket::new(tier, runtime)?, keep_here })
+            let keep_here = tier.keep_local;
+            Ok::<_, ChunkError>(ObjectTier { bucket: Bucket::new(tier, runtime)?, keep_local: keep_here })
         });
         let chunks = options.data.join("chunks");
-        ChunkStore::open_before(&chunks, options.capacity, options.keep_free, tier.transpose()?)
+        ChunkStore::open_with_tier(&chunks, options.capacity, options.keep_free, tier.transpose()?)
     });
     Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)
 }
 
 /// The address of this host for clients: `bound`, or for a wildcard the local address of the route to a
 /// manager. Nothing is sent: connecting a UDP socket only looks up the route.
-fn reached_by(bound: SocketAddr, managers: &[ManagerAddress]) -> io::Result<SocketAddr> {
+fn advertised_address(bound: SocketAddr, managers: &[ManagerAddress]) -> io::Result<SocketAddr> {
     if !bound.ip().is_unspecified() {
         return Ok(bound);
     }
@@ -178,10 +178,11 @@ mod tests {
     #[test]
     fn a_benefactor_that_listens_everywhere_does_not_tell_others_so() {
         let manager = ManagerAddress { address: "127.0.0.1:7500".into(), key: PublicKey([0; 32]) };
-        let found = reached_by("0.0.0.0:7501".parse().unwrap(), std::slice::from_ref(&manager)).unwrap();
+        let found =
+            advertised_address("0.0.0.0:7501".parse().unwrap(), std::slice::from_ref(&manager)).unwrap();
         assert_eq!(found, "127.0.0.1:7501".parse().unwrap());
         let bound = "10.1.2.3:9".parse().unwrap();
-        assert_eq!(reached_by(bound, &[manager]).unwrap(), bound);
-        assert!(reached_by("0.0.0.0:7501".parse().unwrap(), &[]).is_err());
+        assert_eq!(advertised_address(bound, &[manager]).unwrap(), bound);
+        assert!(advertised_address("0.0.0.0:7501".parse().unwrap(), &[]).is_err());
     }
 }

@@ -4,7 +4,7 @@
 //! continues where the last read of the segment ended fetches up to [`WINDOW`] bytes, and concurrent readers
 //! of that segment wait for it. Any other read fetches only its chunk, as does a reader that did not use the
 //! previous window, because the file's other chunks may be read from other copies. Uploaded segments never
-//! change, so cached bytes are valid as long as the index names their segment. At most [`PACKS`] windows are
+//! change, so cached bytes are valid as long as the index names their segment. At most [`WINDOWS`] windows are
 //! cached, of the segments read last.
 
 use bytes::Bytes;
@@ -16,22 +16,22 @@ use std::{
 use whimbrel_core::lock;
 
 /// Segments of which a window is cached.
-const PACKS: usize = 16;
+const WINDOWS: usize = 16;
 /// Bytes fetched at once when sequential reading of a segment starts, and at most.
 const WINDOW: (u64, u64) = (1 << 20, 4 << 20);
 /// Largest gap after the last read that still counts as sequential, because several threads read one file.
 const GAP: u64 = 1 << 20;
 /// Sequential reads without readahead after a window of which too little was used.
-const ALONE: u32 = 16;
+const BACKOFF_READS: u32 = 16;
 
 /// Cached windows of segments, and how these were read.
 #[derive(Debug, Default)]
 pub(super) struct Readahead {
-    packs: Mutex<VecDeque<(u32, Arc<Mutex<Held>>)>>,
+    packs: Mutex<VecDeque<(u32, Arc<Mutex<Window>>)>>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Window {
     from: u64,
     bytes: Bytes,
     /// Bytes of the window that were read.
@@ -40,11 +40,11 @@ struct Held {
     next: Option<u64>,
     window: u64,
     /// Number of further sequential reads without readahead.
-    alone: u32,
+    backoff: u32,
 }
 
-impl Held {
-    fn take(&mut self, range: &Range<u64>) -> Option<Bytes> {
+impl Window {
+    fn read(&mut self, range: &Range<u64>) -> Option<Bytes> {
         let (start, end) = (range.start.checked_sub(self.from)?, range.end.checked_sub(self.from)?);
         let found = (end <= self.bytes.len() as u64).then(|| self.bytes.slice(start as usize..end as usize));
         self.used += found.as_ref().map_or(0, |found| found.len() as u64);
@@ -52,7 +52,7 @@ impl Held {
     }
 
     /// The range to fetch instead of an uncached range of a segment of `length` bytes; none for only that.
-    fn more(&mut self, range: &Range<u64>, length: u64) -> Option<Range<u64>> {
+    fn window_for(&mut self, range: &Range<u64>, length: u64) -> Option<Range<u64>> {
         let next = self.next?;
         range.start.checked_sub(next).filter(|behind| *behind <= GAP)?;
         // Bytes of the window that were skipped or read, without those after the last read.
@@ -60,10 +60,10 @@ impl Held {
         let unused = self.used * 4 < passed * 3;
         (self.bytes, self.used) = (Bytes::new(), 0);
         if unused {
-            (self.window, self.alone) = (0, ALONE);
+            (self.window, self.backoff) = (0, BACKOFF_READS);
         }
-        if self.alone > 0 {
-            self.alone -= 1;
+        if self.backoff > 0 {
+            self.backoff -= 1;
             return None;
         }
         self.window = (self.window * 2).clamp(WINDOW.0, WINDOW.1);
@@ -84,8 +84,8 @@ impl Readahead {
         let pack = self.pack(number);
         {
             let mut held = lock(&pack);
-            let found = held.take(&range);
-            let more = if found.is_none() { held.more(&range, length) } else { None };
+            let found = held.read(&range);
+            let more = if found.is_none() { held.window_for(&range, length) } else { None };
             held.next = held.next.max(Some(range.end));
             if found.is_some() {
                 return Ok(found);
@@ -93,19 +93,19 @@ impl Readahead {
             if let Some(more) = more {
                 held.from = more.start;
                 held.bytes = get(more)?.unwrap_or_default();
-                return Ok(held.take(&range));
+                return Ok(held.read(&range));
             }
         }
         get(range)
     }
 
-    fn pack(&self, number: u32) -> Arc<Mutex<Held>> {
+    fn pack(&self, number: u32) -> Arc<Mutex<Window>> {
         let mut packs = lock(&self.packs);
         let known = packs.iter().position(|(known, _)| *known == number);
         let found = known.and_then(|at| packs.remove(at)).unwrap_or_else(|| (number, Arc::default()));
         let pack = found.1.clone();
         packs.push_back(found);
-        if packs.len() > PACKS {
+        if packs.len() > WINDOWS {
             packs.pop_front();
         }
         pack
@@ -203,6 +203,6 @@ mod tests {
             };
             ahead.read((number, LENGTH), 44..1000, get).unwrap().unwrap();
         }
-        assert_eq!(lock(&ahead.packs).len(), PACKS);
+        assert_eq!(lock(&ahead.packs).len(), WINDOWS);
     }
 }

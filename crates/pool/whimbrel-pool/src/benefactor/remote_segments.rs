@@ -24,7 +24,7 @@ use std::{
 use whimbrel_wire::atomic_file;
 
 /// Length at which a segment is full if it will be uploaded. Single chunks are read by range.
-pub(super) const PACK: u64 = 8 << 20;
+pub(super) const REMOTE_SEGMENT: u64 = 8 << 20;
 /// File with the number of the owner of the object store's prefix.
 const OWNER: &str = "owner";
 
@@ -32,9 +32,9 @@ const OWNER: &str = "owner";
 #[derive(Debug)]
 pub struct ObjectTier {
     /// The object store for segments.
-    pub tier: Bucket,
+    pub bucket: Bucket,
     /// Bytes of full segments that stay on the disk; the oldest are uploaded first. With 0 all are uploaded.
-    pub keep_here: u64,
+    pub keep_local: u64,
 }
 
 fn heads_of(number: u32) -> String {
@@ -95,16 +95,16 @@ pub(super) fn load(dir: &Path, behind: &ObjectTier, state: &mut State) -> Result
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(io("read", &path)(error)),
     };
-    let owner = behind.tier.own(known)?;
+    let owner = behind.bucket.own(known)?;
     if known != Some(owner) {
         atomic_file::replace(&path, format!("{owner:016x}\n").as_bytes()).map_err(io("write", &path))?;
     }
     let here = heads_in(dir).map_err(io("read", dir))?;
-    for name in behind.tier.list()? {
+    for name in behind.bucket.list()? {
         let Some(number) = number_of(&name).filter(|number| !here.contains(number)) else { continue };
         // A segment that is also on the disk is uploaded again.
         if !state.segments.contains_key(&number)
-            && let Some(bytes) = behind.tier.get(&name, None)?
+            && let Some(bytes) = behind.bucket.get(&name, None)?
         {
             tracing::warn!(segment = name, "added an unknown segment from the object store");
             let path = dir.join(heads_of(number));
@@ -149,18 +149,18 @@ fn insert(dir: &Path, number: u32, state: &mut State) -> Result<()> {
 
 impl ChunkStore {
     /// Bytes of a segment in the object store; none if the object is missing or shorter.
-    pub(super) fn read_far(&self, slot: &ChunkSlot) -> Result<Option<Bytes>> {
-        let Some(behind) = &self.behind else { return Ok(None) };
+    pub(super) fn read_remote(&self, slot: &ChunkSlot) -> Result<Option<Bytes>> {
+        let Some(behind) = &self.object_tier else { return Ok(None) };
         let range = slot.offset..slot.offset + u64::from(slot.length);
         let length = self.state().segments.get(&slot.segment).map_or(range.end, |segment| segment.length);
         let name = name_of(slot.segment);
-        let get = |range| behind.tier.get(&name, Some(range));
-        Ok(self.ahead.read((slot.segment, length), range, get)?)
+        let get = |range| behind.bucket.get(&name, Some(range));
+        Ok(self.readahead.read((slot.segment, length), range, get)?)
     }
 
     /// Uploads full segments until at most `keep_here` bytes of them are on the disk.
     pub fn offload(&self) -> Result<()> {
-        let Some(behind) = &self.behind else { return Ok(()) };
+        let Some(behind) = &self.object_tier else { return Ok(()) };
         let _one = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let oldest = {
@@ -169,7 +169,7 @@ impl ChunkStore {
                 let full =
                     |(number, segment): &(&u32, &Segment)| segment.file.is_some() && Some(**number) != newest;
                 let here: u64 = state.segments.iter().filter(full).map(|(_, segment)| segment.length).sum();
-                let oldest = state.segments.iter().find(full).filter(|_| here > behind.keep_here);
+                let oldest = state.segments.iter().find(full).filter(|_| here > behind.keep_local);
                 oldest.and_then(|(number, segment)| Some((*number, segment.file.clone()?, segment.length)))
             };
             let Some((number, file, length)) = oldest else { return Ok(()) };
@@ -181,7 +181,7 @@ impl ChunkStore {
 
     fn upload(&self, behind: &ObjectTier, number: u32, bytes: Vec<u8>) -> Result<()> {
         let found = heads(&bytes);
-        behind.tier.put(&name_of(number), bytes.into())?;
+        behind.bucket.put(&name_of(number), bytes.into())?;
         let path = self.dir.join(heads_of(number));
         atomic_file::replace(&path, &found).map_err(|error| self.failed("write", number)(error))?;
         if let Some(segment) = self.state().segments.get_mut(&number) {
@@ -192,19 +192,19 @@ impl ChunkStore {
     }
 
     /// Removes a segment without chunks.
-    pub(super) fn remove_far(&self, number: u32) -> Result<()> {
-        let Some(behind) = &self.behind else { return Ok(()) };
+    pub(super) fn remove_remote(&self, number: u32) -> Result<()> {
+        let Some(behind) = &self.object_tier else { return Ok(()) };
         // The object first, because an object without heads would be added again.
-        behind.tier.delete(&name_of(number))?;
+        behind.bucket.delete(&name_of(number))?;
         fs::remove_file(self.dir.join(heads_of(number))).map_err(|error| self.failed("remove", number)(error))
     }
 
     /// Whether more full segments wait for upload than may stay on the disk.
-    pub(super) fn is_behind(&self) -> bool {
-        let Some(behind) = &self.behind else { return false };
+    pub(super) fn must_offload(&self) -> bool {
+        let Some(behind) = &self.object_tier else { return false };
         let state = self.state();
         let here = state.segments.values().filter(|segment| segment.file.is_some());
         // The growing segment cannot be uploaded yet.
-        here.map(|segment| segment.length).sum::<u64>() > behind.keep_here + PACK
+        here.map(|segment| segment.length).sum::<u64>() > behind.keep_local + REMOTE_SEGMENT
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{ChunkError, ChunkStore, check_frame};
 use crate::{
-    connections::Links,
+    connections::ConnectionCache,
     protocol::{
         BenefactorAddress, CopyChunks, FlushChunks, GetChunk, MAX_BATCH, PutChunks, code, get_digests,
         put_bits,
@@ -24,7 +24,7 @@ const COPY_BYTES: usize = 4 << 20;
 pub struct BenefactorService {
     store: Arc<ChunkStore>,
     /// Connections to other benefactors.
-    links: Arc<Links>,
+    links: Arc<ConnectionCache>,
 }
 
 impl From<ChunkError> for Refusal {
@@ -52,7 +52,7 @@ fn invalid(text: &str) -> Refusal {
 
 impl BenefactorService {
     /// A service of `store`, which copies chunks over `links`.
-    pub fn new(store: Arc<ChunkStore>, links: Arc<Links>) -> Self {
+    pub fn new(store: Arc<ChunkStore>, links: Arc<ConnectionCache>) -> Self {
         Self { store, links }
     }
 
@@ -115,7 +115,7 @@ impl BenefactorService {
         }
         let away =
             |error: &dyn std::error::Error| Refusal::new(code::STORAGE, format!("the copy failed: {error}"));
-        let connection = self.links.to(&to.address, to.key).await.map_err(|error| away(&error))?;
+        let connection = self.links.connect(&to.address, to.key).await.map_err(|error| away(&error))?;
         let named = batch.iter().map(|(_, digest, frame)| (*digest, frame.len() as u32)).collect();
         let payload = batch.iter().flat_map(|(.., frame)| frame.iter().copied()).collect::<Vec<u8>>();
         let put = connection.request::<PutChunks>(&named, payload.into()).await;

@@ -35,7 +35,7 @@ enum Item {
     /// Chunks of an older version that follow in the stream.
     Known(Vec<ChunkRef>),
     /// Ends the last chunk and returns the chunks since the last drain.
-    Settle(SyncSender<Result<Vec<ChunkRef>>>),
+    Drain(SyncSender<Result<Vec<ChunkRef>>>),
 }
 
 /// The input side of the pipeline, which takes bytes in order.
@@ -54,16 +54,16 @@ impl ChunkPipeline {
     /// Starts the pipeline; with a secret, chunks are encrypted.
     pub(super) fn start(session: Arc<WriteSession>, cutting: Chunking, secret: Option<Arc<Secret>>) -> Self {
         let (items, queue) = channel();
-        let cutter = Cutter {
+        let cutter = Chunker {
             session: session.clone(),
-            cutting,
+            chunking: cutting,
             secret,
             encoder: Encoder::new(LEVEL),
             buffer: BytesMut::new(),
             batch: Vec::new(),
             batch_bytes: 0,
             seen: HashSet::new(),
-            cut: Vec::new(),
+            chunks: Vec::new(),
         };
         thread::spawn(move || cutter.run(&queue));
         Self { items, session }
@@ -74,7 +74,7 @@ impl ChunkPipeline {
     }
 
     fn push(&self, item: Item) -> Result<()> {
-        self.items.send(item).map_err(|_| PoolError::GivenUp)
+        self.items.send(item).map_err(|_| PoolError::Abandoned)
     }
 
     /// Appends bytes, waiting for memory.
@@ -99,22 +99,22 @@ impl ChunkPipeline {
     /// Ends the last chunk; returns the chunks since the last call once all of them are durable.
     pub(super) fn drain(&self) -> Result<Vec<ChunkRef>> {
         let (reply, answer) = sync_channel(1);
-        self.push(Item::Settle(reply))?;
-        answer.recv().map_err(|_| PoolError::GivenUp)?
+        self.push(Item::Drain(reply))?;
+        answer.recv().map_err(|_| PoolError::Abandoned)?
     }
 }
 
 /// A chunk of the stream.
-enum Cut {
+enum StreamChunk {
     /// A new chunk: its digest and length.
     New(Digest, u32),
     /// A chunk of an older version.
     Known(ChunkRef),
 }
 
-struct Cutter {
+struct Chunker {
     session: Arc<WriteSession>,
-    cutting: Chunking,
+    chunking: Chunking,
     secret: Option<Arc<Secret>>,
     encoder: Encoder,
     buffer: BytesMut,
@@ -122,10 +122,10 @@ struct Cutter {
     batch_bytes: usize,
     /// Chunks of this session that were sent or found.
     seen: HashSet<Digest>,
-    cut: Vec<Cut>,
+    chunks: Vec<StreamChunk>,
 }
 
-impl Cutter {
+impl Chunker {
     fn run(mut self, queue: &Receiver<Item>) {
         for item in queue {
             match item {
@@ -137,18 +137,18 @@ impl Cutter {
                 }
                 Item::Known(pieces) => {
                     self.end_chunk();
-                    self.cut.extend(pieces.into_iter().map(Cut::Known));
+                    self.chunks.extend(pieces.into_iter().map(StreamChunk::Known));
                 }
-                Item::Settle(reply) => drop(reply.send(self.drain())),
+                Item::Drain(reply) => drop(reply.send(self.drain())),
             }
         }
     }
 
     /// Appends bytes to those left over before. Chunks inside one block are not copied.
     fn take(&mut self, mut data: Bytes) {
-        let longest = self.cutting.longest();
+        let longest = self.chunking.longest();
         while self.buffer.is_empty() && data.len() >= longest {
-            let length = self.cutting.cut(&data);
+            let length = self.chunking.cut(&data);
             let chunk = data.split_to(length);
             self.add(chunk);
         }
@@ -171,7 +171,7 @@ impl Cutter {
     }
 
     fn chunk(&mut self) {
-        let length = self.cutting.cut(&self.buffer);
+        let length = self.chunking.cut(&self.buffer);
         let chunk = self.buffer.split_to(length).freeze();
         self.add(chunk);
     }
@@ -180,14 +180,14 @@ impl Cutter {
         let length = chunk.len();
         let bytes = match &self.secret {
             None => chunk,
-            Some(secret) => match secret.seal(&chunk, &mut self.encoder) {
+            Some(secret) => match secret.encrypt(&chunk, &mut self.encoder) {
                 Some(sealed) => sealed.into(),
                 None => return self.session.fail(PoolError::Answer { what: "chunk" }),
             },
         };
         let digest = Digest::of(&bytes);
-        self.cut.push(Cut::New(digest, length as u32));
-        if !self.seen.insert(digest) || self.session.stands(&digest) {
+        self.chunks.push(StreamChunk::New(digest, length as u32));
+        if !self.seen.insert(digest) || self.session.is_reusable(&digest) {
             self.session.budget.release(length);
             return;
         }
@@ -217,12 +217,12 @@ impl Cutter {
         self.session.secure_blocking()?;
         let sealed = self.secret.is_some();
         let piece = |cut| match cut {
-            Cut::Known(piece) => Ok(piece),
-            Cut::New(digest, length) => {
+            StreamChunk::Known(piece) => Ok(piece),
+            StreamChunk::New(digest, length) => {
                 let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
-                Ok(ChunkRef { chunk, length, sealed })
+                Ok(ChunkRef { chunk, length, encrypted: sealed })
             }
         };
-        std::mem::take(&mut self.cut).into_iter().map(piece).collect()
+        std::mem::take(&mut self.chunks).into_iter().map(piece).collect()
     }
 }

@@ -19,7 +19,7 @@ const TAG: usize = 16;
 
 /// The secret with which chunks are encrypted and decrypted.
 pub struct Secret {
-    naming: [u8; 32],
+    nonce_key: [u8; 32],
     key: LessSafeKey,
 }
 
@@ -40,7 +40,7 @@ impl Secret {
         let key = blake3::derive_key("whimbrel pool 2026-11-21 chunk encryption", bytes);
         let key = UnboundKey::new(&AES_256_GCM_SIV, &key).map_err(|_| io::ErrorKind::InvalidData)?;
         let naming = blake3::derive_key("whimbrel pool 2026-11-21 chunk nonce", bytes);
-        Ok(Self { naming, key: LessSafeKey::new(key) })
+        Ok(Self { nonce_key: naming, key: LessSafeKey::new(key) })
     }
 
     /// Reads a file made by [`Secret::create`]: 64 hexadecimal digits.
@@ -58,8 +58,8 @@ impl Secret {
     }
 
     /// Encrypts raw bytes; `encoder` compresses them first, because encrypted bytes do not shrink.
-    pub(crate) fn seal(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
-        let nonce = *blake3::keyed_hash(&self.naming, raw).as_bytes().first_chunk::<NONCE_LEN>()?;
+    pub(crate) fn encrypt(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
+        let nonce = *blake3::keyed_hash(&self.nonce_key, raw).as_bytes().first_chunk::<NONCE_LEN>()?;
         let frame = encoder.encode(Kind::Blob, raw, &[raw.len()]).ok()?;
         let mut sealed = Vec::with_capacity(NONCE_LEN + frame.len() + TAG);
         sealed.extend(nonce);
@@ -72,7 +72,7 @@ impl Secret {
     }
 
     /// Decrypts a chunk and returns its raw bytes.
-    pub(crate) fn open(&self, mut sealed: Vec<u8>) -> Result<Vec<u8>, WrongSecret> {
+    pub(crate) fn decrypt(&self, mut sealed: Vec<u8>) -> Result<Vec<u8>, WrongSecret> {
         let (nonce, inner) = sealed.split_first_chunk_mut::<NONCE_LEN>().ok_or(WrongSecret)?;
         let nonce = Nonce::assume_unique_for_key(*nonce);
         let frame = self.key.open_in_place(nonce, Aad::empty(), inner).map_err(|_| WrongSecret)?;
@@ -94,18 +94,18 @@ mod tests {
         let (ours, theirs) = (Secret::new(&[1; 32]).unwrap(), Secret::new(&[2; 32]).unwrap());
         let mut encoder = Encoder::new(1);
         let text = b"a checkpoint of something secret ".repeat(400);
-        let sealed = ours.seal(&text, &mut encoder).unwrap();
-        assert_eq!(ours.open(sealed.clone()).unwrap(), text);
-        assert_eq!(theirs.open(sealed.clone()), Err(WrongSecret));
-        assert_eq!(ours.seal(&text, &mut encoder).unwrap(), sealed, "equal chunks are kept once");
-        assert_ne!(theirs.seal(&text, &mut encoder).unwrap(), sealed, "others cannot guess");
+        let sealed = ours.encrypt(&text, &mut encoder).unwrap();
+        assert_eq!(ours.decrypt(sealed.clone()).unwrap(), text);
+        assert_eq!(theirs.decrypt(sealed.clone()), Err(WrongSecret));
+        assert_eq!(ours.encrypt(&text, &mut encoder).unwrap(), sealed, "equal chunks are kept once");
+        assert_ne!(theirs.encrypt(&text, &mut encoder).unwrap(), sealed, "others cannot guess");
         assert!(sealed.len() < text.len() && !sealed.windows(6).any(|window| window == b"secret"));
         for at in [0, 13, sealed.len() - 1] {
             let mut bent = sealed.clone();
             bent[at] ^= 1;
-            assert_eq!(ours.open(bent), Err(WrongSecret), "{at}");
+            assert_eq!(ours.decrypt(bent), Err(WrongSecret), "{at}");
         }
-        assert_eq!(ours.open(sealed[..20].to_vec()), Err(WrongSecret));
+        assert_eq!(ours.decrypt(sealed[..20].to_vec()), Err(WrongSecret));
     }
 
     #[test]
@@ -117,9 +117,9 @@ mod tests {
         };
         let raw: Vec<u8> = (0..MAX_CHUNK).map(|_| next()).collect();
         let secret = Secret::new(&[1; 32]).unwrap();
-        let sealed = secret.seal(&raw, &mut Encoder::new(1)).unwrap();
+        let sealed = secret.encrypt(&raw, &mut Encoder::new(1)).unwrap();
         assert!(sealed.len() <= MAX_CHUNK + OVERHEAD, "{}", sealed.len() - MAX_CHUNK);
-        assert!(secret.open(sealed).unwrap() == raw);
+        assert!(secret.decrypt(sealed).unwrap() == raw);
     }
 
     #[test]

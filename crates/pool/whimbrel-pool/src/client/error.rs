@@ -16,7 +16,7 @@ pub enum PoolError {
     },
     /// No manager could be reached before the timeout.
     #[error("no manager can be reached")]
-    Away {
+    ManagerUnreachable {
         /// Cause of the last attempt.
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
@@ -34,7 +34,7 @@ pub enum PoolError {
     },
     /// A benefactor could not be reached.
     #[error("the benefactor at {address} cannot be reached")]
-    Unreached {
+    BenefactorUnreachable {
         /// Address of the benefactor.
         address: String,
         /// Cause reported by the transport.
@@ -59,7 +59,7 @@ pub enum PoolError {
     },
     /// The chunk is encrypted and the client has no secret or another one.
     #[error("chunk {chunk} is encrypted with another secret than ours")]
-    Sealed {
+    WrongSecret {
         /// Number of the chunk.
         chunk: ChunkId,
     },
@@ -89,7 +89,7 @@ pub enum PoolError {
     },
     /// The writer died or abandoned the write.
     #[error("the write was abandoned")]
-    GivenUp,
+    Abandoned,
 }
 
 /// Result of calls on the pool.
@@ -114,7 +114,7 @@ impl PoolError {
         let address = place.address.clone();
         match error {
             ConnectError::NotTrusted { ours } => Self::NotAdmitted { address, ours },
-            other => Self::Unreached { address, source: Arc::new(other) },
+            other => Self::BenefactorUnreachable { address, source: Arc::new(other) },
         }
     }
 
@@ -134,6 +134,6 @@ impl From<CallError> for PoolError {
 
 impl From<ConnectError> for PoolError {
     fn from(error: ConnectError) -> Self {
-        Self::Away { source: Arc::new(error) }
+        Self::ManagerUnreachable { source: Arc::new(error) }
     }
 }

@@ -10,7 +10,7 @@ pub(super) enum Exclusions {
     #[default]
     Nobody,
     /// None was excluded for being full; the cause of the last exclusion.
-    For(Arc<PoolError>),
+    Failed(Arc<PoolError>),
     /// A benefactor was excluded for being full.
     Full,
 }
@@ -21,7 +21,7 @@ impl Exclusions {
         *self = match self {
             Self::Full => return,
             _ if error.is_full() => Self::Full,
-            _ => Self::For(Arc::new(error)),
+            _ => Self::Failed(Arc::new(error)),
         };
     }
 
@@ -29,7 +29,7 @@ impl Exclusions {
     /// for more.
     pub(super) fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
         match (self, refused) {
-            (Self::For(because), refused) if refused.as_ref().is_none_or(PoolError::is_full) => {
+            (Self::Failed(because), refused) if refused.as_ref().is_none_or(PoolError::is_full) => {
                 PoolError::Unwritten { lost, because: Some(because.clone()) }
             }
             (_, Some(refused)) => refused,
@@ -52,7 +52,7 @@ mod tests {
     fn a_pool_is_full_only_if_somebody_was_or_nobody_failed_otherwise() {
         let mut left_out = Exclusions::default();
         assert!(left_out.unwritten(1, Some(full())).is_full());
-        left_out.add(PoolError::GivenUp);
+        left_out.add(PoolError::Abandoned);
         for refused in [None, Some(full())] {
             let error = left_out.unwritten(1, refused);
             assert!(matches!(error, PoolError::Unwritten { because: Some(_), .. }), "{error:?}");
@@ -60,7 +60,7 @@ mod tests {
         let other = left_out.unwritten(1, Some(PoolError::Answer { what: "x" }));
         assert!(matches!(other, PoolError::Answer { .. }));
         left_out.add(full());
-        left_out.add(PoolError::GivenUp);
+        left_out.add(PoolError::Abandoned);
         assert!(left_out.unwritten(1, Some(full())).is_full());
     }
 }

@@ -3,7 +3,7 @@
 use super::{PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache};
 use crate::{
     ManagerAddress,
-    connections::{Dialer, Links},
+    connections::{ConnectionCache, Dialer},
     policy::Policy,
     protocol::{
         BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, HoldPin, List,
@@ -30,9 +30,9 @@ pub struct PoolOptions {
     /// Managers; the first that answers is used.
     pub managers: Vec<ManagerAddress>,
     /// Time for which an unreachable manager is retried.
-    pub manager_patience: Duration,
+    pub manager_timeout: Duration,
     /// Timeout of a benefactor, after which it is not used.
-    pub benefactor_patience: Duration,
+    pub benefactor_timeout: Duration,
     /// Bytes of chunks cached for readers.
     pub cache: usize,
     /// Bytes fetched ahead of a sequential reader.
@@ -46,8 +46,8 @@ impl PoolOptions {
     pub fn new(managers: Vec<ManagerAddress>) -> Self {
         Self {
             managers,
-            manager_patience: Duration::from_secs(30),
-            benefactor_patience: Duration::from_secs(10),
+            manager_timeout: Duration::from_secs(30),
+            benefactor_timeout: Duration::from_secs(10),
             cache: 128 << 20,
             read_ahead: 16 << 20,
             secret: None,
@@ -65,23 +65,23 @@ pub struct Pool {
 pub(super) struct Inner {
     pub(super) options: PoolOptions,
     pub(super) runtime: Handle,
-    pub(super) links: Links,
+    pub(super) links: ConnectionCache,
     pub(super) places: Mutex<HashMap<BenefactorId, BenefactorAddress>>,
     pub(super) cache: ChunkCache,
-    pub(super) series: PreviousVersions,
+    pub(super) previous_versions: PreviousVersions,
 }
 
 impl Pool {
     /// Creates a handle without connecting. Calls run on `runtime`.
     pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
         let cache = ChunkCache::new(options.cache);
-        let links = Links::new(dialer);
+        let links = ConnectionCache::new(dialer);
         let (places, series) = Default::default();
-        Self { inner: Arc::new(Inner { options, runtime, links, places, cache, series }) }
+        Self { inner: Arc::new(Inner { options, runtime, links, places, cache, previous_versions: series }) }
     }
 
     /// Whether written chunks are encrypted.
-    pub fn seals(&self) -> bool {
+    pub fn encrypts(&self) -> bool {
         self.inner.options.secret.is_some()
     }
 
@@ -91,18 +91,24 @@ impl Pool {
     }
 
     /// Calls the manager, and retries until it answers or the timeout is over.
-    pub async fn ask<C: Call>(&self, header: &C::Header, payload: Bytes) -> Result<(C::Reply, Bytes)> {
+    pub async fn call_manager<C: Call>(
+        &self,
+        header: &C::Header,
+        payload: Bytes,
+    ) -> Result<(C::Reply, Bytes)> {
         let began = Instant::now();
         loop {
             let failed = match self.manager().await {
                 Ok(connection) => match connection.request::<C>(header, payload.clone()).await {
-                    Err(CallError::Closed { source }) => PoolError::Away { source: Arc::new(source) },
+                    Err(CallError::Closed { source }) => {
+                        PoolError::ManagerUnreachable { source: Arc::new(source) }
+                    }
                     Err(CallError::Refused { source }) if source.retryable => PoolError::Refused { source },
                     other => return Ok(other?),
                 },
                 Err(error) => error,
             };
-            if began.elapsed() >= self.inner.options.manager_patience {
+            if began.elapsed() >= self.inner.options.manager_timeout {
                 return Err(failed);
             }
             tracing::debug!(error = %failed, "the manager is unreachable; retrying");
@@ -114,7 +120,7 @@ impl Pool {
         let none = || PoolError::Answer { what: "list of managers" };
         let mut failed = None;
         for manager in &self.inner.options.managers {
-            match self.inner.links.to(&manager.address, manager.key).await {
+            match self.inner.links.connect(&manager.address, manager.key).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = Some(error.into()),
             }
@@ -123,13 +129,13 @@ impl Pool {
     }
 
     async fn listed<C: Call, T: DeserializeOwned>(&self, header: &C::Header) -> Result<(C::Reply, Vec<T>)> {
-        let (reply, payload) = self.ask::<C>(header, Bytes::new()).await?;
+        let (reply, payload) = self.call_manager::<C>(header, Bytes::new()).await?;
         let list = postcard::from_bytes(&payload).map_err(|_| PoolError::Answer { what: "list" })?;
         Ok((reply, list))
     }
 
     async fn simple<C: Call>(&self, header: &C::Header) -> Result<C::Reply> {
-        Ok(self.ask::<C>(header, Bytes::new()).await?.0)
+        Ok(self.call_manager::<C>(header, Bytes::new()).await?.0)
     }
 
     /// Finds a child of a folder.

@@ -20,7 +20,7 @@ use whimbrel_core::Digest;
 const SERIES: usize = 64;
 const CHUNKS: usize = 1 << 18;
 /// Fewest chunks of a listed version; below, it would save only one query.
-const WORTH: usize = 32;
+const CHUNKS_MIN: usize = 32;
 
 /// A version whose chunks are known.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct KnownVersion {
 
 impl KnownVersion {
     /// The chunks that can be reused, given a bit for each position of the map.
-    pub(super) fn standing(&self, stands: &[bool]) -> HashMap<Digest, ChunkId> {
+    pub(super) fn reusable(&self, stands: &[bool]) -> HashMap<Digest, ChunkId> {
         let stands = |at: &usize| stands.get(*at) == Some(&true);
         let standing = self.chunks.iter().filter(|(_, (at, _))| stands(at));
         standing.map(|(digest, (_, chunk))| (*digest, *chunk)).collect()
@@ -60,16 +60,16 @@ impl PreviousVersions {
     }
 
     /// The version with which a new version of this file probably shares chunks.
-    pub(super) fn before(&self, make: &NewNode) -> Option<Arc<KnownVersion>> {
+    pub(super) fn find(&self, make: &NewNode) -> Option<Arc<KnownVersion>> {
         let key = key(make);
         self.known().iter().find(|(known, _)| *known == key).map(|(_, before)| before.clone())
     }
 
     /// Records a version that a session has committed.
-    pub(super) fn wrote(&self, make: &NewNode, version: u64, pieces: &[ChunkRef], session: &WriteSession) {
+    pub(super) fn record(&self, make: &NewNode, version: u64, pieces: &[ChunkRef], session: &WriteSession) {
         let key = key(make);
         self.known().retain(|(known, _)| *known != key);
-        if !(WORTH..=CHUNKS).contains(&pieces.len()) {
+        if !(CHUNKS_MIN..=CHUNKS).contains(&pieces.len()) {
             return;
         }
         let places: HashMap<ChunkId, usize> =

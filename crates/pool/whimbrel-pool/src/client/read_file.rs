@@ -8,7 +8,7 @@ use crate::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef, MAX_MAP},
     protocol::{
-        ChunkId, Fault, GetChunk, Locate, Located, ReadMap, ReportFault, code, get_located, put_numbers,
+        ChunkId, Fault, GetChunk, Locate, LocatedChunk, ReadMap, ReportFault, code, get_located, put_numbers,
     },
 };
 use bytes::{Bytes, BytesMut};
@@ -42,7 +42,7 @@ struct CacheState {
     cells: HashMap<ChunkId, Cell>,
     order: VecDeque<(ChunkId, usize)>,
     bytes: usize,
-    located: HashMap<ChunkId, Located>,
+    located: HashMap<ChunkId, LocatedChunk>,
 }
 
 impl ChunkCache {
@@ -82,7 +82,8 @@ impl Pool {
         }
         let mut bytes = BytesMut::new();
         loop {
-            let (length, piece) = self.ask::<ReadMap>(&(version, bytes.len() as u64), Bytes::new()).await?;
+            let (length, piece) =
+                self.call_manager::<ReadMap>(&(version, bytes.len() as u64), Bytes::new()).await?;
             if length > MAX_MAP || piece.len() as u64 > length {
                 return Err(PoolError::Answer { what: "map" });
             }
@@ -105,7 +106,8 @@ impl Pool {
             wanted.iter().copied().filter(|chunk| anew || !state.located.contains_key(chunk)).collect()
         };
         for batch in unknown.chunks(LOCATED * 4) {
-            let (places, payload) = self.ask::<Locate>(&(), put_numbers(batch.iter().copied())).await?;
+            let (places, payload) =
+                self.call_manager::<Locate>(&(), put_numbers(batch.iter().copied())).await?;
             self.record_addresses(&places);
             let located = get_located(&payload).filter(|located| located.len() == batch.len());
             let located = located.ok_or(PoolError::Answer { what: "list of places" })?;
@@ -135,7 +137,7 @@ impl Pool {
             let located = self.inner.cache.state().located.get(&piece.chunk).cloned();
             let Some(located) = located else { break };
             match self.fetch_from(piece, &located).await {
-                Ok(bytes) => return self.opened(piece, bytes),
+                Ok(bytes) => return self.decrypt(piece, bytes),
                 Err(error) => because = error.map(Arc::new),
             }
         }
@@ -143,13 +145,13 @@ impl Pool {
     }
 
     /// Decrypts a chunk if necessary and checks its length.
-    fn opened(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
-        let raw = match (piece.sealed, &self.inner.options.secret) {
+    fn decrypt(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
+        let raw = match (piece.encrypted, &self.inner.options.secret) {
             (false, _) => bytes,
             (true, Some(secret)) => {
-                secret.open(bytes).map_err(|_| PoolError::Sealed { chunk: piece.chunk })?
+                secret.decrypt(bytes).map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
             }
-            (true, None) => return Err(PoolError::Sealed { chunk: piece.chunk }),
+            (true, None) => return Err(PoolError::WrongSecret { chunk: piece.chunk }),
         };
         if raw.len() == piece.length as usize {
             Ok(raw.into())
@@ -163,7 +165,7 @@ impl Pool {
     async fn fetch_from(
         &self,
         piece: &ChunkRef,
-        located: &Located,
+        located: &LocatedChunk,
     ) -> std::result::Result<Vec<u8>, Option<PoolError>> {
         let (count, mut because) = (located.places.len(), None);
         for step in 0..count {
@@ -190,7 +192,7 @@ impl Pool {
             let fault = Fault { chunk: piece.chunk, benefactor: id, wrong };
             let (pool, digest) = (self.clone(), located.digest);
             tokio::spawn(async move {
-                if let Err(error) = pool.ask::<ReportFault>(&fault, Bytes::new()).await {
+                if let Err(error) = pool.call_manager::<ReportFault>(&fault, Bytes::new()).await {
                     tracing::warn!(%error, %digest, "a fault could not be reported");
                 }
             });

@@ -8,17 +8,17 @@ use crate::protocol::{BenefactorAddress, BenefactorId};
 
 /// One benefactor of a stripe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Lane {
+struct BenefactorQueue {
     place: BenefactorAddress,
     /// Bytes sent and not yet acknowledged.
     queued: u64,
-    out: bool,
+    excluded: bool,
 }
 
 /// The benefactors of a write session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stripe {
-    lanes: Vec<Lane>,
+    queues: Vec<BenefactorQueue>,
     next: usize,
     /// Most bytes queued for one benefactor.
     cap: u64,
@@ -37,65 +37,66 @@ pub(crate) enum StripeChoice {
 
 impl Stripe {
     pub(crate) fn new(places: Vec<BenefactorAddress>, cap: u64) -> Self {
-        let lanes = places.into_iter().map(|place| Lane { place, queued: 0, out: false }).collect();
-        Self { lanes, next: 0, cap }
+        let queues =
+            places.into_iter().map(|place| BenefactorQueue { place, queued: 0, excluded: false }).collect();
+        Self { queues, next: 0, cap }
     }
 
     /// Adds benefactors that are not in the stripe.
     pub(crate) fn extend(&mut self, places: Vec<BenefactorAddress>) {
         for place in places {
-            if !self.lanes.iter().any(|lane| lane.place.id == place.id) {
-                self.lanes.push(Lane { place, queued: 0, out: false });
+            if !self.queues.iter().any(|lane| lane.place.id == place.id) {
+                self.queues.push(BenefactorQueue { place, queued: 0, excluded: false });
             }
         }
     }
 
     /// Chooses up to `copies` benefactors that are not in `not`, and adds `bytes` to their queues.
     pub(crate) fn choose(&mut self, bytes: u64, copies: usize, not: &[BenefactorId]) -> StripeChoice {
-        let able = |lane: &Lane| !lane.out && !not.contains(&lane.place.id);
-        if !self.lanes.iter().any(able) {
+        let able = |lane: &BenefactorQueue| !lane.excluded && !not.contains(&lane.place.id);
+        if !self.queues.iter().any(able) {
             return StripeChoice::Nobody;
         }
-        let count = self.lanes.len();
+        let count = self.queues.len();
         let order = (0..count).map(|step| (self.next + step) % count);
         // An empty queue takes anything, so a limit below the size of a batch blocks nothing.
-        let room = |lane: &Lane| lane.queued == 0 || lane.queued + bytes <= self.cap;
-        let wanted = copies.min(self.lanes.iter().filter(|lane| able(lane)).count());
+        let room = |lane: &BenefactorQueue| lane.queued == 0 || lane.queued + bytes <= self.cap;
+        let wanted = copies.min(self.queues.iter().filter(|lane| able(lane)).count());
         let chosen: Vec<usize> =
-            order.filter(|at| able(&self.lanes[*at]) && room(&self.lanes[*at])).take(wanted).collect();
+            order.filter(|at| able(&self.queues[*at]) && room(&self.queues[*at])).take(wanted).collect();
         if chosen.len() < wanted {
             return StripeChoice::Wait;
         }
         self.next = (chosen[0] + 1) % count;
-        chosen.iter().for_each(|at| self.lanes[*at].queued += bytes);
-        StripeChoice::Places(chosen.iter().map(|at| self.lanes[*at].place.clone()).collect())
+        chosen.iter().for_each(|at| self.queues[*at].queued += bytes);
+        StripeChoice::Places(chosen.iter().map(|at| self.queues[*at].place.clone()).collect())
     }
 
     /// Removes `bytes` from a benefactor's queue when they were taken or failed.
     pub(crate) fn done(&mut self, id: BenefactorId, bytes: u64) {
-        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.place.id == id) {
+        if let Some(lane) = self.queues.iter_mut().find(|lane| lane.place.id == id) {
             lane.queued = lane.queued.saturating_sub(bytes);
         }
     }
 
     /// Excludes a benefactor from now on.
-    pub(crate) fn leave_out(&mut self, id: BenefactorId) {
-        self.lanes.iter_mut().filter(|lane| lane.place.id == id).for_each(|lane| lane.out = true);
+    pub(crate) fn exclude(&mut self, id: BenefactorId) {
+        self.queues.iter_mut().filter(|lane| lane.place.id == id).for_each(|lane| lane.excluded = true);
     }
 
     /// The excluded benefactors.
-    pub(crate) fn left_out(&self) -> Vec<BenefactorId> {
-        self.lanes.iter().filter(|lane| lane.out).map(|lane| lane.place.id).collect()
+    pub(crate) fn excluded(&self) -> Vec<BenefactorId> {
+        self.queues.iter().filter(|lane| lane.excluded).map(|lane| lane.place.id).collect()
     }
 
     /// Number of benefactors that are not excluded.
     pub(crate) fn width(&self) -> usize {
-        self.lanes.iter().filter(|lane| !lane.out).count()
+        self.queues.iter().filter(|lane| !lane.excluded).count()
     }
 
     /// Address of a benefactor in the stripe.
     pub(crate) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
-        self.lanes.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
+        self.queues.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
     }
 }
 
@@ -133,9 +134,9 @@ mod tests {
     fn copies_are_at_different_places_and_fewer_when_there_are_fewer() {
         let mut stripe = stripe(3, 100);
         assert_eq!(ids(stripe.choose(1, 2, &[])), [0, 1]);
-        stripe.leave_out(2);
+        stripe.exclude(2);
         assert_eq!(ids(stripe.choose(1, 3, &[])).len(), 2);
-        stripe.leave_out(0);
+        stripe.exclude(0);
         assert_eq!(ids(stripe.choose(1, 2, &[])), [1]);
         assert_eq!(stripe.choose(1, 1, &[1]), StripeChoice::Nobody);
     }
@@ -151,7 +152,7 @@ mod tests {
             for (bytes, copies, luck) in steps {
                 if luck < 8 {
                     dead.push(u16::from(luck % 4));
-                    stripe.leave_out(u16::from(luck % 4));
+                    stripe.exclude(u16::from(luck % 4));
                 }
                 match stripe.choose(bytes, copies, &[]) {
                     StripeChoice::Places(places) => {

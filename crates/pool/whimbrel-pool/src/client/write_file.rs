@@ -53,7 +53,7 @@ pub enum WriteMode {
 #[derive(Debug, Clone)]
 pub struct WriteOptions {
     /// The buffer between the program and the pool.
-    pub protocol: WriteMode,
+    pub mode: WriteMode,
     /// Most bytes of memory in flight.
     pub buffer: usize,
     /// Folder of local files.
@@ -62,7 +62,7 @@ pub struct WriteOptions {
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        Self { protocol: WriteMode::default(), buffer: 64 << 20, spool: std::env::temp_dir() }
+        Self { mode: WriteMode::default(), buffer: 64 << 20, spool: std::env::temp_dir() }
     }
 }
 
@@ -79,7 +79,7 @@ struct Inner {
     mapped: u64,
     /// End of the stream; bytes after `mapped` are being sent.
     streamed: u64,
-    feed: Option<ChunkPipeline>,
+    pipeline: Option<ChunkPipeline>,
     /// The growing local file of the write mode, and its length.
     local: Option<(File, u64)>,
     /// Ranges below `mapped` that are in the overlay.
@@ -97,7 +97,7 @@ pub struct WriteFile {
     policy: Policy,
     make: NewNode,
     /// Time of the content, if it is not that of the commit.
-    made: Option<i64>,
+    content_time: Option<i64>,
     inner: Mutex<Inner>,
 }
 
@@ -123,27 +123,27 @@ impl WriteFile {
             pieces,
             mapped,
             streamed: mapped,
-            feed: None,
+            pipeline: None,
             local: None,
             dirty: ByteRanges::default(),
             overlay: None,
             changed,
             broken: None,
         };
-        Ok(Self { pool: pool.clone(), options, policy, make, made: None, inner: Mutex::new(inner) })
+        Ok(Self { pool: pool.clone(), options, policy, make, content_time: None, inner: Mutex::new(inner) })
     }
 
     /// Replaces the chunking of the policy, for a caller that knows the content.
     #[must_use]
-    pub fn cut_by(mut self, cutting: Chunking) -> Self {
+    pub fn with_chunking(mut self, cutting: Chunking) -> Self {
         self.policy.cutting = cutting;
         self
     }
 
     /// Sets the time of the content in nanoseconds since 1970, instead of the time of the commit.
     #[must_use]
-    pub fn made_at(mut self, time: i64) -> Self {
-        self.made = Some(time);
+    pub fn with_content_time(mut self, time: i64) -> Self {
+        self.content_time = Some(time);
         self
     }
 
@@ -172,7 +172,7 @@ impl WriteFile {
         inner.usable()?;
         inner.changed = true;
         let done = self.write(&mut inner, offset, data);
-        inner.note(done)
+        inner.record_error(done)
     }
 
     fn write(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
@@ -200,14 +200,14 @@ impl WriteFile {
         inner.usable()?;
         inner.changed = true;
         let done = self.reuse_chunks(&mut inner, pieces);
-        inner.note(done)
+        inner.record_error(done)
     }
 
     fn reuse_chunks(&self, inner: &mut Inner, pieces: &[ChunkRef]) -> Result<()> {
         if let Some((file, length)) = inner.local.take() {
-            self.feed(inner)?.spooled(file, length)?;
+            self.pipeline(inner)?.spooled(file, length)?;
         }
-        self.feed(inner)?.known(pieces.to_vec())?;
+        self.pipeline(inner)?.known(pieces.to_vec())?;
         inner.streamed += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
         Ok(())
     }
@@ -239,26 +239,26 @@ impl WriteFile {
 
     async fn start(&self) -> Result<Arc<WriteSession>> {
         let session = WriteSession::start(&self.pool, &self.policy, self.options.buffer).await?;
-        if let Some(before) = self.pool.inner.series.before(&self.make) {
-            session.build_on(&before).await;
+        if let Some(before) = self.pool.inner.previous_versions.find(&self.make) {
+            session.reuse_version(&before).await;
         }
         Ok(session)
     }
 
-    fn feed<'a>(&self, inner: &'a mut Inner) -> Result<&'a ChunkPipeline> {
-        if inner.feed.is_none() {
+    fn pipeline<'a>(&self, inner: &'a mut Inner) -> Result<&'a ChunkPipeline> {
+        if inner.pipeline.is_none() {
             let session = self.pool.block(self.start())?;
             let secret = self.pool.inner.options.secret.clone();
-            inner.feed = Some(ChunkPipeline::start(session, self.policy.cutting, secret));
+            inner.pipeline = Some(ChunkPipeline::start(session, self.policy.cutting, secret));
         }
-        inner.feed.as_ref().ok_or(PoolError::GivenUp)
+        inner.pipeline.as_ref().ok_or(PoolError::Abandoned)
     }
 
     fn append(&self, inner: &mut Inner, data: Bytes) -> Result<()> {
         let length = data.len() as u64;
-        let limit = match self.options.protocol {
+        let limit = match self.options.mode {
             WriteMode::SlidingWindow => {
-                self.feed(inner)?.data(data)?;
+                self.pipeline(inner)?.data(data)?;
                 inner.streamed += length;
                 return Ok(());
             }
@@ -272,7 +272,7 @@ impl WriteFile {
         file.write_all_at(&data, at).map_err(PoolError::local("write to the local file"))?;
         inner.streamed += length;
         if at + length >= limit {
-            return self.feed(inner)?.spooled(file, at + length);
+            return self.pipeline(inner)?.spooled(file, at + length);
         }
         inner.local = Some((file, at + length));
         Ok(())
@@ -281,12 +281,12 @@ impl WriteFile {
     /// Waits until everything streamed is durable and adds it to the map.
     fn drain(&self, inner: &mut Inner) -> Result<()> {
         if let Some((file, length)) = inner.local.take() {
-            self.feed(inner)?.spooled(file, length)?;
+            self.pipeline(inner)?.spooled(file, length)?;
         }
         if inner.mapped == inner.streamed {
             return Ok(());
         }
-        let pieces = self.feed(inner)?.drain()?;
+        let pieces = self.pipeline(inner)?.drain()?;
         inner.mapped += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
         inner.pieces.extend(pieces);
         if inner.mapped == inner.streamed { Ok(()) } else { Err(PoolError::Answer { what: "length" }) }
@@ -297,11 +297,11 @@ impl WriteFile {
         let mut inner = self.inner();
         inner.usable()?;
         let done = self.drain(&mut inner);
-        inner.note(done)?;
-        self.read_settled(&inner, offset..offset.saturating_add(length as u64).min(inner.streamed))
+        inner.record_error(done)?;
+        self.read_drained(&inner, offset..offset.saturating_add(length as u64).min(inner.streamed))
     }
 
-    fn read_settled(&self, inner: &Inner, range: Range<u64>) -> Result<Bytes> {
+    fn read_drained(&self, inner: &Inner, range: Range<u64>) -> Result<Bytes> {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
@@ -331,12 +331,12 @@ impl WriteFile {
         let done = if size > inner.streamed {
             self.zeros(&mut inner, size)
         } else {
-            self.drain(&mut inner).and_then(|()| self.cut(&mut inner, size))
+            self.drain(&mut inner).and_then(|()| self.truncate(&mut inner, size))
         };
-        inner.note(done)
+        inner.record_error(done)
     }
 
-    fn cut(&self, inner: &mut Inner, size: u64) -> Result<()> {
+    fn truncate(&self, inner: &mut Inner, size: u64) -> Result<()> {
         let (mut kept, mut count) = (0, 0);
         for piece in &inner.pieces {
             if kept + u64::from(piece.length) > size {
@@ -346,7 +346,7 @@ impl WriteFile {
             count += 1;
         }
         // The first part of the chunk that the new end divides is written again.
-        let rest = self.read_settled(inner, kept..size)?;
+        let rest = self.read_drained(inner, kept..size)?;
         inner.pieces.truncate(count);
         inner.dirty.cut(kept);
         (inner.mapped, inner.streamed) = (kept, kept);
@@ -358,7 +358,7 @@ impl WriteFile {
         let mut inner = self.inner();
         inner.usable()?;
         let done = self.drain(&mut inner);
-        inner.note(done)
+        inner.record_error(done)
     }
 
     /// Commits the file as a new version, unless nothing has changed since the last commit; blocks.
@@ -369,14 +369,14 @@ impl WriteFile {
             return Ok(inner.node.clone());
         }
         let done = self.publish(&mut inner);
-        inner.note(done).map(Some)
+        inner.record_error(done).map(Some)
     }
 
     fn publish(&self, inner: &mut Inner) -> Result<Node> {
         self.drain(inner)?;
-        self.fold(inner)?;
+        self.rewrite_changed(inner)?;
         // Creates the session if there is none, as for an empty file.
-        let session = self.feed(inner)?.session().clone();
+        let session = self.pipeline(inner)?.session().clone();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let commit = Commit {
             session: session.id(),
@@ -385,7 +385,7 @@ impl WriteFile {
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
             size: inner.mapped,
-            modified: self.made.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
+            modified: self.content_time.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
             copies: self.policy.copies,
             sent: session.sent(),
             base: session.base(),
@@ -396,18 +396,18 @@ impl WriteFile {
                 io::ErrorKind::FileTooLarge.into(),
             ));
         }
-        let (node, _) = self.pool.block(self.pool.ask::<CommitFile>(&commit, map.into()))?;
-        self.pool.inner.series.wrote(&self.make, node.version, &inner.pieces, &session);
+        let (node, _) = self.pool.block(self.pool.call_manager::<CommitFile>(&commit, map.into()))?;
+        self.pool.inner.previous_versions.record(&self.make, node.version, &inner.pieces, &session);
         inner.node = Some(node.clone());
         inner.changed = false;
         // The next write starts a new session, so end this one, which delays garbage collection.
-        inner.feed = None;
+        inner.pipeline = None;
         self.pool.inner.runtime.spawn(async move { session.end().await });
         Ok(node)
     }
 
     /// Rewrites the chunks that the overlay changes, each run of adjacent chunks as one stream.
-    fn fold(&self, inner: &mut Inner) -> Result<()> {
+    fn rewrite_changed(&self, inner: &mut Inner) -> Result<()> {
         if inner.dirty.is_empty() {
             return Ok(());
         }
@@ -438,27 +438,27 @@ impl WriteFile {
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min(at + BLOCK as u64);
-            let bytes = self.read_settled(inner, at..end)?;
-            self.feed(inner)?.data(bytes)?;
+            let bytes = self.read_drained(inner, at..end)?;
+            self.pipeline(inner)?.data(bytes)?;
             at = end;
         }
-        self.feed(inner)?.drain()
+        self.pipeline(inner)?.drain()
     }
 
     /// Discards everything that was not committed.
     pub fn abandon(&self) {
         let mut inner = self.inner();
-        inner.broken = Some(PoolError::GivenUp);
-        if let Some(feed) = inner.feed.take() {
+        inner.broken = Some(PoolError::Abandoned);
+        if let Some(feed) = inner.pipeline.take() {
             let session: Arc<WriteSession> = feed.session().clone();
-            session.fail(PoolError::GivenUp);
+            session.fail(PoolError::Abandoned);
             self.pool.inner.runtime.spawn(async move { session.end().await });
         }
     }
 
     /// The write mode of the file.
-    pub fn protocol(&self) -> WriteMode {
-        self.options.protocol
+    pub fn mode(&self) -> WriteMode {
+        self.options.mode
     }
 }
 
@@ -468,7 +468,7 @@ impl Inner {
     }
 
     /// Records an error: the file then stays unusable and cannot be committed.
-    fn note<T>(&mut self, done: Result<T>) -> Result<T> {
+    fn record_error<T>(&mut self, done: Result<T>) -> Result<T> {
         if let Err(error) = &done {
             self.broken.get_or_insert(error.clone());
         }
@@ -478,10 +478,10 @@ impl Inner {
 
 impl Drop for WriteFile {
     fn drop(&mut self) {
-        let feed = self.inner.get_mut().map_or(None, |inner| inner.feed.take());
+        let feed = self.inner.get_mut().map_or(None, |inner| inner.pipeline.take());
         if let Some(feed) = feed {
             let session = feed.session().clone();
-            session.fail(PoolError::GivenUp);
+            session.fail(PoolError::Abandoned);
             self.pool.inner.runtime.spawn(async move { session.end().await });
         }
     }

@@ -15,7 +15,7 @@ use crate::{
     policy::{Policy, Safety},
     protocol::{
         BenefactorAddress, BenefactorId, ChunkId, CopyChunks, EndSession, FindChunks, FindReusable,
-        FlushChunks, PutChunks, RegisterChunks, Reserve, ReserveSpace, Reserved, Written, get_bits,
+        FlushChunks, PutChunks, RegisterChunks, Reserve, ReserveSpace, Reserved, WrittenChunk, get_bits,
         get_numbers, put_digests, put_written,
     },
 };
@@ -45,9 +45,9 @@ const NO_LEVEL: i32 = -1000;
 /// Bytes of a sample.
 const SAMPLE: usize = 8 << 10;
 /// Chunks of one copy order, which must be answered before the timeout.
-const ORDERED: usize = 256;
+const COPY_ORDER_CHUNKS: usize = 256;
 /// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
-const ENROLLED: usize = 20_000;
+const REGISTERED_CHUNKS: usize = 20_000;
 
 /// A chunk of a write as benefactors store it.
 #[derive(Debug)]
@@ -63,10 +63,10 @@ type Batch = Vec<NewChunk>;
 #[derive(Debug, Default)]
 struct State {
     ids: HashMap<Digest, ChunkId>,
-    pending: Vec<Written>,
+    pending: Vec<WrittenChunk>,
     under_way: usize,
     failed: Option<PoolError>,
-    left_out: Exclusions,
+    exclusions: Exclusions,
 }
 
 /// A write session of one file.
@@ -97,9 +97,9 @@ impl WriteSession {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
         let ask = |bytes| Reserve { session: 0, bytes, unused: 0, width, avoid: Vec::new() };
-        let reserved = match pool.ask::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
+        let reserved = match pool.call_manager::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
             Err(error) if error.is_full() => {
-                pool.ask::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
+                pool.call_manager::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
             }
             other => other?.0,
         };
@@ -134,11 +134,12 @@ impl WriteSession {
     }
 
     /// Reuses the chunks of an older version without a query for each, if the manager answers.
-    pub(super) async fn build_on(&self, before: &KnownVersion) {
-        let asked = self.pool.ask::<FindReusable>(&(before.version, self.known_copies), Bytes::new()).await;
+    pub(super) async fn reuse_version(&self, before: &KnownVersion) {
+        let asked =
+            self.pool.call_manager::<FindReusable>(&(before.version, self.known_copies), Bytes::new()).await;
         match asked {
             Ok((_, bits)) => {
-                let standing = before.standing(&get_bits(&bits, before.pieces));
+                let standing = before.reusable(&get_bits(&bits, before.pieces));
                 let _ = self.base.set((before.version, standing));
             }
             Err(error) => tracing::debug!(%error, version = before.version, "no chunks are reused"),
@@ -151,7 +152,7 @@ impl WriteSession {
     }
 
     /// Whether a chunk is a reusable one of the base version.
-    pub(super) fn stands(&self, digest: &Digest) -> bool {
+    pub(super) fn is_reusable(&self, digest: &Digest) -> bool {
         let Some(chunk) = self.base.get().and_then(|(_, standing)| standing.get(digest)) else {
             return false;
         };
@@ -192,14 +193,14 @@ impl WriteSession {
     }
 
     /// Excludes a benefactor from the rest of the write.
-    fn leave_out(&self, id: BenefactorId, error: PoolError) {
+    fn exclude(&self, id: BenefactorId, error: PoolError) {
         tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "excluded from the write");
-        self.stripe().leave_out(id);
-        self.state().left_out.add(error);
+        self.stripe().exclude(id);
+        self.state().exclusions.add(error);
     }
 
     fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
-        self.state().left_out.unwritten(lost, refused)
+        self.state().exclusions.unwritten(lost, refused)
     }
 
     /// Number of a chunk that is registered or was known.
@@ -234,7 +235,7 @@ impl WriteSession {
 
     async fn deliver(&self, batch: Batch) -> Result<()> {
         let digests = put_digests(batch.iter().map(|chunk| &chunk.digest));
-        let (_, known) = self.pool.ask::<FindChunks>(&(self.id, self.known_copies), digests).await?;
+        let (_, known) = self.pool.call_manager::<FindChunks>(&(self.id, self.known_copies), digests).await?;
         let known = get_numbers(&known).filter(|known| known.len() == batch.len());
         let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
         let mut new = Vec::new();
@@ -252,11 +253,11 @@ impl WriteSession {
 
     async fn send(&self, new: Batch) -> Result<()> {
         let encoded = tokio::task::spawn_blocking(move || encode(new)).await;
-        let (written, payload) = encoded.map_err(|_| PoolError::GivenUp)??;
+        let (written, payload) = encoded.map_err(|_| PoolError::Abandoned)??;
         self.reserve_more(payload.len() as u64).await?;
         let header: Vec<(Digest, u32)> = written.iter().map(|chunk| (chunk.digest, chunk.stored)).collect();
         let places = self.put(&header, payload).await?;
-        let with_places = written.into_iter().map(|chunk| Written { places: places.clone(), ..chunk });
+        let with_places = written.into_iter().map(|chunk| WrittenChunk { places: places.clone(), ..chunk });
         self.state().pending.extend(with_places);
         Ok(())
     }
@@ -268,21 +269,21 @@ impl WriteSession {
         if needed + GRANT / 4 < self.granted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match self.ask_for(GRANT).await {
+        match self.reserve_space(GRANT).await {
             // The present grant may still be used up; a full benefactor refuses by itself.
             Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
-            Err(error) if error.is_full() => self.ask_for(SMALL_GRANT).await,
+            Err(error) if error.is_full() => self.reserve_space(SMALL_GRANT).await,
             other => other,
         }
     }
 
     /// Reserves space and adds benefactors to the stripe.
-    async fn ask_for(&self, bytes: u64) -> Result<()> {
-        let avoid = self.stripe().left_out();
+    async fn reserve_space(&self, bytes: u64) -> Result<()> {
+        let avoid = self.stripe().excluded();
         let written = self.sent() * self.copies as u64;
         let unused = self.granted.load(Ordering::Relaxed).saturating_sub(written);
         let ask = Reserve { session: self.id, bytes, unused, width: self.width, avoid };
-        let (reserved, _) = self.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await?;
+        let (reserved, _) = self.pool.call_manager::<ReserveSpace>(&ask, Bytes::new()).await?;
         self.granted.fetch_add(reserved.bytes, Ordering::Relaxed);
         self.pool.record_addresses(&reserved.stripe);
         let mut stripe = self.stripe();
@@ -303,7 +304,7 @@ impl WriteSession {
                 }
                 StripeChoice::Nobody | StripeChoice::Wait if !asked => {
                     asked = true;
-                    match self.ask_for(SMALL_GRANT).await {
+                    match self.reserve_space(SMALL_GRANT).await {
                         Err(error) if have.is_empty() => {
                             return Err(self.unwritten(header.len(), Some(error)));
                         }
@@ -352,7 +353,7 @@ impl WriteSession {
             self.stripe().done(id, payload.len() as u64);
             match put {
                 Ok(_) => taken.push(id),
-                Err(error) => self.leave_out(id, error),
+                Err(error) => self.exclude(id, error),
             }
             self.room.notify_waiters();
         }
@@ -366,13 +367,13 @@ impl WriteSession {
         }
         let mut pending = std::mem::take(&mut self.state().pending);
         self.flush(&mut pending).await;
-        self.make_up(&mut pending).await;
+        self.replace_lost_copies(&mut pending).await;
         let lost = pending.iter().filter(|chunk| chunk.places.is_empty()).count();
         if lost > 0 {
             return Err(self.unwritten(lost, None));
         }
-        for batch in pending.chunks(ENROLLED) {
-            let (_, ids) = self.pool.ask::<RegisterChunks>(&self.id, put_written(batch)).await?;
+        for batch in pending.chunks(REGISTERED_CHUNKS) {
+            let (_, ids) = self.pool.call_manager::<RegisterChunks>(&self.id, put_written(batch)).await?;
             let ids = get_numbers(&ids).filter(|ids| ids.len() == batch.len());
             let ids = ids.ok_or(PoolError::Answer { what: "list of chunk numbers" })?;
             let mut state = self.state();
@@ -382,14 +383,14 @@ impl WriteSession {
     }
 
     /// Flushes all chunks. A benefactor that fails, or lost a chunk, is removed from the chunk's places.
-    async fn flush(&self, pending: &mut [Written]) {
+    async fn flush(&self, pending: &mut [WrittenChunk]) {
         let mut by_place: BTreeMap<BenefactorId, Vec<usize>> = BTreeMap::new();
         for (at, chunk) in pending.iter().enumerate() {
             chunk.places.iter().for_each(|place| by_place.entry(*place).or_default().push(at));
         }
         let mut flushes = JoinSet::new();
         let lists = by_place.into_iter().flat_map(|(id, chunks)| {
-            let lists: Vec<_> = chunks.chunks(ENROLLED).map(|list| (id, list.to_vec())).collect();
+            let lists: Vec<_> = chunks.chunks(REGISTERED_CHUNKS).map(|list| (id, list.to_vec())).collect();
             lists
         });
         for (id, chunks) in lists {
@@ -408,7 +409,7 @@ impl WriteSession {
             let gone = match missing {
                 Ok(bits) => get_bits(&bits, chunks.len()),
                 Err(error) => {
-                    self.leave_out(id, error);
+                    self.exclude(id, error);
                     vec![true; chunks.len()]
                 }
             };
@@ -419,13 +420,13 @@ impl WriteSession {
     }
 
     /// Copies chunks with too few copies between benefactors, as far as there are others.
-    async fn make_up(&self, pending: &mut [Written]) {
-        let lacks = |chunk: &Written| !chunk.places.is_empty() && chunk.places.len() < self.copies;
+    async fn replace_lost_copies(&self, pending: &mut [WrittenChunk]) {
+        let lacks = |chunk: &WrittenChunk| !chunk.places.is_empty() && chunk.places.len() < self.copies;
         if !pending.iter().any(lacks) {
             return;
         }
         // Without more benefactors, the manager makes the remaining copies later.
-        let _ = self.ask_for(SMALL_GRANT).await;
+        let _ = self.reserve_space(SMALL_GRANT).await;
         let mut orders: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>> = BTreeMap::new();
         for (at, chunk) in pending.iter().enumerate().filter(|(_, chunk)| lacks(chunk)) {
             if let StripeChoice::Places(places) =
@@ -435,7 +436,7 @@ impl WriteSession {
             }
         }
         let lists = orders.into_iter().flat_map(|(pair, chunks)| {
-            let lists: Vec<_> = chunks.chunks(ORDERED).map(|list| (pair, list.to_vec())).collect();
+            let lists: Vec<_> = chunks.chunks(COPY_ORDER_CHUNKS).map(|list| (pair, list.to_vec())).collect();
             lists
         });
         for ((from, to), chunks) in lists {
@@ -458,7 +459,7 @@ impl WriteSession {
 
     /// Ends the session at the manager.
     pub(super) async fn end(&self) {
-        if let Err(error) = self.pool.ask::<EndSession>(&self.id, Bytes::new()).await {
+        if let Err(error) = self.pool.call_manager::<EndSession>(&self.id, Bytes::new()).await {
             tracing::debug!(%error, "the session was not ended and will expire");
         }
     }
@@ -472,9 +473,9 @@ impl Pool {
         header: &C::Header,
         payload: Bytes,
     ) -> Result<(C::Reply, Bytes)> {
-        let patience = self.inner.options.benefactor_patience;
+        let patience = self.inner.options.benefactor_timeout;
         let call = async {
-            let connection = self.inner.links.to(&place.address, place.key).await;
+            let connection = self.inner.links.connect(&place.address, place.key).await;
             let connection = connection.map_err(|error| PoolError::unreached(place, error))?;
             Ok(connection.request::<C>(header, payload).await?)
         };
@@ -486,7 +487,7 @@ impl Pool {
 }
 
 /// Encodes chunks as consecutive frames.
-fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
+fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
     let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
     let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());
     let mut written = Vec::with_capacity(new.len());
@@ -495,7 +496,7 @@ fn encode(new: Batch) -> Result<(Vec<Written>, Bytes)> {
         let frame = encoder.encode(Kind::Blob, &bytes, &[bytes.len()]);
         let frame = frame.map_err(|_| PoolError::Answer { what: "chunk" })?;
         let stored = frame.len() as u32;
-        written.push(Written { digest, length, stored, places: Vec::new() });
+        written.push(WrittenChunk { digest, length, stored, places: Vec::new() });
         payload.extend_from_slice(&frame);
     }
     Ok((written, payload.freeze()))
@@ -519,7 +520,7 @@ async fn keep_alive(session: Weak<WriteSession>, every: Duration) {
         tokio::time::sleep(every).await;
         let Some(session) = session.upgrade() else { return };
         let ask = Reserve { session: session.id, bytes: 0, unused: 0, width: 0, avoid: Vec::new() };
-        if let Err(error) = session.pool.ask::<ReserveSpace>(&ask, Bytes::new()).await {
+        if let Err(error) = session.pool.call_manager::<ReserveSpace>(&ask, Bytes::new()).await {
             session.fail(error);
             return;
         }

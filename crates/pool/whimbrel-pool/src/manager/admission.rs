@@ -20,92 +20,94 @@ use whimbrel_core::Digest;
 use whimbrel_wire::{PeerIdentity, PublicKey};
 
 /// Longest time that a member waits for the benefactors.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time before a benefactor that did not answer is asked again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A list of admitted members, as sent to benefactors.
 #[derive(Debug, PartialEq, Eq)]
-struct List {
+struct AdmissionList {
     digest: Digest,
     keys: HashSet<PublicKey>,
 }
 
 /// The list sent last to one benefactor.
 #[derive(Debug, Default)]
-struct Told {
-    list: Option<Arc<List>>,
+struct SentList {
+    list: Option<Arc<AdmissionList>>,
     /// Whether the benefactor has confirmed that it holds the list.
     held: bool,
-    asked_in_vain: Option<Instant>,
+    last_failure: Option<Instant>,
 }
 
 /// Lists sent to benefactors, by their keys.
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
     /// The newest list, shared by all benefactors that got it.
-    latest: Option<Arc<List>>,
-    told: HashMap<PublicKey, Told>,
+    latest: Option<Arc<AdmissionList>>,
+    sent: HashMap<PublicKey, SentList>,
 }
 
 impl Admissions {
     /// Records that `admitted` is sent to a benefactor.
     pub(super) fn update(&mut self, benefactor: PublicKey, admitted: &[(String, PublicKey)]) {
         let digest = admission(admitted);
-        let told = self.told.entry(benefactor).or_default();
+        let told = self.sent.entry(benefactor).or_default();
         if told.list.as_ref().is_some_and(|list| list.digest == digest) {
             return;
         }
         let latest = match self.latest.take() {
             Some(latest) if latest.digest == digest => latest,
-            _ => Arc::new(List { digest, keys: admitted.iter().map(|(_, key)| *key).collect() }),
+            _ => Arc::new(AdmissionList { digest, keys: admitted.iter().map(|(_, key)| *key).collect() }),
         };
         self.latest = Some(latest.clone());
-        *told = Told { list: Some(latest), held: false, asked_in_vain: None };
+        *told = SentList { list: Some(latest), held: false, last_failure: None };
     }
 
     /// Records which list a benefactor holds.
     fn holds(&mut self, benefactor: PublicKey, digest: Digest) {
-        let told = self.told.entry(benefactor).or_default();
+        let told = self.sent.entry(benefactor).or_default();
         match &told.list {
             Some(list) if list.digest == digest => told.held = true,
-            _ => told.asked_in_vain = Some(Instant::now()),
+            _ => told.last_failure = Some(Instant::now()),
         }
     }
 
-    fn asked_in_vain(&mut self, benefactor: PublicKey) {
-        self.told.entry(benefactor).or_default().asked_in_vain = Some(Instant::now());
+    fn record_failure(&mut self, benefactor: PublicKey) {
+        self.sent.entry(benefactor).or_default().last_failure = Some(Instant::now());
     }
 
     /// Whether a heartbeat must be requested before `member` connects to the benefactor.
     fn is_needed(&self, benefactor: &PublicKey, member: &PublicKey) -> bool {
-        let Some(told) = self.told.get(benefactor) else { return true };
+        let Some(told) = self.sent.get(benefactor) else { return true };
         let knows = told.held && told.list.as_ref().is_some_and(|list| list.keys.contains(member));
-        !knows && told.asked_in_vain.is_none_or(|at| at.elapsed() >= AGAIN)
+        !knows && told.last_failure.is_none_or(|at| at.elapsed() >= RETRY_DELAY)
     }
 }
 
 impl ManagerService {
-    pub(super) fn introductions(&self) -> MutexGuard<'_, Admissions> {
-        self.shared.introductions.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn admissions(&self) -> MutexGuard<'_, Admissions> {
+        self.shared.admissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Requests heartbeats so that these benefactors admit `member`, as far as they answer in time.
-    pub(super) async fn introduce(&self, member: &PeerIdentity, benefactors: Vec<PublicKey>) {
+    pub(super) async fn request_admission(&self, member: &PeerIdentity, benefactors: Vec<PublicKey>) {
         let PeerIdentity::Key(member) = member else { return };
         let mut asked = JoinSet::new();
         for key in benefactors {
-            if !self.introductions().is_needed(&key, member) {
+            if !self.admissions().is_needed(&key, member) {
                 continue;
             }
             let Some(connection) = self.shared.connections().get(&key).cloned() else { continue };
             let service = self.clone();
             asked.spawn(async move {
-                match timeout(PATIENCE, connection.request::<RequestHeartbeat>(&(), Bytes::new())).await {
-                    Ok(Ok((held, _))) => service.introductions().holds(key, held),
+                match timeout(HEARTBEAT_TIMEOUT, connection.request::<RequestHeartbeat>(&(), Bytes::new()))
+                    .await
+                {
+                    Ok(Ok((held, _))) => service.admissions().holds(key, held),
                     failed => {
                         tracing::debug!(?failed, benefactor = %key, "a benefactor was not told of a member");
-                        service.introductions().asked_in_vain(key);
+                        service.admissions().record_failure(key);
                     }
                 }
             });
@@ -144,7 +146,7 @@ mod tests {
     fn a_benefactor_that_does_not_answer_is_left_alone_for_a_while() {
         let [benefactor, member] = [1, 2].map(|byte| PublicKey([byte; 32]));
         let mut all = Admissions::default();
-        all.asked_in_vain(benefactor);
+        all.record_failure(benefactor);
         assert!(!all.is_needed(&benefactor, &member));
         all.update(benefactor, &[("member".to_owned(), member)]);
         assert!(all.is_needed(&benefactor, &member), "it is there again");

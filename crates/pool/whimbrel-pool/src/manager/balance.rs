@@ -22,20 +22,25 @@ const TENTH: u64 = 10;
 
 /// Chunks to move from one benefactor to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shift {
+struct ChunkMove {
     from: BenefactorId,
     to: BenefactorId,
     chunks: u64,
 }
 
 /// The next move, from the benefactor most above its share to the one most below it, or none. Pure.
-fn shift(members: &[BenefactorRow], holdings: &HashMap<BenefactorId, u64>, now: i64) -> Option<Shift> {
+fn next_move(
+    members: &[BenefactorRow],
+    holdings: &HashMap<BenefactorId, u64>,
+    now: i64,
+) -> Option<ChunkMove> {
     let online: Vec<&BenefactorRow> = members
         .iter()
         .filter(|member| placement::BenefactorState::of(member, now) == placement::BenefactorState::Online)
         .collect();
     // Capacity for chunks, without the bytes that the owner needs.
-    let weight = |member: &BenefactorRow| u128::from((member.used + member.free).saturating_sub(member.owed));
+    let weight =
+        |member: &BenefactorRow| u128::from((member.used + member.free).saturating_sub(member.bytes_to_free));
     let held = |member: &BenefactorRow| holdings.get(&member.id).copied().unwrap_or(0);
     let weights: u128 = online.iter().map(|member| weight(member)).sum();
     let total: u128 = online.iter().map(|member| u128::from(held(member))).sum();
@@ -46,18 +51,18 @@ fn shift(members: &[BenefactorRow], holdings: &HashMap<BenefactorId, u64>, now: 
     let from = online.iter().filter(counts).max_by_key(over)?;
     let to = online.iter().filter(|member| placement::free(member) > 0).max_by_key(under)?;
     let chunks = over(&from).min(under(&to)).min(ROUND);
-    (chunks > 0).then_some(Shift { from: from.id, to: to.id, chunks })
+    (chunks > 0).then_some(ChunkMove { from: from.id, to: to.id, chunks })
 }
 
 impl ManagerService {
     /// Runs one round and returns the number of moved chunks.
     pub async fn balance(&self) -> Result<u64, MetaError> {
         let meta = &self.shared.meta;
-        if meta.sessions().await? > 0 || !meta.needy(1).await?.is_empty() {
+        if meta.sessions().await? > 0 || !meta.under_replicated(1).await?.is_empty() {
             return Ok(0);
         }
         let (members, holdings) = (meta.members().await?, meta.holdings().await?);
-        let Some(shift) = shift(&members, &holdings.into_iter().collect(), now()) else { return Ok(0) };
+        let Some(shift) = next_move(&members, &holdings.into_iter().collect(), now()) else { return Ok(0) };
         let member = |id| members.iter().find(|member: &&BenefactorRow| member.id == id);
         let Some((source, target)) = member(shift.from).zip(member(shift.to)) else { return Ok(0) };
         let to = BenefactorAddress { id: target.id, address: target.address.clone(), key: target.key };
@@ -86,7 +91,7 @@ impl ManagerService {
             if done.is_empty() {
                 break;
             }
-            meta.moved(&done, shift.from, shift.to, now()).await?;
+            meta.replace_places(&done, shift.from, shift.to, now()).await?;
             moved += done.len() as u64;
         }
         if moved > 0 {
@@ -113,7 +118,7 @@ mod tests {
             free,
             chunks: 0,
             draining: false,
-            owed,
+            bytes_to_free: owed,
             lost: false,
             faults: 0,
             seen: 0,
@@ -135,14 +140,14 @@ mod tests {
                 start.iter().enumerate().map(|(id, (held, ..))| (id as u16, *held)).collect();
             let total: u64 = holdings.values().sum();
             for round in 0.. {
-                let Some(shift) = shift(&members, &holdings, 0) else { break };
+                let Some(shift) = next_move(&members, &holdings, 0) else { break };
                 prop_assert!(round < 100, "it goes on for ever");
                 prop_assert!(shift.from != shift.to && shift.chunks <= holdings[&shift.from]);
                 *holdings.get_mut(&shift.from).unwrap() -= shift.chunks;
                 *holdings.get_mut(&shift.to).unwrap() += shift.chunks;
             }
             prop_assert_eq!(holdings.values().sum::<u64>(), total);
-            let weight = |m: &BenefactorRow| m.used + m.free - m.owed;
+            let weight = |m: &BenefactorRow| m.used + m.free - m.bytes_to_free;
             let weights: u64 = members.iter().map(weight).sum();
             for member in &members {
                 let share = total * weight(member) / weights;
@@ -155,8 +160,8 @@ mod tests {
     fn who_owes_its_owner_gives_and_a_full_one_gets_nothing() {
         let holdings = HashMap::from([(0, 1000), (1, 1000)]);
         let owes = [member(0, 1000, 0, 500), member(1, 1000, 9000, 0)];
-        let found = shift(&owes, &holdings, 0).unwrap();
+        let found = next_move(&owes, &holdings, 0).unwrap();
         assert_eq!((found.from, found.to), (0, 1));
-        assert!(shift(&[member(0, 1000, 0, 500), member(1, 1000, 0, 0)], &holdings, 0).is_none());
+        assert!(next_move(&[member(0, 1000, 0, 500), member(1, 1000, 0, 0)], &holdings, 0).is_none());
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 /// Chunks in one round of repair, without and with open write sessions.
 const ROUND: u32 = 512;
-const ROUND_BESIDE_WRITES: u32 = 64;
+const ROUND_DURING_WRITES: u32 = 64;
 /// Timeout of a copy order; its chunks are tried again later.
 const COPY_TIME: Duration = Duration::from_secs(60);
 
@@ -33,10 +33,10 @@ pub struct MaintenanceReport {
 
 impl ManagerService {
     /// Runs a round of everything except policies.
-    pub async fn chores(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
+    pub async fn run_maintenance(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
         let (meta, now) = (&self.shared.meta, now());
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
-        meta.expire_held(now).await?;
+        meta.expire_pins(now).await?;
         let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
         for member in meta.members().await? {
             if !member.lost && now.saturating_sub(member.seen) > lost_after {
@@ -51,14 +51,14 @@ impl ManagerService {
     async fn repair(&self) -> Result<MaintenanceReport, MetaError> {
         let (meta, began) = (&self.shared.meta, Instant::now());
         let writing = meta.sessions().await? > 0;
-        let needy = meta.needy(if writing { ROUND_BESIDE_WRITES } else { ROUND }).await?;
+        let needy = meta.under_replicated(if writing { ROUND_DURING_WRITES } else { ROUND }).await?;
         if needy.is_empty() {
             self.shared.lost.store(0, Ordering::Relaxed);
             return Ok(MaintenanceReport::default());
         }
         let members = meta.members().await?;
         let plan = placement::repair(&needy, &members, now());
-        meta.healed(&plan.healed).await?;
+        meta.remove_from_repair(&plan.healed).await?;
         let waiting: Vec<_> = plan.lost.iter().chain(&plan.stuck).copied().collect();
         meta.postpone(&waiting, now()).await?;
         self.shared.lost.store(plan.lost.len() as u64, Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl ManagerService {
             let (Some(place), Some(source)) = (place, source) else { continue };
             let chunks: Vec<UnderReplicated> = chunks.into_iter().map(|at| needy[at].clone()).collect();
             let service = self.clone();
-            orders.spawn(async move { service.order(source, place, chunks).await });
+            orders.spawn(async move { service.send_copy_order(source, place, chunks).await });
         }
         let mut report = MaintenanceReport {
             lost: plan.lost.len() as u64,
@@ -92,7 +92,7 @@ impl ManagerService {
     }
 
     /// Sends a shadow map to a source and commits its copies; returns how many were made and how many failed.
-    async fn order(
+    async fn send_copy_order(
         &self,
         source: whimbrel_wire::PublicKey,
         to: BenefactorAddress,
@@ -121,7 +121,7 @@ impl ManagerService {
             chosen.map(|(chunk, _)| chunk.chunk).collect::<Vec<_>>()
         };
         let (copied, waiting) = (with(false), with(true));
-        meta.copied(&copied, to.id, now()).await?;
+        meta.insert_copies(&copied, to.id, now()).await?;
         meta.postpone(&waiting, now()).await?;
         Ok((copied.len() as u64, waiting.len() as u64))
     }
@@ -131,10 +131,12 @@ impl ManagerService {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
-        for ((folder, _), versions) in series(meta.retained().await?) {
+        for ((folder, _), versions) in series(meta.all_versions().await?) {
             // A file may have its own policy. For the many files of a series the folder's policy applies.
-            let own =
-                versions.iter().map(|one| &one.what).find(|kept| kept.own && timestep(&kept.name).is_none());
+            let own = versions
+                .iter()
+                .map(|one| &one.what)
+                .find(|kept| kept.has_own_policy && timestep(&kept.name).is_none());
             let whose = own.map_or(folder, |kept| kept.node);
             let keep = match policies.get(&whose) {
                 Some(keep) => *keep,

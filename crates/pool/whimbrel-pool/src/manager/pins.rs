@@ -7,7 +7,7 @@
 use super::{ManagerService, invalid, now, service::payload};
 use crate::{
     meta::{MetaError, PinRow},
-    protocol::{HoldPin, Holding, ListPins, MAX_HOLDER, PinInfo, ReleasePin},
+    protocol::{HoldPin, ListPins, MAX_HOLDER, PinHolder, PinInfo, ReleasePin},
 };
 use bytes::Bytes;
 use whimbrel_wire::{Answer, Call, PeerIdentity, Refusal, Reply, Request};
@@ -31,20 +31,21 @@ impl ManagerService {
                 if holder.is_empty() || holder.len() > MAX_HOLDER || holder.contains(odd) {
                     return Err(invalid("the name of a holder must have 1 to 200 bytes"));
                 }
-                meta.hold(version, &key.0, &holder, now, now.saturating_add(self.pins_for())).await?;
-                let seconds = u32::try_from(self.shared.pins_for.as_secs()).unwrap_or(u32::MAX);
+                meta.hold_pin(version, &key.0, &holder, now, now.saturating_add(self.pin_timeout_millis()))
+                    .await?;
+                let seconds = u32::try_from(self.shared.pin_timeout.as_secs()).unwrap_or(u32::MAX);
                 Reply::of::<HoldPin>(&seconds, Bytes::new())
             }
             ReleasePin::KIND => {
                 let (version, holder, anybody) = request.decode::<ReleasePin>()?;
                 let owner = (!anybody).then_some(&key.0[..]);
-                Reply::of::<ReleasePin>(&meta.release(version, owner, &holder).await?, Bytes::new())
+                Reply::of::<ReleasePin>(&meta.release_pin(version, owner, &holder).await?, Bytes::new())
             }
             ListPins::KIND => {
                 let own = request.decode::<ListPins>()?;
-                let mut rows = meta.held(own.then_some(&key.0[..])).await?;
+                let mut rows = meta.held_pins(own.then_some(&key.0[..])).await?;
                 if !own {
-                    rows.extend(meta.pinned().await?);
+                    rows.extend(meta.user_pins().await?);
                 }
                 Reply::of::<ListPins>(&(), payload(&self.described(rows).await?)?)
             }
@@ -60,7 +61,7 @@ impl ManagerService {
                 Err(MetaError::NotFound) => continue,
                 path => path?,
             };
-            let held = row.held.map(|(holder, since, ends)| Holding {
+            let held = row.held.map(|(holder, since, ends)| PinHolder {
                 holder,
                 since: seconds(since, now),
                 left: seconds(now, ends),
@@ -72,11 +73,14 @@ impl ManagerService {
 
     /// Extends all pins after a restart, because holders could not renew them without a manager.
     pub(super) async fn prolong_pins(&self) -> Result<(), MetaError> {
-        self.shared.meta.prolong_held(now().saturating_add(self.pins_for() / i64::from(GRACE_PART))).await
+        self.shared
+            .meta
+            .extend_pins(now().saturating_add(self.pin_timeout_millis() / i64::from(GRACE_PART)))
+            .await
     }
 
     /// The pin timeout in milliseconds.
-    fn pins_for(&self) -> i64 {
-        i64::try_from(self.shared.pins_for.as_millis()).unwrap_or(i64::MAX / 2)
+    fn pin_timeout_millis(&self) -> i64 {
+        i64::try_from(self.shared.pin_timeout.as_millis()).unwrap_or(i64::MAX / 2)
     }
 }

@@ -7,7 +7,7 @@ use crate::{
 use std::collections::{BTreeMap, HashMap};
 
 /// Silence in milliseconds after which nothing is written to a benefactor.
-pub(crate) const SILENT: i64 = 15_000;
+pub(crate) const OFFLINE_AFTER: i64 = 15_000;
 
 /// State of a benefactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl BenefactorState {
     pub(crate) fn of(member: &BenefactorRow, now: i64) -> Self {
         match () {
             () if member.lost => Self::Lost,
-            () if now - member.seen > SILENT => Self::Offline,
+            () if now - member.seen > OFFLINE_AFTER => Self::Offline,
             () if member.draining => Self::Draining,
             () => Self::Online,
         }
@@ -137,7 +137,7 @@ mod tests {
             free,
             chunks: 0,
             draining,
-            owed: 0,
+            bytes_to_free: 0,
             lost,
             faults: 0,
             seen,

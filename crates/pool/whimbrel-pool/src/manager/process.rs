@@ -3,7 +3,7 @@
 use super::{ManagerService, service::Shared};
 use crate::{
     address::ManagerAddress,
-    member_listener::{FrontError, MemberListener},
+    member_listener::{ListenerError, MemberListener},
     meta::{Meta, MetaError},
 };
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -24,7 +24,7 @@ pub struct ManagerOptions {
     /// Seconds between heartbeats of benefactors.
     pub interval: u32,
     /// Time for which a version stays pinned for a silent holder.
-    pub pins_for: Duration,
+    pub pin_timeout: Duration,
     /// Silence after which a benefactor is lost and its chunks are replicated from other copies.
     pub lost_after: Duration,
     /// Time between rounds of repair.
@@ -44,7 +44,7 @@ impl ManagerOptions {
             listen,
             lease: 60,
             interval: 5,
-            pins_for: Duration::from_secs(14 * 86_400),
+            pin_timeout: Duration::from_secs(14 * 86_400),
             lost_after: Duration::from_secs(600),
             repair_every: Duration::from_millis(500),
             policies_every: Duration::from_secs(60),
@@ -58,7 +58,7 @@ impl ManagerOptions {
 pub enum ManagerError {
     /// The key, the trust list or the socket failed.
     #[error(transparent)]
-    Front(#[from] FrontError),
+    Listener(#[from] ListenerError),
     /// The database cannot be opened.
     #[error("cannot open the metadata")]
     Meta(#[from] MetaError),
@@ -71,7 +71,7 @@ pub enum ManagerError {
 #[derive(Debug)]
 pub struct Manager {
     options: ManagerOptions,
-    front: MemberListener,
+    listener: MemberListener,
     service: ManagerService,
 }
 
@@ -83,12 +83,15 @@ impl Manager {
         let meta = Meta::open(options.database.as_deref().unwrap_or(&file)).await?;
         let service = ManagerService::new(meta, front.trust.clone(), &options);
         service.prolong_pins().await?;
-        Ok(Self { options, front, service })
+        Ok(Self { options, listener: front, service })
     }
 
     /// The address that members use.
     pub fn address(&self) -> ManagerAddress {
-        ManagerAddress { address: self.front.address.to_string(), key: self.front.identity.public_key() }
+        ManagerAddress {
+            address: self.listener.address.to_string(),
+            key: self.listener.identity.public_key(),
+        }
     }
 
     /// The service that answers requests.
@@ -98,18 +101,18 @@ impl Manager {
 
     /// Serves and maintains the pool; returns only on failure.
     pub async fn run(self) -> Result<(), ManagerError> {
-        let Self { options, front, service } = self;
+        let Self { options, listener: front, service } = self;
         // Nobody reads the name: a manager is identified by its key.
         let name: HostName = "manager".parse()?;
         let endpoint = Endpoint::new(name, service.clone());
         tokio::select! {
             served = front.serve(endpoint) => Ok(served?),
-            never = keep_house(&service, &options) => never,
+            never = maintain(&service, &options) => never,
         }
     }
 }
 
-async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Result<(), ManagerError> {
+async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<(), ManagerError> {
     let mut repair = tokio::time::interval(options.repair_every);
     let mut policies = tokio::time::interval(options.policies_every);
     let mut balance = tokio::time::interval(options.balance_every);
@@ -119,7 +122,7 @@ async fn keep_house(service: &ManagerService, options: &ManagerOptions) -> Resul
     loop {
         tokio::select! {
             _ = repair.tick() => {
-                if let Err(error) = service.chores(options.lost_after).await {
+                if let Err(error) = service.run_maintenance(options.lost_after).await {
                     tracing::error!(%error, "a round of repair failed");
                 }
             }
@@ -145,13 +148,13 @@ impl ManagerService {
             trust,
             lease: options.lease,
             interval: options.interval,
-            pins_for: options.pins_for,
+            pin_timeout: options.pin_timeout,
             connections: Default::default(),
-            introductions: Default::default(),
+            admissions: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),
-            sums: Default::default(),
+            totals: Default::default(),
         };
         Self { shared: Arc::new(shared) }
     }

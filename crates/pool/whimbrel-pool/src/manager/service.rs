@@ -44,16 +44,16 @@ pub(super) struct Shared {
     /// Seconds until a silent write session ends.
     pub(super) lease: u32,
     pub(super) interval: u32,
-    pub(super) pins_for: Duration,
+    pub(super) pin_timeout: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
-    pub(super) introductions: Mutex<Admissions>,
+    pub(super) admissions: Mutex<Admissions>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a reachable copy, at the last round of repair.
     pub(super) lost: AtomicU64,
     /// Copies a second in the last round of repair, in thousandths.
     pub(super) repair_rate: AtomicU64,
     /// The last totals, the time when they were counted, and how long that took.
-    pub(super) sums: tokio::sync::Mutex<Option<(PoolTotals, Instant, Duration)>>,
+    pub(super) totals: tokio::sync::Mutex<Option<(PoolTotals, Instant, Duration)>>,
 }
 
 impl Shared {
@@ -67,7 +67,7 @@ pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
 
-fn place(member: &BenefactorRow) -> BenefactorAddress {
+fn address_of(member: &BenefactorRow) -> BenefactorAddress {
     BenefactorAddress { id: member.id, address: member.address.clone(), key: member.key }
 }
 
@@ -90,13 +90,13 @@ impl ManagerService {
                 .collect();
             may_leave = meta.undrained(id, &counted).await? == 0;
             if may_leave {
-                meta.dismiss(id).await?;
+                meta.remove_benefactor(id).await?;
             }
         }
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
         let admitted: Vec<_> =
             peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
-        self.introductions().update(*key, &admitted);
+        self.admissions().update(*key, &admitted);
         let pool = meta.pool_id().await?;
         let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
         Reply::of::<Heartbeat>(&said, Bytes::new())
@@ -120,14 +120,14 @@ impl ManagerService {
         Reply::of::<Drain>(&(), Bytes::new())
     }
 
-    async fn garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
+    async fn find_garbage(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let inventory = request.decode::<FindGarbage>()?;
         let listed = get_aged(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor must have a key")) };
         let members = self.shared.meta.members().await?;
         let member = members.iter().find(|member| member.key == *key);
         let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "benefactor not registered"))?;
-        let may_go = self.shared.meta.collect(member.id, &inventory, &listed, now()).await?;
+        let may_go = self.shared.meta.collect_garbage(member.id, &inventory, &listed, now()).await?;
         Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
 
@@ -155,36 +155,41 @@ impl ManagerService {
             }
             let share = (bytes + asked.unused.min(GRANT)).div_ceil(chosen.len() as u64);
             shares = chosen.iter().map(|member| (member.id, share)).collect();
-            stripe = chosen.into_iter().map(place).collect();
+            stripe = chosen.into_iter().map(address_of).collect();
         }
         let session = match asked.session {
             0 => meta.start_session(&shares, now).await?,
             old if shares.is_empty() => old,
             old => meta.reserve(old, &shares).await.map(|()| old)?,
         };
-        self.introduce(identity, stripe.iter().map(|place| place.key).collect()).await;
+        self.request_admission(identity, stripe.iter().map(|place| place.key).collect()).await;
         let lease = self.shared.lease;
         Reply::of::<ReserveSpace>(&Reserved { session, lease, stripe, bytes }, Bytes::new())
     }
 
-    async fn known(&self, request: Request) -> Answer {
+    async fn find_chunks(&self, request: Request) -> Answer {
         let (_, copies) = request.decode::<FindChunks>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let now = now();
-        let chunks = self.shared.meta.known(&digests, copies.max(1), now - placement::SILENT, now).await?;
+        let chunks = self
+            .shared
+            .meta
+            .find_chunks(&digests, copies.max(1), now - placement::OFFLINE_AFTER, now)
+            .await?;
         Reply::of::<FindChunks>(&(), put_numbers(chunks))
     }
 
-    async fn standing(&self, request: Request) -> Answer {
+    async fn find_reusable(&self, request: Request) -> Answer {
         let (version, copies) = request.decode::<FindReusable>()?;
-        let standing = self.shared.meta.standing(version, copies.max(1), now() - placement::SILENT).await?;
+        let standing =
+            self.shared.meta.find_reusable(version, copies.max(1), now() - placement::OFFLINE_AFTER).await?;
         Reply::of::<FindReusable>(&(), put_bits(&standing))
     }
 
-    async fn enroll(&self, request: Request) -> Answer {
+    async fn register_chunks(&self, request: Request) -> Answer {
         let session = request.decode::<RegisterChunks>()?;
         let written = get_written(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
-        let chunks = self.shared.meta.enroll(session, &written, now()).await?;
+        let chunks = self.shared.meta.register_chunks(session, &written, now()).await?;
         Reply::of::<RegisterChunks>(&(), put_numbers(chunks))
     }
 
@@ -214,14 +219,15 @@ impl ManagerService {
         let chunks = get_numbers(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
         let located = self.shared.meta.locate(&chunks).await?;
         let members = self.shared.meta.members().await?;
-        let named: Vec<BenefactorAddress> = members.iter().filter(|member| !member.lost).map(place).collect();
-        self.introduce(identity, named.iter().map(|place| place.key).collect()).await;
+        let named: Vec<BenefactorAddress> =
+            members.iter().filter(|member| !member.lost).map(address_of).collect();
+        self.request_admission(identity, named.iter().map(|place| place.key).collect()).await;
         Reply::of::<Locate>(&named, put_located(&located))
     }
 
     async fn status(&self) -> Answer {
         let (meta, now) = (&self.shared.meta, now());
-        let sums = self.sums().await?;
+        let sums = self.totals().await?;
         let info = |member: BenefactorRow| BenefactorInfo {
             id: member.id,
             state: placement::BenefactorState::of(&member, now).name().to_owned(),
@@ -255,8 +261,8 @@ impl ManagerService {
 
     /// Totals of the whole pool. For a large pool they are counted again once they are older than ten times
     /// the time of counting: mounts request them often, and counting ten million chunks takes long.
-    async fn sums(&self) -> Result<PoolTotals, Refusal> {
-        let mut known = self.shared.sums.lock().await;
+    async fn totals(&self) -> Result<PoolTotals, Refusal> {
+        let mut known = self.shared.totals.lock().await;
         if let Some((sums, counted, took)) = *known
             && sums.chunks + sums.versions > LARGE
             && counted.elapsed() < took * 10
@@ -264,7 +270,7 @@ impl ManagerService {
             return Ok(sums);
         }
         let began = Instant::now();
-        let sums = self.shared.meta.sums().await?;
+        let sums = self.shared.meta.totals().await?;
         *known = Some((sums, Instant::now(), began.elapsed()));
         Ok(sums)
     }
@@ -335,11 +341,11 @@ impl ManagerService {
     async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
         match request.kind {
             Heartbeat::KIND => self.register(identity, request).await,
-            FindGarbage::KIND => self.garbage(identity, request).await,
+            FindGarbage::KIND => self.find_garbage(identity, request).await,
             ReserveSpace::KIND => self.reserve(identity, request).await,
-            FindChunks::KIND => self.known(request).await,
-            FindReusable::KIND => self.standing(request).await,
-            RegisterChunks::KIND => self.enroll(request).await,
+            FindChunks::KIND => self.find_chunks(request).await,
+            FindReusable::KIND => self.find_reusable(request).await,
+            RegisterChunks::KIND => self.register_chunks(request).await,
             CommitFile::KIND => self.commit(request).await,
             EndSession::KIND => {
                 let session = request.decode::<EndSession>()?;
@@ -351,7 +357,7 @@ impl ManagerService {
             ReportFault::KIND => {
                 let fault = request.decode::<ReportFault>()?;
                 tracing::warn!(?fault, "a copy could not be read");
-                Reply::of::<ReportFault>(&self.shared.meta.fault(&fault, now()).await?, Bytes::new())
+                Reply::of::<ReportFault>(&self.shared.meta.record_fault(&fault, now()).await?, Bytes::new())
             }
             GetStatus::KIND => self.status().await,
             Drain::KIND => self.drain(request).await,

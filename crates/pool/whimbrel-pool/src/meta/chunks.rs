@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     chunk_map,
-    meta::{ChunkStatus, GcDecision, MetaError, Result, UnderReplicated, judge, reference_counts},
-    protocol::{BenefactorId, ChunkId, Fault, Inventory, Located, Written, after},
+    meta::{ChunkStatus, GcDecision, MetaError, Result, UnderReplicated, decide, reference_counts},
+    protocol::{BenefactorId, ChunkId, Fault, Inventory, LocatedChunk, WrittenChunk, next_digest},
 };
 use std::collections::{HashMap, HashSet};
 use whimbrel_core::Digest;
@@ -24,7 +24,7 @@ fn digest_of(bytes: Vec<u8>) -> Result<Digest> {
 impl Meta {
     /// The number of each chunk with `copies` reachable copies, 0 for the others. A query protects an unused
     /// chunk from collection while a session lives that began before.
-    pub(crate) async fn known(
+    pub(crate) async fn find_chunks(
         &self,
         digests: &[Digest],
         copies: u8,
@@ -61,7 +61,12 @@ impl Meta {
     /// For each chunk of a version, in the order of its map: whether a session that began before can use it
     /// without a query. That needs all copies to be reachable, as far as known without looking at each chunk:
     /// a chunk that lacks a copy is queued for repair, and one at a silent benefactor is found by its places.
-    pub(crate) async fn standing(&self, version: u64, copies: u8, alive_since: i64) -> Result<Vec<bool>> {
+    pub(crate) async fn find_reusable(
+        &self,
+        version: u64,
+        copies: u8,
+        alive_since: i64,
+    ) -> Result<Vec<bool>> {
         let row = query("SELECT map, copies FROM version WHERE id = $1")
             .bind(signed(version)?)
             .fetch_optional(&self.read)
@@ -124,7 +129,12 @@ impl Meta {
     }
 
     /// Registers the chunks that a session wrote and returns their numbers.
-    pub(crate) async fn enroll(&self, session: u64, written: &[Written], now: i64) -> Result<Vec<ChunkId>> {
+    pub(crate) async fn register_chunks(
+        &self,
+        session: u64,
+        written: &[WrittenChunk],
+        now: i64,
+    ) -> Result<Vec<ChunkId>> {
         let mut tx = self.write.begin().await?;
         let renewed = query("UPDATE session SET seen = $2 WHERE id = $1")
             .bind(signed(session)?)
@@ -135,8 +145,8 @@ impl Meta {
             return Err(MetaError::SessionOver);
         }
         // A statement must not touch a row twice.
-        let mut once: HashMap<Digest, &Written> = HashMap::new();
-        let mut order: Vec<&Written> = Vec::new();
+        let mut once: HashMap<Digest, &WrittenChunk> = HashMap::new();
+        let mut order: Vec<&WrittenChunk> = Vec::new();
         for chunk in written {
             if once.insert(chunk.digest, chunk).is_none() {
                 order.push(chunk);
@@ -144,7 +154,7 @@ impl Meta {
         }
         let mut ids = HashMap::new();
         for batch in order.chunks(BATCH) {
-            enroll_batch(&mut tx, batch, now, &mut ids).await?;
+            register_batch(&mut tx, batch, now, &mut ids).await?;
         }
         let mut places = Vec::new();
         for chunk in written {
@@ -156,7 +166,7 @@ impl Meta {
         Ok(written.iter().map(|chunk| ids.get(&chunk.digest).copied().unwrap_or(0)).collect())
     }
 
-    pub(crate) async fn locate(&self, chunks: &[ChunkId]) -> Result<Vec<Located>> {
+    pub(crate) async fn locate(&self, chunks: &[ChunkId]) -> Result<Vec<LocatedChunk>> {
         let mut digests = HashMap::new();
         let mut places: HashMap<u64, Vec<BenefactorId>> = HashMap::new();
         for batch in chunks.chunks(BATCH) {
@@ -182,7 +192,7 @@ impl Meta {
                 }
             }
         }
-        let located = |id: &u64| Located {
+        let located = |id: &u64| LocatedChunk {
             digest: digests.get(id).copied().unwrap_or(Digest([0; 32])),
             places: places.get(id).cloned().unwrap_or_default(),
         };
@@ -190,7 +200,7 @@ impl Meta {
     }
 
     /// Removes a copy that could not be read from the places and counts a fault of the benefactor.
-    pub(crate) async fn fault(&self, fault: &Fault, now: i64) -> Result<()> {
+    pub(crate) async fn record_fault(&self, fault: &Fault, now: i64) -> Result<()> {
         let mut tx = self.write.begin().await?;
         let gone = query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
             .bind(signed(fault.chunk)?)
@@ -208,7 +218,7 @@ impl Meta {
     }
 
     /// Decides which of the listed chunks can be deleted, and removes counted copies that the list lacks.
-    pub(crate) async fn collect(
+    pub(crate) async fn collect_garbage(
         &self,
         benefactor: BenefactorId,
         inventory: &Inventory,
@@ -219,7 +229,7 @@ impl Meta {
         let row = query("SELECT MIN(started) FROM session").fetch_one(&mut tx).await?;
         let oldest: Option<i64> = row.try_get(0)?;
         let listed_at = now - i64::from(inventory.age) * 1000 - SLACK;
-        let mut verdicts = vec![GcDecision::Keep; listed.len()];
+        let mut verdicts = vec![GcDecision::Retain; listed.len()];
         let mut range = (Digest(inventory.from), Digest(inventory.to));
         loop {
             // A benefactor that lost its disk lists nothing, so its counted copies are read in pages.
@@ -228,20 +238,20 @@ impl Meta {
             let last = page.keys().max().copied().filter(|_| more).unwrap_or(range.1);
             let here = |(_, (digest, _)): &(usize, &(Digest, u32))| *digest >= range.0 && *digest <= last;
             let listed: Vec<_> = listed.iter().enumerate().filter(here).collect();
-            judge_page(&mut tx, benefactor, &listed, &mut page, (now, oldest), &mut verdicts).await?;
+            decide_page(&mut tx, benefactor, &listed, &mut page, (now, oldest), &mut verdicts).await?;
             let gone = page.values().filter(|(.., since)| *since < listed_at).map(|(id, ..)| *id);
-            vanish(&mut tx, benefactor, gone.collect(), now).await?;
-            match after(last).filter(|_| more) {
+            remove_places(&mut tx, benefactor, gone.collect(), now).await?;
+            match next_digest(last).filter(|_| more) {
                 Some(next) => range.0 = next,
                 None => break,
             }
         }
         self.finish(tx).await?;
-        Ok(verdicts.into_iter().map(|verdict| verdict == GcDecision::Go).collect())
+        Ok(verdicts.into_iter().map(|verdict| verdict == GcDecision::Delete).collect())
     }
 
     /// Chunks that may lack copies, those that wait longest first.
-    pub(crate) async fn needy(&self, most: u32) -> Result<Vec<UnderReplicated>> {
+    pub(crate) async fn under_replicated(&self, most: u32) -> Result<Vec<UnderReplicated>> {
         let found = query(
             "SELECT chunk.id, chunk.digest, chunk.length, chunk.want, chunk.refs, repair.since
              FROM repair JOIN chunk ON chunk.id = repair.chunk ORDER BY repair.since LIMIT $1",
@@ -268,7 +278,12 @@ impl Meta {
     }
 
     /// Commits copies that were made by a shadow map.
-    pub(crate) async fn copied(&self, chunks: &[ChunkId], benefactor: BenefactorId, now: i64) -> Result<()> {
+    pub(crate) async fn insert_copies(
+        &self,
+        chunks: &[ChunkId],
+        benefactor: BenefactorId,
+        now: i64,
+    ) -> Result<()> {
         let mut tx = self.write.begin().await?;
         let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, benefactor)).collect();
         insert_places(&mut tx, &places, now).await?;
@@ -296,7 +311,7 @@ impl Meta {
     }
 
     /// Replaces the place of each chunk by another. A chunk that lost its old copy meanwhile loses no other.
-    pub(crate) async fn moved(
+    pub(crate) async fn replace_places(
         &self,
         chunks: &[ChunkId],
         from: BenefactorId,
@@ -306,12 +321,12 @@ impl Meta {
         let mut tx = self.write.begin().await?;
         let places: Vec<_> = chunks.iter().map(|chunk| (*chunk, to)).collect();
         insert_places(&mut tx, &places, now).await?;
-        vanish(&mut tx, from, chunks.to_vec(), now).await?;
+        remove_places(&mut tx, from, chunks.to_vec(), now).await?;
         self.finish(tx).await
     }
 
     /// Removes chunks from the repair queue, unless they were queued again after they were read.
-    pub(crate) async fn healed(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
+    pub(crate) async fn remove_from_repair(&self, chunks: &[(ChunkId, i64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         for (chunk, since) in chunks {
             query("DELETE FROM repair WHERE chunk = $1 AND since = $2")
@@ -340,9 +355,9 @@ impl Meta {
     }
 }
 
-async fn enroll_batch(
+async fn register_batch(
     tx: &mut Tx<'_>,
-    batch: &[&Written],
+    batch: &[&WrittenChunk],
     now: i64,
     ids: &mut HashMap<Digest, ChunkId>,
 ) -> Result<()> {
@@ -405,7 +420,7 @@ pub(crate) async fn queue(tx: &mut Tx<'_>, chunks: &[ChunkId], now: i64) -> Resu
 type Counted = HashMap<Digest, (ChunkId, bool, i64, i64)>;
 
 /// Decides on the listed copies of a page and removes them from the page.
-async fn judge_page(
+async fn decide_page(
     tx: &mut Tx<'_>,
     benefactor: BenefactorId,
     listed: &[(usize, &(Digest, u32))],
@@ -420,19 +435,24 @@ async fn judge_page(
             others.push((*at, *digest, age));
             continue;
         };
-        verdicts[*at] = judge(ChunkStatus::Counted { used, freed }, age, now, oldest);
-        if verdicts[*at] == GcDecision::Go && !doom(tx, id, benefactor, freed).await? {
-            verdicts[*at] = GcDecision::Keep;
+        verdicts[*at] = decide(ChunkStatus::Counted { used, freed }, age, now, oldest);
+        if verdicts[*at] == GcDecision::Delete && !give_up_copy(tx, id, benefactor, freed).await? {
+            verdicts[*at] = GcDecision::Retain;
         }
     }
     for batch in others.chunks(BATCH) {
-        judge_others(tx, benefactor, batch, (now, oldest), verdicts).await?;
+        decide_uncounted(tx, benefactor, batch, (now, oldest), verdicts).await?;
     }
     Ok(())
 }
 
 /// Removes copies that do not exist any more, and queues their chunks.
-async fn vanish(tx: &mut Tx<'_>, benefactor: BenefactorId, chunks: Vec<ChunkId>, now: i64) -> Result<()> {
+async fn remove_places(
+    tx: &mut Tx<'_>,
+    benefactor: BenefactorId,
+    chunks: Vec<ChunkId>,
+    now: i64,
+) -> Result<()> {
     for id in &chunks {
         query("DELETE FROM place WHERE chunk = $1 AND benefactor = $2")
             .bind(signed(*id)?)
@@ -470,7 +490,7 @@ async fn counted(tx: &mut Tx<'_>, benefactor: BenefactorId, range: (Digest, Dige
 }
 
 /// Gives up a copy, unless the chunk is used again. With its last copy, the chunk is deleted.
-async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
+async fn give_up_copy(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: i64) -> Result<bool> {
     let doomed = query("UPDATE chunk SET doomed = 1 WHERE id = $1 AND refs = 0 AND freed <= $2")
         .bind(signed(chunk)?)
         .bind(freed)
@@ -492,7 +512,7 @@ async fn doom(tx: &mut Tx<'_>, chunk: ChunkId, benefactor: BenefactorId, freed: 
 }
 
 /// Decides on uncounted copies: adopted if the chunk lacks copies, garbage if no session can rely on them.
-async fn judge_others(
+async fn decide_uncounted(
     tx: &mut Tx<'_>,
     benefactor: BenefactorId,
     batch: &[(usize, Digest, i64)],
@@ -520,7 +540,7 @@ async fn judge_others(
             used: *used,
             lacking: *lacking,
         });
-        verdicts[*at] = judge(knowledge, *age, now, oldest);
+        verdicts[*at] = decide(knowledge, *age, now, oldest);
         if let (GcDecision::Adopt, Some((id, ..))) = (verdicts[*at], row) {
             adopted.push((*id, benefactor));
         }

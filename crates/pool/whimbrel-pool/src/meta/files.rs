@@ -195,7 +195,7 @@ impl Meta {
                 (.., false, true) => return Err(MetaError::IsAFolder),
                 (.., true, false) => return Err(MetaError::NotAFolder),
                 (.., true, true) if !is_empty(&mut tx, old.id).await? => return Err(MetaError::NotEmpty),
-                _ => versions::inherit(&mut tx, old.id, node.id).await?,
+                _ => versions::transfer_versions(&mut tx, old.id, node.id).await?,
             }
             delete(&mut tx, old.id).await?;
         }
@@ -268,7 +268,7 @@ impl Meta {
             return Err(MetaError::NotFound);
         }
         if let Some(policy) = policy {
-            versions::want(&mut tx, node, policy.copies, now).await?;
+            versions::raise_copies(&mut tx, node, policy.copies, now).await?;
         }
         self.finish(tx).await
     }

@@ -29,11 +29,11 @@ pub(crate) enum ChunkStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GcDecision {
     /// Retain the copy.
-    Keep,
+    Retain,
     /// Retain and count the copy.
     Adopt,
     /// Delete the copy.
-    Go,
+    Delete,
 }
 
 /// Age in milliseconds below which an uncounted copy is retained: one just made for repair or balancing is
@@ -44,16 +44,16 @@ const GRACE: i64 = 90_000;
 ///
 /// A counted copy may have been put again, by a session that was told that the chunk is unknown because
 /// another benefactor was deleting its copy. That session registers the chunk anew, together with this copy.
-pub(crate) fn judge(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
+pub(crate) fn decide(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);
     match knowledge {
-        ChunkStatus::Counted { used: true, .. } => GcDecision::Keep,
+        ChunkStatus::Counted { used: true, .. } => GcDecision::Retain,
         ChunkStatus::Extra { used: true, lacking: true } => GcDecision::Adopt,
-        ChunkStatus::Counted { used: false, freed } if quiet_since(freed.max(put)) => GcDecision::Go,
-        ChunkStatus::Extra { used: true, .. } if age < GRACE => GcDecision::Keep,
-        ChunkStatus::Unknown | ChunkStatus::Extra { .. } if quiet_since(put) => GcDecision::Go,
-        _ => GcDecision::Keep,
+        ChunkStatus::Counted { used: false, freed } if quiet_since(freed.max(put)) => GcDecision::Delete,
+        ChunkStatus::Extra { used: true, .. } if age < GRACE => GcDecision::Retain,
+        ChunkStatus::Unknown | ChunkStatus::Extra { .. } if quiet_since(put) => GcDecision::Delete,
+        _ => GcDecision::Retain,
     }
 }
 
@@ -72,9 +72,9 @@ mod tests {
                 1 => ChunkStatus::Counted { used, freed },
                 _ => ChunkStatus::Extra { used, lacking },
             };
-            let verdict = judge(knowledge, age, 1000, Some(oldest));
+            let verdict = decide(knowledge, age, 1000, Some(oldest));
             let freed = match knowledge { ChunkStatus::Counted { freed, .. } => freed, _ => 0 };
-            if verdict == GcDecision::Go {
+            if verdict == GcDecision::Delete {
                 prop_assert!(freed < oldest, "it was freed, or asked for, since");
                 prop_assert!(1000 - age < oldest, "it was put since");
                 let counted_and_used = matches!(knowledge, ChunkStatus::Counted { used: true, .. });
@@ -85,11 +85,11 @@ mod tests {
 
     #[test]
     fn without_sessions_all_garbage_goes_at_once() {
-        assert_eq!(judge(ChunkStatus::Unknown, 0, 50, None), GcDecision::Go);
-        assert_eq!(judge(ChunkStatus::Counted { used: false, freed: 50 }, 0, 50, None), GcDecision::Go);
+        assert_eq!(decide(ChunkStatus::Unknown, 0, 50, None), GcDecision::Delete);
+        assert_eq!(decide(ChunkStatus::Counted { used: false, freed: 50 }, 0, 50, None), GcDecision::Delete);
         let spare = ChunkStatus::Extra { used: true, lacking: false };
-        assert_eq!(judge(spare, GRACE, 50, None), GcDecision::Go);
-        assert_eq!(judge(spare, GRACE - 1, 50, None), GcDecision::Keep, "it may be about to be counted");
-        assert_eq!(judge(ChunkStatus::Extra { used: true, lacking: true }, 9, 50, None), GcDecision::Adopt);
+        assert_eq!(decide(spare, GRACE, 50, None), GcDecision::Delete);
+        assert_eq!(decide(spare, GRACE - 1, 50, None), GcDecision::Retain, "it may be about to be counted");
+        assert_eq!(decide(ChunkStatus::Extra { used: true, lacking: true }, 9, 50, None), GcDecision::Adopt);
     }
 }

@@ -22,9 +22,9 @@ use std::{
 pub(crate) struct GroupCommit {
     log: PathBuf,
     /// Number of commits that wait or waited for a sync.
-    asked: AtomicU64,
+    requested: AtomicU64,
     /// Number of them that are durable. Locked by the task that syncs.
-    done: tokio::sync::Mutex<u64>,
+    synced: tokio::sync::Mutex<u64>,
     failed: Arc<AtomicBool>,
 }
 
@@ -32,20 +32,20 @@ impl GroupCommit {
     /// The group commit of a database file.
     pub(crate) fn of(database: &str) -> Self {
         let log = PathBuf::from(format!("{database}-wal"));
-        Self { log, asked: AtomicU64::new(0), done: tokio::sync::Mutex::new(0), failed: Arc::default() }
+        Self { log, requested: AtomicU64::new(0), synced: tokio::sync::Mutex::new(0), failed: Arc::default() }
     }
 
     /// Waits until everything committed before is durable.
     pub(crate) async fn wait(&self) -> io::Result<()> {
-        let mine = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut done = self.done.lock().await;
+        let mine = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut done = self.synced.lock().await;
         if self.failed.load(Ordering::Acquire) {
             return Err(io::Error::other("an earlier sync of the database failed"));
         }
         if *done >= mine {
             return Ok(());
         }
-        let all = self.asked.load(Ordering::Acquire);
+        let all = self.requested.load(Ordering::Acquire);
         let (log, failed) = (self.log.clone(), self.failed.clone());
         // Recorded inside the task, because the waiting caller may be dropped before the sync ends.
         let note = move || sync(&log).inspect_err(|_| failed.store(true, Ordering::Release));
@@ -84,7 +84,7 @@ mod tests {
         for wait in waits.collect::<Vec<_>>() {
             wait.await.unwrap().unwrap();
         }
-        assert_eq!(*syncs.done.lock().await, 21);
+        assert_eq!(*syncs.synced.lock().await, 21);
         let log = dir.path().join("pool.db-wal");
         let broken = GroupCommit { log: log.join("no folder"), ..Arc::into_inner(syncs).unwrap() };
         assert!(broken.wait().await.is_err());

@@ -11,7 +11,7 @@ use crate::{
 use whimbrel_wire::PublicKey;
 
 /// Milliseconds beyond the lease for which commits of a session are recorded; no repeated call is later.
-const REMEMBERED: i64 = 3_600_000;
+const COMMIT_RECORD_TIME: i64 = 3_600_000;
 
 impl Meta {
     pub(crate) async fn register(
@@ -135,7 +135,7 @@ impl Meta {
         Ok(unsigned(row.try_get(0)?))
     }
 
-    pub(crate) async fn dismiss(&self, benefactor: BenefactorId) -> Result<()> {
+    pub(crate) async fn remove_benefactor(&self, benefactor: BenefactorId) -> Result<()> {
         let mut tx = self.write.begin().await?;
         for text in [
             "DELETE FROM place WHERE benefactor = $1",
@@ -156,7 +156,7 @@ impl Meta {
             .bind(now)
             .execute(&mut tx)
             .await?;
-        promise(&mut tx, id, shares).await?;
+        insert_reservations(&mut tx, id, shares).await?;
         self.finish(tx).await?;
         Ok(id)
     }
@@ -184,7 +184,10 @@ impl Meta {
         query("DELETE FROM reservation WHERE session NOT IN (SELECT id FROM session)")
             .execute(&mut tx)
             .await?;
-        query("DELETE FROM committed WHERE at < $1").bind(before - REMEMBERED).execute(&mut tx).await?;
+        query("DELETE FROM committed WHERE at < $1")
+            .bind(before - COMMIT_RECORD_TIME)
+            .execute(&mut tx)
+            .await?;
         self.finish(tx).await?;
         Ok(gone)
     }
@@ -199,12 +202,12 @@ impl Meta {
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         query("DELETE FROM reservation WHERE session = $1").bind(signed(session)?).execute(&mut tx).await?;
-        promise(&mut tx, session, shares).await?;
+        insert_reservations(&mut tx, session, shares).await?;
         self.finish(tx).await
     }
 }
 
-async fn promise(tx: &mut Tx<'_>, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
+async fn insert_reservations(tx: &mut Tx<'_>, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
     for (benefactor, bytes) in shares {
         query("INSERT INTO reservation (session, benefactor, bytes) VALUES ($1, $2, $3)")
             .bind(signed(session)?)
@@ -233,6 +236,6 @@ fn member(row: &Row) -> Result<BenefactorRow> {
         faults: unsigned(row.try_get(10)?),
         seen: row.try_get(11)?,
         reserved: unsigned(row.try_get(12)?),
-        owed: unsigned(row.try_get(13)?),
+        bytes_to_free: unsigned(row.try_get(13)?),
     })
 }

@@ -21,7 +21,7 @@ mod versions;
 
 use crate::protocol::{BenefactorId, ChunkId, NodeId, VersionInfo};
 pub(crate) use database::Meta;
-pub(crate) use garbage::{ChunkStatus, GcDecision, judge};
+pub(crate) use garbage::{ChunkStatus, GcDecision, decide};
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 
@@ -105,7 +105,7 @@ pub(crate) struct BenefactorRow {
     pub(crate) chunks: u64,
     pub(crate) draining: bool,
     /// Bytes that it should free because the owner of its disk needs them.
-    pub(crate) owed: u64,
+    pub(crate) bytes_to_free: u64,
     pub(crate) lost: bool,
     pub(crate) faults: u64,
     /// Time of the last heartbeat.
@@ -136,7 +136,7 @@ pub(crate) struct RetainedVersion {
     pub(crate) current: bool,
     pub(crate) info: VersionInfo,
     /// Whether the file has its own policy.
-    pub(crate) own: bool,
+    pub(crate) has_own_policy: bool,
 }
 
 /// A pin of a version.

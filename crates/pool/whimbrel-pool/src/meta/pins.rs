@@ -18,7 +18,7 @@ const NAMED: usize = 4;
 
 impl Meta {
     /// Pins a version for a holder until `ends`, or renews the pin.
-    pub(crate) async fn hold(
+    pub(crate) async fn hold_pin(
         &self,
         version: u64,
         owner: &[u8],
@@ -45,7 +45,7 @@ impl Meta {
     }
 
     /// Removes a holder's pins: those of `owner`, or of any owner with this name.
-    pub(crate) async fn release(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
+    pub(crate) async fn release_pin(&self, version: u64, owner: Option<&[u8]>, holder: &str) -> Result<()> {
         let own = if owner.is_some() { "AND owner = $3" } else { "" };
         let text = format!("DELETE FROM held WHERE version = $1 AND holder = $2 {own}");
         let query = query(text).bind(signed(version)?).bind(holder);
@@ -58,7 +58,7 @@ impl Meta {
     }
 
     /// All pins of holders, or those of one owner.
-    pub(crate) async fn held(&self, owner: Option<&[u8]>) -> Result<Vec<PinRow>> {
+    pub(crate) async fn held_pins(&self, owner: Option<&[u8]>) -> Result<Vec<PinRow>> {
         let own = if owner.is_some() { "WHERE owner = $1" } else { "" };
         let text = format!(
             "SELECT version.node, version.number, version.id, version.size, holder, since, ends
@@ -78,7 +78,7 @@ impl Meta {
     }
 
     /// All pins that users set.
-    pub(crate) async fn pinned(&self) -> Result<Vec<PinRow>> {
+    pub(crate) async fn user_pins(&self) -> Result<Vec<PinRow>> {
         let rows =
             query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
                 .fetch_all(&self.read)
@@ -87,13 +87,13 @@ impl Meta {
     }
 
     /// Deletes pins that have ended.
-    pub(crate) async fn expire_held(&self, now: i64) -> Result<u64> {
+    pub(crate) async fn expire_pins(&self, now: i64) -> Result<u64> {
         let gone = query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
         Ok(gone)
     }
 
     /// Extends all pins to `ends` at least, because they could not be renewed without a manager.
-    pub(crate) async fn prolong_held(&self, ends: i64) -> Result<()> {
+    pub(crate) async fn extend_pins(&self, ends: i64) -> Result<()> {
         query("UPDATE held SET ends = $1 WHERE ends < $1").bind(ends).execute(&self.write).await?;
         Ok(())
     }
@@ -162,7 +162,7 @@ pub(crate) async fn refuse_pinned(
 }
 
 /// Deletes the remaining pins of removed versions.
-pub(crate) async fn forget_held(tx: &mut Tx<'_>) -> Result<()> {
+pub(crate) async fn delete_orphaned_pins(tx: &mut Tx<'_>) -> Result<()> {
     query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
         .execute(&mut *tx)
         .await?;

@@ -3,7 +3,7 @@
 use super::Meta;
 use crate::{
     chunk_map::ChunkRef,
-    protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, NewNode, Written},
+    protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, NewNode, WrittenChunk},
 };
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
@@ -40,8 +40,8 @@ impl Database {
     }
 
     async fn enroll(&self, session: u64, chunk: Digest, places: &[BenefactorId], now: i64) -> u64 {
-        let written = Written { digest: chunk, length: 10, stored: 10, places: places.to_vec() };
-        self.meta.enroll(session, &[written], now).await.unwrap()[0]
+        let written = WrittenChunk { digest: chunk, length: 10, stored: 10, places: places.to_vec() };
+        self.meta.register_chunks(session, &[written], now).await.unwrap()[0]
     }
 
     async fn commit(&self, session: u64, name: &str, chunk: u64, copies: u8) -> crate::meta::Result<()> {
@@ -50,7 +50,7 @@ impl Database {
         let number = chunk as u32;
         let commit =
             Commit { session, number, node: None, make, size: 10, modified: 0, copies, sent: 10, base: 0 };
-        self.meta.commit(&commit, &[ChunkRef { chunk, length: 10, sealed: false }], NOW).await.map(drop)
+        self.meta.commit(&commit, &[ChunkRef { chunk, length: 10, encrypted: false }], NOW).await.map(drop)
     }
 
     /// Commits a file of several chunks over a version.
@@ -66,22 +66,22 @@ impl Database {
         let commit =
             Commit { session, number, node: None, make, size, modified: 0, copies: 1, sent: 0, base };
         let pieces: Vec<ChunkRef> =
-            chunks.iter().map(|chunk| ChunkRef { chunk: *chunk, length: 10, sealed: false }).collect();
+            chunks.iter().map(|chunk| ChunkRef { chunk: *chunk, length: 10, encrypted: false }).collect();
         self.meta.commit(&commit, &pieces, NOW).await
     }
 
     async fn chunks(&self, session: u64, count: u64, places: &[BenefactorId]) -> Vec<u64> {
         let written = |n: u64| {
             let digest = Digest::of(&n.to_le_bytes());
-            Written { digest, length: 10, stored: 10, places: places.to_vec() }
+            WrittenChunk { digest, length: 10, stored: 10, places: places.to_vec() }
         };
-        let written: Vec<Written> = (0..count).map(written).collect();
-        self.meta.enroll(session, &written, NOW).await.unwrap()
+        let written: Vec<WrittenChunk> = (0..count).map(written).collect();
+        self.meta.register_chunks(session, &written, NOW).await.unwrap()
     }
 
     async fn collect(&self, benefactor: BenefactorId, listed: &[(Digest, u32)], now: i64) -> Vec<bool> {
         let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
-        self.meta.collect(benefactor, &all, listed, now).await.unwrap()
+        self.meta.collect_garbage(benefactor, &all, listed, now).await.unwrap()
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_chunk_is_known_when_it_has_the_copies_that_are_wanted() {
     let (one, two) = (Digest::of(b"one"), Digest::of(b"two"));
     let ids =
         [database.enroll(session, one, &[1], NOW).await, database.enroll(session, two, &[1, 2], NOW).await];
-    let known = async |copies| database.meta.known(&[one, two], copies, NOW - 1000, NOW).await.unwrap();
+    let known = async |copies| database.meta.find_chunks(&[one, two], copies, NOW - 1000, NOW).await.unwrap();
     assert_eq!(known(1).await, ids);
     assert_eq!(known(2).await, [0, ids[1]]);
     database.meta.mark_lost(2, NOW).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_commit_does_not_name_what_only_the_lost_had() {
     database.meta.mark_lost(1, NOW).await.unwrap();
     assert!(database.commit(session, "only", only, 1).await.is_err());
     database.commit(session, "both", both, 2).await.unwrap();
-    let needy = database.meta.needy(10).await.unwrap();
+    let needy = database.meta.under_replicated(10).await.unwrap();
     assert_eq!(needy.iter().map(|chunk| chunk.chunk).collect::<Vec<_>>(), [both], "it lacks a copy");
 }
 
@@ -173,15 +173,15 @@ async fn what_loses_a_copy_while_repair_looks_at_it_is_looked_at_again() {
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
     database.commit(session, "f", chunk, 2).await.unwrap();
-    let seen = database.meta.needy(10).await.unwrap();
-    database.meta.copied(&[chunk], 2, NOW).await.unwrap();
+    let seen = database.meta.under_replicated(10).await.unwrap();
+    database.meta.insert_copies(&[chunk], 2, NOW).await.unwrap();
     let fault = crate::protocol::Fault { chunk, benefactor: 1, wrong: true };
-    database.meta.fault(&fault, NOW).await.unwrap();
-    database.meta.healed(&[(chunk, seen[0].since)]).await.unwrap();
-    let left = database.meta.needy(10).await.unwrap();
+    database.meta.record_fault(&fault, NOW).await.unwrap();
+    database.meta.remove_from_repair(&[(chunk, seen[0].since)]).await.unwrap();
+    let left = database.meta.under_replicated(10).await.unwrap();
     assert_eq!(left.len(), 1);
-    database.meta.healed(&[(chunk, left[0].since)]).await.unwrap();
-    assert!(database.meta.needy(10).await.unwrap().is_empty());
+    database.meta.remove_from_repair(&[(chunk, left[0].since)]).await.unwrap();
+    assert!(database.meta.under_replicated(10).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -195,7 +195,7 @@ async fn a_copy_that_was_put_again_outlives_the_end_of_another() {
     // and puts it on the other benefactor.
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     assert_eq!(database.collect(2, &[(digest, 50)], NOW + 1000).await, [true]);
-    assert_eq!(database.meta.known(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);
+    assert_eq!(database.meta.find_chunks(&[digest], 1, NOW - 1000, NOW + 2000).await.unwrap(), [0]);
     assert_eq!(database.collect(1, &[(digest, 0)], NOW + 3000).await, [false]);
     let chunk = database.enroll(session, digest, &[1], NOW + 4000).await;
     database.commit(session, "f", chunk, 1).await.unwrap();
@@ -210,16 +210,16 @@ async fn a_benefactor_that_lost_its_disk_is_known_to_hold_nothing() {
     let digest = |n: u64| Digest::of(&n.to_le_bytes());
     // More than one page.
     let many = super::chunks::PAGE as u64 + 10;
-    let written: Vec<Written> = (0..many)
-        .map(|n| Written { digest: digest(n), length: 10, stored: 10, places: vec![1, 2] })
+    let written: Vec<WrittenChunk> = (0..many)
+        .map(|n| WrittenChunk { digest: digest(n), length: 10, stored: 10, places: vec![1, 2] })
         .collect();
-    let ids = database.meta.enroll(session, &written, NOW).await.unwrap();
+    let ids = database.meta.register_chunks(session, &written, NOW).await.unwrap();
     let later = NOW + 600_000;
     assert!(database.collect(1, &[], later).await.is_empty());
     let mut listed: Vec<_> = (0..many).map(|n| (digest(n), 700)).collect();
     listed.sort();
     assert!(database.collect(2, &listed, later).await.iter().all(|go| !go), "a session lives");
-    let places = |located: Vec<crate::protocol::Located>| {
+    let places = |located: Vec<crate::protocol::LocatedChunk>| {
         located.into_iter().map(|one| one.places).collect::<std::collections::BTreeSet<_>>()
     };
     let found = places(database.meta.locate(&ids).await.unwrap());
@@ -233,20 +233,24 @@ async fn a_pin_ends_when_nobody_has_said_it_for_long_and_not_because_the_manager
     let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
     database.commit(session, "f", chunk, 1).await.unwrap();
     let node = database.meta.lookup(1, "f").await.unwrap();
-    database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1000).await.unwrap();
-    database.meta.hold(node.version, &[8; 32], "alpha/web", NOW, NOW + 500).await.unwrap();
-    assert_eq!(database.meta.held(None).await.unwrap().len(), 2, "two hosts of one name are two holders");
+    database.meta.hold_pin(node.version, &[7; 32], "alpha/web", NOW, NOW + 1000).await.unwrap();
+    database.meta.hold_pin(node.version, &[8; 32], "alpha/web", NOW, NOW + 500).await.unwrap();
+    assert_eq!(
+        database.meta.held_pins(None).await.unwrap().len(),
+        2,
+        "two hosts of one name are two holders"
+    );
     // The manager restarts much later.
-    database.meta.prolong_held(NOW + 5000).await.unwrap();
-    assert_eq!(database.meta.expire_held(NOW + 4999).await.unwrap(), 0);
-    database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 9000).await.unwrap();
-    assert_eq!(database.meta.expire_held(NOW + 5001).await.unwrap(), 1);
+    database.meta.extend_pins(NOW + 5000).await.unwrap();
+    assert_eq!(database.meta.expire_pins(NOW + 4999).await.unwrap(), 0);
+    database.meta.hold_pin(node.version, &[7; 32], "alpha/web", NOW, NOW + 9000).await.unwrap();
+    assert_eq!(database.meta.expire_pins(NOW + 5001).await.unwrap(), 1);
     let refused = database.meta.remove(1, "f", false, NOW + 8999).await;
     assert!(matches!(refused, Err(crate::meta::MetaError::Pinned { number: 1, .. })), "{refused:?}");
     // A pin that has ended has no effect, even before it is deleted.
     database.meta.remove(1, "f", false, NOW + 9001).await.unwrap();
-    assert!(database.meta.held(None).await.unwrap().is_empty());
-    let gone = database.meta.hold(node.version, &[7; 32], "alpha/web", NOW, NOW + 1).await;
+    assert!(database.meta.held_pins(None).await.unwrap().is_empty());
+    let gone = database.meta.hold_pin(node.version, &[7; 32], "alpha/web", NOW, NOW + 1).await;
     assert!(matches!(gone, Err(crate::meta::MetaError::NotFound)), "{gone:?}");
 }
 
@@ -286,7 +290,7 @@ async fn what_is_counted_by_what_changes_is_what_living_versions_have() {
                 }
             }
             let used: std::collections::BTreeSet<u64> = living.values().flatten().copied().collect();
-            let counted = database.meta.sums().await.unwrap().chunks;
+            let counted = database.meta.totals().await.unwrap().chunks;
             assert_eq!(counted, used.len() as u64, "seed {seed}, step {number}");
         }
     }
@@ -298,15 +302,16 @@ async fn what_lacks_a_copy_or_is_out_of_reach_is_not_built_upon_unasked() {
     let session = database.meta.start_session(&[], NOW).await.unwrap();
     let all = database.chunks(session, 3, &[1, 2]).await;
     let node = database.version((session, 0), "f", &[all[0], all[1], all[0], all[2]], 0).await.unwrap();
-    let standing = async |copies| database.meta.standing(node.version, copies, NOW - 1000).await.unwrap();
+    let standing =
+        async |copies| database.meta.find_reusable(node.version, copies, NOW - 1000).await.unwrap();
     assert_eq!(standing(1).await, [true; 4]);
     assert_eq!(standing(2).await, [false; 4], "so many copies were never wanted of it");
     let fault = crate::protocol::Fault { chunk: all[0], benefactor: 1, wrong: true };
-    database.meta.fault(&fault, NOW).await.unwrap();
+    database.meta.record_fault(&fault, NOW).await.unwrap();
     assert_eq!(standing(1).await, [false, true, false, true]);
-    let silent = database.meta.standing(node.version, 1, NOW + 1).await.unwrap();
+    let silent = database.meta.find_reusable(node.version, 1, NOW + 1).await.unwrap();
     assert_eq!(silent, [false; 4], "nobody was heard of since");
-    let gone = database.meta.standing(999, 1, NOW).await;
+    let gone = database.meta.find_reusable(999, 1, NOW).await;
     assert!(matches!(gone, Err(crate::meta::MetaError::NotFound)), "{gone:?}");
 }
 
@@ -320,5 +325,5 @@ async fn a_version_is_not_built_on_one_whose_last_copies_are_lost() {
     let refused = database.version((session, 1), "f", &all, node.version).await;
     assert!(matches!(refused, Err(crate::meta::MetaError::Gone)), "{refused:?}");
     database.meta.remove(1, "f", false, NOW).await.unwrap();
-    assert_eq!(database.meta.sums().await.unwrap().chunks, 0, "what was refused counts nothing");
+    assert_eq!(database.meta.totals().await.unwrap().chunks, 0, "what was refused counts nothing");
 }

@@ -35,8 +35,8 @@ impl Meta {
         }
         let node = target(&mut tx, commit, now).await?;
         let older = if commit.base > 0 { commit.base } else { node.version };
-        let base = claim(&mut tx, older, commit.copies).await?;
-        take_chunks(&mut tx, commit, pieces, base.as_deref().unwrap_or_default(), now).await?;
+        let base = claim_predecessor(&mut tx, older, commit.copies).await?;
+        count_chunks(&mut tx, commit, pieces, base.as_deref().unwrap_or_default(), now).await?;
         let id = numbers(&mut tx, "version", 1).await?;
         let older = base.map_or(0, |_| older);
         query(
@@ -58,7 +58,7 @@ impl Meta {
         .execute(&mut tx)
         .await?;
         if older > 0 {
-            point(&mut tx, "newer", older, id).await?;
+            set_neighbour(&mut tx, "newer", older, id).await?;
         }
         query("UPDATE node SET size = $2, modified = $3, changed = $4, version = $5 WHERE id = $1")
             .bind(signed(node.id)?)
@@ -100,7 +100,7 @@ impl Meta {
     }
 
     /// Every version, as input of the policies.
-    pub(crate) async fn retained(&self) -> Result<Vec<RetainedVersion>> {
+    pub(crate) async fn all_versions(&self) -> Result<Vec<RetainedVersion>> {
         let rows = query(
             "SELECT node.parent, node.id, node.name, node.version, version.id, number, version.size, created, chunks,
                  sent, pinned, version.modified, CAST(CASE WHEN node.policy IS NULL THEN 0 ELSE 1 END AS BIGINT)
@@ -117,7 +117,7 @@ impl Meta {
                 name: row.try_get(2)?,
                 current: row.try_get::<i64>(3)? == row.try_get::<i64>(4)?,
                 info: info(row, 4, &mut holders)?,
-                own: row.try_get::<i64>(12)? != 0,
+                has_own_policy: row.try_get::<i64>(12)? != 0,
             })
         };
         rows.iter().map(kept).collect()
@@ -149,7 +149,7 @@ impl Meta {
         } else {
             pins::refuse_pinned(&mut tx, node, Some(number), now).await?;
             release(&mut tx, id, now).await?;
-            pins::forget_held(&mut tx).await?;
+            pins::delete_orphaned_pins(&mut tx).await?;
         }
         self.finish(tx).await
     }
@@ -164,7 +164,7 @@ impl Meta {
         if done == 1 { self.synced().await } else { Err(MetaError::NotFound) }
     }
 
-    pub(crate) async fn sums(&self) -> Result<PoolTotals> {
+    pub(crate) async fn totals(&self) -> Result<PoolTotals> {
         let mut numbers = Vec::new();
         for text in [
             "SELECT COUNT(*) FROM node WHERE folder = 0",
@@ -214,7 +214,7 @@ async fn target(tx: &mut Tx<'_>, commit: &Commit, now: i64) -> Result<Node> {
 
 /// Makes a version the predecessor in a chain and returns its map. None if the version does not exist, has a
 /// successor, or requires fewer copies.
-async fn claim(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
+async fn claim_predecessor(tx: &mut Tx<'_>, version: u64, copies: u8) -> Result<Option<Vec<ChunkRef>>> {
     let row =
         query("UPDATE version SET newer = -1 WHERE id = $1 AND newer = 0 AND copies >= $2 RETURNING map")
             .bind(signed(version)?)
@@ -229,7 +229,7 @@ fn pieces_of(map: &[u8]) -> Result<Vec<ChunkRef>> {
 }
 
 /// Sets the neighbour of a version in its chain, on one side.
-async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()> {
+async fn set_neighbour(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()> {
     query(format!("UPDATE version SET {side} = $2 WHERE id = $1"))
         .bind(signed(version)?)
         .bind(signed(to)?)
@@ -240,7 +240,7 @@ async fn point(tx: &mut Tx<'_>, side: &str, version: u64, to: u64) -> Result<()>
 
 /// Counts the version as a user of its chunks, except for those that the previous version in the chain has.
 /// Refuses a map with missing chunks.
-async fn take_chunks(
+async fn count_chunks(
     tx: &mut Tx<'_>,
     commit: &Commit,
     pieces: &[ChunkRef],
@@ -316,7 +316,7 @@ async fn refuse_lost(tx: &mut Tx<'_>, chunks: &[ChunkId]) -> Result<()> {
 }
 
 /// Raises the required copies of all chunks of a file's versions.
-pub(crate) async fn want(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
+pub(crate) async fn raise_copies(tx: &mut Tx<'_>, node: NodeId, copies: u8, now: i64) -> Result<()> {
     for map in maps(tx, node).await? {
         for (first, last) in reference_counts::runs(&reference_counts::numbers(&pieces_of(&map)?)) {
             let raised =
@@ -355,8 +355,8 @@ async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
     let row = row.ok_or(MetaError::NotFound)?;
     let (older, newer) = (unsigned(row.try_get(0)?), unsigned(row.try_get(1)?));
     let leaving = reference_counts::numbers(&pieces_of(&row.try_get::<Vec<u8>>(2)?)?);
-    point(tx, "newer", older, newer).await?;
-    point(tx, "older", newer, older).await?;
+    set_neighbour(tx, "newer", older, newer).await?;
+    set_neighbour(tx, "older", newer, older).await?;
     let (before, after) = (chunks_of(tx, older).await?, chunks_of(tx, newer).await?);
     query("DELETE FROM version WHERE id = $1").bind(signed(version)?).execute(&mut *tx).await?;
     for (first, last) in reference_counts::runs(&reference_counts::counted_less(&before, &leaving, &after)) {
@@ -396,11 +396,11 @@ pub(crate) async fn drop_all(tx: &mut Tx<'_>, node: NodeId, now: i64) -> Result<
     for row in rows {
         release(tx, unsigned(row.try_get(0)?), now).await?;
     }
-    pins::forget_held(tx).await
+    pins::delete_orphaned_pins(tx).await
 }
 
 /// Puts the versions of the file `old` before those of the file `heir`.
-pub(crate) async fn inherit(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Result<()> {
+pub(crate) async fn transfer_versions(tx: &mut Tx<'_>, old: NodeId, heir: NodeId) -> Result<()> {
     let row = query("SELECT CAST(COALESCE(MAX(number), 0) AS BIGINT) FROM version WHERE node = $1")
         .bind(signed(old)?)
         .fetch_one(&mut *tx)

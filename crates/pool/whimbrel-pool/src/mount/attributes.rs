@@ -27,10 +27,10 @@ pub(super) fn of_node(node: &Node) -> Attributes {
     let kind = if node.folder { FileKind::Directory } else { FileKind::File };
     Attributes {
         size: node.size,
-        stored: node.size,
+        allocated: node.size,
         uid: node.uid,
         gid: node.gid,
-        block: BLOCK,
+        block_size: BLOCK,
         accessed: time(node.modified),
         modified: time(node.modified),
         changed: time(node.changed),
@@ -44,7 +44,7 @@ pub(super) fn of_version(version: &VersionInfo, node: &Node) -> Attributes {
     Attributes {
         inode: Inode::Version(version.id).number(),
         size: version.size,
-        stored: version.size,
+        allocated: version.size,
         mode: node.mode as u16 & 0o444,
         accessed: written,
         modified: written,
@@ -60,7 +60,7 @@ pub(super) fn of_folder(inode: Inode, node: &Node) -> Attributes {
         kind: FileKind::Directory,
         mode,
         size: 0,
-        stored: 0,
+        allocated: 0,
         links: 2,
         inode: inode.number(),
         ..of_node(node)

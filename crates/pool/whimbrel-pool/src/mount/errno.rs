@@ -19,18 +19,18 @@ pub fn errno_of(error: &PoolError) -> Errno {
                 tracing::warn!(because = %source, "a pinned version cannot be removed");
                 Errno::EBUSY
             }
-            _ => loud(error),
+            _ => log_error(error),
         },
-        PoolError::Sealed { .. } => Errno::EACCES,
+        PoolError::WrongSecret { .. } => Errno::EACCES,
         PoolError::Local { source, .. } => match Errno::from(std::io::Error::from(source.kind())) {
-            Errno::ETIMEDOUT => loud(error),
+            Errno::ETIMEDOUT => log_error(error),
             errno => errno,
         },
-        _ => loud(error),
+        _ => log_error(error),
     }
 }
 
-fn loud(error: &PoolError) -> Errno {
+fn log_error(error: &PoolError) -> Errno {
     let because = std::error::Error::source(error).map(ToString::to_string);
     tracing::error!(%error, because, "the request to the pool failed");
     Errno::EIO

@@ -4,7 +4,7 @@ use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
     errno_of,
     inode::Inode,
-    writer::{CloseKind, OpenWrite, closing},
+    writer::{CloseKind, OpenWrite, close_kind},
 };
 use crate::{
     client::{Pool, ReadFile, WriteFile, WriteMode, WriteOptions},
@@ -106,8 +106,8 @@ impl PoolFiles {
     }
 
     /// Attributes of a file being written: those of its node, with the current size.
-    fn of_writing(&self, inode: u64, writing: &OpenWrite) -> Result<Attributes> {
-        let known = writing.file.node().map(|id| self.ask(self.pool.node(id)));
+    fn writing_attributes(&self, inode: u64, writing: &OpenWrite) -> Result<Attributes> {
+        let known = writing.file.node().map(|id| self.call(self.pool.node(id)));
         let base = match known {
             Some(Ok(node)) => of_node(&node),
             _ => {
@@ -118,17 +118,17 @@ impl PoolFiles {
         };
         let size = writing.file.size();
         let links = if writing.is_unlinked() { 0 } else { 1 };
-        Ok(Attributes { inode, size, stored: size, links, ..base })
+        Ok(Attributes { inode, size, allocated: size, links, ..base })
     }
 
     fn attributes(&self, inode: u64) -> Result<(Attributes, Duration)> {
         if let Some(writing) = self.writer(inode) {
-            return Ok((self.of_writing(inode, &writing)?, Duration::ZERO));
+            return Ok((self.writing_attributes(inode, &writing)?, Duration::ZERO));
         }
         let attributes = match Inode::of(inode) {
-            Inode::Node(id) => of_node(&self.ask(self.pool.node(id))?),
+            Inode::Node(id) => of_node(&self.call(self.pool.node(id))?),
             at @ (Inode::Versions(id) | Inode::VersionsOf(id)) => {
-                of_folder(at, &self.ask(self.pool.node(id))?)
+                of_folder(at, &self.call(self.pool.node(id))?)
             }
             Inode::Version(id) => {
                 let state = self.state();
@@ -142,8 +142,8 @@ impl PoolFiles {
 
     /// A version in the version folder of a file, by its number.
     fn version(&self, file: u64, name: &str) -> Result<Entry> {
-        let node = self.ask(self.pool.node(file))?;
-        let versions = self.ask(self.pool.versions(file))?;
+        let node = self.call(self.pool.node(file))?;
+        let versions = self.call(self.pool.versions(file))?;
         let version = versions.into_iter().find(|version| version.number.to_string() == name);
         let version = version.ok_or(Errno::ENOENT)?;
         let attributes = of_version(&version, &node);
@@ -161,7 +161,7 @@ impl PoolFiles {
     /// Opens a file for writing, or joins its open write.
     fn write_handle(&self, inode: u64, node: Node, empty: bool) -> Result<Arc<OpenWrite>> {
         loop {
-            if let Some(writing) = self.joined(inode) {
+            if let Some(writing) = self.join(inode) {
                 if empty {
                     writing.file.set_size(0).map_err(|error| errno_of(&error))?;
                 }
@@ -172,7 +172,7 @@ impl PoolFiles {
             let base = Some(node.clone());
             let opened = WriteFile::open(&self.pool, make.clone(), base, empty, self.options.clone());
             // No lock was held during the call, so another open may have been faster; join it.
-            let opened = Arc::new(OpenWrite::new(self.ask(opened)?, make));
+            let opened = Arc::new(OpenWrite::new(self.call(opened)?, make));
             if let Vacant(free) = self.state().writers.entry(inode) {
                 free.insert(opened.clone());
                 return Ok(opened);
@@ -181,7 +181,7 @@ impl PoolFiles {
     }
 
     /// The open write of a file, with one more descriptor.
-    fn joined(&self, inode: u64) -> Option<Arc<OpenWrite>> {
+    fn join(&self, inode: u64) -> Option<Arc<OpenWrite>> {
         let state = self.state();
         let writing = state.writers.get(&inode)?;
         writing.opens.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl PoolFiles {
     }
 
     /// Removes a descriptor from an open write.
-    fn leave(&self, inode: u64, writing: &Arc<OpenWrite>) {
+    fn release_writer(&self, inode: u64, writing: &Arc<OpenWrite>) {
         if writing.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
             // Commits only what no close has committed; nobody can receive an error any more.
             if writing.file.is_changed() && self.commit(writing).is_err() {
@@ -206,7 +206,7 @@ impl PoolFiles {
         if writing.is_unlinked() {
             return Ok(());
         }
-        if writing.file.protocol() == WriteMode::CompleteLocal {
+        if writing.file.mode() == WriteMode::CompleteLocal {
             let writing = writing.clone();
             std::thread::spawn(move || {
                 if let Err(error) = writing.file.commit() {
@@ -220,12 +220,12 @@ impl PoolFiles {
 
     fn entries(&self, inode: u64) -> Result<Vec<DirEntry>> {
         let (here, nodes) = match Inode::of(inode) {
-            Inode::Node(folder) | Inode::Versions(folder) => (folder, self.ask(self.pool.list(folder))?),
+            Inode::Node(folder) | Inode::Versions(folder) => (folder, self.call(self.pool.list(folder))?),
             Inode::VersionsOf(file) => return self.version_entries(inode, file),
             _ => return Err(Errno::ENOTDIR),
         };
         let old = matches!(Inode::of(inode), Inode::Versions(_));
-        let parent = self.ask(self.pool.node(here))?.parent.max(1);
+        let parent = self.call(self.pool.node(here))?.parent.max(1);
         let mut entries = dots(inode, if old { here } else { parent });
         for node in nodes.into_iter().filter(|node| !(old && node.folder)) {
             let (at, kind) = match (old, node.folder) {
@@ -240,9 +240,9 @@ impl PoolFiles {
     }
 
     fn version_entries(&self, inode: u64, file: u64) -> Result<Vec<DirEntry>> {
-        let folder = self.ask(self.pool.node(file))?.parent;
+        let folder = self.call(self.pool.node(file))?.parent;
         let mut entries = dots(inode, Inode::Versions(folder).number());
-        for version in self.ask(self.pool.versions(file))? {
+        for version in self.call(self.pool.versions(file))? {
             let (inode, next) = (Inode::Version(version.id).number(), entries.len() as u64 + 1);
             let name = version.number.to_string().into();
             entries.push(DirEntry { inode, kind: FileKind::File, name, next });
@@ -262,12 +262,12 @@ impl FileSystem for PoolFiles {
         let name = name_of(name)?;
         let folder = match Inode::of(parent) {
             Inode::Node(folder) if name == VERSIONS => {
-                let node = self.ask(self.pool.node(folder))?;
+                let node = self.call(self.pool.node(folder))?;
                 return Ok(Entry::new(of_folder(Inode::Versions(folder), &node)).cached(TTL));
             }
             Inode::Node(folder) => folder,
             Inode::Versions(folder) => {
-                let node = self.ask(self.pool.lookup(folder, name))?;
+                let node = self.call(self.pool.lookup(folder, name))?;
                 let found = Entry::new(of_folder(Inode::VersionsOf(node.id), &node)).cached(TTL);
                 return if node.folder { Err(Errno::ENOENT) } else { Ok(found) };
             }
@@ -275,11 +275,11 @@ impl FileSystem for PoolFiles {
             _ => return Err(Errno::ENOTDIR),
         };
         if let Some((inode, writing)) = self.pending(folder, name) {
-            return Ok(Entry::new(self.of_writing(inode, &writing)?));
+            return Ok(Entry::new(self.writing_attributes(inode, &writing)?));
         }
-        let node = self.ask(self.pool.lookup(folder, name))?;
+        let node = self.call(self.pool.lookup(folder, name))?;
         match self.writer(Inode::Node(node.id).number()) {
-            Some(writing) => Ok(Entry::new(self.of_writing(node.id, &writing)?)),
+            Some(writing) => Ok(Entry::new(self.writing_attributes(node.id, &writing)?)),
             None => Ok(Entry::new(of_node(&node)).cached(TTL)),
         }
     }
@@ -292,7 +292,9 @@ impl FileSystem for PoolFiles {
 
     fn getattr(&self, _caller: Caller, inode: u64, handle: Option<u64>) -> Result<(Attributes, Duration)> {
         match handle.map(|handle| self.handle(handle)) {
-            Some(Ok(Handle::Write(writing))) => Ok((self.of_writing(inode, &writing)?, Duration::ZERO)),
+            Some(Ok(Handle::Write(writing))) => {
+                Ok((self.writing_attributes(inode, &writing)?, Duration::ZERO))
+            }
             _ => self.attributes(inode),
         }
     }
@@ -314,14 +316,14 @@ impl FileSystem for PoolFiles {
             match (open, id) {
                 (Some(writing), _) => writing.file.set_size(size).map_err(|error| errno_of(&error))?,
                 (None, Some(id)) => {
-                    let node = self.ask(self.pool.node(id))?;
+                    let node = self.call(self.pool.node(id))?;
                     if node.folder {
                         return Err(Errno::EISDIR);
                     }
                     let writing = self.write_handle(inode, node, size == 0)?;
                     let done = writing.file.set_size(size).map_err(|error| errno_of(&error));
                     let done = done.and_then(|()| writing.file.commit().map_err(|error| errno_of(&error)));
-                    self.leave(inode, &writing);
+                    self.release_writer(inode, &writing);
                     done?;
                 }
                 (None, None) => return Err(Errno::ESTALE),
@@ -330,7 +332,7 @@ impl FileSystem for PoolFiles {
         let modified = change.modified.map(|time| nanoseconds(time.or_now(SystemTime::now())));
         let rest = NodeChange { mode: change.mode, uid: change.uid, gid: change.gid, modified };
         if let (Some(id), true) = (id, rest != NodeChange::default()) {
-            self.ask(self.pool.change(id, rest))?;
+            self.call(self.pool.change(id, rest))?;
         }
         self.getattr(_caller, inode, handle)
     }
@@ -351,7 +353,7 @@ impl FileSystem for PoolFiles {
         let (parent, name) = (folder_of(parent)?, name_of(name)?.to_owned());
         let Caller { uid, gid, .. } = caller;
         let make = NewNode { parent, name, folder: true, mode: mode & 0o7777, uid, gid };
-        Ok(Entry::new(of_node(&self.ask(self.pool.make(&make))?)).cached(TTL))
+        Ok(Entry::new(of_node(&self.call(self.pool.make(&make))?)).cached(TTL))
     }
 
     fn unlink(&self, _caller: Caller, parent: u64, name: &OsStr) -> Result<()> {
@@ -360,8 +362,8 @@ impl FileSystem for PoolFiles {
             writing.unlinked.store(true, Ordering::Relaxed);
             return Ok(());
         }
-        let node = self.ask(self.pool.lookup(parent, name))?;
-        self.ask(self.pool.remove(parent, name, false))?;
+        let node = self.call(self.pool.lookup(parent, name))?;
+        self.call(self.pool.remove(parent, name, false))?;
         let state = self.state();
         let open = state.writers.values().filter(|writing| writing.file.node() == Some(node.id));
         open.for_each(|writing| writing.unlinked.store(true, Ordering::Relaxed));
@@ -369,7 +371,7 @@ impl FileSystem for PoolFiles {
     }
 
     fn rmdir(&self, _caller: Caller, parent: u64, name: &OsStr) -> Result<()> {
-        self.ask(self.pool.remove(folder_of(parent)?, name_of(name)?, true))
+        self.call(self.pool.remove(folder_of(parent)?, name_of(name)?, true))
     }
 
     fn rename(&self, _caller: Caller, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Result<()> {
@@ -382,30 +384,30 @@ impl FileSystem for PoolFiles {
             // A new file is not in the pool until it is closed.
             return Err(Errno::EBUSY);
         }
-        self.ask(self.pool.rename(from, to, flags & libc::RENAME_NOREPLACE == 0))
+        self.call(self.pool.rename(from, to, flags & libc::RENAME_NOREPLACE == 0))
     }
 
     fn open(&self, _caller: Caller, inode: u64, access: Access) -> Result<Opened> {
         if !access.writes() {
             let version = match Inode::of(inode) {
-                Inode::Node(id) => self.ask(self.pool.node(id))?.version,
+                Inode::Node(id) => self.call(self.pool.node(id))?.version,
                 Inode::Version(id) => id,
                 Inode::New(_) => {
                     let node =
                         self.writer(inode).and_then(|writing| writing.file.node()).ok_or(Errno::EBUSY)?;
-                    self.ask(self.pool.node(node))?.version
+                    self.call(self.pool.node(node))?.version
                 }
                 _ => return Err(Errno::EISDIR),
             };
-            let file = Arc::new(self.ask(self.pool.read(version))?);
+            let file = Arc::new(self.call(self.pool.read(version))?);
             return Ok(Opened::direct(self.insert_handle(Handle::Read(file))));
         }
         let writing = match Inode::of(inode) {
             Inode::Node(id) => {
-                let node = self.ask(self.pool.node(id))?;
+                let node = self.call(self.pool.node(id))?;
                 self.write_handle(inode, node, access.truncates())?
             }
-            Inode::New(_) => self.joined(inode).ok_or(Errno::ESTALE)?,
+            Inode::New(_) => self.join(inode).ok_or(Errno::ESTALE)?,
             _ => return Err(Errno::EROFS),
         };
         Ok(Opened::direct(self.insert_handle(Handle::Write(writing))))
@@ -423,7 +425,7 @@ impl FileSystem for PoolFiles {
         if name == VERSIONS {
             return Err(Errno::EEXIST);
         }
-        match self.ask(self.pool.lookup(parent, name)) {
+        match self.call(self.pool.lookup(parent, name)) {
             // Another client was faster, or the kernel did not know the file.
             Ok(_) if access.exclusive() => return Err(Errno::EEXIST),
             Ok(node) => {
@@ -436,16 +438,16 @@ impl FileSystem for PoolFiles {
         let Caller { uid, gid, .. } = caller;
         let make = NewNode { parent, name: name.to_owned(), folder: false, mode: mode & 0o7777, uid, gid };
         let opened = WriteFile::open(&self.pool, make.clone(), None, true, self.options.clone());
-        let writing = Arc::new(OpenWrite::new(self.ask(opened)?, make));
+        let writing = Arc::new(OpenWrite::new(self.call(opened)?, make));
         let inode = Inode::New(self.number()).number();
-        let entry = Entry::new(self.of_writing(inode, &writing)?);
+        let entry = Entry::new(self.writing_attributes(inode, &writing)?);
         self.state().writers.insert(inode, writing.clone());
         Ok((entry, Opened::direct(self.insert_handle(Handle::Write(writing)))))
     }
 
     fn read(&self, _inode: u64, handle: u64, offset: u64, size: u32) -> Result<Bytes> {
         match self.handle(handle)? {
-            Handle::Read(file) => self.ask(file.read_at(offset, size as usize)),
+            Handle::Read(file) => self.call(file.read_at(offset, size as usize)),
             Handle::Write(writing) => {
                 writing.file.read_at(offset, size as usize).map_err(|error| errno_of(&error))
             }
@@ -464,11 +466,11 @@ impl FileSystem for PoolFiles {
         // The kernel passes no process for descriptors that it closes itself.
         let closing = match caller.pid {
             0 => CloseKind::Done,
-            pid => closing(pid, &writing.make.name),
+            pid => close_kind(pid, &writing.make.name),
         };
         match closing {
             CloseKind::Done => self.commit(&writing),
-            CloseKind::Goes => Ok(()),
+            CloseKind::StillOpen => Ok(()),
             CloseKind::Killed => {
                 tracing::info!(name = writing.make.name, "the writer was killed; its data is discarded");
                 writing.file.abandon();
@@ -480,7 +482,7 @@ impl FileSystem for PoolFiles {
     fn release(&self, inode: u64, handle: u64) -> Result<()> {
         let handle = self.state().handles.remove(&handle);
         if let Some(Handle::Write(writing)) = handle {
-            self.leave(inode, &writing);
+            self.release_writer(inode, &writing);
         }
         Ok(())
     }
@@ -520,7 +522,7 @@ impl FileSystem for PoolFiles {
         let status = match known {
             Some((_, status)) => status,
             None => {
-                let status = self.ask(self.pool.status())?;
+                let status = self.call(self.pool.status())?;
                 self.state().status = Some((Instant::now(), status.clone()));
                 status
             }

@@ -34,7 +34,7 @@ pub struct PoolMount {
 /// Mounts `pool` at the directory `path`.
 pub fn mount(pool: Pool, path: &Path, options: PoolMount) -> Result<Mounted, MountError> {
     let fuse = MountOptions {
-        others: options.others,
+        allow_others: options.others,
         read_only: options.read_only,
         shared_maps: false,
         threads: 16,

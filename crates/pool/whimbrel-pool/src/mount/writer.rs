@@ -38,7 +38,7 @@ pub(super) enum CloseKind {
     /// The writer was killed, so its program did not close the file.
     Killed,
     /// Others may still write the file; the last descriptor decides.
-    Goes,
+    StillOpen,
 }
 
 /// The meaning of process `pid` closing a descriptor of the file `name`.
@@ -47,10 +47,10 @@ pub(super) enum CloseKind {
 /// (`exec_update_lock`), and waits for the answer of this file system. Reading such a file would be a
 /// deadlock that no signal ends. Only `status` needs no lock, so it is read first. No caller sees an error of
 /// such a close, so the commit can be left to the last descriptor.
-pub(super) fn closing(pid: u32, name: &str) -> CloseKind {
+pub(super) fn close_kind(pid: u32, name: &str) -> CloseKind {
     // A killed process may be a child that the writer started.
-    if is_replaced(pid) || is_held(pid, name) {
-        CloseKind::Goes
+    if is_in_exec(pid) || has_other_writer(pid, name) {
+        CloseKind::StillOpen
     } else if is_killed(pid) {
         CloseKind::Killed
     } else {
@@ -64,7 +64,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Whether a process is inside exec: its new memory has no code yet.
-fn is_replaced(pid: u32) -> bool {
+fn is_in_exec(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     field(&status, "VmExe") == Some("0 kB")
 }
@@ -76,18 +76,18 @@ fn is_killed(pid: u32) -> bool {
 }
 
 /// Number of ancestor processes that are checked.
-const ABOVE: usize = 8;
+const ANCESTORS: usize = 8;
 
 /// Whether a process or an ancestor has another descriptor that can write a file called `name`. A shell
 /// closes copies of the descriptor that it redirects to, and so do the programs it starts, as in `(first;
 /// second) >file`; the file is not complete then. If it is another file with that name, the last descriptor
 /// commits.
-fn is_held(pid: u32, name: &str) -> bool {
+fn has_other_writer(pid: u32, name: &str) -> bool {
     let mut at = Some(pid);
-    for _ in 0..ABOVE {
+    for _ in 0..ANCESTORS {
         match at.filter(|pid| *pid > 1) {
             // The descriptors of a process in exec cannot be read, so it may have the file open.
-            Some(pid) if is_replaced(pid) || holds_another(pid, name) => return true,
+            Some(pid) if is_in_exec(pid) || holds_another(pid, name) => return true,
             Some(pid) => at = parent(pid),
             None => return false,
         }
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(field(status, "PPid"), Some("12"));
         assert_eq!(field(status, "VmExe"), Some("0 kB"));
         assert_eq!(field(status, "VmLib"), None);
-        assert!(!is_replaced(std::process::id()));
+        assert!(!is_in_exec(std::process::id()));
         assert_eq!(parent(std::process::id()), Some(std::os::unix::process::parent_id()));
     }
 

@@ -16,7 +16,7 @@ fn short(name: &OsStr) -> Option<&str> {
 impl PoolFiles {
     fn xattr_node(&self, inode: u64) -> Result<Node> {
         match Inode::of(inode) {
-            Inode::Node(id) => self.ask(self.pool.node(id)),
+            Inode::Node(id) => self.call(self.pool.node(id)),
             _ => Err(Errno::ENODATA),
         }
     }
@@ -26,14 +26,14 @@ impl PoolFiles {
         let Some(name) = short(name) else { return Err(Errno::ENODATA) };
         let node = self.xattr_node(inode)?;
         let text = match name {
-            "copies" => self.ask(self.pool.policy(node.id))?.1.copies.to_string(),
+            "copies" => self.call(self.pool.policy(node.id))?.1.copies.to_string(),
             "policy" => {
-                let policy = self.ask(self.pool.policy(node.id))?.1;
+                let policy = self.call(self.pool.policy(node.id))?.1;
                 serde_json::to_string(&policy).map_err(|_| Errno::EIO)?
             }
             _ if node.folder || !OF_FILES.contains(&name) => return Err(Errno::ENODATA),
             _ => {
-                let versions = self.ask(self.pool.versions(node.id))?;
+                let versions = self.call(self.pool.versions(node.id))?;
                 let current = versions.iter().find(|version| version.id == node.version);
                 let current = current.ok_or(Errno::ENODATA)?;
                 match name {
@@ -61,24 +61,24 @@ impl PoolFiles {
             "policy" => serde_json::from_str(text).map_err(|_| Errno::EINVAL)?,
             "copies" => {
                 let copies = text.parse().map_err(|_| Errno::EINVAL)?;
-                Policy { copies, ..self.ask(self.pool.policy(node.id))?.1 }
+                Policy { copies, ..self.call(self.pool.policy(node.id))?.1 }
             }
             _ => return Err(Errno::EPERM),
         };
         policy.check().map_err(|_| Errno::EINVAL)?;
-        self.ask(self.pool.set_policy(node.id, Some(policy)))
+        self.call(self.pool.set_policy(node.id, Some(policy)))
     }
 
     pub(super) fn remove_attribute(&self, inode: u64, name: &OsStr) -> Result<()> {
         let node = self.xattr_node(inode)?;
         match short(name) {
-            Some("policy" | "copies") => self.ask(self.pool.set_policy(node.id, None)),
+            Some("policy" | "copies") => self.call(self.pool.set_policy(node.id, None)),
             _ => Err(Errno::ENODATA),
         }
     }
 
     /// Runs a call of the pool on this thread.
-    pub(super) fn ask<T>(&self, call: impl Future<Output = std::result::Result<T, PoolError>>) -> Result<T> {
+    pub(super) fn call<T>(&self, call: impl Future<Output = std::result::Result<T, PoolError>>) -> Result<T> {
         self.pool.block(call).map_err(|error| super::errno_of(&error))
     }
 }

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use whimbrel_core::Digest;
 
 /// The next higher digest; none after the highest.
-pub(crate) fn after(digest: Digest) -> Option<Digest> {
+pub(crate) fn next_digest(digest: Digest) -> Option<Digest> {
     let mut bytes = digest.0;
     for byte in bytes.iter_mut().rev() {
         *byte = byte.wrapping_add(1);
@@ -24,14 +24,14 @@ pub fn put_digests<'a>(digests: impl IntoIterator<Item = &'a Digest>) -> Bytes {
 }
 
 /// Splits a payload into items of `N` bytes; none if there are more than [`MAX_LIST`].
-fn pieces<const N: usize>(payload: &[u8]) -> Option<Vec<[u8; N]>> {
+fn fixed_items<const N: usize>(payload: &[u8]) -> Option<Vec<[u8; N]>> {
     let (pieces, rest) = payload.as_chunks::<N>();
     (rest.is_empty() && pieces.len() <= MAX_LIST).then(|| pieces.to_vec())
 }
 
 /// Decodes the list of [`put_digests`].
 pub fn get_digests(payload: &[u8]) -> Option<Vec<Digest>> {
-    Some(pieces::<32>(payload)?.into_iter().map(Digest).collect())
+    Some(fixed_items::<32>(payload)?.into_iter().map(Digest).collect())
 }
 
 /// Encodes numbers of eight bytes each.
@@ -43,7 +43,7 @@ pub fn put_numbers(numbers: impl IntoIterator<Item = u64>) -> Bytes {
 
 /// Decodes the list of [`put_numbers`].
 pub fn get_numbers(payload: &[u8]) -> Option<Vec<u64>> {
-    Some(pieces::<8>(payload)?.into_iter().map(u64::from_le_bytes).collect())
+    Some(fixed_items::<8>(payload)?.into_iter().map(u64::from_le_bytes).collect())
 }
 
 /// Encodes one bit for each item.
@@ -74,12 +74,12 @@ pub fn get_aged(payload: &[u8]) -> Option<Vec<(Digest, u32)>> {
         let (digest, age) = piece.split_first_chunk::<32>()?;
         Some((Digest(*digest), u32::from_le_bytes(age.try_into().ok()?)))
     };
-    pieces::<36>(payload)?.into_iter().map(split).collect()
+    fixed_items::<36>(payload)?.into_iter().map(split).collect()
 }
 
 /// A chunk that a client has written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenChunk {
     /// Digest of the chunk.
     pub digest: Digest,
     /// Length in raw bytes.
@@ -91,7 +91,7 @@ pub struct Written {
 }
 
 /// Encodes a list of written chunks.
-pub fn put_written(chunks: &[Written]) -> Bytes {
+pub fn put_written(chunks: &[WrittenChunk]) -> Bytes {
     let mut out = BytesMut::new();
     for chunk in chunks {
         out.put_slice(&chunk.digest.0);
@@ -127,7 +127,7 @@ impl Cursor<'_> {
     }
 }
 
-fn all<T>(payload: &[u8], mut one: impl FnMut(&mut Cursor<'_>) -> Option<T>) -> Option<Vec<T>> {
+fn read_all<T>(payload: &[u8], mut one: impl FnMut(&mut Cursor<'_>) -> Option<T>) -> Option<Vec<T>> {
     let mut cursor = Cursor(payload);
     let mut out = Vec::new();
     while !cursor.0.is_empty() {
@@ -140,19 +140,24 @@ fn all<T>(payload: &[u8], mut one: impl FnMut(&mut Cursor<'_>) -> Option<T>) -> 
 }
 
 /// Decodes the list of [`put_written`].
-pub fn get_written(payload: &[u8]) -> Option<Vec<Written>> {
-    all(payload, |cursor| {
+pub fn get_written(payload: &[u8]) -> Option<Vec<WrittenChunk>> {
+    read_all(payload, |cursor| {
         let digest = Digest(cursor.array()?);
         let length = u32::from_le_bytes(cursor.array()?);
         let stored = u32::from_le_bytes(cursor.array()?);
         let places = cursor.places()?;
-        (length > 0 && length as usize <= MAX_CHUNK).then_some(Written { digest, length, stored, places })
+        (length > 0 && length as usize <= MAX_CHUNK).then_some(WrittenChunk {
+            digest,
+            length,
+            stored,
+            places,
+        })
     })
 }
 
 /// A chunk and the benefactors that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Located {
+pub struct LocatedChunk {
     /// Digest of the chunk.
     pub digest: Digest,
     /// Benefactors that have the chunk.
@@ -160,7 +165,7 @@ pub struct Located {
 }
 
 /// Encodes the places of chunks. An unknown chunk has a digest of zeros and no place.
-pub fn put_located(chunks: &[Located]) -> Bytes {
+pub fn put_located(chunks: &[LocatedChunk]) -> Bytes {
     let mut out = BytesMut::new();
     for chunk in chunks {
         out.put_slice(&chunk.digest.0);
@@ -170,10 +175,10 @@ pub fn put_located(chunks: &[Located]) -> Bytes {
 }
 
 /// Decodes the list of [`put_located`].
-pub fn get_located(payload: &[u8]) -> Option<Vec<Located>> {
-    all(payload, |cursor| {
+pub fn get_located(payload: &[u8]) -> Option<Vec<LocatedChunk>> {
+    read_all(payload, |cursor| {
         let digest = Digest(cursor.array()?);
-        Some(Located { digest, places: cursor.places()? })
+        Some(LocatedChunk { digest, places: cursor.places()? })
     })
 }
 
@@ -189,18 +194,18 @@ mod tests {
         assert_eq!(get_numbers(&put_numbers([1, 1 << 40])).unwrap(), [1, 1 << 40]);
         let aged = [(digests[0], 7), (digests[1], u32::MAX)];
         assert_eq!(get_aged(&put_aged(&aged)).unwrap(), aged);
-        let written = [Written { digest: digests[0], length: 9, stored: 7, places: vec![1, 300] }];
+        let written = [WrittenChunk { digest: digests[0], length: 9, stored: 7, places: vec![1, 300] }];
         let payload = put_written(&written);
         assert_eq!(get_written(&payload).unwrap(), written);
         assert!((1..payload.len()).all(|end| get_written(&payload[..end]).is_none()));
-        let located = [Located { digest: digests[1], places: vec![] }];
+        let located = [LocatedChunk { digest: digests[1], places: vec![] }];
         assert_eq!(get_located(&put_located(&located)).unwrap(), located);
     }
 
     #[test]
     fn a_chunk_without_length_or_with_too_much_of_it_is_refused() {
         for length in [0, MAX_CHUNK as u32 + 1] {
-            let chunk = Written { digest: Digest::of(b""), length, stored: 1, places: vec![] };
+            let chunk = WrittenChunk { digest: Digest::of(b""), length, stored: 1, places: vec![] };
             assert!(get_written(&put_written(&[chunk])).is_none(), "{length}");
         }
     }

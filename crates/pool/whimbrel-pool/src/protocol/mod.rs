@@ -5,10 +5,10 @@
 
 mod lists;
 
-pub(crate) use lists::after;
+pub(crate) use lists::next_digest;
 pub use lists::{
-    Located, Written, get_aged, get_bits, get_digests, get_located, get_numbers, get_written, put_aged,
-    put_bits, put_digests, put_located, put_numbers, put_written,
+    LocatedChunk, WrittenChunk, get_aged, get_bits, get_digests, get_located, get_numbers, get_written,
+    put_aged, put_bits, put_digests, put_located, put_numbers, put_written,
 };
 
 use crate::policy::Policy;
@@ -345,12 +345,12 @@ pub struct PinInfo {
     /// Size in bytes.
     pub size: u64,
     /// Holder and remaining time of the pin; none if a user pinned the version.
-    pub held: Option<Holding>,
+    pub held: Option<PinHolder>,
 }
 
 /// The holder of a pin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holding {
+pub struct PinHolder {
     /// Name that the holder gave itself: host and machine.
     pub holder: String,
     /// Seconds since the pin was set.

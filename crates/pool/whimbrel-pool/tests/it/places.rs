@@ -110,7 +110,7 @@ fn sealed_files_are_read_with_their_secret_only_and_equal_chunks_are_kept_once()
     assert!(read(&cluster.pool_with(Some(ours)), version).unwrap() == text);
     let others = Arc::new(Secret::new(&[8; 32]).unwrap());
     for without in [cluster.pool_with(None), cluster.pool_with(Some(others))] {
-        assert!(matches!(read(&without, version), Err(PoolError::Sealed { .. })));
+        assert!(matches!(read(&without, version), Err(PoolError::WrongSecret { .. })));
     }
     for member in &cluster.benefactors {
         let bytes = std::fs::read(member.data.join("chunks/00000001.seg")).unwrap();

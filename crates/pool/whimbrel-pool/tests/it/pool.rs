@@ -26,7 +26,7 @@ fn a_file_comes_back_as_it_was_written_with_every_protocol() {
             .enumerate()
     {
         let (name, data) = (format!("f{at}"), noise(at as u64, 5_300_000));
-        let options = WriteOptions { protocol, buffer: 2 << 20, ..WriteOptions::default() };
+        let options = WriteOptions { mode: protocol, buffer: 2 << 20, ..WriteOptions::default() };
         let file = cluster.open(&name, options);
         data.chunks(77_777)
             .enumerate()
@@ -79,7 +79,7 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
     let file = cluster.pool.block(cluster.pool.read(old.version)).unwrap();
     assert!(file.pieces_of(0..4095).is_none() && file.pieces_of(1..4096).is_none());
     assert!(file.pieces_of(0..11 * 4096).is_none(), "behind its end");
-    let next = cluster.open("state", WriteOptions::default()).made_at(7_000);
+    let next = cluster.open("state", WriteOptions::default()).with_content_time(7_000);
     next.append_known(file.pieces_of(0..3 * 4096).unwrap()).unwrap();
     // A write shorter than a chunk ends one.
     let new = noise(4, 5000);
@@ -360,7 +360,7 @@ fn a_stranger_is_not_let_in() {
     let stranger = std::sync::Arc::new(whimbrel_wire::Identity::ephemeral().unwrap());
     let dialer = whimbrel_pool::connections::TlsDialer::new(stranger, "stranger".parse().unwrap(), ());
     let options = whimbrel_pool::client::PoolOptions {
-        manager_patience: Duration::ZERO,
+        manager_timeout: Duration::ZERO,
         ..whimbrel_pool::client::PoolOptions::new(vec![cluster.address.clone()])
     };
     let handle = cluster.runtime.handle().clone();
@@ -384,7 +384,7 @@ fn two_writers_of_one_file_make_two_versions_each_whole() {
 
 #[test]
 fn a_version_that_somebody_lives_from_outlives_policies_removal_and_both_ends_until_it_is_let_go() {
-    let mut cluster = Cluster::with(1, |options| options.pins_for = Duration::from_secs(3600));
+    let mut cluster = Cluster::with(1, |options| options.pin_timeout = Duration::from_secs(3600));
     let data = noise(1, 200_000);
     let old = cluster.write("vm", &data).version;
     let node = cluster.write("vm", b"newer");

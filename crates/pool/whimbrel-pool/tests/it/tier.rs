@@ -58,7 +58,7 @@ impl Server {
         let url = format!("s3://bucket/a/b1?endpoint=http://{}", self.address).parse().unwrap();
         let settings = [("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test-secret")];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        TierOptions { url, keep_here, settings }
+        TierOptions { url, keep_local: keep_here, settings }
     }
 
     /// Segment files of the server.
@@ -81,7 +81,7 @@ impl Drop for Server {
 
 fn open(dir: &Path, server: &Server, runtime: &Runtime) -> Result<ChunkStore, ChunkError> {
     let tier = Bucket::new(server.options(0), runtime.handle().clone())?;
-    ChunkStore::open_before(dir, 1 << 30, 0, Some(ObjectTier { tier, keep_here: 0 }))
+    ChunkStore::open_with_tier(dir, 1 << 30, 0, Some(ObjectTier { bucket: tier, keep_local: 0 }))
 }
 
 fn chunk(seed: u64) -> (Digest, Bytes) {
@@ -129,7 +129,7 @@ fn chunks_lie_in_packs_outlive_a_restart_and_a_lost_disk_and_go_when_they_may() 
     all_there(&store, &chunks);
     drop(store);
     assert!(
-        matches!(ChunkStore::open(&data, 1 << 30, 0), Err(ChunkError::Far { .. })),
+        matches!(ChunkStore::open(&data, 1 << 30, 0), Err(ChunkError::TierMissing { .. })),
         "without the object store"
     );
 

@@ -18,22 +18,22 @@ use std::{
 impl BlockCache {
     /// Makes everything durable that was written before this call.
     pub fn sync(&self) -> Result<(), CacheError> {
-        let wanted = self.barriers_begun.load(Ordering::Acquire) + 1;
+        let wanted = self.barriers_started.load(Ordering::Acquire) + 1;
         let _turn = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
         if self.barriers_done.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
-        let number = self.barriers_begun.fetch_add(1, Ordering::AcqRel) + 1;
+        let number = self.barriers_started.fetch_add(1, Ordering::AcqRel) + 1;
         let (barrier, generation, records) = {
-            let mut state = self.alone();
+            let mut state = self.write_state();
             if let Some(action) = state.latched {
                 return Err(CacheError::Latched { action });
             }
             (state.index.start_barrier(), state.journal.generation, state.journal.records)
         };
         // Sync without the lock, so that others can read and write meanwhile.
-        let synced = self.medium.sync(StoragePart::Frames);
-        let mut state = self.alone();
+        let synced = self.storage.sync(StoragePart::Frames);
+        let mut state = self.write_state();
         self.latch_on_error(&mut state, synced)?;
         // A journal restarted meanwhile is itself a barrier.
         if state.journal.generation == generation {
@@ -41,8 +41,8 @@ impl BlockCache {
         }
         let part = state.journal.part();
         drop(state);
-        let synced = self.medium.sync(part);
-        let mut state = self.alone();
+        let synced = self.storage.sync(part);
+        let mut state = self.write_state();
         self.latch_on_error(&mut state, synced)?;
         state.index.end_barrier(barrier);
         drop(state);
@@ -60,10 +60,10 @@ impl BlockCache {
     /// Restarts the journal without outdated records. Also acts as a barrier.
     pub(super) fn restart_journal(&self, state: &mut State) -> Result<(), CacheError> {
         let barrier = state.index.start_barrier();
-        let synced = self.medium.sync(StoragePart::Frames);
+        let synced = self.storage.sync(StoragePart::Frames);
         self.latch_on_error(state, synced)?;
         let all = snapshot(&state.index, &state.files, (state.sent, &state.ops));
-        let next = Journal::start(&*self.medium, Some(&state.journal), self.geometry, all);
+        let next = Journal::start(&*self.storage, Some(&state.journal), self.geometry, all);
         match next {
             Ok(journal) => state.journal = journal,
             Err(source) => {
@@ -78,11 +78,11 @@ impl BlockCache {
     /// Ends the session; the journal is marked as ended if nothing is unsent.
     pub fn end(&self) -> Result<(), CacheError> {
         self.sync()?;
-        let mut state = self.alone();
+        let mut state = self.write_state();
         if state.index.dirty_pages() == 0 && state.ops.is_empty() {
             self.log(&mut state, &[JournalRecord::End])?;
             let part = state.journal.part();
-            let synced = self.medium.sync(part);
+            let synced = self.storage.sync(part);
             self.latch_on_error(&mut state, synced)?;
         }
         Ok(())

@@ -56,14 +56,14 @@ pub enum CacheError {
     },
     /// The cache has no such file.
     #[error("the cache has no such file")]
-    Unknown,
+    NoSuchFile,
 }
 
 /// Result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CacheRead {
     /// Every page was here.
-    Here,
+    Complete,
     /// Blocks that are not here, or not completely.
     Missing(Vec<u64>),
 }
@@ -130,23 +130,23 @@ pub(super) struct FileGeneration {
     /// Holes of the file: a page in one that is not here is zeros.
     pub(super) holes: Holes,
     /// Counts evictions of blocks that were written here.
-    pub(super) left: u64,
+    pub(super) evictions: u64,
 }
 
 /// State of a file's content, to see whether an answer about the whole file is older than what is known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentMark {
     epoch: u64,
-    left: u64,
+    evictions: u64,
 }
 
 impl FileGeneration {
     pub(super) fn mark(&self) -> ContentMark {
-        ContentMark { epoch: self.epoch, left: self.left }
+        ContentMark { epoch: self.epoch, evictions: self.evictions }
     }
 
     pub(super) fn new(record: FileRecord) -> Self {
-        Self { record, epoch: 0, content: 0, holes: Holes::default(), left: 0 }
+        Self { record, epoch: 0, content: 0, holes: Holes::default(), evictions: 0 }
     }
 }
 
@@ -164,15 +164,15 @@ pub(super) struct State {
 
 /// The cache of a session.
 pub struct BlockCache {
-    pub(super) medium: Box<dyn Storage>,
+    pub(super) storage: Box<dyn Storage>,
     pub(super) geometry: Geometry,
     state: RwLock<State>,
     pub(super) used: Vec<AtomicBool>,
     damaged: AtomicU64,
     /// Blocks being fetched, each with the number of requests.
-    pub(super) flights: Mutex<HashMap<Key, u32>>,
+    pub(super) fetching: Mutex<HashMap<Key, u32>>,
     pub(super) barrier: Mutex<()>,
-    pub(super) barriers_begun: AtomicU64,
+    pub(super) barriers_started: AtomicU64,
     pub(super) barriers_done: AtomicU64,
 }
 
@@ -192,12 +192,12 @@ pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheE
 }
 
 /// Page numbers of a mask.
-pub(super) fn each(pages: PageMask) -> impl Iterator<Item = u32> {
+pub(super) fn page_numbers(pages: PageMask) -> impl Iterator<Item = u32> {
     (0..64).filter(move |page| pages >> page & 1 == 1)
 }
 
 /// Runs of page numbers of a mask.
-pub(super) fn runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
+pub(super) fn page_runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
     std::iter::from_fn(move || {
         let first = pages.trailing_zeros();
         let end = first + pages.checked_shr(first)?.trailing_ones();
@@ -243,24 +243,24 @@ impl BlockCache {
         let state = State { index, journal, files, ops, next_file, next_op, sent, latched: None };
         let used = (0..geometry.frames).map(|_| AtomicBool::new(false)).collect();
         let cache = Self {
-            medium,
+            storage: medium,
             geometry,
             state: RwLock::new(state),
             used,
             damaged: AtomicU64::new(0),
-            flights: Mutex::default(),
+            fetching: Mutex::default(),
             barrier: Mutex::new(()),
-            barriers_begun: AtomicU64::new(0),
+            barriers_started: AtomicU64::new(0),
             barriers_done: AtomicU64::new(0),
         };
         Ok((cache, recovered))
     }
 
-    pub(super) fn shared(&self) -> RwLockReadGuard<'_, State> {
+    pub(super) fn read_state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, State> {
+    pub(super) fn write_state(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -271,7 +271,7 @@ impl BlockCache {
 
     /// Current counters of the cache.
     pub fn stats(&self) -> CacheStats {
-        let state = self.shared();
+        let state = self.read_state();
         let page = PAGE as u64;
         CacheStats {
             capacity: u64::from(self.geometry.frames) * self.geometry.block(),
@@ -284,7 +284,7 @@ impl BlockCache {
 
     /// Bytes known to be in holes. Iterates over all of them.
     pub fn holes(&self) -> u64 {
-        self.shared().files.values().map(|held| held.holes.pages()).sum::<u64>() * PAGE as u64
+        self.read_state().files.values().map(|held| held.holes.pages()).sum::<u64>() * PAGE as u64
     }
 
     /// Fills `out` from `offset` if every page is here. Pages that are not here and lie beyond `zero_from` or
@@ -292,8 +292,8 @@ impl BlockCache {
     pub fn read(&self, file: FileId, offset: u64, out: &mut [u8]) -> Result<CacheRead, CacheError> {
         let mut bad = Vec::new();
         let missing = {
-            let state = self.shared();
-            let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+            let state = self.read_state();
+            let held = state.files.get(&file).ok_or(CacheError::NoSuchFile)?;
             let mut missing = Vec::new();
             let page = PAGE as u64;
             let mut at = offset;
@@ -313,7 +313,7 @@ impl BlockCache {
                 }
                 let place = &mut out[(at - offset) as usize..][..len];
                 if !self.read_page(&state, key, in_block as u32, within, place, &mut bad)? {
-                    if number * page >= held.record.zero_from || held.holes.has(number) {
+                    if number * page >= held.record.zero_from || held.holes.contains(number) {
                         place.fill(0);
                     } else if missing.last() != Some(&block) {
                         missing.push(block);
@@ -326,15 +326,15 @@ impl BlockCache {
         if !bad.is_empty() {
             self.drop_damaged(&bad);
         }
-        Ok(if missing.is_empty() { CacheRead::Here } else { CacheRead::Missing(missing) })
+        Ok(if missing.is_empty() { CacheRead::Complete } else { CacheRead::Missing(missing) })
     }
 
     fn drop_damaged(&self, bad: &[(Key, u32)]) {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         for (key, page) in bad {
             let dirty = state.index.get(*key).is_some_and(|block| block.dirty >> page & 1 == 1);
             if !dirty {
-                state.index.cut(*key, 1 << page);
+                state.index.remove_pages(*key, 1 << page);
                 self.damaged.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(block = key.block, page, "fetching a damaged page of the cache again");
             }
@@ -343,43 +343,43 @@ impl BlockCache {
 
     /// Mask of the pages of a block that are here.
     pub fn valid_pages(&self, file: FileId, block: u64) -> u64 {
-        self.shared().index.get(Key { file, block }).map_or(0, |block| block.valid)
+        self.read_state().index.get(Key { file, block }).map_or(0, |block| block.valid)
     }
 
     /// Whether all pages of a block below `size` are here or known to be zeros.
     pub fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
-        let state = self.shared();
+        let state = self.read_state();
         let Some(held) = state.files.get(&file) else { return false };
         let (start, page) = (block * self.geometry.block(), PAGE as u64);
         let end = size.min(held.record.zero_from).min(start + self.geometry.block());
         let pages = end.saturating_sub(start).div_ceil(page) as u32;
         let needed = if pages == 0 { 0 } else { u64::MAX >> (64 - pages) };
         let valid = state.index.get(Key { file, block }).map_or(0, |block| block.valid);
-        each(needed & !valid).all(|number| held.holes.has(start / page + u64::from(number)))
+        page_numbers(needed & !valid).all(|number| held.holes.contains(start / page + u64::from(number)))
     }
 
     /// The epoch that a fill must present: content requested in an earlier one is void.
     pub fn epoch(&self, file: FileId) -> Option<u64> {
-        self.shared().files.get(&file).map(|held| held.epoch)
+        self.read_state().files.get(&file).map(|held| held.epoch)
     }
 
     /// Counter that distinguishes contents of a file read at different times.
     pub fn content_epoch(&self, file: FileId) -> Option<u64> {
-        self.shared().files.get(&file).map(|held| held.content)
+        self.read_state().files.get(&file).map(|held| held.content)
     }
 
-    /// Marks blocks as being fetched, so that they stay until [`BlockCache::arrived`]. A block that was
+    /// Marks blocks as being fetched, so that they stay until [`BlockCache::unmark_fetching`]. A block that was
     /// written here, sent and evicted meanwhile could otherwise come back with its old content.
-    pub fn takes_off(&self, file: FileId, blocks: &[u64]) {
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn mark_fetching(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {
             *flights.entry(Key { file, block: *block }).or_default() += 1;
         }
     }
 
     /// Unmarks blocks whose fetch was stored or failed.
-    pub fn arrived(&self, file: FileId, blocks: &[u64]) {
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn unmark_fetching(&self, file: FileId, blocks: &[u64]) {
+        let mut flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {
             if let Entry::Occupied(mut flight) = flights.entry(Key { file, block: *block }) {
                 *flight.get_mut() -= 1;
@@ -391,15 +391,15 @@ impl BlockCache {
     }
 
     /// State of a file's content at the time of a question about the whole file.
-    pub fn mark(&self, file: FileId) -> Option<ContentMark> {
-        self.shared().files.get(&file).map(FileGeneration::mark)
+    pub fn content_mark(&self, file: FileId) -> Option<ContentMark> {
+        self.read_state().files.get(&file).map(FileGeneration::mark)
     }
 
     /// Stores content from the server at `offset`, a page boundary; pages that are here already stay. Content
     /// requested in another epoch is ignored.
     pub fn fill(&self, file: FileId, epoch: u64, offset: u64, content: &[u8]) -> Result<bool, CacheError> {
-        let mut state = self.alone();
-        self.tidy(&mut state)?;
+        let mut state = self.write_state();
+        self.restart_journal_if_grown(&mut state)?;
         let Some(held) = state.files.get(&file).filter(|held| held.epoch == epoch) else { return Ok(false) };
         let keep = held.record.zero_from.saturating_sub(offset).min(content.len() as u64) as usize;
         let mut records = Vec::new();
@@ -411,7 +411,7 @@ impl BlockCache {
             let key = Key { file, block: here / block_bytes };
             let first = (here % block_bytes / PAGE as u64) as u32;
             // A full cache serves the content without storing it.
-            match self.put(&mut state, key, first, &content[at..at + len], false) {
+            match self.store_block(&mut state, key, first, &content[at..at + len], false) {
                 Ok(record) => records.extend(record),
                 Err(CacheError::Full) => break,
                 Err(error) => return Err(error),
@@ -430,7 +430,7 @@ impl BlockCache {
         if let Some(action) = state.latched {
             return Err(CacheError::Latched { action });
         }
-        if let Err(source) = state.journal.append(&*self.medium, records) {
+        if let Err(source) = state.journal.append(&*self.storage, records) {
             state.latched = Some("write");
             return Err(CacheError::Io { action: "write", source });
         }
@@ -439,7 +439,7 @@ impl BlockCache {
 
     /// Restarts the journal if it has grown. Must not be called between the steps of a change: a new journal
     /// promises every record in it.
-    pub(super) fn tidy(&self, state: &mut State) -> Result<(), CacheError> {
+    pub(super) fn restart_journal_if_grown(&self, state: &mut State) -> Result<(), CacheError> {
         let live =
             (u64::from(state.index.used_frames()) + state.files.len() as u64 + state.ops.len() as u64) * 128;
         if state.journal.len() > MIN_JOURNAL.max(4 * live) { self.restart_journal(state) } else { Ok(()) }
@@ -453,7 +453,7 @@ pub(super) fn record_of(key: Key, block: &Block) -> JournalRecord {
         frame: block.frame,
         valid: block.valid,
         dirty: block.dirty,
-        sums: each(block.valid).map(|page| block.sums[page as usize]).collect(),
+        sums: page_numbers(block.valid).map(|page| block.sums[page as usize]).collect(),
     }
 }
 
@@ -481,8 +481,8 @@ mod tests {
     #[test]
     fn runs_are_the_pages_of_a_set() {
         for pages in [0, 1, 0b0110_1110, 1 << 63, u64::MAX, u64::MAX - 1, 0xff00_0000_0000_0001] {
-            assert!(runs(pages).flatten().eq(each(pages)), "{pages:#x}");
+            assert!(page_runs(pages).flatten().eq(page_numbers(pages)), "{pages:#x}");
         }
-        assert_eq!((runs(u64::MAX).count(), runs(0b101).count()), (1, 2));
+        assert_eq!((page_runs(u64::MAX).count(), page_runs(0b101).count()), (1, 2));
     }
 }

@@ -5,7 +5,7 @@
 //! of dirty pages latches the cache.
 
 use super::{
-    block_cache::{BlockCache, CacheError, State, each, io_error, page_sum, record_of},
+    block_cache::{BlockCache, CacheError, State, io_error, page_numbers, page_sum, record_of},
     block_index::{CacheFull, Key, PageMask, WritePlan, ZERO},
     journal_record::JournalRecord,
     storage::StoragePart,
@@ -18,7 +18,7 @@ use std::{
 
 /// Pages to be stored, from page `first` of a block on: those with a sum in `sums`.
 #[derive(Clone, Copy)]
-struct Stretch<'a> {
+struct PageRun<'a> {
     first: u32,
     content: &'a [u8],
     sums: &'a [(u32, u32)],
@@ -42,7 +42,7 @@ impl BlockCache {
         let run = (first..first + most).take_while(stored).count();
         let place = &mut out[..run * PAGE];
         if run < 2
-            || self.medium.read(StoragePart::Frames, self.frame_at(frame, first), place).ok()? != place.len()
+            || self.storage.read(StoragePart::Frames, self.frame_at(frame, first), place).ok()? != place.len()
         {
             return None;
         }
@@ -84,7 +84,7 @@ impl BlockCache {
 
     pub(super) fn load(&self, frame: u32, page: u32, out: &mut [u8; PAGE]) -> io::Result<()> {
         let at = self.frame_at(frame, page);
-        let read = self.medium.read(StoragePart::Frames, at, out)?;
+        let read = self.storage.read(StoragePart::Frames, at, out)?;
         if read == PAGE { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
@@ -94,7 +94,7 @@ impl BlockCache {
 
     /// Stores complete pages of one block (the last may be short) and returns the journal record. Dirty pages
     /// are recorded before they are stored.
-    pub(super) fn put(
+    pub(super) fn store_block(
         &self,
         state: &mut State,
         key: Key,
@@ -119,18 +119,18 @@ impl BlockCache {
         let full = bits(&mut sums.iter().filter(|(_, sum)| *sum != ZERO));
         let plan = self.plan(state, key, pages, full, dirty)?;
         self.copy(state, key, plan)?;
-        let stored = Stretch { first, content, sums: &sums };
+        let stored = PageRun { first, content, sums: &sums };
         let in_place = state.index.get(key).is_some_and(|block| block.frame == plan.frame);
         if !in_place {
             // No record names the new frame yet: write the content first, so that its record never exists
             // without it.
-            self.store_in(state, plan.frame, stored, dirty)?;
+            self.store_in_frame(state, plan.frame, stored, dirty)?;
         }
-        let record = record_of(key, state.index.stored(key, plan, pages, &sums, dirty));
+        let record = record_of(key, state.index.apply_plan(key, plan, pages, &sums, dirty));
         if dirty {
             self.log(state, std::slice::from_ref(&record))?;
         }
-        if in_place && let Err(error) = self.store_in(state, plan.frame, stored, dirty) {
+        if in_place && let Err(error) = self.store_in_frame(state, plan.frame, stored, dirty) {
             // The frame holds neither the old nor the new content.
             state.index.remove(key);
             return Err(error);
@@ -148,7 +148,7 @@ impl BlockCache {
     ) -> Result<WritePlan, CacheError> {
         let mut gone = Vec::new();
         let mut plan_now = |state: &mut State| {
-            let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+            let flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
             let used = |frame: u32, key: Key| {
                 self.used[frame as usize].swap(false, Ordering::Relaxed) || flights.contains_key(&key)
             };
@@ -162,7 +162,7 @@ impl BlockCache {
         for (key, _) in gone.iter().filter(|(_, block)| block.generation != 0) {
             // The block was sent to the server: what the server reports about the file may be older.
             if let Some(held) = state.files.get_mut(&key.file) {
-                held.left += 1;
+                held.evictions += 1;
             }
         }
         plan.map_err(|_| CacheError::Full)
@@ -171,21 +171,21 @@ impl BlockCache {
     fn copy(&self, state: &State, key: Key, plan: WritePlan) -> Result<(), CacheError> {
         let (Some(frame), Some((from, pages))) = (plan.frame, plan.copy) else { return Ok(()) };
         let mut bytes = [0; PAGE];
-        for page in each(pages) {
+        for page in page_numbers(pages) {
             // A page that is unreadable or damaged is copied as it is: its sum shows the damage.
             let _ = self.load(from, page, &mut bytes);
-            let written = self.medium.write(StoragePart::Frames, self.frame_at(frame, page), &bytes);
+            let written = self.storage.write(StoragePart::Frames, self.frame_at(frame, page), &bytes);
             written.map_err(io_error("write"))?;
         }
         debug_assert!(state.index.get(key).is_some());
         Ok(())
     }
 
-    fn store_in(
+    fn store_in_frame(
         &self,
         state: &mut State,
         frame: Option<u32>,
-        stored: Stretch<'_>,
+        stored: PageRun<'_>,
         dirty: bool,
     ) -> Result<(), CacheError> {
         let Some(frame) = frame else { return Ok(()) };
@@ -200,8 +200,8 @@ impl BlockCache {
     }
 
     /// Writes runs of non-zero pages directly from the content.
-    fn store_pages(&self, frame: u32, stored: Stretch<'_>) -> io::Result<()> {
-        let Stretch { first, content, sums } = stored;
+    fn store_pages(&self, frame: u32, stored: PageRun<'_>) -> io::Result<()> {
+        let PageRun { first, content, sums } = stored;
         let mut numbers = sums.iter().filter(|(_, sum)| *sum != ZERO).map(|(number, _)| *number).peekable();
         while let Some(start) = numbers.next() {
             let mut last = start;
@@ -211,11 +211,11 @@ impl BlockCache {
             let bytes = (start - first) as usize * PAGE..(last + 1 - first) as usize * PAGE;
             let at = self.frame_at(frame, start);
             if bytes.end <= content.len() {
-                self.medium.write(StoragePart::Frames, at, &content[bytes])?;
+                self.storage.write(StoragePart::Frames, at, &content[bytes])?;
             } else {
                 let mut filled_up = content[bytes.start..].to_vec();
                 filled_up.resize(bytes.len(), 0);
-                self.medium.write(StoragePart::Frames, at, &filled_up)?;
+                self.storage.write(StoragePart::Frames, at, &filled_up)?;
             }
         }
         Ok(())

@@ -98,7 +98,7 @@ pub(super) struct BlockIndex {
     owner: Vec<Option<Key>>,
     free: Vec<u32>,
     retired: Vec<u32>,
-    hand: u32,
+    clock_hand: u32,
     dirty_pages: u64,
     valid_pages: u64,
 }
@@ -111,7 +111,7 @@ impl BlockIndex {
             owner: vec![None; geometry.frames as usize],
             free: (0..geometry.frames).rev().collect(),
             retired: Vec::new(),
-            hand: 0,
+            clock_hand: 0,
             dirty_pages: 0,
             valid_pages: 0,
         }
@@ -157,7 +157,7 @@ impl BlockIndex {
         let (frame, kept) = match self.get(key) {
             Some(block) if dirty && block.frozen => {
                 // Promised content stays in its frame until the new promise is durable.
-                (None, block.frame.map(|frame| (frame, self.held(key) & !pages)))
+                (None, block.frame.map(|frame| (frame, self.stored_pages(key) & !pages)))
             }
             Some(block) => (block.frame, None),
             None => (None, None),
@@ -171,7 +171,7 @@ impl BlockIndex {
     }
 
     /// Pages of a block that are stored in its frame.
-    fn held(&self, key: Key) -> PageMask {
+    fn stored_pages(&self, key: Key) -> PageMask {
         self.get(key).map_or(0, |block| {
             let in_frame = |page: &u32| block.valid >> page & 1 == 1 && block.sums[*page as usize] != ZERO;
             (0..self.geometry.pages).filter(in_frame).fold(0, |pages, page| pages | 1 << page)
@@ -187,8 +187,8 @@ impl BlockIndex {
         let mut looked = 0;
         while self.free.is_empty() && looked < 2 * self.geometry.frames {
             looked += 1;
-            let frame = self.hand;
-            self.hand = (self.hand + 1) % self.geometry.frames;
+            let frame = self.clock_hand;
+            self.clock_hand = (self.clock_hand + 1) % self.geometry.frames;
             let Some(key) = self.owner[frame as usize] else { continue };
             let clean = self.get(key).is_some_and(|block| block.dirty == 0 && block.frame == Some(frame));
             if clean && key != for_key && !is_used(frame, key) {
@@ -200,7 +200,7 @@ impl BlockIndex {
     }
 
     /// Records that the pages were stored as planned.
-    pub(super) fn stored(
+    pub(super) fn apply_plan(
         &mut self,
         key: Key,
         plan: WritePlan,
@@ -248,13 +248,13 @@ impl BlockIndex {
     }
 
     /// Frees the frames without a block, after all blocks were restored.
-    pub(super) fn restored(&mut self) {
+    pub(super) fn finish_restore(&mut self) {
         self.free =
             (0..self.geometry.frames).rev().filter(|frame| self.owner[*frame as usize].is_none()).collect();
     }
 
-    /// Restores a block from its record; [`Self::restored`] follows the last one.
-    pub(super) fn restore_one(&mut self, key: Key, block: Block) {
+    /// Restores a block from its record; [`Self::finish_restore`] follows the last one.
+    pub(super) fn restore_block(&mut self, key: Key, block: Block) {
         if let Some(frame) = block.frame {
             self.owner[frame as usize] = Some(key);
         }
@@ -279,7 +279,7 @@ impl BlockIndex {
     }
 
     /// Removes pages of a block.
-    pub(super) fn cut(&mut self, key: Key, pages: PageMask) {
+    pub(super) fn remove_pages(&mut self, key: Key, pages: PageMask) {
         let Some(block) = self.files.get_mut(&key.file).and_then(|blocks| blocks.get_mut(&key.block)) else {
             return;
         };
@@ -294,7 +294,7 @@ impl BlockIndex {
     }
 
     /// Marks pages as clean once the server has them, unless they were written again.
-    pub(super) fn flushed(&mut self, key: Key, generation: u32, pages: PageMask) -> Option<&Block> {
+    pub(super) fn mark_clean(&mut self, key: Key, generation: u32, pages: PageMask) -> Option<&Block> {
         let block = self.files.get_mut(&key.file)?.get_mut(&key.block)?;
         if block.generation != generation {
             return None;
@@ -408,7 +408,7 @@ mod tests {
                                 if let Some((_, soon)) = &under_way { prop_assert!(soon.values().all(|kept| *kept != frame)); }
                             }
                             let sums: Vec<_> = (0..4).filter(|page| pages >> page & 1 == 1).map(|page| (page, u32::from(!zero))).collect();
-                            index.stored(key(block), plan, pages, &sums, true);
+                            index.apply_plan(key(block), plan, pages, &sums, true);
                         }
                     }
                     Step::Fill { block, pages } => {
@@ -416,15 +416,15 @@ mod tests {
                         let pages = pages & !have;
                         if pages != 0 && let Ok(plan) = index.plan(key(block), pages, pages, false, |_, _| false, &mut Vec::new()) {
                             let sums: Vec<_> = (0..4).filter(|page| pages >> page & 1 == 1).map(|page| (page, 1)).collect();
-                            index.stored(key(block), plan, pages, &sums, false);
+                            index.apply_plan(key(block), plan, pages, &sums, false);
                         }
                     }
                     Step::Flush { block } => {
                         if let Some((generation, dirty)) = index.get(key(block)).map(|block| (block.generation, block.dirty)) {
-                            index.flushed(key(block), generation, dirty);
+                            index.mark_clean(key(block), generation, dirty);
                         }
                     }
-                    Step::Cut { block, pages } => index.cut(key(block), pages),
+                    Step::Cut { block, pages } => index.remove_pages(key(block), pages),
                     Step::Remove { block } => drop(index.remove(key(block))),
                     Step::Begin if under_way.is_none() => {
                         let barrier = index.start_barrier();

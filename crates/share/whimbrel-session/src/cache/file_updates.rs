@@ -2,8 +2,8 @@
 
 use super::{
     block_cache::{
-        BlockCache, CacheError, CacheRead, ContentMark, DirtyBlock, FileGeneration, State, each, record_of,
-        runs,
+        BlockCache, CacheError, CacheRead, ContentMark, DirtyBlock, FileGeneration, State, page_numbers,
+        page_runs, record_of,
     },
     block_index::Key,
     holes::Holes,
@@ -15,7 +15,7 @@ use std::ops::Range;
 impl BlockCache {
     /// Adds a file and returns its number.
     pub fn add_file(&self, record: FileRecord) -> Result<FileId, CacheError> {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         let file = state.next_file;
         state.next_file += 1;
         state.files.insert(file, FileGeneration::new(record.clone()));
@@ -25,18 +25,18 @@ impl BlockCache {
 
     /// Record of a file.
     pub fn file(&self, file: FileId) -> Option<FileRecord> {
-        self.shared().files.get(&file).map(|held| held.record.clone())
+        self.read_state().files.get(&file).map(|held| held.record.clone())
     }
 
     /// Every file of the cache.
     pub fn files(&self) -> Vec<(FileId, FileRecord)> {
-        self.shared().files.iter().map(|(file, held)| (*file, held.record.clone())).collect()
+        self.read_state().files.iter().map(|(file, held)| (*file, held.record.clone())).collect()
     }
 
     /// Changes the record of a file, and logs it if it differs.
     pub fn update_file(&self, file: FileId, change: impl FnOnce(&mut FileRecord)) -> Result<(), CacheError> {
-        let mut state = self.alone();
-        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let mut state = self.write_state();
+        let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
         let before = held.record.clone();
         change(&mut held.record);
         if held.record == before {
@@ -49,17 +49,17 @@ impl BlockCache {
     /// Writes. Every page that is partly overwritten must be here or beyond `zero_from`; otherwise the blocks
     /// needed are returned and nothing is written.
     pub fn write(&self, file: FileId, offset: u64, data: &[u8]) -> Result<CacheRead, CacheError> {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         if let Some(action) = state.latched {
             return Err(CacheError::Latched { action });
         }
-        self.tidy(&mut state)?;
-        let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+        self.restart_journal_if_grown(&mut state)?;
+        let held = state.files.get(&file).ok_or(CacheError::NoSuchFile)?;
         let (page, end, zero_from) = (PAGE as u64, offset + data.len() as u64, held.record.zero_from);
         let (first, last) = (offset / page * page, end.div_ceil(page) * page);
         if (first, last) == (offset, end) {
             self.put_dirty(&mut state, file, first, data, end)?;
-            return Ok(CacheRead::Here);
+            return Ok(CacheRead::Complete);
         }
         let mut whole = vec![0; (last - first) as usize];
         let mut missing = Vec::new();
@@ -78,7 +78,7 @@ impl BlockCache {
         }
         whole[(offset - first) as usize..][..data.len()].copy_from_slice(data);
         self.put_dirty(&mut state, file, first, &whole, end)?;
-        Ok(CacheRead::Here)
+        Ok(CacheRead::Complete)
     }
 
     /// Reads the old content of a page that is partly overwritten; false if it is not known.
@@ -94,7 +94,7 @@ impl BlockCache {
         let mut bad = Vec::new();
         let key = Key { file, block };
         let here = self.read_page(state, key, (within / PAGE as u64) as u32, 0, out, &mut bad)?;
-        let in_hole = || state.files.get(&file).is_some_and(|held| held.holes.has(at / PAGE as u64));
+        let in_hole = || state.files.get(&file).is_some_and(|held| held.holes.contains(at / PAGE as u64));
         Ok(here || at >= zero_from || in_hole())
     }
 
@@ -106,8 +106,8 @@ impl BlockCache {
         whole: &[u8],
         end: u64,
     ) -> Result<(), CacheError> {
-        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
-        held.holes.cut(first / PAGE as u64..end.div_ceil(PAGE as u64));
+        let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
+        held.holes.remove(first / PAGE as u64..end.div_ceil(PAGE as u64));
         let grown = end > held.record.size;
         held.record.size = held.record.size.max(end);
         if grown || !held.record.dirty {
@@ -122,7 +122,7 @@ impl BlockCache {
             let len = (block_bytes - here % block_bytes).min((whole.len() - at) as u64) as usize;
             let key = Key { file, block: here / block_bytes };
             let page = (here % block_bytes / PAGE as u64) as u32;
-            self.put(state, key, page, &whole[at..at + len], true)?;
+            self.store_block(state, key, page, &whole[at..at + len], true)?;
             at += len;
         }
         Ok(())
@@ -130,8 +130,8 @@ impl BlockCache {
 
     /// Sets the size. Content beyond it is removed here and, at the next write-back, on the server.
     pub fn truncate(&self, file: FileId, size: u64) -> Result<CacheRead, CacheError> {
-        let mut state = self.alone();
-        let held = state.files.get(&file).ok_or(CacheError::Unknown)?;
+        let mut state = self.write_state();
+        let held = state.files.get(&file).ok_or(CacheError::NoSuchFile)?;
         let (old, zero_from, page) = (held.record.size, held.record.zero_from, PAGE as u64);
         let edge = size / page * page;
         let mut tail = None;
@@ -145,7 +145,7 @@ impl BlockCache {
                 tail = Some(bytes);
             }
         }
-        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
         held.record.size = size;
         held.record.zero_from = held.record.zero_from.min(size);
         held.record.dirty = true;
@@ -153,16 +153,22 @@ impl BlockCache {
         held.content += 1;
         held.holes = Holes::default();
         let mut records = vec![JournalRecord::File { file, record: held.record.clone() }];
-        self.cut_from(&mut state, file, size.div_ceil(page) * page, &mut records);
+        self.remove_pages_from(&mut state, file, size.div_ceil(page) * page, &mut records);
         self.log(&mut state, &records)?;
         if let Some(tail) = tail {
             self.put_dirty(&mut state, file, edge, &tail, size)?;
         }
-        Ok(CacheRead::Here)
+        Ok(CacheRead::Complete)
     }
 
     /// Removes every page from byte `from` (a page boundary) on.
-    fn cut_from(&self, state: &mut State, file: FileId, from: u64, records: &mut Vec<JournalRecord>) {
+    fn remove_pages_from(
+        &self,
+        state: &mut State,
+        file: FileId,
+        from: u64,
+        records: &mut Vec<JournalRecord>,
+    ) {
         let block_bytes = self.geometry.block();
         let blocks: Vec<u64> = state
             .index
@@ -174,7 +180,7 @@ impl BlockCache {
             let key = Key { file, block };
             let keep = from.saturating_sub(block * block_bytes) / PAGE as u64;
             let gone = if keep == 0 { u64::MAX } else { u64::MAX << keep };
-            state.index.cut(key, gone);
+            state.index.remove_pages(key, gone);
             records.push(match state.index.get(key) {
                 Some(left) => record_of(key, left),
                 None => JournalRecord::NoBlock { file, block },
@@ -184,7 +190,7 @@ impl BlockCache {
 
     /// Files with changes that the server does not have.
     pub fn dirty_files(&self) -> Vec<FileId> {
-        let state = self.shared();
+        let state = self.read_state();
         state
             .files
             .iter()
@@ -195,8 +201,8 @@ impl BlockCache {
 
     /// Avoids truncating the server's file when everything beyond the cut was written again. The new content
     /// can then be compared with the old, and only what is beyond the end is cut off.
-    pub fn spare_cut(&self, file: FileId) -> Result<(), CacheError> {
-        let mut state = self.alone();
+    pub fn avoid_truncation(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.write_state();
         let State { index, files, .. } = &mut *state;
         let Some(held) = files.get_mut(&file) else { return Ok(()) };
         let (from, to) = (held.record.zero_from, held.record.base.size.min(held.record.size));
@@ -214,13 +220,13 @@ impl BlockCache {
     }
 
     /// Blocks of a file with at least one page here.
-    pub fn held_blocks(&self, file: FileId) -> Vec<u64> {
-        self.shared().index.blocks(file).map(|(number, _)| number).collect()
+    pub fn cached_blocks(&self, file: FileId) -> Vec<u64> {
+        self.read_state().index.blocks(file).map(|(number, _)| number).collect()
     }
 
     /// Blocks of a file with dirty pages.
     pub fn dirty_blocks(&self, file: FileId) -> Vec<u64> {
-        self.shared()
+        self.read_state()
             .index
             .blocks(file)
             .filter(|(_, block)| block.dirty != 0)
@@ -230,12 +236,12 @@ impl BlockCache {
 
     /// Dirty pages of a block, to be sent; none if it is clean by now.
     pub fn take_dirty(&self, file: FileId, block: u64) -> Result<Option<DirtyBlock>, CacheError> {
-        let state = self.shared();
+        let state = self.read_state();
         let key = Key { file, block };
-        let size = state.files.get(&file).ok_or(CacheError::Unknown)?.record.size;
+        let size = state.files.get(&file).ok_or(CacheError::NoSuchFile)?.record.size;
         let Some(found) = state.index.get(key).filter(|found| found.dirty != 0) else { return Ok(None) };
         let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
-        for page in each(found.dirty) {
+        for page in page_numbers(found.dirty) {
             let at = block * self.geometry.block() + u64::from(page) * PAGE as u64;
             let mut bytes = vec![0; PAGE];
             self.read_page(&state, key, page, 0, &mut bytes, &mut Vec::new())?;
@@ -254,15 +260,15 @@ impl BlockCache {
     /// and are sent again.
     ///
     /// Clean pages may be evicted and must then come from the server, so zeros begin after them from now on.
-    pub fn flushed(
+    pub fn mark_sent(
         &self,
         file: FileId,
         content: u64,
         sent: &DirtyBlock,
         seen: Option<Version>,
     ) -> Result<(), CacheError> {
-        let mut state = self.alone();
-        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let mut state = self.write_state();
+        let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
         if held.content != content {
             return Ok(());
         }
@@ -278,7 +284,7 @@ impl BlockCache {
         let changed =
             (held.record != before).then(|| JournalRecord::File { file, record: held.record.clone() });
         let key = Key { file, block: sent.block };
-        let block = state.index.flushed(key, sent.generation, sent.pages).map(|left| record_of(key, left));
+        let block = state.index.mark_clean(key, sent.generation, sent.pages).map(|left| record_of(key, left));
         let records: Vec<JournalRecord> = changed.into_iter().chain(block).collect();
         self.log(&mut state, &records)
     }
@@ -286,9 +292,9 @@ impl BlockCache {
     /// Marks a file as clean if the server has everything as of counter `content`. Otherwise only records the
     /// server's version.
     pub fn mark_clean(&self, file: FileId, content: u64, base: Version) -> Result<(), CacheError> {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         let more = state.index.blocks(file).any(|(_, block)| block.dirty != 0);
-        let held = state.files.get_mut(&file).ok_or(CacheError::Unknown)?;
+        let held = state.files.get_mut(&file).ok_or(CacheError::NoSuchFile)?;
         let record = &mut held.record;
         record.base = base;
         record.stamps.clear();
@@ -305,7 +311,7 @@ impl BlockCache {
 
     /// Removes the clean pages of a file; content requested before this call is void.
     pub fn invalidate(&self, file: FileId) -> Result<(), CacheError> {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         let Some(held) = state.files.get_mut(&file) else { return Ok(()) };
         held.epoch += 1;
         held.content += 1;
@@ -315,7 +321,7 @@ impl BlockCache {
         let mut records = Vec::new();
         for (block, pages) in clean.into_iter().filter(|(_, pages)| *pages != 0) {
             let key = Key { file, block };
-            state.index.cut(key, pages);
+            state.index.remove_pages(key, pages);
             records.push(match state.index.get(key) {
                 Some(left) => record_of(key, left),
                 None => JournalRecord::NoBlock { file, block },
@@ -327,22 +333,22 @@ impl BlockCache {
     /// Sets the holes of the server's file, in order, unless content became void or left since `asked`. Pages
     /// that are here may have been written here, and are not holes.
     pub fn set_holes(&self, file: FileId, asked: ContentMark, stretches: &[Range<u64>]) -> bool {
-        let mut state = self.alone();
+        let mut state = self.write_state();
         let State { index, files, .. } = &mut *state;
         let Some(held) = files.get_mut(&file).filter(|held| held.mark() == asked) else { return false };
         held.holes = Holes::new(stretches, held.record.zero_from);
         let pages = u64::from(self.geometry.pages);
         for (block, found) in index.blocks(file) {
-            for run in runs(found.valid) {
-                held.holes.cut(block * pages + u64::from(run.start)..block * pages + u64::from(run.end));
+            for run in page_runs(found.valid) {
+                held.holes.remove(block * pages + u64::from(run.start)..block * pages + u64::from(run.end));
             }
         }
         true
     }
 
     /// Removes a file and all of its pages, dirty or not.
-    pub fn forget(&self, file: FileId) -> Result<(), CacheError> {
-        let mut state = self.alone();
+    pub fn remove_file(&self, file: FileId) -> Result<(), CacheError> {
+        let mut state = self.write_state();
         let blocks: Vec<u64> = state.index.blocks(file).map(|(block, _)| block).collect();
         for block in blocks {
             state.index.remove(Key { file, block });

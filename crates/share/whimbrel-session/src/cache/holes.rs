@@ -31,12 +31,12 @@ impl Holes {
         self.runs.iter().map(|(first, end)| end - first).sum()
     }
 
-    pub(super) fn has(&self, page: u64) -> bool {
+    pub(super) fn contains(&self, page: u64) -> bool {
         self.runs.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
     }
 
     /// Removes pages from the holes.
-    pub(super) fn cut(&mut self, pages: Range<u64>) {
+    pub(super) fn remove(&mut self, pages: Range<u64>) {
         while let Some((&first, &end)) = self.runs.range(..pages.end).next_back()
             && end > pages.start
         {
@@ -60,7 +60,7 @@ mod tests {
     fn a_page_is_a_hole_if_all_of_it_is_and_the_last_one_ends_with_the_file() {
         let page = PAGE as u64;
         let holes = Holes::new(&[1..3 * page - 1, 5 * page..6 * page + 100], 6 * page + 100);
-        let said: Vec<u64> = (0..9).filter(|page| holes.has(*page)).collect();
+        let said: Vec<u64> = (0..9).filter(|page| holes.contains(*page)).collect();
         assert_eq!(said, [1, 5, 6]);
     }
 
@@ -79,10 +79,10 @@ mod tests {
             }
             let mut holes = Holes::new(&stretches, 200 * page);
             for (first, len) in cuts {
-                holes.cut(first..first + len);
+                holes.remove(first..first + len);
                 model[first as usize..(first + len) as usize].fill(false);
                 for (number, is_hole) in model.iter().enumerate() {
-                    prop_assert_eq!(holes.has(number as u64), *is_hole, "page {}", number);
+                    prop_assert_eq!(holes.contains(number as u64), *is_hole, "page {}", number);
                 }
             }
         }

@@ -6,15 +6,17 @@
 
 use super::{
     block_index::Geometry,
-    journal_record::{HEAD, JournalRecord, MAX_RECORD, RecordError, decode_record, encode_record},
+    journal_record::{
+        JournalRecord, MAX_RECORD, RECORD_HEADER_LEN, RecordError, decode_record, encode_record,
+    },
     storage::{Storage, StoragePart},
 };
 use std::io;
 
 const MAGIC: &[u8; 8] = b"WhSCjnl1";
-const START: u64 = 32;
+const HEADER_LEN: u64 = 32;
 /// Bytes per read when a journal is read.
-const PIECE: usize = 1 << 20;
+const READ_SIZE: usize = 1 << 20;
 
 /// A journal and the position of its next record.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ pub(super) struct Journal {
     pub(super) records: u64,
 }
 
-fn head(generation: u64, geometry: Geometry) -> Vec<u8> {
+fn header(generation: u64, geometry: Geometry) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(generation.to_le_bytes());
     bytes.extend(geometry.pages.to_le_bytes());
@@ -36,15 +38,15 @@ fn head(generation: u64, geometry: Geometry) -> Vec<u8> {
 }
 
 /// Decodes the header of a part, if it is valid.
-fn read_head(medium: &dyn Storage, which: bool) -> io::Result<Option<(u64, Geometry)>> {
-    let mut bytes = [0; START as usize];
+fn read_header(medium: &dyn Storage, which: bool) -> io::Result<Option<(u64, Geometry)>> {
+    let mut bytes = [0; HEADER_LEN as usize];
     if medium.read(StoragePart::Journal(which), 0, &mut bytes)? < bytes.len() {
         return Ok(None);
     }
     let long = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|byte: usize| bytes[at + byte]));
     let (generation, shape) = (long(8), long(16));
     let geometry = Geometry { pages: shape as u32, frames: (shape >> 32) as u32 };
-    let good = bytes[..] == head(generation, geometry)[..] && (1..=64).contains(&geometry.pages);
+    let good = bytes[..] == header(generation, geometry)[..] && (1..=64).contains(&geometry.pages);
     Ok(good.then_some((generation, geometry)))
 }
 
@@ -55,14 +57,14 @@ fn malformed(error: RecordError) -> io::Error {
 impl Journal {
     /// The current journal of a storage and its records; none if there is no journal.
     pub(super) fn read(medium: &dyn Storage) -> io::Result<Option<(Self, Geometry, Vec<JournalRecord>)>> {
-        let heads = [read_head(medium, false)?, read_head(medium, true)?];
+        let heads = [read_header(medium, false)?, read_header(medium, true)?];
         let Some((generation, geometry)) =
             heads.into_iter().flatten().max_by_key(|(generation, _)| *generation)
         else {
             return Ok(None);
         };
         let which = heads[1].is_some_and(|(found, _)| found == generation);
-        let mut journal = Self { which, generation, tail: START, records: 0 };
+        let mut journal = Self { which, generation, tail: HEADER_LEN, records: 0 };
         let records = journal.read_records(medium)?;
         Ok(Some((journal, geometry, records)))
     }
@@ -71,11 +73,11 @@ impl Journal {
     fn read_records(&mut self, medium: &dyn Storage) -> io::Result<Vec<JournalRecord>> {
         let (mut records, mut window, mut at) = (Vec::new(), Vec::new(), 0);
         loop {
-            if window.len() - at < HEAD + MAX_RECORD {
+            if window.len() - at < RECORD_HEADER_LEN + MAX_RECORD {
                 window.drain(..at);
                 at = 0;
                 let from = window.len();
-                window.resize(from + PIECE, 0);
+                window.resize(from + READ_SIZE, 0);
                 let read = medium.read(
                     StoragePart::Journal(self.which),
                     self.tail + from as u64,
@@ -121,7 +123,7 @@ impl Journal {
     ) -> io::Result<Self> {
         let which = after.is_some_and(|journal| !journal.which);
         let generation = after.map_or(1, |journal| journal.generation + 1);
-        let mut next = Self { which, generation, tail: START, records: 0 };
+        let mut next = Self { which, generation, tail: HEADER_LEN, records: 0 };
         medium.truncate(next.part(), 0)?;
         let mut some = Vec::with_capacity(1024);
         for record in records {
@@ -133,7 +135,7 @@ impl Journal {
         }
         next.append(medium, &some)?;
         medium.sync(next.part())?;
-        medium.write(next.part(), 0, &head(generation, geometry))?;
+        medium.write(next.part(), 0, &header(generation, geometry))?;
         medium.sync(next.part())?;
         Ok(next)
     }

@@ -13,7 +13,7 @@ pub type FileId = u64;
 /// Longest record: the merged changes of names are bounded in bytes.
 pub(super) const MAX_RECORD: usize = 256 << 10;
 /// Bytes of length and checksum.
-pub(super) const HEAD: usize = 8;
+pub(super) const RECORD_HEADER_LEN: usize = 8;
 
 /// State of a file, without its blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,13 +126,13 @@ pub struct MergedChanges {
 
 impl MergedChanges {
     /// Whether nothing was merged.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.now.is_empty() && self.gone.is_empty()
     }
 
     /// The change that now creates a file that `number` was to create; inner `None` if no change does, outer
     /// `None` if nothing changed.
-    pub fn made_by(&self, number: u64) -> Option<Option<u64>> {
+    pub fn creator_of(&self, number: u64) -> Option<Option<u64>> {
         self.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
     }
 }
@@ -145,43 +145,43 @@ pub enum RecordError {
     Short,
     /// The checksum does not match.
     #[error("a record of the journal has a wrong checksum")]
-    Sum,
+    Checksum,
     /// The checksum matches, but the content is invalid.
     #[error("a record of the journal has invalid content")]
-    Meaning,
+    Content,
 }
 
-fn sum(bytes: &[u8], generation: u64) -> u32 {
+fn checksum(bytes: &[u8], generation: u64) -> u32 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, generation) as u32
 }
 
 /// Appends a record in its stored form.
 pub fn encode_record(record: &JournalRecord, generation: u64, out: &mut Vec<u8>) -> Result<(), RecordError> {
-    let bytes = postcard::to_stdvec(record).map_err(|_| RecordError::Meaning)?;
+    let bytes = postcard::to_stdvec(record).map_err(|_| RecordError::Content)?;
     if bytes.len() > MAX_RECORD {
-        return Err(RecordError::Meaning);
+        return Err(RecordError::Content);
     }
     out.extend((bytes.len() as u32).to_le_bytes());
-    out.extend(sum(&bytes, generation).to_le_bytes());
+    out.extend(checksum(&bytes, generation).to_le_bytes());
     out.extend(bytes);
     Ok(())
 }
 
 /// Decodes the first record of `bytes` and returns its length.
 pub fn decode_record(bytes: &[u8], generation: u64) -> Result<(JournalRecord, usize), RecordError> {
-    let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or(RecordError::Short)?;
+    let (head, rest) = bytes.split_first_chunk::<RECORD_HEADER_LEN>().ok_or(RecordError::Short)?;
     let [a, b, c, d, e, f, g, h] = *head;
     let (len, expected) = (u32::from_le_bytes([a, b, c, d]) as usize, u32::from_le_bytes([e, f, g, h]));
     if len == 0 || len > MAX_RECORD {
-        return Err(RecordError::Sum);
+        return Err(RecordError::Checksum);
     }
     let body = rest.get(..len).ok_or(RecordError::Short)?;
-    if sum(body, generation) != expected {
-        return Err(RecordError::Sum);
+    if checksum(body, generation) != expected {
+        return Err(RecordError::Checksum);
     }
     match postcard::take_from_bytes(body) {
-        Ok((record, [])) => Ok((record, HEAD + len)),
-        _ => Err(RecordError::Meaning),
+        Ok((record, [])) => Ok((record, RECORD_HEADER_LEN + len)),
+        _ => Err(RecordError::Content),
     }
 }
 
@@ -209,7 +209,7 @@ mod tests {
         #[test]
         fn garbage_is_an_error_and_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100), generation: u64) {
             let mut framed = (bytes.len() as u32).to_le_bytes().to_vec();
-            framed.extend(sum(&bytes, generation).to_le_bytes());
+            framed.extend(checksum(&bytes, generation).to_le_bytes());
             framed.extend(&bytes);
             drop(decode_record(&framed, generation));
             drop(decode_record(&bytes, generation));

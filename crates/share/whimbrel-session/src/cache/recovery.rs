@@ -20,7 +20,7 @@ use std::{
 
 /// One record of a block.
 #[derive(Debug, Clone)]
-struct Said {
+struct BlockRecord {
     number: u64,
     frame: Option<u32>,
     valid: u64,
@@ -61,8 +61,8 @@ pub fn has_unsent(medium: &dyn Storage) -> Result<bool, CacheError> {
 
 /// State according to the records alone, before any frame is read.
 #[derive(Default)]
-struct Words {
-    blocks: HashMap<Key, Vec<Said>>,
+struct ReplayState {
+    blocks: HashMap<Key, Vec<BlockRecord>>,
     files: HashMap<FileId, FileRecord>,
     ops: BTreeMap<u64, Op>,
     next_file: FileId,
@@ -72,20 +72,20 @@ struct Words {
     ended: bool,
 }
 
-impl Words {
+impl ReplayState {
     fn apply(&mut self, number: u64, record: JournalRecord, geometry: Geometry) {
         self.ended = record == JournalRecord::End;
         match record {
             JournalRecord::Block { file, block, frame, valid, dirty, sums } => {
-                let Some(sums) = spread(valid, &sums, geometry) else { return };
+                let Some(sums) = sums_by_page(valid, &sums, geometry) else { return };
                 let sound = dirty & !valid == 0 && frame.is_none_or(|frame| frame < geometry.frames);
                 if sound {
-                    let said = Said { number, frame, valid, dirty, sums };
+                    let said = BlockRecord { number, frame, valid, dirty, sums };
                     self.blocks.entry(Key { file, block }).or_default().push(said);
                 }
             }
             JournalRecord::NoBlock { file, block } => {
-                let nothing = Said { number, frame: None, valid: 0, dirty: 0, sums: Box::default() };
+                let nothing = BlockRecord { number, frame: None, valid: 0, dirty: 0, sums: Box::default() };
                 self.blocks.entry(Key { file, block }).or_default().push(nothing);
             }
             JournalRecord::File { file, record } => {
@@ -102,13 +102,13 @@ impl Words {
             JournalRecord::Barrier { records } => self.barrier = self.barrier.max(records),
             JournalRecord::End => {}
             JournalRecord::Sent { below } => self.sent = self.sent.max(Some(below)),
-            JournalRecord::Folded(folded) => self.fold(folded),
+            JournalRecord::Folded(folded) => self.merge(folded),
         }
     }
 }
 
-impl Words {
-    fn fold(&mut self, folded: MergedChanges) {
+impl ReplayState {
+    fn merge(&mut self, folded: MergedChanges) {
         let makes: HashMap<u64, Option<u64>> = folded.makes.into_iter().collect();
         self.files.retain(|_, record| {
             let made = record.made_by.and_then(|by| makes.get(&by).copied());
@@ -135,7 +135,7 @@ impl Words {
 }
 
 /// Checksums by page number.
-fn spread(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
+fn sums_by_page(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
     if valid & !geometry.all() != 0 || valid.count_ones() as usize != sums.len() {
         return None;
     }
@@ -149,7 +149,7 @@ pub(super) fn replay(
     geometry: Geometry,
     records: Vec<JournalRecord>,
 ) -> io::Result<Replayed> {
-    let mut words = Words::default();
+    let mut words = ReplayState::default();
     for (number, record) in records.into_iter().enumerate() {
         words.apply(number as u64, record, geometry);
     }
@@ -165,10 +165,10 @@ pub(super) fn replay(
             clean.push((key, newest.clone()));
             continue;
         }
-        match best(medium, geometry, window)? {
+        match newest_valid(medium, geometry, window)? {
             Some(block) if block.dirty != 0 => {
                 taken.extend(block.frame);
-                index.restore_one(key, block);
+                index.restore_block(key, block);
             }
             Some(_) | None => lost.push(LostWrite {
                 path: file.path.clone(),
@@ -181,23 +181,27 @@ pub(super) fn replay(
     clean.sort_by_key(|(_, said)| std::cmp::Reverse(said.number));
     for (key, said) in clean {
         if said.valid != 0 && said.frame.is_none_or(|frame| taken.insert(frame)) {
-            index.restore_one(key, block_of(&said, said.sums.clone()));
+            index.restore_block(key, block_of(&said, said.sums.clone()));
         }
     }
-    index.restored();
-    let Words { files, ops, next_file, next_op, sent, ended, .. } = words;
+    index.finish_restore();
+    let ReplayState { files, ops, next_file, next_op, sent, ended, .. } = words;
     // A journal without a `Sent` record is older than this rule: any change may have been sent.
     let sent = if ops.is_empty() { 0 } else { sent.unwrap_or(next_op) };
     Ok(Replayed { index, files, ops, next_file, next_op, sent, lost, ended })
 }
 
-fn block_of(said: &Said, sums: Box<[u32]>) -> Block {
-    let Said { frame, valid, dirty, .. } = *said;
+fn block_of(said: &BlockRecord, sums: Box<[u32]>) -> Block {
+    let BlockRecord { frame, valid, dirty, .. } = *said;
     Block { frame, valid, dirty, sums, generation: u32::from(dirty != 0), frozen: dirty != 0 }
 }
 
 /// The newest record whose dirty pages are in the frame.
-fn best(medium: &dyn Storage, geometry: Geometry, window: &[Said]) -> io::Result<Option<Block>> {
+fn newest_valid(
+    medium: &dyn Storage,
+    geometry: Geometry,
+    window: &[BlockRecord],
+) -> io::Result<Option<Block>> {
     for said in window.iter().rev() {
         if said.valid == 0 {
             return Ok(None);
@@ -212,8 +216,8 @@ fn best(medium: &dyn Storage, geometry: Geometry, window: &[Said]) -> io::Result
 fn verify(
     medium: &dyn Storage,
     geometry: Geometry,
-    said: &Said,
-    window: &[Said],
+    said: &BlockRecord,
+    window: &[BlockRecord],
 ) -> io::Result<Option<Block>> {
     let mut sums = said.sums.clone();
     let Some(frame) = said.frame else { return Ok(Some(block_of(said, sums))) };

@@ -22,9 +22,9 @@ pub(crate) mod prefetch;
 mod session;
 pub(crate) mod write_back;
 
-pub use connection::server_connection::{Connector, LinkSettings};
+pub use connection::server_connection::{ConnectionSettings, Connector};
 pub use frontend::control_socket::{
-    Control, ControlError, Request as ControlRequest, Response as ControlResponse, ask, sockets,
+    Control, ControlError, Request as ControlRequest, Response as ControlResponse, send_request, sockets,
 };
 pub use frontend::fuse_operations::FuseOperations;
 pub use frontend::nbd_exports::ExportStatus;

@@ -2,7 +2,7 @@
 
 use super::{
     connection::server_connection::{
-        CallFailure, Connector, FirstConnection, LinkSettings, ServerConnection,
+        CallFailure, ConnectionSettings, Connector, FirstConnection, ServerConnection,
     },
     content::{fetcher::Fetcher, hole_query::HoleQueries},
     dedup::{read_dedup::DedupTable, shared_cache::SharedCache, write_dedup::WriteComparison},
@@ -30,15 +30,15 @@ use whimbrel_fuse::{Errno, Notifier};
 use whimbrel_wire::{CallError, ConnectError};
 
 /// Bytes in memory of a session without a cache: data in transit and readahead.
-const PASSING: u64 = 16 << 20;
+const TRANSIT_CAPACITY: u64 = 16 << 20;
 /// Error for write-back in a session without a cache.
-const NOTHING_KEPT: &str = "write-back is not possible without a cache: use write none or through";
+const NO_CACHE_TEXT: &str = "write-back is not possible without a cache: use write none or through";
 
 /// Default round trip from which on a link counts as slow.
-const SLOW: Duration = Duration::from_millis(4);
+const SLOW_ROUND_TRIP: Duration = Duration::from_millis(4);
 
 /// Number of events retained.
-const EVENTS: usize = 1000;
+const MAX_EVENTS: usize = 1000;
 
 /// Reasons why a session cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum SessionError {
     },
     /// The directory of the cache cannot be used.
     #[error("cannot use the directory {}", dir.display())]
-    Folder {
+    Directory {
         /// Directory of the cache.
         dir: PathBuf,
         /// Cause reported by the system; `WouldBlock` if another session uses the directory.
@@ -80,17 +80,17 @@ pub enum SessionError {
         source: io::Error,
     },
     /// Write-back needs a cache.
-    #[error("{NOTHING_KEPT}")]
-    NothingKept,
+    #[error("{NO_CACHE_TEXT}")]
+    NoCache,
     /// Unsent data of an earlier session must be written back first.
     #[error("the cache in {} has data that was not written back: mount it with a cache first", dir.display())]
-    Owed {
+    UnsentData {
         /// Directory of the cache.
         dir: PathBuf,
     },
     /// Block size or number of blocks is out of range.
     #[error("a cache of {capacity} bytes in blocks of {block} bytes is not possible")]
-    Shape {
+    Geometry {
         /// Size of a block in bytes.
         block: u64,
         /// Capacity in bytes.
@@ -113,14 +113,14 @@ pub struct SessionOptions {
     /// Settings that can be changed later.
     pub settings: MountSettings,
     /// Mapping of owners between this host and the server.
-    pub owners: IdMap,
+    pub id_map: IdMap,
     /// Reference files of this host: pages found in them are not sent over a slow link.
-    pub known: Vec<PathBuf>,
+    pub references: Vec<PathBuf>,
     /// Shared cache: a directory in which users of this host share what they may read.
-    pub shared: Option<PathBuf>,
+    pub shared_cache: Option<PathBuf>,
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
     /// not sent. Zero makes every link slow.
-    pub slow: Duration,
+    pub slow_round_trip: Duration,
 }
 
 impl SessionOptions {
@@ -133,10 +133,10 @@ impl SessionOptions {
             capacity: 8 << 30,
             block: 64 << 10,
             settings,
-            owners: IdMap::default(),
-            known: Vec::new(),
-            shared: None,
-            slow: SLOW,
+            id_map: IdMap::default(),
+            references: Vec::new(),
+            shared_cache: None,
+            slow_round_trip: SLOW_ROUND_TRIP,
         }
     }
 
@@ -148,21 +148,21 @@ impl SessionOptions {
     /// Geometry of the cache, if it is valid.
     fn geometry(&self) -> Result<Geometry, SessionError> {
         if !self.has_cache() && self.settings.writes_back() {
-            return Err(SessionError::NothingKept);
+            return Err(SessionError::NoCache);
         }
-        let capacity = if self.has_cache() { self.capacity } else { PASSING };
-        let shape = || SessionError::Shape { block: self.block, capacity: self.capacity };
+        let capacity = if self.has_cache() { self.capacity } else { TRANSIT_CAPACITY };
+        let shape = || SessionError::Geometry { block: self.block, capacity: self.capacity };
         Geometry::new(self.block, capacity).ok_or_else(shape)
     }
 
     /// Storage of the cache.
-    fn medium(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
+    fn storage(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
         if self.has_cache() {
             return Ok(Box::new(folder));
         }
         let dir = || self.cache.clone();
         match has_unsent(&folder).map_err(|source| SessionError::Cache { dir: dir(), source })? {
-            true => Err(SessionError::Owed { dir: dir() }),
+            true => Err(SessionError::UnsentData { dir: dir() }),
             false => Ok(Box::new(MemoryStorage::instead_of(folder))),
         }
     }
@@ -256,11 +256,11 @@ pub struct Session {
 
 pub(super) struct Core {
     pub(super) me: Weak<Core>,
-    pub(super) to: String,
+    pub(super) server_address: String,
     pub(super) options: SessionOptions,
-    pub(super) link: Arc<ServerConnection>,
+    pub(super) connection: Arc<ServerConnection>,
     pub(super) cache: BlockCache,
-    pub(super) nodes: Mutex<InodeTable>,
+    pub(super) inodes: Mutex<InodeTable>,
     pub(super) known_files: Mutex<HashMap<Ident, FileId>>,
     pub(super) fetcher: Fetcher,
     pub(super) writeback: WriteBack,
@@ -272,17 +272,17 @@ pub(super) struct Core {
     pub(super) reads: [AtomicU64; 2],
     /// Whether a tree prefetch is in progress.
     pub(super) walking: AtomicBool,
-    pub(super) ahead: Mutex<PrefetchDistance>,
-    pub(super) room: Mutex<Option<(Instant, FilesystemSpace)>>,
-    pub(super) notes: Hints,
+    pub(super) prefetch_distance: Mutex<PrefetchDistance>,
+    pub(super) free_space: Mutex<Option<(Instant, FilesystemSpace)>>,
+    pub(super) hints: Hints,
     pub(super) holes: HoleQueries,
     /// Blocks that hints declared zero, and that were not requested.
     pub(super) zero_blocks: AtomicU64,
-    reading: Mutex<ReadHistory>,
+    read_history: Mutex<ReadHistory>,
     /// Blocks prefetched from the read history.
     pub(super) ahead_blocks: AtomicU64,
-    pub(super) twins: DedupTable,
-    pub(super) compared: WriteComparison,
+    pub(super) dedup: DedupTable,
+    pub(super) write_comparison: WriteComparison,
     pub(super) shared: Option<SharedCache>,
     clock: Mutex<Time>,
 }
@@ -296,38 +296,44 @@ impl Session {
         // First, so that a cache in use by another process costs the server nothing.
         let dir = options.cache.clone();
         let opened = DiskStorage::open(&dir).and_then(|folder| Ok((folder.client()?, folder)));
-        let (client, folder) = opened.map_err(|source| SessionError::Folder { dir, source })?;
+        let (client, folder) = opened.map_err(|source| SessionError::Directory { dir, source })?;
         let patience = Duration::from_secs(options.settings.patience);
-        let settings =
-            LinkSettings { directory: options.directory.clone(), client, patience, slow: options.slow };
+        let settings = ConnectionSettings {
+            directory: options.directory.clone(),
+            client,
+            server_timeout: patience,
+            slow: options.slow_round_trip,
+        };
         let beginning = ServerConnection::start(connector, settings).await?;
         let session =
-            tokio::task::spawn_blocking(move || Self::on(beginning, to, options, (folder, geometry))).await;
-        session
-            .map_err(|error| SessionError::Folder { dir: PathBuf::new(), source: io::Error::other(error) })?
+            tokio::task::spawn_blocking(move || Self::open(beginning, to, options, (folder, geometry))).await;
+        session.map_err(|error| SessionError::Directory {
+            dir: PathBuf::new(),
+            source: io::Error::other(error),
+        })?
     }
 
-    fn on(
+    fn open(
         beginning: FirstConnection,
         to: String,
         options: SessionOptions,
         (folder, geometry): (DiskStorage, Geometry),
     ) -> Result<Self, SessionError> {
         let dir = options.cache.clone();
-        let opened = BlockCache::open(options.medium(folder)?, geometry);
+        let opened = BlockCache::open(options.storage(folder)?, geometry);
         let (cache, recovered) = opened.map_err(|source| SessionError::Cache { dir, source })?;
         let known =
             cache.files().into_iter().filter_map(|(file, record)| Some((record.ident?, file))).collect();
         let FirstConnection { link, root, read_only, uid, gid } = beginning;
-        let (shared, unshared) = match options.shared.as_deref().map(SharedCache::open) {
+        let (shared, unshared) = match options.shared_cache.as_deref().map(SharedCache::open) {
             Some(Err(error)) => (None, Some(error)),
             opened => (opened.and_then(Result::ok), None),
         };
         let core = Arc::new_cyclic(|me| Core {
             me: me.clone(),
-            to,
-            link,
-            nodes: Mutex::new(InodeTable::new(root)),
+            server_address: to,
+            connection: link,
+            inodes: Mutex::new(InodeTable::new(root)),
             known_files: Mutex::new(known),
             fetcher: Fetcher::default(),
             writeback: WriteBack::default(),
@@ -340,15 +346,15 @@ impl Session {
             server_ids: (uid, gid),
             reads: Default::default(),
             walking: AtomicBool::new(false),
-            ahead: Mutex::default(),
-            room: Mutex::default(),
-            notes: Hints::default(),
+            prefetch_distance: Mutex::default(),
+            free_space: Mutex::default(),
+            hints: Hints::default(),
             holes: HoleQueries::default(),
             zero_blocks: AtomicU64::new(0),
-            reading: Mutex::default(),
+            read_history: Mutex::default(),
             ahead_blocks: AtomicU64::new(0),
-            twins: DedupTable::default(),
-            compared: WriteComparison::default(),
+            dedup: DedupTable::default(),
+            write_comparison: WriteComparison::default(),
             shared,
             clock: Mutex::default(),
         });
@@ -358,14 +364,14 @@ impl Session {
                 lost.path, lost.pages, lost.offset
             ));
         }
-        if let (Some(error), Some(dir)) = (unshared, &core.options.shared) {
+        if let (Some(error), Some(dir)) = (unshared, &core.options.shared_cache) {
             core.event(format!("{} cannot be used as a shared cache: {error}", dir.display()));
         }
         core.recover(&recovered);
         core.walk_tree();
-        core.room_ahead();
-        core.learn_twins();
-        core.record_reads();
+        core.prefetch_free_space();
+        core.index_references();
+        core.prefetch_read_history();
         WriteBack::start(&core);
         Ok(Self { core })
     }
@@ -377,10 +383,10 @@ impl Session {
             let mut changed = settings.clone();
             changed.set(name, value)?;
             if !self.core.options.has_cache() && changed.writes_back() {
-                return Err(NOTHING_KEPT.to_owned());
+                return Err(NO_CACHE_TEXT.to_owned());
             }
             *settings = changed;
-            self.core.link.set_patience(Duration::from_secs(settings.patience));
+            self.core.connection.set_server_timeout(Duration::from_secs(settings.patience));
         }
         self.core.writeback.wake();
         Ok(())
@@ -404,14 +410,14 @@ impl Session {
             let dirty = self.core.cache.dirty_files();
             dirty.into_iter().for_each(|file| self.core.conflict(file, "it could not be written back"));
         }
-        if let Err(error) = self.core.keep_reads() {
+        if let Err(error) = self.core.save_read_history() {
             tracing::warn!(%error, "cannot store the read history for the next session");
         }
         let ended = self.core.cache.end().map_err(errno_of);
         self.core.writeback.stop();
-        if self.core.link.is_up() {
+        if self.core.connection.is_up() {
             // A server that does not receive it ends the session after a timeout.
-            let _ = self.core.link.call::<EndCall, _>(End {});
+            let _ = self.core.connection.call::<EndCall, _>(End {});
         }
         flushed.and(ended)
     }
@@ -419,7 +425,7 @@ impl Session {
     /// Ends the session as a crash of the process would: nothing is written back or sent.
     pub fn abandon(self) {
         self.core.writeback.stop();
-        self.core.link.abandon();
+        self.core.connection.abandon();
     }
 
     /// Current status of the session.
@@ -446,7 +452,7 @@ pub(super) fn errno_of(error: CacheError) -> Errno {
     match error {
         CacheError::Full => Errno::ENOSPC,
         CacheError::Io { source, .. } => Errno::from(source),
-        CacheError::Unknown => Errno::ESTALE,
+        CacheError::NoSuchFile => Errno::ESTALE,
         CacheError::Latched { .. } | CacheError::Damaged { .. } => Errno::EIO,
     }
 }
@@ -456,12 +462,12 @@ pub(super) fn errno_of_fail(fail: CallFailure) -> Errno {
 }
 
 impl Core {
-    pub(super) fn nodes(&self) -> MutexGuard<'_, InodeTable> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn inodes(&self) -> MutexGuard<'_, InodeTable> {
+        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn reading(&self) -> MutexGuard<'_, ReadHistory> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn read_history(&self) -> MutexGuard<'_, ReadHistory> {
+        self.read_history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn settings(&self) -> MountSettings {
@@ -478,7 +484,7 @@ impl Core {
     /// How long the server's answers are cached. Without a limit while the server cannot be reached or has
     /// yet to make changes of this client, because its answers would be older than the state here.
     pub(super) fn ttl(&self) -> Duration {
-        if self.writeback.queued() > 0 || !self.link.is_up() {
+        if self.writeback.queued() > 0 || !self.connection.is_up() {
             return Duration::MAX;
         }
         self.settings.read().unwrap_or_else(PoisonError::into_inner).ttl()
@@ -488,7 +494,7 @@ impl Core {
         tracing::warn!("{text}");
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.push_back(Event { at: Time::now().seconds, text });
-        if events.len() > EVENTS {
+        if events.len() > MAX_EVENTS {
             events.pop_front();
         }
     }
@@ -510,28 +516,28 @@ impl Core {
     }
 
     fn status(&self) -> SessionStatus {
-        let (broken, calls, mean) = self.link.counters();
-        let (waits, waited) = self.link.waits();
-        let (sent, received) = self.link.traffic();
+        let (broken, calls, mean) = self.connection.counters();
+        let (waits, waited) = self.connection.waits();
+        let (sent, received) = self.connection.traffic();
         let (hits, all) = (self.reads[0].load(Ordering::Relaxed), self.reads[1].load(Ordering::Relaxed));
         let stats = self.cache.stats();
         SessionStatus {
-            server: self.to.clone(),
+            server: self.server_address.clone(),
             directory: self.options.directory.escape_ascii().to_string(),
-            connected: self.link.is_up(),
-            round_trip_ms: self.link.round_trip().map(|time| time.as_secs_f64() * 1e3),
+            connected: self.connection.is_up(),
+            round_trip_ms: self.connection.round_trip().map(|time| time.as_secs_f64() * 1e3),
             call_ms: mean as f64 / 1e3,
             calls,
-            requests: self.link.requests(),
+            requests: self.connection.requests(),
             waits,
             waited_ms: waited.as_secs_f64() * 1e3,
-            known: self.nodes().len() as u64,
+            known: self.inodes().len() as u64,
             zero_blocks: self.zero_blocks.load(Ordering::Relaxed),
             holes: self.cache.holes(),
             ahead_blocks: self.ahead_blocks.load(Ordering::Relaxed),
-            known_pages: self.twins.known.load(Ordering::Relaxed),
-            found_pages: self.twins.found.load(Ordering::Relaxed),
-            spared_pages: self.compared.spared(),
+            known_pages: self.dedup.table_pages.load(Ordering::Relaxed),
+            found_pages: self.dedup.found_pages.load(Ordering::Relaxed),
+            spared_pages: self.write_comparison.skipped_pages(),
             broken,
             sent,
             received,

@@ -44,11 +44,11 @@ pub fn pack_entries(entries: &[Entry]) -> Option<Vec<u8>> {
 
 /// Decodes entries from the wire.
 pub fn unpack_entries(bytes: &[u8]) -> Result<Vec<Entry>, EntriesError> {
-    unpack_all(bytes)
+    unpack_values(bytes)
 }
 
 /// Decodes values that were written one after the other and compressed together.
-pub(super) fn unpack_all<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, EntriesError> {
+pub(super) fn unpack_values<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, EntriesError> {
     let raw = zstd::bulk::decompress(bytes, MAX_LISTING).map_err(EntriesError::Packed)?;
     let mut rest = &raw[..];
     let mut all = Vec::new();

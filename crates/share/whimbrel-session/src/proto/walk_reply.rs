@@ -5,7 +5,7 @@
 
 use super::{
     EntriesError, Entry, Ident, MAX_LISTING,
-    entries::{LEVEL, unpack_all},
+    entries::{LEVEL, unpack_values},
 };
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ impl DirPacker {
 
 /// Decodes directories from the wire.
 pub fn unpack_dirs(bytes: &[u8]) -> Result<Vec<WalkedDir>, EntriesError> {
-    unpack_all(bytes)
+    unpack_values(bytes)
 }
 
 #[cfg(test)]

@@ -85,44 +85,45 @@ impl Shared {
                 let opened = self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
                 Reply::of::<OpenCall>(&opened, Bytes::new())
             }
-            EndCall::KIND => self.keyed::<EndCall, _>(peer, request, |session, _| {
+            EndCall::KIND => self.handle_keyed::<EndCall, _>(peer, request, |session, _| {
                 self.sessions.end(session);
                 Ok(((), Bytes::new()))
             }),
             LookupCall::KIND => {
-                self.keyed::<LookupCall, _>(peer, request, |session, body| lookup(session, &body))
+                self.handle_keyed::<LookupCall, _>(peer, request, |session, body| lookup(session, &body))
             }
-            ListCall::KIND => self.keyed::<ListCall, _>(peer, request, |session, body| {
+            ListCall::KIND => self.handle_keyed::<ListCall, _>(peer, request, |session, body| {
                 let (listed, packed) = session.listings.part(&body, |dir| session.tree.dir(dir))?;
                 Ok((listed, packed.into()))
             }),
-            AttrCall::KIND => self.keyed::<AttrCall, _>(peer, request, |session, body| {
+            AttrCall::KIND => self.handle_keyed::<AttrCall, _>(peer, request, |session, body| {
                 Ok((attrs(session, &body)?, Bytes::new()))
             }),
-            ReadCall::KIND => {
-                self.keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body, |_| true))
-            }
-            PagesCall::KIND => {
-                self.keyed::<PagesCall, _>(peer, request, |session, ReadPages { read: body, wanted }| {
+            ReadCall::KIND => self
+                .handle_keyed::<ReadCall, _>(peer, request, |session, body| read(session, &body, |_| true)),
+            PagesCall::KIND => self.handle_keyed::<PagesCall, _>(
+                peer,
+                request,
+                |session, ReadPages { read: body, wanted }| {
                     read(session, &body, |number| is_in(&wanted, number))
-                })
-            }
-            DigestCall::KIND => self.keyed::<DigestCall, _>(peer, request, |session, body| {
+                },
+            ),
+            DigestCall::KIND => self.handle_keyed::<DigestCall, _>(peer, request, |session, body| {
                 digests(session, &body, self.secret.as_ref())
             }),
             HolesCall::KIND => {
-                self.keyed::<HolesCall, _>(peer, request, |session, wanted| holes(session, &wanted))
+                self.handle_keyed::<HolesCall, _>(peer, request, |session, wanted| holes(session, &wanted))
             }
-            ReadlinkCall::KIND => self.keyed::<ReadlinkCall, _>(peer, request, |session, body| {
+            ReadlinkCall::KIND => self.handle_keyed::<ReadlinkCall, _>(peer, request, |session, body| {
                 Ok((name_changes::readlink(session, &body)?, Bytes::new()))
             }),
-            WalkCall::KIND => self.keyed::<WalkCall, _>(peer, request, |session, body| {
+            WalkCall::KIND => self.handle_keyed::<WalkCall, _>(peer, request, |session, body| {
                 let (walked, packed) = walk(&session.tree, &body)?;
                 Ok((walked, packed.into()))
             }),
-            StatfsCall::KIND => {
-                self.keyed::<StatfsCall, _>(peer, request, |session, ()| Ok((room(session)?, Bytes::new())))
-            }
+            StatfsCall::KIND => self.handle_keyed::<StatfsCall, _>(peer, request, |session, ()| {
+                Ok((free_space(session)?, Bytes::new()))
+            }),
             WriteCall::KIND | SyncCall::KIND | OpCall::KIND | CopyCall::KIND => self.change(peer, request),
             kind => Err(Refusal::unknown_kind(kind)),
         }
@@ -133,26 +134,26 @@ impl Shared {
             return Err(refuse("change a read-only export")(Errno::ROFS));
         }
         match request.kind {
-            WriteCall::KIND => self.keyed::<WriteCall, _>(peer, request, |session, body| {
-                let _changing = session.changing()?;
+            WriteCall::KIND => self.handle_keyed::<WriteCall, _>(peer, request, |session, body| {
+                let _changing = session.start_change()?;
                 Ok((WriteDone { attr: write(session, &body, &request.payload)? }, Bytes::new()))
             }),
-            SyncCall::KIND => self.keyed::<SyncCall, _>(peer, request, |session, body| {
+            SyncCall::KIND => self.handle_keyed::<SyncCall, _>(peer, request, |session, body| {
                 Ok((name_changes::sync(session, &body.file)?, Bytes::new()))
             }),
-            CopyCall::KIND => self.keyed::<CopyCall, _>(peer, request, |session, body| {
-                let _changing = session.changing()?;
+            CopyCall::KIND => self.handle_keyed::<CopyCall, _>(peer, request, |session, body| {
+                let _changing = session.start_change()?;
                 Ok((copy(session, &body)?, Bytes::new()))
             }),
-            _ => self.keyed::<OpCall, _>(peer, request, |session, body| {
-                let _changing = session.changing()?;
+            _ => self.handle_keyed::<OpCall, _>(peer, request, |session, body| {
+                let _changing = session.start_change()?;
                 Ok((name_changes::apply(session, &body)?, Bytes::new()))
             }),
         }
     }
 
     /// Handles a call of a session, if the key is valid.
-    fn keyed<C, B>(
+    fn handle_keyed<C, B>(
         &self,
         peer: &PeerIdentity,
         request: &Request,
@@ -162,7 +163,7 @@ impl Shared {
         C: Call<Header = Keyed<B>>,
     {
         let Keyed { key, body } = request.decode::<C>()?;
-        let session = self.sessions.of(&key, peer, &self.limits)?;
+        let session = self.sessions.find(&key, peer, &self.limits)?;
         let (header, payload) = work(&session, body)?;
         Reply::of::<C>(&header, payload)
     }
@@ -244,7 +245,7 @@ fn write(session: &ServedSession, wanted: &Write, payload: &[u8]) -> Result<Attr
     session.files.get(&session.tree, &wanted.file, true)?.write(wanted, &content)
 }
 
-fn room(session: &ServedSession) -> Result<FilesystemSpace, Refusal> {
+fn free_space(session: &ServedSession) -> Result<FilesystemSpace, Refusal> {
     let root = session.tree.dir(&crate::proto::RelPath::root())?;
     let found = rustix::fs::fstatvfs(&root).map_err(refuse("get the free space"))?;
     Ok(FilesystemSpace {

@@ -141,7 +141,7 @@ impl ExportTree {
         }
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NOCTTY;
         // The descriptor above is reopened by number, so no name is resolved again.
-        let opened = rustix::fs::openat(CWD, numbered(&found), flags, Mode::empty());
+        let opened = rustix::fs::openat(CWD, fd_path(&found), flags, Mode::empty());
         opened.map(File::from).map_err(refuse("open the file"))
     }
 
@@ -153,7 +153,7 @@ impl ExportTree {
 }
 
 /// A path to the open file `fd`, whatever its name.
-pub(super) fn numbered(fd: &OwnedFd) -> String {
+pub(super) fn fd_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
@@ -163,17 +163,17 @@ pub(super) fn is_absent(refusal: &Refusal) -> bool {
     crate::proto::errno(refusal).is_some_and(|number| absent.contains(&number))
 }
 
-const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// Attributes of an open file.
 pub(super) fn attr_of(fd: impl AsFd) -> Result<Attr, Refusal> {
-    let found = statx(fd, "", AtFlags::EMPTY_PATH, WANTED).map_err(refuse("examine the file"))?;
+    let found = statx(fd, "", AtFlags::EMPTY_PATH, STATX_MASK).map_err(refuse("examine the file"))?;
     Ok(from_statx(&found))
 }
 
 /// Attributes of a name in a directory.
 pub(super) fn attr_in(dir: impl AsFd, name: &Name) -> Result<Attr, Errno> {
-    statx(dir, name.as_os(), AtFlags::SYMLINK_NOFOLLOW, WANTED).map(|found| from_statx(&found))
+    statx(dir, name.as_os(), AtFlags::SYMLINK_NOFOLLOW, STATX_MASK).map(|found| from_statx(&found))
 }
 
 fn from_statx(found: &Statx) -> Attr {

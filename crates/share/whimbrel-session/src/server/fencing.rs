@@ -63,7 +63,7 @@ impl FencingToken {
     }
 
     /// Locks the token during a change; none if it is not valid any more.
-    pub(super) fn hold(&self) -> Result<Option<File>, Refusal> {
+    pub(super) fn lock(&self) -> Result<Option<File>, Refusal> {
         // A lock belongs to an open file description, so each change opens its own.
         let file = match fs::File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -85,7 +85,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (client, other) = (ClientId::random(), ClientId::random());
         let first = FencingToken::start(dir.path(), &client).unwrap();
-        let held = [first.hold().unwrap().unwrap(), first.hold().unwrap().unwrap()];
+        let held = [first.lock().unwrap().unwrap(), first.lock().unwrap().unwrap()];
         FencingToken::start(dir.path(), &other).unwrap();
         let (begun, begins) = mpsc::channel();
         let at = dir.path().to_owned();
@@ -96,9 +96,9 @@ mod tests {
         drop(another);
         let second = begins.recv().unwrap();
         beginning.join().unwrap().unwrap();
-        assert!(first.hold().unwrap().is_none() && second.hold().unwrap().is_some());
+        assert!(first.lock().unwrap().is_none() && second.lock().unwrap().is_some());
         // If the file was removed, the client begins another session.
         fs::remove_file(&second.path).unwrap();
-        assert!(second.hold().unwrap().is_none());
+        assert!(second.lock().unwrap().is_none());
     }
 }

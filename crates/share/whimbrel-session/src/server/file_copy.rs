@@ -5,7 +5,7 @@
 //! the version that the client knows, before and after. A failed copy leaves a partial result with the
 //! client's stamp.
 
-use super::{name_changes, open_files::raw, refuse, sessions::ServedSession, stale};
+use super::{name_changes, open_files::errno_of, refuse, sessions::ServedSession, stale};
 use crate::proto::{Copied, Copy};
 use rustix::{
     fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, ftruncate, seek},
@@ -15,9 +15,9 @@ use std::{fs::File, os::unix::fs::FileExt};
 use whimbrel_wire::Refusal;
 
 /// Most bytes of one request: a longer one would block the file, and delay the reply, for too long.
-const MOST: u64 = 64 << 20;
+const MAX_REQUEST: u64 = 64 << 20;
 /// Bytes read and written at once where the kernel does not copy.
-const BY_HAND: u64 = 1 << 20;
+const BUFFER_SIZE: u64 = 1 << 20;
 
 /// Copies what `wanted` requests, up to the limit of one request.
 pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Refusal> {
@@ -28,7 +28,7 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
         return Err(stale());
     }
     let there = source.size.saturating_sub(wanted.from_offset);
-    let len = wanted.len.min(MOST).min(there);
+    let len = wanted.len.min(MAX_REQUEST).min(there);
     let end = wanted.offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok());
     end.ok_or_else(|| refuse("write beyond the largest file size")(Errno::FBIG))?;
     let within = wanted.from.ident == wanted.to.ident;
@@ -37,9 +37,9 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
     }
     let stretch = |size| {
         let mut copy = Copying { from: from.file(), to: to.file(), size };
-        copy.stretch(wanted.from_offset, wanted.offset, len)
+        copy.copy_range(wanted.from_offset, wanted.offset, len)
     };
-    let (attr, len) = to.stamped(&wanted.expect, wanted.stamp, stretch)?;
+    let (attr, len) = to.write_stamped(&wanted.expect, wanted.stamp, stretch)?;
     if !within && from.stamped_attr()?.version() != source.version() {
         return Err(stale());
     }
@@ -56,7 +56,7 @@ struct Copying<'a> {
 
 impl Copying<'_> {
     /// Copies up to `len` bytes and returns how many there were.
-    fn stretch(&mut self, begin: u64, to: u64, len: u64) -> Result<u64, Refusal> {
+    fn copy_range(&mut self, begin: u64, to: u64, len: u64) -> Result<u64, Refusal> {
         let (mut at, end) = (begin, begin + len);
         while at < end {
             // A file system without holes reports that everything is data.
@@ -65,12 +65,12 @@ impl Copying<'_> {
                 Err(Errno::NXIO) => end,
                 Err(_) => at,
             };
-            self.zeros(to + (at - begin), data - at)?;
+            self.write_hole(to + (at - begin), data - at)?;
             let hole = match seek(self.from, SeekFrom::Hole(data)) {
                 Ok(hole) if hole > data => hole.min(end),
                 _ => end,
             };
-            let copied = self.bytes(data, to + (data - begin), hole - data)?;
+            let copied = self.copy_data(data, to + (data - begin), hole - data)?;
             at = data + copied;
             if at < hole {
                 // The source was truncated meanwhile.
@@ -80,13 +80,13 @@ impl Copying<'_> {
         Ok(at - begin)
     }
 
-    fn zeros(&mut self, at: u64, len: u64) -> Result<(), Refusal> {
+    fn write_hole(&mut self, at: u64, len: u64) -> Result<(), Refusal> {
         let (end, within) = (at + len, self.size.saturating_sub(at).min(len));
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if within > 0 && fallocate(self.to, punch, at, within).is_err() {
-            let zeros = vec![0; BY_HAND.min(within) as usize];
-            for from in (at..at + within).step_by(BY_HAND as usize) {
-                let piece = (at + within - from).min(BY_HAND) as usize;
+            let zeros = vec![0; BUFFER_SIZE.min(within) as usize];
+            for from in (at..at + within).step_by(BUFFER_SIZE as usize) {
+                let piece = (at + within - from).min(BUFFER_SIZE) as usize;
                 self.put(&zeros[..piece], from)?;
             }
         }
@@ -98,7 +98,7 @@ impl Copying<'_> {
     }
 
     /// Copies a range of data; returns how many bytes there were.
-    fn bytes(&mut self, from: u64, to: u64, len: u64) -> Result<u64, Refusal> {
+    fn copy_data(&mut self, from: u64, to: u64, len: u64) -> Result<u64, Refusal> {
         let (mut source, mut place, end) = (from, to, from + len);
         while source < end {
             let left = (end - source) as usize;
@@ -106,7 +106,7 @@ impl Copying<'_> {
                 Ok(0) => break,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                    let copied = self.by_hand(source, place, end - source)?;
+                    let copied = self.read_and_write(source, place, end - source)?;
                     source += copied;
                     place += copied;
                     break;
@@ -118,11 +118,11 @@ impl Copying<'_> {
         Ok(source - from)
     }
 
-    fn by_hand(&self, from: u64, to: u64, len: u64) -> Result<u64, Refusal> {
-        let mut buffer = vec![0; BY_HAND.min(len) as usize];
+    fn read_and_write(&self, from: u64, to: u64, len: u64) -> Result<u64, Refusal> {
+        let mut buffer = vec![0; BUFFER_SIZE.min(len) as usize];
         let mut done = 0;
         while done < len {
-            let wanted = (len - done).min(BY_HAND) as usize;
+            let wanted = (len - done).min(BUFFER_SIZE) as usize;
             match self.from.read_at(&mut buffer[..wanted], from + done) {
                 Ok(0) => break,
                 Ok(read) => {
@@ -130,14 +130,14 @@ impl Copying<'_> {
                     done += read as u64;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(refuse("read the file")(raw(&error))),
+                Err(error) => return Err(refuse("read the file")(errno_of(&error))),
             }
         }
         Ok(done)
     }
 
     fn put(&self, bytes: &[u8], at: u64) -> Result<(), Refusal> {
-        self.to.write_all_at(bytes, at).map_err(|error| refuse("write the file")(raw(&error)))
+        self.to.write_all_at(bytes, at).map_err(|error| refuse("write the file")(errno_of(&error)))
     }
 }
 
@@ -176,8 +176,8 @@ mod tests {
                     let source = File::open(&from_path).unwrap();
                     let mut copying = Copying { from: &source, to: &to, size: 2 << 20 };
                     let copied = match by_hand {
-                        false => copying.stretch(from, at, len),
-                        true => copying.by_hand(from, at, len),
+                        false => copying.copy_range(from, at, len),
+                        true => copying.read_and_write(from, at, len),
                     };
                     assert_eq!(copied.unwrap(), len);
                     let (end, part) = ((at + len) as usize, &content[from as usize..(from + len) as usize]);
@@ -199,8 +199,8 @@ mod tests {
         fs::write(&path, [3; 5000]).unwrap();
         let (from, to) = (File::open(&path).unwrap(), File::create(dir.path().join("to")).unwrap());
         let mut copying = Copying { from: &from, to: &to, size: 0 };
-        assert_eq!(copying.bytes(1000, 0, 9000).unwrap(), 4000);
-        assert_eq!(copying.by_hand(1000, 0, 9000).unwrap(), 4000);
+        assert_eq!(copying.copy_data(1000, 0, 9000).unwrap(), 4000);
+        assert_eq!(copying.read_and_write(1000, 0, 9000).unwrap(), 4000);
         assert_eq!((copying.size, to.metadata().unwrap().len()), (4000, 4000));
     }
 }

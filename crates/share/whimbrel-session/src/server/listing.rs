@@ -18,9 +18,9 @@ use std::{
 use whimbrel_wire::Refusal;
 
 /// Most listings remembered for a session: parts are requested soon after each other.
-const KEPT: usize = 16;
+const MAX_LISTINGS: usize = 16;
 /// Most names remembered, besides those of the latest listing: some hundred megabytes.
-const NAMES: usize = 4 << 20;
+const MAX_NAMES: usize = 4 << 20;
 /// Most entries in one part.
 const PART: u32 = 8192;
 
@@ -34,7 +34,7 @@ pub(super) struct Listing {
 #[derive(Default)]
 pub(super) struct Listings {
     next: AtomicU64,
-    kept: Mutex<VecDeque<(u64, Arc<Listing>)>>,
+    latest: Mutex<VecDeque<(u64, Arc<Listing>)>>,
 }
 
 impl Listing {
@@ -99,19 +99,19 @@ impl Listings {
 
     fn insert(&self, listing: Arc<Listing>) -> (u64, Arc<Listing>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((number, listing.clone()));
         let names = |kept: &VecDeque<(u64, Arc<Listing>)>| -> usize {
             kept.iter().map(|(_, listing)| listing.names.len()).sum()
         };
-        while kept.len() > KEPT || (kept.len() > 1 && names(&kept) > NAMES) {
+        while kept.len() > MAX_LISTINGS || (kept.len() > 1 && names(&kept) > MAX_NAMES) {
             kept.pop_front();
         }
         (number, listing)
     }
 
     fn find(&self, number: u64) -> Result<Arc<Listing>, Refusal> {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let found = kept.iter().find(|(known, _)| *known == number).map(|(_, listing)| listing.clone());
         found.ok_or_else(|| Refusal::new(code::STALE, "the listing has expired, start another"))
     }

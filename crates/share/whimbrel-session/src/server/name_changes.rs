@@ -4,7 +4,7 @@
 //! already made (because its reply was lost) is recognised by its result, and reported as done.
 
 use super::{
-    exports::{attr_in, attr_of, numbered},
+    exports::{attr_in, attr_of, fd_path},
     open_files::timespec,
     refuse,
     sessions::ServedSession,
@@ -46,17 +46,17 @@ fn bits(mode: u16) -> Mode {
 
 fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
-    match create_whole(&dir, &name, mode, stamp) {
+    match create_stamped(&dir, &name, mode, stamp) {
         Err(Errno::EXIST) => {
             let there = attr_in(&dir, &name).map_err(refuse("examine the file"))?;
-            if is_ours(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
+            if has_stamp(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
         }
         created => created.map_err(refuse("create the file")),
     }
 }
 
 /// Whether a file is the one that was created with this stamp.
-fn is_ours(there: &Attr, stamp: Time) -> bool {
+fn has_stamp(there: &Attr, stamp: Time) -> bool {
     there.kind == Kind::File && there.size == 0 && there.mtime == stamp
 }
 
@@ -65,7 +65,7 @@ fn is_ours(there: &Attr, stamp: Time) -> bool {
 fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     match attr_in(&dir, &name) {
-        Ok(there) if is_ours(&there, stamp) => return Ok(()),
+        Ok(there) if has_stamp(&there, stamp) => return Ok(()),
         Ok(there) => session.files.release(&there.ident),
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(refuse("examine the file")(errno)),
@@ -75,7 +75,7 @@ fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> R
     let take_away = || unlinkat(&dir, first.as_os(), AtFlags::empty());
     // Usually there is none.
     let _ = take_away();
-    create_whole(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
+    create_stamped(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
     let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
     if renamed.is_err() {
         // The refusal is reported instead.
@@ -85,7 +85,7 @@ fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> R
 }
 
 /// Creates a file that has its mode and its stamp before its name: it is recognised by the stamp.
-fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
+fn create_stamped(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
     // The client's kernel has applied its umask; the server's must not be added.
@@ -93,7 +93,7 @@ fn create_whole(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<()
     match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => {
             finish(&file)?;
-            linkat(CWD, numbered(&file), dir, name.as_os(), AtFlags::SYMLINK_FOLLOW)
+            linkat(CWD, fd_path(&file), dir, name.as_os(), AtFlags::SYMLINK_FOLLOW)
         }
         // The file system does not support `O_TMPFILE`.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {
@@ -180,7 +180,7 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refu
             return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
         }
         // Use the descriptor: the name could be a symlink by now, and chmod would follow it.
-        rustix::fs::chmod(numbered(&found), bits(*mode)).map_err(refuse("set the mode"))?;
+        rustix::fs::chmod(fd_path(&found), bits(*mode)).map_err(refuse("set the mode"))?;
     }
     if let Some(mtime) = mtime {
         set_time(&found, *mtime)?;

@@ -28,11 +28,11 @@ use whimbrel_wire::Refusal;
 /// Most bytes of one read or write; half of a wire frame.
 pub(super) const MAX_RANGE: u32 = 4 << 20;
 /// Most files that were removed and are still used by the client; beyond this the oldest is closed.
-const MAX_KEPT: usize = 1024;
+const MAX_REMOVED: usize = 1024;
 /// Shortest hole that is reported.
-const SHORTEST: u64 = 16 << 10;
+const MIN_HOLE: u64 = 16 << 10;
 /// Most holes that are examined in one file; the rest is read like data.
-const MAX_LOOKS: usize = 1 << 16;
+const MAX_HOLES_EXAMINED: usize = 1 << 16;
 /// Attempts to read without a concurrent write, before older attributes are returned.
 const TRIES: usize = 3;
 
@@ -42,7 +42,7 @@ pub(super) struct OpenFile {
     writable: bool,
     /// Held exclusively by a write and shared by reads: in the middle of a write the modification time is the
     /// system's.
-    order: Arc<RwLock<()>>,
+    write_lock: Arc<RwLock<()>>,
     used: AtomicU64,
 }
 
@@ -88,8 +88,9 @@ impl OpenFiles {
         if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
             return Ok(known.clone());
         }
-        let order = open.get(&wanted.ident).map(|known| known.order.clone()).unwrap_or_default();
-        let opened = Arc::new(OpenFile { file, writable: write, order, used: AtomicU64::new(now) });
+        let order = open.get(&wanted.ident).map(|known| known.write_lock.clone()).unwrap_or_default();
+        let opened =
+            Arc::new(OpenFile { file, writable: write, write_lock: order, used: AtomicU64::new(now) });
         open.insert(wanted.ident, opened.clone());
         if open.len() > self.most {
             let oldest = open.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
@@ -108,7 +109,7 @@ impl OpenFiles {
     pub(super) fn retain_removed(&self, tree: &ExportTree, wanted: &FileRef) -> Result<(), Refusal> {
         let file = self.get(tree, wanted, false)?;
         let mut removed = self.removed();
-        if removed.len() >= MAX_KEPT {
+        if removed.len() >= MAX_REMOVED {
             let oldest = removed.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
             if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
                 removed.remove(&oldest);
@@ -141,18 +142,18 @@ impl OpenFile {
 
     /// Content of a range, and attributes that are no newer than it.
     pub(super) fn read(&self, range: Range) -> Result<(Attr, Vec<u8>), Refusal> {
-        self.steady(|size| self.content(range, size))
+        self.read_consistent(|size| self.content(range, size))
     }
 
     /// Holes of the file in order, up to the limit of one reply, and attributes that are no newer than they
     /// are.
     pub(super) fn holes(&self) -> Result<(Attr, Vec<ops::Range<u64>>), Refusal> {
-        self.steady(|size| Ok(self.find_holes(size)))
+        self.read_consistent(|size| Ok(self.find_holes(size)))
     }
 
     /// Repeats `look` until no write interferes, up to a limit; the attributes are no newer than its result.
-    fn steady<T>(&self, look: impl Fn(u64) -> Result<T, Refusal>) -> Result<(Attr, T), Refusal> {
-        let _order = self.order.read().unwrap_or_else(PoisonError::into_inner);
+    fn read_consistent<T>(&self, look: impl Fn(u64) -> Result<T, Refusal>) -> Result<(Attr, T), Refusal> {
+        let _order = self.write_lock.read().unwrap_or_else(PoisonError::into_inner);
         let mut before = self.stamped_attr()?;
         for last in (0..TRIES).rev() {
             let seen = look(before.size)?;
@@ -168,14 +169,14 @@ impl OpenFile {
     /// Finds holes; a file system without holes reports that everything is data.
     fn find_holes(&self, size: u64) -> Vec<ops::Range<u64>> {
         let (mut holes, mut at) = (Vec::new(), 0);
-        for _ in 0..MAX_LOOKS {
+        for _ in 0..MAX_HOLES_EXAMINED {
             let Ok(hole) = rustix::fs::seek(&self.file, SeekFrom::Hole(at)) else { break };
             let data = match rustix::fs::seek(&self.file, SeekFrom::Data(hole)) {
                 Ok(data) => data.min(size),
                 Err(Errno::NXIO) => size,
                 Err(_) => break,
             };
-            if data.saturating_sub(hole) >= SHORTEST {
+            if data.saturating_sub(hole) >= MIN_HOLE {
                 holes.push(hole..data);
             }
             if data >= size || holes.len() >= MAX_HOLES {
@@ -219,7 +220,7 @@ impl OpenFile {
                     at += read as u64;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(refuse("read the file")(raw(&error))),
+                Err(error) => return Err(refuse("read the file")(errno_of(&error))),
             }
         }
         Ok(())
@@ -227,19 +228,19 @@ impl OpenFile {
 
     /// Writes content over what the writer expects.
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
-        self.stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
+        self.write_stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
             .map(|done| done.0)
     }
 
     /// Runs `change`, which gets the current size, if the modification time is one of those expected, and
     /// sets the stamp.
-    pub(super) fn stamped<T>(
+    pub(super) fn write_stamped<T>(
         &self,
         expect: &[Time],
         stamp: Time,
         change: impl FnOnce(u64) -> Result<T, Refusal>,
     ) -> Result<(Attr, T), Refusal> {
-        let _order = self.order.write().unwrap_or_else(PoisonError::into_inner);
+        let _order = self.write_lock.write().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
         let ours = |time: Time| expect.contains(&time);
         if !ours(now.mtime) && !write_intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
@@ -288,16 +289,16 @@ impl OpenFile {
                 return Ok(());
             }
         }
-        self.file.write_all_at(page, at).map_err(|error| refuse("write the file")(raw(&error)))
+        self.file.write_all_at(page, at).map_err(|error| refuse("write the file")(errno_of(&error)))
     }
 
     /// Makes the content durable.
     pub(super) fn sync(&self) -> Result<(), Refusal> {
-        self.file.sync_all().map_err(|error| refuse("sync the file")(raw(&error)))
+        self.file.sync_all().map_err(|error| refuse("sync the file")(errno_of(&error)))
     }
 }
 
-pub(super) fn raw(error: &std::io::Error) -> Errno {
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 

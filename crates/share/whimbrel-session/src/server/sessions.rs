@@ -29,14 +29,20 @@ pub struct Limits {
     pub files: usize,
     /// Directory for fencing tokens, accessible to this server's user only, if several processes may serve
     /// one client.
-    pub turns: Option<PathBuf>,
+    pub token_dir: Option<PathBuf>,
     /// Whether users of a client host may share content that they all may read.
     pub share: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sessions: 256, idle: Duration::from_secs(24 * 3600), files: 256, turns: None, share: false }
+        Self {
+            sessions: 256,
+            idle: Duration::from_secs(24 * 3600),
+            files: 256,
+            token_dir: None,
+            share: false,
+        }
     }
 }
 
@@ -50,14 +56,14 @@ pub(super) struct ServedSession {
     pub(super) listings: Listings,
     used: Mutex<Instant>,
     /// Whether the session is over; read-locked during every change.
-    over: RwLock<bool>,
-    turn: Option<FencingToken>,
+    ended: RwLock<bool>,
+    token: Option<FencingToken>,
 }
 
 /// Held during a change.
 pub(super) struct ChangeGuard<'a> {
-    _here: RwLockReadGuard<'a, bool>,
-    _anywhere: Option<File>,
+    _session: RwLockReadGuard<'a, bool>,
+    _token: Option<File>,
 }
 
 impl ServedSession {
@@ -67,7 +73,7 @@ impl ServedSession {
         tree: ExportTree,
         limits: &Limits,
     ) -> Result<Self, Refusal> {
-        let turn = match (&limits.turns, &client) {
+        let turn = match (&limits.token_dir, &client) {
             (Some(dir), Some(client)) => Some(FencingToken::start(dir, client)?),
             _ => None,
         };
@@ -79,27 +85,27 @@ impl ServedSession {
             files: OpenFiles::new(limits.files),
             listings: Listings::default(),
             used: Mutex::new(Instant::now()),
-            over: RwLock::new(false),
-            turn,
+            ended: RwLock::new(false),
+            token: turn,
         })
     }
 
     /// Begins a change; it lasts until the guard is dropped.
-    pub(super) fn changing(&self) -> Result<ChangeGuard<'_>, Refusal> {
-        let over = self.over.read().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn start_change(&self) -> Result<ChangeGuard<'_>, Refusal> {
+        let over = self.ended.read().unwrap_or_else(PoisonError::into_inner);
         if *over {
             return Err(unknown_key());
         }
-        let anywhere = match &self.turn {
-            Some(turn) => Some(turn.hold()?.ok_or_else(unknown_key)?),
+        let anywhere = match &self.token {
+            Some(turn) => Some(turn.lock()?.ok_or_else(unknown_key)?),
             None => None,
         };
-        Ok(ChangeGuard { _here: over, _anywhere: anywhere })
+        Ok(ChangeGuard { _session: over, _token: anywhere })
     }
 
     /// Waits for the changes in progress, and prevents new ones.
     fn end_changes(&self) {
-        *self.over.write().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.ended.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
     fn succeeds(&self, other: &ServedSession) -> bool {
@@ -122,20 +128,20 @@ fn unknown_key() -> Refusal {
 /// All sessions of a server.
 #[derive(Default)]
 pub(super) struct Sessions {
-    living: Mutex<Vec<Arc<ServedSession>>>,
+    sessions: Mutex<Vec<Arc<ServedSession>>>,
 }
 
 impl Sessions {
-    fn living(&self) -> MutexGuard<'_, Vec<Arc<ServedSession>>> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, Vec<Arc<ServedSession>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a session, and ends earlier ones of its client. If there are too many, the one idle for longest
     /// ends, and its client begins another.
     pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
-        let before: Vec<_> = self.living().extract_if(.., |before| session.succeeds(before)).collect();
+        let before: Vec<_> = self.sessions().extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());
-        let mut living = self.living();
+        let mut living = self.sessions();
         living.retain(|session| session.idle() < limits.idle);
         if living.len() >= limits.sessions.max(1) {
             let longest = (0..living.len()).max_by_key(|at| living[*at].idle());
@@ -147,14 +153,14 @@ impl Sessions {
     }
 
     /// The session with this key, if it belongs to this peer.
-    pub(super) fn of(
+    pub(super) fn find(
         &self,
         key: &SessionKey,
         peer: &PeerIdentity,
         limits: &Limits,
     ) -> Result<Arc<ServedSession>, Refusal> {
         let mut found = None;
-        for session in self.living().iter() {
+        for session in self.sessions().iter() {
             if session.key.matches(key) {
                 found = Some(session.clone());
             }
@@ -167,11 +173,11 @@ impl Sessions {
 
     /// Ends a session.
     pub(super) fn end(&self, session: &Arc<ServedSession>) {
-        self.living().retain(|living| !Arc::ptr_eq(living, session));
+        self.sessions().retain(|living| !Arc::ptr_eq(living, session));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.living().len()
+        self.sessions().len()
     }
 }
 
@@ -191,7 +197,7 @@ mod tests {
         let (sessions, limits) = (Arc::new(Sessions::default()), Limits::default());
         let client = Some(ClientId::random());
         let first = sessions.add(session(client), &limits);
-        let changing = first.changing().unwrap();
+        let changing = first.start_change().unwrap();
         let (begun, begins) = mpsc::channel();
         let others = sessions.clone();
         let adding = thread::spawn(move || begun.send(others.add(session(client), &Limits::default())));
@@ -202,8 +208,8 @@ mod tests {
         drop(changing);
         let second = begins.recv().unwrap();
         adding.join().unwrap().unwrap();
-        assert!(first.changing().is_err() && second.changing().is_ok());
-        assert!(sessions.of(&first.key(), &PeerIdentity::Stdio, &limits).is_err());
+        assert!(first.start_change().is_err() && second.start_change().is_ok());
+        assert!(sessions.find(&first.key(), &PeerIdentity::Stdio, &limits).is_err());
         assert_eq!(sessions.len(), 3);
     }
 
@@ -211,6 +217,6 @@ mod tests {
     fn sessions_of_clients_that_do_not_say_who_they_are_live_side_by_side() {
         let (sessions, limits) = (Sessions::default(), Limits::default());
         let both = [(); 2].map(|()| sessions.add(session(None), &limits));
-        assert!(both.iter().all(|session| session.changing().is_ok()));
+        assert!(both.iter().all(|session| session.start_change().is_ok()));
     }
 }

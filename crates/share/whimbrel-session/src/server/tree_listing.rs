@@ -15,16 +15,16 @@ use std::collections::VecDeque;
 use whimbrel_wire::Refusal;
 
 /// Most directories in one request, and listed in one reply.
-const DIRS: usize = 1000;
+const MAX_DIRS: usize = 1000;
 /// Most names in one reply, and of one directory that is returned with its names.
-const NAMES: (u32, u32) = (16 << 10, 4 << 10);
+const MAX_NAMES: (u32, u32) = (16 << 10, 4 << 10);
 
 /// Lists directories for one request; returns them packed.
 pub(super) fn walk(tree: &ExportTree, wanted: &ListTree) -> Result<(Walked, Vec<u8>), Refusal> {
-    if wanted.dirs.len() > DIRS {
+    if wanted.dirs.len() > MAX_DIRS {
         return Err(refuse("list so many directories at once")(Errno::TOOBIG));
     }
-    let (budget, most) = (wanted.names.min(NAMES.0) as usize, wanted.most.min(NAMES.1) as usize);
+    let (budget, most) = (wanted.names.min(MAX_NAMES.0) as usize, wanted.most.min(MAX_NAMES.1) as usize);
     let mut queue: VecDeque<RelPath> = wanted.dirs.iter().cloned().collect();
     let (mut looked, mut names) = (0, 0);
     let mut packer = DirPacker::default();
@@ -35,7 +35,7 @@ pub(super) fn walk(tree: &ExportTree, wanted: &ListTree) -> Result<(Walked, Vec<
             break;
         }
         looked += 1;
-        if names >= budget || looked >= DIRS {
+        if names >= budget || looked >= MAX_DIRS {
             break;
         }
         if let Some(found) = found.as_ref().filter(|_| wanted.below) {

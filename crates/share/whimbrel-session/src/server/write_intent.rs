@@ -17,7 +17,7 @@ const LEN: usize = 24;
 /// Largest lag of the system's file times behind the clock, in nanoseconds: they are as coarse as its tick.
 const TICK: i128 = 20_000_000;
 /// Longest write of one request in nanoseconds.
-const LONGEST: i128 = 2_000_000_000;
+const MAX_WRITE: i128 = 2_000_000_000;
 
 fn nanoseconds(time: Time) -> i128 {
     i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos)
@@ -54,5 +54,5 @@ pub(super) fn stamp_of(file: &File, found: Time) -> Option<Time> {
     let len = fgetxattr(file, NAME, &mut value[..]).ok()?;
     let (stamp, began) = (decode(&value[..12])?, decode(&value[12..])?);
     let since = nanoseconds(found) - nanoseconds(began);
-    (len == LEN && (-TICK..LONGEST).contains(&since)).then_some(stamp)
+    (len == LEN && (-TICK..MAX_WRITE).contains(&since)).then_some(stamp)
 }

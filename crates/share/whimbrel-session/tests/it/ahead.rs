@@ -69,8 +69,8 @@ fn zeros_that_a_note_tells_of_are_never_asked_for() {
 fn a_note_of_another_version_or_owner_or_of_nothing_is_not_believed() {
     let ones = vec![1; 2 << 20];
     let wrong = |size: u64| Hint {
-        whole: None,
-        of: Some((size, Time { seconds: 5, nanos: 0 })),
+        fetch_whole: None,
+        version: Some((size, Time { seconds: 5, nanos: 0 })),
         zeros: std::iter::once(0..size).collect(),
     };
     let world = World::new(options, |server| {

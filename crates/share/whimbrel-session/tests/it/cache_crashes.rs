@@ -196,11 +196,11 @@ impl History {
         match cache.write(file, first * PAGE as u64, &bytes) {
             // A part may have been accepted before the cache was full.
             Err(CacheError::Full) => self.flush(cache, file)?,
-            written => assert_eq!(written?, CacheRead::Here),
+            written => assert_eq!(written?, CacheRead::Complete),
         }
         for number in first..first + count {
             let mut found = page(0);
-            let here = cache.read(file, number * PAGE as u64, &mut found)? == CacheRead::Here;
+            let here = cache.read(file, number * PAGE as u64, &mut found)? == CacheRead::Complete;
             let content = if here { content_of(&found).unwrap() } else { self.model.server[number as usize] };
             assert!(self.model.allowed[number as usize].contains(&content));
             self.model.now[number as usize] = content;
@@ -227,7 +227,7 @@ impl History {
                     }
                 }
                 let content = cache.content_epoch(file).unwrap();
-                cache.flushed(file, content, &dirty, None)?;
+                cache.mark_sent(file, content, &dirty, None)?;
             }
         }
         Ok(())
@@ -237,7 +237,7 @@ impl History {
         for number in 0..PAGES as usize {
             let mut bytes = page(9);
             let content = match cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() {
-                CacheRead::Here => {
+                CacheRead::Complete => {
                     content_of(&bytes).unwrap_or_else(|| panic!("seed {seed}: page {number} is torn"))
                 }
                 CacheRead::Missing(_) => self.model.server[number],
@@ -300,7 +300,7 @@ fn history(seed: u64, killed: bool) {
         // Take what the crash left as the new content.
         for number in 0..PAGES as usize {
             let mut bytes = page(0);
-            let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == CacheRead::Here;
+            let here = cache.read(file, (number * PAGE) as u64, &mut bytes).unwrap() == CacheRead::Complete;
             let content = if here { content_of(&bytes).unwrap() } else { history.model.server[number] };
             history.model.now[number] = content;
             history.model.allowed[number] = vec![content];
@@ -360,14 +360,14 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let far = 40 * PAGE as u64;
     cache.write(file, far, &page(6)).unwrap();
     let seen = Version { size: 100, ..Version::default() };
-    cache.flushed(file, content, &sent, Some(seen)).unwrap();
+    cache.mark_sent(file, content, &sent, Some(seen)).unwrap();
     assert_eq!(cache.file(file).unwrap().zero_from, 100, "and not behind the end of what is there");
     cache.mark_clean(file, content, Version { size: PAGE as u64, ..Version::default() }).unwrap();
     // Evict the clean pages.
     cache.invalidate(file).unwrap();
     let mut out = page(0);
     assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]));
-    assert_eq!(cache.read(file, far, &mut out).unwrap(), CacheRead::Here);
+    assert_eq!(cache.read(file, far, &mut out).unwrap(), CacheRead::Complete);
     assert!(out == page(6));
 
     // A block taken before the file was truncated is sent again, since the server has yet to truncate.
@@ -375,7 +375,7 @@ fn what_was_written_back_while_more_was_written_comes_from_the_server_again() {
     let sent = cache.take_dirty(file, far / cache.block_size()).unwrap().unwrap();
     cache.truncate(file, far + 2 * PAGE as u64).unwrap();
     cache.truncate(file, far + PAGE as u64).unwrap();
-    cache.flushed(file, content, &sent, None).unwrap();
+    cache.mark_sent(file, content, &sent, None).unwrap();
     assert_eq!(cache.dirty_blocks(file), [far / cache.block_size()]);
 }
 
@@ -394,17 +394,17 @@ fn a_block_that_is_on_its_way_does_not_leave_with_what_was_written_to_it() {
             cache.fill(file, epoch, (number * block) as u64, &content).unwrap();
         }
     };
-    let asked = cache.mark(file).unwrap();
-    cache.takes_off(file, &[0]);
+    let asked = cache.content_mark(file).unwrap();
+    cache.mark_fetching(file, &[0]);
     cache.write(file, 0, &page(7)).unwrap();
     let sent = cache.take_dirty(file, 0).unwrap().unwrap();
-    cache.flushed(file, cache.content_epoch(file).unwrap(), &sent, Some(Version::default())).unwrap();
+    cache.mark_sent(file, cache.content_epoch(file).unwrap(), &sent, Some(Version::default())).unwrap();
     fill_all();
     cache.fill(file, epoch, 0, &page(1).repeat(BLOCK_PAGES as usize)).unwrap();
     let mut out = page(0);
-    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Here);
+    assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Complete);
     assert!(out == page(7), "what was there before came back");
-    cache.arrived(file, &[0]);
+    cache.unmark_fetching(file, &[0]);
     fill_all();
     assert_eq!(cache.read(file, 0, &mut out).unwrap(), CacheRead::Missing(vec![0]), "room is made again");
     assert!(!cache.set_holes(file, asked, &[0..4096, 8192..size]), "holes of before the write are none");
@@ -435,7 +435,7 @@ fn files_and_operations_are_found_again_and_an_orderly_end_is_told_from_a_crash(
         let dirty = cache.take_dirty(file, block).unwrap().unwrap();
         sums.insert(block, dirty.runs.clone());
         let content = cache.content_epoch(file).unwrap();
-        cache.flushed(file, content, &dirty, None).unwrap();
+        cache.mark_sent(file, content, &dirty, None).unwrap();
     }
     assert_eq!(sums, HashMap::from([(0, vec![(0, page(3))])]));
     cache.op_done(number).unwrap();
@@ -512,20 +512,20 @@ fn changes_that_were_folded_are_found_as_they_were_and_so_is_how_far_they_were_s
         let made = FileRecord { path: path("y"), made_by: Some(numbers[by]), ident: None, ..a_file() };
         cache.add_file(made).unwrap()
     });
-    cache.send_below(numbers[0] + 1).unwrap();
+    cache.mark_sent_below(numbers[0] + 1).unwrap();
     let now = Op::Replace { path: path("y"), mode: 0o600, stamp: a_file().base.mtime };
     let folded = MergedChanges {
         now: vec![(numbers[3], now.clone())],
         gone: numbers[1..3].to_vec(),
         makes: vec![(numbers[1], None), (numbers[2], Some(numbers[3]))],
     };
-    cache.fold_ops(folded).unwrap();
+    cache.merge_ops(folded).unwrap();
     drop(cache);
     // From the journal, and from a restarted one.
     for _ in 0..2 {
         let cache = open();
         assert_eq!(cache.ops(), [(numbers[0], Op::Rmdir { path: path("x") }), (numbers[3], now.clone())]);
-        assert_eq!(cache.unsent(), numbers[0] + 1);
+        assert_eq!(cache.first_unsent_op(), numbers[0] + 1);
         assert_eq!(cache.file(files[0]), None, "nothing makes it any more");
         assert_eq!(cache.file(files[1]).unwrap().made_by, Some(numbers[3]));
     }
@@ -540,7 +540,7 @@ fn a_cut_is_spared_only_if_everything_behind_it_is_written_again() {
     let base = Version { size, ..Version::default() };
     let file = cache.add_file(FileRecord { base, size, zero_from: size, ..a_file() }).unwrap();
     let zero_from = |file| {
-        cache.spare_cut(file).unwrap();
+        cache.avoid_truncation(file).unwrap();
         cache.file(file).unwrap().zero_from
     };
     assert_eq!(zero_from(file), size, "nothing was cut");
@@ -552,7 +552,10 @@ fn a_cut_is_spared_only_if_everything_behind_it_is_written_again() {
     }
     assert_eq!(zero_from(file), at(2), "page 4 is a hole, which the server has to make");
     let mut hole = page(1);
-    assert_eq!((cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)), (CacheRead::Here, Some(0)));
+    assert_eq!(
+        (cache.read(file, at(4), &mut hole).unwrap(), content_of(&hole)),
+        (CacheRead::Complete, Some(0))
+    );
     cache.write(file, at(4), &page(4)).unwrap();
     assert_eq!(zero_from(file), size);
     // Shorter than before: the server's content beyond the end is cut off.

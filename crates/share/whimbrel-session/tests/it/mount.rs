@@ -167,7 +167,10 @@ fn a_session_does_not_take_the_name_of_one_that_answers() {
     };
     let first = start().unwrap();
     assert!(start().is_err());
-    assert!(whimbrel_session::client::ask(&socket, &whimbrel_session::client::ControlRequest::Show).is_ok());
+    assert!(
+        whimbrel_session::client::send_request(&socket, &whimbrel_session::client::ControlRequest::Show)
+            .is_ok()
+    );
     drop(first);
     start().unwrap();
 }
@@ -177,7 +180,7 @@ fn owners_are_seen_and_set_as_they_are_paired() {
     for policy in [Policy::Through, Policy::Back] {
         let set = |options: &mut whimbrel_session::client::SessionOptions| {
             let pairs = ["user:4242=777", "group:4343=778"].map(|pair| pair.parse().unwrap());
-            options.owners = IdMap::mine(pairs.to_vec()).unwrap();
+            options.id_map = IdMap::with_pairs(pairs.to_vec()).unwrap();
             options.settings.policy = policy;
         };
         let world = World::new(set, |server| {

@@ -7,7 +7,9 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
 };
-use whimbrel_session::client::{Control, ControlRequest, ControlResponse, Policy, SessionOptions, ask};
+use whimbrel_session::client::{
+    Control, ControlRequest, ControlResponse, Policy, SessionOptions, send_request,
+};
 
 const SIZE: u64 = 4 << 20;
 
@@ -40,7 +42,7 @@ impl Served {
 
     fn ask(&self, file: &str, socket: Option<&Path>) -> ControlResponse {
         let request = ControlRequest::Nbd { file: file.to_owned(), socket: socket.map(Path::to_owned) };
-        ask(&self.world.dir.path().join("control.sock"), &request).unwrap()
+        send_request(&self.world.dir.path().join("control.sock"), &request).unwrap()
     }
 
     fn start(self) -> Self {

@@ -33,7 +33,7 @@ fn begin(seed: u64, policy: Policy) -> Run {
         options.settings.patience = 20;
         if seed.is_multiple_of(4) {
             // Everything is compared before it is sent.
-            options.slow = Duration::ZERO;
+            options.slow_round_trip = Duration::ZERO;
         }
         options.settings.direct =
             if seed.is_multiple_of(2) { vec![] } else { vec![whimbrel_session::client::Glob::new("*")] };

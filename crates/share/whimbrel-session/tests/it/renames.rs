@@ -165,7 +165,7 @@ fn late_change(processes: bool) {
     let (mount, server) = (world.mount(), world.server());
     let turns = tempfile::tempdir().unwrap();
     let process = || {
-        let limits = Limits { turns: Some(turns.path().to_owned()), ..Limits::default() };
+        let limits = Limits { token_dir: Some(turns.path().to_owned()), ..Limits::default() };
         Server::new(vec![Export::new(&server).unwrap()], false, limits)
     };
     if processes {

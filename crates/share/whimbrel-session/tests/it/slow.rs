@@ -44,7 +44,7 @@ impl Connector for Tcp {
     fn connect(&self) -> BoxFuture<'_, Result<Connection, ConnectError>> {
         Box::pin(async {
             let stream = TcpStream::connect(self.0).await;
-            let stream = stream.map_err(|source| ConnectError::Io { stage: ConnectStep::Dial, source })?;
+            let stream = stream.map_err(|source| ConnectError::Io { step: ConnectStep::Dial, source })?;
             let (reader, writer) = tokio::io::split(stream);
             let endpoint = Endpoint::new("client".parse().unwrap(), ());
             connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await
@@ -262,7 +262,7 @@ fn what_a_named_file_of_this_host_has_is_not_sent_and_nothing_it_has_is_believed
     let here = far.path("golden.raw");
     fs::write(&here, &golden).unwrap();
     let (known, absent) = (here.clone(), far.path("absent.raw"));
-    let near = far.mount("cache", |options| options.known = vec![absent, known]);
+    let near = far.mount("cache", |options| options.references = vec![absent, known]);
     until("the file was looked through", || near.session.status().known_pages >= (SIZE / PAGE) as u64);
     // Another program changes the file afterwards.
     let file = fs::OpenOptions::new().write(true).open(&here).unwrap();
@@ -304,7 +304,7 @@ fn what_one_user_read_is_not_sent_to_another_and_only_the_server_says_where_it_i
         fs::write(server.join("clone.raw"), &clone).unwrap();
     });
     let dir = shared_dir(&far);
-    let sharing = |options: &mut SessionOptions| options.shared = Some(dir.clone());
+    let sharing = |options: &mut SessionOptions| options.shared_cache = Some(dir.clone());
     let near = far.mount("first", sharing);
     assert!(far.read("golden.raw").0 == golden && far.read("clone.raw").0 == clone);
     until("the last has been given", || pieces(&dir).len() > 2 * SIZE / 65_536);
@@ -331,7 +331,7 @@ fn wrong_bytes_that_somebody_puts_among_the_shared_are_fetched_from_the_server()
     let (golden, _) = disks();
     let far = Far::new(|server| fs::write(server.join("golden.raw"), &golden).unwrap());
     let dir = shared_dir(&far);
-    let sharing = |options: &mut SessionOptions| options.shared = Some(dir.clone());
+    let sharing = |options: &mut SessionOptions| options.shared_cache = Some(dir.clone());
     let near = far.mount("first", sharing);
     assert!(far.read("golden.raw").0 == golden);
     until("the last has been given", || pieces(&dir).len() >= SIZE / 65_536);

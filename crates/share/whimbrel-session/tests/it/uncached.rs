@@ -61,7 +61,7 @@ fn nothing_can_be_promised_for_later() {
     options.cache = world.dir.path().join("other");
     options.settings.policy = Policy::Back;
     let begun = world.runtime.block_on(Session::start(world.wire.clone(), options));
-    assert!(matches!(begun, Err(SessionError::NothingKept)));
+    assert!(matches!(begun, Err(SessionError::NoCache)));
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn what_an_earlier_session_owes_is_not_passed_over() {
     // The threads of the crashed session lock its directory until they have ended.
     until("it says so", || {
         match world.runtime.block_on(Session::start(world.wire.clone(), options.clone())) {
-            Err(SessionError::Folder { .. }) => false,
-            Err(SessionError::Owed { dir }) => dir == options.cache,
+            Err(SessionError::Directory { .. }) => false,
+            Err(SessionError::UnsentData { dir }) => dir == options.cache,
             other => panic!("{:?}", other.err()),
         }
     });

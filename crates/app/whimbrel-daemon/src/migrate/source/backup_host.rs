@@ -1,5 +1,5 @@
-//! Backup host (`--backup-host`): a third host that has the machine as of the pause, and follows it while pages are
-//! missing on the target.
+//! Backup host (`--backup-host`): a third host that has the machine as of the pause, and follows it while
+//! pages are missing on the target.
 //!
 //! The request is checked before any byte is sent; `protect::StandbySeeding` makes the copy. A machine that
 //! is protected already, is paused or runs away from its network is refused, and so is every mode but `lazy`:
@@ -23,9 +23,9 @@ use whimbrel_core::MachineName;
 
 /// How long to wait for the backup host's report when the target needs nothing more but has not ended the
 /// protection.
-const UNDECIDED: Duration = Duration::from_secs(5);
+const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which that report is polled.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Checks the request without the machine.
 pub(super) fn check(host: &Daemon, name: &MachineName, request: &MigrateRequest) -> Result<(), DaemonError> {
@@ -69,7 +69,7 @@ pub(super) fn start(
 }
 
 /// Copies most of the machine to the backup host.
-pub(super) fn fill<'a>(
+pub(super) fn seed<'a>(
     filling: Option<&'a StandbySeeding>,
     record: &Record,
     ledgers: &mut [whimbrel_capture::DirtyLog],
@@ -77,33 +77,33 @@ pub(super) fn fill<'a>(
     reporter: &'a ProgressReporter,
 ) -> Result<Option<SeedRounds<'a>>, DaemonError> {
     let Some(filling) = filling else { return Ok(None) };
-    let filled = filling.fill(record, ledgers, ports, reporter);
+    let filled = filling.seed(record, ledgers, ports, reporter);
     if filled.is_err() {
-        ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Standby));
+        ledgers.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
     }
     filled.map(Some)
 }
 
 /// The error for the caller when the backup host has taken over.
-pub(super) fn went(name: &MachineName, inherited: &InheritedProtectionRecord) -> DaemonError {
+pub(super) fn taken_over_error(name: &MachineName, inherited: &InheritedProtectionRecord) -> DaemonError {
     let InheritedProtectionRecord { standby, heir, .. } = inherited.clone();
-    DaemonError::WentToThird { name: name.clone(), target: heir, third: standby }
+    DaemonError::RunsOnBackupHost { name: name.clone(), target: heir, third: standby }
 }
 
 impl Daemon {
     /// Checks who has the machine once the target needs nothing more: the target, because it has every page,
     /// or the backup host. The target ends the protection before it reports that it has every page.
-    pub(super) fn check_not_at_third(
+    pub(super) fn check_not_at_backup(
         &self,
         name: &MachineName,
         inherited: Option<&InheritedProtectionRecord>,
     ) -> Result<(), DaemonError> {
         let begun = Instant::now();
-        while self.protecting.is_undecided(inherited) && begun.elapsed() < UNDECIDED {
-            std::thread::sleep(LOOK);
+        while self.protections.is_undecided(inherited) && begun.elapsed() < DECISION_TIMEOUT {
+            std::thread::sleep(POLL_INTERVAL);
         }
-        match inherited.filter(|_| self.protecting.third_has(inherited)) {
-            Some(inherited) => Err(went(name, inherited)),
+        match inherited.filter(|_| self.protections.backup_has_machine(inherited)) {
+            Some(inherited) => Err(taken_over_error(name, inherited)),
             None => Ok(()),
         }
     }

@@ -26,7 +26,7 @@ use whimbrel_migrate::{
 use whimbrel_store::{Pin, StoredDisk, StoredImage};
 
 /// Most capsules that are examined on the way up from the machine's newest one.
-const LOOKED_AT: usize = 256;
+const ANCESTORS_MAX: usize = 256;
 
 /// Parts of a machine that tell which pages differ from a baseline.
 pub(super) struct DirtySources<'a> {
@@ -38,11 +38,11 @@ pub(super) struct DirtySources<'a> {
 
 impl Daemon {
     /// Ancestors of the machine that are complete here, the nearest first.
-    pub(super) fn ancestors_here(&self, record: &Record) -> Vec<CapsuleId> {
+    pub(super) fn local_ancestors(&self, record: &Record) -> Vec<CapsuleId> {
         let (mut bases, mut seen) = (Vec::new(), BTreeSet::new());
         let mut next: VecDeque<CapsuleId> = record.last.into_iter().chain(record.origin).collect();
         while let Some(id) = next.pop_front() {
-            if seen.len() >= LOOKED_AT || bases.len() >= protocol::BASES_MAX {
+            if seen.len() >= ANCESTORS_MAX || bases.len() >= protocol::BASES_MAX {
                 break;
             }
             if !seen.insert(id) {
@@ -59,7 +59,7 @@ impl Daemon {
     }
 
     /// Baseline of an array on the target, as seen from the source.
-    pub(super) fn base(
+    pub(super) fn baseline(
         &self,
         parts: &DirtySources<'_>,
         ledger: &mut DirtyLog,
@@ -72,7 +72,7 @@ impl Daemon {
             Baseline::File => {
                 let disk = disk.ok_or("only disks have a file as their baseline")?;
                 return Ok(ArrayBaseline {
-                    may_differ: MayDiffer::These(parts.disks[disk].owned()),
+                    may_differ: MayDiffer::These(parts.disks[disk].allocated_pages()),
                     content: None,
                 });
             }
@@ -101,9 +101,10 @@ impl Daemon {
             Some(cuts) => cuts.to_disk(set),
             None => set.clone(),
         };
-        let cuts = disk.and_then(|disk| parts.disks[disk].cuts());
+        let cuts = disk.and_then(|disk| parts.disks[disk].alignment());
         let is_followed = parts.stored.get(ledger.name()) == Some(&image.root) && cuts == image.cuts.as_ref();
-        let unseen = ledger.unseen(Consumer::Store).filter(|set| is_followed && set.len() == image.pages);
+        let unseen =
+            ledger.dirty_pages(Consumer::Store).filter(|set| is_followed && set.len() == image.pages);
         if let Some(unseen) = unseen {
             return Ok(MayDiffer::These(to_disk(unseen)));
         }
@@ -111,7 +112,7 @@ impl Daemon {
             && let Some(DiskBase::Image { root, cuts }) = parts.record.bases.get(disk)
             && (Some(*root), cuts) == (image.root, &image.cuts)
         {
-            return Ok(MayDiffer::These(parts.disks[disk].owned()));
+            return Ok(MayDiffer::These(parts.disks[disk].allocated_pages()));
         }
         let present = self.store.image(image.root, image.pages).present()?;
         Ok(MayDiffer::TheseOrPopulated(to_disk(&present)))

@@ -15,23 +15,23 @@ use whimbrel_capture::RoundStats;
 use whimbrel_core::PAGE_SIZE;
 
 /// Share of a round's copy rate at which the machine may write.
-const SHARE: f64 = 0.5;
+const WRITE_SHARE: f64 = 0.5;
 /// Lowest limit in bytes a second: a guest that waits seconds for a write considers its disk broken.
-const SLOWEST: f64 = 1e6;
+const LIMIT_MIN: f64 = 1e6;
 /// Rates of a shorter round are not meaningful.
-const TELLING: Duration = Duration::from_millis(20);
+const ROUND_MIN: Duration = Duration::from_millis(20);
 /// Mirrored bytes in flight lengthen the downtime, so they are limited to what the link carries in this time,
 /// within bounds.
-const AHEAD: Duration = Duration::from_millis(5);
-const AHEAD_MIN: f64 = 256e3;
-const AHEAD_MAX: f64 = 4e6;
+const MIRROR_WINDOW: Duration = Duration::from_millis(5);
+const MIRROR_BYTES_MIN: f64 = 256e3;
+const MIRROR_BYTES_MAX: f64 = 4e6;
 
 /// Throttles a machine's disks so that their copy converges.
 pub(super) struct DiskThrottle<'a> {
     disks: &'a [RunningDisk],
     mirrors: Vec<Arc<Mirror>>,
     written: u64,
-    held: bool,
+    limited: bool,
 }
 
 impl<'a> DiskThrottle<'a> {
@@ -40,7 +40,7 @@ impl<'a> DiskThrottle<'a> {
         let pages =
             |disk: &RunningDisk| whimbrel_block::Device::size(&**disk.device()).div_ceil(PAGE_SIZE as u64);
         let mirrors = disks.iter().map(|disk| Arc::new(Mirror::new(pages(disk)))).collect();
-        Self { disks, mirrors, written: written(disks), held: false }
+        Self { disks, mirrors, written: written(disks), limited: false }
     }
 
     /// The mirrors and the arrays of their disks; array 0 is memory.
@@ -49,16 +49,17 @@ impl<'a> DiskThrottle<'a> {
     }
 
     /// Handles the end of a round: sets the limit if the machine writes too fast.
-    pub(super) fn ended(&mut self, round: &RoundStats) {
+    pub(super) fn round_ended(&mut self, round: &RoundStats) {
         let now = written(self.disks);
         let wrote = now - std::mem::replace(&mut self.written, now);
-        let Some(limit) = limit(round, wrote).filter(|_| !self.held) else { return };
-        self.held = true;
+        let Some(limit) = limit(round, wrote).filter(|_| !self.limited) else { return };
+        self.limited = true;
         tracing::info!(limit, wrote, "the machine writes to its disks faster than they are copied");
         let each = limit / self.disks.len().max(1) as u64;
-        let bound = ((limit as f64 / SHARE) * AHEAD.as_secs_f64()).clamp(AHEAD_MIN, AHEAD_MAX) as u64;
+        let bound = ((limit as f64 / WRITE_SHARE) * MIRROR_WINDOW.as_secs_f64())
+            .clamp(MIRROR_BYTES_MIN, MIRROR_BYTES_MAX) as u64;
         for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
-            disk.brake().set_rate(Some(each));
+            disk.throttle().set_rate(Some(each));
             disk.mirrored().set(Some(mirror.clone()));
             mirror.arm(bound);
         }
@@ -69,7 +70,7 @@ impl<'a> DiskThrottle<'a> {
         let costs: Vec<_> = self.mirrors.iter().map(|mirror| mirror.cost()).collect();
         let writes: u64 = costs.iter().map(|cost| cost.writes).sum();
         let waited: Duration = costs.iter().map(|cost| cost.waited).sum();
-        self.held.then(|| MirroredWrites {
+        self.limited.then(|| MirroredWrites {
             writes,
             bytes: costs.iter().map(|cost| cost.bytes).sum(),
             waited_us: waited.as_micros() as u64 / writes.max(1),
@@ -81,7 +82,7 @@ impl<'a> DiskThrottle<'a> {
 impl Drop for DiskThrottle<'_> {
     fn drop(&mut self) {
         for (disk, mirror) in self.disks.iter().zip(&self.mirrors) {
-            disk.brake().set_rate(None);
+            disk.throttle().set_rate(None);
             // Before the mirrors are removed, so that no write waits for one.
             mirror.end();
             disk.mirrored().set(None);
@@ -90,17 +91,17 @@ impl Drop for DiskThrottle<'_> {
 }
 
 fn written(disks: &[RunningDisk]) -> u64 {
-    disks.iter().map(|disk| disk.brake().written()).sum()
+    disks.iter().map(|disk| disk.throttle().written()).sum()
 }
 
 /// The limit of all disks together after a round in which the machine wrote this many bytes; none if that is
 /// at most half of what the round copied.
 fn limit(round: &RoundStats, wrote: u64) -> Option<u64> {
-    if round.took < TELLING {
+    if round.duration < ROUND_MIN {
         return None;
     }
-    let seconds = round.took.as_secs_f64();
-    let may = (round.pages as f64 * PAGE_SIZE as f64 / seconds * SHARE).max(SLOWEST);
+    let seconds = round.duration.as_secs_f64();
+    let may = (round.pages as f64 * PAGE_SIZE as f64 / seconds * WRITE_SHARE).max(LIMIT_MIN);
     (wrote as f64 / seconds > may).then_some(may as u64)
 }
 
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     fn round(pages: u64, ms: u64) -> RoundStats {
-        RoundStats { pages, took: Duration::from_millis(ms), ..RoundStats::default() }
+        RoundStats { pages, duration: Duration::from_millis(ms), ..RoundStats::default() }
     }
 
     #[test]

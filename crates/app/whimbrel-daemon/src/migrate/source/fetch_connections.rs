@@ -16,9 +16,9 @@ use whimbrel_migrate::postcopy::{
 use whimbrel_wire::{Connection, Request};
 
 /// Delays between attempts: the first and the longest.
-const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 /// Interval at which connections are polled for their end.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Connects a page server to its target, from a thread of its own, until all pages are sent.
 pub(crate) fn keep_connected(
@@ -29,11 +29,11 @@ pub(crate) fn keep_connected(
 ) {
     let host = host.clone();
     let serve = move || {
-        let mut pause = PAUSES[0];
-        while !giving.is_over() {
-            match attend(&host, &giving, &to, rate) {
+        let mut pause = RETRY_DELAYS[0];
+        while !giving.is_finished() {
+            match open_connections(&host, &giving, &to, rate) {
                 Ok(Some(lanes)) => {
-                    pause = PAUSES[0];
+                    pause = RETRY_DELAYS[0];
                     giving.connected(true, None);
                     watch(&host, &giving, &lanes);
                     giving.connected(false, Some(format!("the connection to {to} was lost")));
@@ -48,7 +48,7 @@ pub(crate) fn keep_connected(
                 return;
             }
             // Before the machine's pause the target may not know the handover yet, so retrying stays cheap.
-            pause = if giving.is_open() { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
+            pause = if giving.is_open() { (pause * 2).min(RETRY_DELAYS[1]) } else { RETRY_DELAYS[0] };
         }
     };
     if let Err(error) = thread::Builder::new().name("giving".into()).spawn(serve) {
@@ -57,7 +57,7 @@ pub(crate) fn keep_connected(
 }
 
 /// Opens new connections, if the target wants them now.
-fn attend(
+fn open_connections(
     host: &Arc<Daemon>,
     giving: &Arc<PageServer>,
     to: &HostName,
@@ -65,7 +65,7 @@ fn attend(
 ) -> Result<Option<Vec<Connection>>, DaemonError> {
     let mut lanes = Vec::new();
     for lane in [FetchPriority::Urgent, FetchPriority::Bulk] {
-        let connection = peer_rpc::connect_giving(host, to, giving.clone())?;
+        let connection = peer_rpc::open_fetch_connection(host, to, giving.clone())?;
         if lane == FetchPriority::Bulk {
             connection.limit_rate(rate.map(|rate| rate.0));
         }
@@ -75,17 +75,19 @@ fn attend(
         let header = postcard::to_stdvec(&OfferFetch { handover: giving.handover(), lane });
         let header = header.map_err(|error| DaemonError::invalid(error.to_string()))?;
         let request = Request::new(OFFER_FETCH, header.into(), Bytes::new());
-        let failed =
-            |source: whimbrel_wire::CallError| DaemonError::Sync { host: to.clone(), source: source.into() };
+        let failed = |source: whimbrel_wire::CallError| DaemonError::Transfer {
+            host: to.clone(),
+            source: source.into(),
+        };
         let reply = connection.call_blocking(request).map_err(failed)?;
         match postcard::from_bytes(&reply.header) {
             Ok(OfferFetchReply::Waiting) => lanes.push(connection),
             Ok(OfferFetchReply::Whole) if counts => {
-                giving.whole();
+                giving.mark_complete();
                 return Ok(None);
             }
             Ok(OfferFetchReply::Whole) => return Ok(None),
-            Err(error) => return Err(DaemonError::Sync { host: to.clone(), source: error.into() }),
+            Err(error) => return Err(DaemonError::Transfer { host: to.clone(), source: error.into() }),
         }
     }
     Ok(Some(lanes))
@@ -94,9 +96,9 @@ fn attend(
 /// Watches the connections until one ends, or until no more pages are needed.
 fn watch(host: &Daemon, giving: &PageServer, lanes: &[Connection]) {
     let mut bytes = 0;
-    while lanes.iter().all(|lane| lane.close_reason().is_none()) && !giving.wait_over(LOOK) {
+    while lanes.iter().all(|lane| lane.close_reason().is_none()) && !giving.wait_finished(POLL_INTERVAL) {
         let now: u64 = lanes.iter().map(|lane| lane.traffic().sent + lane.traffic().received).sum();
-        giving.carried(now - bytes);
+        giving.add_bytes(now - bytes);
         bytes = now;
         if !host.is_open() {
             break;

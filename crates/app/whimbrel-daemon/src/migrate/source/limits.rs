@@ -7,23 +7,23 @@ use whimbrel_capture::{PrecopyPolicy, Rates, RoundDecision, StopPolicy, precopy_
 use whimbrel_core::ByteSize;
 
 /// Default downtime of a postcopy migration, which need not wait for the pages in its pause.
-const DOWNTIME_MAX_LEAVING: Duration = Duration::from_millis(10);
+const DOWNTIME_MAX_POSTCOPY: Duration = Duration::from_millis(10);
 /// "We have empirically determined that 50 Mbit/s is a suitable value" (Clark et al., NSDI 2005, section
 /// 5.3).
-const STEP: u64 = 50 * MBIT;
+const RATE_STEP: u64 = 50 * MBIT;
 /// Rate of the first round in the paper's experiments (section 6).
-const MIN: u64 = 100 * MBIT;
+const RATE_MIN: u64 = 100 * MBIT;
 /// A copy of everything, and one round of what was written meanwhile.
 const HYBRID_ROUNDS: u32 = 2;
 const MBIT: u64 = 1_000_000 / 8;
 /// Slower than any plausible link: a GiB would take a day.
-const SLOWEST: u64 = 10_000;
+const RATE_LOWEST: u64 = 10_000;
 
 /// The precopy policy for a machine that runs or is paused already.
 pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<PrecopyPolicy, DaemonError> {
     let rates = rates(request)?;
     let leaving = matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid);
-    let usual = if leaving { DOWNTIME_MAX_LEAVING } else { DOWNTIME_MAX };
+    let usual = if leaving { DOWNTIME_MAX_POSTCOPY } else { DOWNTIME_MAX };
     let downtime_max = request.downtime_max_ms.map_or(usual, Duration::from_millis);
     let still = was_paused && !leaving;
     if still || request.mode == MigrateMode::Stop {
@@ -41,16 +41,16 @@ pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<Preco
 }
 
 /// The rate limit of what is sent before the first round.
-pub(super) fn first(request: &MigrateRequest) -> Result<Option<ByteSize>, DaemonError> {
+pub(super) fn first_rate(request: &MigrateRequest) -> Result<Option<ByteSize>, DaemonError> {
     match policy(request, false)?.decide(&[], u64::MAX) {
         RoundDecision::Round { rate } | RoundDecision::Stop { rate, .. } => Ok(rate.map(ByteSize)),
     }
 }
 
 fn rates(request: &MigrateRequest) -> Result<Rates, DaemonError> {
-    let max = meant("maximum rate", request.rate_max)?;
-    meant("minimum rate", request.rate_min)?;
-    meant("rate step", request.rate_step)?;
+    let max = plausible_rate("maximum rate", request.rate_max)?;
+    plausible_rate("minimum rate", request.rate_min)?;
+    plausible_rate("rate step", request.rate_step)?;
     if request.rate_min.is_none() && !request.adaptive {
         return match request.rate_step {
             Some(_) => Err(DaemonError::invalid(
@@ -59,22 +59,22 @@ fn rates(request: &MigrateRequest) -> Result<Rates, DaemonError> {
             None => Ok(Rates::Full { max }),
         };
     }
-    let min = bytes(request.rate_min).unwrap_or_else(|| max.map_or(MIN, |max| max.min(MIN)));
+    let min = bytes(request.rate_min).unwrap_or_else(|| max.map_or(RATE_MIN, |max| max.min(RATE_MIN)));
     if let Some(max) = max.filter(|max| min > *max) {
         return Err(DaemonError::invalid(format!(
             "the minimum rate ({}) is above the maximum ({}): a size like 100M is bytes a second, 100Mbit is an eighth \
              of about that",
-            spoken(min),
-            spoken(max)
+            rate_text(min),
+            rate_text(max)
         )));
     }
-    Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(STEP) })
+    Ok(Rates::Adaptive { min, max, step: bytes(request.rate_step).unwrap_or(RATE_STEP) })
 }
 
 /// Checks that a requested rate is plausible.
-pub(crate) fn meant(what: &str, rate: Option<ByteSize>) -> Result<Option<u64>, DaemonError> {
+pub(crate) fn plausible_rate(what: &str, rate: Option<ByteSize>) -> Result<Option<u64>, DaemonError> {
     match bytes(rate) {
-        Some(rate) if rate < SLOWEST => Err(DaemonError::invalid(format!(
+        Some(rate) if rate < RATE_LOWEST => Err(DaemonError::invalid(format!(
             "a {what} of {rate} bytes a second is implausibly slow: rates are bytes a second, like 100M, unless \
              they end in bit, like 800Mbit"
         ))),
@@ -87,7 +87,7 @@ fn bytes(rate: Option<ByteSize>) -> Option<u64> {
 }
 
 /// Formats a rate, for example `800 Mbit/s, 100.0 MB a second`.
-fn spoken(rate: u64) -> String {
+fn rate_text(rate: u64) -> String {
     format!("{} Mbit/s, {:.1} MB a second", rate / MBIT, rate as f64 / 1e6)
 }
 
@@ -107,8 +107,8 @@ mod tests {
         let usual = Rates::Adaptive { min: 12_500_000, max: None, step: 6_250_000 };
         assert_eq!(rates(r#", "adaptive": true"#), usual);
         assert_eq!(rates(r#", "rate_min": 12500000"#), usual);
-        assert_eq!(first(&request(r#", "adaptive": true"#)).unwrap(), Some(ByteSize(12_500_000)));
-        assert_eq!(first(&request(r#", "rate_max": 2000000"#)).unwrap(), Some(ByteSize(2_000_000)));
+        assert_eq!(first_rate(&request(r#", "adaptive": true"#)).unwrap(), Some(ByteSize(12_500_000)));
+        assert_eq!(first_rate(&request(r#", "rate_max": 2000000"#)).unwrap(), Some(ByteSize(2_000_000)));
         let slow = Rates::Adaptive { min: 2_000_000, max: Some(2_000_000), step: 1_000_000 };
         assert_eq!(rates(r#", "adaptive": true, "rate_max": 2000000, "rate_step": 1000000"#), slow);
     }

@@ -27,7 +27,7 @@ use crate::{
     running::{NetworkPort, PausableMachine},
     server::peer_rpc::PeerLink,
 };
-pub(crate) use limits::meant as meant_rate;
+pub(crate) use limits::plausible_rate as meant_rate;
 use std::{sync::Arc, thread, time::Instant};
 use whimbrel_api::{
     DowntimeInfo, MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation,
@@ -62,11 +62,11 @@ impl Daemon {
         GuestThrottle::check(&request)?;
         Ok(self.operations().start(OperationKind::Migrate, name.to_string(), move |reporter| {
             let (begun, started_ms) = (Instant::now(), crate::now_ms());
-            let outcome = host.move_and_retire(&machine, &request, reporter);
+            let outcome = host.migrate_and_free(&machine, &request, reporter);
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
             let (rounds, end) = match &outcome {
                 Ok(gone) => (gone.rounds.clone(), gone.end()),
-                Err(error) => (reporter.rounds(), MigrationEnd::Failed { reason: in_full(error) }),
+                Err(error) => (reporter.rounds(), MigrationEnd::Failed { reason: with_causes(error) }),
             };
             let (machine, from) = (machine.name().clone(), host.name.clone());
             let to = request.host.clone();
@@ -80,15 +80,15 @@ impl Daemon {
                 rounds,
                 end,
             };
-            crate::migrate::history::save(&host.layout, record);
-            let Gone {
+            crate::migrate::history::save(&host.directories, record);
+            let CompletedMigration {
                 downtime_ms,
                 pause,
                 wire_bytes,
                 rounds,
                 network,
                 postcopy,
-                helped: Helped { slowed, freed },
+                throttling: GuestCooperation { slowed, freed },
                 paused,
                 ..
             } = outcome?;
@@ -109,62 +109,62 @@ impl Daemon {
     }
 
     /// Migrates the machine and deletes it here.
-    fn move_and_retire(
+    fn migrate_and_free(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         request: &MigrateRequest,
         reporter: &ProgressReporter,
-    ) -> Result<Gone, DaemonError> {
+    ) -> Result<CompletedMigration, DaemonError> {
         let mut turn = machine.try_lock("migrate", Some(reporter.id))?;
         // Missing pages are fetched first: no target has to fetch from two hosts.
         self.wait_until_complete(&mut turn, reporter)?;
         let link = PeerLink::connect(self, &request.host)?;
         // Until the rounds start and have their own limits.
-        link.limit(limits::first(request)?);
-        self.tell_over(&request.host, &link);
-        let moved = self.move_out(&mut turn, &link, request, reporter)?;
+        link.limit(limits::first_rate(request)?);
+        self.notify_aborted_over(&request.host, &link);
+        let moved = self.run_migration(&mut turn, &link, request, reporter)?;
         let (handover, to) = (moved.handover, &request.host);
         let inherited = turn.record.inherited.clone();
         let runs_there = match self.confirm(machine, handover, (to, inherited.as_ref()), moved.commit) {
-            Err(error @ DaemonError::WentToThird { .. }) => {
-                self.retire(machine, turn, handover);
+            Err(error @ DaemonError::RunsOnBackupHost { .. }) => {
+                self.clean_up(machine, turn, handover);
                 return Err(error);
             }
             confirmed => confirmed?,
         };
-        send_last(&link, handover, &turn);
-        let postcopy = match moved.giving {
+        send_late_frames(&link, handover, &turn);
+        let postcopy = match moved.page_server {
             None => {
-                self.retire(machine, turn, handover);
+                self.clean_up(machine, turn, handover);
                 None
             }
             Some(giving) => {
                 drop(turn);
-                self.keep_until_whole(machine, giving.clone(), handover, inherited.clone());
+                self.serve_until_complete(machine, giving.clone(), handover, inherited.clone());
                 Some(self.watch_until_complete(machine, &giving, (to, inherited.as_ref()), reporter)?)
             }
         };
         let rest = postcopy.as_ref().map_or(0, |postcopy| postcopy.bytes);
-        Ok(Gone {
+        Ok(CompletedMigration {
             downtime_ms: (runs_there - moved.paused_at).as_secs_f64() * 1e3,
             pause: pause_info(&moved.pause.runs(moved.paused_at, runs_there)),
             wire_bytes: link.bytes_both_ways() + rest,
             postcopy,
             rounds: moved.rounds.iter().map(round_info).collect(),
-            stopped_by: stopped_by(moved.why),
+            stopped_by: stopped_by(moved.stop_reason),
             network: moved.network,
-            helped: moved.helped,
+            throttling: moved.throttling,
             paused: moved.paused,
         })
     }
 
-    fn move_out(
+    fn run_migration(
         self: &Arc<Self>,
         turn: &mut MachineLock<'_>,
         link: &PeerLink,
         request: &MigrateRequest,
         reporter: &ProgressReporter,
-    ) -> Result<Moved, DaemonError> {
+    ) -> Result<HandedOverMachine, DaemonError> {
         let (record, live) = turn.parts()?;
         let freed = self.free_caches(record, live, request.free_caches, reporter)?;
         let was_paused = live.is_paused();
@@ -174,33 +174,40 @@ impl Daemon {
         let policy = limits::policy(request, was_paused)?;
         let mut lazy = postcopy::start(self, live, request, offer.handover, policy.downtime_max)?;
         offer.leaves = lazy.as_ref().map(|_| self.name.clone());
-        offer.third = filling.as_ref().map(StandbySeeding::third).transpose()?;
+        offer.third = filling.as_ref().map(StandbySeeding::backup_host).transpose()?;
         let mut copying =
-            backup_host::fill(filling.as_ref(), record, &mut live.ledgers, &live.ports, reporter)?;
+            backup_host::seed(filling.as_ref(), record, &mut live.dirty_logs, &live.ports, reporter)?;
         // In place until the migration has ended.
-        let _marks = shared_storage::lay(record, &mut offer);
+        let _marks = shared_storage::write_markers(record, &mut offer);
         let brake = GuestThrottle::new(live, request, reporter)?;
         let before = record.clone();
         let (handover, keeps) = (offer.handover, offer.leaves.is_some());
-        record.inherited = filling.as_ref().map(StandbySeeding::inherited);
+        record.inherited = filling.as_ref().map(StandbySeeding::inherited_record);
         let leaving = PendingHandover { handover, to: request.host.clone(), keeps };
-        let mark = self.make_ready_to_leave(record, leaving)?;
+        let mark = self.record_pending(record, leaving)?;
         let ports = &live.ports;
         let stoppable = PausableMachine {
             qemu: &mut live.qemu,
             disks: &live.disks,
             keep_paused: was_paused,
-            keeping: ports,
+            buffering_ports: ports,
         };
-        let giving = lazy.as_ref().map(|lazy| lazy.giving.clone());
-        let mut stoppable = DelayedPause { machine: stoppable, giving, linger: postcopy::linger(request) };
+        let giving = lazy.as_ref().map(|lazy| lazy.page_server.clone());
+        let mut stoppable = DelayedPause {
+            machine: stoppable,
+            page_server: giving,
+            extra_delay: postcopy::watch_time(request),
+        };
         let mut braked = ThrottledMachine::new(&mut stoppable, brake);
-        let mut subject =
-            CaptureSource { machine: &mut braked, ledgers: &mut live.ledgers, follower: Consumer::Migration };
+        let mut subject = CaptureSource {
+            machine: &mut braked,
+            dirty_logs: &mut live.dirty_logs,
+            consumer: Consumer::Migration,
+        };
         let away = &live.away;
         let parts = baselines::DirtySources { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
-            self.hand_over(record, &before, &offer, &mark)?;
+            self.commit_handover(record, &before, &offer, &mark)?;
             // From here on the home end belongs to the target.
             away.iter().for_each(crate::network::tunnel::AwayEnd::close);
             Ok(())
@@ -208,23 +215,23 @@ impl Daemon {
         let mut brake = disk_throttle::DiskThrottle::new(&live.disks);
         let mirrors = brake.mirrors();
         let outcome = migrate(MigrationJob {
-            subject: &mut subject,
+            source: &mut subject,
             link,
             offer: &offer,
-            blob: &|digest| Ok(Box::new(std::fs::File::open(self.layout.boot_file(&digest))?)),
-            base: &|ledger, begun| self.base(&parts, ledger, begun),
+            open_boot_file: &|digest| Ok(Box::new(std::fs::File::open(self.directories.boot_file(&digest))?)),
+            open_baseline: &|ledger, begun| self.baseline(&parts, ledger, begun),
             seed: rand::random(),
             ports: &|| ports.iter().map(NetworkPort::addresses).collect(),
-            strays: &mut || late_frames::all(ports),
+            take_late_frames: &mut || late_frames::take_buffered(ports),
             record_handover: &mut record_handover,
             policy: &policy,
-            leaving: lazy.as_mut().map(|lazy| &mut lazy.leaving),
-            third: copying.as_mut().map(|copying| copying as &mut dyn BackupSink),
+            deferred: lazy.as_mut().map(|lazy| &mut lazy.deferred_pages),
+            backup: copying.as_mut().map(|copying| copying as &mut dyn BackupSink),
             mirrors: &mirrors,
             observe: &mut |progress| {
                 match progress.ended {
                     Some(round) => {
-                        brake.ended(&round);
+                        brake.round_ended(&round);
                         reporter.round(round_info(&round));
                     }
                     None => report(reporter, progress),
@@ -242,17 +249,23 @@ impl Daemon {
                 if offer.tunnel.is_none() {
                     self.leave_home(record);
                 }
-                self.send_permits(&request.host, &record.name, done.handover, &record.self_service);
+                self.send_guest_permissions(&request.host, &record.name, done.handover, &record.self_service);
                 // Set from the commit on, so that a machine that waits for pages while it starts gets them.
                 let giving = lazy.map(postcopy::PostcopyMigration::committed);
-                live.giving = giving.clone();
-                Ok(Moved::of(done, network, giving, Helped { slowed, freed }, was_paused))
+                live.page_server = giving.clone();
+                Ok(HandedOverMachine::of(
+                    done,
+                    network,
+                    giving,
+                    GuestCooperation { slowed, freed },
+                    was_paused,
+                ))
             }
             Err(source) => {
                 (record.leaving, record.inherited) = (None, None);
-                live.ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Standby));
-                self.drop_network(record, &offer);
-                self.call_off(offer.handover, &request.host, link);
+                live.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
+                self.end_home_network(record, &offer);
+                self.abort_handover(offer.handover, &request.host, link);
                 let name = turn.record.name.clone();
                 Err(DaemonError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
             }
@@ -262,29 +275,29 @@ impl Daemon {
     /// Durably records the handover before the target hears of it, and everything that its commit point needs
     /// except the mark. None of the three files means anything without the mark, so they are written
     /// concurrently: the syncs run together.
-    fn make_ready_to_leave(
+    fn record_pending(
         &self,
         record: &mut Record,
         leaving: PendingHandover,
     ) -> Result<CommitMark, DaemonError> {
-        let dir = self.layout.machine(&record.name);
+        let dir = self.directories.machine(&record.name);
         record.leaving = Some(leaving.clone());
         let (noted, mark, saved) = thread::scope(|scope| {
             let noted = scope.spawn(|| self.handovers.start(leaving.handover, &leaving.to));
             let mark = scope.spawn(|| CommitMark::prepare(&dir));
-            let saved = record.save(&self.layout);
-            (joined(noted), joined(mark), saved)
+            let saved = record.save(&self.directories);
+            (join_scoped(noted), join_scoped(mark), saved)
         });
         let mark = mark.map_err(|source| DaemonError::io("write to", &dir, source));
         let ready = noted.and(saved).and(mark);
         ready.inspect_err(|_| {
             (record.leaving, record.inherited) = (None, None);
-            self.handovers.abandon(leaving.handover);
+            self.handovers.abort(leaving.handover);
         })
     }
 
     /// The commit point: from here on the machine belongs to the target, whatever happens.
-    fn hand_over(
+    fn commit_handover(
         &self,
         record: &mut Record,
         before: &Record,
@@ -293,12 +306,12 @@ impl Daemon {
     ) -> Result<(), BoxError> {
         let leaving = record.leaving.clone().ok_or("the handover was not recorded before its commit")?;
         let PendingHandover { handover, to, keeps } = leaving;
-        self.keep_network(record, offer, &to)?;
+        self.start_home_network(record, offer, &to)?;
         if let Err(error) = mark.make(handover) {
             // The failed write may have reached the disk all the same: write again who runs the machine, and
             // only then let the target discard it.
             *record = before.clone();
-            record.save(&self.layout)?;
+            record.save(&self.directories)?;
             return Err(error.into());
         }
         record.phase = Phase::HandedOver { handover, to, keeps };
@@ -306,10 +319,10 @@ impl Daemon {
     }
 
     /// Aborts: the machine stays here. The target is notified now or later.
-    fn call_off(self: &Arc<Self>, handover: HandoverId, to: &HostName, link: &PeerLink) {
-        self.handovers.abandon(handover);
-        self.tell_over(to, link);
-        self.tell_given_up();
+    fn abort_handover(self: &Arc<Self>, handover: HandoverId, to: &HostName, link: &PeerLink) {
+        self.handovers.abort(handover);
+        self.notify_aborted_over(to, link);
+        self.notify_aborted();
     }
 
     /// Network of the machine after the migration; none if it uses the target's own.
@@ -326,7 +339,7 @@ impl Daemon {
     }
 
     /// Records that this host serves the machine's network, before the handover.
-    fn keep_network(&self, record: &Record, offer: &Offer, to: &HostName) -> Result<(), BoxError> {
+    fn start_home_network(&self, record: &Record, offer: &Offer, to: &HostName) -> Result<(), BoxError> {
         match &offer.tunnel {
             Some(tunnel) if tunnel.home == self.name => {
                 let begun = self.tunnels.start_home(tunnel.id, &record.name, &record.config, to);
@@ -336,7 +349,7 @@ impl Daemon {
         }
     }
 
-    fn drop_network(&self, record: &Record, offer: &Offer) {
+    fn end_home_network(&self, record: &Record, offer: &Offer) {
         let here = |tunnel: &&HomeNetwork| tunnel.home == self.name && record.tunnel.is_none();
         offer.tunnel.iter().filter(here).for_each(|tunnel| self.tunnels.end(tunnel.id));
     }
@@ -348,12 +361,12 @@ impl Daemon {
         tunnel: Option<HomeNetwork>,
     ) -> Result<Offer, DaemonError> {
         let file_len = |digest: Digest| {
-            let path = self.layout.boot_file(&digest);
+            let path = self.directories.boot_file(&digest);
             let meta = std::fs::metadata(&path).map_err(|source| DaemonError::io("read", &path, source))?;
             Ok((digest, meta.len()))
         };
         let boot = record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten();
-        let arrays = live.ledgers.iter();
+        let arrays = live.dirty_logs.iter();
         let arrays = arrays.map(|l| ArrayOffer { name: l.name().to_owned(), pages: l.page_count() });
         Ok(Offer {
             handover: HandoverId(rand::random()),
@@ -367,7 +380,7 @@ impl Daemon {
             disk_bytes: crate::migrate::target::incoming::disk_bytes(record, live),
             processor: crate::migrate::target::incoming::processor(),
             tunnel,
-            bases: self.ancestors_here(record),
+            bases: self.local_ancestors(record),
             files: Vec::new(),
             leaves: None,
             third: None,
@@ -387,11 +400,11 @@ impl Daemon {
             let link = PeerLink::connect(self, to).map_err(BoxError::from)?;
             Ok(Box::new(link) as Box<dyn Link>)
         };
-        let is_the_targets = || !self.protecting.third_has(inherited);
+        let is_the_targets = || !self.protections.backup_has_machine(inherited);
         let wait = |pause| self.sleep_unless_closing(pause) && is_the_targets();
         let confirmed = confirm(handover, commit, &connect, &wait);
         confirmed.ok_or_else(|| match inherited.filter(|_| !is_the_targets()) {
-            Some(inherited) => backup_host::went(machine.name(), inherited),
+            Some(inherited) => backup_host::taken_over_error(machine.name(), inherited),
             None => DaemonError::Unconfirmed { name: machine.name().clone(), host: to.clone() },
         })
     }
@@ -423,24 +436,24 @@ impl Daemon {
         let mut turn = machine.lock("migrate");
         let keeps = matches!(turn.record.phase, Phase::HandedOver { keeps: true, .. });
         // Set first, so that a machine that waits for pages while it starts gets them.
-        let giving = keeps.then(|| self.keep_again(&mut turn, handover, to)).transpose()?;
-        if let (Some(live), Some(giving)) = (&mut turn.live, &giving) {
-            live.giving = Some(giving.clone());
+        let giving = keeps.then(|| self.resume_serving(&mut turn, handover, to)).transpose()?;
+        if let (Some(live), Some(giving)) = (&mut turn.running, &giving) {
+            live.page_server = Some(giving.clone());
         }
         turn.publish();
         let inherited = turn.record.inherited.clone();
         match self.confirm(machine, handover, (to, inherited.as_ref()), PendingCommit::unsent()) {
-            Err(DaemonError::WentToThird { .. }) => {
-                self.retire(machine, turn, handover);
+            Err(DaemonError::RunsOnBackupHost { .. }) => {
+                self.clean_up(machine, turn, handover);
                 return Ok(());
             }
             confirmed => confirmed?,
         };
         match giving {
-            None => self.retire(machine, turn, handover),
+            None => self.clean_up(machine, turn, handover),
             Some(giving) => {
                 drop(turn);
-                self.keep_until_whole(machine, giving, handover, inherited);
+                self.serve_until_complete(machine, giving, handover, inherited);
             }
         }
         Ok(())
@@ -448,8 +461,8 @@ impl Daemon {
 }
 
 /// Sends late frames to the target before the machine's ports here are removed.
-fn send_last(link: &PeerLink, handover: HandoverId, turn: &MachineLock<'_>) {
-    let last = turn.live.iter().flat_map(|live| late_frames::last(&live.ports)).collect::<Vec<_>>();
+fn send_late_frames(link: &PeerLink, handover: HandoverId, turn: &MachineLock<'_>) {
+    let last = turn.running.iter().flat_map(|live| late_frames::take_last(&live.ports)).collect::<Vec<_>>();
     let sent = whimbrel_migrate::late_frames::send(link, handover, &last);
     let heard = sent.and_then(|answers| answers.into_iter().try_for_each(|answer| answer.wait().map(drop)));
     if let Err(unheard) = heard {
@@ -458,47 +471,58 @@ fn send_last(link: &PeerLink, handover: HandoverId, turn: &MachineLock<'_>) {
 }
 
 /// Joins a scoped thread and re-raises its panic.
-pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn join_scoped<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A machine that was handed over.
-struct Moved {
+struct HandedOverMachine {
     /// Present if pages may be missing on the target.
-    giving: Option<Arc<PageServer>>,
+    page_server: Option<Arc<PageServer>>,
     handover: HandoverId,
     rounds: Vec<whimbrel_capture::RoundStats>,
-    why: StopReason,
+    stop_reason: StopReason,
     paused_at: Instant,
     pause: DowntimeParts,
     commit: PendingCommit,
     network: NetworkHandover,
-    helped: Helped,
+    throttling: GuestCooperation,
     /// Whether the user has paused the machine.
     paused: bool,
 }
 
-impl Moved {
+impl HandedOverMachine {
     fn of(
         done: HandedOver,
         network: NetworkHandover,
-        giving: Option<Arc<PageServer>>,
-        helped: Helped,
+        page_server: Option<Arc<PageServer>>,
+        throttling: GuestCooperation,
         paused: bool,
     ) -> Self {
-        let HandedOver { handover, rounds, why, paused_at, pause, commit } = done;
-        Self { giving, handover, rounds, why, paused_at, pause, commit, network, helped, paused }
+        let HandedOver { handover, rounds, stop_reason, paused_at, downtime: pause, commit } = done;
+        Self {
+            page_server,
+            handover,
+            rounds,
+            stop_reason,
+            paused_at,
+            pause,
+            commit,
+            network,
+            throttling,
+            paused,
+        }
     }
 }
 
 /// How the guest was slowed down, and the memory that it freed.
-struct Helped {
+struct GuestCooperation {
     slowed: ThrottleReport,
     freed: Option<ByteSize>,
 }
 
 /// Result of a completed migration.
-struct Gone {
+struct CompletedMigration {
     downtime_ms: f64,
     pause: DowntimeInfo,
     wire_bytes: u64,
@@ -506,11 +530,11 @@ struct Gone {
     stopped_by: RoundsEnd,
     network: NetworkHandover,
     postcopy: Option<PostcopyInfo>,
-    helped: Helped,
+    throttling: GuestCooperation,
     paused: bool,
 }
 
-impl Gone {
+impl CompletedMigration {
     fn end(&self) -> MigrationEnd {
         let Self { downtime_ms, pause, wire_bytes, stopped_by, .. } = *self;
         let (pause, network) = (Some(pause), self.network.clone());
@@ -544,7 +568,7 @@ fn stopped_by(why: StopReason) -> RoundsEnd {
 }
 
 /// Formats an error with its causes in one line.
-fn in_full(error: &DaemonError) -> String {
+fn with_causes(error: &DaemonError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {

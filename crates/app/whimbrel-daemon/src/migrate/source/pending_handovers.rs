@@ -33,54 +33,54 @@ use whimbrel_wire::atomic_file;
 
 const FORMAT: u32 = 1;
 /// Delays between attempts to reach targets: the first and the longest.
-const TELL_AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// The pending handovers of a host.
 pub(crate) struct PendingHandovers {
     path: PathBuf,
-    begun: Mutex<Vec<Begun>>,
+    handovers: Mutex<Vec<PendingHandover>>,
     /// Whether a thread is notifying targets.
-    telling: AtomicBool,
+    notifying: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
-struct Begun {
+struct PendingHandover {
     handover: HandoverId,
     to: HostName,
-    stand: Stand,
+    state: HandoverState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stand {
+enum HandoverState {
     /// A migration is in progress, or the machine's record says that the handover was committed.
-    UnderWay,
+    InProgress,
     /// Aborted: the machine stays here. The target may not know.
-    GivenUp,
+    Aborted,
 }
 
-impl Stand {
+impl HandoverState {
     fn of(state: Source) -> Self {
         match state {
-            Source::Copying | Source::Stopped | Source::Committed => Self::UnderWay,
-            Source::Aborted | Source::Done => Self::GivenUp,
+            Source::Copying | Source::Stopped | Source::Committed => Self::InProgress,
+            Source::Aborted | Source::Done => Self::Aborted,
         }
     }
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredHandovers {
     format: u32,
-    begun: Vec<KeptOne>,
+    begun: Vec<StoredHandover>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct KeptOne {
+struct StoredHandover {
     handover: HandoverId,
     to: HostName,
 }
 
 impl PendingHandovers {
-    /// Loads the handovers of the previous daemon. Targets are notified only by [`Daemon::tell_given_up`].
+    /// Loads the handovers of the previous daemon. Targets are notified only by [`Daemon::notify_aborted`].
     pub(crate) fn load(layout: &Directories) -> Result<Self, DaemonError> {
         let path = layout.data().join("handovers.json");
         let kept = match std::fs::read(&path) {
@@ -89,27 +89,28 @@ impl PendingHandovers {
             Err(error) => return Err(DaemonError::io("read", &path, error)),
         };
         // The result is the same whether the machine is still here or has left by a later handover.
-        let stand = Stand::of(Source::recovered(SourceRecord::Ours).0);
-        let found = |one: KeptOne| Begun { handover: one.handover, to: one.to, stand };
+        let stand = HandoverState::of(Source::recovered(SourceRecord::Ours).0);
+        let found =
+            |one: StoredHandover| PendingHandover { handover: one.handover, to: one.to, state: stand };
         let begun = Mutex::new(kept.into_iter().map(found).collect());
-        Ok(Self { path, begun, telling: AtomicBool::new(false) })
+        Ok(Self { path, handovers: begun, notifying: AtomicBool::new(false) })
     }
 
     /// Records durably that a machine is about to be offered.
     pub(crate) fn start(&self, handover: HandoverId, to: &HostName) -> Result<(), DaemonError> {
         let mut begun = self.begun();
-        begun.push(Begun { handover, to: to.clone(), stand: Stand::UnderWay });
+        begun.push(PendingHandover { handover, to: to.clone(), state: HandoverState::InProgress });
         self.save(&begun).inspect_err(|_| drop(begun.pop()))
     }
 
     /// The machine's record says that this handover was committed, so it must not be aborted.
-    pub(crate) fn is_committed(&self, handover: HandoverId) {
-        self.set(handover, Stand::of(Source::recovered(SourceRecord::HandedOver).0));
+    pub(crate) fn mark_committed(&self, handover: HandoverId) {
+        self.set(handover, HandoverState::of(Source::recovered(SourceRecord::HandedOver).0));
     }
 
     /// Aborts a handover: the machine stays here.
-    pub(crate) fn abandon(&self, handover: HandoverId) {
-        self.set(handover, Stand::GivenUp);
+    pub(crate) fn abort(&self, handover: HandoverId) {
+        self.set(handover, HandoverState::Aborted);
     }
 
     /// Removes a handover whose outcome the target knows.
@@ -121,29 +122,31 @@ impl PendingHandovers {
         }
     }
 
-    fn set(&self, handover: HandoverId, stand: Stand) {
-        self.begun().iter_mut().filter(|one| one.handover == handover).for_each(|one| one.stand = stand);
+    fn set(&self, handover: HandoverId, stand: HandoverState) {
+        self.begun().iter_mut().filter(|one| one.handover == handover).for_each(|one| one.state = stand);
     }
 
-    fn abandoned(&self) -> Vec<(HandoverId, HostName)> {
+    fn aborted(&self) -> Vec<(HandoverId, HostName)> {
         let begun = self.begun();
-        let given_up = begun.iter().filter(|one| one.stand == Stand::GivenUp);
+        let given_up = begun.iter().filter(|one| one.state == HandoverState::Aborted);
         given_up.map(|one| (one.handover, one.to.clone())).collect()
     }
 
-    fn save(&self, begun: &[Begun]) -> Result<(), DaemonError> {
-        let begun = begun.iter().map(|one| KeptOne { handover: one.handover, to: one.to.clone() }).collect();
-        let text = serde_json::to_vec_pretty(&Kept { format: FORMAT, begun }).expect("ids and names");
+    fn save(&self, begun: &[PendingHandover]) -> Result<(), DaemonError> {
+        let begun =
+            begun.iter().map(|one| StoredHandover { handover: one.handover, to: one.to.clone() }).collect();
+        let text =
+            serde_json::to_vec_pretty(&StoredHandovers { format: FORMAT, begun }).expect("ids and names");
         atomic_file::replace(&self.path, &text).map_err(|source| DaemonError::io("write", &self.path, source))
     }
 
-    fn begun(&self) -> MutexGuard<'_, Vec<Begun>> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    fn begun(&self) -> MutexGuard<'_, Vec<PendingHandover>> {
+        self.handovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn parse(text: &[u8]) -> std::io::Result<Vec<KeptOne>> {
-    let kept: Kept = serde_json::from_slice(text)?;
+fn parse(text: &[u8]) -> std::io::Result<Vec<StoredHandover>> {
+    let kept: StoredHandovers = serde_json::from_slice(text)?;
     if kept.format != FORMAT {
         let reason = format!("format {} is unknown; this version reads {FORMAT}", kept.format);
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
@@ -153,8 +156,8 @@ fn parse(text: &[u8]) -> std::io::Result<Vec<KeptOne>> {
 
 impl Daemon {
     /// Notifies a target of aborted handovers over an existing connection.
-    pub(crate) fn tell_over(&self, to: &HostName, link: &dyn Link) {
-        for (handover, _) in self.handovers.abandoned().into_iter().filter(|(_, host)| host == to) {
+    pub(crate) fn notify_aborted_over(&self, to: &HostName, link: &dyn Link) {
+        for (handover, _) in self.handovers.aborted().into_iter().filter(|(_, host)| host == to) {
             match abort(link, handover) {
                 Ok(()) => self.handovers.end(handover),
                 Err(error) => tracing::debug!(%handover, %error, "a target missed an aborted handover"),
@@ -163,37 +166,37 @@ impl Daemon {
     }
 
     /// Notifies targets of aborted handovers in the background, until all know or the daemon ends.
-    pub(crate) fn tell_given_up(self: &Arc<Self>) {
-        if self.handovers.abandoned().is_empty() || self.handovers.telling.swap(true, Ordering::AcqRel) {
+    pub(crate) fn notify_aborted(self: &Arc<Self>) {
+        if self.handovers.aborted().is_empty() || self.handovers.notifying.swap(true, Ordering::AcqRel) {
             return;
         }
         let host = self.clone();
         let tell = move || {
-            let mut pause = TELL_AGAIN[0];
-            while host.tell_all() && host.sleep_unless_closing(pause) {
-                pause = (pause * 2).min(TELL_AGAIN[1]);
+            let mut pause = RETRY_DELAYS[0];
+            while host.notify_all_aborted() && host.sleep_unless_closing(pause) {
+                pause = (pause * 2).min(RETRY_DELAYS[1]);
             }
-            host.handovers.telling.store(false, Ordering::Release);
+            host.handovers.notifying.store(false, Ordering::Release);
         };
         if let Err(error) = std::thread::Builder::new().name("given-up".into()).spawn(tell) {
             tracing::error!(%error, "cannot start the thread that notifies targets of aborted handovers");
-            self.handovers.telling.store(false, Ordering::Release);
+            self.handovers.notifying.store(false, Ordering::Release);
         }
     }
 
     /// Returns whether a target still has to be notified.
-    fn tell_all(&self) -> bool {
+    fn notify_all_aborted(&self) -> bool {
         let targets: std::collections::BTreeSet<_> =
-            self.handovers.abandoned().into_iter().map(|(_, to)| to).collect();
+            self.handovers.aborted().into_iter().map(|(_, to)| to).collect();
         for to in &targets {
             match PeerLink::connect(self, to) {
-                Ok(link) => self.tell_over(to, &link),
+                Ok(link) => self.notify_aborted_over(to, &link),
                 Err(error) => {
                     tracing::debug!(%to, error = &error as &dyn std::error::Error, "cannot reach a target to notify it of an aborted handover");
                 }
             }
         }
-        !self.handovers.abandoned().is_empty()
+        !self.handovers.aborted().is_empty()
     }
 }
 
@@ -213,20 +216,16 @@ mod tests {
         let beta: HostName = "beta".parse().expect("a name");
         let before = handovers(dir.path());
         (1..=3).for_each(|byte| before.start(id(byte), &beta).expect("a durable note"));
-        assert!(before.abandoned().is_empty(), "a migration that goes on was given up");
+        assert!(before.aborted().is_empty(), "a migration that goes on was given up");
         before.end(id(1));
         drop(before);
 
         let after = handovers(dir.path());
-        after.is_committed(id(2));
-        assert_eq!(after.abandoned(), [(id(3), beta.clone())]);
+        after.mark_committed(id(2));
+        assert_eq!(after.aborted(), [(id(3), beta.clone())]);
         after.end(id(3));
         drop(after);
-        assert_eq!(
-            handovers(dir.path()).abandoned(),
-            [(id(2), beta)],
-            "nobody said yet that it was committed"
-        );
+        assert_eq!(handovers(dir.path()).aborted(), [(id(2), beta)], "nobody said yet that it was committed");
     }
 
     #[test]
@@ -236,7 +235,7 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("data")).expect("no directory to write to");
         let beta: HostName = "beta".parse().expect("a name");
         assert!(handovers.start(HandoverId([1; 16]), &beta).is_err());
-        handovers.abandon(HandoverId([1; 16]));
-        assert!(handovers.abandoned().is_empty());
+        handovers.abort(HandoverId([1; 16]));
+        assert!(handovers.aborted().is_empty());
     }
 }

@@ -24,28 +24,28 @@ use whimbrel_migrate::{
 };
 
 /// How long a machine without rounds is watched first: pages it writes then are sent in the pause.
-const LINGER: Duration = Duration::from_millis(200);
+const WATCH_TIME: Duration = Duration::from_millis(200);
 /// Assumed rate of a link that has not been measured: 1 Gbit/s.
-const RATE: u64 = 125_000_000;
+const ASSUMED_RATE: u64 = 125_000_000;
 /// Pages that may always be sent in the pause, on any link.
 const PAGES_MIN: u64 = 64;
 /// Interval of progress reports.
-const TELL_EVERY: Duration = Duration::from_millis(100);
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A migration that may leave pages on the source.
 pub(super) struct PostcopyMigration {
-    pub(super) giving: Arc<PageServer>,
-    pub(super) leaving: DeferredPages,
+    pub(super) page_server: Arc<PageServer>,
+    pub(super) deferred_pages: DeferredPages,
 }
 
 /// Whether the request is for a postcopy migration.
-pub(super) fn is_lazy(request: &MigrateRequest) -> bool {
+pub(super) fn is_postcopy(request: &MigrateRequest) -> bool {
     matches!(request.mode, MigrateMode::Lazy | MigrateMode::Hybrid)
 }
 
 /// How long the machine is watched right before its pause.
-pub(super) fn linger(request: &MigrateRequest) -> Duration {
-    if request.mode == MigrateMode::Lazy { LINGER } else { Duration::ZERO }
+pub(super) fn watch_time(request: &MigrateRequest) -> Duration {
+    if request.mode == MigrateMode::Lazy { WATCH_TIME } else { Duration::ZERO }
 }
 
 /// Starts a page server, which serves the pages from the pause on.
@@ -56,21 +56,21 @@ pub(super) fn start(
     handover: HandoverId,
     downtime: Duration,
 ) -> Result<Option<PostcopyMigration>, DaemonError> {
-    if !is_lazy(request) {
+    if !is_postcopy(request) {
         return Ok(None);
     }
     let giving = Arc::new(PageServer::new(handover, arrays_of(live)?));
-    let rate = request.rate_max.map_or(RATE, |rate| rate.0) as f64;
+    let rate = request.rate_max.map_or(ASSUMED_RATE, |rate| rate.0) as f64;
     let pages_max = ((rate * downtime.as_secs_f64()) as u64 / PAGE_SIZE as u64).max(PAGES_MIN);
     let leaving = DeferredPages::new(giving.clone(), pages_max);
     fetch_connections::keep_connected(host, giving.clone(), request.host.clone(), request.rate_max);
-    Ok(Some(PostcopyMigration { giving, leaving }))
+    Ok(Some(PostcopyMigration { page_server: giving, deferred_pages: leaving }))
 }
 
 impl Drop for PostcopyMigration {
     fn drop(&mut self) {
         // A failed migration serves no pages. A committed one was taken out by `committed`.
-        self.giving.end();
+        self.page_server.end();
     }
 }
 
@@ -78,7 +78,7 @@ impl PostcopyMigration {
     /// Returns the page server of a committed migration, which must continue.
     pub(super) fn committed(self) -> Arc<PageServer> {
         let this = std::mem::ManuallyDrop::new(self);
-        this.giving.clone()
+        this.page_server.clone()
     }
 }
 
@@ -88,9 +88,9 @@ fn arrays_of(live: &RunningMachine) -> Result<Vec<Box<dyn PageArray>>, DaemonErr
 }
 
 /// Memory that ended with its QEMU.
-struct Lost(u64);
+struct LostMemory(u64);
 
-impl PageArray for Lost {
+impl PageArray for LostMemory {
     fn name(&self) -> &str {
         "memory"
     }
@@ -110,10 +110,10 @@ impl PageArray for Lost {
 }
 
 /// The arrays of a machine whose QEMU is gone: only the disks are left.
-fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
-    let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(Lost(record.config.memory_pages()))];
+fn remaining_arrays(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>, DaemonError> {
+    let mut arrays: Vec<Box<dyn PageArray>> = vec![Box::new(LostMemory(record.config.memory_pages()))];
     for (index, (disk, base)) in record.config.disks.iter().zip(&record.bases).enumerate() {
-        let at = (&host.layout, &host.store);
+        let at = (&host.directories, &host.store);
         arrays.push(StoppedDisk::open(at, &record.name, (index, disk.size.0), base)?.pages(None)?);
     }
     Ok(arrays)
@@ -122,7 +122,7 @@ fn arrays_left(host: &Daemon, record: &Record) -> Result<Vec<Box<dyn PageArray>>
 impl Daemon {
     /// Serves the pages of a machine that runs on the target until all are there, then deletes the machine
     /// here.
-    pub(super) fn keep_until_whole(
+    pub(super) fn serve_until_complete(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
         giving: Arc<PageServer>,
@@ -131,20 +131,20 @@ impl Daemon {
     ) {
         let (host, machine) = (self.clone(), machine.clone());
         let keep = move || {
-            while !giving.wait_over(TELL_EVERY) {
+            while !giving.wait_finished(REPORT_INTERVAL) {
                 if !host.is_open() {
                     return;
                 }
                 // The backup host has the complete machine, so the target will never report that.
-                if host.protecting.third_has(inherited.as_ref()) {
-                    giving.whole();
+                if host.protections.backup_has_machine(inherited.as_ref()) {
+                    giving.mark_complete();
                 }
             }
-            let whole = giving.view().whole;
+            let whole = giving.status().complete;
             drop(giving);
             if whole {
                 let turn = machine.lock("migrate");
-                host.retire(&machine, turn, handover);
+                host.clean_up(&machine, turn, handover);
             }
         };
         if let Err(error) = thread::Builder::new().name("keeping".into()).spawn(keep) {
@@ -162,13 +162,13 @@ impl Daemon {
     ) -> Result<PostcopyInfo, DaemonError> {
         let stage = format!("runs on {to}, which fetches the remaining pages");
         loop {
-            let over = giving.wait_over(TELL_EVERY);
-            let view = giving.view();
-            let (total, missing) = (view.owed.unwrap_or(view.sent), view.stand.missing);
+            let over = giving.wait_finished(REPORT_INTERVAL);
+            let view = giving.status();
+            let (total, missing) = (view.missing_at_start.unwrap_or(view.sent), view.progress.missing);
             reporter.progress(&stage, Unit::Pages, total.saturating_sub(missing), Some(total));
             reporter.postcopy(info_of(&view));
-            if over && view.whole {
-                self.check_not_at_third(machine.name(), inherited)?;
+            if over && view.complete {
+                self.check_not_at_backup(machine.name(), inherited)?;
                 return Ok(info_of(&view));
             }
             if over || reporter.is_cancelled() {
@@ -183,21 +183,21 @@ impl Daemon {
     }
 
     /// Continues to serve pages that an earlier daemon served.
-    pub(super) fn keep_again(
+    pub(super) fn resume_serving(
         self: &Arc<Self>,
         turn: &mut MachineLock<'_>,
         handover: HandoverId,
         to: &HostName,
     ) -> Result<Arc<PageServer>, DaemonError> {
-        let arrays = match &turn.live {
+        let arrays = match &turn.running {
             Some(live) => arrays_of(live)?,
             None => {
                 tracing::error!(machine = %turn.record.name, %to, "the memory that another host still needs is gone");
-                arrays_left(self, &turn.record)?
+                remaining_arrays(self, &turn.record)?
             }
         };
         let giving = Arc::new(PageServer::new(handover, arrays));
-        giving.open_again();
+        giving.reopen();
         fetch_connections::keep_connected(self, giving.clone(), to.clone(), None);
         Ok(giving)
     }
@@ -207,11 +207,11 @@ impl Daemon {
 fn info_of(view: &PageServerStatus) -> PostcopyInfo {
     let ms = |micros: u64| micros as f64 / 1e3;
     PostcopyInfo {
-        initial_missing_pages: view.owed,
-        missing_pages: view.stand.missing,
-        faults: view.stand.faults,
-        waited_ms: ms(view.stand.waited_us),
-        longest_ms: ms(view.stand.longest_us),
+        initial_missing_pages: view.missing_at_start,
+        missing_pages: view.progress.missing,
+        faults: view.progress.faults,
+        waited_ms: ms(view.progress.waited_us),
+        longest_ms: ms(view.progress.longest_us),
         bytes: view.bytes,
         stalled: view.stalled.clone().filter(|_| !view.connected),
     }

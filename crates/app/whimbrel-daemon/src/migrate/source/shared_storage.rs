@@ -29,11 +29,11 @@ impl Drop for StorageMarkers {
 }
 
 /// Writes a marker beside every file under a disk, and lists them in the offer.
-pub(super) fn lay(record: &Record, offer: &mut Offer) -> StorageMarkers {
+pub(super) fn write_markers(record: &Record, offer: &mut Offer) -> StorageMarkers {
     let mut marks = StorageMarkers(Vec::new());
     for (disk, base) in (0..).zip(&record.bases) {
         let DiskBase::File { path } = base else { continue };
-        match mark(disk, path) {
+        match write_marker(disk, path) {
             Ok((file, mark)) => {
                 offer.files.push(file);
                 marks.0.push(mark);
@@ -46,7 +46,7 @@ pub(super) fn lay(record: &Record, offer: &mut Offer) -> StorageMarkers {
     marks
 }
 
-fn mark(disk: u32, path: &Path) -> io::Result<(SharedFile, PathBuf)> {
+fn write_marker(disk: u32, path: &Path) -> io::Result<(SharedFile, PathBuf)> {
     let path = path.canonicalize()?;
     let text = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
     let folder = path.parent().ok_or(io::ErrorKind::InvalidFilename)?;

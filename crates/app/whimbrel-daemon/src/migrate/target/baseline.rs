@@ -27,12 +27,12 @@ use whimbrel_migrate::{
 use whimbrel_store::{Pin, StoredImage};
 
 /// Threads that fill memory.
-const FILLERS: usize = 2;
+const FILL_THREADS: usize = 2;
 
 /// The baselines of an incoming machine.
 pub(crate) struct IncomingBaseline {
     /// Baseline of each array.
-    pub(crate) begun_as: Vec<Baseline>,
+    pub(crate) baselines: Vec<Baseline>,
     /// Base of each disk.
     pub(crate) bases: Vec<DiskBase>,
     /// The capsule whose images are the bases of the disks.
@@ -59,7 +59,7 @@ impl Daemon {
             Some((self.store.image(Some(root), image.pages), pin))
         });
         let over = whole.iter().find_map(|(id, manifest)| {
-            let bases = disks_over(offer, manifest)?;
+            let bases = bases_from_capsule(offer, manifest)?;
             // A check only: whoever opens the images pins them for the life of the machine.
             self.store.pin(id).ok()?;
             Some((*id, bases))
@@ -69,14 +69,14 @@ impl Daemon {
                 begun_as[1..].fill(Baseline::Capsule(id));
                 (Some(id), bases)
             }
-            None => (None, disks_over_files(offer, &mut begun_as[1..])),
+            None => (None, bases_from_files(offer, &mut begun_as[1..])),
         };
-        IncomingBaseline { begun_as, bases, capsule, memory }
+        IncomingBaseline { baselines: begun_as, bases, capsule, memory }
     }
 }
 
 /// Bases from the images of a capsule, if it has all disks.
-fn disks_over(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase>> {
+fn bases_from_capsule(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase>> {
     let base = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
         let image = manifest.image(&format!("disk{index}")).filter(|image| image.size() == disk.size.0)?;
         Some(match image.root {
@@ -89,7 +89,7 @@ fn disks_over(offer: &Offer, manifest: &Manifest) -> Option<Vec<DiskBase>> {
 }
 
 /// Bases from files that are the same here; otherwise blank.
-fn disks_over_files(offer: &Offer, begun_as: &mut [Baseline]) -> Vec<DiskBase> {
+fn bases_from_files(offer: &Offer, begun_as: &mut [Baseline]) -> Vec<DiskBase> {
     let base = |(index, begun_as): (usize, &mut Baseline)| {
         let file = offer.files.iter().find(|file| file.disk as usize == index);
         match file.filter(|file| is_same_file(file)) {
@@ -132,13 +132,13 @@ impl IncomingBaseline {
         let stopped = stop.clone();
         let fill = move || {
             let _pin = pin;
-            image.restore(FILLERS, |run, data| match stopped.load(Ordering::Relaxed) {
+            image.restore(FILL_THREADS, |run, data| match stopped.load(Ordering::Relaxed) {
                 true => Err(io::ErrorKind::Interrupted.into()),
                 false => ram.write_all_at(data, run.offset()),
             })
         };
         let thread = thread::Builder::new().name("fill".into()).spawn(fill)?;
-        Ok(BaselineFill { stop, state: Mutex::new(State::UnderWay(thread)) })
+        Ok(BaselineFill { stop, state: Mutex::new(State::Running(thread)) })
     }
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct BaselineFill {
 }
 
 enum State {
-    UnderWay(JoinHandle<whimbrel_store::Result<()>>),
+    Running(JoinHandle<whimbrel_store::Result<()>>),
     Done,
     Failed,
 }
@@ -164,7 +164,7 @@ impl BaselineFill {
     pub(crate) fn wait(&self) -> Result<(), Cause> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, State::Failed) {
-            State::UnderWay(thread) => {
+            State::Running(thread) => {
                 thread.join().map_err(|_| "filling memory failed")??;
                 *state = State::Done;
                 Ok(())

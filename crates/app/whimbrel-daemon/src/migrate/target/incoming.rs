@@ -15,7 +15,7 @@ use crate::{
         supervisor,
     },
     migrate::{
-        source::joined,
+        source::join_scoped,
         target::{
             background_sync::BackgroundSync,
             baseline::{BaselineFill, IncomingBaseline},
@@ -37,7 +37,7 @@ use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::{self, HostCapacity, Incompatibility},
-    handover::{Target, TargetRecord, Waiting},
+    handover::{PausedIncoming, Target, TargetRecord},
     late_frames::LateFrame,
     postcopy::messages::MissingPages,
     protocol::{Finish, HandoverId, Offer},
@@ -46,13 +46,13 @@ use whimbrel_migrate::{
 use whimbrel_qemu::{VmIdentity, Vmgenid};
 
 /// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
-const GIVING_BACK: Duration = Duration::from_secs(10);
+const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget(Weak<Daemon>);
 
 /// A machine on its way to this host.
-struct Arriving {
+struct IncomingMachineState {
     host: Arc<Daemon>,
     handover: HandoverId,
     record: Record,
@@ -61,14 +61,14 @@ struct Arriving {
     /// Whether the user has paused the machine, which stays paused.
     paused: bool,
     /// Baselines, and the fill of memory from its baseline.
-    beginning: Option<IncomingBaseline>,
-    filling: BaselineFill,
-    settling: BackgroundSync,
+    baseline: Option<IncomingBaseline>,
+    baseline_fill: BaselineFill,
+    background_sync: BackgroundSync,
     /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
     /// Protection that the machine inherits.
-    heir: Option<InheritedProtection>,
+    inherited_protection: Option<InheritedProtection>,
     runs_since: Option<Instant>,
 }
 
@@ -79,13 +79,13 @@ impl DaemonTarget {
 }
 
 impl TargetHost for DaemonTarget {
-    fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
-        self.0.upgrade().is_some_and(|host| page_here(&host, digest, out))
+    fn find_page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+        self.0.upgrade().is_some_and(|host| find_page(&host, digest, out))
     }
 
-    fn strays(&self, handover: HandoverId, strays: Vec<LateFrame>) {
+    fn deliver_late_frames(&self, handover: HandoverId, strays: Vec<LateFrame>) {
         if let Some(host) = self.0.upgrade() {
-            host.newcomers.deliver(handover, &strays);
+            host.recent_arrivals.deliver(handover, &strays);
         }
     }
 
@@ -93,8 +93,8 @@ impl TargetHost for DaemonTarget {
         Failpoint::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is shutting down")?;
         check_fit(&host, offer)?;
-        let heir = InheritedProtection::expect(&host, offer)?;
-        let claim = host.claim_name(&offer.name, false)?;
+        let heir = InheritedProtection::from_offer(&host, offer)?;
+        let claim = host.reserve_name(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
@@ -105,9 +105,9 @@ impl TargetHost for DaemonTarget {
         record.vmgenid = Some(offer.vmgenid.clone());
         record.tunnel = offer.tunnel.clone();
         if let Some(from) = &offer.leaves {
-            crate::migrate::target::missing_pages::expect(&host, &mut record, offer.handover, from);
+            crate::migrate::target::missing_pages::add_incoming(&host, &mut record, offer.handover, from);
         }
-        if let Some(away) = host.is_away(&record) {
+        if let Some(away) = host.away_tunnel(&record) {
             // Fail now rather than when the machine is here without its network.
             host.route(&away.home)?;
         }
@@ -116,19 +116,19 @@ impl TargetHost for DaemonTarget {
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
         let machine = host.insert(Machine::new(record.clone(), None));
         drop(claim);
-        let mut landing = Arriving {
+        let mut landing = IncomingMachineState {
             host,
             handover: offer.handover,
             record,
             vmgenid,
             missing,
             paused: offer.paused,
-            beginning: Some(beginning),
-            filling: BaselineFill::nothing(),
-            settling: BackgroundSync::default(),
+            baseline: Some(beginning),
+            baseline_fill: BaselineFill::nothing(),
+            background_sync: BackgroundSync::default(),
             live: None,
             machine,
-            heir,
+            inherited_protection: heir,
             runs_since: None,
         };
         if let Err(error) = landing.make_ready() {
@@ -142,7 +142,7 @@ impl TargetHost for DaemonTarget {
 impl Daemon {
     /// Whether a boot file is here. One that only a capsule has is written to the boot files.
     fn has_boot_file(&self, digest: &Digest) -> bool {
-        if self.layout.boot_file(digest).exists() {
+        if self.directories.boot_file(digest).exists() {
             return true;
         }
         let stored = || self.write_boot_file(digest, &self.store.blob(digest).ok()?).ok();
@@ -151,8 +151,8 @@ impl Daemon {
 }
 
 /// Reads the page of this digest from the hash cache or the store.
-fn page_here(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
-    if host.page_cache().is_some_and(|cache| cache.get(digest, out)) {
+fn find_page(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+    if host.hash_cache().is_some_and(|cache| cache.get(digest, out)) {
         return true;
     }
     let stored = host.store.has(&[*digest]) == [true];
@@ -168,17 +168,17 @@ fn page_here(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
 /// Checks the offer before anything is created. If memory or disk space is short, waits until ended machines
 /// have freed theirs.
 fn check_fit(host: &Daemon, offer: &Offer) -> Result<(), Cause> {
-    match compatibility::check(offer, &here(host, offer)?) {
+    match compatibility::check(offer, &host_capacity(host, offer)?) {
         Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })
-            if host.retiring.wait(GIVING_BACK) =>
+            if host.cleanup.wait(MEMORY_FREE_TIMEOUT) =>
         {
-            Ok(compatibility::check(offer, &here(host, offer)?)?)
+            Ok(compatibility::check(offer, &host_capacity(host, offer)?)?)
         }
         checked => Ok(checked?),
     }
 }
 
-fn here(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
+fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
     let room =
         |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
@@ -192,8 +192,8 @@ fn here(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),
         processor: processor(),
-        memory: room(&host.layout.slots())?.min(memory_available().unwrap_or(u64::MAX)),
-        disk: room(host.layout.data())?,
+        memory: room(&host.directories.runtime_dirs())?.min(memory_available().unwrap_or(u64::MAX)),
+        disk: room(host.directories.data())?,
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
     })
 }
@@ -219,7 +219,7 @@ pub(crate) fn disk_bytes(record: &Record, live: &RunningMachine) -> u64 {
             // The store would have to count how much of an image is allocated.
             DiskBase::Image { .. } => config.size.0,
         };
-        disk.owned_bytes().saturating_add(under).min(config.size.0)
+        disk.allocated_bytes().saturating_add(under).min(config.size.0)
     });
     bytes.sum()
 }
@@ -238,41 +238,42 @@ fn memory_available() -> Option<u64> {
     kib.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-impl Arriving {
+impl IncomingMachineState {
     /// Starts its QEMU once everything that QEMU opens by name is here.
     fn make_ready(&mut self) -> Result<(), DaemonError> {
         if self.missing.is_empty() && self.live.is_none() {
             let live =
                 self.live.insert(RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid)?);
-            if let Some(beginning) = &mut self.beginning {
+            if let Some(beginning) = &mut self.baseline {
                 let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
-                self.filling = filling.map_err(|source| DaemonError::io("fill", &live.ram_path(), source))?;
+                self.baseline_fill =
+                    filling.map_err(|source| DaemonError::io("fill", &live.ram_path(), source))?;
             }
             if self.paused {
-                live.stay_paused()?;
+                live.mark_paused_by_user()?;
             }
             // Before the pause, in which every sync is downtime.
             self.record.process = Some(live.process_record());
-            self.record.save(&self.host.layout)?;
-            self.heir.iter().try_for_each(|heir| heir.note(&self.host))?;
+            self.record.save(&self.host.directories)?;
+            self.inherited_protection.iter().try_for_each(|heir| heir.save_record(&self.host))?;
         }
         Ok(())
     }
 
     /// Handles a commit for a machine whose QEMU has ended while it waited. The machine belongs to this host
     /// from now on, as crashed: its disks are here, and nobody else may ever run it.
-    fn end_of_the_owned(&self, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
+    fn commit_crashed(&self, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
         if matches!(turn.record.phase, Phase::Prepared { .. }) {
-            match turn.live.take() {
+            match turn.running.take() {
                 Some(live) => live.end(),
-                None => self.end_left_over(turn),
+                None => self.kill_unrecovered(turn),
             }
             let reason = "its QEMU ended before the source had committed".to_owned();
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
         }
-        turn.record.save(&self.host.layout)
+        turn.record.save(&self.host.directories)
     }
 
     /// Handles a commit after this host's daemon was restarted with the machine prepared: it yields the
@@ -283,26 +284,26 @@ impl Arriving {
             turn.record.phase = Phase::Here;
             turn.record.since_ms = crate::now_ms();
         }
-        turn.record.save(&self.host.layout)?;
+        turn.record.save(&self.host.directories)?;
         drop(turn);
         self.host.yield_to_backup(&self.machine)
     }
 
     /// Kills a QEMU that could not be recovered but may still be alive.
-    fn end_left_over(&self, turn: &MachineLock<'_>) {
-        if let (None, Some(process)) = (&turn.live, &turn.record.process) {
-            runtime_dir::clear(&self.host.layout.slot(&process.slot));
+    fn kill_unrecovered(&self, turn: &MachineLock<'_>) {
+        if let (None, Some(process)) = (&turn.running, &turn.record.process) {
+            runtime_dir::clear(&self.host.directories.runtime_dir(&process.slot));
         }
     }
 
     /// Waits until memory has its baseline; only then may pages of it be written.
-    fn filled(&self, array: usize) -> Result<(), Cause> {
-        if array == 0 { self.filling.wait() } else { Ok(()) }
+    fn wait_for_baseline(&self, array: usize) -> Result<(), Cause> {
+        if array == 0 { self.baseline_fill.wait() } else { Ok(()) }
     }
 
-    fn wrote(&mut self, bytes: u64) {
+    fn add_written(&mut self, bytes: u64) {
         if let Some(live) = &self.live {
-            self.settling.wrote(bytes, &live.disks);
+            self.background_sync.add_written(bytes, &live.disks);
         }
     }
 
@@ -311,41 +312,41 @@ impl Arriving {
     }
 }
 
-impl IncomingMachine for Arriving {
-    fn blobs_missing(&self) -> Vec<Digest> {
+impl IncomingMachine for IncomingMachineState {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         self.missing.clone()
     }
 
     fn baselines(&self) -> Vec<Baseline> {
-        self.beginning.as_ref().map(|beginning| beginning.begun_as.clone()).unwrap_or_default()
+        self.baseline.as_ref().map(|beginning| beginning.baselines.clone()).unwrap_or_default()
     }
 
-    fn put_blob(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), Cause> {
+    fn store_boot_file(&mut self, digest: Digest, content: Vec<u8>) -> Result<(), Cause> {
         self.host.write_boot_file(&digest, &content)?;
         self.missing.retain(|missing| *missing != digest);
         Ok(self.make_ready()?)
     }
 
-    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), Cause> {
-        Ok(File::open(self.host.layout.boot_file(digest))?.read_exact_at(out, offset)?)
+    fn read_boot_file(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), Cause> {
+        Ok(File::open(self.host.directories.boot_file(digest))?.read_exact_at(out, offset)?)
     }
 
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), Cause> {
         Failpoint::Pages.reached();
-        self.filled(array)?;
+        self.wait_for_baseline(array)?;
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.write(run, data)?),
             Some(disk) => {
                 live.disks[disk].device().write_at(run.offset(), data)?;
-                self.wrote(data.len() as u64);
+                self.add_written(data.len() as u64);
                 Ok(())
             }
         }
     }
 
     fn zero(&mut self, array: usize, run: PageRun) -> Result<(), Cause> {
-        self.filled(array)?;
+        self.wait_for_baseline(array)?;
         let live = self.live()?;
         match array.checked_sub(1) {
             None => Ok(live.memory.zero(run)?),
@@ -354,7 +355,7 @@ impl IncomingMachine for Arriving {
     }
 
     fn read(&self, array: usize, run: PageRun, out: &mut [u8]) -> Result<(), Cause> {
-        self.filled(array)?;
+        self.wait_for_baseline(array)?;
         let live = self.live.as_ref().ok_or("pages were requested before the machine exists")?;
         match array.checked_sub(1) {
             None => Ok(live.memory.read(run, out)?),
@@ -364,10 +365,10 @@ impl IncomingMachine for Arriving {
 
     fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), Cause> {
         let array = owed.array as usize;
-        self.filled(array)?;
+        self.wait_for_baseline(array)?;
         let taking = crate::migrate::target::missing_pages::fetcher_of(&self.host, &self.record);
         let stale = taking.ok_or("missing pages without postcopy")?.add_missing(array, owed.hot, piece)?;
-        if owed.hot { Ok(()) } else { Ok(self.live()?.disown(array, &stale)?) }
+        if owed.hot { Ok(()) } else { Ok(self.live()?.discard_pages(array, &stale)?) }
     }
 
     fn is_alive(&self) -> bool {
@@ -375,21 +376,21 @@ impl IncomingMachine for Arriving {
     }
 
     fn expect_state(&mut self, ahead: &[u8]) -> Result<(), Cause> {
-        Ok(self.live()?.expect_state(ahead)?)
+        Ok(self.live()?.load_early_state(ahead)?)
     }
 
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), Cause> {
         Failpoint::Last.reached();
-        self.filled(0)?;
+        self.wait_for_baseline(0)?;
         let (host, record) = (self.host.clone(), self.record.clone());
-        let inherits = self.heir.is_some();
+        let inherits = self.inherited_protection.is_some();
         let live = self.live()?;
         if inherits {
-            InheritedProtection::attach_consumer(&mut live.ledgers)?;
+            InheritedProtection::attach_consumer(&mut live.dirty_logs)?;
         }
-        beside_its_disks(live, |live| {
+        load_during_sync(live, |live| {
             match crate::migrate::target::missing_pages::fetcher_of(&host, &record) {
-                None => live.load(device_state, VmIdentity::Kept),
+                None => live.load(device_state, VmIdentity::Unchanged),
                 Some(taking) => {
                     crate::migrate::target::missing_pages::save_sets(&host, &record, live, &taking)?;
                     live.load_with_pages_missing(device_state, &taking)
@@ -399,12 +400,12 @@ impl IncomingMachine for Arriving {
         for (port, addresses) in live.ports.iter().zip(&finish.ports) {
             port.add_addresses(addresses);
         }
-        host.newcomers.insert(finish.handover, &live.ports);
+        host.recent_arrivals.insert(finish.handover, &live.ports);
         // Synced after the disks: with the mark set, this host may be asked to run the machine.
-        live.mark_whole()?;
+        live.mark_complete()?;
         let mut turn = self.machine.lock("arrival");
         turn.record = self.record.clone();
-        turn.live = self.live.take();
+        turn.running = self.live.take();
         drop(turn);
         Failpoint::Ready.reached();
         Ok(())
@@ -412,34 +413,34 @@ impl IncomingMachine for Arriving {
 
     fn run(&mut self) -> Result<(), Cause> {
         Failpoint::Commit.reached();
-        if let Some(heir) = self.heir.take() {
+        if let Some(heir) = self.inherited_protection.take() {
             self.runs_since = heir.run(&self.host, &self.machine)?;
             Failpoint::Running.reached();
             return Ok(());
         }
-        if self.host.protecting.is_heir(self.machine.name()) {
+        if self.host.protections.is_inheriting(self.machine.name()) {
             return Ok(self.yield_to_backup()?);
         }
         let host = &self.host;
         let events = {
             let mut turn = self.machine.lock("arrival");
-            if turn.live.as_ref().is_none_or(|live| !live.qemu.process().is_alive()) {
-                return Ok(self.end_of_the_owned(&mut turn)?);
+            if turn.running.as_ref().is_none_or(|live| !live.qemu.process().is_alive()) {
+                return Ok(self.commit_crashed(&mut turn)?);
             }
             let (record, live) = turn.parts()?;
             let events = live.events();
             // The machine's own port replaces the tunnel's end.
-            host.is_home(record);
+            host.end_tunnels_of(record);
             live.open_ports();
             // No other host may run it any more: switches may relearn its addresses while the CPUs start.
             live.ports.iter().for_each(crate::running::NetworkPort::announce);
-            if !live.stays_paused() {
+            if !live.is_paused_by_user() {
                 live.set_paused(false)?;
             }
             self.runs_since = Some(Instant::now());
             record.phase = Phase::Here;
             record.since_ms = crate::now_ms();
-            record.save(&self.host.layout)?;
+            record.save(&self.host.directories)?;
             host.start_fetching(&self.machine, live);
             events
         };
@@ -454,28 +455,28 @@ impl IncomingMachine for Arriving {
     }
 
     fn discard(&mut self) {
-        self.filling = BaselineFill::nothing();
+        self.baseline_fill = BaselineFill::nothing();
         let mut turn = self.machine.lock("removal");
-        match self.live.take().or(turn.live.take()) {
+        match self.live.take().or(turn.running.take()) {
             Some(live) => live.end(),
-            None => self.end_left_over(&turn),
+            None => self.kill_unrecovered(&turn),
         }
-        if let Err(error) = Record::forget(&self.host.layout, self.machine.name()) {
+        if let Err(error) = Record::delete(&self.host.directories, self.machine.name()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot delete an aborted incoming machine"
             );
         }
         turn.record.phase = Phase::Stopped;
-        self.host.owings.remove(self.handover);
-        self.host.protecting.inherits_nothing(&turn.record);
+        self.host.fetchers.remove(self.handover);
+        self.host.protections.remove_inherited(&turn.record);
         drop(turn);
         self.host.remove(self.machine.name());
     }
 }
 
 /// Loads the device state while the disks are synced: loading does not write to them.
-fn beside_its_disks(
+fn load_during_sync(
     live: &mut RunningMachine,
     load: impl FnOnce(&mut RunningMachine) -> Result<(), DaemonError>,
 ) -> Result<(), Cause> {
@@ -483,7 +484,7 @@ fn beside_its_disks(
     thread::scope(|scope| {
         let syncs: Vec<_> = disks.iter().map(|disk| scope.spawn(|| disk.flush())).collect();
         let loaded = load(live);
-        let settled = syncs.into_iter().try_for_each(joined);
+        let settled = syncs.into_iter().try_for_each(join_scoped);
         loaded?;
         Ok(settled?)
     })
@@ -497,39 +498,40 @@ pub(crate) fn is_unfinished(host: &Daemon, record: &Record) -> bool {
     Target::recovered(TargetRecord::Arriving, waiting).0 == Target::Discarded
 }
 
-fn waiting(host: &Daemon, process: Option<&ProcessRecord>, ahead: bool) -> Waiting {
-    let slot = process.map(|process| host.layout.slot(&process.slot)).filter(|slot| slot.exists());
+fn waiting(host: &Daemon, process: Option<&ProcessRecord>, ahead: bool) -> PausedIncoming {
+    let slot =
+        process.map(|process| host.directories.runtime_dir(&process.slot)).filter(|slot| slot.exists());
     match slot {
-        None => Waiting::Gone,
-        Some(slot) if ahead && !RuntimeMark::Whole.is_on(&slot) => Waiting::Unfinished,
-        Some(_) => Waiting::Whole,
+        None => PausedIncoming::Gone,
+        Some(slot) if ahead && !RuntimeMark::Complete.is_on(&slot) => PausedIncoming::Unfinished,
+        Some(_) => PausedIncoming::Complete,
     }
 }
 
 /// Discards an incoming machine whose migration was interrupted.
-pub(crate) fn drop_unfinished(host: &Daemon, record: &Record) {
+pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
     tracing::info!(machine = %record.name, "discarding an incoming machine whose migration was interrupted");
-    host.protecting.inherits_nothing(record);
+    host.protections.remove_inherited(record);
     if let Some(process) = &record.process {
-        runtime_dir::clear(&host.layout.slot(&process.slot));
+        runtime_dir::clear(&host.directories.runtime_dir(&process.slot));
     }
-    if let Err(error) = Record::forget(&host.layout, &record.name) {
+    if let Err(error) = Record::delete(&host.directories, &record.name) {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot delete an unfinished migration");
     }
 }
 
 /// Recovers a machine that was prepared when the daemon ended: it continues to wait for the source's
 /// decision.
-pub(crate) fn wait_on(
+pub(crate) fn recover_prepared(
     host: &Arc<Daemon>,
     record: Record,
     live: Option<RunningMachine>,
     handover: HandoverId,
 ) {
-    live.iter().for_each(|live| host.newcomers.insert(handover, &live.ports));
+    live.iter().for_each(|live| host.recent_arrivals.insert(handover, &live.ports));
     let machine = host.insert(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
-    let arrival = Arriving {
+    let arrival = IncomingMachineState {
         host: host.clone(),
         handover,
         record,
@@ -537,12 +539,12 @@ pub(crate) fn wait_on(
         missing,
         // A mark in its runtime directory says whether the user paused it.
         paused: false,
-        beginning: None,
-        filling: BaselineFill::nothing(),
-        settling: BackgroundSync::default(),
+        baseline: None,
+        baseline_fill: BaselineFill::nothing(),
+        background_sync: BackgroundSync::default(),
         live: None,
         machine,
-        heir: None,
+        inherited_protection: None,
         runs_since: None,
     };
     if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {

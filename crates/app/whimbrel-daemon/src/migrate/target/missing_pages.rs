@@ -43,7 +43,7 @@ use whimbrel_wire::{CallError, Connection, Pending, Request, atomic_file};
 /// Largest file of sets that is read.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Interval at which the progress of a fetch is polled.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Part of a machine's record while some of its pages are on another host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub(crate) struct MissingPagesRecord {
 
 /// State of one handover.
 enum Entry {
-    Known(Arc<PageFetcher>),
+    Ready(Arc<PageFetcher>),
     /// The stored sets cannot be read: the machine must not be used, and the source must not free its pages.
     Unreadable(Arc<str>),
 }
@@ -66,7 +66,7 @@ enum Entry {
 pub(crate) struct PageFetchers {
     table: Mutex<HashMap<HandoverId, Entry>>,
     /// Whether all records of machines were read: only then does an unknown handover have no missing pages.
-    known: AtomicBool,
+    all_loaded: AtomicBool,
 }
 
 impl PageFetchers {
@@ -75,19 +75,19 @@ impl PageFetchers {
     }
 
     pub(crate) fn insert(&self, taking: Arc<PageFetcher>) {
-        self.table().insert(taking.handover(), Entry::Known(taking));
+        self.table().insert(taking.handover(), Entry::Ready(taking));
     }
 
     fn of(&self, handover: HandoverId) -> Option<Arc<PageFetcher>> {
         match self.table().get(&handover)? {
-            Entry::Known(taking) => Some(taking.clone()),
+            Entry::Ready(taking) => Some(taking.clone()),
             Entry::Unreadable(_) => None,
         }
     }
 
     fn unreadable(&self, handover: HandoverId) -> Option<Arc<str>> {
         match self.table().get(&handover)? {
-            Entry::Known(_) => None,
+            Entry::Ready(_) => None,
             Entry::Unreadable(why) => Some(why.clone()),
         }
     }
@@ -95,14 +95,14 @@ impl PageFetchers {
     /// Removes a handover whose pages are all here, or whose machine never arrived.
     pub(crate) fn remove(&self, handover: HandoverId) -> Option<Arc<PageFetcher>> {
         match self.table().remove(&handover)? {
-            Entry::Known(taking) => Some(taking),
+            Entry::Ready(taking) => Some(taking),
             Entry::Unreadable(_) => None,
         }
     }
 
     /// Records that all records of machines were read.
-    pub(crate) fn are_known(&self) {
-        self.known.store(true, Ordering::Release);
+    pub(crate) fn mark_loaded(&self) {
+        self.all_loaded.store(true, Ordering::Release);
     }
 
     /// Handles a fetch connection that a source offers.
@@ -116,7 +116,7 @@ impl PageFetchers {
             return Err(why.to_string());
         }
         let Some(taking) = self.of(attend.handover) else {
-            return match self.known.load(Ordering::Acquire) {
+            return match self.all_loaded.load(Ordering::Acquire) {
                 true => Ok(OfferFetchReply::Whole),
                 false => Err("the records of machines here have not been read".to_owned()),
             };
@@ -124,20 +124,20 @@ impl PageFetchers {
         if taking.from() != from {
             return Err(format!("{from} has no pages of this machine"));
         }
-        Ok(taking.accept_connection(attend.lane, Arc::new(PeerLane(connection))))
+        Ok(taking.accept_connection(attend.lane, Arc::new(PeerFetchConnection(connection))))
     }
 }
 
 /// A fetch connection over the wire.
-struct PeerLane(Connection);
+struct PeerFetchConnection(Connection);
 
-struct PeerComing(Pending);
+struct PeerPendingReply(Pending);
 
-impl FetchConnection for PeerLane {
-    fn ask(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
+impl FetchConnection for PeerFetchConnection {
+    fn request(&self, kind: u16, header: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
         let request = Request::new(kind, header.into(), Bytes::new());
         let pending = self.0.send_blocking(request).map_err(link_error)?;
-        Ok(Box::new(PeerComing(pending)))
+        Ok(Box::new(PeerPendingReply(pending)))
     }
 
     fn close(&self) {
@@ -145,7 +145,7 @@ impl FetchConnection for PeerLane {
     }
 }
 
-impl PendingReply for PeerComing {
+impl PendingReply for PeerPendingReply {
     fn wait(self: Box<Self>) -> Result<(Bytes, Bytes), LinkError> {
         self.0.wait().map(|reply| (reply.header, reply.payload)).map_err(link_error)
     }
@@ -165,14 +165,14 @@ fn lengths(record: &Record) -> Vec<u64> {
 }
 
 /// Prepares for an incoming machine whose pages may stay on its source.
-pub(crate) fn expect(host: &Daemon, record: &mut Record, handover: HandoverId, from: &HostName) {
+pub(crate) fn add_incoming(host: &Daemon, record: &mut Record, handover: HandoverId, from: &HostName) {
     record.owed = Some(MissingPagesRecord { handover, from: from.clone() });
-    host.owings.insert(Arc::new(PageFetcher::new(handover, from.clone(), &lengths(record))));
+    host.fetchers.insert(Arc::new(PageFetcher::new(handover, from.clone(), &lengths(record))));
 }
 
 /// The page fetcher of a record's missing pages.
 pub(crate) fn fetcher_of(host: &Daemon, record: &Record) -> Option<Arc<PageFetcher>> {
-    host.owings.of(record.owed.as_ref()?.handover)
+    host.fetchers.of(record.owed.as_ref()?.handover)
 }
 
 /// Stores the sets of missing pages, before the machine may run here.
@@ -184,7 +184,7 @@ pub(crate) fn save_sets(
 ) -> Result<(), DaemonError> {
     let failed =
         |error: whimbrel_migrate::postcopy::PageSetCodecError| DaemonError::Memory { source: error.into() };
-    let path = memory_file(live.slot_dir());
+    let path = memory_file(live.runtime_path());
     let memory = encode_sets(&[(0, taking.missing_at_start(0))]).map_err(failed)?;
     std::fs::write(&path, memory).map_err(|source| DaemonError::io("write", &path, source))?;
     let disks = (1..=record.config.disks.len()).map(|index| (index as u32, taking.missing_at_start(index)));
@@ -202,14 +202,14 @@ fn memory_file(slot: &Path) -> PathBuf {
 }
 
 fn disks_file(host: &Daemon, record: &Record) -> PathBuf {
-    host.layout.machine(&record.name).join("owed")
+    host.directories.machine(&record.name).join("owed")
 }
 
 /// Restores the missing pages of a machine after a restart of the daemon.
-pub(crate) fn recall(host: &Daemon, record: &Record) {
+pub(crate) fn restore(host: &Daemon, record: &Record) {
     let Some(owed) = &record.owed else { return };
     let taking = PageFetcher::new(owed.handover, owed.from.clone(), &lengths(record));
-    let slot = record.process.as_ref().map(|process| host.layout.slot(&process.slot));
+    let slot = record.process.as_ref().map(|process| host.directories.runtime_dir(&process.slot));
     for path in slot.map(|slot| memory_file(&slot)).into_iter().chain([disks_file(host, record)]) {
         match read_sets(&path, &lengths(record)) {
             Ok(sets) => taking.restore_missing(sets),
@@ -221,17 +221,17 @@ pub(crate) fn recall(host: &Daemon, record: &Record) {
                     path.display()
                 );
                 tracing::error!(why);
-                host.owings.table().insert(owed.handover, Entry::Unreadable(why.into()));
+                host.fetchers.table().insert(owed.handover, Entry::Unreadable(why.into()));
                 return;
             }
         }
     }
-    host.owings.insert(Arc::new(taking));
+    host.fetchers.insert(Arc::new(taking));
 }
 
 /// Refuses a machine whose missing pages are unknown: the pages here would be taken for all of them.
 pub(crate) fn check(host: &Daemon, record: &Record) -> Result<(), DaemonError> {
-    let why = record.owed.as_ref().and_then(|owed| host.owings.unreadable(owed.handover));
+    let why = record.owed.as_ref().and_then(|owed| host.fetchers.unreadable(owed.handover));
     why.map_or(Ok(()), |why| Err(DaemonError::Memory { source: why.to_string().into() }))
 }
 
@@ -252,7 +252,7 @@ impl Daemon {
             let settle = move || {
                 let (Some(host), Some(machine)) = (host.upgrade(), machine.upgrade()) else { return };
                 let mut turn = machine.lock("settling");
-                if turn.live.as_ref().is_some_and(RunningMachine::is_complete) {
+                if turn.running.as_ref().is_some_and(RunningMachine::is_complete) {
                     host.mark_complete(&mut turn);
                 }
             };
@@ -266,7 +266,7 @@ impl Daemon {
     pub(crate) fn start_fetching_disks(self: &Arc<Self>, machine: &Arc<Machine>) {
         let mut turn = machine.lock("start");
         if turn.record.owed.is_some()
-            && let Some(live) = &mut turn.live
+            && let Some(live) = &mut turn.running
         {
             self.start_fetching(machine, live);
         }
@@ -275,7 +275,7 @@ impl Daemon {
     /// Records that all pages are here and durable, then notifies the source.
     pub(crate) fn mark_complete(&self, turn: &mut MachineLock<'_>) {
         let Some(owed) = turn.record.owed.take() else { return };
-        if let Err(error) = turn.record.save(&self.layout) {
+        if let Err(error) = turn.record.save(&self.directories) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "cannot record that all pages of a machine are here"
@@ -285,12 +285,12 @@ impl Daemon {
         }
         let _ = std::fs::remove_file(disks_file(self, &turn.record));
         tracing::info!(machine = %turn.record.name, from = %owed.from, "all pages of a machine are here");
-        self.release(owed.handover);
+        self.notify_complete(owed.handover);
     }
 
     /// Notifies the source that the pages of a machine are no longer needed.
-    pub(crate) fn release(&self, handover: HandoverId) {
-        let Some(taking) = self.owings.remove(handover) else { return };
+    pub(crate) fn notify_complete(&self, handover: HandoverId) {
+        let Some(taking) = self.fetchers.remove(handover) else { return };
         // The call may block on a lost connection. If it fails, the source learns it at its next attempt.
         let tell = move || taking.mark_complete();
         if let Err(error) = thread::Builder::new().name("release".into()).spawn(tell) {
@@ -305,20 +305,20 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
         let Some(owed) = turn.record.owed.clone() else { return Ok(()) };
-        let Some(taking) = self.owings.of(owed.handover) else { return Ok(()) };
+        let Some(taking) = self.fetchers.of(owed.handover) else { return Ok(()) };
         let stage = format!("waiting for the remaining pages from {}", owed.from);
-        while !turn.live()?.is_complete() {
+        while !turn.running()?.is_complete() {
             let view = taking.status();
-            let here = view.owed.saturating_sub(view.stand.missing);
-            reporter.progress(&stage, Unit::Pages, here, Some(view.owed));
+            let here = view.missing_at_start.saturating_sub(view.progress.missing);
+            reporter.progress(&stage, Unit::Pages, here, Some(view.missing_at_start));
             if reporter.is_cancelled() {
                 return Err(DaemonError::Cancelled { left: "the machine keeps running here".into() });
             }
-            if !turn.live()?.qemu.process().is_alive() {
+            if !turn.running()?.qemu.process().is_alive() {
                 let name = turn.record.name.clone();
                 return Err(DaemonError::State { name, state: "crashed", needed: "running" });
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         self.mark_complete(turn);
         Ok(())
@@ -328,8 +328,8 @@ impl Daemon {
     /// machine is complete.
     pub(crate) fn discard_missing_memory(&self, turn: &mut MachineLock<'_>) {
         let Some(taking) = fetcher_of(self, &turn.record) else { return };
-        taking.waive(0);
-        if taking.status().owed == 0 {
+        taking.drop_missing(0);
+        if taking.status().missing_at_start == 0 {
             self.mark_complete(turn);
         }
     }

@@ -5,7 +5,7 @@
 //! at intervals that grow to a few seconds. After each connect the machine is announced at home.
 
 use super::{
-    Way, address_of, lock,
+    AwayRelay, address_of, lock,
     protocol::{Close, CloseCall, Open, OpenCall},
     records::CloseRecord,
     transport::WireTransport,
@@ -26,22 +26,22 @@ use whimbrel_net::{Port, tunnel::Relay};
 use whimbrel_wire::{CallError, Connection};
 
 /// First and longest interval between attempts to connect.
-const SOON: Duration = Duration::from_millis(100);
-const LATER: Duration = Duration::from_secs(5);
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
 /// Longest interval between attempts to tell a home host that it may end a tunnel; nobody waits for that.
-const SOME_TIME: Duration = Duration::from_secs(60);
+const NOTIFY_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time limit for the home host to create its devices.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The away end of a machine's tunnel.
 pub(crate) struct AwayEnd {
-    keeper: Arc<Keeper>,
+    connection_task: Arc<ConnectionTask>,
     runtime: Handle,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The task that keeps the tunnel connected.
-struct Keeper {
+struct ConnectionTask {
     host: Weak<Daemon>,
     name: MachineName,
     tunnel: HomeNetwork,
@@ -73,13 +73,13 @@ impl AwayEnd {
         record: &Record,
         ports: &mut [NetworkPort],
     ) -> Result<Option<Self>, DaemonError> {
-        let Some(tunnel) = host.is_away(record) else { return Ok(None) };
-        let sockets = ports.iter_mut().map(|port| port.take_line().map(Into::into)).collect();
+        let Some(tunnel) = host.away_tunnel(record) else { return Ok(None) };
+        let sockets = ports.iter_mut().map(|port| port.take_pipe_end().map(Into::into)).collect();
         let relay = Relay::start(sockets, None);
         let failed = |source| DaemonError::Port { port: "tunnel".to_owned(), source };
         let relay = relay.map_err(|error| failed(Box::new(error).into()))?;
         let info = TunnelInfo { home: tunnel.home.clone(), away: None, connected: false, reason: None };
-        let keeper = Keeper {
+        let keeper = ConnectionTask {
             host: host.me.clone(),
             name: record.name.clone(),
             tunnel: tunnel.clone(),
@@ -88,12 +88,12 @@ impl AwayEnd {
             view: TunnelView(Arc::new(Mutex::new(info))),
         };
         let (keeper, runtime) = (Arc::new(keeper), host.runtime.clone());
-        Ok(Some(Self { keeper, runtime, task: Mutex::default() }))
+        Ok(Some(Self { connection_task: keeper, runtime, task: Mutex::default() }))
     }
 
     /// Connects to the home host, now and whenever the connection is lost.
     pub(crate) fn open(&self) {
-        let keeper = self.keeper.clone();
+        let keeper = self.connection_task.clone();
         lock(&self.task)
             .get_or_insert_with(|| self.runtime.spawn(async move { keeper.keep_connected().await }));
     }
@@ -101,11 +101,11 @@ impl AwayEnd {
     /// Ends the tunnel for good: another host has the machine now.
     pub(crate) fn close(&self) {
         lock(&self.task).take().into_iter().for_each(|task| task.abort());
-        self.keeper.disconnect(None);
+        self.connection_task.disconnect(None);
     }
 
     pub(crate) fn view(&self) -> TunnelView {
-        self.keeper.view.clone()
+        self.connection_task.view.clone()
     }
 }
 
@@ -115,13 +115,13 @@ impl Drop for AwayEnd {
     }
 }
 
-impl Keeper {
+impl ConnectionTask {
     async fn keep_connected(&self) {
-        let mut pause = SOON;
+        let mut pause = RETRY_MIN;
         loop {
             let reason = match self.connect().await {
                 Ok(connection) => {
-                    pause = SOON;
+                    pause = RETRY_MIN;
                     let reason = connection.closed().await.to_string();
                     tracing::info!(machine = %self.name, home = %self.tunnel.home, reason, "a tunnel lost its connection");
                     reason
@@ -130,7 +130,7 @@ impl Keeper {
             };
             self.disconnect(Some(reason));
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LATER);
+            pause = (pause * 2).min(RETRY_MAX);
         }
     }
 
@@ -139,7 +139,7 @@ impl Keeper {
         let connection = connect(&self.host, &self.tunnel).await?;
         let host = self.host.upgrade().ok_or("the daemon is stopping")?;
         // Before the home end is opened, as its first frames come at once.
-        let way = Way { relay: self.relay.clone(), peer: address_of(connection.peer()) };
+        let way = AwayRelay { relay: self.relay.clone(), peer: address_of(connection.peer()) };
         lock(&host.tunnels.aways).insert(self.tunnel.id, way);
         let open = Open { id: self.tunnel.id, name: self.name.clone(), capsule: self.tunnel.capsule };
         let opened = connection.request::<OpenCall>(&open, Bytes::new());
@@ -150,7 +150,11 @@ impl Keeper {
             Err(_) => return Err("the home host does not answer".to_owned()),
         }
         let (id, runtime) = (self.tunnel.id, host.runtime.clone());
-        self.relay.set_carrier(Some(Box::new(WireTransport { id, connection: connection.clone(), runtime })));
+        self.relay.set_transport(Some(Box::new(WireTransport {
+            id,
+            connection: connection.clone(),
+            runtime,
+        })));
         self.view.set(true, None);
         // No bridge at home knows yet where to send the machine's frames.
         self.ports.iter().filter_map(Weak::upgrade).for_each(|port| port.announce());
@@ -159,7 +163,7 @@ impl Keeper {
     }
 
     fn disconnect(&self, reason: Option<String>) {
-        self.relay.set_carrier(None);
+        self.relay.set_transport(None);
         self.view.set(false, reason);
         if let Some(host) = self.host.upgrade() {
             lock(&host.tunnels.aways).remove(&self.tunnel.id);
@@ -170,48 +174,48 @@ impl Keeper {
 /// Makes a separate connection, as frames must not wait behind pages.
 async fn connect(host: &Weak<Daemon>, tunnel: &HomeNetwork) -> Result<Connection, String> {
     let (host, home) = (host.upgrade().ok_or("the daemon is stopping")?, tunnel.home.clone());
-    let connected = tokio::task::spawn_blocking(move || peer_rpc::connect_apart(&host, &home)).await;
+    let connected = tokio::task::spawn_blocking(move || peer_rpc::connect_separately(&host, &home)).await;
     connected.map_err(|_| "the daemon failed".to_owned())?.map_err(|error| error_chain(&error))
 }
 
 impl Daemon {
     /// The tunnel of a machine of this record while it runs here, if its network is elsewhere.
-    pub(crate) fn is_away<'a>(&self, record: &'a Record) -> Option<&'a HomeNetwork> {
+    pub(crate) fn away_tunnel<'a>(&self, record: &'a Record) -> Option<&'a HomeNetwork> {
         record.tunnel.as_ref().filter(|tunnel| tunnel.home != self.name)
     }
 
     /// Ends the tunnel of this record's machine. The home host is told as soon as it can be reached, if need
     /// be by a later daemon.
     pub(crate) fn leave_home(&self, record: &mut Record) {
-        record.tunnel.take().into_iter().for_each(|tunnel| self.leave(tunnel));
+        record.tunnel.take().into_iter().for_each(|tunnel| self.leave_tunnel(tunnel));
     }
 
-    pub(crate) fn leave(&self, tunnel: HomeNetwork) {
+    pub(crate) fn leave_tunnel(&self, tunnel: HomeNetwork) {
         if tunnel.home == self.name {
             return self.tunnels.end(tunnel.id);
         }
         let note = CloseRecord { id: tunnel.id, home: tunnel.home };
-        if let Err(error) = self.tunnels.notes.put_close(&note) {
+        if let Err(error) = self.tunnels.records.put_close(&note) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "could not record that a home host must end a tunnel");
         }
-        self.tell_home(note);
+        self.start_notifying_home(note);
     }
 
     /// Continues to tell home hosts what an earlier daemon could not.
-    pub(crate) fn tell_homes(&self) {
-        self.tunnels.notes.closes().into_iter().for_each(|note| self.tell_home(note));
+    pub(crate) fn notify_homes(&self) {
+        self.tunnels.records.closes().into_iter().for_each(|note| self.start_notifying_home(note));
     }
 
-    fn tell_home(&self, note: CloseRecord) {
+    fn start_notifying_home(&self, note: CloseRecord) {
         let host = self.me.clone();
         self.runtime.spawn(async move {
-            let mut pause = SOON;
+            let mut pause = RETRY_MIN;
             while !notify_home(&host, &note).await {
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(SOME_TIME);
+                pause = (pause * 2).min(NOTIFY_RETRY_MAX);
             }
-            host.upgrade().into_iter().for_each(|host| host.tunnels.notes.remove_close(note.id));
+            host.upgrade().into_iter().for_each(|host| host.tunnels.records.remove_close(note.id));
         });
     }
 }

@@ -25,7 +25,7 @@ const TAP: &str = "wmh%d";
 
 /// The home end of a machine that is away.
 pub(super) struct HomeEnd {
-    note: HomeRecord,
+    record: HomeRecord,
     open: Option<OpenEnd>,
 }
 
@@ -35,12 +35,12 @@ struct OpenEnd {
 }
 
 impl HomeEnd {
-    pub(super) fn closed(note: HomeRecord) -> Self {
-        Self { note, open: None }
+    pub(super) fn closed(record: HomeRecord) -> Self {
+        Self { record, open: None }
     }
 
     fn tunnel_info(&self, here: &HostName) -> TunnelInfo {
-        let away = Some(self.note.away.clone());
+        let away = Some(self.record.away.clone());
         TunnelInfo { home: here.clone(), away, connected: self.open.is_some(), reason: None }
     }
 }
@@ -60,7 +60,7 @@ impl Tunnels {
         }
         let (name, config, away) = (name.clone(), config.clone(), away.clone());
         let note = HomeRecord { id, name, config, away, since_ms: crate::now_ms() };
-        self.notes.put_home(&note)?;
+        self.records.put_home(&note)?;
         homes.insert(id, HomeEnd::closed(note));
         Ok(())
     }
@@ -69,12 +69,12 @@ impl Tunnels {
     pub(crate) fn end(&self, id: TunnelId) {
         let ended = lock(&self.homes).remove(&id);
         if ended.is_some() {
-            self.notes.remove_home(id);
+            self.records.remove_home(id);
         }
     }
 
     /// Removes the home end of a machine that runs here after all, as the daemon died before the handover.
-    pub(crate) fn end_if_never_begun(&self, name: &MachineName, config: &MachineConfig) {
+    pub(crate) fn end_unused(&self, name: &MachineName, config: &MachineConfig) {
         self.end_where(|note| note.name == *name && note.config == *config);
     }
 
@@ -85,7 +85,7 @@ impl Tunnels {
 
     fn end_where(&self, is_so: impl Fn(&HomeRecord) -> bool) -> bool {
         let homes = lock(&self.homes);
-        let ids: Vec<_> = homes.iter().filter(|(_, end)| is_so(&end.note)).map(|(id, _)| *id).collect();
+        let ids: Vec<_> = homes.iter().filter(|(_, end)| is_so(&end.record)).map(|(id, _)| *id).collect();
         drop(homes);
         ids.iter().for_each(|id| self.end(*id));
         !ids.is_empty()
@@ -100,7 +100,7 @@ impl Tunnels {
     pub(super) fn close_homes_of(&self, peer: usize) {
         let mut homes = lock(&self.homes);
         for end in homes.values_mut().filter(|end| end.open.as_ref().is_some_and(|open| open.peer == peer)) {
-            tracing::info!(machine = %end.note.name, away = %end.note.away, "a tunnel lost its connection");
+            tracing::info!(machine = %end.record.name, away = %end.record.away, "a tunnel lost its connection");
             end.open = None;
         }
     }
@@ -118,24 +118,24 @@ impl Daemon {
         let peer = super::address_of(connection.peer());
         let mut homes = lock(&self.tunnels.homes);
         let end = homes.get_mut(&open.id).ok_or_else(|| refused("the machine has come home meanwhile"))?;
-        if end.note.away != *away {
-            end.note.away = away.clone();
-            self.tunnels.notes.put_home(&end.note).map_err(|error| refused(&error.to_string()))?;
+        if end.record.away != *away {
+            end.record.away = away.clone();
+            self.tunnels.records.put_home(&end.record).map_err(|error| refused(&error.to_string()))?;
         }
         // Tap devices of a dead connection that is not closed yet would keep frames from the new ones.
         end.open = None;
-        let relay = connect_bridges(&end.note.config).map_err(|error| {
+        let relay = connect_bridges(&end.record.config).map_err(|error| {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot open a tunnel here");
             refused(&error_chain(&error))
         })?;
         let runtime = self.runtime.clone();
-        relay.set_carrier(Some(Box::new(WireTransport {
+        relay.set_transport(Some(Box::new(WireTransport {
             id: open.id,
             connection: connection.clone(),
             runtime,
         })));
         end.open = Some(OpenEnd { relay: Arc::new(relay), peer });
-        tracing::info!(machine = %end.note.name, %away, "a tunnel is open");
+        tracing::info!(machine = %end.record.name, %away, "a tunnel is open");
         drop(homes);
         if connection.close_reason().is_some() {
             // The connection ended before the home end was open.
@@ -157,15 +157,15 @@ impl Daemon {
         match &turn.record.phase {
             Phase::Suspended { capsule: lies } if *lies == capsule => {}
             Phase::Given { to, capsule: lies } if *lies == capsule && to == away => {}
-            phase => return Err(refused(&format!("{} is {} here", open.name, phase.word()))),
+            phase => return Err(refused(&format!("{} is {} here", open.name, phase.name()))),
         }
         let begun = self.tunnels.start_home(open.id, &open.name, &turn.record.config, away);
         begun.map_err(|error| refused(&error.to_string()))
     }
 
     /// Ends the tunnels of a machine that starts here with its network.
-    pub(crate) fn is_home(&self, record: &mut Record) {
-        if self.is_away(record).is_none() {
+    pub(crate) fn end_tunnels_of(&self, record: &mut Record) {
+        if self.away_tunnel(record).is_none() {
             record.tunnel.take().into_iter().for_each(|tunnel| self.tunnels.end(tunnel.id));
             let (name, ports) = (&record.name, &record.config.nics);
             self.tunnels.end_where(|note| note.name == *name && note.config.nics == *ports);
@@ -178,11 +178,11 @@ impl Daemon {
             let tunnel = end.tunnel_info(&self.name);
             let suspended = |info: &&mut MachineInfo| {
                 let resting = matches!(info.state, MachineState::Suspended | MachineState::HandedOff { .. });
-                info.name == end.note.name && resting && info.tunnel.is_none()
+                info.name == end.record.name && resting && info.tunnel.is_none()
             };
             match infos.iter_mut().find(suspended) {
                 Some(info) => info.tunnel = Some(tunnel),
-                None => infos.push(describe(&end.note, tunnel)),
+                None => infos.push(describe(&end.record, tunnel)),
             }
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
@@ -255,9 +255,9 @@ mod tests {
         let (id, name, away) = (TunnelId([1; 16]), "web".parse().unwrap(), "beta".parse().unwrap());
         open().start_home(id, &name, &config("52:54:00:00:00:01"), &away).unwrap();
         let again = open();
-        again.end_if_never_begun(&name, &config("52:54:00:00:00:02"));
+        again.end_unused(&name, &config("52:54:00:00:00:02"));
         assert_eq!(lock(&again.homes).len(), 1, "another machine of that name is not that machine");
-        again.end_if_never_begun(&name, &config("52:54:00:00:00:01"));
+        again.end_unused(&name, &config("52:54:00:00:00:01"));
         assert!(lock(&again.homes).is_empty() && lock(&open().homes).is_empty());
         assert!(!open().end_of(&name));
     }

@@ -39,15 +39,15 @@ const REFUSED: Code = Code(256);
 
 /// All tunnel ends on this host.
 pub(crate) struct Tunnels {
-    notes: records::TunnelRecords,
+    records: records::TunnelRecords,
     homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,
-    aways: Mutex<BTreeMap<TunnelId, Way>>,
+    aways: Mutex<BTreeMap<TunnelId, AwayRelay>>,
     /// Connections that other hosts made to this one, by the addresses of their peers.
     connections: Mutex<BTreeMap<usize, Connection>>,
 }
 
 /// The local end that a batch goes to, and the peer that it may come from.
-struct Way {
+struct AwayRelay {
     relay: Arc<Relay>,
     peer: usize,
 }
@@ -58,7 +58,7 @@ impl Tunnels {
         let notes = records::TunnelRecords::open(dir)?;
         let homes = notes.homes().into_iter().map(|note| (note.id, home::HomeEnd::closed(note)));
         let homes = Mutex::new(homes.collect());
-        Ok(Self { notes, homes, aways: Mutex::default(), connections: Mutex::default() })
+        Ok(Self { records: notes, homes, aways: Mutex::default(), connections: Mutex::default() })
     }
 
     /// Adds a connection that another host made to this one.
@@ -114,11 +114,12 @@ impl Tunnels {
         if request.payload.len() > BATCH_MAX {
             return Err(refused("a batch of frames is too long"));
         }
-        let relay = self.way(&frames.id, peer).ok_or_else(|| refused("this tunnel is not open here"))?;
+        let relay =
+            self.relay_for(&frames.id, peer).ok_or_else(|| refused("this tunnel is not open here"))?;
         relay.deliver(&request.payload).map_err(|error| refused(&error.to_string()))
     }
 
-    fn way(&self, id: &TunnelId, peer: usize) -> Option<Arc<Relay>> {
+    fn relay_for(&self, id: &TunnelId, peer: usize) -> Option<Arc<Relay>> {
         let away = lock(&self.aways).get(id).filter(|way| way.peer == peer).map(|way| way.relay.clone());
         away.or_else(|| self.open_home_of(id, peer))
     }

@@ -15,7 +15,7 @@ use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_wire::atomic_file;
 
 /// Longest record in bytes: a configuration and some names.
-const NOTE_MAX: u64 = 1 << 20;
+const RECORD_MAX: u64 = 1 << 20;
 
 /// A machine of this host that runs elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ impl TunnelRecords {
 }
 
 fn read<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
-    if fs::metadata(path)?.len() > NOTE_MAX {
+    if fs::metadata(path)?.len() > RECORD_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the record is too long"));
     }
     Ok(serde_json::from_slice(&fs::read(path)?)?)

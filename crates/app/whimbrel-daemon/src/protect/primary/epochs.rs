@@ -25,7 +25,7 @@ use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
 use whimbrel_core::{error_chain, lock};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::link::Link;
-use whimbrel_net::{Epoch, HoldLimits, Port};
+use whimbrel_net::{BufferLimits, Epoch, Port};
 use whimbrel_protect::{
     PrimaryError,
     clock::BootTime,
@@ -37,13 +37,13 @@ use whimbrel_protect::{
 use whimbrel_qemu::MachineEvent;
 
 /// Rounds of seeding: until an epoch's worth of pages is left, or until more rounds do not help.
-const FIRST_COPY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
+const SEEDING_POLICY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
 
 /// Interval at which events are polled during long epochs.
-const LOOK: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// How long to wait for the other members of a group before polling for events.
-const GATHERS: Duration = Duration::from_millis(100);
+const GROUP_WAIT: Duration = Duration::from_millis(100);
 
 /// Reason for which the epochs ended.
 pub(in crate::protect) enum EpochsEnd {
@@ -58,7 +58,7 @@ pub(in crate::protect) enum EpochsEnd {
     /// The guest has shut down.
     SwitchedOff,
     /// The last missing page of an inherited protection has arrived.
-    Whole,
+    Complete,
     /// The daemon is shutting down.
     Closing,
 }
@@ -75,14 +75,14 @@ pub(in crate::protect) fn sender<'a>(
 }
 
 /// The machine during seeding: output is buffered before it runs on after the last pause.
-struct Holding<'a> {
+struct SeedingMachine<'a> {
     machine: PausableMachine<'a>,
-    beats: &'a Heartbeat,
-    cut: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
-    shipping: Option<&'a InputShipper<'a>>,
+    heartbeat: &'a Heartbeat,
+    output_marks: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
+    shipper: Option<&'a InputShipper<'a>>,
 }
 
-impl Machine for Holding<'_> {
+impl Machine for SeedingMachine<'_> {
     fn about_to_pause(&mut self) {
         self.machine.about_to_pause();
     }
@@ -92,12 +92,12 @@ impl Machine for Holding<'_> {
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        self.beats.ports().for_each(|port| port.hold(HoldLimits::default()));
+        self.heartbeat.ports().for_each(|port| port.buffer_output(BufferLimits::default()));
         // From the epoch end on the standby might take over, so the lease is armed before it.
-        self.beats.arm();
-        *lock(self.cut) = barriers(self.beats);
-        if let Some(shipping) = self.shipping {
-            shipping.cut(0, false);
+        self.heartbeat.arm();
+        *lock(self.output_marks) = barriers(self.heartbeat);
+        if let Some(shipping) = self.shipper {
+            shipping.epoch_captured(0, false);
         }
         self.machine.unpause()
     }
@@ -146,7 +146,11 @@ pub(in crate::protect) fn run(
                 std::thread::Builder::new().name("inputs".into()).spawn_scoped(scope, || shipping.run());
             if let Err(source) = ship {
                 shipping.end();
-                return EpochsEnd::Failed(DaemonError::io("start a thread for", host.layout.data(), source));
+                return EpochsEnd::Failed(DaemonError::io(
+                    "start a thread for",
+                    host.directories.data(),
+                    source,
+                ));
             }
         }
         let outcome =
@@ -170,22 +174,22 @@ fn attach_consumer(
         Ok(sending) => sending,
         Err(error) => return EpochsEnd::Failed(error),
     };
-    let known = host.protecting.known_at(&guard.settings.request.host);
+    let known = host.protections.shared_pages_at(&guard.settings.request.host);
     known.join(beats.id).into_iter().for_each(|member| sending.share_with(member));
     let mut epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, shipping);
-    if let Err(error) = epochs.sending.attach_consumer(&mut epochs.live.ledgers, has_pages) {
-        return epochs.ended(failed(error));
+    if let Err(error) = epochs.sender.attach_consumer(&mut epochs.live.dirty_logs, has_pages) {
+        return epochs.end_of_error(failed(error));
     }
-    match epochs.fill(told) {
+    match epochs.seed(told) {
         Ok(pause) => {
             guard.set_state(ProtectState::Protected);
             let pause_ms = pause.as_secs_f64() * 1e3;
             let _ = told.send(ProtectionEvent::Protected { pause_ms, wire_bytes: link.bytes_both_ways() });
             tracing::info!(machine = %guard.name, standby = %guard.settings.request.host, "the machine is protected");
         }
-        Err(error) => return epochs.ended(error),
+        Err(error) => return epochs.end_of_error(error),
     }
-    epochs.all(told)
+    epochs.run_all(told)
 }
 
 /// Continues a standby that the source has seeded, until all missing pages are here or another event ends the
@@ -203,24 +207,24 @@ pub(in crate::protect) fn inherit(
         Ok(sending) => sending,
         Err(error) => return EpochsEnd::Failed(error),
     };
-    sending.inherits();
+    sending.inherit_standby();
     let epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, None);
     // The state of the pause is the standby's epoch 0.
-    Epochs { inherited: true, next: 1, ..epochs }.all(told)
+    Epochs { inherited: true, next: 1, ..epochs }.run_all(told)
 }
 
 struct Epochs<'a, 'l> {
     host: &'a Daemon,
-    guard: &'a ProtectionHandle,
+    handle: &'a ProtectionHandle,
     live: &'a mut RunningMachine,
-    beats: &'a Heartbeat,
-    sending: &'a mut Sending<'l>,
+    heartbeat: &'a Heartbeat,
+    sender: &'a mut Sending<'l>,
     events: Receiver<MachineEvent>,
-    cut: Mutex<Vec<(Arc<Port>, Epoch)>>,
+    output_marks: Mutex<Vec<(Arc<Port>, Epoch)>>,
     /// Present in a group while epochs run.
     membership: Option<Membership>,
     /// Present in mode replay.
-    shipping: Option<&'a InputShipper<'a>>,
+    shipper: Option<&'a InputShipper<'a>>,
     /// Whether the protection is inherited: it cannot be seeded again, and ends when no page is missing.
     inherited: bool,
     /// Number of the next epoch.
@@ -231,95 +235,113 @@ impl<'a, 'l> Epochs<'a, 'l> {
     /// Epochs of a machine whose standby is still to be seeded.
     fn new(
         host: &'a Daemon,
-        guard: &'a ProtectionHandle,
+        handle: &'a ProtectionHandle,
         (live, events): (&'a mut RunningMachine, Receiver<MachineEvent>),
-        beats: &'a Heartbeat,
-        sending: &'a mut Sending<'l>,
-        shipping: Option<&'a InputShipper<'a>>,
+        heartbeat: &'a Heartbeat,
+        sender: &'a mut Sending<'l>,
+        shipper: Option<&'a InputShipper<'a>>,
     ) -> Self {
-        let (cut, membership, inherited, next) = (Mutex::default(), None, false, 0);
-        Self { host, guard, live, beats, sending, events, cut, membership, shipping, inherited, next }
+        let (output_marks, membership, inherited, next) = (Mutex::default(), None, false, 0);
+        Self {
+            host,
+            handle,
+            live,
+            heartbeat,
+            sender,
+            events,
+            output_marks,
+            membership,
+            shipper,
+            inherited,
+            next,
+        }
     }
 }
 
 impl Epochs<'_, '_> {
     /// Seeds the standby, for the first time or again. Returns how long the machine was paused.
-    fn fill(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
-        self.guard.set_state(ProtectState::Seeding);
+    fn seed(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
+        self.handle.set_state(ProtectState::Seeding);
         // Nobody in a group waits for seeding.
         self.membership = None;
-        let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
-        let machine = PausableMachine { qemu, disks, keep_paused: false, keeping: &[] };
-        self.shipping.iter().for_each(|shipping| shipping.nothing_is_whole());
-        let shipping = self.shipping;
-        let mut machine = Holding { machine, beats: self.beats, cut: &self.cut, shipping };
-        let mut subject = CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Standby };
+        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
+        let machine = PausableMachine { qemu, disks, keep_paused: false, buffering_ports: &[] };
+        self.shipper.iter().for_each(|shipping| shipping.stop_release());
+        let shipping = self.shipper;
+        let mut machine = SeedingMachine {
+            machine,
+            heartbeat: self.heartbeat,
+            output_marks: &self.output_marks,
+            shipper: shipping,
+        };
+        let mut subject =
+            CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Standby };
         let addresses = || {
-            shipping.iter().for_each(|shipping| shipping.wait_told());
+            shipping.iter().for_each(|shipping| shipping.wait_captured_known());
             ports.iter().map(NetworkPort::addresses).collect()
         };
-        let guard = self.guard;
-        let captured = self.sending.fill(&mut subject, &FIRST_COPY, &addresses, &mut |progress| {
+        let guard = self.handle;
+        let captured = self.sender.seed(&mut subject, &SEEDING_POLICY, &addresses, &mut |progress| {
             let _ = told.send(ProtectionEvent::Progress(progress));
             if guard.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         let captured = captured.map_err(failed)?;
-        release(self.beats, &self.cut);
+        release(self.heartbeat, &self.output_marks);
         self.next = 1;
         if let Some(shipping) = shipping {
-            shipping.wait_until_shipped(0);
+            shipping.epoch_committed(0);
         }
-        self.guard.committed(0, self.sending.hash_bytes(), |_| {});
-        self.guard.set_state(ProtectState::Protected);
-        let group = self.guard.settings.request.group.as_deref();
-        self.membership = group.map(|group| self.host.protecting.groups.join(group));
-        Ok(captured.pause)
+        self.handle.committed(0, self.sender.hash_bytes(), |_| {});
+        self.handle.set_state(ProtectState::Protected);
+        let group = self.handle.settings.request.group.as_deref();
+        self.membership = group.map(|group| self.host.protections.groups.join(group));
+        Ok(captured.downtime)
     }
 
-    fn all(&mut self, told: &Sender<ProtectionEvent>) -> EpochsEnd {
-        let ProtectionSettings { epoch: length, stretch, .. } = self.guard.settings;
+    fn run_all(&mut self, told: &Sender<ProtectionEvent>) -> EpochsEnd {
+        let ProtectionSettings { epoch: length, stretch, .. } = self.handle.settings;
         let mut stretch = EpochLength::new(length, stretch);
-        if stretch.is_any() {
-            self.beats.look_at_output();
+        if stretch.is_adaptive() {
+            self.heartbeat.wake_on_output();
         }
         // Events must be handled also during long epochs.
-        let look_every = if self.shipping.is_some() { LOOK } else { length };
+        let look_every = if self.shipper.is_some() { POLL_INTERVAL } else { length };
         let (mut begun, mut last_cut) = (Instant::now(), Instant::now());
         let mut earliest = begun + length;
         loop {
-            let due = stretch.due(begun, earliest, self.beats.output_waits());
-            match self.guard.wait_command(due.min(Instant::now() + look_every)) {
+            let due = stretch.due(begun, earliest, self.heartbeat.output_waits());
+            match self.handle.wait_command(due.min(Instant::now() + look_every)) {
                 Some(ProtectionCommand::Unprotect(answer)) => return EpochsEnd::Unprotect(answer),
                 Some(ProtectionCommand::Failover(answer)) => return self.fail_over(answer, &mut last_cut),
                 None => {}
             }
-            if let Some(outcome) = self.news() {
+            if let Some(outcome) = self.poll_events() {
                 return outcome;
             }
-            let due = stretch.due(begun, earliest, self.beats.output_waits());
-            let urgent = self.shipping.is_some_and(InputShipper::is_urgent);
+            let due = stretch.due(begun, earliest, self.heartbeat.output_waits());
+            let urgent = self.shipper.is_some_and(InputShipper::is_urgent);
             if (Instant::now() < due && !urgent) || !self.is_gathered() {
                 continue;
             }
             begun = Instant::now();
-            match self.epoch(false, &mut last_cut) {
+            match self.run_epoch(false, &mut last_cut) {
                 Ok(delay) => stretch.committed(delay),
                 Err(DaemonError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
                     // The size of an epoch is bounded: the standby is seeded again, and output waits that
                     // long.
-                    tracing::warn!(machine = %self.guard.name, "more is dirty than an epoch may hold; seeding the standby again");
-                    if let Err(error) = self.fill(told) {
-                        return self.ended(error);
+                    tracing::warn!(machine = %self.handle.name, "more is dirty than an epoch may hold; seeding the standby again");
+                    if let Err(error) = self.seed(told) {
+                        return self.end_of_error(error);
                     }
                 }
-                Err(error) => return self.ended(error),
+                Err(error) => return self.end_of_error(error),
             }
             let now = Instant::now();
             earliest = begun + length;
             if earliest <= now {
                 // The link is too slow: the next epoch is as long as it takes.
                 earliest = now + (now - begun) / 4;
-                self.guard.committed_late();
+                self.handle.count_late();
             }
         }
     }
@@ -329,11 +351,11 @@ impl Epochs<'_, '_> {
         // The last epoch does not wait for the group.
         self.membership = None;
         let paused_at = Instant::now();
-        match self.epoch(true, last_cut) {
+        match self.run_epoch(true, last_cut) {
             Ok(_) => EpochsEnd::Failover { answer, paused_at },
             Err(error) => {
                 let _ = answer.send(Err(DaemonError::invalid(error_chain(&error))));
-                self.ended(error)
+                self.end_of_error(error)
             }
         }
     }
@@ -341,18 +363,18 @@ impl Epochs<'_, '_> {
     /// Whether to capture the next epoch now: in a group once it is due for all members. False if there may
     /// be something else to do.
     fn is_gathered(&self) -> bool {
-        let until = Instant::now() + GATHERS;
-        let mut go_on = || !self.host.is_closing() && !self.guard.has_command() && Instant::now() < until;
-        self.membership.as_ref().is_none_or(|membership| membership.gather(&mut go_on))
+        let until = Instant::now() + GROUP_WAIT;
+        let mut go_on = || !self.host.is_closing() && !self.handle.has_command() && Instant::now() < until;
+        self.membership.as_ref().is_none_or(|membership| membership.wait_due(&mut go_on))
     }
 
     /// Checks for events of the machine or the daemon.
-    fn news(&mut self) -> Option<EpochsEnd> {
+    fn poll_events(&mut self) -> Option<EpochsEnd> {
         if self.host.is_closing() {
             return Some(EpochsEnd::Closing);
         }
         if self.inherited && self.live.is_complete() {
-            return Some(EpochsEnd::Whole);
+            return Some(EpochsEnd::Complete);
         }
         loop {
             match self.events.try_recv() {
@@ -367,45 +389,46 @@ impl Epochs<'_, '_> {
     }
 
     /// Reports a dead QEMU instead of an error that it caused.
-    fn ended(&mut self, error: DaemonError) -> EpochsEnd {
+    fn end_of_error(&mut self, error: DaemonError) -> EpochsEnd {
         if self.host.is_closing() {
             return EpochsEnd::Closing;
         }
         // The QMP socket closes a moment before the process ends. Errors of the link say nothing about QEMU.
         let patience = if is_of_link(&error) { Duration::ZERO } else { Duration::from_secs(1) };
         if self.live.qemu.process().wait(patience) {
-            return if self.beats.is_armed() { EpochsEnd::QemuGone } else { EpochsEnd::Failed(error) };
+            return if self.heartbeat.is_armed() { EpochsEnd::QemuGone } else { EpochsEnd::Failed(error) };
         }
         EpochsEnd::Failed(error)
     }
 
     /// Captures an epoch, sends it, and releases its output. Returns the time since the capture. With `stay`
     /// the machine stays paused.
-    fn epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
-        let RunningMachine { qemu, ledgers, disks, ports, .. } = &mut *self.live;
-        let mut machine = PausableMachine { qemu, disks, keep_paused: stay, keeping: &[] };
-        let mut subject = CaptureSource { machine: &mut machine, ledgers, follower: Consumer::Standby };
-        let (shipping, epoch, mut needed) = (self.shipping, self.next, 0);
+    fn run_epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
+        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
+        let mut machine = PausableMachine { qemu, disks, keep_paused: stay, buffering_ports: &[] };
+        let mut subject =
+            CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Standby };
+        let (shipping, epoch, mut needed) = (self.shipper, self.next, 0);
         let addresses = || {
-            shipping.iter().for_each(|shipping| shipping.wait_told());
+            shipping.iter().for_each(|shipping| shipping.wait_captured_known());
             ports.iter().map(NetworkPort::addresses).collect()
         };
-        let (beats, cut, membership) = (self.beats, &self.cut, &self.membership);
+        let (beats, cut, membership) = (self.heartbeat, &self.output_marks, &self.membership);
         let mut stopped = || {
             *lock(cut) = barriers(beats);
             if let Some(shipping) = shipping {
-                needed = shipping.cut(epoch, stay);
+                needed = shipping.epoch_captured(epoch, stay);
             }
-            membership.iter().for_each(Membership::stands);
+            membership.iter().for_each(Membership::wait_paused);
         };
-        let committed = self.sending.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
+        let committed = self.sender.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
         let host = self.host;
         let mut go_on = || beats.may_run() && !host.is_closing();
-        membership.iter().for_each(|membership| membership.sent(&mut go_on));
-        release(self.beats, &self.cut);
+        membership.iter().for_each(|membership| membership.wait_committed(&mut go_on));
+        release(self.heartbeat, &self.output_marks);
         self.next = committed.epoch + 1;
-        let waits = shipping.map(|shipping| shipping.wait_until_shipped(needed));
-        let (pause, cut_at) = self.sending.last_pause();
+        let waits = shipping.map(|shipping| shipping.epoch_committed(needed));
+        let (pause, cut_at) = self.sender.last_pause();
         let stats = EpochStats {
             pause,
             length: cut_at.saturating_duration_since(*last_cut),
@@ -413,9 +436,9 @@ impl Epochs<'_, '_> {
             volume: committed.volume,
         };
         *last_cut = cut_at;
-        self.guard.committed(committed.epoch, self.sending.hash_bytes(), |all| {
+        self.handle.committed(committed.epoch, self.sender.hash_bytes(), |all| {
             all.add(stats);
-            all.again += committed.again;
+            all.resent_pages += committed.resent_pages;
             all.device_bytes += committed.device_bytes;
         });
         if !beats.lease().may_run(BootTime::now()) {
@@ -431,7 +454,7 @@ fn is_of_link(error: &DaemonError) -> bool {
 }
 
 fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(error.downcast_ref::<PrimaryError>(), Some(PrimaryError::TooMuch { .. }))
+    matches!(error.downcast_ref::<PrimaryError>(), Some(PrimaryError::EpochTooLarge { .. }))
 }
 
 pub(in crate::protect) fn failed(error: PrimaryError) -> DaemonError {

@@ -2,7 +2,7 @@
 //!
 //! The rounds are those of [`ConsistencyGroup`]. A machine is a member while it is protected epoch by epoch:
 //! not during seeding or once its standby is lost, when the others do not wait for it. A wait ends when the
-//! caller has something else to do; during a pause no member is waited for longer than [`STANDS`].
+//! caller has something else to do; during a pause no member is waited for longer than [`PAUSE_TIMEOUT`].
 
 use crate::protect::lock;
 use std::{
@@ -13,16 +13,16 @@ use std::{
 use whimbrel_protect::consistency_group::{ConsistencyGroup, GroupMember, GroupPhase};
 
 /// How long paused machines wait for a member that does not pause.
-const STANDS: Duration = Duration::from_secs(1);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which a waiting thread checks whether it still has to wait.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// All groups of this host, by name. A group without members is deleted.
 #[derive(Default)]
-pub(in crate::protect) struct Groups(Mutex<BTreeMap<String, Arc<Shared>>>);
+pub(in crate::protect) struct Groups(Mutex<BTreeMap<String, Arc<GroupState>>>);
 
 #[derive(Default)]
-struct Shared {
+struct GroupState {
     group: Mutex<ConsistencyGroup>,
     changed: Condvar,
     members: Mutex<GroupMember>,
@@ -30,7 +30,7 @@ struct Shared {
 
 /// Membership of a machine in a group, until it is dropped.
 pub(in crate::protect) struct Membership {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     member: GroupMember,
     name: String,
 }
@@ -53,38 +53,38 @@ impl Groups {
 
 impl Membership {
     /// Waits until the epochs of all members are due. Returns false if `go_on` does before.
-    pub(in crate::protect) fn gather(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+    pub(in crate::protect) fn wait_due(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
         loop {
             match self.wait(GroupPhase::Gather, None, go_on) {
                 Waited::Past => return true,
                 Waited::Stopped => return false,
                 // Joined or was late in the middle of a round.
-                Waited::NotAsked => {
+                Waited::NotExpected => {
                     if !go_on() {
                         return false;
                     }
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
         }
     }
 
     /// Waits until all members are paused and captured.
-    pub(in crate::protect) fn stands(&self) {
-        let until = Instant::now() + STANDS;
+    pub(in crate::protect) fn wait_paused(&self) {
+        let until = Instant::now() + PAUSE_TIMEOUT;
         self.wait(GroupPhase::Pause, Some(until), &mut || true);
     }
 
     /// Waits until the epochs of all members are committed, or `go_on` returns false.
-    pub(in crate::protect) fn sent(&self, go_on: &mut dyn FnMut() -> bool) {
+    pub(in crate::protect) fn wait_committed(&self, go_on: &mut dyn FnMut() -> bool) {
         self.wait(GroupPhase::Send, None, go_on);
     }
 
     fn wait(&self, phase: GroupPhase, until: Option<Instant>, go_on: &mut dyn FnMut() -> bool) -> Waited {
         let mut group = lock(&self.shared.group);
-        let Some(place) = group.done(self.member, phase) else { return Waited::NotAsked };
+        let Some(place) = group.done(self.member, phase) else { return Waited::NotExpected };
         self.shared.changed.notify_all();
-        while group.place() <= place {
+        while group.round() <= place {
             if !go_on() {
                 group.not_yet(self.member);
                 return Waited::Stopped;
@@ -100,7 +100,7 @@ impl Membership {
                 self.shared.changed.notify_all();
                 continue;
             }
-            let waited = self.shared.changed.wait_timeout(group, LOOK);
+            let waited = self.shared.changed.wait_timeout(group, POLL_INTERVAL);
             group = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Waited::Past
@@ -110,7 +110,7 @@ impl Membership {
 enum Waited {
     Past,
     Stopped,
-    NotAsked,
+    NotExpected,
 }
 
 impl Drop for Membership {
@@ -131,16 +131,16 @@ mod tests {
         let rounds: [AtomicU64; 3] = Default::default();
         let members: Vec<Membership> = (0..3).map(|_| groups.join("shop")).collect();
         let alone = groups.join("another");
-        assert!(alone.gather(&mut || true));
+        assert!(alone.wait_due(&mut || true));
         std::thread::scope(|scope| {
             for (at, membership) in members.into_iter().enumerate() {
                 let rounds = &rounds;
                 scope.spawn(move || {
                     for round in 1..=if at == 0 { 20 } else { 50 } {
-                        assert!(membership.gather(&mut || true));
-                        membership.stands();
+                        assert!(membership.wait_due(&mut || true));
+                        membership.wait_paused();
                         rounds[at].store(round, Ordering::SeqCst);
-                        membership.sent(&mut || true);
+                        membership.wait_committed(&mut || true);
                         let least = rounds[usize::from(round > 20)..]
                             .iter()
                             .map(|round| round.load(Ordering::SeqCst));
@@ -151,8 +151,8 @@ mod tests {
         });
         let last = groups.join("shop");
         let waits = groups.join("shop");
-        assert!(!last.gather(&mut || false), "it has something better to do");
+        assert!(!last.wait_due(&mut || false), "it has something better to do");
         drop(last);
-        assert!(waits.gather(&mut || true));
+        assert!(waits.wait_due(&mut || true));
     }
 }

@@ -34,7 +34,7 @@ struct Shared {
     committed_at: Instant,
     commands: VecDeque<ProtectionCommand>,
     cancelled: bool,
-    nudged: bool,
+    woken: bool,
     witness_answers: Option<bool>,
 }
 
@@ -67,7 +67,7 @@ impl ProtectionHandle {
             committed_at: Instant::now(),
             commands: VecDeque::new(),
             cancelled: false,
-            nudged: false,
+            woken: false,
             witness_answers: None,
         };
         Self { name, settings, handover, shared: Mutex::new(shared), wake: Condvar::new() }
@@ -99,8 +99,8 @@ impl ProtectionHandle {
     }
 
     /// Wakes the thread if it waits.
-    pub(in crate::protect) fn nudge(&self) {
-        self.shared().nudged = true;
+    pub(in crate::protect) fn wake(&self) {
+        self.shared().woken = true;
         self.wake.notify_all();
     }
 
@@ -112,7 +112,7 @@ impl ProtectionHandle {
                 return Some(command);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if std::mem::take(&mut shared.nudged) || left.is_zero() || shared.cancelled {
+            if std::mem::take(&mut shared.woken) || left.is_zero() || shared.cancelled {
                 return None;
             }
             shared = self.wake.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -151,7 +151,7 @@ impl ProtectionHandle {
     }
 
     /// Counts an epoch that started late.
-    pub(in crate::protect) fn committed_late(&self) {
+    pub(in crate::protect) fn count_late(&self) {
         self.shared().stats.stretched += 1;
     }
 
@@ -180,14 +180,14 @@ fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
         epochs: stats.epochs,
         epoch_ms: ms(stats.quantile(0.5, |epoch| epoch.length)),
         stretched: stats.stretched,
-        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.whole)),
-        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause.whole)),
+        pause_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.total)),
+        pause_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.pause.total)),
         pause_parts: EpochPauseParts {
             stop_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.stop)),
             scan_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.scan)),
             copy_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.copy)),
             devices_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.devices)),
-            go_on_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.go_on)),
+            go_on_ms: ms(stats.quantile(0.5, |epoch| epoch.pause.unpause)),
         },
         output_delay_p50_ms: ms(stats.quantile(0.5, |epoch| epoch.delay)),
         output_delay_p99_ms: ms(stats.quantile(0.99, |epoch| epoch.delay)),
@@ -197,7 +197,7 @@ fn figures(stats: &Stats, hash_bytes: usize) -> ProtectFigures {
         unshared_bytes: ByteSize(unshared),
         sent_bytes: ByteSize(sent),
         device_bytes: ByteSize(stats.device_bytes),
-        again_pages: stats.again,
+        again_pages: stats.resent_pages,
         hash_bytes: ByteSize(hash_bytes as u64),
     }
 }

@@ -26,9 +26,9 @@ use whimbrel_protect::{
 };
 
 /// Additional time for which a standby may be silent during seeding.
-const FIRST_COPY_SILENT: Duration = Duration::from_secs(10);
+const SEEDING_SILENCE: Duration = Duration::from_secs(10);
 /// Interval at which the clock is polled.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Lease of one protection.
 pub(in crate::protect) struct Heartbeat {
@@ -42,7 +42,7 @@ pub(in crate::protect) struct Heartbeat {
     stop: AtomicBool,
     ports: Vec<Weak<Port>>,
     link: Weak<PageLink>,
-    guard: Weak<ProtectionHandle>,
+    handle: Weak<ProtectionHandle>,
 }
 
 impl Heartbeat {
@@ -52,10 +52,10 @@ impl Heartbeat {
         term: Duration,
         (standby, witness): (Arc<ControlLink>, Option<WitnessClient>),
         (ports, link): (Vec<Weak<Port>>, Weak<PageLink>),
-        guard: Weak<ProtectionHandle>,
+        handle: Weak<ProtectionHandle>,
     ) -> Self {
         let (armed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { id, term, standby, witness, lease: Mutex::new(lease), armed, stop, ports, link, guard }
+        Self { id, term, standby, witness, lease: Mutex::new(lease), armed, stop, ports, link, handle }
     }
 
     pub(in crate::protect) fn lease(&self) -> MutexGuard<'_, PrimaryLease> {
@@ -82,20 +82,20 @@ impl Heartbeat {
     }
 
     /// Wakes the protection thread when output starts to wait for an epoch.
-    pub(in crate::protect) fn look_at_output(&self) {
+    pub(in crate::protect) fn wake_on_output(&self) {
         for port in self.ports() {
-            let guard = self.guard.clone();
-            port.on_first_held(move || guard.upgrade().iter().for_each(|guard| guard.nudge()));
+            let guard = self.handle.clone();
+            port.on_first_buffered(move || guard.upgrade().iter().for_each(|guard| guard.wake()));
         }
     }
 
     /// Whether any output is buffered.
     pub(in crate::protect) fn output_waits(&self) -> bool {
-        self.ports().any(|port| port.holds())
+        self.ports().any(|port| port.has_buffered_output())
     }
 
     /// Timeout of requests to the witness and the standby.
-    pub(in crate::protect) fn patience(&self) -> Duration {
+    pub(in crate::protect) fn timeout(&self) -> Duration {
         self.term.max(Duration::from_millis(200))
     }
 
@@ -103,21 +103,21 @@ impl Heartbeat {
     pub(in crate::protect) fn ask_witness(&self, question: &WitnessQuery) {
         let Some(witness) = &self.witness else { return };
         let asked = BootTime::now();
-        let verdict = witness.ask(question, self.patience());
-        if let Some(guard) = self.guard.upgrade() {
+        let verdict = witness.ask(question, self.timeout());
+        if let Some(guard) = self.handle.upgrade() {
             guard.witness_answered(verdict.is_some());
         }
         if let Some(verdict) = verdict {
-            self.lease().witness_said(question, verdict, asked);
+            self.lease().handle_witness_reply(question, verdict, asked);
         }
     }
 
     /// Sends a heartbeat to the standby and applies its reply.
     pub(in crate::protect) fn send_heartbeat(&self) {
         let asked = BootTime::now();
-        let heard: Option<HeartbeatReply> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.patience());
+        let heard: Option<HeartbeatReply> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.timeout());
         if let Some(heard) = heard {
-            self.lease().standby_heard(heard, asked);
+            self.lease().handle_heartbeat_reply(heard, asked);
         }
     }
 
@@ -125,7 +125,7 @@ impl Heartbeat {
         self.stop.load(Ordering::SeqCst)
     }
 
-    fn every(&self, span: Duration, work: impl Fn()) {
+    fn repeat(&self, span: Duration, work: impl Fn()) {
         while !self.is_over() {
             work();
             std::thread::sleep(span);
@@ -139,7 +139,7 @@ impl Heartbeat {
         while let (Some(witness), false) = (&self.witness, self.is_over()) {
             let now = BootTime::now();
             let answers = now.until(self.lease().promise_until()) > self.term / 2;
-            if renewed.is_none_or(|renewed| now >= renewed.after(witness.renewed_every(answers))) {
+            if renewed.is_none_or(|renewed| now >= renewed.after(witness.renewal_interval(answers))) {
                 renewed = Some(now);
                 self.ask_witness(&WitnessQuery::Renew);
             }
@@ -158,20 +158,20 @@ impl Heartbeat {
                     let gates = if may { Gates::OPEN } else { Gates::BLOCKED };
                     self.ports().for_each(|port| port.set_gates(gates));
                     shut = !may;
-                    if shut && lease.state() == PrimaryState::Guarded {
+                    if shut && lease.state() == PrimaryState::Protected {
                         tracing::error!(standby = %self.standby.to(), "the lease has run out: the machine is fenced");
                     }
                 }
             }
             // Seeding delays no output: a late heartbeat on busy hosts does not end it.
-            let patience = if self.is_armed() { Duration::ZERO } else { FIRST_COPY_SILENT };
+            let patience = if self.is_armed() { Duration::ZERO } else { SEEDING_SILENCE };
             let silent = now > lease.promise_until().max(begun.after(self.term * 4)).after(patience);
             if (silent || shut)
                 && let Some(link) = self.link.upgrade()
             {
-                link.cut();
+                link.close();
             }
-            std::thread::sleep(LOOK.min(self.term / 32));
+            std::thread::sleep(POLL_INTERVAL.min(self.term / 32));
         }
         // The thread that ended this has opened the gates; this one may have closed them a moment later.
         if shut && self.may_run() {
@@ -182,16 +182,16 @@ impl Heartbeat {
 
 /// The threads of a lease; dropping this ends them.
 pub(in crate::protect) struct HeartbeatThreads {
-    beats: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl HeartbeatThreads {
     pub(in crate::protect) fn start(beats: Arc<Heartbeat>) -> std::io::Result<Self> {
-        let mut beating = Self { beats, threads: Vec::new() };
-        let (term, has_witness) = (beating.beats.term, beating.beats.witness.is_some());
+        let mut beating = Self { heartbeat: beats, threads: Vec::new() };
+        let (term, has_witness) = (beating.heartbeat.term, beating.heartbeat.witness.is_some());
         beating.spawn("lease-watch", Heartbeat::watch)?;
-        beating.spawn("lease-beat", move |beats| beats.every(term / 4, || beats.send_heartbeat()))?;
+        beating.spawn("lease-beat", move |beats| beats.repeat(term / 4, || beats.send_heartbeat()))?;
         if has_witness {
             beating.spawn("lease-renew", Heartbeat::renew)?;
         }
@@ -199,7 +199,7 @@ impl HeartbeatThreads {
     }
 
     fn spawn(&mut self, name: &str, work: impl FnOnce(&Heartbeat) + Send + 'static) -> std::io::Result<()> {
-        let beats = self.beats.clone();
+        let beats = self.heartbeat.clone();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&beats))?;
         self.threads.push(thread);
         Ok(())
@@ -208,7 +208,7 @@ impl HeartbeatThreads {
 
 impl Drop for HeartbeatThreads {
     fn drop(&mut self) {
-        self.beats.stop.store(true, Ordering::SeqCst);
+        self.heartbeat.stop.store(true, Ordering::SeqCst);
         // Not joined: they sleep for a quarter of a term, or wait for a reply until its timeout.
         self.threads.drain(..).for_each(drop);
     }

@@ -38,7 +38,7 @@ use whimbrel_migrate::{
     postcopy::PageFetcher,
     protocol::{HandoverId, Offer},
 };
-use whimbrel_net::HoldLimits;
+use whimbrel_net::BufferLimits;
 use whimbrel_protect::{clock::BootTime, inherited_primary, lease, protocol::ProtectionId};
 use whimbrel_qemu::{ProcessIdentity, QemuProcess};
 
@@ -47,9 +47,9 @@ const SOURCE_PATIENCE: Duration = Duration::from_secs(5);
 /// Limit when no error is known: on a slow link one message may take that long.
 const SILENT_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which the progress is polled.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long to wait for the first promise of the standby.
-const FIRST_PROMISE: Duration = Duration::from_secs(1);
+const FIRST_PROMISE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A protection that this host inherits with an incoming machine.
 pub(crate) struct InheritedProtection {
@@ -63,14 +63,14 @@ pub(crate) struct InheritedProtection {
 
 impl InheritedProtection {
     /// Reads the protection from an offer, and checks that this host can reach the other two.
-    pub(crate) fn expect(host: &Arc<Daemon>, offer: &Offer) -> Result<Option<Self>, DaemonError> {
+    pub(crate) fn from_offer(host: &Arc<Daemon>, offer: &Offer) -> Result<Option<Self>, DaemonError> {
         let Some(third) = &offer.third else { return Ok(None) };
         let unreadable = |error| {
             DaemonError::invalid(format!("cannot decode the settings of an inherited protection: {error}"))
         };
         let request: ProtectRequest = serde_json::from_str(&third.request).map_err(unreadable)?;
         let settings = ProtectionSettings::of(&request)?;
-        if request.host == host.name || settings.replay || settings.keep.is_some() {
+        if request.host == host.name || settings.replay || settings.snapshots.is_some() {
             return Err(DaemonError::invalid("this protection cannot be inherited"));
         }
         for other in [Some(&request.host), request.witness.as_ref().and_then(WitnessAddress::host)] {
@@ -78,15 +78,15 @@ impl InheritedProtection {
         }
         let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         let standby = Arc::new(ControlLink::new(host, &request.host));
-        standby.warm();
+        standby.preconnect();
         let (id, name) = (ProtectionId(third.protection), offer.name.clone());
         Ok(Some(Self { id, handover: third.handover, name, settings, link, standby }))
     }
 
     /// Records the inherited protection durably, before the source hears that the machine is here.
-    pub(crate) fn note(&self, host: &Daemon) -> Result<(), DaemonError> {
+    pub(crate) fn save_record(&self, host: &Daemon) -> Result<(), DaemonError> {
         let side = ProtectionSide::Primary { request: self.settings.request.clone(), gave_up: false };
-        host.protecting.put_note(ProtectionRecord::new(self.id, &self.name, self.handover, side))
+        host.protections.put_record(ProtectionRecord::new(self.id, &self.name, self.handover, side))
     }
 
     /// Attaches the standby's consumer to the dirty logs. Must come before the device state is loaded, which
@@ -105,10 +105,10 @@ impl InheritedProtection {
         machine: &Arc<Machine>,
     ) -> Result<Option<Instant>, DaemonError> {
         let guard = Arc::new(ProtectionHandle::new(self.name.clone(), self.settings.clone(), self.handover));
-        lock(&host.protecting.guards).insert(self.name.clone(), guard.clone());
+        lock(&host.protections.handles).insert(self.name.clone(), guard.clone());
         let (runs, hears) = mpsc::channel();
         let (host, machine) = (host.clone(), machine.clone());
-        let layout = host.layout.clone();
+        let layout = host.directories.clone();
         let work = move || run::inherit(&host, &machine, &guard, self, &runs);
         let thread = thread::Builder::new().name("protect".into()).spawn(work);
         thread.map_err(|source| DaemonError::io("start a thread for", layout.data(), source))?;
@@ -117,7 +117,7 @@ impl InheritedProtection {
     }
 
     /// Creates the lease, which is not granted yet.
-    pub(in crate::protect) fn beats(
+    pub(in crate::protect) fn heartbeat(
         &self,
         host: &Arc<Daemon>,
         guard: &Arc<ProtectionHandle>,
@@ -140,11 +140,11 @@ impl InheritedProtection {
 type Ports = Vec<std::sync::Weak<whimbrel_net::Port>>;
 
 /// Buffers all output, and sends heartbeats until the standby promises not to take over yet.
-pub(in crate::protect) fn hold(beats: &Heartbeat) {
-    beats.ports().for_each(|port| port.hold(HoldLimits::default()));
+pub(in crate::protect) fn buffer_output(beats: &Heartbeat) {
+    beats.ports().for_each(|port| port.buffer_output(BufferLimits::default()));
     beats.arm();
     let begun = Instant::now();
-    while !beats.may_run() && begun.elapsed() < FIRST_PROMISE {
+    while !beats.may_run() && begun.elapsed() < FIRST_PROMISE_TIMEOUT {
         beats.send_heartbeat();
     }
 }
@@ -163,7 +163,7 @@ impl SourceWatch {
         let (watch, beats, watched) = (Self(over.clone()), beats.clone(), taking);
         let work = move || {
             let Some(taking) = watched else { return };
-            if !waits_for_nothing(&taking, &beats, &over) {
+            if !wait_until_stalled(&taking, &beats, &over) {
                 return;
             }
             tracing::error!(from = %taking.from(), to = %beats.standby.to(), "missing pages cannot be fetched: yielding the machine to the backup host");
@@ -183,18 +183,18 @@ impl Drop for SourceWatch {
 }
 
 /// Returns true when pages have not arrived for too long and the standby is alive; false when the watch ends.
-fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool) -> bool {
+fn wait_until_stalled(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool) -> bool {
     let (mut missing, mut since) = (None, Instant::now());
     while !over.load(Ordering::Acquire) {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         let view = taking.status();
-        if missing != Some(view.stand.missing) {
-            (missing, since) = (Some(view.stand.missing), Instant::now());
+        if missing != Some(view.progress.missing) {
+            (missing, since) = (Some(view.progress.missing), Instant::now());
         }
         // A host that is gone still appears connected for a while.
         let is_known = !view.connected || view.stalled.is_some();
         let patience = if is_known { SOURCE_PATIENCE } else { SILENT_PATIENCE };
-        let lacks = view.stand.missing > 0 && since.elapsed() > patience;
+        let lacks = view.progress.missing > 0 && since.elapsed() > patience;
         if lacks && inherited_primary::yields(&beats.lease(), BootTime::now()) {
             return !over.load(Ordering::Acquire);
         }
@@ -205,12 +205,12 @@ fn waits_for_nothing(taking: &PageFetcher, beats: &Heartbeat, over: &AtomicBool)
 impl crate::protect::Protections {
     /// Whether this host has recorded that it inherits a protection of this machine, which an earlier daemon
     /// prepared.
-    pub(crate) fn is_heir(&self, name: &MachineName) -> bool {
-        !self.unsettled(name).is_empty()
+    pub(crate) fn is_inheriting(&self, name: &MachineName) -> bool {
+        !self.undecided_records(name).is_empty()
     }
 
     /// Removes the records of an incoming machine that never was this host's.
-    pub(crate) fn inherits_nothing(&self, record: &Record) {
-        self.unsettled(&record.name).iter().for_each(|note| self.remove_note(note.id));
+    pub(crate) fn remove_inherited(&self, record: &Record) {
+        self.undecided_records(&record.name).iter().for_each(|note| self.remove_record(note.id));
     }
 }

@@ -14,12 +14,12 @@ pub(in crate::protect) fn of(
     handover: HandoverId,
 ) -> Result<Offer, DaemonError> {
     let file_len = |digest: Digest| {
-        let path = host.layout.boot_file(&digest);
+        let path = host.directories.boot_file(&digest);
         let meta = std::fs::metadata(&path).map_err(|source| DaemonError::io("read", &path, source))?;
         Ok((digest, meta.len()))
     };
     let boot = record.config.boot.iter().flat_map(|boot| [Some(boot.kernel), boot.initrd]).flatten();
-    let arrays = live.ledgers.iter();
+    let arrays = live.dirty_logs.iter();
     let arrays = arrays.map(|l| ArrayOffer { name: l.name().to_owned(), pages: l.page_count() });
     Ok(Offer {
         handover,

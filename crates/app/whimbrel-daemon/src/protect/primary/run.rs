@@ -38,7 +38,7 @@ use whimbrel_protect::{
 };
 
 /// How long to wait before a lost standby is tried again.
-const TRY_AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// End of one protection.
 pub(in crate::protect) enum RunEnd {
@@ -59,7 +59,7 @@ pub(in crate::protect) fn run(
     let mut first = !again;
     loop {
         let id = ProtectionId(rand::random());
-        let end = Attempt { host, machine, guard, id, told }.run();
+        let end = Attempt { host, machine, handle: guard, id, events: told }.run();
         let RunEnd::Alone { reason, error } = end else { break };
         if first && !guard.was_protected() {
             let error = error.unwrap_or_else(|| DaemonError::invalid(reason));
@@ -73,7 +73,7 @@ pub(in crate::protect) fn run(
             break;
         }
     }
-    host.protecting.leave_guard(guard);
+    host.protections.remove_handle(guard);
 }
 
 /// Runs the thread of an inherited protection. `runs` gets the time since when the machine runs.
@@ -85,24 +85,24 @@ pub(in crate::protect) fn inherit(
     runs: &Sender<Instant>,
 ) {
     let (told, _nobody) = std::sync::mpsc::channel();
-    let end = Attempt { host, machine, guard, id: heir.id, told: &told }.inherited(heir, runs);
+    let end = Attempt { host, machine, handle: guard, id: heir.id, events: &told }.run_inherited(heir, runs);
     if let RunEnd::Alone { reason, .. } = end {
         tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and some of its pages may be on another host");
     }
-    host.protecting.leave_guard(guard);
-    supervisor::check(host, machine);
+    host.protections.remove_handle(guard);
+    supervisor::end_if_gone(host, machine);
 }
 
 /// Waits before the standby is tried again. Returns whether to try.
 fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
-    let until = Instant::now() + TRY_AGAIN;
+    let until = Instant::now() + RETRY_DELAY;
     while Instant::now() < until {
         if guard.is_cancelled() || host.is_closing() {
             return false;
         }
         match guard.wait_command(until.min(Instant::now() + Duration::from_millis(100))) {
             Some(ProtectionCommand::Unprotect(answer)) => {
-                host.protecting.leave_guard(guard);
+                host.protections.remove_handle(guard);
                 let _ = answer.send(Ok(()));
                 return false;
             }
@@ -121,9 +121,9 @@ fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
 struct Attempt<'a> {
     host: &'a Arc<Daemon>,
     machine: &'a Arc<Machine>,
-    guard: &'a Arc<ProtectionHandle>,
+    handle: &'a Arc<ProtectionHandle>,
     id: ProtectionId,
-    told: &'a Sender<ProtectionEvent>,
+    events: &'a Sender<ProtectionEvent>,
 }
 
 impl Attempt<'_> {
@@ -134,8 +134,8 @@ impl Attempt<'_> {
             Err(error) => return failed(error),
         };
         // The machine may have ended since the lock was released.
-        if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.live().map(drop)) {
-            return match self.guard.was_protected() {
+        if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.running().map(drop)) {
+            return match self.handle.was_protected() {
                 true => RunEnd::Over,
                 false => failed(error),
             };
@@ -151,7 +151,7 @@ impl Attempt<'_> {
         &self,
         turn: &mut MachineLock<'_>,
     ) -> Result<(Arc<PageLink>, Arc<Heartbeat>, bool), DaemonError> {
-        let (host, settings) = (self.host, &self.guard.settings);
+        let (host, settings) = (self.host, &self.handle.settings);
         let request = &settings.request;
         let (record, live) = turn.parts()?;
         if live.is_paused() {
@@ -160,7 +160,7 @@ impl Attempt<'_> {
         if live.away.is_some() {
             return Err(DaemonError::invalid(format!("{} runs away from its network", record.name)));
         }
-        let offer = super::offer::of(host, record, live, self.guard.handover)?;
+        let offer = super::offer::of(host, record, live, self.handle.handover)?;
         let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         let standby = Arc::new(ControlLink::new(host, &request.host));
         let witness = request.witness.as_ref();
@@ -173,7 +173,7 @@ impl Attempt<'_> {
             settings.term,
             (standby, witness),
             (ports, Arc::downgrade(&link)),
-            Arc::downgrade(self.guard),
+            Arc::downgrade(self.handle),
         ));
         if let Some(witness) = &beats.witness {
             let term_ms = settings.term.as_millis() as u32;
@@ -190,10 +190,10 @@ impl Attempt<'_> {
             beats.ask_witness(&WitnessQuery::Renew);
         }
         let side = ProtectionSide::Primary { request: request.clone(), gave_up: false };
-        host.protecting.put_note(ProtectionRecord::new(
+        host.protections.put_record(ProtectionRecord::new(
             self.id,
-            &self.guard.name,
-            self.guard.handover,
+            &self.handle.name,
+            self.handle.handover,
             side,
         ))?;
         let begin = StartRequest {
@@ -202,28 +202,29 @@ impl Attempt<'_> {
             coding: settings.coding,
             lease_ms: settings.term.as_millis() as u32,
             witness: request.witness.clone(),
-            then: settings.of_whoever_takes_over(),
-            keep: settings.keep,
+            then: settings.next_protection(),
+            keep: settings.snapshots,
             heir: None,
         };
-        let read =
-            |digest| std::fs::read(host.layout.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from);
+        let read = |digest| {
+            std::fs::read(host.directories.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from)
+        };
         let begun = epochs::sender(&*link, self.id, settings, record.config.memory.0)
             .and_then(|sender| sender.start(&begin, &read).map_err(epochs::failed));
         match begun {
             Ok(has_pages) => Ok((link, beats, has_pages)),
             Err(error) => {
                 // The standby has never had a complete epoch of this protection, so it cannot take over.
-                self.call_off(&beats);
+                self.abort(&beats);
                 Err(error)
             }
         }
     }
 
     /// Ends a protection that never had a complete epoch.
-    fn call_off(&self, beats: &Heartbeat) {
-        let keep = self.guard.was_protected();
-        ownership::tell_ended(self.host, self.guard, beats, keep);
+    fn abort(&self, beats: &Heartbeat) {
+        let keep = self.handle.was_protected();
+        ownership::notify_ended(self.host, self.handle, beats, keep);
     }
 
     fn protect(
@@ -236,45 +237,45 @@ impl Attempt<'_> {
         let beating = match HeartbeatThreads::start(beats.clone()) {
             Ok(beating) => beating,
             Err(error) => {
-                self.call_off(&beats);
+                self.abort(&beats);
                 return RunEnd::Alone { reason: error.to_string(), error: None };
             }
         };
         let outcome = match turn.parts() {
             Ok((record, live)) => {
                 let memory = record.config.memory.0;
-                epochs::run(self.host, self.guard, live, memory, (&link, &beats), has_pages, self.told)
+                epochs::run(self.host, self.handle, live, memory, (&link, &beats), has_pages, self.events)
             }
             Err(error) => EpochsEnd::Failed(error),
         };
-        link.cut();
+        link.close();
         let end = self.after_epochs(turn, outcome, &beats);
         drop(beating);
         end
     }
 
     /// Runs an incoming machine and protects it.
-    fn inherited(&self, heir: InheritedProtection, runs: &Sender<Instant>) -> RunEnd {
+    fn run_inherited(&self, heir: InheritedProtection, runs: &Sender<Instant>) -> RunEnd {
         let mut turn = self.machine.lock("protection");
         let ports =
-            turn.live.iter().flat_map(|live| live.ports.iter().map(crate::running::NetworkPort::port));
-        let beats = heir.beats(self.host, self.guard, ports.collect());
-        let (outcome, beating) = match self.go_on_here(&mut turn, &heir, &beats, runs) {
+            turn.running.iter().flat_map(|live| live.ports.iter().map(crate::running::NetworkPort::port));
+        let beats = heir.heartbeat(self.host, self.handle, ports.collect());
+        let (outcome, beating) = match self.run_here(&mut turn, &heir, &beats, runs) {
             Ok((outcome, beating)) => (outcome, Some(beating)),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(machine = %self.guard.name, error, "cannot run a machine with an inherited protection");
-                turn.live.iter().for_each(|live| live.qemu.process().kill());
+                tracing::error!(machine = %self.handle.name, error, "cannot run a machine with an inherited protection");
+                turn.running.iter().for_each(|live| live.qemu.process().kill());
                 (EpochsEnd::QemuGone, None)
             }
         };
-        heir.link.cut();
+        heir.link.close();
         let end = self.after_epochs(turn, outcome, &beats);
         drop(beating);
         end
     }
 
-    fn go_on_here(
+    fn run_here(
         &self,
         turn: &mut MachineLock<'_>,
         heir: &InheritedProtection,
@@ -285,42 +286,42 @@ impl Attempt<'_> {
         turn.record.phase = Phase::Here;
         turn.record.since_ms = crate::now_ms();
         let (record, live) = turn.parts()?;
-        let (log, process) = (live.slot_dir().join("qemu.log"), live.qemu.process().identity());
+        let (log, process) = (live.runtime_path().join("qemu.log"), live.qemu.process().identity());
         let events = live.events();
-        inherited::hold(beats);
+        inherited::buffer_output(beats);
         live.open_ports();
         let beating = HeartbeatThreads::start(beats.clone())
-            .map_err(|source| DaemonError::io("start a thread for", self.host.layout.data(), source))?;
+            .map_err(|source| DaemonError::io("start a thread for", self.host.directories.data(), source))?;
         if beats.may_run() {
             live.ports.iter().for_each(crate::running::NetworkPort::announce);
         }
         live.set_paused(false)?;
         let since = Instant::now();
-        record.save(&self.host.layout)?;
+        record.save(&self.host.directories)?;
         self.host.start_fetching(self.machine, live);
         supervisor::watch(self.host, self.machine, events);
-        self.guard.set_state(ProtectState::Protected);
+        self.handle.set_state(ProtectState::Protected);
         let taking = crate::migrate::target::missing_pages::fetcher_of(self.host, record);
         let watch = SourceWatch::start(taking, beats, process, log);
         let _ = runs.send(since);
         // The lock is held as long as the machine is protected; publish its state meanwhile.
         turn.publish();
         let (record, live) = turn.parts()?;
-        tracing::info!(machine = %self.guard.name, standby = %beats.standby.to(), "a migration with a backup host has completed here");
+        tracing::info!(machine = %self.handle.name, standby = %beats.standby.to(), "a migration with a backup host has completed here");
         let memory = record.config.memory.0;
-        let outcome = epochs::inherit(self.host, self.guard, live, memory, (&heir.link, beats), self.told);
+        let outcome = epochs::inherit(self.host, self.handle, live, memory, (&heir.link, beats), self.events);
         drop(watch);
         Ok((outcome, beating))
     }
 
     fn after_epochs(&self, mut turn: MachineLock<'_>, outcome: EpochsEnd, beats: &Arc<Heartbeat>) -> RunEnd {
-        if let Some(live) = &mut turn.live {
-            live.ledgers.iter_mut().for_each(|ledger: &mut DirtyLog| ledger.unfollow(Consumer::Standby));
+        if let Some(live) = &mut turn.running {
+            live.dirty_logs.iter_mut().for_each(|ledger: &mut DirtyLog| ledger.detach(Consumer::Standby));
         }
         match outcome {
             EpochsEnd::Closing => RunEnd::Over,
             EpochsEnd::Failed(error) if !beats.is_armed() => {
-                self.call_off(beats);
+                self.abort(beats);
                 RunEnd::Alone { reason: error_chain(&error), error: Some(error) }
             }
             EpochsEnd::Unprotect(answer) => match self.determine_owner(&mut turn, beats, false) {
@@ -328,58 +329,58 @@ impl Attempt<'_> {
                     self.release_output(&mut turn, beats, false);
                     // The caller may use the machine as soon as it gets the answer.
                     drop(turn);
-                    self.host.protecting.leave_guard(self.guard);
+                    self.host.protections.remove_handle(self.handle);
                     let _ = answer.send(Ok(()));
                     RunEnd::Over
                 }
                 settled => {
                     let _ = answer.send(Err(DaemonError::invalid("the standby has taken the machine over")));
-                    self.done(turn, beats, settled)
+                    self.finish(turn, beats, settled)
                 }
             },
             EpochsEnd::Failover { answer, paused_at } => {
-                let given = ownership::yield_to_standby(self.host, self.guard, beats);
+                let given = ownership::yield_to_standby(self.host, self.handle, beats);
                 match given {
                     Ownership::Gone => {
                         let _ = answer.send(Ok(paused_at.elapsed().as_secs_f64() * 1e3));
                     }
                     _ => {
                         let _ = answer.send(Err(DaemonError::invalid("the standby did not take over")));
-                        turn.live.iter_mut().for_each(crate::running::RunningMachine::unpause);
+                        turn.running.iter_mut().for_each(crate::running::RunningMachine::unpause);
                     }
                 }
-                self.done(turn, beats, given)
+                self.finish(turn, beats, given)
             }
             EpochsEnd::QemuGone => {
                 // The guest is lost here, and the standby has all of it that anybody has seen.
-                let given = ownership::yield_to_standby(self.host, self.guard, beats);
-                self.done(turn, beats, given)
+                let given = ownership::yield_to_standby(self.host, self.handle, beats);
+                self.finish(turn, beats, given)
             }
-            EpochsEnd::SwitchedOff | EpochsEnd::Whole => {
+            EpochsEnd::SwitchedOff | EpochsEnd::Complete => {
                 let settled = self.determine_owner(&mut turn, beats, false);
                 if matches!(settled, Ownership::Alone) {
                     self.release_output(&mut turn, beats, false);
                     return RunEnd::Over;
                 }
-                self.done(turn, beats, settled)
+                self.finish(turn, beats, settled)
             }
             EpochsEnd::Failed(error) => {
                 let reason = error_chain(&error);
-                tracing::warn!(machine = %self.guard.name, reason, "the standby is lost");
+                tracing::warn!(machine = %self.handle.name, reason, "the standby is lost");
                 let settled = self.determine_owner(&mut turn, beats, true);
                 match settled {
                     Ownership::Alone => {
                         self.release_output(&mut turn, beats, true);
                         RunEnd::Alone { reason, error: None }
                     }
-                    settled => self.done(turn, beats, settled),
+                    settled => self.finish(turn, beats, settled),
                 }
             }
         }
     }
 
     fn determine_owner(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) -> Ownership {
-        ownership::determine_owner(self.host, self.guard, beats, turn.live.as_mut(), keep)
+        ownership::determine_owner(self.host, self.handle, beats, turn.running.as_mut(), keep)
     }
 
     /// Releases all output: only this host has the machine. The standby is notified afterwards, which may
@@ -387,17 +388,17 @@ impl Attempt<'_> {
     fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
         beats.ports().for_each(|port| port.release_all());
-        if let Some(live) = &mut turn.live
+        if let Some(live) = &mut turn.running
             && live.is_paused()
         {
             live.unpause();
         }
-        ownership::note_alone(self.host, self.guard, beats, keep);
+        ownership::record_alone(self.host, self.handle, beats, keep);
     }
 
-    fn done(&self, turn: MachineLock<'_>, beats: &Arc<Heartbeat>, settled: Ownership) -> RunEnd {
+    fn finish(&self, turn: MachineLock<'_>, beats: &Arc<Heartbeat>, settled: Ownership) -> RunEnd {
         match settled {
-            Ownership::Gone => ownership::retire(self.host, self.machine, turn, self.guard, beats),
+            Ownership::Gone => ownership::end_machine(self.host, self.machine, turn, self.handle, beats),
             Ownership::Alone => {
                 // The standby returned the machine, so it belongs to this host, whatever is left of it.
                 let mut turn = turn;
@@ -407,7 +408,7 @@ impl Attempt<'_> {
             Ownership::Closing => {}
         }
         debug_assert!(
-            beats.lease().state() != PrimaryState::Guarded
+            beats.lease().state() != PrimaryState::Protected
                 || beats.witness.is_none()
                 || self.host.is_closing()
         );

@@ -42,8 +42,8 @@ const TERM_MS: u64 = 2000;
 const ROUNDS_MAX: usize = 8;
 const PAGES_LEFT_MAX: u64 = 1024;
 /// Interval of heartbeats during seeding, and the timeout of their reply.
-const BEAT_EVERY: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(2);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A standby that is being seeded for a target.
 pub(crate) struct StandbySeeding {
@@ -53,7 +53,7 @@ pub(crate) struct StandbySeeding {
     handover: HandoverId,
     settings: ProtectionSettings,
     link: PageLink,
-    line: ControlLink,
+    control_link: ControlLink,
     target: HostName,
     committed: bool,
 }
@@ -72,10 +72,11 @@ impl StandbySeeding {
         let offer = super::offer::of(host, record, live, handover)?;
         let (link, line) = (PageLink::connect(host, standby, None)?, ControlLink::new(host, standby));
         let side = ProtectionSide::Ended { standby: standby.clone(), witness: None, keep: false };
-        host.protecting.put_note(ProtectionRecord::new(id, &record.name, handover, side))?;
+        host.protections.put_record(ProtectionRecord::new(id, &record.name, handover, side))?;
         // From here on, dropping it notifies the backup host.
         let (host, name, target) = (host.clone(), record.name.clone(), target.clone());
-        let filling = Self { host, name, id, handover, settings, link, line, target, committed: false };
+        let filling =
+            Self { host, name, id, handover, settings, link, control_link: line, target, committed: false };
         let begin = StartRequest {
             id,
             offer,
@@ -86,7 +87,7 @@ impl StandbySeeding {
             keep: None,
             heir: Some(filling.target.clone()),
         };
-        let layout = &filling.host.layout;
+        let layout = &filling.host.directories;
         let read = |digest| std::fs::read(layout.boot_file(&digest)).map_err(BoxError::from);
         filling.sender(record)?.start(&begin, &read).map_err(epochs::failed)?;
         Ok(filling)
@@ -97,20 +98,20 @@ impl StandbySeeding {
     }
 
     /// What the target must know of the protection.
-    pub(crate) fn third(&self) -> Result<BackupHost, DaemonError> {
+    pub(crate) fn backup_host(&self) -> Result<BackupHost, DaemonError> {
         let request = serde_json::to_string(&self.settings.request);
         let request = request.map_err(|error| DaemonError::invalid(error.to_string()))?;
         Ok(BackupHost { protection: self.id.0, handover: self.handover, request })
     }
 
     /// The part of this host's record, written before the commit.
-    pub(crate) fn inherited(&self) -> InheritedProtectionRecord {
+    pub(crate) fn inherited_record(&self) -> InheritedProtectionRecord {
         let (id, standby) = (self.id, self.settings.request.host.clone());
         InheritedProtectionRecord { id, standby, heir: self.target.clone(), term_ms: TERM_MS as u32 }
     }
 
     /// Copies most of the running machine.
-    pub(crate) fn fill<'a>(
+    pub(crate) fn seed<'a>(
         &'a self,
         record: &Record,
         ledgers: &mut [DirtyLog],
@@ -119,7 +120,8 @@ impl StandbySeeding {
     ) -> Result<SeedRounds<'a>, DaemonError> {
         let sending = self.sender(record)?;
         sending.attach_consumer(ledgers, false).map_err(epochs::failed)?;
-        let mut copying = SeedRounds { filling: self, sending, ports, reporter, beaten: Instant::now() };
+        let mut copying =
+            SeedRounds { seeding: self, sender: sending, ports, reporter, last_heartbeat: Instant::now() };
         for _ in 0..ROUNDS_MAX {
             if copying.round(ledgers)? <= PAGES_LEFT_MAX {
                 break;
@@ -129,26 +131,27 @@ impl StandbySeeding {
     }
 
     fn send_heartbeat(&self) -> bool {
-        let heard: Option<HeartbeatReply> = self.line.ask(protocol::HEARTBEAT, &self.id, PATIENCE);
+        let heard: Option<HeartbeatReply> =
+            self.control_link.ask(protocol::HEARTBEAT, &self.id, REPLY_TIMEOUT);
         heard == Some(HeartbeatReply::Promise)
     }
 
     /// Handles the commit: the target has the machine, and this host is the witness from now on.
     pub(crate) fn committed(mut self) {
         self.committed = true;
-        self.host.protecting.hand_on(SourceRecord::HandedOver, &self.name, &self.inherited());
+        self.host.protections.become_witness(SourceRecord::HandedOver, &self.name, &self.inherited_record());
     }
 }
 
 impl Drop for StandbySeeding {
     fn drop(&mut self) {
-        self.link.cut();
+        self.link.close();
         if self.committed {
             return;
         }
-        match self.line.end(self.id, false, PATIENCE) {
-            Some(StandbyOutcome::Ended) => self.host.protecting.remove_note(self.id),
-            _ => self.host.protecting.tell_ended(self.id),
+        match self.control_link.end(self.id, false, REPLY_TIMEOUT) {
+            Some(StandbyOutcome::Ended) => self.host.protections.remove_record(self.id),
+            _ => self.host.protections.notify_later(self.id),
         }
     }
 }
@@ -174,20 +177,20 @@ fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) ->
 
 /// The rounds that seed the backup host.
 pub(crate) struct SeedRounds<'a> {
-    filling: &'a StandbySeeding,
-    sending: EpochSender<'a>,
+    seeding: &'a StandbySeeding,
+    sender: EpochSender<'a>,
     ports: &'a [NetworkPort],
     reporter: &'a ProgressReporter,
-    beaten: Instant,
+    last_heartbeat: Instant,
 }
 
 impl SeedRounds<'_> {
     fn round(&mut self, ledgers: &mut [DirtyLog]) -> Result<u64, DaemonError> {
-        let Self { filling, sending, reporter, beaten, .. } = self;
-        let stage = format!("seeding {}", filling.line.to());
+        let Self { seeding: filling, sender: sending, reporter, last_heartbeat: beaten, .. } = self;
+        let stage = format!("seeding {}", filling.control_link.to());
         let sent = sending.copy_round(ledgers, &mut |done, total| {
             reporter.progress(&stage, Unit::Pages, done, Some(total));
-            if beaten.elapsed() > BEAT_EVERY {
+            if beaten.elapsed() > HEARTBEAT_INTERVAL {
                 filling.send_heartbeat();
                 *beaten = Instant::now();
             }
@@ -198,20 +201,22 @@ impl SeedRounds<'_> {
 }
 
 impl source::BackupSink for SeedRounds<'_> {
-    fn ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError> {
+    fn copy_ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError> {
         self.round(ledgers)?;
         // The standby will be complete after the next round. A heartbeat keeps it from asking the witness
         // during the pause.
-        match self.filling.send_heartbeat() {
+        match self.seeding.send_heartbeat() {
             true => Ok(()),
-            false => Err(format!("the backup host {} does not answer", self.filling.line.to()).into()),
+            false => {
+                Err(format!("the backup host {} does not answer", self.seeding.control_link.to()).into())
+            }
         }
     }
 
-    fn at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError> {
+    fn copy_at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError> {
         let ports = self.ports.iter().map(NetworkPort::addresses).collect();
-        self.sending.copy_last(ledgers, device_state, ports)?;
-        ledgers.iter_mut().for_each(|ledger| ledger.unfollow(Consumer::Standby));
+        self.sender.copy_last_round(ledgers, device_state, ports)?;
+        ledgers.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
         Ok(())
     }
 }
@@ -219,7 +224,7 @@ impl source::BackupSink for SeedRounds<'_> {
 impl crate::protect::Protections {
     /// If the machine's record says that it was handed over with an inherited protection, makes this host its
     /// witness; the standby must not be told that the protection has ended. A restarted daemon does so again.
-    pub(crate) fn hand_on(
+    pub(crate) fn become_witness(
         &self,
         record: SourceRecord,
         name: &MachineName,
@@ -228,10 +233,10 @@ impl crate::protect::Protections {
         if !inherited_primary::is_witness(record) {
             return;
         }
-        self.remove_note(inherited.id);
-        crate::protect::lock(&self.to_tell).remove(&inherited.id);
+        self.remove_record(inherited.id);
+        crate::protect::lock(&self.to_notify).remove(&inherited.id);
         let InheritedProtectionRecord { id, standby, heir, term_ms } = inherited;
-        if let Err(error) = self.leases.recover(*id, heir, standby, *term_ms) {
+        if let Err(error) = self.witness_table.register_inherited(*id, heir, standby, *term_ms) {
             let error = &error as &dyn std::error::Error;
             tracing::error!(machine = %name, %standby, error, "cannot register a protection here: its standby cannot take over");
         }
@@ -239,12 +244,12 @@ impl crate::protect::Protections {
 
     /// Whether ownership between the target and the backup host is undecided.
     pub(crate) fn is_undecided(&self, inherited: Option<&InheritedProtectionRecord>) -> bool {
-        inherited.is_some_and(|inherited| self.leases.is_open(inherited.id))
+        inherited.is_some_and(|inherited| self.witness_table.is_open(inherited.id))
     }
 
     /// Whether the backup host has taken over a machine that was handed over here.
-    pub(crate) fn third_has(&self, inherited: Option<&InheritedProtectionRecord>) -> bool {
-        inherited.is_some_and(|inherited| self.leases.was_taken(inherited.id))
+    pub(crate) fn backup_has_machine(&self, inherited: Option<&InheritedProtectionRecord>) -> bool {
+        inherited.is_some_and(|inherited| self.witness_table.was_taken(inherited.id))
     }
 }
 

@@ -36,7 +36,7 @@ const EPOCH_LABEL: &str = "epoch";
 /// Niceness of the threads that compress capsules.
 const NICE: i32 = 10;
 /// Interval at which an idle thread checks whether the standby has ended.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Writes the epoch capsules of one machine.
 pub(in crate::protect) struct EpochCapsuleWriter {
@@ -44,7 +44,7 @@ pub(in crate::protect) struct EpochCapsuleWriter {
     arrays: Vec<ArrayOffer>,
     record: Record,
     due: Mutex<Instant>,
-    begun: SyncSender<(EpochSnapshot, u64)>,
+    started: SyncSender<(EpochSnapshot, u64)>,
     work: Mutex<Option<Hears<(EpochSnapshot, u64)>>>,
     last: Mutex<Option<LastEpochCapsule>>,
 }
@@ -53,7 +53,7 @@ pub(in crate::protect) struct EpochCapsuleWriter {
 pub(in crate::protect) struct LastEpochCapsule {
     capsule: CapsuleId,
     images: BTreeMap<String, Option<Digest>>,
-    _whole: Option<Pin>,
+    _pin: Option<Pin>,
 }
 
 impl EpochCapsuleWriter {
@@ -61,13 +61,13 @@ impl EpochCapsuleWriter {
     pub(in crate::protect) fn new(rule: SnapshotRule, offer: &Offer, last: Option<LastEpochCapsule>) -> Self {
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), Vec::new());
         record.origin = offer.origin;
-        let (begun, work) = sync_channel(1);
+        let (started, work) = sync_channel(1);
         Self {
             rule,
             arrays: offer.arrays.clone(),
             record,
             due: Mutex::new(Instant::now()),
-            begun,
+            started,
             work: Mutex::new(Some(work)),
             last: Mutex::new(last),
         }
@@ -79,7 +79,7 @@ impl EpochCapsuleWriter {
     }
 
     /// Starts a snapshot of a committed epoch if one is due.
-    pub(in crate::protect) fn epoch_is_whole(&self, receiver: &mut EpochReceiver) {
+    pub(in crate::protect) fn epoch_committed(&self, receiver: &mut EpochReceiver) {
         let (mut due, now) = (lock(&self.due), Instant::now());
         if now < *due {
             return;
@@ -88,17 +88,17 @@ impl EpochCapsuleWriter {
             let every = Duration::from_millis(self.rule.every_ms);
             *due = (*due + every).max(now + every / 2);
             let copy = kept.copy;
-            if self.begun.try_send((kept, crate::now_ms())).is_err() {
+            if self.started.try_send((kept, crate::now_ms())).is_err() {
                 receiver.snapshot_done(copy, false);
             }
         }
     }
 
     /// Runs the thread that writes capsules.
-    pub(in crate::protect) fn work(&self, standing: &HostedStandby) {
+    pub(in crate::protect) fn run(&self, standing: &HostedStandby) {
         let Some(work) = lock(&self.work).take() else { return };
         while !standing.is_over() {
-            let (kept, time_ms) = match work.recv_timeout(LOOK) {
+            let (kept, time_ms) = match work.recv_timeout(POLL_INTERVAL) {
                 Ok(kept) => kept,
                 Err(RecvTimeoutError::Timeout) if standing.host().sleep_unless_closing(Duration::ZERO) => {
                     continue;
@@ -128,7 +128,7 @@ impl EpochCapsuleWriter {
     ) -> Result<CapsuleId, DaemonError> {
         let host = standing.host();
         let write = refs::store_error("store an epoch");
-        let writer = patient_writer(&host.store)?;
+        let writer = low_priority_writer(&host.store)?;
         let base =
             |name: &str| lock(&self.last).as_ref().and_then(|last| last.images.get(name).copied().flatten());
         let open = |array: &ArrayOffer| writer.image(base(&array.name), array.pages);
@@ -152,8 +152,8 @@ impl EpochCapsuleWriter {
         let device_state = ([&kept.device_state[..], &[]], labels);
         let capsule = host.commit_at(&record, images, &writer, device_state, &names, time_ms)?;
         let whole = host.store.pin(&capsule).map_err(&write)?;
-        *lock(&self.last) = Some(LastEpochCapsule { capsule, images: roots, _whole: Some(whole) });
-        history::thin_out(&host.store, &record.name, self.rule.count as usize)?;
+        *lock(&self.last) = Some(LastEpochCapsule { capsule, images: roots, _pin: Some(whole) });
+        history::retain_newest(&host.store, &record.name, self.rule.count as usize)?;
         Ok(capsule)
     }
 
@@ -165,7 +165,7 @@ impl EpochCapsuleWriter {
     ) -> Result<(), DaemonError> {
         let lost = |source: SnapshotLost| DaemonError::Protect { source: source.into() };
         loop {
-            let next = standing.with_own_receiver(|receiver| receiver.kept_pages(copy));
+            let next = standing.with_own_receiver(|receiver| receiver.snapshot_pages(copy));
             let next = next.unwrap_or(Err(SnapshotLost::Over)).map_err(lost)?;
             for ((array, page), data) in next.pages.iter().zip(next.data.chunks_exact(PAGE_SIZE)) {
                 let put = images[*array as usize].put(PageRun::new(*page, 1), data);
@@ -180,7 +180,7 @@ impl EpochCapsuleWriter {
 
 /// Creates a writer with threads of low priority, which epochs and machines precede: a thread inherits the
 /// niceness of its creator. The thread that reads the pages keeps its own, since epochs wait for it.
-fn patient_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
+fn low_priority_writer(store: &Store) -> Result<CapsuleWriter, DaemonError> {
     let begin = || {
         if let Err(error) = rustix::process::nice(NICE) {
             tracing::debug!(%error, "capsules are compressed at normal priority");

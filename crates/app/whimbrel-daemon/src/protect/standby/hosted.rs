@@ -43,7 +43,7 @@ use whimbrel_protect::{
 
 /// How long the pages of an ended protection are retained for the next one, and how long seeding may be
 /// silent.
-const KEPT_FOR: Duration = Duration::from_secs(600);
+const RETENTION: Duration = Duration::from_secs(600);
 
 /// A standby of another host's machine.
 pub(crate) struct HostedStandby {
@@ -51,24 +51,24 @@ pub(crate) struct HostedStandby {
     pub(in crate::protect) id: ProtectionId,
     pub(in crate::protect) name: MachineName,
     /// The primary: the host that started the protection, or the one that inherits it.
-    pub(in crate::protect) from: HostName,
+    pub(in crate::protect) primary: HostName,
     /// The host that seeds it for an inheriting primary.
-    filler: Option<HostName>,
-    voice: Mutex<AcceptedPrimary>,
+    seeder: Option<HostName>,
+    accepted_primary: Mutex<AcceptedPrimary>,
     term: Duration,
     witness: Option<Arc<WitnessClient>>,
     pub(in crate::protect) handover: HandoverId,
-    pub(in crate::protect) rules: Mutex<lease::StandbyLease>,
+    pub(in crate::protect) lease: Mutex<lease::StandbyLease>,
     /// None once another protection has it, or once it is discarded.
     pub(in crate::protect) receiver: Mutex<Option<EpochReceiver>>,
     /// The epoch to take over from.
-    pub(in crate::protect) current: Arc<CommittedEpoch>,
+    pub(in crate::protect) committed: Arc<CommittedEpoch>,
     /// Inputs since that epoch, in mode replay. Locked last.
-    pub(in crate::protect) log: Mutex<InputLog>,
+    pub(in crate::protect) inputs: Mutex<InputLog>,
     /// The next protection, after a takeover by this host.
-    pub(in crate::protect) then: Option<ProtectionSettings>,
+    pub(in crate::protect) next_settings: Option<ProtectionSettings>,
     /// Present if epochs are stored as capsules.
-    keeping: Option<EpochCapsuleWriter>,
+    capsules: Option<EpochCapsuleWriter>,
     pub(in crate::protect) over: AtomicBool,
 }
 
@@ -82,11 +82,13 @@ impl Daemon {
         payload: Bytes,
     ) -> Result<Vec<u8>, DaemonError> {
         match kind {
-            protocol::WITNESS => Ok(encoded(&self.protecting.leases.answer(asker, &parse(header)?)?)),
+            protocol::WITNESS => Ok(encoded(&self.protections.witness_table.answer(asker, &parse(header)?)?)),
             protocol::START => Ok(encoded(&self.start_standby(asker, parse(header)?)?)),
             protocol::BLOB => {
                 let blob: Blob = parse(header)?;
-                self.with_receiver(asker, blob.id, |receiver, _| receiver.blob_piece(&blob.piece, &payload))?;
+                self.with_receiver(asker, blob.id, |receiver, _| {
+                    receiver.store_boot_file_range(&blob.piece, &payload)
+                })?;
                 Ok(Vec::new())
             }
             protocol::COMPARE_DIGESTS => {
@@ -99,29 +101,29 @@ impl Daemon {
                 let piece: EpochPages = parse(header)?;
                 let again: PagesToResend = self.with_receiver(asker, piece.id, |receiver, standing| {
                     if piece.epoch.is_none() {
-                        standing.is_filled_anew()?;
+                        standing.seeding_restarts()?;
                     }
-                    receiver.piece_among(&piece, &payload, &SiblingStandbys::new(self, asker))
+                    receiver.store_pages_among(&piece, &payload, &SiblingStandbys::new(self, asker))
                 })?;
                 Ok(encoded(&again))
             }
             protocol::EPOCH_END => {
                 let seal: EpochEnd = parse(header)?;
                 self.with_receiver(asker, seal.id, |receiver, standing| {
-                    receiver.seal(seal, payload.to_vec())?;
-                    standing.keeping.iter().for_each(|keeping| keeping.epoch_is_whole(receiver));
+                    receiver.end_epoch(seal, payload.to_vec())?;
+                    standing.capsules.iter().for_each(|keeping| keeping.epoch_committed(receiver));
                     Ok(())
                 })?;
                 Ok(Vec::new())
             }
             protocol::INPUTS => {
                 let inputs: InputFrames = parse(header)?;
-                let standing = self.standing_of_host(asker, inputs.id).ok_or_else(|| unknown(inputs.id))?;
-                Ok(encoded(&standing.keep_inputs(&inputs, &payload).map_err(standby_error)?))
+                let standing = self.standby_of(asker, inputs.id).ok_or_else(|| unknown(inputs.id))?;
+                Ok(encoded(&standing.store_inputs(&inputs, &payload).map_err(standby_error)?))
             }
             protocol::HEARTBEAT => Ok(encoded(&self.answer_heartbeat(asker, parse(header)?))),
-            protocol::END => Ok(encoded(&self.end_standing(asker, &parse(header)?))),
-            protocol::YIELD => Ok(encoded(&self.take_yielded(asker, parse(header)?)?)),
+            protocol::END => Ok(encoded(&self.end_standby(asker, &parse(header)?))),
+            protocol::YIELD => Ok(encoded(&self.answer_yield(asker, parse(header)?)?)),
             kind => Err(DaemonError::invalid(format!("message kind {kind:#06x} is not one of a protection"))),
         }
     }
@@ -132,7 +134,7 @@ impl Daemon {
         begin: StartRequest,
     ) -> Result<StartReply, DaemonError> {
         let arrays = begin.offer.arrays.iter().map(|array| array.pages).collect::<Vec<_>>();
-        let used = self.protecting.standing(begin.id).is_some();
+        let used = self.protections.standby(begin.id).is_some();
         let keeps_too_much = begin.keep.is_some_and(|keep| keep.every_ms < 100 || keep.count > 100_000);
         if begin.offer.blobs.len() > 2 || arrays.len() > 64 || begin.lease_ms < 50 || used || keeps_too_much {
             return Err(DaemonError::invalid("the request to start a protection is out of bounds"));
@@ -145,7 +147,7 @@ impl Daemon {
         }
         let then = begin.then.as_deref().map(|text| self.next_settings(text)).transpose()?;
         // Pages of the same handover are older pages of the same machine, whatever came in between.
-        let old = self.protecting.standing_by(from, begin.offer.handover);
+        let old = self.protections.standby_by_handover(from, begin.offer.handover);
         let left = old.and_then(|old| old.release(&arrays, &begin));
         let has_pages = left.is_some();
         let (mut receiver, blobs_missing, last) = match left {
@@ -165,7 +167,7 @@ impl Daemon {
                         return Err(DaemonError::Qemu { action: "reserve space for a standby", source });
                     }
                 };
-                let missing = arrival.blobs_missing();
+                let missing = arrival.boot_files_missing();
                 let receiver =
                     EpochReceiver::new(arrival, arrays, begin.offer.blobs.clone(), begin.offer.handover);
                 (receiver.map_err(standby_error)?, missing, None)
@@ -174,41 +176,41 @@ impl Daemon {
         let first = receiver.wants_snapshot(begin.keep.is_some(), !has_pages);
         let keeping =
             begin.keep.map(|rule| EpochCapsuleWriter::new(rule, &begin.offer, last.filter(|_| !first)));
-        let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.current());
+        let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.committed_epoch());
         let arbiter = |witness| Arc::new(WitnessClient::new(self, witness, begin.id, term));
         let standing = Arc::new(HostedStandby {
             host: self.clone(),
             id: begin.id,
             name: begin.offer.name.clone(),
-            from: begin.heir.clone().unwrap_or_else(|| from.clone()),
-            filler: begin.heir.is_some().then(|| from.clone()),
-            voice: Mutex::new(AcceptedPrimary::Filler),
+            primary: begin.heir.clone().unwrap_or_else(|| from.clone()),
+            seeder: begin.heir.is_some().then(|| from.clone()),
+            accepted_primary: Mutex::new(AcceptedPrimary::Source),
             term,
             witness: begin.witness.as_ref().map(arbiter),
             handover: begin.offer.handover,
-            rules: Mutex::new(lease::StandbyLease::initial(begin.witness.is_some(), term, BootTime::now())),
+            lease: Mutex::new(lease::StandbyLease::initial(begin.witness.is_some(), term, BootTime::now())),
             receiver: Mutex::new(Some(receiver)),
-            current,
-            log: Mutex::default(),
-            then,
-            keeping,
+            committed: current,
+            inputs: Mutex::default(),
+            next_settings: then,
+            capsules: keeping,
             over: AtomicBool::new(false),
         });
-        self.protecting.insert(standing.clone());
-        self.start_work(&standing)?;
+        self.protections.insert_standby(standing.clone());
+        self.start_threads(&standing)?;
         Ok(StartReply {
             offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }),
             has_pages,
         })
     }
 
-    fn start_work(&self, standing: &Arc<HostedStandby>) -> Result<(), DaemonError> {
+    fn start_threads(&self, standing: &Arc<HostedStandby>) -> Result<(), DaemonError> {
         let its = || standing.clone();
         let (watched, line, kept) = (its(), its(), its());
         self.start_thread("standby", move || watched.watch())?;
-        self.start_thread("witness-line", move || line.keep_line())?;
-        if standing.keeping.is_some() {
-            let keep = move || kept.keeping.iter().for_each(|keeping| keeping.work(&kept));
+        self.start_thread("witness-line", move || line.keep_connected())?;
+        if standing.capsules.is_some() {
+            let keep = move || kept.capsules.iter().for_each(|keeping| keeping.run(&kept));
             self.start_thread("keep-epochs", keep)?;
         }
         Ok(())
@@ -216,7 +218,9 @@ impl Daemon {
 
     fn start_thread(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), DaemonError> {
         let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-        thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
+        thread
+            .map(drop)
+            .map_err(|source| DaemonError::io("start a thread for", self.directories.data(), source))
     }
 
     /// Settings of the next protection after a takeover, checked before there is anything to take over.
@@ -229,12 +233,12 @@ impl Daemon {
     }
 
     /// The hosted standby of this id, if `asker` may send it messages.
-    pub(in crate::protect) fn standing_of_host(
+    pub(in crate::protect) fn standby_of(
         &self,
         asker: &HostName,
         id: ProtectionId,
     ) -> Option<Arc<HostedStandby>> {
-        self.protecting.standing(id).filter(|standing| standing.accepts(asker))
+        self.protections.standby(id).filter(|standing| standing.accepts(asker))
     }
 
     fn with_receiver<T>(
@@ -243,31 +247,31 @@ impl Daemon {
         id: ProtectionId,
         work: impl FnOnce(&mut EpochReceiver, &HostedStandby) -> Result<T, StandbyError>,
     ) -> Result<T, DaemonError> {
-        let standing = self.standing_of_host(asker, id).ok_or_else(|| unknown(id))?;
+        let standing = self.standby_of(asker, id).ok_or_else(|| unknown(id))?;
         let mut receiver = lock(&standing.receiver);
         // Checked with the receiver locked, which a takeover needs too.
-        if lock(&standing.rules).fate() != StandbyOutcome::Standing {
-            return Err(standby_error(StandbyError::NotFollowing));
+        if lock(&standing.lease).outcome() != StandbyOutcome::Standing {
+            return Err(standby_error(StandbyError::Ended));
         }
         let receiver = receiver.as_mut().ok_or_else(|| unknown(id))?;
         work(receiver, &standing).map_err(standby_error)
     }
 
     fn answer_heartbeat(&self, asker: &HostName, id: ProtectionId) -> HeartbeatReply {
-        match self.standing_of_host(asker, id) {
-            Some(standing) => lock(&standing.rules).heartbeat(BootTime::now()),
-            None => HeartbeatReply::NoPromise(self.protecting.fate(id)),
+        match self.standby_of(asker, id) {
+            Some(standing) => lock(&standing.lease).heartbeat(BootTime::now()),
+            None => HeartbeatReply::NoPromise(self.protections.outcome(id)),
         }
     }
 
-    fn end_standing(&self, asker: &HostName, end: &EndProtection) -> StandbyOutcome {
-        let Some(standing) = self.standing_of_host(asker, end.id) else {
-            return self.protecting.fate(end.id);
+    fn end_standby(&self, asker: &HostName, end: &EndProtection) -> StandbyOutcome {
+        let Some(standing) = self.standby_of(asker, end.id) else {
+            return self.protections.outcome(end.id);
         };
-        let action = lock(&standing.rules).end();
-        let fate = lock(&standing.rules).fate();
+        let action = lock(&standing.lease).end();
+        let fate = lock(&standing.lease).outcome();
         if action == StandbyLeaseAction::Discard || fate == StandbyOutcome::Ended {
-            tracing::info!(machine = %standing.name, from = %standing.from, keep = end.keep, "a protection has ended");
+            tracing::info!(machine = %standing.name, from = %standing.primary, keep = end.keep, "a protection has ended");
             if !end.keep {
                 standing.discard();
             }
@@ -277,58 +281,58 @@ impl Daemon {
 
     /// Handles a yield: the primary never runs the machine again. Answers when the machine runs here, or when
     /// it cannot.
-    fn take_yielded(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
-        let Some(standing) = self.standing_of_host(asker, id) else { return Ok(self.protecting.fate(id)) };
+    fn answer_yield(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
+        let Some(standing) = self.standby_of(asker, id) else { return Ok(self.protections.outcome(id)) };
         let action = {
-            let mut rules = lock(&standing.rules);
-            rules.yielded(standing.is_current())
+            let mut rules = lock(&standing.lease);
+            rules.handle_yield(standing.is_current())
         };
         if action == StandbyLeaseAction::TakeOver {
             standing.take_over(TakeoverCause::Yielded)?;
             if let Some(witness) =
-                standing.witness.clone().filter(|_| standing.fate() == StandbyOutcome::TakenOver)
+                standing.witness.clone().filter(|_| standing.outcome() == StandbyOutcome::TakenOver)
             {
                 // Only informs the witness, which no longer decides.
                 let tell = move || {
-                    let _ = witness.ask(&WitnessQuery::TakeOver { yielded: true }, KEPT_FOR / 100);
+                    let _ = witness.ask(&WitnessQuery::TakeOver { yielded: true }, RETENTION / 100);
                 };
                 drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
             }
         }
         // Waits for the takeover in progress, which may still fail.
         drop(lock(&standing.receiver));
-        Ok(standing.fate())
+        Ok(standing.outcome())
     }
 }
 
 impl HostedStandby {
     /// Whether messages of this host are accepted.
     fn accepts(&self, asker: &HostName) -> bool {
-        let is_primary = self.from == *asker;
-        if !is_primary && self.filler.as_ref() != Some(asker) {
+        let is_primary = self.primary == *asker;
+        if !is_primary && self.seeder.as_ref() != Some(asker) {
             return false;
         }
-        let mut voice = lock(&self.voice);
+        let mut voice = lock(&self.accepted_primary);
         let (next, hears) = voice.accept(is_primary);
         *voice = next;
         hears
     }
 
     fn is_current(&self) -> bool {
-        self.current.epoch().0.is_some()
+        self.committed.epoch().0.is_some()
     }
 
-    fn fate(&self) -> StandbyOutcome {
-        lock(&self.rules).fate()
+    fn outcome(&self) -> StandbyOutcome {
+        lock(&self.lease).outcome()
     }
 
     /// Clears the committed epoch before seeding starts again, unless a takeover is about to use it.
-    fn is_filled_anew(&self) -> Result<(), StandbyError> {
-        let rules = lock(&self.rules);
-        if rules.fate() != StandbyOutcome::Standing {
-            return Err(StandbyError::NotFollowing);
+    fn seeding_restarts(&self) -> Result<(), StandbyError> {
+        let rules = lock(&self.lease);
+        if rules.outcome() != StandbyOutcome::Standing {
+            return Err(StandbyError::Ended);
         }
-        self.current.clear();
+        self.committed.clear();
         Ok(())
     }
 
@@ -353,7 +357,7 @@ impl HostedStandby {
     }
 
     pub(in crate::protect) fn primary(&self) -> &HostName {
-        &self.from
+        &self.primary
     }
 
     /// Calls `work` with the receiver, unless another protection has it.
@@ -373,7 +377,7 @@ impl HostedStandby {
     }
 
     pub(in crate::protect) fn is_of(&self, from: &HostName, handover: HandoverId) -> bool {
-        self.from == *from && self.handover == handover
+        self.primary == *from && self.handover == handover
     }
 
     /// Releases the pages to the next protection, if it is of the same machine and this one can no longer
@@ -385,9 +389,9 @@ impl HostedStandby {
     ) -> Option<(EpochReceiver, Option<LastEpochCapsule>)> {
         let mut receiver = lock(&self.receiver);
         let ended = {
-            let mut rules = lock(&self.rules);
+            let mut rules = lock(&self.lease);
             rules.end();
-            rules.fate() == StandbyOutcome::Ended
+            rules.outcome() == StandbyOutcome::Ended
         };
         let fits = receiver.as_ref().is_some_and(|receiver| {
             let same = receiver.shape() == (arrays, begin.offer.handover) && self.name == begin.offer.name;
@@ -401,8 +405,8 @@ impl HostedStandby {
             return None;
         }
         self.over.store(true, Ordering::SeqCst);
-        self.host.protecting.leave(self.id);
-        let last = self.keeping.as_ref().and_then(EpochCapsuleWriter::take_last);
+        self.host.protections.remove_standby(self.id);
+        let last = self.capsules.as_ref().and_then(EpochCapsuleWriter::take_last);
         receiver.take().map(|receiver| (receiver, last))
     }
 
@@ -411,7 +415,7 @@ impl HostedStandby {
         if let Some(mut receiver) = lock(&self.receiver).take() {
             receiver.discard();
         }
-        self.host.protecting.leave(self.id);
+        self.host.protections.remove_standby(self.id);
     }
 
     /// Watches the clock and QEMU until the protection is over.
@@ -420,20 +424,20 @@ impl HostedStandby {
         while !self.over.load(Ordering::SeqCst) {
             let (now, alive) = (BootTime::now(), self.is_alive());
             let (action, fate, wakes) = {
-                let mut rules = lock(&self.rules);
+                let mut rules = lock(&self.lease);
                 let current = self.is_current();
-                let silent = !current && now > rules.wakes().after(KEPT_FOR);
+                let silent = !current && now > rules.wakes().after(RETENTION);
                 if (silent || !alive) && rules.end() == StandbyLeaseAction::Discard {
-                    tracing::error!(machine = %self.name, from = %self.from, alive, "the standby of a machine has ended here");
+                    tracing::error!(machine = %self.name, from = %self.primary, alive, "the standby of a machine has ended here");
                 }
-                (rules.tick(current, now), rules.fate(), rules.wakes())
+                (rules.tick(current, now), rules.outcome(), rules.wakes())
             };
             match (action, fate) {
                 (StandbyLeaseAction::AskWitness, _) => self.ask_witness(),
                 (_, StandbyOutcome::TakenOver) => return,
                 (_, StandbyOutcome::Ended) if !alive => self.discard(),
                 (_, StandbyOutcome::Ended)
-                    if ended_at.get_or_insert_with(Instant::now).elapsed() > KEPT_FOR =>
+                    if ended_at.get_or_insert_with(Instant::now).elapsed() > RETENTION =>
                 {
                     self.discard()
                 }
@@ -447,10 +451,10 @@ impl HostedStandby {
     }
 
     /// Keeps the witness's connection open, so that the urgent query is answered at once.
-    fn keep_line(&self) {
+    fn keep_connected(&self) {
         let Some(witness) = &self.witness else { return };
         while !self.over.load(Ordering::SeqCst) {
-            let pause = witness.look_after();
+            let pause = witness.prepare();
             if !self.host.sleep_unless_closing(pause) {
                 return;
             }
@@ -460,10 +464,10 @@ impl HostedStandby {
     /// Asks the witness for the machine and carries out its decision.
     fn ask_witness(&self) {
         let Some(witness) = &self.witness else { return };
-        tracing::warn!(machine = %self.name, primary = %self.from, witness = %witness.name(), "the primary is silent, asking the witness");
+        tracing::warn!(machine = %self.name, primary = %self.primary, witness = %witness.name(), "the primary is silent, asking the witness");
         let patience = self.term.max(Duration::from_millis(200));
         let verdict: Option<WitnessReply> = witness.ask(&WitnessQuery::TakeOver { yielded: false }, patience);
-        let action = lock(&self.rules).witness_said(verdict, BootTime::now());
+        let action = lock(&self.lease).handle_witness_reply(verdict, BootTime::now());
         match action {
             // A failed takeover is logged by itself.
             StandbyLeaseAction::TakeOver => drop(self.take_over(TakeoverCause::Silent)),
@@ -475,21 +479,21 @@ impl HostedStandby {
     }
 
     /// Handles a failover that a person requested here.
-    pub(in crate::protect) fn by_hand(&self) -> Result<(), DaemonError> {
+    pub(in crate::protect) fn failover(&self) -> Result<(), DaemonError> {
         let action = {
-            let mut rules = lock(&self.rules);
-            rules.by_hand(self.is_current(), BootTime::now())
+            let mut rules = lock(&self.lease);
+            rules.failover(self.is_current(), BootTime::now())
         };
         match action {
             StandbyLeaseAction::TakeOver => self.take_over(TakeoverCause::ByHand)?,
             StandbyLeaseAction::AskWitness => self.ask_witness(),
             StandbyLeaseAction::Nothing | StandbyLeaseAction::Discard => {}
         }
-        match self.fate() {
+        match self.outcome() {
             StandbyOutcome::TakenOver => Ok(()),
             _ => Err(DaemonError::invalid(format!(
                 "{} is not taken over: {} is alive, or its lease is still valid, or no epoch is complete here yet",
-                self.name, self.from
+                self.name, self.primary
             ))),
         }
     }
@@ -500,8 +504,8 @@ impl HostedStandby {
 
     /// The information for users.
     pub(in crate::protect) fn info(&self) -> ProtectionInfo {
-        let (epoch, at) = self.current.epoch();
-        let state = match (self.fate(), epoch) {
+        let (epoch, at) = self.committed.epoch();
+        let state = match (self.outcome(), epoch) {
             (StandbyOutcome::Ended, _) => {
                 ProtectState::Unprotected { reason: "the primary continues alone".to_owned() }
             }
@@ -510,11 +514,11 @@ impl HostedStandby {
         };
         ProtectionInfo {
             role: ProtectRole::Standby,
-            host: self.from.clone(),
+            host: self.primary.clone(),
             witness: self.witness.as_ref().map(|witness| witness.name().clone()),
             witness_answers: None,
             group: None,
-            mode: if lock(&self.log).is_used() { ProtectMode::Replay } else { ProtectMode::Epoch },
+            mode: if lock(&self.inputs).is_used() { ProtectMode::Replay } else { ProtectMode::Epoch },
             state,
             epoch: epoch.unwrap_or(0),
             figures: None,

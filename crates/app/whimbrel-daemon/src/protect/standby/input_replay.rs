@@ -15,22 +15,22 @@ use whimbrel_protect::{
 };
 
 impl HostedStandby {
-    pub(in crate::protect) fn keep_inputs(
+    pub(in crate::protect) fn store_inputs(
         &self,
         inputs: &InputFrames,
         payload: &[u8],
     ) -> Result<(), StandbyError> {
-        let mut log = lock(&self.log);
+        let mut log = lock(&self.inputs);
         // Checked with the log locked: a takeover reads the log afterwards.
-        if lock(&self.rules).fate() != StandbyOutcome::Standing {
-            return Err(StandbyError::NotFollowing);
+        if lock(&self.lease).outcome() != StandbyOutcome::Standing {
+            return Err(StandbyError::Ended);
         }
-        log.add(inputs, payload, self.current.epoch().0)
+        log.add(inputs, payload, self.committed.epoch().0)
     }
 
     /// Replays the inputs after the epoch of the takeover, before any other input reaches the machine.
     pub(in crate::protect) fn replay(&self, from: Option<u64>) -> Result<(), DaemonError> {
-        let (frames, left) = lock(&self.log).take(from);
+        let (frames, left) = lock(&self.inputs).take(from);
         if frames.is_empty() {
             return Ok(());
         }

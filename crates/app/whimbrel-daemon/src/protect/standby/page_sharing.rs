@@ -15,8 +15,8 @@ use whimbrel_core::HostName;
 use whimbrel_protect::{codec::shared_pages::PageReference, standby::SiblingPages};
 
 /// How long a batch may wait for other receivers in total, and the polling interval.
-const PATIENCE: Duration = Duration::from_millis(50);
-const LOOK: Duration = Duration::from_micros(200);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The standbys of machines of one primary, for one batch.
 pub(in crate::protect) struct SiblingStandbys<'a> {
@@ -27,13 +27,13 @@ pub(in crate::protect) struct SiblingStandbys<'a> {
 
 impl<'a> SiblingStandbys<'a> {
     pub(in crate::protect) fn new(host: &'a Daemon, primary: &'a HostName) -> Self {
-        Self { host, primary, until: Instant::now() + PATIENCE }
+        Self { host, primary, until: Instant::now() + LOCK_TIMEOUT }
     }
 }
 
 impl SiblingPages for SiblingStandbys<'_> {
     fn read(&self, name: &PageReference, out: &mut [u8]) -> bool {
-        let standing = self.host.standing_of_host(self.primary, name.of);
+        let standing = self.host.standby_of(self.primary, name.of);
         standing.is_some_and(|standing| standing.read_shared(name, self.until, out))
     }
 }
@@ -45,7 +45,7 @@ impl HostedStandby {
                 Ok(receiver) => {
                     return receiver.as_ref().is_some_and(|one| one.read_shared(name.array, name.page, out));
                 }
-                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(POLL_INTERVAL),
                 Err(_) => return false,
             }
         }

@@ -33,12 +33,12 @@ use whimbrel_protect::{
 };
 
 /// Interval at which standbys are notified of ended protections.
-const TELL_AGAIN: Duration = Duration::from_secs(5);
+const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Starts to determine the owner of a machine, if it was protected. Returns whether it was.
     pub(crate) fn recover_protected(self: &Arc<Self>, record: &Record) -> bool {
-        let notes = self.protecting.unsettled(&record.name);
+        let notes = self.protections.undecided_records(&record.name);
         let Some(note) = notes.first().cloned() else { return false };
         let ProtectionSide::Primary { request, gave_up } = note.side.clone() else { return false };
         match record.phase {
@@ -47,11 +47,11 @@ impl Daemon {
             Phase::Prepared { .. } => return false,
             // The machine's own record already tells the owner.
             Phase::HandedOver { .. } => {
-                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                notes.iter().for_each(|note| self.protections.remove_record(note.id));
                 return false;
             }
             _ => {
-                notes.iter().for_each(|note| self.protecting.remove_note(note.id));
+                notes.iter().for_each(|note| self.protections.remove_record(note.id));
                 return false;
             }
         }
@@ -66,7 +66,7 @@ impl Daemon {
         // for ever.
         let lacks = record.owed.is_some();
         if let (true, Some(process)) = (lacks, &record.process) {
-            runtime_dir::end(&self.layout.slot(&process.slot));
+            runtime_dir::end(&self.directories.runtime_dir(&process.slot));
         }
         let live = record.process.as_ref().filter(|_| !lacks).and_then(|process| {
             let adopted = RunningMachine::adopt(self, record, process);
@@ -78,14 +78,15 @@ impl Daemon {
         let machine = self.insert(Machine::new(record.clone(), live));
         let guard = Arc::new(ProtectionHandle::new(record.name.clone(), settings, note.handover));
         guard.set_state(ProtectState::Fenced { reason: format!("{} is being asked", request.host) });
-        lock(&self.protecting.guards).insert(record.name.clone(), guard.clone());
+        lock(&self.protections.handles).insert(record.name.clone(), guard.clone());
         let (host, (begun, has_turn)) = (self.clone(), mpsc::channel());
         let work = move || {
             let turn = machine.lock("protection");
             let _ = begun.send(());
-            let unsettled = Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes };
+            let unsettled =
+                UndecidedMachine { host: &host, machine: &machine, handle: &guard, records: &notes };
             let goes_on = unsettled.determine_owner(turn, gave_up);
-            host.protecting.leave_guard(&guard);
+            host.protections.remove_handle(&guard);
             if goes_on {
                 protect_again(&host, &machine, &request, &note);
             }
@@ -101,33 +102,35 @@ impl Daemon {
     /// Yields a machine that an earlier daemon had prepared, and that is now committed, to the standby that
     /// it inherits.
     pub(crate) fn yield_to_backup(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<(), DaemonError> {
-        let notes = self.protecting.unsettled(machine.name());
+        let notes = self.protections.undecided_records(machine.name());
         let Some(note) = notes.first() else { return Ok(()) };
         let ProtectionSide::Primary { request, .. } = &note.side else { return Ok(()) };
         let settings = ProtectionSettings::of(request)?;
         let guard = Arc::new(ProtectionHandle::new(machine.name().clone(), settings, note.handover));
-        lock(&self.protecting.guards).insert(machine.name().clone(), guard.clone());
+        lock(&self.protections.handles).insert(machine.name().clone(), guard.clone());
         let (host, machine) = (self.clone(), machine.clone());
         let work = move || {
             let mut turn = machine.lock("protection");
-            turn.live.take().into_iter().for_each(RunningMachine::end);
-            Unsettled { host: &host, machine: &machine, guard: &guard, notes: &notes }
+            turn.running.take().into_iter().for_each(RunningMachine::end);
+            UndecidedMachine { host: &host, machine: &machine, handle: &guard, records: &notes }
                 .determine_owner(turn, true);
-            host.protecting.leave_guard(&guard);
+            host.protections.remove_handle(&guard);
         };
         let thread = std::thread::Builder::new().name("settle".into()).spawn(work);
-        thread.map(drop).map_err(|source| DaemonError::io("start a thread for", self.layout.data(), source))
+        thread
+            .map(drop)
+            .map_err(|source| DaemonError::io("start a thread for", self.directories.data(), source))
     }
 
     /// Notifies standbys of protections that ended without their knowledge, until all know.
-    pub(crate) fn tell_ended_protections(self: &Arc<Self>) {
+    pub(crate) fn notify_ended_protections(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
         let tell = move || {
             while let Some(host) = Weak::upgrade(&host) {
-                if !host.sleep_unless_closing(TELL_AGAIN) {
+                if !host.sleep_unless_closing(NOTIFY_INTERVAL) {
                     return;
                 }
-                host.tell_ended_once();
+                host.notify_ended_once();
             }
         };
         if let Err(error) = std::thread::Builder::new().name("tell-ended".into()).spawn(tell) {
@@ -135,10 +138,10 @@ impl Daemon {
         }
     }
 
-    fn tell_ended_once(self: &Arc<Self>) {
-        let ids: Vec<ProtectionId> = lock(&self.protecting.to_tell).iter().copied().collect();
+    fn notify_ended_once(self: &Arc<Self>) {
+        let ids: Vec<ProtectionId> = lock(&self.protections.to_notify).iter().copied().collect();
         for id in ids {
-            let note = lock(&self.protecting.noted).get(&id).cloned();
+            let note = lock(&self.protections.records).get(&id).cloned();
             let (name, (standby, witness, keep)) = match note {
                 Some(ProtectionRecord { side: ProtectionSide::Primary { request, .. }, name, .. }) => {
                     (name, (request.host, request.witness, true))
@@ -149,21 +152,21 @@ impl Daemon {
                     ..
                 }) => (name, (standby, witness, keep)),
                 _ => {
-                    lock(&self.protecting.to_tell).remove(&id);
+                    lock(&self.protections.to_notify).remove(&id);
                     continue;
                 }
             };
             match ControlLink::new(self, &standby).end(id, keep, Duration::from_secs(2)) {
                 Some(StandbyOutcome::Ended) => {
-                    lock(&self.protecting.to_tell).remove(&id);
-                    self.protecting.remove_note(id);
+                    lock(&self.protections.to_notify).remove(&id);
+                    self.protections.remove_record(id);
                     // The term does not matter, for nothing is taken over any more.
                     let forget = |witness| WitnessClient::new(self, witness, id, Duration::MAX).forget();
                     witness.iter().for_each(forget);
                 }
                 Some(StandbyOutcome::TakenOver) => {
                     tracing::error!(machine = %name, host = %standby, "a person switched the machine over although it ran here; stopping it here");
-                    lock(&self.protecting.to_tell).remove(&id);
+                    lock(&self.protections.to_notify).remove(&id);
                     self.stop_taken_over(&name, id);
                 }
                 _ => {}
@@ -174,45 +177,47 @@ impl Daemon {
     /// Without a witness a person decides. The machine belongs to the other host, whatever it did here
     /// meanwhile.
     fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
-        let Some(note) = lock(&self.protecting.noted).get(&id).cloned() else { return };
+        let Some(note) = lock(&self.protections.records).get(&id).cloned() else { return };
         let (ProtectionSide::Primary { request, .. }, Ok(machine)) = (&note.side, self.machine(name)) else {
             return;
         };
         let Ok(settings) = ProtectionSettings::of(request) else { return };
-        if let Some(guard) = self.protecting.guard(name) {
+        if let Some(guard) = self.protections.handle(name) {
             guard.cancel();
         }
         let guard = Arc::new(ProtectionHandle::new(name.clone(), settings, note.handover));
         let turn = machine.lock("protection");
         if turn.record.phase == Phase::Here {
-            let beats = beats(self, &guard, &note);
-            ownership::retire(self, &machine, turn, &guard, &beats);
+            let beats = recovered_heartbeat(self, &guard, &note);
+            ownership::end_machine(self, &machine, turn, &guard, &beats);
         }
     }
 }
 
-struct Unsettled<'a> {
+struct UndecidedMachine<'a> {
     host: &'a Arc<Daemon>,
     machine: &'a Arc<Machine>,
-    guard: &'a Arc<ProtectionHandle>,
-    notes: &'a [ProtectionRecord],
+    handle: &'a Arc<ProtectionHandle>,
+    records: &'a [ProtectionRecord],
 }
 
-impl Unsettled<'_> {
+impl UndecidedMachine<'_> {
     /// Determines the owner by every record of the machine. Returns whether it runs here afterwards.
     fn determine_owner(&self, mut turn: MachineLock<'_>, gave_up: bool) -> bool {
-        for note in self.notes {
-            let beats = beats(self.host, self.guard, note);
-            let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+        for note in self.records {
+            let beats = recovered_heartbeat(self.host, self.handle, note);
+            let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
             let settled = match gave_up || !alive {
                 // The guest is lost here: the standby takes over if it has a complete epoch.
-                true => ownership::yield_to_standby(self.host, self.guard, &beats),
-                false => ownership::determine_owner(self.host, self.guard, &beats, turn.live.as_mut(), true),
+                true => ownership::yield_to_standby(self.host, self.handle, &beats),
+                false => {
+                    ownership::determine_owner(self.host, self.handle, &beats, turn.running.as_mut(), true)
+                }
             };
             match settled {
-                Ownership::Alone => ownership::note_alone(self.host, self.guard, &beats, true),
+                Ownership::Alone => ownership::record_alone(self.host, self.handle, &beats, true),
                 Ownership::Gone => {
-                    ownership::retire(self.host, self.machine, turn, self.guard, &beats);
+                    ownership::end_machine(self.host, self.machine, turn, self.handle, &beats);
                     return false;
                 }
                 Ownership::Closing => return false,
@@ -223,18 +228,18 @@ impl Unsettled<'_> {
 
     /// Runs the machine, which belongs to this host.
     fn unpause(&self, mut turn: MachineLock<'_>) -> bool {
-        let alive = turn.live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+        let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
         if !alive {
             if let Some(process) = &turn.record.process {
-                runtime_dir::end(&self.host.layout.slot(&process.slot));
+                runtime_dir::end(&self.host.directories.runtime_dir(&process.slot));
             }
-            turn.live.take().into_iter().for_each(RunningMachine::end);
+            turn.running.take().into_iter().for_each(RunningMachine::end);
             let reason =
                 "it had ended when the daemon restarted, and its standby had no complete epoch".to_owned();
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
-            if let Err(error) = turn.record.save(&self.host.layout) {
+            if let Err(error) = turn.record.save(&self.host.directories) {
                 tracing::error!(error = &error as &dyn std::error::Error, "cannot record a crash");
             }
             return false;
@@ -251,7 +256,11 @@ impl Unsettled<'_> {
 }
 
 /// The lease of a protection of which only a record is left.
-fn beats(host: &Arc<Daemon>, guard: &Arc<ProtectionHandle>, note: &ProtectionRecord) -> Heartbeat {
+fn recovered_heartbeat(
+    host: &Arc<Daemon>,
+    guard: &Arc<ProtectionHandle>,
+    note: &ProtectionRecord,
+) -> Heartbeat {
     let settings = &guard.settings;
     let witness = settings.request.witness.as_ref();
     let witness = witness.map(|witness| WitnessClient::new(host, witness, note.id, settings.term));
@@ -269,7 +278,7 @@ fn protect_again(
     note: &ProtectionRecord,
 ) {
     let started: Result<(), DaemonError> = ProtectionSettings::of(request)
-        .and_then(|settings| host.start_guard(machine, settings, note.handover, true).map(drop));
+        .and_then(|settings| host.start_protection(machine, settings, note.handover, true).map(drop));
     if let Err(error) = started {
         tracing::error!(machine = %note.name, error = &error as &dyn std::error::Error, "the machine runs unprotected");
     }

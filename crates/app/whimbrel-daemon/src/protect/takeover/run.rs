@@ -33,17 +33,17 @@ impl HostedStandby {
     pub(in crate::protect) fn take_over(&self, why: TakeoverCause) -> Result<(), DaemonError> {
         let begun = Instant::now();
         let mut held = lock(&self.receiver);
-        let from = self.current.epoch().0;
+        let from = self.committed.epoch().0;
         let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
         if why == TakeoverCause::Yielded
-            && let Err(error) = self.note_loading()
+            && let Err(error) = self.record_loading()
         {
             self.return_machine(held, &error);
             return Ok(());
         }
         let (loaded, noted) = std::thread::scope(|scope| {
             // Loading has no visible effect, so the takeover is recorded meanwhile.
-            let note = (why != TakeoverCause::Yielded).then(|| scope.spawn(|| self.note_taken()));
+            let note = (why != TakeoverCause::Yielded).then(|| scope.spawn(|| self.record_takeover()));
             let loaded = receiver.take_over();
             let noted = note.map(|note| note.join().unwrap_or(Err(DaemonError::Panicked)));
             (loaded, noted)
@@ -53,23 +53,23 @@ impl HostedStandby {
             self.return_machine(held, error);
             return Ok(());
         }
-        let noted = noted.unwrap_or_else(|| self.note_taken());
+        let noted = noted.unwrap_or_else(|| self.record_takeover());
         self.host.arrivals().adopt_arrived(self.handover);
         let run = noted
             .and_then(|()| loaded.map_err(standby_error))
             .and_then(|()| self.replay(from))
             .and_then(|()| receiver.run().map_err(standby_error));
         self.over.store(true, Ordering::SeqCst);
-        self.host.protecting.leave(self.id);
+        self.host.protections.remove_standby(self.id);
         match &run {
             Ok(()) => {
                 let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-                tracing::warn!(machine = %self.name, from = %self.from, why = why.text(), loaded_ms, total_ms, "took a machine over");
+                tracing::warn!(machine = %self.name, from = %self.primary, why = why.text(), loaded_ms, total_ms, "took a machine over");
                 self.protect_next();
             }
             Err(error) => {
                 let error = error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, from = %self.from, why = why.text(), error, "cannot run a machine that was taken over");
+                tracing::error!(machine = %self.name, from = %self.primary, why = why.text(), error, "cannot run a machine that was taken over");
             }
         }
         run
@@ -78,10 +78,10 @@ impl HostedStandby {
     /// Protects the machine again, if the primary had named the next standby. Retried until it succeeds or a
     /// user ends it.
     fn protect_next(&self) {
-        let Some(settings) = self.then.clone() else { return };
+        let Some(settings) = self.next_settings.clone() else { return };
         let to = settings.request.host.clone();
         let begun = self.host.machine(&self.name).and_then(|machine| {
-            self.host.start_guard(&machine, settings, HandoverId(rand::random()), true).map(drop)
+            self.host.start_protection(&machine, settings, HandoverId(rand::random()), true).map(drop)
         });
         match begun {
             Ok(()) => tracing::info!(machine = %self.name, standby = %to, "protecting the machine again"),
@@ -93,9 +93,9 @@ impl HostedStandby {
     }
 
     /// Records that a yielded machine is being loaded, which is returned if this daemon ends meanwhile.
-    fn note_loading(&self) -> Result<(), DaemonError> {
-        let side = ProtectionSide::Loading { from: self.from.clone() };
-        self.host.protecting.put_note(ProtectionRecord::new(self.id, &self.name, self.handover, side))
+    fn record_loading(&self) -> Result<(), DaemonError> {
+        let side = ProtectionSide::Loading { from: self.primary.clone() };
+        self.host.protections.put_record(ProtectionRecord::new(self.id, &self.name, self.handover, side))
     }
 
     /// Returns a yielded machine that cannot run here to the primary.
@@ -104,19 +104,19 @@ impl HostedStandby {
         mut held: MutexGuard<'_, Option<EpochReceiver>>,
         error: &(dyn std::error::Error + 'static),
     ) {
-        tracing::error!(machine = %self.name, from = %self.from, error, "cannot load a yielded machine; returning it to its primary");
+        tracing::error!(machine = %self.name, from = %self.primary, error, "cannot load a yielded machine; returning it to its primary");
         held.iter_mut().for_each(EpochReceiver::release_pages);
-        lock(&self.rules).returns_machine();
+        lock(&self.lease).returns_machine();
         drop(held);
         self.discard();
-        self.host.protecting.remove_note(self.id);
+        self.host.protections.remove_record(self.id);
     }
 
     /// Records the takeover. Retried until it succeeds, because no other host may ever run the machine.
-    fn note_taken(&self) -> Result<(), DaemonError> {
-        let side = ProtectionSide::TookOver { from: self.from.clone(), at_ms: crate::now_ms() };
+    fn record_takeover(&self) -> Result<(), DaemonError> {
+        let side = ProtectionSide::TookOver { from: self.primary.clone(), at_ms: crate::now_ms() };
         let note = ProtectionRecord::new(self.id, &self.name, self.handover, side);
-        while let Err(error) = self.host.protecting.take_note(note.clone()) {
+        while let Err(error) = self.host.protections.put_takeover_record(note.clone()) {
             let text = error_chain(&error);
             tracing::error!(machine = %self.name, error = text, "cannot record a takeover; trying again");
             if !self.host.sleep_unless_closing(Duration::from_secs(1)) {

@@ -11,10 +11,10 @@ use whimbrel_protect::{
 };
 
 /// Interval at which the connection to a witness host is checked.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest interval of renewals at an etcd while the standby answers; usually ten terms. Each renewal is a
 /// write to the disks of most members, and stays in the history.
-const SELDOM: Duration = Duration::from_secs(2);
+const RENEWAL_MAX: Duration = Duration::from_secs(2);
 
 /// The witness of one protection.
 pub(in crate::protect) struct WitnessClient {
@@ -67,20 +67,20 @@ impl WitnessClient {
 
     /// Interval of renewals. While the standby answers, its promise is enough, and a write to an etcd is
     /// expensive.
-    pub(in crate::protect) fn renewed_every(&self, standby_answers: bool) -> Duration {
+    pub(in crate::protect) fn renewal_interval(&self, standby_answers: bool) -> Duration {
         match &self.kind {
-            Kind::Etcd(_) if standby_answers => (self.term * 10).min(SELDOM).max(self.term / 4),
+            Kind::Etcd(_) if standby_answers => (self.term * 10).min(RENEWAL_MAX).max(self.term / 4),
             Kind::Etcd(_) | Kind::Host(_) => self.term / 4,
         }
     }
 
     /// Prepares for an urgent query, so that it is answered at once. Must be called again after the returned
     /// time.
-    pub(in crate::protect) fn look_after(&self) -> Duration {
+    pub(in crate::protect) fn prepare(&self) -> Duration {
         match &self.kind {
             Kind::Host(line) => {
-                line.warm();
-                LOOK_AFTER
+                line.preconnect();
+                CHECK_INTERVAL
             }
             Kind::Etcd(etcd) => {
                 etcd.poll(self.term);

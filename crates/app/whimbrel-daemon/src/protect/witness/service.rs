@@ -26,7 +26,7 @@ const REGISTERED_MAX: usize = 4096;
 /// How long the hosts of a protection must be silent before it may be deleted to free space: a decided one,
 /// and an open one. A later query is answered with unknown, which allows nobody to run anything: the hosts
 /// ask each other, as without a witness.
-const SILENT: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
+const SILENCE_MAX: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::from_secs(30 * 86_400)];
 /// Terms that are accepted, in milliseconds.
 const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
 
@@ -39,25 +39,25 @@ pub(crate) struct WitnessTable {
 }
 
 struct Entry {
-    kept: Kept,
-    rules: WitnessLease,
+    stored: StoredLease,
+    lease: WitnessLease,
     /// Last query of one of its hosts; after a restart, the time of the restart.
-    heard: BootTime,
+    last_query: BootTime,
 }
 
 impl Entry {
-    fn new(kept: Kept) -> Self {
-        Self { rules: kept.rules(), kept, heard: BootTime::now() }
+    fn new(stored: StoredLease) -> Self {
+        Self { lease: stored.rules(), stored, last_query: BootTime::now() }
     }
 
-    fn may_be_forgotten(&self, now: BootTime) -> bool {
-        let [decided, open] = SILENT;
-        now > self.heard.after(if self.kept.stand == WitnessState::Open { open } else { decided })
+    fn may_be_deleted(&self, now: BootTime) -> bool {
+        let [decided, open] = SILENCE_MAX;
+        now > self.last_query.after(if self.stored.stand == WitnessState::Open { open } else { decided })
     }
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-struct Kept {
+struct StoredLease {
     format: u32,
     id: ProtectionId,
     primary: HostName,
@@ -66,7 +66,7 @@ struct Kept {
     stand: WitnessState,
 }
 
-impl Kept {
+impl StoredLease {
     fn rules(&self) -> WitnessLease {
         WitnessLease::new(self.stand, Duration::from_millis(self.term_ms.into()), BootTime::now())
     }
@@ -76,7 +76,7 @@ impl WitnessTable {
     /// Loads the protections of the previous daemon.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         std::fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        let kept: Vec<Kept> = records::read_all(&dir, |kept: &Kept| kept.format)?;
+        let kept: Vec<StoredLease> = records::read_all(&dir, |kept: &StoredLease| kept.format)?;
         let table = kept.into_iter().map(|kept| (kept.id, Entry::new(kept))).collect();
         Ok(Self { dir, table: Mutex::new(table), taken: Mutex::default() })
     }
@@ -97,40 +97,40 @@ impl WitnessTable {
         }
         let Some(entry) = table.get_mut(&asked.id) else { return Ok(WitnessReply::Unknown) };
         let may = match asked.question {
-            WitnessQuery::Renew | WitnessQuery::Close => *asker == entry.kept.primary,
-            WitnessQuery::TakeOver { .. } => *asker == entry.kept.standby,
-            WitnessQuery::Forget => *asker == entry.kept.primary || *asker == entry.kept.standby,
+            WitnessQuery::Renew | WitnessQuery::Close => *asker == entry.stored.primary,
+            WitnessQuery::TakeOver { .. } => *asker == entry.stored.standby,
+            WitnessQuery::Forget => *asker == entry.stored.primary || *asker == entry.stored.standby,
             WitnessQuery::Register { .. } => false,
         };
         if !may {
             return Ok(WitnessReply::Unknown);
         }
-        entry.heard = BootTime::now();
+        entry.last_query = BootTime::now();
         if asked.question == WitnessQuery::Forget {
-            if entry.kept.stand != WitnessState::Open {
+            if entry.stored.stand != WitnessState::Open {
                 records::remove(&self.path(asked.id));
                 table.remove(&asked.id);
             }
             return Ok(WitnessReply::Yes);
         }
-        let mut rules = entry.rules;
+        let mut rules = entry.lease;
         let verdict = rules.step(&asked.question, BootTime::now());
-        if rules.state() != entry.kept.stand {
-            let kept = Kept { stand: rules.state(), ..entry.kept.clone() };
+        if rules.state() != entry.stored.stand {
+            let kept = StoredLease { stand: rules.state(), ..entry.stored.clone() };
             records::write(&self.path(asked.id), &kept)?;
             tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "the witness has decided a protection");
             if kept.stand == WitnessState::Taken {
                 self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(asked.id);
             }
-            entry.kept = kept;
+            entry.stored = kept;
         }
-        entry.rules = rules;
+        entry.lease = rules;
         Ok(verdict)
     }
 
     /// Makes this host the witness of a protection that `primary` has inherited from it. A known one stays
     /// unchanged.
-    pub(crate) fn recover(
+    pub(crate) fn register_inherited(
         &self,
         id: ProtectionId,
         primary: &HostName,
@@ -145,12 +145,12 @@ impl WitnessTable {
 
     /// Whether a protection is registered here and undecided.
     pub(crate) fn is_open(&self, id: ProtectionId) -> bool {
-        self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Open)
+        self.table().get(&id).is_some_and(|entry| entry.stored.stand == WitnessState::Open)
     }
 
     /// Whether a protection was decided for the standby.
     pub(crate) fn was_taken(&self, id: ProtectionId) -> bool {
-        let taken = self.table().get(&id).is_some_and(|entry| entry.kept.stand == WitnessState::Taken);
+        let taken = self.table().get(&id).is_some_and(|entry| entry.stored.stand == WitnessState::Taken);
         taken || self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
     }
 
@@ -162,28 +162,28 @@ impl WitnessTable {
         (standby, term_ms): (&HostName, u32),
     ) -> Result<WitnessReply, DaemonError> {
         if let Some(entry) = table.get(&id) {
-            let same = entry.kept.primary == *asker && entry.kept.stand == WitnessState::Open;
+            let same = entry.stored.primary == *asker && entry.stored.stand == WitnessState::Open;
             return Ok(if same { WitnessReply::Yes } else { WitnessReply::Unknown });
         }
         if table.len() >= REGISTERED_MAX {
-            self.make_room(table, BootTime::now());
+            self.delete_silent(table, BootTime::now());
         }
         if table.len() >= REGISTERED_MAX || !TERMS.contains(&term_ms) {
             return Ok(WitnessReply::Full);
         }
         let (primary, standby) = (asker.clone(), standby.clone());
-        let kept = Kept { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
+        let kept = StoredLease { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
         records::write(&self.path(id), &kept)?;
         table.insert(id, Entry::new(kept));
         Ok(WitnessReply::Yes)
     }
 
     /// Deletes protections whose hosts were silent for too long.
-    fn make_room(&self, table: &mut HashMap<ProtectionId, Entry>, now: BootTime) {
+    fn delete_silent(&self, table: &mut HashMap<ProtectionId, Entry>, now: BootTime) {
         table.retain(|id, entry| {
-            let stays = !entry.may_be_forgotten(now);
+            let stays = !entry.may_be_deleted(now);
             if !stays {
-                tracing::warn!(protection = %id, primary = %entry.kept.primary, standby = %entry.kept.standby, stand = ?entry.kept.stand, "deleting a protection whose hosts are silent");
+                tracing::warn!(protection = %id, primary = %entry.stored.primary, standby = %entry.stored.standby, stand = ?entry.stored.stand, "deleting a protection whose hosts are silent");
                 records::remove(&self.path(*id));
             }
             stays
@@ -239,7 +239,10 @@ mod tests {
         let leases = WitnessTable::open(dir.path().to_owned()).unwrap();
         assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
         let silent = |days: u64| {
-            leases.make_room(&mut leases.table(), BootTime::now().after(Duration::from_secs(days * 86_400)));
+            leases.delete_silent(
+                &mut leases.table(),
+                BootTime::now().after(Duration::from_secs(days * 86_400)),
+            );
             leases.table().len()
         };
         assert_eq!(silent(29), 1, "not decided: its primary may be switched off");

@@ -86,14 +86,14 @@ impl Peers {
 }
 
 /// A separate connection to a trusted host, which nothing else uses. The peer's calls are answered as usual.
-pub(crate) fn connect_apart(host: &Daemon, name: &HostName) -> Result<Connection, DaemonError> {
-    crate::peers::link::connect(host, name, Apart(Peers::new(&host.me)))
+pub(crate) fn connect_separately(host: &Daemon, name: &HostName) -> Result<Connection, DaemonError> {
+    crate::peers::link::connect(host, name, SeparateService(Peers::new(&host.me)))
 }
 
 /// Answers as usual, but does not add the connection to the table of peers.
-pub(crate) struct Apart(pub(crate) Peers);
+pub(crate) struct SeparateService(pub(crate) Peers);
 
-impl Service for Apart {
+impl Service for SeparateService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         self.0.handle(peer, request)
     }
@@ -101,25 +101,29 @@ impl Service for Apart {
 
 /// A fetch connection: a new connection to a trusted host, which requests pages of `giving` over it. Other
 /// calls are answered as usual, since that host may use the connection for more.
-pub(crate) fn connect_giving(
+pub(crate) fn open_fetch_connection(
     host: &Daemon,
     name: &HostName,
     giving: Arc<PageServer>,
 ) -> Result<Connection, DaemonError> {
-    crate::peers::link::connect(host, name, Gives { giving, others: Peers::new(&host.me) })
+    crate::peers::link::connect(
+        host,
+        name,
+        FetchService { page_server: giving, others: Peers::new(&host.me) },
+    )
 }
 
-struct Gives {
-    giving: Arc<PageServer>,
+struct FetchService {
+    page_server: Arc<PageServer>,
     others: Peers,
 }
 
-impl Service for Gives {
+impl Service for FetchService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         if !matches!(request.kind, messages::FETCH | messages::COMPLETE) {
             return self.others.handle(peer, request);
         }
-        let giving = self.giving.clone();
+        let giving = self.page_server.clone();
         Box::pin(async move {
             let answer = tokio::task::spawn_blocking(move || giving.handle(request.kind, &request.header));
             let answer = answer.await.map_err(|_| refused("the host failed"))?;
@@ -130,11 +134,16 @@ impl Service for Gives {
 }
 
 /// Accepts the fetch connection that the source of a machine offers.
-fn attend(host: &Daemon, peer: &HostName, connection: Option<Connection>, request: &Request) -> Answer {
+fn accept_fetch_connection(
+    host: &Daemon,
+    peer: &HostName,
+    connection: Option<Connection>,
+    request: &Request,
+) -> Answer {
     let connection = connection.ok_or_else(|| refused("the connection is over"))?;
     let attend: messages::OfferFetch =
         postcard::from_bytes(&request.header).map_err(|error| refused(&error.to_string()))?;
-    let attended = host.owings.accept_connection(peer, connection, &attend).map_err(|why| refused(&why))?;
+    let attended = host.fetchers.accept_connection(peer, connection, &attend).map_err(|why| refused(&why))?;
     let header = postcard::to_stdvec(&attended).map_err(|error| refused(&error.to_string()))?;
     Ok(Reply { header: header.into(), payload: Bytes::new() })
 }
@@ -153,26 +162,28 @@ impl Service for Peers {
         match request.kind {
             kind if kind & 0xff00 == range::STORE => {
                 return on_a_thread(Box::new(move || {
-                    crate::transfer::store_service::answer(&living(&host)?, &asker, &request)
+                    crate::transfer::store_service::answer(&live_daemon(&host)?, &asker, &request)
                 }));
             }
             PrepareHandoff::KIND | GrantMachine::KIND | ClaimMachine::KIND => {
-                return on_a_thread(Box::new(move || giving(&living(&host)?, &asker, &request)));
+                return on_a_thread(Box::new(move || answer_handoff(&live_daemon(&host)?, &asker, &request)));
             }
             QueryCapacity::KIND => {
-                return on_a_thread(Box::new(move || room(&living(&host)?, &request)));
+                return on_a_thread(Box::new(move || answer_capacity(&live_daemon(&host)?, &request)));
             }
             EvacuateHost::KIND => {
-                return on_a_thread(Box::new(move || empty(&living(&host)?, &asker, &request)));
+                return on_a_thread(Box::new(move || {
+                    answer_evacuation(&live_daemon(&host)?, &asker, &request)
+                }));
             }
             kind if kind & 0xff00 == crate::protect::RANGE => {
-                return on_a_thread(Box::new(move || protection(&living(&host)?, &asker, request)));
+                return on_a_thread(Box::new(move || protection(&live_daemon(&host)?, &asker, request)));
             }
             SetGuestPermissions::KIND => {
-                return on_a_thread(Box::new(move || permit(&living(&host)?, &request)));
+                return on_a_thread(Box::new(move || set_guest_permissions(&live_daemon(&host)?, &request)));
             }
             kind if kind & 0xff00 == tunnel::RANGE => {
-                return Box::pin(async move { tunnel::handle(living(&host)?, peer, request).await });
+                return Box::pin(async move { tunnel::handle(live_daemon(&host)?, peer, request).await });
             }
             kind if kind & 0xff00 != range::MIGRATE => {
                 return Box::pin(async move { Err(Refusal::unknown_kind(kind)) });
@@ -187,19 +198,19 @@ impl Service for Peers {
         if request.kind == messages::OFFER_FETCH {
             let (name, address) = (peer.name.clone(), address_of(peer));
             return on_a_thread(Box::new(move || {
-                let host = living(&host)?;
-                attend(&host, &name, host.tunnels.connection(address), &request)
+                let host = live_daemon(&host)?;
+                accept_fetch_connection(&host, &name, host.tunnels.connection(address), &request)
             }));
         }
         on_a_thread(Box::new(move || {
-            let host = living(&host)?;
+            let host = live_daemon(&host)?;
             migrate(&host, request)
         }))
     }
 
     fn connected(&self, connection: Connection) {
         if let Some(host) = self.host.upgrade() {
-            host.neighbours.arrived(&connection);
+            host.connections.arrived(&connection);
             host.tunnels.arrived(&connection);
         }
         let (host, offered) = (self.host.clone(), self.offered.clone());
@@ -217,35 +228,35 @@ impl Service for Peers {
     }
 }
 
-fn living(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
+fn live_daemon(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
     host.upgrade().ok_or_else(|| refused("the host is closing down"))
 }
 
 /// Answers a capacity query. A host that may migrate machines here may ask.
-fn room(host: &Arc<Daemon>, request: &Request) -> Answer {
+fn answer_capacity(host: &Arc<Daemon>, request: &Request) -> Answer {
     let asked = request.decode::<QueryCapacity>()?;
-    let room: CapacityReply = host.room(&asked).map_err(|error| refused(&error_chain(&error)))?;
+    let room: CapacityReply = host.spare_capacity(&asked).map_err(|error| refused(&error_chain(&error)))?;
     Reply::of::<QueryCapacity>(&room, Bytes::new())
 }
 
 /// Handles a message about an evacuation of this host that a peer requested.
-fn empty(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+fn answer_evacuation(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     let order = request.decode::<EvacuateHost>()?;
-    let said = host.answer_order(&asker.identity, &order, &request.payload);
+    let said = host.answer_remote_evacuation(&asker.identity, &order, &request.payload);
     Reply::of::<EvacuateHost>(&(), said.into())
 }
 
 /// Sets the guest permissions of a machine that came from the peer, which proves it by the handover's id.
-fn permit(host: &Arc<Daemon>, request: &Request) -> Answer {
-    let taken = host.take_permits(request.decode::<SetGuestPermissions>()?);
+fn set_guest_permissions(host: &Arc<Daemon>, request: &Request) -> Answer {
+    let taken = host.save_guest_permissions(request.decode::<SetGuestPermissions>()?);
     Reply::of::<SetGuestPermissions>(&taken, Bytes::new())
 }
 
 /// Handles a handoff: the right to resume a suspended machine.
-fn giving(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+fn answer_handoff(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     let say = |error: DaemonError| refused(&error_chain(&error));
     let may = |way: Way, what: &HandoffSubject| {
-        let name = refs::of_machine(&what.machine);
+        let name = refs::machine_ref(&what.machine);
         match rights::peer_may(&host.trust, &asker.identity, way, &name) {
             true => Ok(()),
             false => Err(refused(&format!("{} may not do that with {} here", asker.name, what.machine))),

@@ -69,7 +69,7 @@ impl PooledCapsule {
     }
 
     /// The chunks of a range of the file, aligned to chunks.
-    pub(super) fn pieces(&self, range: Range<u64>) -> Option<&[ChunkRef]> {
+    pub(super) fn chunks(&self, range: Range<u64>) -> Option<&[ChunkRef]> {
         self.file.pieces_of(range)
     }
 

@@ -44,17 +44,17 @@ impl Nodes for Local<'_> {
     }
 }
 
-struct Sender<'a> {
+struct FileWriter<'a> {
     store: &'a Store,
     file: &'a WriteFile,
-    older: Option<&'a PreviousVersion<'a>>,
-    at: u64,
+    previous: Option<&'a PreviousVersion<'a>>,
+    position: u64,
     index: CapsuleFileIndex,
     pages: u64,
 }
 
 /// A node, and the place of its first occurrence.
-struct Met<'a> {
+struct NodeVisit<'a> {
     digest: Digest,
     level: u8,
     image: &'a ImageRef,
@@ -72,44 +72,51 @@ pub(super) fn write(
 ) -> Result<u64, CapsuleWriteError> {
     let manifest = store.manifest(capsule)?;
     let nodes = nodes_of(store, &manifest)?;
-    let mut sender = Sender { store, file, older, at: 0, index: CapsuleFileIndex::default(), pages: 0 };
+    let mut sender = FileWriter {
+        store,
+        file,
+        previous: older,
+        position: 0,
+        index: CapsuleFileIndex::default(),
+        pages: 0,
+    };
     for met in &nodes {
         let pages = match met.level {
             0 => Some(sender.leaf(met)?),
             _ => None,
         };
         sender.index.nodes.push(NodePlace { digest: met.digest, at: 0, length: 0, pages });
-        if progress(sender.at).is_break() {
+        if progress(sender.position).is_break() {
             return Err(CapsuleWriteError::Cancelled);
         }
     }
     for (at, met) in nodes.iter().enumerate() {
         let bytes = store.blob(&met.digest)?;
-        (sender.index.nodes[at].at, sender.index.nodes[at].length) = (sender.at, bytes.len() as u32);
+        (sender.index.nodes[at].at, sender.index.nodes[at].length) = (sender.position, bytes.len() as u32);
         sender.put(&bytes)?;
     }
     for digest in manifest.blobs().chain([capsule.0]) {
         // Aligned to a chunk: kernels and initial RAM disks are equal in every version.
         sender.align()?;
         let bytes = store.blob(&digest)?;
-        sender.index.blobs.push(FileRange { digest, at: sender.at, length: bytes.len() as u64 });
+        sender.index.blobs.push(FileRange { digest, at: sender.position, length: bytes.len() as u64 });
         sender.put(&bytes)?;
     }
     let index = sender.index.encode().map_err(|error| CapsuleWriteError::Pool(error.into()))?;
-    let trailer = Trailer { capsule: *capsule, at: sender.at, length: index.len() as u64 };
+    let trailer = Trailer { capsule: *capsule, at: sender.position, length: index.len() as u64 };
     sender.put(&index)?;
     sender.put(&trailer.encode())?;
     Ok(sender.pages)
 }
 
 /// All nodes of a capsule, each once, in the order of its images.
-fn nodes_of<'a>(store: &Store, manifest: &'a Manifest) -> Result<Vec<Met<'a>>, StoreError> {
+fn nodes_of<'a>(store: &Store, manifest: &'a Manifest) -> Result<Vec<NodeVisit<'a>>, StoreError> {
     let (mut nodes, mut seen) = (Vec::new(), HashSet::new());
     for image in &manifest.images {
         walk(&Local(store), image.root, image.pages, &mut |visit| match visit {
             Visit::Node { digest, level, page } => {
                 let new = seen.insert(digest);
-                nodes.extend(new.then_some(Met { digest, level, image, page }));
+                nodes.extend(new.then_some(NodeVisit { digest, level, image, page }));
                 Ok(new && level > 0)
             }
             Visit::Page { .. } => Ok(false),
@@ -118,24 +125,24 @@ fn nodes_of<'a>(store: &Store, manifest: &'a Manifest) -> Result<Vec<Met<'a>>, S
     Ok(nodes)
 }
 
-impl Sender<'_> {
+impl FileWriter<'_> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), CapsuleWriteError> {
-        self.file.write_at(self.at, bytes).map_err(|error| CapsuleWriteError::Pool(error.into()))?;
-        self.at += bytes.len() as u64;
+        self.file.write_at(self.position, bytes).map_err(|error| CapsuleWriteError::Pool(error.into()))?;
+        self.position += bytes.len() as u64;
         Ok(())
     }
 
     fn align(&mut self) -> Result<(), CapsuleWriteError> {
-        let over = (self.at % CHUNK as u64) as usize;
+        let over = (self.position % CHUNK as u64) as usize;
         if over > 0 { self.put(&vec![0; CHUNK - over]) } else { Ok(()) }
     }
 
     /// Writes the groups of a leaf. Returns where they start.
-    fn leaf(&mut self, met: &Met<'_>) -> Result<u64, CapsuleWriteError> {
+    fn leaf(&mut self, met: &NodeVisit<'_>) -> Result<u64, CapsuleWriteError> {
         let leaf = Local(self.store).node(&met.digest)?;
-        let begin = self.at;
+        let begin = self.position;
         let all: Vec<usize> = groups(&leaf).collect();
-        let known = match self.older {
+        let known = match self.previous {
             Some(older) => older.groups(&met.image.name, met.page, &met.digest, &leaf),
             None => vec![None; all.len()],
         };
@@ -158,14 +165,14 @@ impl Sender<'_> {
         let pieces: Vec<ChunkRef> =
             run.iter().filter_map(|(_, pieces)| pieces.as_ref()).flatten().copied().collect();
         self.file.append_known(&pieces).map_err(|error| CapsuleWriteError::Pool(error.into()))?;
-        self.at += (run.len() * CHUNK) as u64;
+        self.position += (run.len() * CHUNK) as u64;
         Ok(())
     }
 
     /// Reads adjacent groups from the store and writes them.
     fn read(
         &mut self,
-        met: &Met<'_>,
+        met: &NodeVisit<'_>,
         leaf: &Node,
         group: usize,
         count: usize,

@@ -40,9 +40,9 @@ use whimbrel_pool::{
 use whimbrel_wire::Identity;
 
 /// How long to wait for a manager that does not answer. A reader of a page retries.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MANAGER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a benefactor may be silent: a machine may be blocked meanwhile, and another one has a copy.
-const SILENCE: Duration = Duration::from_secs(3);
+const BENEFACTOR_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of chunks cached for readers; the store keeps fetched objects.
 const CACHE: usize = 16 << 20;
 
@@ -52,23 +52,31 @@ type Cause = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct Pools {
     /// Open pools, by the text of their managers.
     open: Mutex<HashMap<String, Pool>>,
-    notes: PartialRecords,
+    records: PartialRecords,
     /// Pools in which this host may have pinned versions, by name.
     pinned_in: Mutex<BTreeMap<String, PoolPath>>,
     /// Locked while records and pins are compared or changed together.
-    settling: Mutex<()>,
+    pin_lock: Mutex<()>,
     /// Wakes the thread that renews pins.
-    bell: Notifier,
+    notifier: Notifier,
     key: PathBuf,
     secret: PathBuf,
 }
 
 impl Pools {
     pub(crate) fn open(layout: &Directories) -> Result<Self, DaemonError> {
-        let notes = PartialRecords::load(layout.pooled())?;
+        let notes = PartialRecords::load(layout.partial_capsules())?;
         let (key, secret) = (layout.key_dir(), layout.pool_secret());
         let (pinned_in, settling, bell) = Default::default();
-        Ok(Self { open: Mutex::default(), notes, pinned_in, settling, bell, key, secret })
+        Ok(Self {
+            open: Mutex::default(),
+            records: notes,
+            pinned_in,
+            pin_lock: settling,
+            notifier: bell,
+            key,
+            secret,
+        })
     }
 
     fn pinned_in(&self) -> MutexGuard<'_, BTreeMap<String, PoolPath>> {
@@ -96,8 +104,8 @@ impl Daemon {
             Err(source) => return Err(DaemonError::io("read", &self.pools.secret, source)),
         };
         let options = PoolOptions {
-            manager_patience: PATIENCE,
-            benefactor_patience: SILENCE,
+            manager_timeout: MANAGER_TIMEOUT,
+            benefactor_timeout: BENEFACTOR_TIMEOUT,
             cache: CACHE,
             secret,
             ..PoolOptions::new(place.managers.clone())
@@ -108,11 +116,11 @@ impl Daemon {
     }
 
     /// Removes the records of partial capsules once nothing is missing here.
-    pub(crate) fn sweep_pooled(&self) -> Result<(), DaemonError> {
+    pub(crate) fn remove_partial_records(&self) -> Result<(), DaemonError> {
         if self.store.partials().map_err(store_error("list partial capsules"))?.is_empty() {
-            self.pools.notes.clear();
+            self.pools.records.clear();
         }
-        self.pools.bell.notify();
+        self.pools.notifier.notify();
         Ok(())
     }
 }

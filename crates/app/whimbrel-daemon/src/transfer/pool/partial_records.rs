@@ -19,9 +19,9 @@ use whimbrel_wire::atomic_file;
 
 /// How long a new record is needed although nothing leads to its capsule yet: a machine may be about to use
 /// it.
-const NEW: Duration = Duration::from_secs(3600);
+const NEW_RECORD_TIME: Duration = Duration::from_secs(3600);
 /// Longest record that is read.
-const NOTE_MAX: u64 = 64 << 10;
+const RECORD_BYTES_MAX: u64 = 64 << 10;
 
 /// Location of a capsule in a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,33 +33,33 @@ pub(super) struct PartialRecord {
 
 /// A record and its open capsule.
 pub(super) struct OpenPartial {
-    pub(super) note: PartialRecord,
+    pub(super) record: PartialRecord,
     open: Mutex<Option<Arc<PooledCapsule>>>,
     /// Time and subject of a record that this daemon made.
-    begun: Option<(Instant, String)>,
+    created: Option<(Instant, String)>,
 }
 
 impl OpenPartial {
     /// A new record with its open capsule, needed by `subject`.
-    pub(super) fn new(note: PartialRecord, held: Arc<PooledCapsule>, subject: String) -> Self {
-        Self { note, open: Mutex::new(Some(held)), begun: Some((Instant::now(), subject)) }
+    pub(super) fn new(record: PartialRecord, held: Arc<PooledCapsule>, subject: String) -> Self {
+        Self { record, open: Mutex::new(Some(held)), created: Some((Instant::now(), subject)) }
     }
 
     /// The subject of a new record.
-    pub(super) fn newcomer(&self) -> Option<&str> {
-        let (since, subject) = self.begun.as_ref()?;
-        (since.elapsed() < NEW).then_some(subject)
+    pub(super) fn new_subject(&self) -> Option<&str> {
+        let (since, subject) = self.created.as_ref()?;
+        (since.elapsed() < NEW_RECORD_TIME).then_some(subject)
     }
 
     /// The open capsule; concurrent callers wait while it is opened.
-    pub(super) fn held<E>(
+    pub(super) fn open_capsule<E>(
         &self,
         open: impl FnOnce(&PartialRecord) -> Result<PooledCapsule, E>,
     ) -> Result<Arc<PooledCapsule>, E> {
         let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         match &*slot {
             Some(held) => Ok(held.clone()),
-            None => Ok(slot.insert(Arc::new(open(&self.note)?)).clone()),
+            None => Ok(slot.insert(Arc::new(open(&self.record)?)).clone()),
         }
     }
 }
@@ -79,13 +79,13 @@ impl PartialRecords {
             let Some(capsule) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            let small = entry.metadata().is_ok_and(|found| found.len() <= NOTE_MAX);
+            let small = entry.metadata().is_ok_and(|found| found.len() <= RECORD_BYTES_MAX);
             let bytes = if small { std::fs::read(&path).ok() } else { None };
             match bytes.and_then(|bytes| serde_json::from_slice::<PartialRecord>(&bytes).ok()) {
-                Some(note) => drop(
-                    table
-                        .insert(capsule, Arc::new(OpenPartial { note, open: Mutex::default(), begun: None })),
-                ),
+                Some(note) => drop(table.insert(
+                    capsule,
+                    Arc::new(OpenPartial { record: note, open: Mutex::default(), created: None }),
+                )),
                 None => {
                     tracing::warn!(path = %path.display(), "cannot read the record of a partial capsule")
                 }
@@ -115,7 +115,7 @@ impl PartialRecords {
         let path = self.dir.join(capsule.to_string());
         let failed = |source| DaemonError::io("write", &path, source);
         std::fs::create_dir_all(&self.dir).map_err(failed)?;
-        let text = serde_json::to_vec(&noted.note).map_err(|error| failed(error.into()))?;
+        let text = serde_json::to_vec(&noted.record).map_err(|error| failed(error.into()))?;
         atomic_file::replace(&path, &text).map_err(failed)?;
         self.table().insert(capsule, noted);
         Ok(())

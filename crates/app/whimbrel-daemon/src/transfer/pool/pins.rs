@@ -28,7 +28,7 @@ use whimbrel_pool::{
 };
 
 /// Interval of renewals; the shortest pin timeout that a manager accepts is far longer.
-const RENEWED: Duration = Duration::from_secs(600);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(600);
 /// Delay before a pool that was unreachable is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -37,25 +37,25 @@ type Pins = BTreeSet<(u64, String)>;
 
 impl Daemon {
     /// Starts the thread that renews pins, including those of the previous daemon.
-    pub(crate) fn start_holding(self: &Arc<Self>) {
+    pub(crate) fn start_pinning(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
         thread::spawn(move || {
             while let Some(host) = host.upgrade().filter(|host| host.is_open()) {
                 let all_said = host.reconcile_pins();
-                host.pools.bell.wait(if all_said { RENEWED } else { RETRY });
+                host.pools.notifier.wait(if all_said { RENEWAL_INTERVAL } else { RETRY });
             }
         });
     }
 
     /// Pins a version for `subject`, then records the pool of a partial capsule.
-    pub(super) fn pin_and_note(
+    pub(super) fn pin_and_record(
         &self,
         capsule: CapsuleId,
         noted: Arc<OpenPartial>,
         subject: &str,
     ) -> Result<(), DaemonError> {
-        let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
-        let (place, version) = (&noted.note.pool, noted.note.version);
+        let _settled = self.pools.pin_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let (place, version) = (&noted.record.pool, noted.record.version);
         let pool = self.pool(place)?;
         self.pools.pinned_in().insert(place.pool_name(), place.clone());
         match pool.block(pool.hold(version, &self.holder(subject))) {
@@ -64,7 +64,7 @@ impl Daemon {
             }
             held => held.map(drop).map_err(|error| failed(place)(error.into())),
         }?;
-        self.pools.notes.add(capsule, noted)
+        self.pools.records.add(capsule, noted)
     }
 
     fn holder(&self, subject: &str) -> String {
@@ -74,7 +74,7 @@ impl Daemon {
     /// Removes records that nothing needs, pins what is needed and releases other pins. Returns whether all
     /// pools were reached.
     fn reconcile_pins(&self) -> bool {
-        let _settled = self.pools.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _settled = self.pools.pin_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = match self.wanted_pins() {
             Ok(wanted) => wanted,
             Err(error) => {
@@ -106,27 +106,27 @@ impl Daemon {
 
     /// The versions needed in each pool, and their holders.
     fn wanted_pins(&self) -> Result<BTreeMap<String, Pins>, DaemonError> {
-        let mut needed = self.needed_notes()?;
+        let mut needed = self.needed_records()?;
         let mut wanted: BTreeMap<String, Pins> = BTreeMap::new();
-        for (capsule, noted) in self.pools.notes.entries() {
+        for (capsule, noted) in self.pools.records.entries() {
             let mut holders = needed.remove(&capsule).unwrap_or_default();
-            holders.extend(noted.newcomer().map(str::to_owned));
+            holders.extend(noted.new_subject().map(str::to_owned));
             if holders.is_empty() {
-                self.pools.notes.remove(&capsule);
+                self.pools.records.remove(&capsule);
                 continue;
             }
-            let place = &noted.note.pool;
+            let place = &noted.record.pool;
             self.pools.pinned_in().entry(place.pool_name()).or_insert_with(|| place.clone());
-            let pins = holders.iter().map(|subject| (noted.note.version, self.holder(subject)));
+            let pins = holders.iter().map(|subject| (noted.record.version, self.holder(subject)));
             wanted.entry(place.pool_name()).or_default().extend(pins);
         }
         Ok(wanted)
     }
 
     /// Recorded capsules that refs and machines lead to, with the names of those.
-    fn needed_notes(&self) -> Result<BTreeMap<CapsuleId, BTreeSet<String>>, DaemonError> {
+    fn needed_records(&self) -> Result<BTreeMap<CapsuleId, BTreeSet<String>>, DaemonError> {
         let mut needed: BTreeMap<CapsuleId, BTreeSet<String>> = BTreeMap::new();
-        if self.pools.notes.entries().is_empty() {
+        if self.pools.records.entries().is_empty() {
             return Ok(needed);
         }
         let partial = self.store.partials().map_err(store_error("list partial capsules"))?;
@@ -139,7 +139,7 @@ impl Daemon {
             roots.extend(stands_on.map(|id| (machine.name.to_string(), id)));
         }
         for (name, root) in roots.into_iter().filter(|(_, root)| partial.contains(root)) {
-            for capsule in self.notes_under(root) {
+            for capsule in self.records_under(root) {
                 needed.entry(capsule).or_default().insert(name.clone());
             }
         }
@@ -148,19 +148,19 @@ impl Daemon {
 
     /// Recorded capsules of which a partial one may lack pages: the nearest among its ancestors. If not all
     /// of those are known, all recorded ones.
-    fn notes_under(&self, root: CapsuleId) -> Vec<CapsuleId> {
+    fn records_under(&self, root: CapsuleId) -> Vec<CapsuleId> {
         let (mut open, mut seen, mut found) = (vec![root], BTreeSet::new(), Vec::new());
         while let Some(capsule) = open.pop() {
             if !seen.insert(capsule) {
                 continue;
             }
-            if self.pools.notes.of(&capsule).is_some() {
+            if self.pools.records.of(&capsule).is_some() {
                 found.push(capsule);
                 continue;
             }
             match self.store.manifest(&capsule) {
                 Ok(manifest) => open.extend(manifest.parents),
-                Err(_) => return self.pools.notes.entries().into_iter().map(|(id, _)| id).collect(),
+                Err(_) => return self.pools.records.entries().into_iter().map(|(id, _)| id).collect(),
             }
         }
         found

@@ -25,12 +25,12 @@ pub(super) struct PreviousVersion<'a> {
     /// Leaves by the name of the image and the first page.
     leaves: HashMap<(String, u64), Digest>,
     /// Whether new chunks are encrypted; reused chunks must be as well.
-    sealed: bool,
+    encrypted: bool,
 }
 
 /// Nodes of the old capsule, from the store or its file.
 struct OldNodes<'a> {
-    held: &'a PooledCapsule,
+    capsule: &'a PooledCapsule,
     store: &'a Store,
 }
 
@@ -40,7 +40,7 @@ impl Nodes for OldNodes<'_> {
     fn node(&self, digest: &Digest) -> Result<Arc<Node>, Cause> {
         let bytes = match self.store.blob(digest) {
             Ok(bytes) => bytes,
-            Err(_) => self.held.checked(digest)?.to_vec(),
+            Err(_) => self.capsule.checked(digest)?.to_vec(),
         };
         Ok(Arc::new(Node::decode(&bytes)?))
     }
@@ -58,7 +58,7 @@ impl<'a> PreviousVersion<'a> {
 
     fn read(held: &'a PooledCapsule, store: &'a Store, sealed: bool) -> Result<Self, Cause> {
         let manifest = Manifest::decode(&held.checked(&held.capsule().0)?)?;
-        let (nodes, mut leaves) = (OldNodes { held, store }, HashMap::new());
+        let (nodes, mut leaves) = (OldNodes { capsule: held, store }, HashMap::new());
         for image in &manifest.images {
             walk(&nodes, image.root, image.pages, &mut |visit| match visit {
                 Visit::Node { digest, level: 0, page } => {
@@ -69,7 +69,7 @@ impl<'a> PreviousVersion<'a> {
                 Visit::Page { .. } => Ok(false),
             })?;
         }
-        Ok(Self { nodes, leaves, sealed })
+        Ok(Self { nodes, leaves, encrypted: sealed })
     }
 
     /// For each group of a leaf that starts at `page` of `image`, its chunks in the old version, if it has
@@ -82,10 +82,10 @@ impl<'a> PreviousVersion<'a> {
         leaf: &Node,
     ) -> Vec<Option<Vec<ChunkRef>>> {
         let none = || groups(leaf).map(|_| None).collect();
-        let same = self.nodes.held.pages_at(digest).map(|base| (base, None));
+        let same = self.nodes.capsule.pages_at(digest).map(|base| (base, None));
         let older = || {
             let digest = self.leaves.get(&(image.to_owned(), page))?;
-            Some((self.nodes.held.pages_at(digest)?, Some(self.nodes.node(digest).ok()?)))
+            Some((self.nodes.capsule.pages_at(digest)?, Some(self.nodes.node(digest).ok()?)))
         };
         let Some((base, other)) = same.or_else(older) else { return none() };
         let old = other.as_deref().unwrap_or(leaf);
@@ -99,8 +99,8 @@ impl<'a> PreviousVersion<'a> {
         }
         let slot = slots.find(|slot| old.child(*slot).is_some())?;
         let begin = base + page_at(old, slot)? / CHUNK as u64 * CHUNK as u64;
-        let pieces = self.nodes.held.pieces(begin..begin + CHUNK as u64)?;
-        pieces.iter().all(|piece| piece.sealed == self.sealed).then(|| pieces.to_vec())
+        let pieces = self.nodes.capsule.chunks(begin..begin + CHUNK as u64)?;
+        pieces.iter().all(|piece| piece.encrypted == self.encrypted).then(|| pieces.to_vec())
     }
 }
 

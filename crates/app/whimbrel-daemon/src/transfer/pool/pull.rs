@@ -27,16 +27,16 @@ use whimbrel_pool::{
 use whimbrel_store::Expected;
 
 /// A capsule found in a pool.
-struct Found {
-    note: PartialRecord,
-    held: Arc<PooledCapsule>,
+struct FoundCapsule {
+    record: PartialRecord,
+    capsule: Arc<PooledCapsule>,
     /// Name of its file.
     name: RefName,
 }
 
 impl Daemon {
     /// Finds a capsule in a folder of a pool.
-    fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<Found, DaemonError> {
+    fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<FoundCapsule, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {
             CapsuleRef::Name(name) => (name.clone(), None),
@@ -69,7 +69,7 @@ impl Daemon {
         };
         let version = version.filter(|version| *version > 0).ok_or_else(nothing)?;
         let held = Arc::new(PooledCapsule::open(&pool, version).map_err(failed(place))?);
-        Ok(Found { note: PartialRecord { pool: place.clone(), version }, held, name })
+        Ok(FoundCapsule { record: PartialRecord { pool: place.clone(), version }, capsule: held, name })
     }
 
     /// Starts the operation that pulls a capsule from a pool.
@@ -105,12 +105,12 @@ impl Daemon {
     /// Names of a pulled capsule here.
     fn name_here(
         &self,
-        found: &Found,
+        found: &FoundCapsule,
         request: &PullRequest,
         manifest: &Manifest,
     ) -> Result<Vec<RefName>, DaemonError> {
         let name = request.tag.clone().unwrap_or_else(|| own_name(&found.name, manifest));
-        if !self.may_point(&name, &found.held.capsule()) {
+        if !self.may_have_name(&name, &found.capsule.capsule()) {
             return Err(DaemonError::invalid(format!(
                 "{} is a machine of this host: use --tag to give the capsule another name here",
                 refs::known_as(&name)
@@ -135,28 +135,28 @@ impl Daemon {
     /// or for its machine's name.
     fn describe_pooled(
         &self,
-        found: &Found,
+        found: &FoundCapsule,
         called: Option<String>,
         names: impl FnOnce(&Manifest) -> Result<Vec<RefName>, DaemonError>,
     ) -> Result<(CapsuleId, Manifest), DaemonError> {
-        let (capsule, held) = (found.held.capsule(), &found.held);
+        let (capsule, held) = (found.capsule.capsule(), &found.capsule);
         let was_whole = self.store.is_complete(&capsule).map_err(store_error("look up the capsule"))?;
         if !was_whole {
             self.store.expect_partial(&capsule).map_err(store_error("prepare the capsule"))?;
         }
-        let place = &found.note.pool;
+        let place = &found.record.pool;
         self.fetch_object(place, held, Kind::Manifest, &capsule.0)?;
         let manifest = self.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
         manifest.blobs().try_for_each(|blob| self.fetch_object(place, held, Kind::Blob, &blob))?;
-        let names = names(&manifest)?.into_iter().filter(|name| self.may_point(name, &capsule));
+        let names = names(&manifest)?.into_iter().filter(|name| self.may_have_name(name, &capsule));
         let names: Vec<RefName> = names.collect();
         let named = if was_whole {
             names.iter().try_for_each(|name| self.store.set_ref(name, &capsule, Expected::Anything))
         } else {
             let machine = || refs::machine_of(&manifest).map(|name| name.to_string());
             let subject = called.or_else(|| machine().ok()).unwrap_or_else(|| found.name.to_string());
-            let noted = Arc::new(OpenPartial::new(found.note.clone(), held.clone(), subject.clone()));
-            self.pin_and_note(capsule, noted, &subject)?;
+            let noted = Arc::new(OpenPartial::new(found.record.clone(), held.clone(), subject.clone()));
+            self.pin_and_record(capsule, noted, &subject)?;
             self.store.adopt_partial(&capsule, &names)
         };
         named.map_err(store_error("name the capsule"))?;
@@ -172,7 +172,7 @@ impl Daemon {
         let ancestors = self.store.log(&capsule).map_err(store_error("read the capsule"))?;
         let parents = ancestors.iter().flat_map(|(_, manifest)| manifest.parents.iter().copied());
         let all: BTreeSet<CapsuleId> = parents.chain([capsule]).collect();
-        let pooled = all.into_iter().filter(|id| self.pools.notes.of(id).is_some());
+        let pooled = all.into_iter().filter(|id| self.pools.records.of(id).is_some());
         let brought = pooled.map(|id| self.fetch_pooled(id, progress)).collect::<Result<Vec<_>, _>>()?;
         if !brought.is_empty()
             && let Err(error) = self.store.complete(&capsule)
@@ -188,11 +188,11 @@ impl Daemon {
         capsule: CapsuleId,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(u64, u64), DaemonError> {
-        let Some(noted) = self.pools.notes.of(&capsule) else { return Ok((0, 0)) };
-        let held = self.held(&noted)?;
+        let Some(noted) = self.pools.records.of(&capsule) else { return Ok((0, 0)) };
+        let held = self.open_partial(&noted)?;
         let (mut bytes, mut pages) = (0, 0);
         for (at, place) in held.nodes().iter().enumerate() {
-            let came = self.fetch_node(&noted.note.pool, &held, place)?;
+            let came = self.fetch_node(&noted.record.pool, &held, place)?;
             (bytes, pages) = (bytes + came * PAGE_SIZE as u64, pages + came);
             let whole = (bytes + 1) * held.nodes().len() as u64 / (at as u64 + 1);
             if progress(bytes, whole.max(bytes)).is_break() {
@@ -203,11 +203,11 @@ impl Daemon {
         // Fetched when the capsule was named here, but perhaps garbage-collected with its name.
         for blob in held.blobs() {
             let kind = if *blob == capsule.0 { Kind::Manifest } else { Kind::Blob };
-            self.fetch_object(&noted.note.pool, &held, kind, blob)?;
+            self.fetch_object(&noted.record.pool, &held, kind, blob)?;
         }
         self.store.complete(&capsule).map_err(store_error("complete the capsule"))?;
-        self.pools.notes.remove(&capsule);
-        self.pools.bell.notify();
+        self.pools.records.remove(&capsule);
+        self.pools.notifier.notify();
         Ok((bytes, pages))
     }
 
@@ -227,7 +227,7 @@ impl Daemon {
         let object = held.object(digest).ok_or_else(nothing)?;
         let object = object.map_err(|error| failed(pool)(error.into()))?;
         // Stored under the digest computed here: with a wrong object, the requested one is still missing.
-        let kept = self.store.shadow_writer().store(kind, &[&object[..]]);
+        let kept = self.store.fetched_objects_writer().store(kind, &[&object[..]]);
         kept.map_err(store_error("store the objects"))
     }
 
@@ -243,12 +243,12 @@ impl Daemon {
             return Ok(0);
         }
         let failed = failed(pool);
-        let leaf = self.node_here(&place.digest);
+        let leaf = self.local_node(&place.digest);
         let leaf = leaf.ok_or_else(|| failed("a node is damaged".into()))?;
         let missing = |digest: &Digest| self.store.has(&[*digest]) != [true];
         let pages = held.pages_of(place, &leaf, missing).map_err(failed)?;
         let all: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
-        let kept = self.store.shadow_writer().store(Kind::Pages, &all);
+        let kept = self.store.fetched_objects_writer().store(Kind::Pages, &all);
         kept.map(|()| all.len() as u64).map_err(store_error("store the objects"))
     }
 }
@@ -256,5 +256,5 @@ impl Daemon {
 /// The ref for a capsule of this name: its machine's newest, if it has the machine's name.
 fn own_name(name: &RefName, manifest: &Manifest) -> RefName {
     let machine = refs::machine_of(manifest).ok().filter(|machine| machine.as_str() == name.as_str());
-    machine.map_or_else(|| name.clone(), |machine| refs::of_machine(&machine))
+    machine.map_or_else(|| name.clone(), |machine| refs::machine_ref(&machine))
 }

@@ -44,7 +44,7 @@ impl PushProgress {
 }
 
 /// Receives the progress of a push, and decides whether to continue.
-pub(crate) type Tell<'a> = dyn FnMut(PushProgress) -> ControlFlow<()> + 'a;
+pub(crate) type PushObserver<'a> = dyn FnMut(PushProgress) -> ControlFlow<()> + 'a;
 
 /// Condition under which a capsule that is a version of the file already is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Daemon {
         name: &str,
         (capsule, manifest): (CapsuleId, &Manifest),
         unless: SkipIf,
-        tell: &mut Tell<'_>,
+        tell: &mut PushObserver<'_>,
     ) -> Result<(u64, u64), DaemonError> {
         let _ = tell(PushProgress::stage("checking the pool"));
         let pool = self.pool(place)?;
@@ -113,24 +113,25 @@ impl Daemon {
         {
             return Ok((0, 0));
         }
-        let older = held.as_ref().and_then(|held| PreviousVersion::of(held, &self.store, pool.seals()));
+        let older = held.as_ref().and_then(|held| PreviousVersion::of(held, &self.store, pool.encrypts()));
         let make = make(folder, name, false);
         let file =
             pool.block(WriteFile::open(&pool, make, there, true, WriteOptions::default())).map_err(ours)?;
-        let file = file.cut_by(Chunking::Fixed { size: capsule_file::CHUNK as u32 }).made_at(time);
+        let file =
+            file.with_chunking(Chunking::Fixed { size: capsule_file::CHUNK as u32 }).with_content_time(time);
         let whole: u64 = manifest.images.iter().map(|image| image.size()).sum();
         let written = capsule_writer::write(&self.store, &capsule, &file, older.as_ref(), &mut |done| {
             tell(PushProgress { stage: "sending", unit: Unit::Bytes, done, whole: Some(whole) })
         });
-        let pages = written.inspect_err(|_| file.abandon()).map_err(|error| not_sent(place, error))?;
+        let pages = written.inspect_err(|_| file.abandon()).map_err(|error| write_error(place, error))?;
         let _ = tell(PushProgress::stage("waiting until all chunks are safe"));
         let node = file.commit().map_err(ours)?;
-        Ok((sent_for(&pool, node).map_err(ours)?, pages))
+        Ok((bytes_sent(&pool, node).map_err(ours)?, pages))
     }
 }
 
 /// Bytes sent for the newest version of a file.
-fn sent_for(pool: &Pool, file: Option<File>) -> Result<u64, PoolError> {
+fn bytes_sent(pool: &Pool, file: Option<File>) -> Result<u64, PoolError> {
     let versions = file.map(|file| pool.block(pool.versions(file.id))).transpose()?;
     Ok(versions.and_then(|versions| versions.first().map(|version| version.sent)).unwrap_or(0))
 }
@@ -152,7 +153,7 @@ fn is_version(
     Ok(same_time.any(|version| PooledCapsule::open(pool, version.id).as_ref().is_ok_and(is_it)))
 }
 
-fn not_sent(place: &PoolPath, error: CapsuleWriteError) -> DaemonError {
+fn write_error(place: &PoolPath, error: CapsuleWriteError) -> DaemonError {
     match error {
         CapsuleWriteError::Store(error) => store_error("read the capsule")(error),
         CapsuleWriteError::Cancelled => {

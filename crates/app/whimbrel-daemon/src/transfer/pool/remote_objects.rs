@@ -17,48 +17,48 @@ use whimbrel_store::{ObjectWant, PageWant, RemoteObjectsError};
 /// Objects found, in the order of the request, and the error if a pool was unreachable.
 pub(crate) struct PoolObjects {
     pub(crate) found: Vec<Option<Vec<u8>>>,
-    pub(crate) away: Option<RemoteObjectsError>,
+    pub(crate) error: Option<RemoteObjectsError>,
 }
 
 impl Daemon {
     /// Opens the capsule of a record.
-    pub(super) fn held(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
-        noted.held(|note| {
+    pub(super) fn open_partial(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
+        noted.open_capsule(|note| {
             let pool = self.pool(&note.pool)?;
             PooledCapsule::open(&pool, note.version).map_err(super::failed(&note.pool))
         })
     }
 
     /// A node that is on this host.
-    pub(super) fn node_here(&self, digest: &Digest) -> Option<Node> {
+    pub(super) fn local_node(&self, digest: &Digest) -> Option<Node> {
         Node::decode(&self.store.blob(digest).ok()?).ok()
     }
 
     /// Number of pages to fetch when one is wanted, if pools have pages of machines here.
     pub(crate) fn pooled_cluster(&self) -> Option<u64> {
-        (!self.pools.notes.all().is_empty()).then_some(CLUSTER)
+        (!self.pools.records.all().is_empty()).then_some(CLUSTER)
     }
 
     /// Fetches objects that are not pages.
     pub(crate) fn objects_from_pools(&self, wants: &[ObjectWant]) -> PoolObjects {
-        let mut from = PoolObjects { found: vec![None; wants.len()], away: None };
-        for noted in self.pools.notes.all() {
+        let mut from = PoolObjects { found: vec![None; wants.len()], error: None };
+        for noted in self.pools.records.all() {
             let missing = wants.iter().enumerate().filter(|(at, _)| from.found[*at].is_none());
             let missing: Vec<(usize, Digest)> = missing.map(|(at, want)| (at, want.digest)).collect();
             if missing.is_empty() {
                 break;
             }
-            let held = match self.held(&noted) {
+            let held = match self.open_partial(&noted) {
                 Ok(held) => held,
                 Err(error) => {
-                    from.is_away(error.into());
+                    from.set_error(error.into());
                     continue;
                 }
             };
             for (at, digest) in missing.into_iter().filter(|(_, digest)| held.has(digest)) {
                 match held.object(&digest) {
                     Some(Ok(bytes)) if Digest::of(&bytes) == digest => from.found[at] = Some(bytes.to_vec()),
-                    Some(Err(error)) => from.is_away(error.into()),
+                    Some(Err(error)) => from.set_error(error.into()),
                     Some(Ok(_)) | None => {}
                 }
             }
@@ -69,16 +69,16 @@ impl Daemon {
     /// Fetches pages, in ascending order within each want. Capsules that have the leaves are asked first.
     pub(crate) fn pages_from_pools(&self, wants: &[PageWant]) -> PoolObjects {
         let digests: Vec<Digest> = wants.iter().flat_map(|want| &want.digests).copied().collect();
-        let mut from = PoolObjects { found: vec![None; digests.len()], away: None };
-        let noted = self.pools.notes.all();
+        let mut from = PoolObjects { found: vec![None; digests.len()], error: None };
+        let noted = self.pools.records.all();
         for (noted, thorough) in
             [false, true].into_iter().flat_map(|thorough| noted.iter().map(move |n| (n, thorough)))
         {
             if from.found.iter().all(Option::is_some) {
                 break;
             }
-            let pages = self.held(noted).map_err(Into::into);
-            let pages = pages.and_then(|held| held.pages(wants, thorough, |digest| self.node_here(digest)));
+            let pages = self.open_partial(noted).map_err(Into::into);
+            let pages = pages.and_then(|held| held.pages(wants, thorough, |digest| self.local_node(digest)));
             match pages {
                 Ok(pages) => {
                     for (slot, (page, digest)) in from.found.iter_mut().zip(pages.into_iter().zip(&digests)) {
@@ -86,7 +86,7 @@ impl Daemon {
                         *slot = slot.take().or_else(|| page.map(|page| page.to_vec()));
                     }
                 }
-                Err(error) => from.is_away(error),
+                Err(error) => from.set_error(error),
             }
         }
         from
@@ -94,8 +94,8 @@ impl Daemon {
 }
 
 impl PoolObjects {
-    fn is_away(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
+    fn set_error(&mut self, source: Box<dyn std::error::Error + Send + Sync>) {
         tracing::debug!(error = &*source as &dyn std::error::Error, "cannot read from a pool");
-        self.away = Some(RemoteObjectsError { source, retryable: true });
+        self.error = Some(RemoteObjectsError { source, retryable: true });
     }
 }

@@ -85,7 +85,7 @@ fn check(place: &Place, maker: &Maker, disk: &Path, wanted: &[Digest]) -> bool {
     let what = format!("{} in {}", maker.name, place.name);
     let (device, layout) = open(disk);
     let phase = region(&layout, place, maker.file_system, &what).phase;
-    let with = share(wanted, &cut_pages(&device, layout.cuts().unwrap()));
+    let with = share(wanted, &cut_pages(&device, layout.page_alignment().unwrap()));
     let without = share(wanted, &cut_pages(&device, PageAlignment::identity(device.size()).unwrap()));
     println!("{what}: phase {phase}, found {with:.3} with cuts, {without:.3} without");
     assert!(with >= 0.95, "{what}: only {with} of the pages");

@@ -63,7 +63,7 @@ impl FakeQemu {
 pub(crate) fn plugged(namespace: &Namespace, tap: &str, gates: Gates) -> (Port, FakeQemu) {
     let mut qemu = FakeQemu::new();
     let tap = TapConfig { name: tap.to_owned(), bridge: Some("br0".to_owned()) };
-    let config = PortConfig { stream_socket: qemu.socket.clone(), world: Uplink::Tap(tap), gates };
+    let config = PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Tap(tap), gates };
     let port = namespace.run(|| Port::open(config)).unwrap();
     qemu.accept();
     assert!(port.wait_connected(PATIENCE));

@@ -87,6 +87,6 @@ fn ask_again(now: &mut World, rules: &Rules, attempt: usize) {
         now.source_hears(rules, attempt, SourceEvent::TargetRuns, None);
     }
     if now.wires[attempt].forgot {
-        now.source_hears(rules, attempt, SourceEvent::TargetForgot, None);
+        now.source_hears(rules, attempt, SourceEvent::TargetDiscarded, None);
     }
 }

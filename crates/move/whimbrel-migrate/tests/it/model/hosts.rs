@@ -3,7 +3,8 @@
 
 use super::{ATTEMPTS, Rules, Wire, World};
 use whimbrel_migrate::handover::{
-    Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent, TargetRecord, Waiting,
+    PausedIncoming, Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent,
+    TargetRecord,
 };
 
 /// A host and its daemon.
@@ -165,10 +166,10 @@ impl World {
         let note = rules.keep_notes;
         for action in actions {
             let lives = match action {
-                SourceAction::NoteAndOffer => {
+                SourceAction::RecordAndOffer => {
                     run(self, &[&|w| w.source.noted[h] = note, &|w| w.wires[h].offer = true], &mut cut)
                 }
-                SourceAction::StopAndSend => {
+                SourceAction::PauseAndSend => {
                     run(self, &[&|w| w.source.stop(), &|w| w.wires[h].last = true], &mut cut)
                 }
                 SourceAction::RecordHandover => {
@@ -229,7 +230,7 @@ impl World {
             }
             // Aborting an unknown handover is no error, but its offer may still arrive.
             (None, TargetEvent::Abort) => {
-                self.target_does(attempt, Target::forget_unheard(), cut);
+                self.target_does(attempt, Target::discard_unknown(), cut);
             }
             // A commit of it is refused.
             (None, _) => {}
@@ -251,7 +252,7 @@ impl World {
                     }],
                     &mut cut,
                 ),
-                TargetAction::MarkAndSayReady => {
+                TargetAction::MarkAndConfirmReady => {
                     run(self, &[&|w| w.target.mark(), &|w| w.wires[h].ready = true], &mut cut)
                 }
                 TargetAction::RunAndConfirm => run(
@@ -261,7 +262,7 @@ impl World {
                     }],
                     &mut cut,
                 ),
-                TargetAction::SayRunning => run(self, &[&|w| w.wires[h].runs = true], &mut cut),
+                TargetAction::ConfirmRunning => run(self, &[&|w| w.wires[h].runs = true], &mut cut),
                 TargetAction::Discard => run(
                     self,
                     &[&|w| w.target.slot = Slot::None, &|w| w.target.forget(), &|w| {
@@ -295,9 +296,9 @@ impl World {
             return;
         };
         let waiting = match self.target.slot {
-            Slot::Filling | Slot::Loaded => Waiting::Unfinished,
-            Slot::Marked | Slot::Running => Waiting::Whole,
-            Slot::None => Waiting::Gone,
+            Slot::Filling | Slot::Loaded => PausedIncoming::Unfinished,
+            Slot::Marked | Slot::Running => PausedIncoming::Complete,
+            Slot::None => PausedIncoming::Gone,
         };
         self.target_does(attempt, (rules.target_recovered)(record, waiting), None);
     }

@@ -7,7 +7,8 @@ use hosts::{Disk, Power, Slot};
 pub(crate) use hosts::{Qemu, SourceHost, TargetHost};
 use stateright::{Model, Property};
 use whimbrel_migrate::handover::{
-    Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent, TargetRecord, Waiting,
+    PausedIncoming, Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent,
+    TargetRecord,
 };
 
 /// Number of times the user migrates the machine.
@@ -43,7 +44,7 @@ pub(crate) struct Rules {
     pub(crate) source: fn(Source, SourceEvent) -> (Source, &'static [SourceAction]),
     pub(crate) target: fn(Target, TargetEvent) -> (Target, &'static [TargetAction]),
     pub(crate) source_recovered: fn(SourceRecord) -> (Source, &'static [SourceAction]),
-    pub(crate) target_recovered: fn(TargetRecord, Waiting) -> (Target, &'static [TargetAction]),
+    pub(crate) target_recovered: fn(TargetRecord, PausedIncoming) -> (Target, &'static [TargetAction]),
     /// Whether the start of a handover is recorded durably.
     pub(crate) keep_notes: bool,
     /// Whether a target refuses an offer whose handover it has seen the end of.
@@ -197,7 +198,7 @@ fn source_steps(world: &World, cut: Option<usize>, steps: &mut Vec<Step>) {
             hear(SourceEvent::TargetRuns);
         }
         if wire.forgot {
-            hear(SourceEvent::TargetForgot);
+            hear(SourceEvent::TargetDiscarded);
         }
     }
 }

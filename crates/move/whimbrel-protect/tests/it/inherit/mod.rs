@@ -80,7 +80,7 @@ impl Model for Inherited {
             cut: 0,
             released: 0,
             standby: StandbyLease::initial(true, TERM, now),
-            voice: AcceptedPrimary::Filler,
+            voice: AcceptedPrimary::Source,
             has: None,
             messages: BTreeSet::new(),
         }]
@@ -102,11 +102,11 @@ impl Model for Inherited {
         }
         if world.is_up(Host::Third) {
             actions.push(Action::ThirdLooks);
-            if world.standby.fate() == StandbyOutcome::Asking {
+            if world.standby.outcome() == StandbyOutcome::Asking {
                 actions.push(Action::ThirdHearsNothing);
             }
         }
-        if world.heir_stands() == Some(PrimaryState::Guarded) {
+        if world.heir_stands() == Some(PrimaryState::Protected) {
             if world.cut == world.released && world.cut < EPOCHS {
                 actions.push(Action::Cut);
             }
@@ -159,7 +159,7 @@ impl Model for Inherited {
                     return None;
                 }
             }
-            Action::ThirdHearsNothing => drop(next.standby.witness_said(None, next.now())),
+            Action::ThirdHearsNothing => drop(next.standby.handle_witness_reply(None, next.now())),
             Action::PagesAreLost => {
                 next.faults += u8::from(world.dead != Some(Host::Source));
                 if !next.pages_are_lost(self.broken) {
@@ -168,7 +168,7 @@ impl Model for Inherited {
             }
             Action::QemuDies => {
                 next.faults += 1;
-                let heir = next.heir.as_mut().filter(|heir| heir.state() == PrimaryState::Guarded)?;
+                let heir = next.heir.as_mut().filter(|heir| heir.state() == PrimaryState::Protected)?;
                 heir.yield_machine();
             }
             Action::Restart(host) => {
@@ -193,13 +193,14 @@ impl Model for Inherited {
             }),
             Property::always(NOTHING_LOST, |_, world: &World| {
                 let has_it = world.has.is_some_and(|has| has >= world.released);
-                world.standby.fate() != StandbyOutcome::TakenOver || has_it
+                world.standby.outcome() != StandbyOutcome::TakenOver || has_it
             }),
             Property::always(GOES_ON, |model: &Self, world: &World| {
                 // What the witness has given to the third host ends with it, as a machine does with any host.
                 let its_own = world.witness.is_some_and(|witness| witness.state() == WitnessState::Taken)
-                    || world.standby.fate() == StandbyOutcome::TakenOver;
-                let ended = world.standby.fate() == StandbyOutcome::Ended || world.dead == Some(Host::Third);
+                    || world.standby.outcome() == StandbyOutcome::TakenOver;
+                let ended =
+                    world.standby.outcome() == StandbyOutcome::Ended || world.dead == Some(Host::Third);
                 let ended_with_it = its_own && ended;
                 // Closed, the protection is over: the machine is the target's alone, and nobody promises
                 // anything.
@@ -207,16 +208,16 @@ impl Model for Inherited {
                 world.unheard || closed || ended_with_it || world.faults > 1 || world.heals(model.broken)
             }),
             Property::sometimes("the target dies and the third host goes on", |_, world: &World| {
-                world.dead == Some(Host::Target) && world.standby.fate() == StandbyOutcome::TakenOver
+                world.dead == Some(Host::Target) && world.standby.outcome() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("the source dies and the third host goes on", |_, world: &World| {
-                world.dead == Some(Host::Source) && world.standby.fate() == StandbyOutcome::TakenOver
+                world.dead == Some(Host::Source) && world.standby.outcome() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("the third host dies and the target goes on", |_, world: &World| {
                 world.dead == Some(Host::Third) && world.heir_stands() == Some(PrimaryState::Alone)
             }),
             Property::sometimes("the third host takes over the state of the pause", |_, world: &World| {
-                world.has == Some(0) && world.standby.fate() == StandbyOutcome::TakenOver
+                world.has == Some(0) && world.standby.outcome() == StandbyOutcome::TakenOver
             }),
             Property::sometimes("an epoch of the heir leaves", |_, world: &World| world.released == EPOCHS),
             Property::sometimes("the source goes on", |_, world: &World| {

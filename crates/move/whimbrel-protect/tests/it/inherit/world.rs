@@ -4,7 +4,7 @@
 use crate::spoken::{Answer, Reply, TAKE};
 use std::{collections::BTreeSet, time::Duration};
 use whimbrel_migrate::handover::{
-    Source, SourceEvent, SourceRecord, Target, TargetEvent, TargetRecord, Waiting,
+    PausedIncoming, Source, SourceEvent, SourceRecord, Target, TargetEvent, TargetRecord,
 };
 use whimbrel_protect::{
     clock::BootTime,
@@ -119,7 +119,7 @@ impl World {
         [
             self.is_up(Host::Source) && self.source.may_run(),
             self.heir_may_be_seen(broken),
-            self.is_up(Host::Third) && self.standby.fate() == StandbyOutcome::TakenOver,
+            self.is_up(Host::Third) && self.standby.outcome() == StandbyOutcome::TakenOver,
         ]
     }
 
@@ -128,7 +128,8 @@ impl World {
     }
 
     pub(crate) fn has_given_up(&self) -> bool {
-        self.heir_stands() == Some(PrimaryState::Gone) && self.standby.fate() != StandbyOutcome::TakenOver
+        self.heir_stands() == Some(PrimaryState::TakenOver)
+            && self.standby.outcome() != StandbyOutcome::TakenOver
     }
 
     /// What a host says again and again until it is answered, as things are.
@@ -144,16 +145,16 @@ impl World {
             }
         }
         match self.heir_stands() {
-            Some(PrimaryState::Guarded) => {
+            Some(PrimaryState::Protected) => {
                 says.extend([Message::Beat { asked }, Message::Renew { asked }, Message::Close]);
                 if self.cut > self.released {
                     says.push(Message::Seal(self.cut));
                 }
             }
-            Some(PrimaryState::Gone) if self.has_given_up() => says.push(Message::Yield),
+            Some(PrimaryState::TakenOver) if self.has_given_up() => says.push(Message::Yield),
             _ => {}
         }
-        if self.is_up(Host::Third) && self.standby.fate() == StandbyOutcome::Asking {
+        if self.is_up(Host::Third) && self.standby.outcome() == StandbyOutcome::Asking {
             says.push(Message::Take);
         }
         says
@@ -205,7 +206,7 @@ impl World {
             Message::Filled => self.sealed = true,
             Message::Ready => self.ready = true,
             Message::Runs => self.source = self.source.step(SourceEvent::TargetRuns).0,
-            Message::Forgot => self.source = self.source.step(SourceEvent::TargetForgot).0,
+            Message::Forgot => self.source = self.source.step(SourceEvent::TargetDiscarded).0,
             _ => {}
         }
         if self.source == Source::Stopped && self.ready && (self.sealed || broken.commits_early) {
@@ -257,17 +258,17 @@ impl World {
         let Some(heir) = &mut self.heir else { return };
         match *message {
             Message::Heard { asked, fate } => {
-                heir.standby_heard(fate.heard(), asked);
+                heir.handle_heartbeat_reply(fate.heard(), asked);
             }
             Message::Renewed { asked, verdict } => {
-                heir.witness_said(&WitnessQuery::Renew, verdict.verdict(), asked);
+                heir.handle_witness_reply(&WitnessQuery::Renew, verdict.verdict(), asked);
             }
             Message::Closed { verdict } => {
-                heir.witness_said(&WitnessQuery::Close, verdict.verdict(), now);
+                heir.handle_witness_reply(&WitnessQuery::Close, verdict.verdict(), now);
             }
             Message::Yielded { fate } if fate.ended() == Some(StandbyOutcome::Ended) => {
                 *heir = PrimaryLease::initial(true, TERM);
-                heir.standby_is(StandbyOutcome::Ended);
+                heir.handle_outcome(StandbyOutcome::Ended);
             }
             // An answer to an epoch that was given up is not waited for any more.
             Message::Sealed(epoch) if epoch == self.cut && heir.may_run(now) => {
@@ -287,7 +288,7 @@ impl World {
                 return;
             }
         }
-        let follows = self.standby.fate() == StandbyOutcome::Standing;
+        let follows = self.standby.outcome() == StandbyOutcome::Standing;
         match *message {
             Message::Fill if follows => {
                 // Sent again it is the same: the machine stands still.
@@ -308,14 +309,14 @@ impl World {
                 }
             }
             Message::Yield => {
-                self.standby.yielded(self.has.is_some());
-                if self.standby.fate() == StandbyOutcome::Standing {
+                self.standby.handle_yield(self.has.is_some());
+                if self.standby.outcome() == StandbyOutcome::Standing {
                     self.standby.end();
                 }
-                self.messages.insert(Message::Yielded { fate: Reply::fate(self.standby.fate()) });
+                self.messages.insert(Message::Yielded { fate: Reply::fate(self.standby.outcome()) });
             }
             Message::Taken { verdict } => {
-                self.standby.witness_said(Some(verdict.verdict()), now);
+                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
             }
             _ => {}
         }
@@ -334,25 +335,25 @@ impl World {
             }
             Host::Target => match self.target {
                 Target::Receiving | Target::Discarded => {
-                    self.target = Target::recovered(TargetRecord::Arriving, Waiting::Unfinished).0;
+                    self.target = Target::recovered(TargetRecord::Arriving, PausedIncoming::Unfinished).0;
                 }
                 Target::Prepared => {
-                    self.target = Target::recovered(TargetRecord::Arriving, Waiting::Whole).0;
+                    self.target = Target::recovered(TargetRecord::Arriving, PausedIncoming::Complete).0;
                     self.restarted = true;
                 }
                 Target::Running => match &mut self.heir {
-                    Some(heir) if heir.state() == PrimaryState::Guarded && !broken.goes_on => {
+                    Some(heir) if heir.state() == PrimaryState::Protected && !broken.goes_on => {
                         heir.yield_machine();
                     }
-                    Some(heir) if heir.state() == PrimaryState::Guarded => {
+                    Some(heir) if heir.state() == PrimaryState::Protected => {
                         *heir = PrimaryLease::initial(true, TERM);
-                        heir.standby_is(StandbyOutcome::Ended);
+                        heir.handle_outcome(StandbyOutcome::Ended);
                     }
                     _ => return false,
                 },
             },
             Host::Third => {
-                if self.standby.fate() == StandbyOutcome::TakenOver {
+                if self.standby.outcome() == StandbyOutcome::TakenOver {
                     return false;
                 }
                 self.has = None;
@@ -381,7 +382,7 @@ impl World {
             if world.is_up(Host::Source) && world.source == Source::Stopped && round > PATIENCE {
                 world.source = world.source.step(SourceEvent::Failed).0;
             }
-            let closes = world.dead == Some(Host::Third) || world.standby.fate() == StandbyOutcome::Ended;
+            let closes = world.dead == Some(Host::Third) || world.standby.outcome() == StandbyOutcome::Ended;
             let heir_lacks = world.dead == Some(Host::Source);
             for message in world.says(broken) {
                 if message != Message::Close || closes {
@@ -396,7 +397,7 @@ impl World {
             }
             if world.is_up(Host::Third) {
                 // A witness that was not reached is asked again later.
-                world.standby.witness_said(None, world.now());
+                world.standby.handle_witness_reply(None, world.now());
                 world.standby.tick(world.has.is_some(), world.now());
             }
         }

@@ -26,10 +26,10 @@ impl Copy {
 }
 
 impl IncomingMachine for Copy {
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         vec![]
     }
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
         Ok(())
     }
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {

@@ -14,7 +14,7 @@ use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRu
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options as StoreOptions, Store};
 use whimbrel_transfer::{
-    Answer, Holder, Holders, Link, LinkError, Options, Report, Server, SyncError, fetch_capsule, pull,
+    Answer, Holder, Holders, Link, LinkError, Options, Report, Server, TransferError, fetch_capsule, pull,
 };
 use whimbrel_wire::{Reply, Request};
 
@@ -33,7 +33,7 @@ impl Place {
 
     /// The store as a process that was started anew finds it.
     pub(crate) fn reopen(&mut self) {
-        self.store.shadow_writer().flush().unwrap();
+        self.store.fetched_objects_writer().flush().unwrap();
         self.store =
             Store::open(self.dir.path(), StoreOptions { workers: 1, ..StoreOptions::default() }).unwrap();
     }
@@ -265,14 +265,14 @@ pub(crate) fn get(
     sources: &Holders,
     capsule: CapsuleId,
     bases: &[CapsuleId],
-) -> Result<Report, SyncError> {
+) -> Result<Report, TransferError> {
     let cancel = AtomicBool::new(false);
     let options = Options {
         bases: bases.to_vec(),
-        holders: &[],
+        page_sources: &[],
         cancel: &cancel,
         progress: &mut |_| (),
-        patience: Duration::from_secs(20),
+        holder_timeout: Duration::from_secs(20),
     };
     pull(to, sources, capsule, &["it".parse().unwrap()], options)
 }
@@ -283,14 +283,14 @@ pub(crate) fn try_get(
     sources: &Holders,
     capsule: CapsuleId,
     bases: &[CapsuleId],
-) -> Result<Report, SyncError> {
+) -> Result<Report, TransferError> {
     let cancel = AtomicBool::new(false);
     let options = Options {
         bases: bases.to_vec(),
-        holders: &[],
+        page_sources: &[],
         cancel: &cancel,
         progress: &mut |_| (),
-        patience: Duration::ZERO,
+        holder_timeout: Duration::ZERO,
     };
     fetch_capsule(to, sources, capsule, options)
 }

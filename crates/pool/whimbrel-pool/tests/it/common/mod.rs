@@ -82,8 +82,8 @@ impl Cluster {
         let address = ManagerAddress { address: free_port(), key: manager_key };
         let dialer = Arc::new(TlsDialer::new(client, "client".parse().unwrap(), ()));
         let options = PoolOptions {
-            manager_patience: Duration::from_secs(10),
-            benefactor_patience: Duration::from_secs(3),
+            manager_timeout: Duration::from_secs(10),
+            benefactor_timeout: Duration::from_secs(3),
             ..PoolOptions::new(vec![address.clone()])
         };
         let pool = Pool::new(options, dialer, runtime.handle().clone());
@@ -232,8 +232,8 @@ impl Cluster {
     fn pool_as(&self, client: Identity, secret: Option<Arc<Secret>>) -> Pool {
         let dialer = Arc::new(TlsDialer::new(Arc::new(client), "client".parse().unwrap(), ()));
         let options = PoolOptions {
-            manager_patience: Duration::from_secs(10),
-            benefactor_patience: Duration::from_secs(3),
+            manager_timeout: Duration::from_secs(10),
+            benefactor_timeout: Duration::from_secs(3),
             secret,
             ..PoolOptions::new(vec![self.address.clone()])
         };

@@ -36,13 +36,13 @@ pub trait Connector: Send + Sync + 'static {
 
 /// Settings of a server connection.
 #[derive(Debug, Clone)]
-pub struct LinkSettings {
+pub struct ConnectionSettings {
     /// Path of the directory on the server.
     pub directory: Vec<u8>,
     /// Id of this client at the server.
     pub client: ClientId,
     /// How long a call waits for an unreachable server.
-    pub patience: Duration,
+    pub server_timeout: Duration,
     /// Round trip from which on content is compressed.
     pub slow: Duration,
 }
@@ -58,19 +58,19 @@ const KINDS: usize = 32;
 #[derive(Debug, Clone)]
 pub(in crate::client) enum CallFailure {
     /// The server was unreachable until the timeout.
-    Gone,
+    Unreachable,
     /// The server refused the call.
     Refused(Refusal),
     /// The answer is invalid.
-    Nonsense,
+    InvalidReply,
     /// The file changed before the answer arrived.
-    Old,
+    Outdated,
 }
 
 impl CallFailure {
     pub(in crate::client) fn errno(&self) -> Errno {
         match self {
-            Self::Gone | Self::Nonsense | Self::Old => Errno::EIO,
+            Self::Unreachable | Self::InvalidReply | Self::Outdated => Errno::EIO,
             Self::Refused(refusal) => match refusal.code {
                 code::STALE | code::CONFLICT => Errno::ESTALE,
                 _ => errno(refusal).map_or(Errno::EIO, Errno::from_number),
@@ -91,16 +91,16 @@ impl CallFailure {
 impl std::fmt::Display for CallFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Gone => f.write_str("the server cannot be reached"),
+            Self::Unreachable => f.write_str("the server cannot be reached"),
             Self::Refused(refusal) => f.write_str(&refusal.text),
-            Self::Nonsense => f.write_str("the server's answer is invalid"),
-            Self::Old => f.write_str("the file changed before the answer arrived"),
+            Self::InvalidReply => f.write_str("the server's answer is invalid"),
+            Self::Outdated => f.write_str("the file changed before the answer arrived"),
         }
     }
 }
 
 #[derive(Clone)]
-struct Up {
+struct OpenSession {
     connection: Connection,
     key: SessionKey,
 }
@@ -108,12 +108,12 @@ struct Up {
 /// A session on a connection, reopened on a new one whenever that breaks.
 pub(in crate::client) struct ServerConnection {
     runtime: Handle,
-    up: watch::Sender<Option<Up>>,
-    patience: RwLock<Duration>,
-    over: watch::Sender<bool>,
+    up: watch::Sender<Option<OpenSession>>,
+    server_timeout: RwLock<Duration>,
+    abandoned: watch::Sender<bool>,
     calls: AtomicU64,
     waited: AtomicU64,
-    broken: AtomicU64,
+    breaks: AtomicU64,
     /// Requests by kind, indexed by the low bits of its number.
     kinds: [AtomicU64; KINDS],
     /// Number of waits for an answer, and their total in microseconds.
@@ -150,7 +150,7 @@ pub(in crate::client) struct FirstConnection {
 
 async fn open(
     connector: &dyn Connector,
-    settings: &LinkSettings,
+    settings: &ConnectionSettings,
 ) -> Result<(Connection, Opened), crate::client::session::SessionError> {
     use crate::client::session::SessionError as E;
     let connection = connector
@@ -168,18 +168,18 @@ impl ServerConnection {
     /// Connects; from then on the connection is restored whenever it breaks, until it is dropped.
     pub(in crate::client) async fn start(
         connector: Arc<dyn Connector>,
-        settings: LinkSettings,
+        settings: ConnectionSettings,
     ) -> Result<FirstConnection, crate::client::session::SessionError> {
         let (connection, opened) = open(&*connector, &settings).await?;
-        let up = Up { connection, key: opened.key };
+        let up = OpenSession { connection, key: opened.key };
         let link = Arc::new(Self {
             runtime: Handle::current(),
             up: watch::Sender::new(Some(up)),
-            patience: RwLock::new(settings.patience),
-            over: watch::Sender::new(false),
+            server_timeout: RwLock::new(settings.server_timeout),
+            abandoned: watch::Sender::new(false),
             calls: AtomicU64::new(0),
             waited: AtomicU64::new(0),
-            broken: AtomicU64::new(0),
+            breaks: AtomicU64::new(0),
             kinds: Default::default(),
             waits: Default::default(),
             waiters: AtomicU64::new(0),
@@ -196,7 +196,7 @@ impl ServerConnection {
                 }
                 let Some(link) = weak.upgrade() else { return };
                 link.up.send_replace(None);
-                link.broken.fetch_add(1, Ordering::Relaxed);
+                link.breaks.fetch_add(1, Ordering::Relaxed);
                 drop(link);
                 let mut pause = PAUSE.0;
                 loop {
@@ -204,7 +204,7 @@ impl ServerConnection {
                         Ok((connection, opened)) => {
                             let Some(link) = weak.upgrade() else { return };
                             tracing::info!(to = connector.destination(), "reconnected to the server");
-                            link.up.send_replace(Some(Up { connection, key: opened.key }));
+                            link.up.send_replace(Some(OpenSession { connection, key: opened.key }));
                             break;
                         }
                         Err(error) => tracing::debug!(%error, "cannot reconnect to the server yet"),
@@ -229,24 +229,24 @@ impl ServerConnection {
         self.up.borrow().is_some()
     }
 
-    pub(in crate::client) fn set_patience(&self, patience: Duration) {
-        *self.patience.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
+    pub(in crate::client) fn set_server_timeout(&self, patience: Duration) {
+        *self.server_timeout.write().unwrap_or_else(std::sync::PoisonError::into_inner) = patience;
     }
 
     /// Makes all calls stop waiting for the server.
     pub(in crate::client) fn abandon(&self) {
-        self.over.send_replace(true);
+        self.abandoned.send_replace(true);
     }
 
-    fn patience(&self) -> Duration {
-        *self.patience.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn server_timeout(&self) -> Duration {
+        *self.server_timeout.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Times the connection broke; calls; mean microseconds of a call.
     pub(in crate::client) fn counters(&self) -> (u64, u64, u64) {
         let calls = self.calls.load(Ordering::Relaxed);
         let mean = self.waited.load(Ordering::Relaxed).checked_div(calls).unwrap_or(0);
-        (self.broken.load(Ordering::Relaxed), calls, mean)
+        (self.breaks.load(Ordering::Relaxed), calls, mean)
     }
 
     /// Counts a request of this kind.
@@ -269,7 +269,7 @@ impl ServerConnection {
         WaitGuard { link: self, began: Instant::now() }
     }
 
-    pub(in crate::client) fn somebody_waits(&self) -> bool {
+    pub(in crate::client) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
@@ -281,7 +281,7 @@ impl ServerConnection {
 
     /// Number of times the connection broke: while it is the same, so is the server.
     pub(in crate::client) fn breaks(&self) -> u64 {
-        self.broken.load(Ordering::Relaxed)
+        self.breaks.load(Ordering::Relaxed)
     }
 
     pub(in crate::client) fn round_trip(&self) -> Option<Duration> {
@@ -295,24 +295,24 @@ impl ServerConnection {
     }
 
     /// Compression level for content on this link; none on a fast one.
-    pub(in crate::client) fn level(&self) -> Option<i8> {
+    pub(in crate::client) fn compression_level(&self) -> Option<i8> {
         let slow = self.slow.is_zero() || self.round_trip().is_some_and(|time| time >= self.slow);
         slow.then_some(2)
     }
 
-    async fn current(&self, deadline: Instant) -> Result<Up, CallFailure> {
-        let (mut watch, mut over) = (self.up.subscribe(), self.over.subscribe());
+    async fn current(&self, deadline: Instant) -> Result<OpenSession, CallFailure> {
+        let (mut watch, mut over) = (self.up.subscribe(), self.abandoned.subscribe());
         let left = deadline.saturating_duration_since(Instant::now());
         let found = tokio::select! {
             found = timeout(left, watch.wait_for(Option::is_some)) => found,
-            _ = over.wait_for(|over| *over) => return Err(CallFailure::Gone),
+            _ = over.wait_for(|over| *over) => return Err(CallFailure::Unreachable),
         };
-        let found = found.map_err(|_| CallFailure::Gone)?.map_err(|_| CallFailure::Gone)?;
-        found.clone().ok_or(CallFailure::Gone)
+        let found = found.map_err(|_| CallFailure::Unreachable)?.map_err(|_| CallFailure::Unreachable)?;
+        found.clone().ok_or(CallFailure::Unreachable)
     }
 
     /// Sends a call. The flag says whether it was repeated, so that a change may have been made before.
-    pub(in crate::client) async fn ask<C, B>(
+    pub(in crate::client) async fn send<C, B>(
         &self,
         body: B,
         payload: Bytes,
@@ -322,7 +322,7 @@ impl ServerConnection {
         B: Clone,
         C: Call<Header = Keyed<B>>,
     {
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.server_timeout();
         let mut again = false;
         loop {
             let up = match self.current(deadline).await {
@@ -331,22 +331,22 @@ impl ServerConnection {
             };
             let began = Instant::now();
             self.count(C::KIND);
-            let asked = ask_once::<C, B>(&up, body.clone(), payload.clone(), stream).await;
+            let asked = send_once::<C, B>(&up, body.clone(), payload.clone(), stream).await;
             self.calls.fetch_add(1, Ordering::Relaxed);
             self.waited.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
             match asked {
                 Ok(answer) => return (Ok(answer), again),
                 Err(CallError::Closed { .. }) => {
                     again = true;
-                    self.lost(&up);
+                    self.drop_connection(&up);
                 }
                 // The server was restarted or forgot the session: the supervisor opens a new one.
                 Err(CallError::Refused { source }) if source.code == code::KEY => {
                     up.connection.close();
-                    self.lost(&up);
+                    self.drop_connection(&up);
                 }
                 Err(CallError::Refused { source }) => return (Err(CallFailure::Refused(source)), again),
-                Err(_) => return (Err(CallFailure::Nonsense), again),
+                Err(_) => return (Err(CallFailure::InvalidReply), again),
             }
         }
     }
@@ -356,27 +356,34 @@ impl ServerConnection {
         self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second()
     }
 
-    /// Like [`ServerConnection::ask`], for content; measures the rate.
-    pub(in crate::client) async fn ask_content<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
+    /// Like [`ServerConnection::send`], for content; measures the rate.
+    pub(in crate::client) async fn send_for_content<C, B>(
+        &self,
+        body: B,
+    ) -> Result<(C::Reply, Bytes), CallFailure>
     where
         B: Clone,
         C: Call<Header = Keyed<B>>,
     {
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner).asked(Instant::now());
-        let answer = self.ask::<C, B>(body, Bytes::new(), None).await.0;
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).request_sent(Instant::now());
+        let answer = self.send::<C, B>(body, Bytes::new(), None).await.0;
         let bytes = answer.as_ref().map_or(0, |(_, payload)| payload.len() as u64);
         let round_trip = self.round_trip().unwrap_or_default();
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner).arrived(Instant::now(), bytes, round_trip);
+        self.rate.lock().unwrap_or_else(PoisonError::into_inner).reply_received(
+            Instant::now(),
+            bytes,
+            round_trip,
+        );
         answer
     }
 
     /// Sends changes on one ordered stream, all of them before the first answer is awaited. Changes whose
     /// connection broke before their answer have none.
-    pub(in crate::client) async fn ask_in_order(
+    pub(in crate::client) async fn send_in_order(
         &self,
         ops: &[&Op],
     ) -> Vec<Option<Result<OpDone, CallFailure>>> {
-        let up = match self.current(Instant::now() + self.patience()).await {
+        let up = match self.current(Instant::now() + self.server_timeout()).await {
             Ok(up) => up,
             Err(fail) => return ops.iter().map(|_| Some(Err(fail.clone()))).collect(),
         };
@@ -401,23 +408,23 @@ impl ServerConnection {
             answers.push(match reply.and_then(|reply| reply.decode::<OpCall>()) {
                 Ok(done) => Some(Ok(done)),
                 Err(CallError::Closed { .. }) => {
-                    self.lost(&up);
+                    self.drop_connection(&up);
                     None
                 }
                 Err(CallError::Refused { source }) if source.code == code::KEY => {
                     up.connection.close();
-                    self.lost(&up);
+                    self.drop_connection(&up);
                     None
                 }
                 Err(CallError::Refused { source }) => Some(Err(CallFailure::Refused(source))),
-                Err(_) => Some(Err(CallFailure::Nonsense)),
+                Err(_) => Some(Err(CallFailure::InvalidReply)),
             });
         }
         answers
     }
 
     /// Drops a connection that broke.
-    fn lost(&self, up: &Up) {
+    fn drop_connection(&self, up: &OpenSession) {
         self.up.send_if_modified(|current| {
             let same = current.as_ref().is_some_and(|current| current.key.matches(&up.key));
             if same {
@@ -427,19 +434,19 @@ impl ServerConnection {
         });
     }
 
-    /// Like [`ServerConnection::ask`], for threads that block.
+    /// Like [`ServerConnection::send`], for threads that block.
     pub(in crate::client) fn call<C, B>(&self, body: B) -> Result<(C::Reply, Bytes), CallFailure>
     where
         B: Clone,
         C: Call<Header = Keyed<B>>,
     {
         let _waits = self.waiting();
-        self.runtime.block_on(self.ask::<C, B>(body, Bytes::new(), None)).0
+        self.runtime.block_on(self.send::<C, B>(body, Bytes::new(), None)).0
     }
 }
 
-async fn ask_once<C, B>(
-    up: &Up,
+async fn send_once<C, B>(
+    up: &OpenSession,
     body: B,
     payload: Bytes,
     stream: Option<u16>,

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 /// Bytes after which a measurement is long enough.
-const ENOUGH: u64 = 256 << 10;
+const MIN_BYTES: u64 = 256 << 10;
 /// A single smaller answer is not measured.
-const SMALL: u64 = 32 << 10;
+const MIN_SINGLE_BYTES: u64 = 32 << 10;
 
 /// Measurements of a link.
 #[derive(Debug, Default)]
@@ -19,21 +19,21 @@ pub(in crate::client) struct TransferRate {
 
 impl TransferRate {
     /// Records that content was requested.
-    pub(in crate::client) fn asked(&mut self, now: Instant) {
+    pub(in crate::client) fn request_sent(&mut self, now: Instant) {
         self.under_way += 1;
         self.since.get_or_insert(now);
     }
 
     /// Records that requested content arrived, or will not.
-    pub(in crate::client) fn arrived(&mut self, now: Instant, bytes: u64, round_trip: Duration) {
+    pub(in crate::client) fn reply_received(&mut self, now: Instant, bytes: u64, round_trip: Duration) {
         self.under_way = self.under_way.saturating_sub(1);
         self.bytes += bytes;
         let Some(since) = self.since else { return };
         let mut time = now.saturating_duration_since(since);
         let last = self.under_way == 0;
-        if self.bytes >= ENOUGH {
+        if self.bytes >= MIN_BYTES {
             self.since = Some(now).filter(|_| !last);
-        } else if last && self.bytes >= SMALL && self.per_second.is_none() {
+        } else if last && self.bytes >= MIN_SINGLE_BYTES && self.per_second.is_none() {
             // Little data, and mostly waiting time: a guess until there is a better measurement.
             time = time.saturating_sub(round_trip);
             self.since = None;
@@ -63,11 +63,11 @@ mod tests {
     #[test]
     fn a_busy_link_is_judged_by_what_it_carries_and_not_by_its_round_trip() {
         let (start, mut rate) = (Instant::now(), TransferRate::default());
-        (0..4).for_each(|_| rate.asked(start));
+        (0..4).for_each(|_| rate.request_sent(start));
         for number in 1..=40u32 {
             let now = start + TRIP + number * Duration::from_millis(100);
-            rate.asked(now);
-            rate.arrived(now, 1 << 20, TRIP);
+            rate.request_sent(now);
+            rate.reply_received(now, 1 << 20, TRIP);
         }
         let seen = rate.per_second().unwrap();
         assert!((seen / (10.0 * f64::from(1 << 20)) - 1.0).abs() < 0.01, "{seen}");
@@ -76,11 +76,11 @@ mod tests {
     #[test]
     fn single_blocks_tell_the_rate_without_the_wait_and_smaller_ones_nothing() {
         let (start, mut rate) = (Instant::now(), TransferRate::default());
-        rate.asked(start);
-        rate.arrived(start + TRIP, 1000, TRIP);
+        rate.request_sent(start);
+        rate.reply_received(start + TRIP, 1000, TRIP);
         assert_eq!(rate.per_second(), None);
-        rate.asked(start);
-        rate.arrived(start + TRIP + Duration::from_millis(16), 64 << 10, TRIP);
+        rate.request_sent(start);
+        rate.reply_received(start + TRIP + Duration::from_millis(16), 64 << 10, TRIP);
         let seen = rate.per_second().unwrap();
         assert!((seen / 4_096_000.0 - 1.0).abs() < 0.01, "{seen}");
     }

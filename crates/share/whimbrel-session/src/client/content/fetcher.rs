@@ -15,44 +15,44 @@ use std::{
 
 /// Largest request in bytes: large enough to fill a link, small enough that the first block does not wait
 /// long.
-const REQUEST: u64 = 1 << 20;
+const MAX_REQUEST: u64 = 1 << 20;
 
 /// Attributes and content of a fetched range.
 pub(in crate::client) type FetchedContent = (Attr, Vec<u8>);
 
 /// Offset and content that a request returned.
-type Brought = Result<(u64, Arc<Vec<u8>>), CallFailure>;
+type FetchResult = Result<(u64, Arc<Vec<u8>>), CallFailure>;
 
 /// One fetch request in progress.
 pub(in crate::client) struct FetchRequest {
     /// Epoch of the file at the start: a reader that needs later content must ask again.
     epoch: Option<u64>,
-    brought: Mutex<Option<Brought>>,
-    landed: Condvar,
+    result: Mutex<Option<FetchResult>>,
+    finished: Condvar,
 }
 
 impl FetchRequest {
-    pub(in crate::client) fn wait(&self) -> Brought {
-        let brought = self.brought.lock().unwrap_or_else(PoisonError::into_inner);
-        let landed = self.landed.wait_while(brought, |brought| brought.is_none());
-        landed.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Err(CallFailure::Nonsense))
+    pub(in crate::client) fn wait(&self) -> FetchResult {
+        let brought = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let landed = self.finished.wait_while(brought, |brought| brought.is_none());
+        landed.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Err(CallFailure::InvalidReply))
     }
 
-    fn land(&self, brought: Brought) {
-        *self.brought.lock().unwrap_or_else(PoisonError::into_inner) = Some(brought);
-        self.landed.notify_all();
+    fn finish(&self, brought: FetchResult) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(brought);
+        self.finished.notify_all();
     }
 }
 
 /// Fetch requests in progress, by file and block.
 #[derive(Default)]
 pub(in crate::client) struct Fetcher {
-    flights: Mutex<HashMap<(FileId, u64), Arc<FetchRequest>>>,
+    requests: Mutex<HashMap<(FileId, u64), Arc<FetchRequest>>>,
 }
 
 impl Fetcher {
-    fn flights(&self) -> MutexGuard<'_, HashMap<(FileId, u64), Arc<FetchRequest>>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    fn requests(&self) -> MutexGuard<'_, HashMap<(FileId, u64), Arc<FetchRequest>>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,7 +60,7 @@ impl Fetcher {
 #[derive(Clone)]
 pub(in crate::client) struct FetchSubject {
     pub(in crate::client) file: FileId,
-    pub(in crate::client) wanted: FileRef,
+    pub(in crate::client) file_ref: FileRef,
     pub(in crate::client) size: u64,
 }
 
@@ -72,13 +72,13 @@ impl Core {
         blocks: &[u64],
         ahead: bool,
     ) -> Vec<Arc<FetchRequest>> {
-        let blocks = &self.without_zeros(source, blocks);
+        let blocks = &self.fill_zeros(source, blocks);
         let block = self.cache.block_size();
         let epoch = self.cache.epoch(source.file);
         let mut flights = Vec::new();
         let mut started: Vec<(Vec<u64>, Arc<FetchRequest>)> = Vec::new();
         {
-            let mut under_way = self.fetcher.flights();
+            let mut under_way = self.fetcher.requests();
             for number in blocks.iter().copied() {
                 if let Some(flight) =
                     under_way.get(&(source.file, number)).filter(|flight| flight.epoch == epoch)
@@ -91,11 +91,11 @@ impl Core {
                 }
                 let joins = started.last().is_some_and(|(run, _)| {
                     run.last() == Some(&number.wrapping_sub(1))
-                        && (run.len() as u64) < REQUEST / block.min(REQUEST)
+                        && (run.len() as u64) < MAX_REQUEST / block.min(MAX_REQUEST)
                 });
                 if !joins {
                     let flight =
-                        Arc::new(FetchRequest { epoch, brought: Mutex::default(), landed: Condvar::new() });
+                        Arc::new(FetchRequest { epoch, result: Mutex::default(), finished: Condvar::new() });
                     started.push((Vec::new(), flight.clone()));
                     flights.push(flight);
                 }
@@ -112,22 +112,22 @@ impl Core {
     }
 
     fn start(&self, source: FetchSubject, run: Vec<u64>, flight: Arc<FetchRequest>, waited: bool) {
-        let Some(core) = self.me.upgrade() else { return flight.land(Err(CallFailure::Gone)) };
-        self.cache.takes_off(source.file, &run);
-        self.link.runtime().spawn(async move {
+        let Some(core) = self.me.upgrade() else { return flight.finish(Err(CallFailure::Unreachable)) };
+        self.cache.mark_fetching(source.file, &run);
+        self.connection.runtime().spawn(async move {
             let block = core.cache.block_size();
             let offset = run.first().map_or(0, |first| first * block);
             let len = (run.len() as u64 * block).min(source.size.saturating_sub(offset));
             let range = Range { offset, len: len as u32 };
-            let came = match core.by_digest(&source, range, waited).await {
+            let came = match core.fetch_by_digest(&source, range, waited).await {
                 Some(came) => came,
-                None => core.by_read(&source, range).await,
+                None => core.fetch_by_read(&source, range).await,
             };
             let landing = tokio::task::spawn_blocking(move || {
                 let attr = came.as_ref().ok().map(|(attr, _)| *attr);
-                let brought = came.and_then(|came| core.take_in(&source, flight.epoch, offset, came));
-                core.cache.arrived(source.file, &run);
-                let mut under_way = core.fetcher.flights();
+                let brought = came.and_then(|came| core.store_fetched(&source, flight.epoch, offset, came));
+                core.cache.unmark_fetching(source.file, &run);
+                let mut under_way = core.fetcher.requests();
                 for number in run {
                     let ours = under_way
                         .get(&(source.file, number))
@@ -137,10 +137,10 @@ impl Core {
                     }
                 }
                 drop(under_way);
-                flight.land(brought.clone());
+                flight.finish(brought.clone());
                 // Nobody waits for this step.
                 if let (Some(attr), Ok((offset, content))) = (attr, brought) {
-                    core.note_content(source.file, &attr, offset, &content);
+                    core.record_content(source.file, &attr, offset, &content);
                 }
             });
             drop(landing.await);
@@ -148,36 +148,42 @@ impl Core {
     }
 
     /// Fetches the content of a range without digests.
-    async fn by_read(&self, source: &FetchSubject, range: Range) -> Result<FetchedContent, CallFailure> {
-        let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
-        let (ReadDone { attr, pages }, packed) = self.link.ask_content::<ReadCall, _>(read).await?;
+    async fn fetch_by_read(
+        &self,
+        source: &FetchSubject,
+        range: Range,
+    ) -> Result<FetchedContent, CallFailure> {
+        let read = Read { file: source.file_ref.clone(), range, level: self.connection.compression_level() };
+        let (ReadDone { attr, pages }, packed) =
+            self.connection.send_for_content::<ReadCall, _>(read).await?;
         let unpacked =
-            tokio::task::spawn_blocking(move || unpack_pages(&pages, &packed, REQUEST as usize * 8)).await;
+            tokio::task::spawn_blocking(move || unpack_pages(&pages, &packed, MAX_REQUEST as usize * 8))
+                .await;
         match unpacked {
             Ok(Ok(content)) => Ok((attr, content)),
-            Ok(Err(_)) => Err(CallFailure::Nonsense),
-            Err(_) => Err(CallFailure::Gone),
+            Ok(Err(_)) => Err(CallFailure::InvalidReply),
+            Err(_) => Err(CallFailure::Unreachable),
         }
     }
 
     /// Stores fetched content in the cache if the file is still the same version.
-    fn take_in(
+    fn store_fetched(
         &self,
         source: &FetchSubject,
         epoch: Option<u64>,
         offset: u64,
         came: FetchedContent,
-    ) -> Brought {
+    ) -> FetchResult {
         let (attr, content) = came;
         let epoch = match self.compare(source, &attr) {
-            Content::Same => epoch,
-            Content::Old => return Err(CallFailure::Old),
-            Content::New => self.cache.epoch(source.file),
+            VersionOrder::Same => epoch,
+            VersionOrder::Old => return Err(CallFailure::Outdated),
+            VersionOrder::New => self.cache.epoch(source.file),
         };
-        let Some(epoch) = epoch else { return Err(CallFailure::Old) };
+        let Some(epoch) = epoch else { return Err(CallFailure::Outdated) };
         match self.cache.fill(source.file, epoch, offset, &content) {
             Ok(true) => {}
-            Ok(false) => return Err(CallFailure::Old),
+            Ok(false) => return Err(CallFailure::Outdated),
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -190,28 +196,28 @@ impl Core {
 
     /// Whether the server's attributes are of the version that is known here.
     pub(in crate::client) fn is_same(&self, source: &FetchSubject, attr: &Attr) -> bool {
-        matches!(self.compare(source, attr), Content::Same)
+        matches!(self.compare(source, attr), VersionOrder::Same)
     }
 
     /// Compares the server's attributes with the version of the clean pages. If the server has newer content,
     /// the clean pages are dropped and dirty ones become a conflict.
-    fn compare(&self, source: &FetchSubject, attr: &Attr) -> Content {
-        let Some(record) = self.cache.file(source.file) else { return Content::Old };
+    fn compare(&self, source: &FetchSubject, attr: &Attr) -> VersionOrder {
+        let Some(record) = self.cache.file(source.file) else { return VersionOrder::Old };
         let ours = record.base == attr.version()
             || (record.dirty && (record.base.mtime == attr.mtime || record.stamps.contains(&attr.mtime)));
         if ours {
-            return Content::Same;
+            return VersionOrder::Same;
         }
         if record.is_newer_than(attr) {
-            return Content::Old;
+            return VersionOrder::Old;
         }
-        self.server_changed(source.file, attr);
-        Content::New
+        self.adopt_or_conflict(source.file, attr);
+        VersionOrder::New
     }
 }
 
 /// The server's version relative to the one known here.
-enum Content {
+enum VersionOrder {
     Same,
     Old,
     New,

@@ -21,9 +21,9 @@ use std::{
 use whimbrel_fuse::{Access, Errno, Opened, Result};
 
 /// Largest readahead in bytes.
-const AHEAD: u64 = 8 << 20;
+const MAX_READAHEAD: u64 = 8 << 20;
 /// Files of at least this size bypass the page cache if their name says that they are disks.
-const DIRECT: u64 = 1 << 20;
+const MIN_DIRECT_SIZE: u64 = 1 << 20;
 /// Attempts to read a file that changes meanwhile.
 const TRIES: usize = 8;
 
@@ -35,7 +35,7 @@ pub(in crate::client) struct FileHandle {
 impl Core {
     /// The cached file of an inode, added if there is none.
     pub(in crate::client) fn file_of(&self, id: u64) -> Result<FileId> {
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         let node = nodes.get(id).ok_or(Errno::ESTALE)?;
         if node.attr.kind != Kind::File {
             return Err(Errno::EINVAL);
@@ -77,14 +77,14 @@ impl Core {
         Ok(file)
     }
 
-    pub(in crate::client) fn source(&self, id: u64, file: FileId) -> Option<FetchSubject> {
+    pub(in crate::client) fn fetch_subject(&self, id: u64, file: FileId) -> Option<FetchSubject> {
         let record = self.cache.file(file)?;
-        let path = self.nodes().path(id).unwrap_or(record.path);
-        Some(FetchSubject { file, wanted: FileRef { path, ident: record.ident? }, size: record.zero_from })
+        let path = self.inodes().path(id).unwrap_or(record.path);
+        Some(FetchSubject { file, file_ref: FileRef { path, ident: record.ident? }, size: record.zero_from })
     }
 
     pub(in crate::client) fn open(&self, id: u64, access: Access) -> Result<(Opened, FileHandle)> {
-        let path = self.nodes().path(id).ok_or(Errno::ESTALE)?;
+        let path = self.inodes().path(id).ok_or(Errno::ESTALE)?;
         if (access.writes() || access.truncates()) && self.policy_of(&path) == Policy::None {
             return Err(Errno::EROFS);
         }
@@ -98,10 +98,10 @@ impl Core {
         let (direct, whole) = {
             let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
             let has = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(path.as_bytes()));
-            (record.size >= DIRECT && has(&settings.direct), has(&settings.whole))
+            (record.size >= MIN_DIRECT_SIZE && has(&settings.direct), has(&settings.whole))
         };
         let keep_cache = {
-            let mut nodes = self.nodes();
+            let mut nodes = self.inodes();
             let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
             node.opens += 1;
             let same = node.epoch == epoch;
@@ -109,16 +109,16 @@ impl Core {
             same
         };
         // The hint of this file takes precedence over the patterns of the session.
-        let note = self.note_beside(id, file, record.size);
-        if note.and_then(|note| note.whole).unwrap_or(whole) {
+        let note = self.hint_of(id, file, record.size);
+        if note.and_then(|note| note.fetch_whole).unwrap_or(whole) {
             self.fetch_all(id, file);
         }
-        self.learn_holes(id, file, record.zero_from);
+        self.query_holes(id, file, record.zero_from);
         if !direct && access.reads() {
-            self.look_around(id, file, record.zero_from);
+            self.prefetch_siblings(id, file, record.zero_from);
         }
         let block = self.cache.block_size();
-        let handle = FileHandle { reader: Mutex::new(Reader::new(AHEAD / block)) };
+        let handle = FileHandle { reader: Mutex::new(Reader::new(MAX_READAHEAD / block)) };
         // A file opened for reading has nothing to send at close.
         let no_flush = !access.writes() && !access.truncates();
         Ok((Opened { direct, parallel_writes: direct, keep_cache, no_flush, handle: 0 }, handle))
@@ -128,7 +128,7 @@ impl Core {
     pub(in crate::client) fn fetch_all(&self, id: u64, file: FileId) {
         // A file larger than the cache would evict itself before it is read.
         let room = self.cache.stats().capacity;
-        if let Some(source) = self.source(id, file).filter(|source| source.size <= room) {
+        if let Some(source) = self.fetch_subject(id, file).filter(|source| source.size <= room) {
             let blocks: Vec<u64> = (0..source.size.div_ceil(self.cache.block_size())).collect();
             self.fetch(&source, &blocks, true);
         }
@@ -149,9 +149,9 @@ impl Core {
             return Ok(out);
         }
         self.reads[1].fetch_add(1, Ordering::Relaxed);
-        let ahead = || self.look_ahead(id, file, record.zero_from, handle, (offset, len));
+        let ahead = || self.read_ahead(id, file, record.zero_from, handle, (offset, len));
         match self.cache.read(file, offset, &mut out).map_err(errno_of)? {
-            CacheRead::Here => {
+            CacheRead::Complete => {
                 ahead();
                 self.reads[0].fetch_add(1, Ordering::Relaxed);
             }
@@ -160,7 +160,7 @@ impl Core {
         Ok(out)
     }
 
-    pub(in crate::client) fn look_ahead(
+    pub(in crate::client) fn read_ahead(
         &self,
         id: u64,
         file: FileId,
@@ -170,13 +170,13 @@ impl Core {
     ) {
         let block = self.cache.block_size();
         let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
-        self.reading().note(file, first, last);
+        self.read_history().record(file, first, last);
         let Some(handle) = handle else { return };
         let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
         if ranges.is_empty() {
             return;
         }
-        let Some(source) = self.source(id, file) else { return };
+        let Some(source) = self.fetch_subject(id, file) else { return };
         for range in ranges {
             self.fetch(&source, &range.collect::<Vec<_>>(), true);
         }
@@ -193,11 +193,11 @@ impl Core {
         mut missing: Vec<u64>,
         ahead: impl FnOnce(),
     ) -> Result<()> {
-        let _waits = self.link.waiting();
+        let _waits = self.connection.waiting();
         let mut ahead = Some(ahead);
         for _ in 0..TRIES {
             self.flush_changes()?;
-            let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+            let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
             let epoch = self.cache.epoch(file);
             let mut brought = Vec::new();
             let flights = self.fetch(&source, &missing, false);
@@ -208,16 +208,16 @@ impl Core {
                 match flight.wait() {
                     Ok(content) => brought.push(content),
                     // The file changed meanwhile: the content is outdated.
-                    Err(CallFailure::Old) => {}
+                    Err(CallFailure::Outdated) => {}
                     Err(fail) => return Err(fail.errno()),
                 }
             }
             match self.cache.read(file, offset, out).map_err(errno_of)? {
-                CacheRead::Here => return Ok(()),
+                CacheRead::Complete => return Ok(()),
                 CacheRead::Missing(still) => {
                     // A cache full of dirty blocks stores nothing else: take each page from the reply or the
                     // cache.
-                    let whole = self.compose(file, offset, out, &brought)?;
+                    let whole = self.fill_from_replies(file, offset, out, &brought)?;
                     if whole && self.cache.epoch(file) == epoch {
                         return Ok(());
                     }
@@ -228,7 +228,7 @@ impl Core {
         Err(Errno::EIO)
     }
 
-    fn compose(
+    fn fill_from_replies(
         &self,
         file: FileId,
         offset: u64,
@@ -240,7 +240,7 @@ impl Core {
         while at < end {
             let next = ((at / PAGE as u64 + 1) * PAGE as u64).min(end);
             let place = &mut out[(at - offset) as usize..(next - offset) as usize];
-            if self.cache.read(file, at, place).map_err(errno_of)? != CacheRead::Here {
+            if self.cache.read(file, at, place).map_err(errno_of)? != CacheRead::Complete {
                 let piece = brought.iter().find_map(|(start, content)| {
                     let from = usize::try_from(at.checked_sub(*start)?).ok()?;
                     content.get(from..from + place.len())
@@ -254,7 +254,7 @@ impl Core {
     }
 
     pub(in crate::client) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<u32> {
-        let path = self.nodes().path(id);
+        let path = self.inodes().path(id);
         if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
             return Err(Errno::EROFS);
         }
@@ -266,7 +266,7 @@ impl Core {
         offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64).ok_or(Errno::EFBIG)?;
         for round in 0.. {
             match self.cache.write(file, offset, data) {
-                Ok(CacheRead::Here) => break,
+                Ok(CacheRead::Complete) => break,
                 Ok(CacheRead::Missing(_)) if round > TRIES => return Err(Errno::EIO),
                 Ok(CacheRead::Missing(blocks)) => {
                     if round > 1 {
@@ -283,18 +283,18 @@ impl Core {
                 Err(error) => return Err(errno_of(error)),
             }
         }
-        self.wrote(id, file)?;
+        self.content_changed(id, file)?;
         Ok(data.len() as u32)
     }
 
     /// Fetches blocks that are to be partly overwritten.
     fn fetch_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
-        let _waits = self.link.waiting();
+        let _waits = self.connection.waiting();
         self.flush_changes()?;
-        let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+        let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
         for flight in self.fetch(&source, blocks, false) {
             match flight.wait() {
-                Ok(_) | Err(CallFailure::Old) => {}
+                Ok(_) | Err(CallFailure::Outdated) => {}
                 Err(fail) => return Err(fail.errno()),
             }
         }
@@ -302,12 +302,12 @@ impl Core {
     }
 
     /// Records that the content was changed here, now.
-    fn wrote(&self, id: u64, file: FileId) -> Result<()> {
+    fn content_changed(&self, id: u64, file: FileId) -> Result<()> {
         let now = Time::now();
-        if let Some(node) = self.nodes().get_mut(id) {
+        if let Some(node) = self.inodes().get_mut(id) {
             node.mtime = Some(now);
         }
-        self.writeback.wrote(file);
+        self.writeback.file_written(file);
         let explicit = self.cache.file(file).is_some_and(|record| record.mtime.is_some());
         if explicit {
             self.cache.update_file(file, |record| record.mtime = None).map_err(errno_of)?;
@@ -316,7 +316,7 @@ impl Core {
     }
 
     pub(in crate::client) fn truncate(&self, id: u64, size: u64) -> Result<()> {
-        let path = self.nodes().path(id);
+        let path = self.inodes().path(id);
         if path.as_ref().is_some_and(|path| self.policy_of(path) == Policy::None) {
             return Err(Errno::EROFS);
         }
@@ -328,17 +328,17 @@ impl Core {
             return Ok(());
         }
         self.cache.truncate(file, size).map_err(errno_of)?;
-        if let (Some(node), Some(epoch)) = (self.nodes().get_mut(id), self.cache.content_epoch(file)) {
+        if let (Some(node), Some(epoch)) = (self.inodes().get_mut(id), self.cache.content_epoch(file)) {
             // The kernel truncated its own pages.
             node.epoch = Some(epoch);
         }
-        self.wrote(id, file)
+        self.content_changed(id, file)
     }
 
     /// Path and file of an inode, if it has one. Fails once if what was written was put aside as a conflict.
-    fn written(&self, id: u64) -> Result<Option<(Option<RelPath>, FileId)>> {
-        let mut nodes = self.nodes();
-        if nodes.get_mut(id).is_some_and(|node| std::mem::take(&mut node.parted)) {
+    fn written_file(&self, id: u64) -> Result<Option<(Option<RelPath>, FileId)>> {
+        let mut nodes = self.inodes();
+        if nodes.get_mut(id).is_some_and(|node| std::mem::take(&mut node.conflicted)) {
             return Err(Errno::ESTALE);
         }
         Ok(nodes.get(id).and_then(|node| node.file).map(|file| (nodes.path(id), file)))
@@ -346,7 +346,7 @@ impl Core {
 
     /// Called when a descriptor is closed.
     pub(in crate::client) fn close(&self, id: u64) -> Result<()> {
-        let Some((path, file)) = self.written(id)? else { return Ok(()) };
+        let Some((path, file)) = self.written_file(id)? else { return Ok(()) };
         match path {
             Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file),
             _ => Ok(()),
@@ -356,36 +356,36 @@ impl Core {
     /// Called when the last descriptor of an open is closed.
     pub(in crate::client) fn released(&self, id: u64) -> Result<()> {
         let gone = {
-            let mut nodes = self.nodes();
+            let mut nodes = self.inodes();
             let Some(node) = nodes.get_mut(id) else { return Ok(()) };
             node.opens = node.opens.saturating_sub(1);
             // A file may have names that were never looked up, so it is dropped only if it was removed.
             let removed = |file: &FileId| self.cache.file(*file).is_some_and(|record| record.removed);
             let last = node.opens == 0 && node.names.is_empty();
             let file = if last && node.file.as_ref().is_some_and(removed) { node.file.take() } else { None };
-            nodes.reap(id);
+            nodes.remove_unused(id);
             file
         };
         match gone {
-            Some(file) => self.cache.forget(file).map_err(errno_of),
+            Some(file) => self.cache.remove_file(file).map_err(errno_of),
             None => Ok(()),
         }
     }
 
     /// Makes a file durable where its policy requires.
     pub(in crate::client) fn fsync(&self, id: u64) -> Result<()> {
-        let Some((path, file)) = self.written(id)? else { return Ok(()) };
+        let Some((path, file)) = self.written_file(id)? else { return Ok(()) };
         let Some(path) = path else { return Ok(()) };
         if self.policy_of(&path) != Policy::Through {
             return self.cache.sync().map_err(errno_of);
         }
         self.flush_file(file)?;
-        self.link.runtime().block_on(self.server_sync(file))
+        self.connection.runtime().block_on(self.server_sync(file))
     }
 
     /// Makes the names of a directory durable where its policy requires.
     pub(in crate::client) fn fsync_dir(&self, id: u64) -> Result<()> {
-        let path = self.nodes().path(id).unwrap_or_default();
+        let path = self.inodes().path(id).unwrap_or_default();
         match self.policy_of(&path) {
             Policy::None => Ok(()),
             Policy::Back => self.cache.sync().map_err(errno_of),
@@ -401,7 +401,7 @@ impl Core {
         let Some(record) = self.cache.file(file) else { return Ok(()) };
         let Some(ident) = record.ident else { return Ok(()) };
         let sync = Sync { file: FileRef { path: record.path, ident } };
-        let synced = self.link.ask::<SyncCall, _>(sync, bytes::Bytes::new(), None).await.0;
+        let synced = self.connection.send::<SyncCall, _>(sync, bytes::Bytes::new(), None).await.0;
         synced.map(drop).map_err(|fail| fail.errno())
     }
 }

@@ -11,34 +11,34 @@ use std::{
 use whimbrel_fuse::Result;
 
 /// How long it is cached; other programs use the disk as well.
-const BELIEVED: Duration = Duration::from_secs(10);
+const SPACE_TTL: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Space of the server's file system, at most [`BELIEVED`] old.
-    pub(in crate::client) fn room(&self) -> Result<FilesystemSpace> {
-        let known = *self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, room)) = known.filter(|(at, _)| at.elapsed() < BELIEVED.min(self.ttl())) {
+    /// Space of the server's file system, at most [`SPACE_TTL`] old.
+    pub(in crate::client) fn free_space(&self) -> Result<FilesystemSpace> {
+        let known = *self.free_space.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, room)) = known.filter(|(at, _)| at.elapsed() < SPACE_TTL.min(self.ttl())) {
             return Ok(room);
         }
-        let (room, _) = self.link.call::<StatfsCall, _>(()).map_err(|fail| fail.errno())?;
-        self.has_room(room);
+        let (room, _) = self.connection.call::<StatfsCall, _>(()).map_err(|fail| fail.errno())?;
+        self.store_free_space(room);
         Ok(room)
     }
 
     /// Requests the space without waiting.
-    pub(in crate::client) fn room_ahead(&self) {
-        let (link, me) = (self.link.clone(), self.me.clone());
-        self.link.runtime().spawn(async move {
+    pub(in crate::client) fn prefetch_free_space(&self) {
+        let (link, me) = (self.connection.clone(), self.me.clone());
+        self.connection.runtime().spawn(async move {
             // After a failure, the next `statfs` asks again.
-            if let Ok((room, _)) = link.ask::<StatfsCall, _>((), Bytes::new(), None).await.0
+            if let Ok((room, _)) = link.send::<StatfsCall, _>((), Bytes::new(), None).await.0
                 && let Some(core) = me.upgrade()
             {
-                core.has_room(room);
+                core.store_free_space(room);
             }
         });
     }
 
-    fn has_room(&self, room: FilesystemSpace) {
-        *self.room.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), room));
+    fn store_free_space(&self, room: FilesystemSpace) {
+        *self.free_space.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), room));
     }
 }

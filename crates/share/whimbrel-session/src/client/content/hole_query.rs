@@ -20,9 +20,9 @@ use std::{
 use whimbrel_wire::Code;
 
 /// Smallest file for which holes are requested.
-const LEAST: u64 = 1 << 20;
+const MIN_FILE_SIZE: u64 = 1 << 20;
 /// Number of files remembered as queried.
-const FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// Queries that were made.
 #[derive(Default)]
@@ -30,14 +30,14 @@ pub(in crate::client) struct HoleQueries {
     /// Epoch of each file when it was queried.
     epochs: Mutex<HashMap<FileId, u64>>,
     /// Whether the server does not support the query.
-    mute: AtomicBool,
+    unsupported: AtomicBool,
 }
 
 impl HoleQueries {
     /// Whether a file was not queried in this epoch yet; marks it as queried.
     fn is_new(&self, file: FileId, epoch: u64) -> bool {
         let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        if epochs.len() >= FILES {
+        if epochs.len() >= MAX_FILES {
             epochs.clear();
         }
         epochs.insert(file, epoch) != Some(epoch)
@@ -46,31 +46,35 @@ impl HoleQueries {
 
 impl Core {
     /// Requests the holes of a file without waiting, once for each version of its content.
-    pub(in crate::client) fn learn_holes(&self, id: u64, file: FileId, size: u64) {
-        if size < LEAST || self.holes.mute.load(Ordering::Relaxed) || !self.options.has_cache() {
+    pub(in crate::client) fn query_holes(&self, id: u64, file: FileId, size: u64) {
+        if size < MIN_FILE_SIZE || self.holes.unsupported.load(Ordering::Relaxed) || !self.options.has_cache()
+        {
             return;
         }
         if !self.cache.epoch(file).is_some_and(|epoch| self.holes.is_new(file, epoch)) {
             return;
         }
-        let (core, mark, source) = (self.me.upgrade(), self.cache.mark(file), self.source(id, file));
+        let (core, mark, source) =
+            (self.me.upgrade(), self.cache.content_mark(file), self.fetch_subject(id, file));
         let (Some(core), Some(mark), Some(source)) = (core, mark, source) else { return };
-        self.link.runtime().spawn(async move {
-            let wanted: FileRef = source.wanted.clone();
-            match core.link.ask::<HolesCall, _>(wanted, Bytes::new(), None).await.0 {
+        self.connection.runtime().spawn(async move {
+            let wanted: FileRef = source.file_ref.clone();
+            match core.connection.send::<HolesCall, _>(wanted, Bytes::new(), None).await.0 {
                 Ok((done, payload)) => {
                     let taken =
-                        tokio::task::spawn_blocking(move || core.take_holes(&source, mark, &done, &payload));
+                        tokio::task::spawn_blocking(move || core.store_holes(&source, mark, &done, &payload));
                     drop(taken.await);
                 }
                 // An older server lacks `HOLES`.
-                Err(fail) if fail.is(Code::UNKNOWN_KIND) => core.holes.mute.store(true, Ordering::Relaxed),
+                Err(fail) if fail.is(Code::UNKNOWN_KIND) => {
+                    core.holes.unsupported.store(true, Ordering::Relaxed)
+                }
                 Err(fail) => tracing::debug!(?fail, "cannot get the holes of a file"),
             }
         });
     }
 
-    fn take_holes(&self, source: &FetchSubject, asked: ContentMark, done: &HolesDone, payload: &[u8]) {
+    fn store_holes(&self, source: &FetchSubject, asked: ContentMark, done: &HolesDone, payload: &[u8]) {
         let Ok(holes) = unpack_holes(payload) else {
             tracing::warn!("the server sent an invalid list of holes");
             return;

@@ -20,11 +20,11 @@ use whimbrel_fuse::{Errno, Result};
 use whimbrel_wire::Code;
 
 /// A shorter range is left to the kernel's reads and writes.
-const LITTLE: u64 = 64 << 10;
+const MIN_COPY: u64 = 64 << 10;
 /// A longer range is copied by the server even if it is here, because it would have to be sent.
-const MUCH: u64 = 8 << 20;
+const MAX_LOCAL_COPY: u64 = 8 << 20;
 /// Most bytes of one request; the server may copy fewer.
-const MOST: u64 = 64 << 20;
+const MAX_REQUEST: u64 = 64 << 20;
 
 /// One end of a copy: inode and offset.
 type End = (u64, u64);
@@ -34,10 +34,13 @@ impl Core {
     /// instead.
     pub(in crate::client) fn copy(&self, from: End, to: End, len: u64) -> Result<u32> {
         let (source, target) = (self.file_of(from.0)?, self.file_of(to.0)?);
-        if !self.link.is_up() || len < LITTLE || len < MUCH && self.has_here(source, from.1, len) {
+        if !self.connection.is_up()
+            || len < MIN_COPY
+            || len < MAX_LOCAL_COPY && self.is_cached(source, from.1, len)
+        {
             return Err(Errno::ENOTSUP);
         }
-        let path = self.nodes().path(to.0).ok_or(Errno::ENOTSUP)?;
+        let path = self.inodes().path(to.0).ok_or(Errno::ENOTSUP)?;
         let policy = self.policy_of(&path);
         if policy == Policy::None {
             return Err(Errno::EROFS);
@@ -46,35 +49,35 @@ impl Core {
         self.with_flushed(files, |flushed| {
             // If the server refuses a write-back now, the kernel copies.
             flushed.map_err(|_| Errno::ENOTSUP)?;
-            self.copy_there((source, from), (target, to), len.min(MOST), policy == Policy::Back)
+            self.copy_on_server((source, from), (target, to), len.min(MAX_REQUEST), policy == Policy::Back)
         })
     }
 
     /// Whether the whole range is in the cache.
-    fn has_here(&self, file: FileId, offset: u64, len: u64) -> bool {
+    fn is_cached(&self, file: FileId, offset: u64, len: u64) -> bool {
         let Some(record) = self.cache.file(file) else { return false };
         let (block, end) = (self.cache.block_size(), offset.saturating_add(len).min(record.size));
         (offset / block..end.div_ceil(block)).all(|block| self.cache.has_block(file, block, record.zero_from))
     }
 
     /// A file whose content the server has completely.
-    fn clean(&self, id: u64, file: FileId) -> Result<(FileRef, FileRecord)> {
-        let path = self.nodes().path(id).ok_or(Errno::ENOTSUP)?;
+    fn clean_file(&self, id: u64, file: FileId) -> Result<(FileRef, FileRecord)> {
+        let path = self.inodes().path(id).ok_or(Errno::ENOTSUP)?;
         let record = self.cache.file(file).filter(|record| !record.dirty).ok_or(Errno::ENOTSUP)?;
         let ident: Ident = record.ident.ok_or(Errno::ENOTSUP)?;
         Ok((FileRef { path, ident }, record))
     }
 
     /// Asks the server to copy. No write-back runs meanwhile.
-    fn copy_there(
+    fn copy_on_server(
         &self,
         (source, from): (FileId, End),
         (target, to): (FileId, End),
         len: u64,
         durable: bool,
     ) -> Result<u32> {
-        let (from_ref, known) = self.clean(from.0, source)?;
-        let (to_ref, record) = self.clean(to.0, target)?;
+        let (from_ref, known) = self.clean_file(from.0, source)?;
+        let (to_ref, record) = self.clean_file(to.0, target)?;
         let stamp = self.stamp();
         let expect = self.expect(target, &record, stamp)?;
         if durable {
@@ -93,19 +96,19 @@ impl Core {
             stamp,
             durable,
         };
-        match self.link.call::<CopyCall, _>(wanted) {
+        match self.connection.call::<CopyCall, _>(wanted) {
             Ok((Copied { len: copied, attr }, _)) if copied <= len => {
-                self.copied(to, target, attr)?;
+                self.adopt_copy(to, target, attr)?;
                 Ok(copied as u32)
             }
             Ok(_) => Err(Errno::EIO),
             // An older server lacks `COPY`.
             Err(fail) if fail.is(Code::UNKNOWN_KIND) => Err(Errno::ENOSYS),
-            Err(CallFailure::Gone) => Err(CallFailure::Gone.errno()),
+            Err(CallFailure::Unreachable) => Err(CallFailure::Unreachable.errno()),
             Err(fail) => {
                 // The server may have copied a part, or have other content.
-                self.look_again(from.0, &from_ref);
-                self.look_again(to.0, &to_ref);
+                self.refresh_attr(from.0, &from_ref);
+                self.refresh_attr(to.0, &to_ref);
                 // With reads and writes, the program finds out which of the two files changed.
                 Err(if fail.is(code::STALE) { Errno::ENOTSUP } else { fail.errno() })
             }
@@ -113,18 +116,18 @@ impl Core {
     }
 
     /// Requests the attributes of a file, and adopts them if the path still leads to it.
-    fn look_again(&self, id: u64, file: &FileRef) {
+    fn refresh_attr(&self, id: u64, file: &FileRef) {
         match self.attr_at(&file.path) {
-            Ok(Some(attr)) if attr.ident == file.ident => self.seen(id, attr),
+            Ok(Some(attr)) if attr.ident == file.ident => self.store_attr(id, attr),
             _ => {}
         }
     }
 
     /// Adopts the attributes of a file after a server copy into it.
-    fn copied(&self, (id, offset): End, file: FileId, attr: Attr) -> Result<()> {
-        if let Some(node) = self.nodes().get_mut(id) {
+    fn adopt_copy(&self, (id, offset): End, file: FileId, attr: Attr) -> Result<()> {
+        if let Some(node) = self.inodes().get_mut(id) {
             node.attr = Attr { links: node.attr.links, ..attr };
-            node.seen = Some(Instant::now());
+            node.reported_at = Some(Instant::now());
         }
         if self.cache.file(file).is_none_or(|record| !record.dirty) {
             self.adopt_version(file, &attr);

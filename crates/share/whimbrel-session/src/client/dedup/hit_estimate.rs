@@ -8,28 +8,28 @@ use std::{
 
 /// Weight of the initial guess, in pages: a hit is as likely as a miss, and more likely (7/8) where reference
 /// files were named.
-const GUESS: u32 = 64;
-const LIKELY: (u32, u32) = (GUESS / 2, GUESS - GUESS / 8);
+const INITIAL_WEIGHT: u32 = 64;
+const INITIAL_HITS: (u32, u32) = (INITIAL_WEIGHT / 2, INITIAL_WEIGHT - INITIAL_WEIGHT / 8);
 /// Number of pages after which older results count half.
-const LONG: u32 = 4096;
+const HALVING_PAGES: u32 = 4096;
 /// Requests after which a file with few hits is tried again.
-const AGAIN: u32 = 16;
+const RETRY_AFTER: u32 = 16;
 /// Weight of a round trip for which nobody waits yet.
-const UNHURRIED: f64 = 0.25;
+const PREFETCH_WEIGHT: f64 = 0.25;
 
 /// Number of files with an estimate.
-const FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// Likelihood that pages of a file are found here. Pure.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::client) struct HitEstimate {
-    asked: u32,
+    queried: u32,
     found: u32,
     /// Requests without a query for digests.
-    passed: u32,
+    skipped: u32,
     /// Pages of this file in the table. If the table has no others, none of the file can be found under
     /// another name.
-    pub(in crate::client) own: u64,
+    pub(in crate::client) own_pages: u64,
 }
 
 /// A possible query for digests and its link. Times in seconds.
@@ -43,28 +43,33 @@ pub(in crate::client) struct DigestQuery {
 
 impl HitEstimate {
     pub(in crate::client) fn new(named: bool) -> Self {
-        Self { asked: GUESS, found: if named { LIKELY.1 } else { LIKELY.0 }, passed: 0, own: 0 }
+        Self {
+            queried: INITIAL_WEIGHT,
+            found: if named { INITIAL_HITS.1 } else { INITIAL_HITS.0 },
+            skipped: 0,
+            own_pages: 0,
+        }
     }
 
     /// Whether to ask for digests first. A query saves the transfer of the hits, and costs a round trip for
     /// the misses.
-    pub(in crate::client) fn are_worth(&mut self, asked: DigestQuery) -> bool {
-        let likely = f64::from(self.found) / f64::from(self.asked.max(1));
+    pub(in crate::client) fn is_worthwhile(&mut self, asked: DigestQuery) -> bool {
+        let likely = f64::from(self.found) / f64::from(self.queried.max(1));
         let time = asked.bytes as f64 / asked.rate.max(1.0);
-        let hurry = if asked.waited { 1.0 } else { UNHURRIED };
+        let hurry = if asked.waited { 1.0 } else { PREFETCH_WEIGHT };
         let price = (1.0 - likely) * asked.round_trip * hurry + time / 128.0;
-        let again = self.passed >= AGAIN && !asked.waited;
+        let again = self.skipped >= RETRY_AFTER && !asked.waited;
         let worth = likely * time > price || again;
-        self.passed = if worth { 0 } else { self.passed + 1 };
+        self.skipped = if worth { 0 } else { self.skipped + 1 };
         worth
     }
 
     pub(in crate::client) fn record(&mut self, asked: u32, found: u32) {
-        if self.asked > LONG {
-            self.asked /= 2;
+        if self.queried > HALVING_PAGES {
+            self.queried /= 2;
             self.found /= 2;
         }
-        self.asked += asked;
+        self.queried += asked;
         self.found += found;
     }
 }
@@ -82,7 +87,7 @@ impl HitEstimates {
         with: impl FnOnce(&mut HitEstimate) -> T,
     ) -> T {
         let mut odds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if odds.len() >= FILES && !odds.contains_key(&file) {
+        if odds.len() >= MAX_FILES && !odds.contains_key(&file) {
             odds.clear();
         }
         with(odds.entry(file).or_insert(first))
@@ -100,15 +105,17 @@ mod tests {
     #[test]
     fn a_file_that_is_found_is_asked_for_by_digest_and_one_that_is_not_is_left_alone() {
         let (mut twin, mut noise) = (HitEstimate::new(false), HitEstimate::new(false));
-        assert!(twin.are_worth(asked(1 << 20, 30.0, true)) && noise.are_worth(asked(1 << 20, 30.0, true)));
+        assert!(
+            twin.is_worthwhile(asked(1 << 20, 30.0, true)) && noise.is_worthwhile(asked(1 << 20, 30.0, true))
+        );
         for _ in 0..4 {
             twin.record(256, 256);
             noise.record(256, 0);
         }
-        assert!(twin.are_worth(asked(64 << 10, 30.0, true)), "a block takes 17 ms, and is found");
-        let tried = (0..170).filter(|_| noise.are_worth(asked(1 << 20, 30.0, false))).count();
+        assert!(twin.is_worthwhile(asked(64 << 10, 30.0, true)), "a block takes 17 ms, and is found");
+        let tried = (0..170).filter(|_| noise.is_worthwhile(asked(1 << 20, 30.0, false))).count();
         assert_eq!(tried, 10, "it may become another file");
-        assert!((0..100).all(|_| !noise.are_worth(asked(1 << 20, 30.0, true))), "nobody waits for a try");
+        assert!((0..100).all(|_| !noise.is_worthwhile(asked(1 << 20, 30.0, true))), "nobody waits for a try");
     }
 
     #[test]
@@ -116,16 +123,16 @@ mod tests {
         let mut odds = HitEstimate::new(false);
         (0..100).for_each(|_| odds.record(256, 0));
         (0..40).for_each(|_| odds.record(256, 256));
-        assert!(odds.are_worth(asked(64 << 10, 30.0, true)), "{odds:?}");
+        assert!(odds.is_worthwhile(asked(64 << 10, 30.0, true)), "{odds:?}");
     }
 
     #[test]
     fn a_fast_link_is_not_asked_for_digests_of_what_is_unlikely_here() {
         let mut odds = HitEstimate::new(false);
-        assert!(!odds.are_worth(asked(64 << 10, 1000.0, true)));
-        assert!(odds.are_worth(DigestQuery { round_trip: 0.0002, ..asked(1 << 20, 100.0, true) }));
+        assert!(!odds.is_worthwhile(asked(64 << 10, 1000.0, true)));
+        assert!(odds.is_worthwhile(DigestQuery { round_trip: 0.0002, ..asked(1 << 20, 100.0, true) }));
         assert!(
-            HitEstimate::new(true).are_worth(asked(256 << 10, 100.0, true)),
+            HitEstimate::new(true).is_worthwhile(asked(256 << 10, 100.0, true)),
             "somebody says that it is likely"
         );
     }

@@ -35,7 +35,7 @@ use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceId, Sou
 use whimbrel_wire::Code;
 
 /// Rate assumed for a link without measurements, in bytes per second: 100 Mbit/s.
-pub(in crate::client) const USUAL: f64 = 12.5e6;
+pub(in crate::client) const DEFAULT_RATE: f64 = 12.5e6;
 
 struct Table {
     pages: HashCache,
@@ -47,19 +47,19 @@ struct Table {
 pub(in crate::client) struct DedupTable {
     table: OnceLock<Option<Table>>,
     /// Number of pages that were added to the table.
-    pub(in crate::client) known: AtomicU64,
+    pub(in crate::client) table_pages: AtomicU64,
     /// Whether the server does not support digests.
-    pub(in crate::client) mute: AtomicBool,
-    odds: HitEstimates,
+    pub(in crate::client) unsupported: AtomicBool,
+    estimates: HitEstimates,
     /// Pages that were found here and not sent.
-    pub(in crate::client) found: AtomicU64,
+    pub(in crate::client) found_pages: AtomicU64,
 }
 
 /// Result of the lookups for one range.
 struct Found {
     content: Vec<u8>,
     /// Pages still to be requested, one bit each.
-    lacking: Vec<u8>,
+    missing_map: Vec<u8>,
     pages: u32,
     missing: u32,
 }
@@ -79,19 +79,19 @@ fn open(dir: &Path, pages: u64) -> Option<Table> {
 }
 
 impl Core {
-    fn with_odds<T>(&self, file: FileId, with: impl FnOnce(&mut HitEstimate) -> T) -> T {
-        let named = !self.options.known.is_empty() || self.shared.is_some();
-        self.twins.odds.with(file, HitEstimate::new(named), with)
+    fn with_estimate<T>(&self, file: FileId, with: impl FnOnce(&mut HitEstimate) -> T) -> T {
+        let named = !self.options.references.is_empty() || self.shared.is_some();
+        self.dedup.estimates.with(file, HitEstimate::new(named), with)
     }
 
-    fn twins_table(&self) -> Option<&Table> {
+    fn dedup_table(&self) -> Option<&Table> {
         let pages = self.cache.stats().capacity / PAGE as u64;
-        self.twins.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
+        self.dedup.table.get_or_init(|| open(&self.options.cache, pages)).as_ref()
     }
 
     /// Opens the table of an earlier session and indexes the reference files, in a thread of its own.
-    pub(in crate::client) fn learn_twins(self: &Arc<Self>) {
-        let known = self.options.known.clone();
+    pub(in crate::client) fn index_references(self: &Arc<Self>) {
+        let known = self.options.references.clone();
         if known.is_empty() && !self.options.cache.join("pages").exists() {
             return;
         }
@@ -99,16 +99,16 @@ impl Core {
         thread::spawn(move || {
             for path in std::iter::once(None).chain(known.iter().map(Some)) {
                 let Some(core) = weak.upgrade() else { return };
-                let Some(table) = core.twins_table() else { return };
+                let Some(table) = core.dedup_table() else { return };
                 if let Some(path) = path {
-                    core.look_through(table, path);
+                    core.index_file(table, path);
                 }
-                core.twins.known.fetch_max(table.pages.stats().used, Ordering::Release);
+                core.dedup.table_pages.fetch_max(table.pages.stats().used, Ordering::Release);
             }
         });
     }
 
-    fn look_through(&self, table: &Table, path: &Path) {
+    fn index_file(&self, table: &Table, path: &Path) {
         let going = |_| match self.writeback.is_stopped() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
@@ -121,55 +121,57 @@ impl Core {
 
     /// Records where content from the server is stored here: it may be requested again under another name, or
     /// by another user.
-    pub(in crate::client) fn note_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
-        if self.link.level().is_none() {
+    pub(in crate::client) fn record_content(&self, file: FileId, attr: &Attr, offset: u64, content: &[u8]) {
+        if self.connection.compression_level().is_none() {
             return;
         }
         let digest = |page| (!is_zero(page)).then(|| digest_of_page(page));
         let digests: Vec<_> = content.chunks(PAGE).map(digest).collect();
-        self.note_places(file, offset, &digests);
+        self.record_places(file, offset, &digests);
         self.publish_shared(file, attr, offset, content, &digests);
     }
 
-    fn note_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
+    fn record_places(&self, file: FileId, offset: u64, digests: &[Option<Digest>]) {
         // Without a cache on disk, frames are in memory and cannot be found again.
         if !self.options.has_cache() {
             return;
         }
-        let Some(table) = self.twins_table() else { return };
+        let Some(table) = self.dedup_table() else { return };
         let mut noted = 0;
-        for (at, place) in self.cache.places(file, offset, (digests.len() * PAGE) as u64) {
+        for (at, place) in self.cache.page_places(file, offset, (digests.len() * PAGE) as u64) {
             if let Some(Some(digest)) = digests.get((at - offset) as usize / PAGE) {
-                table.pages.note(digest, Location { source: table.frames, offset: place });
+                table.pages.record_page(digest, Location { source: table.frames, offset: place });
                 noted += 1;
             }
         }
         // In this order, so that a file's own pages never count as those of another.
-        self.with_odds(file, |odds| odds.own += noted);
-        self.twins.known.fetch_add(noted, Ordering::Release);
+        self.with_estimate(file, |odds| odds.own_pages += noted);
+        self.dedup.table_pages.fetch_add(noted, Ordering::Release);
     }
 
     fn is_worth_digests(&self, source: &FetchSubject, range: Range, waited: bool) -> bool {
-        let (twins, file) = (&self.twins, source.file);
-        let known = twins.known.load(Ordering::Acquire);
-        let known = self.shared.is_some() || known > self.with_odds(file, |odds| odds.own);
-        if twins.mute.load(Ordering::Relaxed) || !known {
+        let (twins, file) = (&self.dedup, source.file);
+        let known = twins.table_pages.load(Ordering::Acquire);
+        let known = self.shared.is_some() || known > self.with_estimate(file, |odds| odds.own_pages);
+        if twins.unsupported.load(Ordering::Relaxed) || !known {
             return false;
         }
-        let Some(round_trip) = self.link.round_trip().filter(|_| self.link.level().is_some()) else {
+        let Some(round_trip) =
+            self.connection.round_trip().filter(|_| self.connection.compression_level().is_some())
+        else {
             return false;
         };
         if self.lacks_key(file, source.size) {
             return true;
         }
-        let rate = self.link.rate().unwrap_or(USUAL);
+        let rate = self.connection.rate().unwrap_or(DEFAULT_RATE);
         let asked =
             DigestQuery { bytes: range.len.into(), waited, rate, round_trip: round_trip.as_secs_f64() };
-        self.with_odds(file, |odds| odds.are_worth(asked))
+        self.with_estimate(file, |odds| odds.is_worthwhile(asked))
     }
 
     /// The content of a range by its digests; none if a plain read is better.
-    pub(in crate::client) async fn by_digest(
+    pub(in crate::client) async fn fetch_by_digest(
         self: &Arc<Self>,
         source: &FetchSubject,
         range: Range,
@@ -178,11 +180,11 @@ impl Core {
         if !self.is_worth_digests(source, range, waited) {
             return None;
         }
-        let body = Digests { file: source.wanted.clone(), range };
-        let (said, digests) = match self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0 {
+        let body = Digests { file: source.file_ref.clone(), range };
+        let (said, digests) = match self.connection.send::<DigestCall, _>(body, Bytes::new(), None).await.0 {
             // An older server lacks `DIGEST`.
             Err(fail) if fail.is(Code::UNKNOWN_KIND) => {
-                self.twins.mute.store(true, Ordering::Relaxed);
+                self.dedup.unsupported.store(true, Ordering::Relaxed);
                 return None;
             }
             Err(fail) => return Some(Err(fail)),
@@ -190,25 +192,32 @@ impl Core {
         };
         let attr = said.attr;
         let (core, file) = (self.clone(), source.file);
-        let found = tokio::task::spawn_blocking(move || core.find_twins(file, range, &said, &digests)).await;
+        let found =
+            tokio::task::spawn_blocking(move || core.look_up_digests(file, range, &said, &digests)).await;
         match found {
             Ok(Some(found)) if found.missing == 0 => Some(Ok((attr, found.content))),
-            Ok(Some(found)) => match self.complete(source, range, found).await {
+            Ok(Some(found)) => match self.fetch_missing_pages(source, range, found).await {
                 Ok((now, content)) if now.version() == attr.version() => Some(Ok((attr, content))),
                 // The file changed between the two replies: the pages found belong to another version.
                 Ok(_) => None,
                 Err(fail) => Some(Err(fail)),
             },
-            Ok(None) | Err(_) => Some(Err(CallFailure::Nonsense)),
+            Ok(None) | Err(_) => Some(Err(CallFailure::InvalidReply)),
         }
     }
 
-    fn find_twins(&self, file: FileId, range: Range, said: &DigestsDone, digests: &[u8]) -> Option<Found> {
+    fn look_up_digests(
+        &self,
+        file: FileId,
+        range: Range,
+        said: &DigestsDone,
+        digests: &[u8],
+    ) -> Option<Found> {
         let digests = unpack_digests(&said.pages, digests, range.len as usize).ok()?;
-        self.learn_key(file, &said.attr, said.share);
+        self.record_key(file, &said.attr, said.share);
         let mut content = vec![0; said.pages.len as usize];
         let mut lacking = vec![0; digests.len().div_ceil(8)];
-        let mut reader = self.twins_table().map(|table| table.pages.reader());
+        let mut reader = self.dedup_table().map(|table| table.pages.reader());
         let (mut pages, mut missing) = (0, 0);
         let mut page = [0; PAGE];
         for (number, place) in content.chunks_mut(PAGE).enumerate() {
@@ -225,28 +234,28 @@ impl Core {
             let place = (&digests[..], &mut lacking[..]);
             missing -= self.take_shared(file, &said.attr, range.offset, &mut content, place);
         }
-        self.with_odds(file, |odds| odds.record(pages, pages - missing));
-        self.twins.found.fetch_add(u64::from(pages - missing), Ordering::Relaxed);
-        Some(Found { content, lacking, pages, missing })
+        self.with_estimate(file, |odds| odds.record(pages, pages - missing));
+        self.dedup.found_pages.fetch_add(u64::from(pages - missing), Ordering::Relaxed);
+        Some(Found { content, missing_map: lacking, pages, missing })
     }
 
     /// Requests the pages that were not found.
-    async fn complete(
+    async fn fetch_missing_pages(
         self: &Arc<Self>,
         source: &FetchSubject,
         range: Range,
         found: Found,
     ) -> Result<FetchedContent, CallFailure> {
-        let Found { mut content, lacking, pages, missing } = found;
+        let Found { mut content, missing_map: lacking, pages, missing } = found;
         tracing::trace!(offset = range.offset, pages, missing, "found here by digest");
-        let read = Read { file: source.wanted.clone(), range, level: self.link.level() };
+        let read = Read { file: source.file_ref.clone(), range, level: self.connection.compression_level() };
         let body = ReadPages { read, wanted: lacking.clone() };
-        let (done, packed) = self.link.ask_content::<PagesCall, _>(body).await?;
+        let (done, packed) = self.connection.send_for_content::<PagesCall, _>(body).await?;
         let merged = tokio::task::spawn_blocking(move || {
             let rest =
-                unpack_pages(&done.pages, &packed, content.len()).map_err(|_| CallFailure::Nonsense)?;
+                unpack_pages(&done.pages, &packed, content.len()).map_err(|_| CallFailure::InvalidReply)?;
             if rest.len() != content.len() {
-                return Err(CallFailure::Old);
+                return Err(CallFailure::Outdated);
             }
             for (number, place) in content.chunks_mut(PAGE).enumerate() {
                 if is_in(&lacking, number) {
@@ -255,6 +264,6 @@ impl Core {
             }
             Ok((done.attr, content))
         });
-        merged.await.unwrap_or(Err(CallFailure::Gone))
+        merged.await.unwrap_or(Err(CallFailure::Unreachable))
     }
 }

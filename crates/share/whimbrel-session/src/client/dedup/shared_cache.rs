@@ -34,11 +34,11 @@ use std::{
 use whimbrel_core::Digest;
 
 /// Smallest file that is shared: to ask for a key takes longer than to read a smaller one.
-const SMALLEST: u64 = 1 << 20;
+const MIN_FILE_SIZE: u64 = 1 << 20;
 /// Number of files whose keys are remembered.
-const KEYS: usize = 4096;
+const MAX_KEYS: usize = 4096;
 /// Fraction of the file system that is left free: one part of this number.
-const LEFT: u64 = 10;
+const FREE_FRACTION: u64 = 10;
 
 /// Reasons why a directory cannot be the shared cache.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ impl SharedCache {
     /// Records the key that a server gave for a file, or that it gives none.
     fn record(&self, file: FileId, version: Version, key: Option<ShareKey>) {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if keys.len() >= KEYS && !keys.contains_key(&file) {
+        if keys.len() >= MAX_KEYS && !keys.contains_key(&file) {
             keys.clear();
         }
         keys.insert(file, (version, key));
@@ -108,7 +108,7 @@ impl SharedCache {
             return Ok(());
         }
         let room = fstatvfs(&self.dir)?;
-        if room.f_bavail < room.f_blocks / LEFT {
+        if room.f_bavail < room.f_blocks / FREE_FRACTION {
             return Err(Errno::NOSPC);
         }
         let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -128,7 +128,7 @@ impl SharedCache {
 
 /// Complete pieces of a range in a file of `size` bytes, as first page (counted from the start of the range)
 /// and number of pages.
-fn pieces(offset: u64, len: usize, size: u64) -> impl Iterator<Item = (usize, usize)> {
+fn complete_pieces(offset: u64, len: usize, size: u64) -> impl Iterator<Item = (usize, usize)> {
     let end = offset + len as u64;
     let first = offset.div_ceil(PIECE) * PIECE;
     let last = if end >= size { end } else { end / PIECE * PIECE };
@@ -141,20 +141,20 @@ fn pieces(offset: u64, len: usize, size: u64) -> impl Iterator<Item = (usize, us
 impl Core {
     /// Whether the server has yet to be asked for the key of a file that may be shared.
     pub(in crate::client) fn lacks_key(&self, file: FileId, size: u64) -> bool {
-        let record = self.cache.file(file).filter(|_| size >= SMALLEST);
+        let record = self.cache.file(file).filter(|_| size >= MIN_FILE_SIZE);
         let shared = self.shared.as_ref().zip(record);
         shared.is_some_and(|(shared, record)| shared.key(file, record.base).is_none())
     }
 
     /// Records the key of a file that the server let this session read.
-    pub(in crate::client) fn learn_key(&self, file: FileId, attr: &Attr, key: Option<ShareKey>) {
+    pub(in crate::client) fn record_key(&self, file: FileId, attr: &Attr, key: Option<ShareKey>) {
         if let Some(shared) = &self.shared {
             shared.record(file, attr.version(), key);
         }
     }
 
     fn key_of(&self, file: FileId, attr: &Attr) -> Option<(&SharedCache, ShareKey)> {
-        let shared = self.shared.as_ref().filter(|_| attr.size >= SMALLEST)?;
+        let shared = self.shared.as_ref().filter(|_| attr.size >= MIN_FILE_SIZE)?;
         Some((shared, shared.key(file, attr.version())??))
     }
 
@@ -169,7 +169,7 @@ impl Core {
     ) -> u32 {
         let Some((shared, key)) = self.key_of(file, attr) else { return 0 };
         let mut taken = 0;
-        for (first, pages) in pieces(offset, content.len(), attr.size) {
+        for (first, pages) in complete_pieces(offset, content.len(), attr.size) {
             let wanted = || first..first + pages;
             let Some(of) = digests.get(wanted()).filter(|_| wanted().any(|page| is_in(lacking, page))) else {
                 continue;
@@ -200,7 +200,7 @@ impl Core {
         digests: &[Option<Digest>],
     ) {
         let Some((shared, key)) = self.key_of(file, attr) else { return };
-        for (first, pages) in pieces(offset, content.len(), attr.size) {
+        for (first, pages) in complete_pieces(offset, content.len(), attr.size) {
             let Some(of) = digests.get(first..first + pages) else { continue };
             if of.iter().all(Option::is_none) || shared.closed.load(Ordering::Relaxed) {
                 continue;
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn only_whole_pieces_are_shared_and_the_last_may_be_short() {
-        let all = |offset, len, size| pieces(offset, len, size).collect::<Vec<_>>();
+        let all = |offset, len, size| complete_pieces(offset, len, size).collect::<Vec<_>>();
         let (page, piece) = (PAGE as u64, PIECE as usize);
         assert_eq!(all(0, 2 * piece, 1 << 30), [(0, 16), (16, 16)]);
         assert_eq!(all(page, 2 * piece, 1 << 30), [(15, 16)]);

@@ -10,7 +10,7 @@
 
 use super::{
     hit_estimate::{DigestQuery, HitEstimate, HitEstimates},
-    read_dedup::USUAL,
+    read_dedup::DEFAULT_RATE,
 };
 use crate::client::{session::Core, write_back::file_write_back::FileWriteBack};
 use crate::proto::{DigestCall, Digests, PAGE, Range, digest_of_page, is_zero, unpack_digests};
@@ -27,21 +27,21 @@ use whimbrel_core::Digest;
 use whimbrel_wire::Code;
 
 /// Bytes compared with one request.
-const RANGE: u64 = 1 << 20;
+const MAX_RANGE: u64 = 1 << 20;
 /// Equal pages within a run below which it is not split: each piece costs a reply.
-const APART: usize = 4;
+const SPLIT_PAGES: usize = 4;
 
 /// Comparisons with the server's content.
 #[derive(Default)]
 pub(in crate::client) struct WriteComparison {
-    odds: HitEstimates,
-    spared: AtomicU64,
+    estimates: HitEstimates,
+    skipped_pages: AtomicU64,
 }
 
 impl WriteComparison {
     /// Number of pages that were not sent.
-    pub(in crate::client) fn spared(&self) -> u64 {
-        self.spared.load(Ordering::Relaxed)
+    pub(in crate::client) fn skipped_pages(&self) -> u64 {
+        self.skipped_pages.load(Ordering::Relaxed)
     }
 }
 
@@ -50,7 +50,7 @@ impl WriteComparison {
 pub(in crate::client) struct ServerDigests(HashMap<u64, Option<Digest>>);
 
 impl ServerDigests {
-    fn is(&self, number: u64, page: &[u8]) -> bool {
+    fn has_page(&self, number: u64, page: &[u8]) -> bool {
         self.0.get(&number).is_some_and(|there| match there {
             None => is_zero(page),
             Some(digest) => !is_zero(page) && digest_of_page(page) == *digest,
@@ -58,7 +58,7 @@ impl ServerDigests {
     }
 
     /// The parts of page-aligned runs to send, the number of pages left out, and the number compared.
-    fn lacks(&self, runs: Vec<(u64, Vec<u8>)>) -> (Vec<(u64, Vec<u8>)>, u32, u32) {
+    fn differing_runs(&self, runs: Vec<(u64, Vec<u8>)>) -> (Vec<(u64, Vec<u8>)>, u32, u32) {
         if self.0.is_empty() {
             return (runs, 0, 0);
         }
@@ -68,8 +68,9 @@ impl ServerDigests {
             let pages: Vec<&[u8]> = run.chunks(PAGE).collect();
             let numbers = first..first + pages.len() as u64;
             compared += numbers.clone().filter(|number| self.0.contains_key(number)).count() as u32;
-            let same: Vec<bool> = numbers.zip(&pages).map(|(number, page)| self.is(number, page)).collect();
-            for piece in pieces(&same) {
+            let same: Vec<bool> =
+                numbers.zip(&pages).map(|(number, page)| self.has_page(number, page)).collect();
+            for piece in differing_ranges(&same) {
                 let bytes = pages[piece.clone()].concat();
                 lacking.push((offset + (piece.start * PAGE) as u64, bytes));
                 sent += piece.len() as u32;
@@ -80,26 +81,27 @@ impl ServerDigests {
     }
 }
 
-/// Ranges of differing pages; fewer than [`APART`] equal pages do not split a range.
-fn pieces(same: &[bool]) -> Vec<std::ops::Range<usize>> {
+/// Ranges of differing pages; fewer than [`SPLIT_PAGES`] equal pages do not split a range.
+fn differing_ranges(same: &[bool]) -> Vec<std::ops::Range<usize>> {
     let mut pieces: Vec<std::ops::Range<usize>> = Vec::new();
     for at in (0..same.len()).filter(|at| !same[*at]) {
         match pieces.last_mut() {
-            Some(piece) if at - piece.end < APART => piece.end = at + 1,
+            Some(piece) if at - piece.end < SPLIT_PAGES => piece.end = at + 1,
             _ => pieces.push(at..at + 1),
         }
     }
     pieces
 }
 
-/// Ranges of complete blocks of a file, up to byte `end`, none longer than [`RANGE`].
-fn stretches(blocks: &[u64], block: u64, end: u64) -> Vec<Range> {
+/// Ranges of complete blocks of a file, up to byte `end`, none longer than [`MAX_RANGE`].
+fn block_ranges(blocks: &[u64], block: u64, end: u64) -> Vec<Range> {
     let mut found: Vec<Range> = Vec::new();
     for offset in blocks.iter().map(|number| number * block).take_while(|offset| *offset < end) {
         let len = block.min(end - offset) as u32;
         match found.last_mut() {
             Some(last)
-                if last.offset + u64::from(last.len) == offset && u64::from(last.len) + block <= RANGE =>
+                if last.offset + u64::from(last.len) == offset
+                    && u64::from(last.len) + block <= MAX_RANGE =>
             {
                 last.len += len;
             }
@@ -111,12 +113,12 @@ fn stretches(blocks: &[u64], block: u64, end: u64) -> Vec<Range> {
 
 impl Core {
     /// Whether a write-back may save data by comparing first.
-    pub(in crate::client) fn compares(&self) -> bool {
-        self.link.level().is_some() && !self.twins.mute.load(Ordering::Relaxed)
+    pub(in crate::client) fn can_compare(&self) -> bool {
+        self.connection.compression_level().is_some() && !self.dedup.unsupported.load(Ordering::Relaxed)
     }
 
     /// The server's digests where blocks are to be written, as far as asking is worthwhile.
-    pub(in crate::client) async fn what_is_there(
+    pub(in crate::client) async fn server_digests(
         self: &Arc<Self>,
         sending: &Arc<FileWriteBack>,
         blocks: &[u64],
@@ -124,11 +126,11 @@ impl Core {
         let record = &sending.record;
         // Pages beyond that are zeros, whatever an earlier attempt has left on the server.
         let end = record.zero_from.min(record.base.size);
-        let ranges = stretches(blocks, self.cache.block_size(), end);
+        let ranges = block_ranges(blocks, self.cache.block_size(), end);
         if ranges.is_empty() || !self.is_worth_comparing(sending, &ranges) {
             return ServerDigests::default();
         }
-        if sending.expect.len() > 2 || self.link.breaks() > 0 {
+        if sending.expect.len() > 2 || self.connection.breaks() > 0 {
             // A delayed write of an earlier attempt must not arrive after the digests. If this write fails,
             // the next one fails too and reports why.
             let stamped = self.clone().send_piece(sending.clone(), None, None, 0, &[]).await;
@@ -145,22 +147,24 @@ impl Core {
     }
 
     fn is_worth_comparing(&self, sending: &FileWriteBack, ranges: &[Range]) -> bool {
-        if !self.compares() {
+        if !self.can_compare() {
             return false;
         }
-        let round_trip = self.link.round_trip().unwrap_or_default();
+        let round_trip = self.connection.round_trip().unwrap_or_default();
         let bytes = ranges.iter().map(|range| u64::from(range.len)).sum();
-        let rate = self.link.rate().unwrap_or(USUAL);
+        let rate = self.connection.rate().unwrap_or(DEFAULT_RATE);
         let asked = DigestQuery { bytes, waited: false, rate, round_trip: round_trip.as_secs_f64() };
-        self.compared.odds.with(sending.file, HitEstimate::new(false), |odds| odds.are_worth(asked))
+        self.write_comparison
+            .estimates
+            .with(sending.file, HitEstimate::new(false), |odds| odds.is_worthwhile(asked))
     }
 
     /// None if the server does not support it or has other content than expected: the write then reports why.
     async fn digests_of(&self, sending: &FileWriteBack, range: Range) -> Option<Vec<(u64, Option<Digest>)>> {
-        let body = Digests { file: sending.wanted.clone(), range };
-        let asked = self.link.ask::<DigestCall, _>(body, Bytes::new(), None).await.0;
+        let body = Digests { file: sending.file_ref.clone(), range };
+        let asked = self.connection.send::<DigestCall, _>(body, Bytes::new(), None).await.0;
         if asked.as_ref().is_err_and(|fail| fail.is(Code::UNKNOWN_KIND)) {
-            self.twins.mute.store(true, Ordering::Relaxed);
+            self.dedup.unsupported.store(true, Ordering::Relaxed);
         }
         let (said, digests) = asked.ok()?;
         let expected = sending.expect.contains(&said.attr.mtime);
@@ -170,17 +174,17 @@ impl Core {
     }
 
     /// The parts of a block to send.
-    pub(in crate::client) fn spare(
+    pub(in crate::client) fn differing_runs(
         &self,
         sending: &FileWriteBack,
         there: &ServerDigests,
         runs: Vec<(u64, Vec<u8>)>,
     ) -> Vec<(u64, Vec<u8>)> {
-        let (lacking, spared, compared) = there.lacks(runs);
+        let (lacking, spared, compared) = there.differing_runs(runs);
         if compared > 0 {
-            self.compared.spared.fetch_add(spared.into(), Ordering::Relaxed);
-            self.compared
-                .odds
+            self.write_comparison.skipped_pages.fetch_add(spared.into(), Ordering::Relaxed);
+            self.write_comparison
+                .estimates
                 .with(sending.file, HitEstimate::new(false), |odds| odds.record(compared, spared));
         }
         lacking
@@ -207,7 +211,7 @@ mod tests {
             new.truncate(new.len() - tail);
             let pages = new.len().div_ceil(PAGE) as u32;
             let known = old.len().div_ceil(PAGE) as u32;
-            let (lacking, spared, compared) = there(&old).lacks(vec![(0, new.clone())]);
+            let (lacking, spared, compared) = there(&old).differing_runs(vec![(0, new.clone())]);
             let sent: usize = lacking.iter().map(|(_, run)| run.len().div_ceil(PAGE)).sum();
             prop_assert_eq!(sent as u32 + spared, pages);
             prop_assert_eq!(compared, pages.min(known));
@@ -222,20 +226,20 @@ mod tests {
     #[test]
     fn a_few_equal_pages_do_not_part_a_run() {
         let same = |text: &str| text.bytes().map(|byte| byte == b'=').collect::<Vec<_>>();
-        assert_eq!(pieces(&same("==x=x====x==")), [2..5, 9..10]);
-        assert_eq!(pieces(&same("x===xx====x")), [0..6, 10..11]);
-        assert_eq!(pieces(&same("====")), []);
+        assert_eq!(differing_ranges(&same("==x=x====x==")), [2..5, 9..10]);
+        assert_eq!(differing_ranges(&same("x===xx====x")), [0..6, 10..11]);
+        assert_eq!(differing_ranges(&same("====")), []);
     }
 
     #[test]
     fn neighbours_are_asked_for_together_and_nothing_behind_the_end() {
         let block = 64 << 10;
-        let found = stretches(&[0, 1, 3, 4, 5, 9], block, 5 * block + 100);
+        let found = block_ranges(&[0, 1, 3, 4, 5, 9], block, 5 * block + 100);
         let range = |first: u64, len: u64| Range { offset: first * block, len: len as u32 };
         assert_eq!(found, [range(0, 2 * block), range(3, 2 * block + 100)]);
         let many: Vec<u64> = (0..40).collect();
-        let lens: Vec<u32> = stretches(&many, block, u64::MAX).iter().map(|range| range.len).collect();
+        let lens: Vec<u32> = block_ranges(&many, block, u64::MAX).iter().map(|range| range.len).collect();
         assert_eq!(lens, [1 << 20, 1 << 20, 8 * block as u32]);
-        assert_eq!(stretches(&many, block, 0), []);
+        assert_eq!(block_ranges(&many, block, 0), []);
     }
 }

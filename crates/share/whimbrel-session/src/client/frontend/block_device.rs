@@ -4,7 +4,9 @@
 //! is an `fsync`. Its size is fixed at opening. If the file is truncated later, reads beyond its end fail
 //! with `EIO`. If it was put aside because of a conflict, the next flush fails with `ESTALE`.
 
-use crate::client::{content::file_content::FileHandle, namespace::directory_cache::no_name, session::Core};
+use crate::client::{
+    content::file_content::FileHandle, namespace::directory_cache::errno_of_path_error, session::Core,
+};
 use crate::{
     cache::CacheRead,
     proto::{Name, RelPath},
@@ -15,7 +17,7 @@ use whimbrel_block::{BlockError, Device};
 use whimbrel_fuse::{Access, Errno, ROOT, Result};
 
 /// Unit for writing zeros and for long reads.
-const PIECE: usize = 1 << 20;
+const CHUNK: usize = 1 << 20;
 
 /// A file of a session, opened as a block device.
 pub(in crate::client) struct FileDisk {
@@ -35,7 +37,7 @@ impl FileDisk {
     pub(in crate::client) fn open(core: &Arc<Core>, path: &RelPath) -> Result<Self> {
         let mut id = ROOT;
         for part in path.as_bytes().split(|byte| *byte == b'/') {
-            id = core.lookup(id, &Name::new(part).map_err(no_name)?)?;
+            id = core.lookup(id, &Name::new(part).map_err(errno_of_path_error)?)?;
         }
         let open = |flags: OFlags| core.open(id, Access { flags: flags.bits().cast_signed() });
         let (read_only, (_, handle)) = match open(OFlags::RDWR) {
@@ -54,24 +56,24 @@ impl FileDisk {
     }
 
     /// Reads from the cache if all of it is there.
-    fn read_here(&self, offset: u64, out: &mut [u8]) -> Result<bool> {
+    fn read_cached(&self, offset: u64, out: &mut [u8]) -> Result<bool> {
         let file = self.core.file_of(self.id)?;
         let size = self.core.cache.file(file).ok_or(Errno::ESTALE)?.size;
         let end = offset + out.len() as u64;
         if end > size
             || self.core.cache.read(file, offset, out).map_err(crate::client::session::errno_of)?
-                != CacheRead::Here
+                != CacheRead::Complete
         {
             return Ok(false);
         }
         self.core.reads.iter().for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
-        self.core.look_ahead(self.id, file, size, Some(&self.handle), (offset, out.len() as u64));
+        self.core.read_ahead(self.id, file, size, Some(&self.handle), (offset, out.len() as u64));
         Ok(true)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.core.write(self.id, offset, data)?;
-        if let Some(node) = self.core.nodes().get_mut(self.id) {
+        if let Some(node) = self.core.inodes().get_mut(self.id) {
             // The kernel's page cache is outdated: the next open must not use it.
             node.epoch = None;
         }
@@ -98,7 +100,7 @@ impl Device for FileDisk {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> std::result::Result<(), BlockError> {
         BlockError::check(offset, out.len() as u64, self.size)?;
         let mut at = offset;
-        for piece in out.chunks_mut(PIECE) {
+        for piece in out.chunks_mut(CHUNK) {
             let read = self.core.read(self.id, Some(&self.handle), at, piece.len() as u32);
             let read = read.map_err(failed("read", at))?;
             if read.len() != piece.len() {
@@ -112,7 +114,7 @@ impl Device for FileDisk {
 
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> std::result::Result<bool, BlockError> {
         BlockError::check(offset, out.len() as u64, self.size)?;
-        self.read_here(offset, out).map_err(failed("read", offset))
+        self.read_cached(offset, out).map_err(failed("read", offset))
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> std::result::Result<(), BlockError> {
@@ -123,11 +125,11 @@ impl Device for FileDisk {
     fn write_zeroes(&self, offset: u64, len: u64) -> std::result::Result<(), BlockError> {
         BlockError::check(offset, len, self.size)?;
         // Pages of zeros take no room in the cache and are not sent.
-        let zeros = vec![0; PIECE.min(len as usize)];
+        let zeros = vec![0; CHUNK.min(len as usize)];
         let mut at = offset;
         while at < offset + len {
             // Up to the next boundary, so that only the ends are partial pages.
-            let piece = (PIECE as u64 - at % PIECE as u64).min(offset + len - at);
+            let piece = (CHUNK as u64 - at % CHUNK as u64).min(offset + len - at);
             self.write(at, &zeros[..piece as usize]).map_err(failed("clear", at))?;
             at += piece;
         }

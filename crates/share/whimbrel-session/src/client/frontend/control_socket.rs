@@ -24,10 +24,10 @@ const MAX_REQUEST: u64 = 64 << 10;
 /// Longest response in bytes.
 const MAX_RESPONSE: u64 = 16 << 20;
 /// Time limit of a client: a write-back may take long.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Pause after a failed accept, so that it does not spin.
-const PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Requests to a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,7 @@ impl Control {
         let listener = UnixListener::bind(path).map_err(failed)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let exports = Arc::new(NbdExports::new(session.clone()));
-        let asked = Asked { session, mount, ended, exports: exports.clone() };
+        let asked = ControlServer { session, mount, ended, exports: exports.clone() };
         let listener = Arc::new(listener);
         let accepting = listener.clone();
         let listening = std::thread::spawn(move || asked.listen(&accepting));
@@ -153,14 +153,14 @@ impl Control {
 
 /// State that requests refer to.
 #[derive(Clone)]
-struct Asked {
+struct ControlServer {
     session: Session,
     mount: PathBuf,
     ended: Sender<()>,
     exports: Arc<NbdExports>,
 }
 
-impl Asked {
+impl ControlServer {
     fn listen(self, listener: &UnixListener) {
         loop {
             match listener.accept() {
@@ -175,7 +175,7 @@ impl Asked {
                 // The socket was shut down.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
                 // The process may be out of descriptors.
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => std::thread::sleep(ACCEPT_RETRY_PAUSE),
             }
         }
     }
@@ -230,10 +230,10 @@ fn end(session: &Session, leave: bool, ended: &Sender<()>) -> Option<String> {
 }
 
 /// Sends a request to the mount that listens on `path`.
-pub fn ask(path: &Path, request: &Request) -> Result<Response, ControlError> {
+pub fn send_request(path: &Path, request: &Request) -> Result<Response, ControlError> {
     let failed = |source| ControlError { action: "ask", path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT)).map_err(failed)?;
     let mut line = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
     line.push(b'\n');
     stream.write_all(&line).map_err(failed)?;

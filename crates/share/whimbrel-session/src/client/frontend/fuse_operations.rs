@@ -2,7 +2,7 @@
 
 use crate::client::{
     content::file_content::FileHandle,
-    namespace::{directory_cache::no_name, inodes::InodeTable},
+    namespace::{directory_cache::errno_of_path_error, inodes::InodeTable},
     session::{Core, Session},
 };
 use crate::proto::{Kind, Name, Time};
@@ -25,7 +25,7 @@ use whimbrel_fuse::{
 
 /// Longest time for which the kernel may cache names and attributes, so that changed settings take effect
 /// soon.
-const KERNEL: Duration = Duration::from_secs(60);
+const MAX_KERNEL_TTL: Duration = Duration::from_secs(60);
 /// `RENAME_NOREPLACE` of renameat2(2).
 const NO_REPLACE: u32 = 1;
 
@@ -47,13 +47,13 @@ impl FuseOperations {
     }
 
     fn ttl(&self) -> Duration {
-        self.core.settings().ttl().min(KERNEL)
+        self.core.settings().ttl().min(MAX_KERNEL_TTL)
     }
 
     /// The entry of an inode; counts one more reference of the kernel.
     fn entry(&self, id: u64) -> Result<Entry> {
         let attributes = self.core.attributes(id)?;
-        if let Some(node) = self.core.nodes().get_mut(id) {
+        if let Some(node) = self.core.inodes().get_mut(id) {
             node.refs += 1;
         }
         Ok(Entry::new(attributes).cached(self.ttl()))
@@ -65,7 +65,7 @@ impl FuseOperations {
         number
     }
 
-    fn made(
+    fn create_entry(
         &self,
         parent: u64,
         name: &OsStr,
@@ -80,7 +80,7 @@ impl FuseOperations {
 }
 
 fn name_of(name: &OsStr) -> Result<Name> {
-    Name::new(name.as_bytes()).map_err(no_name)
+    Name::new(name.as_bytes()).map_err(errno_of_path_error)
 }
 
 fn time_of(time: SystemTime) -> Time {
@@ -114,17 +114,17 @@ impl FileSystem for FuseOperations {
         self.entry(id)
     }
 
-    fn absent(&self, parent: u64, name: &OsStr) -> Duration {
+    fn negative_ttl(&self, parent: u64, name: &OsStr) -> Duration {
         let Ok(name) = name_of(name) else { return Duration::ZERO };
-        self.core.nodes().absent(parent, &name, self.core.settings().ttl()).min(KERNEL)
+        self.core.inodes().cache_absent(parent, &name, self.core.settings().ttl()).min(MAX_KERNEL_TTL)
     }
 
     fn forget(&self, inode: u64, count: u64) {
-        let mut nodes = self.core.nodes();
+        let mut nodes = self.core.inodes();
         if let Some(node) = nodes.get_mut(inode) {
             node.refs = node.refs.saturating_sub(count);
         }
-        nodes.reap(inode);
+        nodes.remove_unused(inode);
     }
 
     fn getattr(&self, _: Caller, inode: u64, _: Option<u64>) -> Result<(Attributes, Duration)> {
@@ -163,17 +163,17 @@ impl FileSystem for FuseOperations {
 
     fn mknod(&self, _: Caller, parent: u64, name: &OsStr, mode: u32, _: u32) -> Result<Entry> {
         match FileKind::of_mode(mode) {
-            Some(FileKind::File) => self.made(parent, name, Kind::File, mode, None),
+            Some(FileKind::File) => self.create_entry(parent, name, Kind::File, mode, None),
             _ => Err(Errno::EPERM),
         }
     }
 
     fn mkdir(&self, _: Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry> {
-        self.made(parent, name, Kind::Dir, mode, None)
+        self.create_entry(parent, name, Kind::Dir, mode, None)
     }
 
     fn symlink(&self, _: Caller, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
-        self.made(parent, name, Kind::Symlink, 0o777, Some(target.as_os_str().as_bytes().to_vec()))
+        self.create_entry(parent, name, Kind::Symlink, 0o777, Some(target.as_os_str().as_bytes().to_vec()))
     }
 
     fn unlink(&self, _: Caller, parent: u64, name: &OsStr) -> Result<()> {
@@ -244,8 +244,8 @@ impl FileSystem for FuseOperations {
     }
 
     fn opendir(&self, _: Caller, inode: u64) -> Result<u64> {
-        self.core.whole(inode)?;
-        let mut nodes = self.core.nodes();
+        self.core.complete_directory(inode)?;
+        let mut nodes = self.core.inodes();
         let entries = nodes.dir(inode).ok_or(Errno::ENOTDIR)?.entries.clone();
         let mut listing: Vec<_> =
             entries.into_iter().map(|(name, id)| (name, id, kind_of(&nodes, id))).collect();
@@ -295,7 +295,7 @@ impl FileSystem for FuseOperations {
     }
 
     fn statfs(&self, _: u64) -> Result<StatFs> {
-        let room = self.core.room()?;
+        let room = self.core.free_space()?;
         Ok(StatFs {
             total: room.total.saturating_mul(room.unit),
             free: room.available.saturating_mul(room.unit),

@@ -17,7 +17,7 @@ use whimbrel_block::Device;
 use whimbrel_nbd::{Options, Server, bind_private, serve};
 
 /// Most exports of one session: each has its own thread and one for each client.
-const MOST: usize = 64;
+const MAX_EXPORTS: usize = 64;
 
 /// Status of one export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,8 +64,8 @@ impl NbdExports {
         let disk = Arc::new(disk);
         // Hold the lock while the socket is made, so that of two requests for one file the second fails.
         let mut served = self.served();
-        if served.len() >= MOST || served.iter().any(|export| export.file == file) {
-            return Err(format!("{file:?} is already served, or {MOST} files are"));
+        if served.len() >= MAX_EXPORTS || served.iter().any(|export| export.file == file) {
+            return Err(format!("{file:?} is already served, or {MAX_EXPORTS} files are"));
         }
         let unusable = |error| format!("cannot serve at {}: {error}", socket.display());
         let listener = bind_private(socket).map_err(unusable)?;

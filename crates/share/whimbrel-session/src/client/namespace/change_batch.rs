@@ -11,29 +11,29 @@ use std::collections::HashSet;
 
 /// Names that a set of changes affects.
 #[derive(Default)]
-struct Touched {
+struct AffectedNames {
     names: HashSet<RelPath>,
     /// Every directory above one of the names.
-    above: HashSet<RelPath>,
+    ancestors: HashSet<RelPath>,
 }
 
-impl Touched {
+impl AffectedNames {
     fn add(&mut self, path: &RelPath) {
-        for dir in above(path) {
+        for dir in ancestors(path) {
             // A directory in the set has all directories above it in the set.
-            if !self.above.insert(dir) {
+            if !self.ancestors.insert(dir) {
                 break;
             }
         }
         self.names.insert(path.clone());
     }
 
-    fn has_above(&self, path: &RelPath) -> bool {
-        above(path).any(|dir| self.names.contains(&dir))
+    fn has_ancestor_of(&self, path: &RelPath) -> bool {
+        ancestors(path).any(|dir| self.names.contains(&dir))
     }
 }
 
-fn above(path: &RelPath) -> impl Iterator<Item = RelPath> {
+fn ancestors(path: &RelPath) -> impl Iterator<Item = RelPath> {
     std::iter::successors(path.split().map(|(dir, _)| dir), |dir| dir.split().map(|(dir, _)| dir))
 }
 
@@ -47,8 +47,12 @@ fn names(op: &Op) -> impl Iterator<Item = &RelPath> {
 
 /// The changes of `queue`, at most `most`, that may be sent together now, in their order; the others come
 /// later.
-pub(in crate::client) fn batch(queue: impl IntoIterator<Item = (u64, Op)>, most: usize) -> Vec<(u64, Op)> {
-    let (mut taken, mut moved, mut held) = (Touched::default(), Touched::default(), Touched::default());
+pub(in crate::client) fn next_batch(
+    queue: impl IntoIterator<Item = (u64, Op)>,
+    most: usize,
+) -> Vec<(u64, Op)> {
+    let (mut taken, mut moved, mut held) =
+        (AffectedNames::default(), AffectedNames::default(), AffectedNames::default());
     let mut chosen = Vec::new();
     for (number, op) in queue {
         if chosen.len() == most {
@@ -56,9 +60,13 @@ pub(in crate::client) fn batch(queue: impl IntoIterator<Item = (u64, Op)>, most:
         }
         let renames = matches!(op, Op::Rename { .. });
         let waits = names(&op).any(|path| {
-            let repeats = taken.names.contains(path) || moved.has_above(path);
-            let moves = renames && taken.above.contains(path);
-            repeats || moves || held.names.contains(path) || held.above.contains(path) || held.has_above(path)
+            let repeats = taken.names.contains(path) || moved.has_ancestor_of(path);
+            let moves = renames && taken.ancestors.contains(path);
+            repeats
+                || moves
+                || held.names.contains(path)
+                || held.ancestors.contains(path)
+                || held.has_ancestor_of(path)
         });
         let touched = if waits { &mut held } else { &mut taken };
         names(&op).for_each(|path| touched.add(path));
@@ -118,12 +126,12 @@ mod tests {
         let queue: Vec<_> = (0..).zip(queue).collect();
         let numbers =
             |chosen: Vec<(u64, Op)>| chosen.into_iter().map(|(number, _)| number).collect::<Vec<_>>();
-        assert_eq!(numbers(batch(queue.clone(), 10)), [0, 3]);
-        assert_eq!(numbers(batch(queue[1..].to_vec(), 10)), [1, 3]);
+        assert_eq!(numbers(next_batch(queue.clone(), 10)), [0, 3]);
+        assert_eq!(numbers(next_batch(queue[1..].to_vec(), 10)), [1, 3]);
         let below = vec![(0, create("dir/a", 1)), (1, rename("dir", "other")), (2, create("other/b", 2))];
-        assert_eq!(numbers(batch(below, 10)), [0]);
+        assert_eq!(numbers(next_batch(below, 10)), [0]);
         let dir = vec![(0, Op::Mkdir { path: path("dir"), mode: 0o755 }), (1, create("dir/a", 1))];
-        assert_eq!(numbers(batch(dir, 10)), [0, 1], "a directory and what is made in it go together");
+        assert_eq!(numbers(next_batch(dir, 10)), [0, 1], "a directory and what is made in it go together");
     }
 
     proptest! {
@@ -148,7 +156,7 @@ mod tests {
             let mut server = Tree::new();
             let mut cuts = cuts.into_iter().cycle();
             while !queue.is_empty() {
-                let sent = batch(queue.clone(), 8);
+                let sent = next_batch(queue.clone(), 8);
                 prop_assert!(!sent.is_empty());
                 for (_, op) in sent.iter().take(cuts.next().unwrap_or(0)) {
                     prop_assert!(make(&mut server, op, false));

@@ -13,74 +13,74 @@ use crate::{cache::MergedChanges, proto::Op, proto::RelPath};
 use std::collections::HashMap;
 
 /// Bytes of names that are merged at once, so that the result fits into one journal record.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_NAME_BYTES: usize = 64 << 10;
 
 /// State of a name after the changes so far, if one change alone determines it.
 #[derive(Clone, Copy)]
-enum At {
+enum NameState {
     /// The file that this change creates.
-    Born(usize),
+    Created(usize),
     /// Nothing, since this change removed whatever was there.
-    Cleared(usize),
+    Removed(usize),
 }
 
-struct Slot {
+struct MergeEntry {
     number: u64,
     /// The change; none if it was dropped.
     op: Option<Op>,
     /// Number of the change that originally created the file which this one creates now.
-    born: Option<u64>,
+    created_by: Option<u64>,
     changed: bool,
 }
 
 #[derive(Default)]
-struct Fold {
-    slots: Vec<Slot>,
-    at: HashMap<RelPath, At>,
-    gone: Vec<u64>,
-    makes: Vec<(u64, Option<u64>)>,
+struct Merge {
+    entries: Vec<MergeEntry>,
+    names: HashMap<RelPath, NameState>,
+    dropped: Vec<u64>,
+    creators: Vec<(u64, Option<u64>)>,
 }
 
 /// Creates the file of `of` at `path`: replaces what may be there (`over`), or requires that nothing is.
-fn birth(of: &Op, path: RelPath, over: bool) -> Option<Op> {
+fn creation(of: &Op, path: RelPath, over: bool) -> Option<Op> {
     let (Op::Create { mode, stamp, .. } | Op::Replace { mode, stamp, .. }) = of else { return None };
     let (mode, stamp) = (*mode, *stamp);
     Some(if over { Op::Replace { path, mode, stamp } } else { Op::Create { path, mode, stamp } })
 }
 
-fn cleared(path: RelPath) -> Op {
+fn removal(path: RelPath) -> Op {
     Op::Unlink { path, ident: None, keep: false }
 }
 
-impl Fold {
+impl Merge {
     fn push(&mut self, number: u64, op: Op, born: Option<u64>, changed: bool) -> usize {
-        self.slots.push(Slot { number, op: Some(op), born, changed });
-        self.slots.len() - 1
+        self.entries.push(MergeEntry { number, op: Some(op), created_by: born, changed });
+        self.entries.len() - 1
     }
 
     /// Drops a change; the file that it creates will not exist.
-    fn drop_slot(&mut self, slot: usize) {
-        let slot = &mut self.slots[slot];
+    fn drop_change(&mut self, slot: usize) {
+        let slot = &mut self.entries[slot];
         slot.op = None;
-        self.gone.push(slot.number);
-        self.makes.extend(slot.born.take().map(|born| (born, None)));
+        self.dropped.push(slot.number);
+        self.creators.extend(slot.created_by.take().map(|born| (born, None)));
     }
 
-    fn is_over(&self, slot: usize) -> bool {
-        matches!(self.slots[slot].op, Some(Op::Replace { .. }))
+    fn replaces(&self, slot: usize) -> bool {
+        matches!(self.entries[slot].op, Some(Op::Replace { .. }))
     }
 
     /// Drops the changes of a name that gets a file now, and returns whether the server may have something
     /// there.
-    fn make_way(&mut self, path: &RelPath, unknown: bool) -> bool {
-        match self.at.remove(path) {
-            Some(At::Born(slot)) => {
-                let over = self.is_over(slot);
-                self.drop_slot(slot);
+    fn drop_changes_of(&mut self, path: &RelPath, unknown: bool) -> bool {
+        match self.names.remove(path) {
+            Some(NameState::Created(slot)) => {
+                let over = self.replaces(slot);
+                self.drop_change(slot);
                 over
             }
-            Some(At::Cleared(slot)) => {
-                self.drop_slot(slot);
+            Some(NameState::Removed(slot)) => {
+                self.drop_change(slot);
                 true
             }
             None => unknown,
@@ -88,16 +88,16 @@ impl Fold {
     }
 
     fn add(&mut self, number: u64, op: Op) {
-        let born = |fold: &Self, path: &RelPath| match fold.at.get(path) {
-            Some(At::Born(slot)) => Some(*slot),
+        let born = |fold: &Self, path: &RelPath| match fold.names.get(path) {
+            Some(NameState::Created(slot)) => Some(*slot),
             _ => None,
         };
         match &op {
             Op::Create { path, .. } => self.create(number, &op, path),
             Op::Replace { path, .. } => {
-                self.make_way(path, true);
+                self.drop_changes_of(path, true);
                 let (path, slot) = (path.clone(), self.push(number, op, Some(number), false));
-                self.at.insert(path, At::Born(slot));
+                self.names.insert(path, NameState::Created(slot));
             }
             Op::Rename { from, path, no_replace } if born(self, from).is_some() => {
                 let slot = born(self, from).unwrap_or_default();
@@ -108,50 +108,50 @@ impl Fold {
                 if born(self, path).is_some() =>
             {
                 let slot = born(self, path).unwrap_or_default();
-                let slot = &mut self.slots[slot];
+                let slot = &mut self.entries[slot];
                 if let Some(Op::Create { mode: kept, .. } | Op::Replace { mode: kept, .. }) = &mut slot.op {
                     *kept = *mode;
                 }
                 slot.changed = true;
-                self.gone.push(number);
+                self.dropped.push(number);
             }
             _ => {
-                self.pin(&op);
+                self.keep_changes_of(&op);
                 self.push(number, op, None, false);
             }
         }
     }
 
     fn create(&mut self, number: u64, op: &Op, path: &RelPath) {
-        let over = self.make_way(path, false);
-        let Some(made) = birth(op, path.clone(), over) else { return };
+        let over = self.drop_changes_of(path, false);
+        let Some(made) = creation(op, path.clone(), over) else { return };
         let slot = self.push(number, made, Some(number), over);
-        self.at.insert(path.clone(), At::Born(slot));
+        self.names.insert(path.clone(), NameState::Created(slot));
     }
 
     fn rename(&mut self, number: u64, slot: usize, (from, to): (&RelPath, &RelPath), no_replace: bool) {
-        let Some(old) = self.slots[slot].op.take() else { return };
-        let born = self.slots[slot].born.take();
+        let Some(old) = self.entries[slot].op.take() else { return };
+        let born = self.entries[slot].created_by.take();
         if matches!(old, Op::Replace { .. }) {
             // What was there before the file came is removed all the same.
-            self.slots[slot].op = Some(cleared(from.clone()));
-            self.slots[slot].changed = true;
-            self.at.insert(from.clone(), At::Cleared(slot));
+            self.entries[slot].op = Some(removal(from.clone()));
+            self.entries[slot].changed = true;
+            self.names.insert(from.clone(), NameState::Removed(slot));
         } else {
-            self.gone.push(self.slots[slot].number);
-            self.at.remove(from);
+            self.dropped.push(self.entries[slot].number);
+            self.names.remove(from);
         }
-        let over = self.make_way(to, !no_replace);
-        let Some(made) = birth(&old, to.clone(), over) else { return };
+        let over = self.drop_changes_of(to, !no_replace);
+        let Some(made) = creation(&old, to.clone(), over) else { return };
         let slot = self.push(number, made, born, true);
-        self.at.insert(to.clone(), At::Born(slot));
+        self.names.insert(to.clone(), NameState::Created(slot));
     }
 
     fn unlink(&mut self, number: u64, path: &RelPath, keep: bool) {
-        let known = self.at.get(path).copied();
-        let over = self.make_way(path, true);
+        let known = self.names.get(path).copied();
+        let over = self.drop_changes_of(path, true);
         if known.is_some() && !over {
-            self.gone.push(number);
+            self.dropped.push(number);
             return;
         }
         // A removed file that is still in use is a file of the server only if no change here created it.
@@ -159,60 +159,60 @@ impl Fold {
         let op = Op::Unlink { path: path.clone(), ident: None, keep };
         let slot = self.push(number, op, None, known.is_some());
         if !keep {
-            self.at.insert(path.clone(), At::Cleared(slot));
+            self.names.insert(path.clone(), NameState::Removed(slot));
         }
     }
 
     /// A change that cannot be merged: earlier changes of its names stay as they are.
-    fn pin(&mut self, op: &Op) {
+    fn keep_changes_of(&mut self, op: &Op) {
         let from = match op {
             Op::Rename { from, .. } | Op::Link { from, .. } => Some(from),
             _ => None,
         };
         let moves = matches!(op, Op::Rename { .. } | Op::Rmdir { .. });
         for name in from.into_iter().chain([op.path()]) {
-            self.at.remove(name);
+            self.names.remove(name);
             if moves {
-                self.at.retain(|path, _| !path.is_within(name));
+                self.names.retain(|path, _| !path.is_within(name));
             }
         }
     }
 
-    fn end(mut self) -> MergedChanges {
+    fn finish(mut self) -> MergedChanges {
         let mut now = Vec::new();
-        for Slot { number, op, born, changed } in self.slots {
+        for MergeEntry { number, op, created_by: born, changed } in self.entries {
             if let Some(op) = op.filter(|_| changed) {
                 now.push((number, op));
             }
             if let Some(born) = born.filter(|born| *born != number) {
-                self.makes.push((born, Some(number)));
+                self.creators.push((born, Some(number)));
             }
         }
-        MergedChanges { now, gone: self.gone, makes: self.makes }
+        MergedChanges { now, gone: self.dropped, makes: self.creators }
     }
 }
 
 /// Merges unsent changes, given in order: the result says which are replaced and which are dropped.
-pub(in crate::client) fn fold(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
-    let (mut fold, mut bytes) = (Fold::default(), 0);
+pub(in crate::client) fn merge(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
+    let (mut fold, mut bytes) = (Merge::default(), 0);
     for (number, op) in queue {
         let from = match &op {
             Op::Rename { from, .. } | Op::Link { from, .. } => from.as_bytes().len(),
             _ => 0,
         };
         bytes += from + op.path().as_bytes().len();
-        if bytes > MOST_BYTES {
+        if bytes > MAX_NAME_BYTES {
             break;
         }
         fold.add(number, op);
     }
-    fold.end()
+    fold.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{client::namespace::change_batch::batch, proto::Time};
+    use crate::{client::namespace::change_batch::next_batch, proto::Time};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -364,15 +364,15 @@ mod tests {
             ));
             queue.push((number + 2, Op::Rename { from: path("tmp"), path: to, no_replace: false }));
         }
-        let folded = fold(queue.clone());
-        assert_eq!(folded.made_by(2997), Some(Some(2999)));
-        assert_eq!(folded.made_by(0), Some(None));
+        let folded = merge(queue.clone());
+        assert_eq!(folded.creator_of(2997), Some(Some(2999)));
+        assert_eq!(folded.creator_of(0), Some(None));
         apply(&mut queue, &folded);
         let replaced = |number: u64, name| {
             (number, Op::Replace { path: path(name), mode: 0o644, stamp: time(number as i64 - 2) })
         };
         assert_eq!(queue, [replaced(2993, "b"), replaced(2996, "c"), replaced(2999, "a")]);
-        assert_eq!(batch(queue, 512).len(), 3);
+        assert_eq!(next_batch(queue, 512).len(), 3);
     }
 
     fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -386,17 +386,17 @@ mod tests {
         fn what_was_folded_comes_to_the_same(steps in steps(60)) {
             let (mut server, mut queue, expected) = queued(steps);
             let before = queue.clone();
-            let folded = fold(queue.clone());
+            let folded = merge(queue.clone());
             apply(&mut queue, &folded);
             for (_, op) in &queue {
                 prop_assert!(make(&mut server, op, false), "{op:?} is refused, of {before:?} as {queue:?}");
             }
             prop_assert_eq!(&server, &expected);
-            prop_assert!(fold(queue.clone()).gone.is_empty(), "what is folded once is folded");
+            prop_assert!(merge(queue.clone()).gone.is_empty(), "what is folded once is folded");
             // Each file is created by the change in its record, or by none.
             for (number, op) in &before {
                 let Op::Create { stamp, .. } = op else { continue };
-                let by = folded.made_by(*number).unwrap_or(Some(*number));
+                let by = folded.creator_of(*number).unwrap_or(Some(*number));
                 let makes = |(_, op): &&(u64, Op)| matches!(op, Op::Create { stamp: made, .. } | Op::Replace { stamp: made, .. } if made == stamp);
                 prop_assert_eq!(queue.iter().find(makes).map(|(number, _)| *number), by);
             }
@@ -418,10 +418,10 @@ mod tests {
                     break;
                 }
                 if folds {
-                    let folded = fold(queue.iter().filter(|(number, _)| *number >= sent).cloned());
+                    let folded = merge(queue.iter().filter(|(number, _)| *number >= sent).cloned());
                     apply(&mut queue, &folded);
                 }
-                let chosen = batch(queue.clone(), 8);
+                let chosen = next_batch(queue.clone(), 8);
                 sent = chosen.iter().map(|(number, _)| number + 1).max().unwrap_or(sent).max(sent);
                 for (place, (number, op)) in chosen.iter().enumerate().take(made) {
                     let may = again.contains(number);

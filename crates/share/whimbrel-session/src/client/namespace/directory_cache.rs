@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 use whimbrel_fuse::{Attributes, Errno, FileKind, ROOT, Result};
 
 /// Most names of a directory that one lookup brings along.
-pub(in crate::client) const SMALL: u32 = 2048;
+pub(in crate::client) const MAX_LOOKUP_NAMES: u32 = 2048;
 /// Entries in one part of a large directory.
-const PART: u32 = 8192;
+const LIST_PART: u32 = 8192;
 /// Most names of a directory that are accepted from a server: some gigabytes here.
-const MOST: u64 = 16 << 20;
+const MAX_NAMES: u64 = 16 << 20;
 /// Attempts to list a directory that changes here meanwhile.
 const TRIES: usize = 8;
 
-pub(in crate::client) fn no_name(error: PathError) -> Errno {
+pub(in crate::client) fn errno_of_path_error(error: PathError) -> Errno {
     match error {
         PathError::Name => Errno::EINVAL,
         PathError::TooLong => Errno::ENAMETOOLONG,
@@ -36,7 +36,7 @@ impl Core {
     /// The inode of a name.
     pub(in crate::client) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
         for _ in 0..TRIES {
-            match self.nodes().known(parent, name, self.ttl()) {
+            match self.inodes().look_up(parent, name, self.ttl()) {
                 NameLookup::Node(id) => return Ok(id),
                 NameLookup::Nothing => return Err(Errno::ENOENT),
                 NameLookup::Ask => {}
@@ -44,16 +44,18 @@ impl Core {
             self.walk_again();
             self.flush_changes()?;
             let (dir, changes, large) = {
-                let mut nodes = self.nodes();
+                let mut nodes = self.inodes();
                 let path = nodes.path(parent).ok_or(Errno::ESTALE)?;
                 let dir = nodes.dir(parent).ok_or(Errno::ENOTDIR)?;
                 (path, dir.changes, dir.large)
             };
-            let wanted = Lookup { dir, name: Some(name.clone()), list: if large { 0 } else { SMALL } };
-            let (found, packed) = self.link.call::<LookupCall, _>(wanted).map_err(|fail| fail.errno())?;
+            let wanted =
+                Lookup { dir, name: Some(name.clone()), list: if large { 0 } else { MAX_LOOKUP_NAMES } };
+            let (found, packed) =
+                self.connection.call::<LookupCall, _>(wanted).map_err(|fail| fail.errno())?;
             let entries = if found.listed { Some(entries_of(&packed)?) } else { None };
-            if self.record(parent, name, changes, found.attr, entries, large) {
-                return match self.nodes().dir(parent).and_then(|dir| dir.entries.get(name).copied()) {
+            if self.store_lookup(parent, name, changes, found.attr, entries, large) {
+                return match self.inodes().dir(parent).and_then(|dir| dir.entries.get(name).copied()) {
                     Some(id) => Ok(id),
                     None => Err(Errno::ENOENT),
                 };
@@ -63,7 +65,7 @@ impl Core {
     }
 
     /// Stores the server's answer about a name, unless the directory was changed here meanwhile.
-    fn record(
+    fn store_lookup(
         &self,
         parent: u64,
         name: &Name,
@@ -72,40 +74,40 @@ impl Core {
         entries: Option<Vec<Entry>>,
         large: bool,
     ) -> bool {
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         let Some(dir) = nodes.dir(parent) else { return false };
         if dir.changes != changes {
             return false;
         }
         dir.large = large || entries.is_none();
         let updates = match (entries, attr) {
-            (Some(entries), _) => nodes.list(parent, entries),
+            (Some(entries), _) => nodes.store_listing(parent, entries),
             (None, Some(attr)) => {
                 let (id, known) = nodes.adopt(parent, name, attr);
                 if known { vec![(id, attr)] } else { Vec::new() }
             }
             (None, None) => {
                 if let Some(id) = nodes.unlink(parent, name) {
-                    nodes.reap(id);
+                    nodes.remove_unused(id);
                 }
                 Vec::new()
             }
         };
         drop(nodes);
-        self.kernel_looks_again();
+        self.invalidate_kernel_names();
         for (id, attr) in updates {
-            self.seen(id, attr);
+            self.store_attr(id, attr);
         }
         true
     }
 
     /// Stores attributes that the server reported.
-    pub(in crate::client) fn seen(&self, id: u64, attr: Attr) {
-        let Some(file) = self.nodes().get(id).map(|node| node.file) else { return };
+    pub(in crate::client) fn store_attr(&self, id: u64, attr: Attr) {
+        let Some(file) = self.inodes().get(id).map(|node| node.file) else { return };
         let record = file.and_then(|file| self.cache.file(file));
         let old = record.as_ref().is_some_and(|record| record.is_newer_than(&attr));
-        if let Some(node) = self.nodes().get_mut(id) {
-            node.seen = Some(Instant::now());
+        if let Some(node) = self.inodes().get_mut(id) {
+            node.reported_at = Some(Instant::now());
             if !old {
                 node.attr = attr;
             }
@@ -113,35 +115,35 @@ impl Core {
         let (Some(file), Some(record)) = (file, record) else { return };
         if !old && !record.dirty && record.base != attr.version() {
             self.adopt_version(file, &attr);
-            self.kernel_forgets(id);
+            self.invalidate_kernel_pages(id);
         }
     }
 
     /// Requests the attributes of an inode again if they are old.
     pub(in crate::client) fn revalidate(&self, id: u64) -> Result<()> {
         let ttl = self.ttl();
-        if self.nodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
+        if self.inodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
             return Ok(());
         }
         self.walk_again();
         self.flush_changes()?;
-        let Some(path) = self.nodes().path(id) else { return Ok(()) };
-        let asked = self.link.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
+        let Some(path) = self.inodes().path(id) else { return Ok(()) };
+        let asked = self.connection.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
         let attr = match asked {
             Ok((found, _)) => found.attr,
             // Old attributes are better than none while the server cannot be reached.
-            Err(CallFailure::Gone) => return Ok(()),
+            Err(CallFailure::Unreachable) => return Ok(()),
             Err(fail) => return Err(fail.errno()),
         };
-        let same = |attr: &Attr| self.nodes().get(id).is_some_and(|node| node.attr.ident == attr.ident);
+        let same = |attr: &Attr| self.inodes().get(id).is_some_and(|node| node.attr.ident == attr.ident);
         match attr.filter(same) {
             Some(attr) => {
-                self.seen(id, attr);
+                self.store_attr(id, attr);
                 Ok(())
             }
             None => {
                 // Another file has the name by now, or none: the directory has to be listed again.
-                let mut nodes = self.nodes();
+                let mut nodes = self.inodes();
                 let parents: Vec<u64> = nodes
                     .get(id)
                     .into_iter()
@@ -149,11 +151,12 @@ impl Core {
                     .collect();
                 for parent in parents {
                     if let Some(dir) = nodes.dir(parent) {
-                        dir.whole = None;
+                        dir.listed_at = None;
                     }
                 }
                 if let Some(node) = nodes.get_mut(id) {
-                    node.seen = Instant::now().checked_sub(Duration::from_secs(1 << 30)).or(node.seen);
+                    node.reported_at =
+                        Instant::now().checked_sub(Duration::from_secs(1 << 30)).or(node.reported_at);
                 }
                 Err(Errno::ESTALE)
             }
@@ -161,15 +164,15 @@ impl Core {
     }
 
     /// Makes the cached list of a directory's names complete.
-    pub(in crate::client) fn whole(&self, id: u64) -> Result<()> {
+    pub(in crate::client) fn complete_directory(&self, id: u64) -> Result<()> {
         for _ in 0..TRIES {
-            if self.nodes().is_complete(id, self.ttl()) {
+            if self.inodes().is_complete(id, self.ttl()) {
                 return Ok(());
             }
             self.walk_again();
             self.flush_changes()?;
             let (path, changes) = {
-                let mut nodes = self.nodes();
+                let mut nodes = self.inodes();
                 let path = nodes.path(id).ok_or(Errno::ESTALE)?;
                 (path, nodes.dir(id).ok_or(Errno::ENOTDIR)?.changes)
             };
@@ -178,17 +181,17 @@ impl Core {
                 Err(fail) if fail.is(crate::proto::code::STALE) => continue,
                 Err(fail) => return Err(fail.errno()),
             };
-            let mut nodes = self.nodes();
+            let mut nodes = self.inodes();
             let dir = nodes.dir(id).ok_or(Errno::ENOTDIR)?;
             if dir.changes != changes {
                 continue;
             }
-            dir.large = entries.len() > SMALL as usize;
-            let updates = nodes.list(id, entries);
+            dir.large = entries.len() > MAX_LOOKUP_NAMES as usize;
+            let updates = nodes.store_listing(id, entries);
             drop(nodes);
-            self.kernel_looks_again();
+            self.invalidate_kernel_names();
             for (id, attr) in updates {
-                self.seen(id, attr);
+                self.store_attr(id, attr);
             }
             return Ok(());
         }
@@ -197,28 +200,29 @@ impl Core {
 
     /// All entries of a directory: the first part gives their number, the others are requested at once.
     fn listing(&self, dir: &RelPath) -> std::result::Result<Vec<Entry>, CallFailure> {
-        let first = List { dir: dir.clone(), listing: 0, from: 0, count: PART };
-        let (head, packed) = self.link.call::<ListCall, _>(first)?;
-        let mut entries = unpack_entries(&packed).map_err(|_| CallFailure::Nonsense)?;
-        if head.total > MOST || (head.next == 0 && head.total > 0) {
-            return Err(CallFailure::Nonsense);
+        let first = List { dir: dir.clone(), listing: 0, from: 0, count: LIST_PART };
+        let (head, packed) = self.connection.call::<ListCall, _>(first)?;
+        let mut entries = unpack_entries(&packed).map_err(|_| CallFailure::InvalidReply)?;
+        if head.total > MAX_NAMES || (head.next == 0 && head.total > 0) {
+            return Err(CallFailure::InvalidReply);
         }
         let parts: Vec<List> = (head.next..head.total)
-            .step_by(PART as usize)
-            .map(|from| List { dir: dir.clone(), listing: head.listing, from, count: PART })
+            .step_by(LIST_PART as usize)
+            .map(|from| List { dir: dir.clone(), listing: head.listing, from, count: LIST_PART })
             .collect();
         let asked: Vec<_> = parts
             .into_iter()
             .map(|part| {
-                let link = self.link.clone();
-                self.link
+                let link = self.connection.clone();
+                self.connection
                     .runtime()
-                    .spawn(async move { link.ask::<ListCall, _>(part, Bytes::new(), None).await.0 })
+                    .spawn(async move { link.send::<ListCall, _>(part, Bytes::new(), None).await.0 })
             })
             .collect();
         for part in asked {
-            let (_, packed) = self.link.runtime().block_on(part).map_err(|_| CallFailure::Nonsense)??;
-            entries.extend(unpack_entries(&packed).map_err(|_| CallFailure::Nonsense)?);
+            let (_, packed) =
+                self.connection.runtime().block_on(part).map_err(|_| CallFailure::InvalidReply)??;
+            entries.extend(unpack_entries(&packed).map_err(|_| CallFailure::InvalidReply)?);
         }
         Ok(entries)
     }
@@ -226,14 +230,14 @@ impl Core {
     /// Target of a symlink.
     pub(in crate::client) fn readlink(&self, id: u64) -> Result<Vec<u8>> {
         let path = {
-            let nodes = self.nodes();
+            let nodes = self.inodes();
             if let Some(target) = nodes.get(id).and_then(|node| node.target.clone()) {
                 return Ok(target);
             }
             nodes.path(id).ok_or(Errno::ESTALE)?
         };
-        let (target, _) = self.link.call::<ReadlinkCall, _>(path).map_err(|fail| fail.errno())?;
-        if let Some(node) = self.nodes().get_mut(id) {
+        let (target, _) = self.connection.call::<ReadlinkCall, _>(path).map_err(|fail| fail.errno())?;
+        if let Some(node) = self.inodes().get_mut(id) {
             node.target = Some(target.clone());
         }
         Ok(target)
@@ -242,7 +246,7 @@ impl Core {
     /// Attributes of an inode for the kernel.
     pub(in crate::client) fn attributes(&self, id: u64) -> Result<Attributes> {
         let (attr, file, mtime) = {
-            let nodes = self.nodes();
+            let nodes = self.inodes();
             let node = nodes.get(id).ok_or(Errno::ESTALE)?;
             (node.attr, node.file, node.mtime)
         };
@@ -261,9 +265,9 @@ impl Core {
             modified = record.mtime.or(mtime).unwrap_or(modified);
         }
         out.size = size;
-        out.stored = attr.blocks * 512;
+        out.allocated = attr.blocks * 512;
         out.links = attr.links.max(1);
-        (out.uid, out.gid) = self.options.owners.here((attr.uid, attr.gid), self.server_ids);
+        (out.uid, out.gid) = self.options.id_map.to_local((attr.uid, attr.gid), self.server_ids);
         out.modified = system_time(modified);
         out.accessed = out.modified;
         out.changed = system_time(attr.ctime).max(out.modified);
@@ -271,13 +275,14 @@ impl Core {
     }
 
     /// Maps a local user and group to the server's numbers.
-    pub(in crate::client) fn owner_there(
+    pub(in crate::client) fn server_owner(
         &self,
         uid: Option<u32>,
         gid: Option<u32>,
     ) -> Result<(Option<u32>, Option<u32>)> {
         let there = |who, number: Option<u32>| {
-            let there = |number| self.options.owners.there(who, number, self.server_ids).ok_or(Errno::EPERM);
+            let there =
+                |number| self.options.id_map.to_server(who, number, self.server_ids).ok_or(Errno::EPERM);
             number.map(there).transpose()
         };
         Ok((there(IdKind::User, uid)?, there(IdKind::Group, gid)?))
@@ -286,18 +291,18 @@ impl Core {
     /// Drops cached names, attributes and unmodified data.
     pub(in crate::client) fn invalidate(&self) -> Result<()> {
         self.flush_all(false)?;
-        self.nodes().doubt();
-        self.kernel_looks_again();
+        self.inodes().expire_all();
+        self.invalidate_kernel_names();
         for (file, record) in self.cache.files() {
             if !record.dirty {
                 self.cache.invalidate(file).map_err(errno_of)?;
             }
         }
-        let ids = self.nodes().ids();
+        let ids = self.inodes().ids();
         for id in ids.into_iter().filter(|id| *id != ROOT) {
-            let open = self.nodes().get(id).is_some_and(|node| node.file.is_some());
+            let open = self.inodes().get(id).is_some_and(|node| node.file.is_some());
             if open {
-                self.kernel_forgets(id);
+                self.invalidate_kernel_pages(id);
             }
         }
         Ok(())

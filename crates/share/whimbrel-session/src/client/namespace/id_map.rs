@@ -21,11 +21,11 @@ pub enum IdKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdPair {
     /// User or group.
-    pub who: IdKind,
+    pub kind: IdKind,
     /// The number on the server.
-    pub there: u32,
+    pub server_id: u32,
     /// The number on this host.
-    pub here: u32,
+    pub local_id: u32,
 }
 
 /// Pairs that contradict each other.
@@ -66,7 +66,7 @@ impl FromStr for IdPair {
             let (there, here) = numbers.split_once('=')?;
             // The last number means "do not change" to chown(2).
             let number = |text: &str| text.parse().ok().filter(|number| *number != u32::MAX);
-            Some(Self { who, there: number(there)?, here: number(here)? })
+            Some(Self { kind: who, server_id: number(there)?, local_id: number(here)? })
         };
         parse().ok_or_else(|| format!("{text:?} is not a pair: write user:THERE=HERE or group:THERE=HERE"))
     }
@@ -74,8 +74,8 @@ impl FromStr for IdPair {
 
 impl fmt::Display for IdPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = if self.who == IdKind::User { "user" } else { "group" };
-        write!(f, "{who}:{}={}", self.there, self.here)
+        let who = if self.kind == IdKind::User { "user" } else { "group" };
+        write!(f, "{who}:{}={}", self.server_id, self.local_id)
     }
 }
 
@@ -89,10 +89,11 @@ impl Default for IdMap {
 
 impl IdMap {
     /// Maps the server's user to the user of this process, and others by `pairs`.
-    pub fn mine(pairs: Vec<IdPair>) -> Result<Self, IdMapError> {
+    pub fn with_pairs(pairs: Vec<IdPair>) -> Result<Self, IdMapError> {
         for (number, first) in pairs.iter().enumerate() {
             let clashes = |pair: &&IdPair| {
-                pair.who == first.who && (pair.there == first.there || pair.here == first.here)
+                pair.kind == first.kind
+                    && (pair.server_id == first.server_id || pair.local_id == first.local_id)
             };
             if let Some(second) = pairs[number + 1..].iter().find(clashes) {
                 return Err(IdMapError { first: *first, second: *second });
@@ -105,21 +106,21 @@ impl IdMap {
     }
 
     /// Owner and group on this host. `server` is the server's user and group.
-    pub(in crate::client) fn here(&self, (uid, gid): (u32, u32), server: (u32, u32)) -> (u32, u32) {
+    pub(in crate::client) fn to_local(&self, (uid, gid): (u32, u32), server: (u32, u32)) -> (u32, u32) {
         let Self::Mapped { own, pairs } = self else { return (uid, gid) };
         let find = |who, number, (server, own)| {
-            let paired = pairs.iter().find(|pair| pair.who == who && pair.there == number);
-            paired.map_or(if number == server { own } else { NOBODY }, |pair| pair.here)
+            let paired = pairs.iter().find(|pair| pair.kind == who && pair.server_id == number);
+            paired.map_or(if number == server { own } else { NOBODY }, |pair| pair.local_id)
         };
         (find(IdKind::User, uid, (server.0, own.0)), find(IdKind::Group, gid, (server.1, own.1)))
     }
 
     /// The server's number of a local user or group; none if it has none.
-    pub(in crate::client) fn there(&self, who: IdKind, number: u32, server: (u32, u32)) -> Option<u32> {
+    pub(in crate::client) fn to_server(&self, who: IdKind, number: u32, server: (u32, u32)) -> Option<u32> {
         let Self::Mapped { own, pairs } = self else { return Some(number) };
         let (server, own) = if who == IdKind::User { (server.0, own.0) } else { (server.1, own.1) };
-        let paired = pairs.iter().find(|pair| pair.who == who && pair.here == number);
-        paired.map(|pair| pair.there).or((number == own).then_some(server))
+        let paired = pairs.iter().find(|pair| pair.kind == who && pair.local_id == number);
+        paired.map(|pair| pair.server_id).or((number == own).then_some(server))
     }
 }
 
@@ -132,14 +133,14 @@ mod tests {
         let pairs = ["user:1000=501", "group:100=20"].map(|text| text.parse().unwrap());
         let owners = IdMap::Mapped { own: (7, 8), pairs: pairs.to_vec() };
         let server = (300, 301);
-        assert_eq!(owners.here((300, 301), server), (7, 8));
-        assert_eq!(owners.here((1000, 100), server), (501, 20));
-        assert_eq!(owners.here((100, 1000), server), (NOBODY, NOBODY));
-        let there = |who, number| owners.there(who, number, server);
+        assert_eq!(owners.to_local((300, 301), server), (7, 8));
+        assert_eq!(owners.to_local((1000, 100), server), (501, 20));
+        assert_eq!(owners.to_local((100, 1000), server), (NOBODY, NOBODY));
+        let there = |who, number| owners.to_server(who, number, server);
         assert_eq!([there(IdKind::User, 7), there(IdKind::Group, 8)], [Some(300), Some(301)]);
         assert_eq!([there(IdKind::User, 501), there(IdKind::Group, 20)], [Some(1000), Some(100)]);
         assert_eq!([there(IdKind::User, 20), there(IdKind::Group, NOBODY)], [None, None]);
-        assert_eq!(IdMap::Same.here((5, 6), server), (5, 6));
+        assert_eq!(IdMap::Same.to_local((5, 6), server), (5, 6));
     }
 
     #[test]
@@ -148,10 +149,10 @@ mod tests {
             assert!(text.parse::<IdPair>().is_err(), "{text}");
         }
         let pair = |text: &str| text.parse::<IdPair>().unwrap();
-        IdMap::mine(vec![pair("user:1=2"), pair("user:2=1"), pair("group:1=2")]).unwrap();
+        IdMap::with_pairs(vec![pair("user:1=2"), pair("user:2=1"), pair("group:1=2")]).unwrap();
         for second in ["user:1=3", "user:3=2"] {
             assert!(
-                IdMap::mine(vec![pair("user:1=2"), pair("group:9=9"), pair(second)]).is_err(),
+                IdMap::with_pairs(vec![pair("user:1=2"), pair("group:9=9"), pair(second)]).is_err(),
                 "{second}"
             );
         }

@@ -15,14 +15,14 @@ use std::{
 use whimbrel_fuse::ROOT;
 
 /// Most absent names of a directory that the kernel may cache; some programs try any number of names.
-const ABSENT: usize = 1024;
+const MAX_ABSENT: usize = 1024;
 
 /// Names of a directory.
 #[derive(Debug, Default)]
 pub(in crate::client) struct Dir {
     pub(in crate::client) entries: HashMap<Name, u64>,
     /// Time at which all names were seen, if they were.
-    pub(in crate::client) whole: Option<Instant>,
+    pub(in crate::client) listed_at: Option<Instant>,
     /// Whether there are too many names for one lookup to return.
     pub(in crate::client) large: bool,
     pub(in crate::client) changes: u64,
@@ -35,11 +35,11 @@ pub(in crate::client) struct Dir {
 impl Dir {
     /// Whether its names were not listed, and are few enough for one lookup.
     pub(in crate::client) fn is_unknown(&self) -> bool {
-        self.whole.is_none() && !self.large
+        self.listed_at.is_none() && !self.large
     }
 
     /// Records that the kernel created this name, and so knows it.
-    pub(in crate::client) fn is_made(&mut self, name: &Name) {
+    pub(in crate::client) fn name_created(&mut self, name: &Name) {
         self.absent.remove(name);
     }
 }
@@ -49,7 +49,7 @@ impl Dir {
 pub(in crate::client) struct Inode {
     pub(in crate::client) attr: Attr,
     /// Time at which the server reported the attributes; none if they were set here.
-    pub(in crate::client) seen: Option<Instant>,
+    pub(in crate::client) reported_at: Option<Instant>,
     /// Parent directories and names; several for hard links, none once it is removed.
     pub(in crate::client) names: Vec<(u64, Name)>,
     /// References that the kernel holds.
@@ -66,7 +66,7 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) mtime: Option<Time>,
     /// Whether writes of an open descriptor were put aside as a conflict, which its next close or sync must
     /// report.
-    pub(in crate::client) parted: bool,
+    pub(in crate::client) conflicted: bool,
     /// Content epoch of what the kernel may have in its page cache.
     pub(in crate::client) epoch: Option<u64>,
 }
@@ -93,11 +93,11 @@ pub(in crate::client) enum NameLookup {
 }
 
 impl Inode {
-    fn new(attr: Attr, seen: Option<Instant>) -> Self {
+    fn new(attr: Attr, reported_at: Option<Instant>) -> Self {
         let dir = (attr.kind == Kind::Dir).then(Dir::default);
         Self {
             attr,
-            seen,
+            reported_at,
             names: Vec::new(),
             refs: 0,
             opens: 0,
@@ -107,13 +107,13 @@ impl Inode {
             target: None,
             dir,
             mtime: None,
-            parted: false,
+            conflicted: false,
             epoch: None,
         }
     }
 
     pub(in crate::client) fn is_fresh(&self, ttl: Duration) -> bool {
-        self.local || self.seen.is_none_or(|seen| seen.elapsed() < ttl)
+        self.local || self.reported_at.is_none_or(|seen| seen.elapsed() < ttl)
     }
 }
 
@@ -180,19 +180,19 @@ impl InodeTable {
     pub(in crate::client) fn used_dirs(&self, age: Duration) -> Vec<u64> {
         let old = |node: &Inode| {
             let dir = node.dir.as_ref().filter(|dir| dir.used && !node.local);
-            dir.and_then(|dir| dir.whole).is_some_and(|seen| seen.elapsed() >= age)
+            dir.and_then(|dir| dir.listed_at).is_some_and(|seen| seen.elapsed() >= age)
         };
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
     /// Looks up a name among the cached ones.
-    pub(in crate::client) fn known(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
+    pub(in crate::client) fn look_up(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
         if let Some(dir) = self.dir(parent) {
             dir.used = true;
         }
         let Some(node) = self.nodes.get(&parent) else { return NameLookup::Ask };
         let Some(dir) = &node.dir else { return NameLookup::Ask };
-        let whole = node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl);
+        let whole = node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl);
         match dir.entries.get(name) {
             Some(id) if whole || self.nodes.get(id).is_some_and(|node| node.is_fresh(ttl)) => {
                 NameLookup::Node(*id)
@@ -203,15 +203,15 @@ impl InodeTable {
     }
 
     /// How long the kernel may cache that a directory lacks this name.
-    pub(in crate::client) fn absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
+    pub(in crate::client) fn cache_absent(&mut self, parent: u64, name: &Name, ttl: Duration) -> Duration {
         let Some(node) = self.nodes.get_mut(&parent) else { return Duration::ZERO };
         let Some(dir) = &mut node.dir else { return Duration::ZERO };
-        let left = match dir.whole {
+        let left = match dir.listed_at {
             _ if node.local => ttl,
             Some(seen) => ttl.saturating_sub(seen.elapsed()),
             None => Duration::ZERO,
         };
-        if left.is_zero() || dir.entries.contains_key(name) || dir.absent.len() >= ABSENT {
+        if left.is_zero() || dir.entries.contains_key(name) || dir.absent.len() >= MAX_ABSENT {
             return Duration::ZERO;
         }
         dir.absent.insert(name.clone());
@@ -219,7 +219,7 @@ impl InodeTable {
     }
 
     /// Takes the names that the kernel must look up again.
-    pub(in crate::client) fn appeared(&mut self) -> Vec<(u64, Name)> {
+    pub(in crate::client) fn take_appeared(&mut self) -> Vec<(u64, Name)> {
         std::mem::take(&mut self.appeared)
     }
 
@@ -230,7 +230,7 @@ impl InodeTable {
         }
         let Some(node) = self.nodes.get(&id) else { return false };
         let Some(dir) = &node.dir else { return false };
-        node.local || dir.whole.is_some_and(|seen| seen.elapsed() < ttl)
+        node.local || dir.listed_at.is_some_and(|seen| seen.elapsed() < ttl)
     }
 
     /// The inode of a file that the server reported, and whether it was known before.
@@ -268,7 +268,7 @@ impl InodeTable {
     }
 
     /// Adds an inode that the server has yet to create.
-    pub(in crate::client) fn make(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
+    pub(in crate::client) fn add_local(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
         let mut node = Inode::new(attr, None);
         node.local = true;
         let id = self.insert(node);
@@ -277,15 +277,15 @@ impl InodeTable {
     }
 
     /// Records that the server created an inode.
-    pub(in crate::client) fn made(&mut self, id: u64, attr: Attr) {
+    pub(in crate::client) fn set_created(&mut self, id: u64, attr: Attr) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.local = false;
         node.attr.ident = attr.ident;
         // The content of this directory is known: it was created here, empty.
         if let Some(dir) = &mut node.dir {
-            dir.whole = Some(Instant::now());
+            dir.listed_at = Some(Instant::now());
         }
-        node.seen = Some(Instant::now());
+        node.reported_at = Some(Instant::now());
         self.by_ident.insert(attr.ident, id);
     }
 
@@ -300,7 +300,7 @@ impl InodeTable {
             && let Some(node) = self.nodes.get_mut(&before)
         {
             node.names.retain(|known| *known != place);
-            self.reap(before);
+            self.remove_unused(before);
         }
         if let Some(node) = self.nodes.get_mut(&id)
             && !node.names.contains(&place)
@@ -320,7 +320,7 @@ impl InodeTable {
 
     /// Stores the complete list of a directory's names. Returns the inodes that were known, with their
     /// attributes.
-    pub(in crate::client) fn list(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
+    pub(in crate::client) fn store_listing(&mut self, id: u64, entries: Vec<Entry>) -> Vec<(u64, Attr)> {
         let mut found = Vec::with_capacity(entries.len());
         let mut names: HashMap<Name, ()> = HashMap::with_capacity(entries.len());
         for Entry { name, attr } in entries {
@@ -331,18 +331,18 @@ impl InodeTable {
             names.insert(name, ());
         }
         let Some(dir) = self.dir(id) else { return found };
-        dir.whole = Some(Instant::now());
+        dir.listed_at = Some(Instant::now());
         let gone: Vec<Name> = dir.entries.keys().filter(|name| !names.contains_key(*name)).cloned().collect();
         for name in gone {
             if let Some(child) = self.unlink(id, &name) {
-                self.reap(child);
+                self.remove_unused(child);
             }
         }
         found
     }
 
     /// Removes an inode that has no name, no reference and no open descriptor.
-    pub(in crate::client) fn reap(&mut self, id: u64) -> Option<FileId> {
+    pub(in crate::client) fn remove_unused(&mut self, id: u64) -> Option<FileId> {
         let node = self.nodes.get(&id)?;
         if id == ROOT || !node.names.is_empty() || node.refs > 0 || node.opens > 0 {
             return None;
@@ -355,18 +355,18 @@ impl InodeTable {
     }
 
     /// Makes everything stale except what was changed here.
-    pub(in crate::client) fn doubt(&mut self) {
+    pub(in crate::client) fn expire_all(&mut self) {
         for (id, node) in &mut self.nodes {
             let absent = node.dir.as_mut().map(|dir| std::mem::take(&mut dir.absent));
             self.appeared.extend(absent.into_iter().flatten().map(|name| (*id, name)));
             if node.local {
                 continue;
             }
-            node.seen = Some(
+            node.reported_at = Some(
                 Instant::now().checked_sub(Duration::from_secs(3600 * 24 * 400)).unwrap_or_else(Instant::now),
             );
             if let Some(dir) = &mut node.dir {
-                dir.whole = None;
+                dir.listed_at = None;
             }
         }
     }

@@ -5,7 +5,7 @@
 //! complete directory must be known for that, so that what the server would refuse is refused at once. The
 //! record is written before the inodes are unlocked: a thread that sees the change finds it in the queue.
 
-use super::{directory_cache::no_name, inodes::InodeTable};
+use super::{directory_cache::errno_of_path_error, inodes::InodeTable};
 use crate::client::{
     policy::Policy,
     session::{Core, errno_of},
@@ -27,7 +27,7 @@ impl Core {
         mode: u16,
         target: Option<Vec<u8>>,
     ) -> Result<u64> {
-        let path = self.nodes().path_of(parent, name).map_err(no_name)?;
+        let path = self.inodes().path_of(parent, name).map_err(errno_of_path_error)?;
         let stamp = self.stamp();
         let op = match (kind, &target) {
             (Kind::Dir, _) => Op::Mkdir { path: path.clone(), mode },
@@ -35,27 +35,27 @@ impl Core {
             (Kind::File, _) => Op::Create { path: path.clone(), mode, stamp },
             _ => return Err(Errno::EPERM),
         };
-        if self.later(&path, &[parent])? {
-            return self.create_later(parent, name, kind, mode, target, (path, op, stamp));
+        if self.is_deferred(&path, &[parent])? {
+            return self.create_deferred(parent, name, kind, mode, target, (path, op, stamp));
         }
-        let Some(attr) = self.make(op)? else { return Err(Errno::EIO) };
-        let mut nodes = self.nodes();
+        let Some(attr) = self.make_change_now(op)? else { return Err(Errno::EIO) };
+        let mut nodes = self.inodes();
         if let Some(dir) = nodes.dir(parent) {
             dir.changes += 1;
-            dir.is_made(name);
+            dir.name_created(name);
         }
         let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(node) = nodes.get_mut(id) {
             node.target = target;
             // The content of the new directory is known: it is empty.
             if let Some(dir) = &mut node.dir {
-                dir.whole = Some(Instant::now());
+                dir.listed_at = Some(Instant::now());
             }
         }
         Ok(id)
     }
 
-    fn create_later(
+    fn create_deferred(
         &self,
         parent: u64,
         name: &Name,
@@ -64,7 +64,7 @@ impl Core {
         target: Option<Vec<u8>>,
         (path, op, stamp): (RelPath, Op, Time),
     ) -> Result<u64> {
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
             return Err(Errno::EEXIST);
         }
@@ -84,7 +84,7 @@ impl Core {
             mtime: stamp,
             ctime: stamp,
         };
-        let id = nodes.make(parent, name, attr);
+        let id = nodes.add_local(parent, name, attr);
         let file = match kind {
             Kind::File => {
                 let base = Version { size: 0, mtime: stamp, ctime: stamp };
@@ -118,12 +118,12 @@ impl Core {
 
     /// Whether the server makes a change of this name later; if so, makes the names of these directories
     /// complete.
-    fn later(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
+    fn is_deferred(&self, path: &RelPath, dirs: &[u64]) -> Result<bool> {
         match self.policy_of(path) {
             Policy::None => Err(Errno::EROFS),
             Policy::Through => Ok(false),
             Policy::Back => {
-                dirs.iter().try_for_each(|dir| self.whole(*dir))?;
+                dirs.iter().try_for_each(|dir| self.complete_directory(*dir))?;
                 Ok(true)
             }
         }
@@ -131,30 +131,30 @@ impl Core {
 
     pub(in crate::client) fn remove(&self, parent: u64, name: &Name, dir: bool) -> Result<()> {
         let id = self.lookup(parent, name)?;
-        let path = self.nodes().path_of(parent, name).map_err(no_name)?;
-        let kind = self.nodes().get(id).ok_or(Errno::ESTALE)?.attr.kind;
+        let path = self.inodes().path_of(parent, name).map_err(errno_of_path_error)?;
+        let kind = self.inodes().get(id).ok_or(Errno::ESTALE)?.attr.kind;
         match (dir, kind == Kind::Dir) {
             (true, false) => return Err(Errno::ENOTDIR),
             (false, true) => return Err(Errno::EISDIR),
             _ => {}
         }
         self.flush_before_unlink(id)?;
-        let later = self.later(&path, &[parent])?;
+        let later = self.is_deferred(&path, &[parent])?;
         if later && dir {
-            self.whole(id)?;
+            self.complete_directory(id)?;
         }
         if !later {
             let op = self.removal(&path, id, dir);
-            self.make(op)?;
-            let mut nodes = self.nodes();
-            self.go_by_another_name(&nodes, id, (parent, name))?;
+            self.make_change_now(op)?;
+            let mut nodes = self.inodes();
+            self.use_other_name(&nodes, id, (parent, name))?;
             return self.removed(&mut nodes, parent, name, id);
         }
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         if dir && nodes.dir(id).is_some_and(|dir| !dir.entries.is_empty()) {
             return Err(Errno::ENOTEMPTY);
         }
-        self.go_by_another_name(&nodes, id, (parent, name))?;
+        self.use_other_name(&nodes, id, (parent, name))?;
         let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
         // A file that the server has not been told of need not be removed there.
         let own = std::mem::take(&mut node.ops);
@@ -176,8 +176,11 @@ impl Core {
 
     /// Writes back a file with other names under the name that the server knows.
     fn flush_before_unlink(&self, id: u64) -> Result<()> {
-        let file =
-            self.nodes().get(id).filter(|node| node.attr.links > 1 && !node.local).and_then(|node| node.file);
+        let file = self
+            .inodes()
+            .get(id)
+            .filter(|node| node.attr.links > 1 && !node.local)
+            .and_then(|node| node.file);
         match file {
             Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
             _ => Ok(()),
@@ -187,7 +190,7 @@ impl Core {
     /// A name is about to lead elsewhere: a file with another name is recorded under that one. This precedes
     /// the change in the journal, so that after a crash the file recorded under the old name is the one that
     /// goes with it.
-    fn go_by_another_name(&self, nodes: &InodeTable, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
+    fn use_other_name(&self, nodes: &InodeTable, id: u64, (parent, name): (u64, &Name)) -> Result<()> {
         let Some(node) = nodes.get(id) else { return Ok(()) };
         let other = node.names.iter().find(|(dir, known)| *dir != parent || known != name);
         let path = other.and_then(|(dir, name)| nodes.path_of(*dir, name).ok());
@@ -203,7 +206,7 @@ impl Core {
         if dir {
             return Op::Rmdir { path: path.clone() };
         }
-        let nodes = self.nodes();
+        let nodes = self.inodes();
         let node = nodes.get(id);
         let ident = node.filter(|node| !node.local).map(|node| node.attr.ident);
         Op::Unlink { path: path.clone(), ident, keep: node.is_some_and(|node| node.opens > 0) }
@@ -215,11 +218,11 @@ impl Core {
         if let Some(dir) = nodes.dir(parent) {
             dir.changes += 1;
         }
-        self.nameless(nodes, id)
+        self.drop_if_nameless(nodes, id)
     }
 
     /// Drops a file that may have lost its last name.
-    fn nameless(&self, nodes: &mut InodeTable, id: u64) -> Result<()> {
+    fn drop_if_nameless(&self, nodes: &mut InodeTable, id: u64) -> Result<()> {
         let Some(node) = nodes.get_mut(id) else { return Ok(()) };
         node.attr.links = node.attr.links.saturating_sub(1);
         let gone =
@@ -231,9 +234,9 @@ impl Core {
         if opens == 0 {
             node.file = None;
         }
-        nodes.reap(id);
+        nodes.remove_unused(id);
         match file {
-            Some(file) if opens == 0 => self.cache.forget(file).map_err(errno_of),
+            Some(file) if opens == 0 => self.cache.remove_file(file).map_err(errno_of),
             Some(file) => self.cache.update_file(file, |record| record.removed = true).map_err(errno_of),
             None => Ok(()),
         }
@@ -247,8 +250,11 @@ impl Core {
     ) -> Result<()> {
         let id = self.lookup(from.0, from.1)?;
         let paths = {
-            let nodes = self.nodes();
-            (nodes.path_of(from.0, from.1).map_err(no_name)?, nodes.path_of(to.0, to.1).map_err(no_name)?)
+            let nodes = self.inodes();
+            (
+                nodes.path_of(from.0, from.1).map_err(errno_of_path_error)?,
+                nodes.path_of(to.0, to.1).map_err(errno_of_path_error)?,
+            )
         };
         if self.policy_of(&paths.0) == Policy::None {
             return Err(Errno::EROFS);
@@ -264,25 +270,25 @@ impl Core {
         if replaced == Some(id) {
             return Ok(());
         }
-        let later = self.later(&paths.1, &[from.0, to.0])?;
+        let later = self.is_deferred(&paths.1, &[from.0, to.0])?;
         if later && let Some(other) = replaced.filter(|other| self.is_dir(*other)) {
-            self.whole(other)?;
+            self.complete_directory(other)?;
         }
         let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
         if !later {
-            let attr = self.make(op)?;
-            let mut nodes = self.nodes();
-            replaced.map_or(Ok(()), |other| self.go_by_another_name(&nodes, other, to))?;
+            let attr = self.make_change_now(op)?;
+            let mut nodes = self.inodes();
+            replaced.map_or(Ok(()), |other| self.use_other_name(&nodes, other, to))?;
             self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
             drop(nodes);
             // The inode change time is the result of this change.
-            attr.into_iter().for_each(|attr| self.own_change(id, attr));
+            attr.into_iter().for_each(|attr| self.adopt_own_change(id, attr));
             return Ok(());
         }
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         if let Some(other) = replaced {
             self.may_replace(&mut nodes, id, other, no_replace)?;
-            self.go_by_another_name(&nodes, other, to)?;
+            self.use_other_name(&nodes, other, to)?;
         }
         let number = self.cache.add_op(op).map_err(errno_of)?;
         if let Some(node) = nodes.get_mut(id) {
@@ -293,7 +299,7 @@ impl Core {
     }
 
     fn is_dir(&self, id: u64) -> bool {
-        self.nodes().get(id).is_some_and(|node| node.attr.kind == Kind::Dir)
+        self.inodes().get(id).is_some_and(|node| node.attr.kind == Kind::Dir)
     }
 
     fn may_replace(&self, nodes: &mut InodeTable, id: u64, other: u64, no_replace: bool) -> Result<()> {
@@ -329,20 +335,20 @@ impl Core {
             }
         }
         if let Some(other) = replaced {
-            self.nameless(nodes, other)?;
+            self.drop_if_nameless(nodes, other)?;
         }
         let node = nodes.get(id);
         match node.and_then(|node| node.file) {
             Some(file) => {
                 self.cache.update_file(file, |record| record.path = paths.1.clone()).map_err(errno_of)
             }
-            None if node.is_some_and(|node| node.attr.kind == Kind::Dir) => self.moved_below(paths),
+            None if node.is_some_and(|node| node.attr.kind == Kind::Dir) => self.move_files_below(paths),
             None => Ok(()),
         }
     }
 
     /// Updates the paths of files in a directory that moved.
-    fn moved_below(&self, paths: &(RelPath, RelPath)) -> Result<()> {
+    fn move_files_below(&self, paths: &(RelPath, RelPath)) -> Result<()> {
         for (file, record) in self.cache.files() {
             if let Some(path) = record.path.moved(&paths.0, &paths.1) {
                 self.cache.update_file(file, |record| record.path = path).map_err(errno_of)?;
@@ -353,12 +359,12 @@ impl Core {
 
     pub(in crate::client) fn link(&self, id: u64, parent: u64, name: &Name) -> Result<()> {
         let (from, path) = {
-            let nodes = self.nodes();
-            (nodes.path(id).ok_or(Errno::ENOENT)?, nodes.path_of(parent, name).map_err(no_name)?)
+            let nodes = self.inodes();
+            (nodes.path(id).ok_or(Errno::ENOENT)?, nodes.path_of(parent, name).map_err(errno_of_path_error)?)
         };
         let op = Op::Link { from, path: path.clone() };
-        if self.later(&path, &[parent])? {
-            let mut nodes = self.nodes();
+        if self.is_deferred(&path, &[parent])? {
+            let mut nodes = self.inodes();
             if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
                 return Err(Errno::EEXIST);
             }
@@ -367,9 +373,9 @@ impl Core {
             self.linked(&mut nodes, id, parent, name);
             return Ok(());
         }
-        let attr = self.make(op)?;
-        self.linked(&mut self.nodes(), id, parent, name);
-        attr.into_iter().for_each(|attr| self.own_change(id, attr));
+        let attr = self.make_change_now(op)?;
+        self.linked(&mut self.inodes(), id, parent, name);
+        attr.into_iter().for_each(|attr| self.adopt_own_change(id, attr));
         Ok(())
     }
 
@@ -393,9 +399,9 @@ impl Core {
         owner: (Option<u32>, Option<u32>),
         mtime: Option<Time>,
     ) -> Result<()> {
-        let path = self.nodes().path(id);
-        let (uid, gid) = self.owner_there(owner.0, owner.1)?;
-        let file = self.nodes().get(id).ok_or(Errno::ESTALE)?.file;
+        let path = self.inodes().path(id);
+        let (uid, gid) = self.server_owner(owner.0, owner.1)?;
+        let file = self.inodes().get(id).ok_or(Errno::ESTALE)?.file;
         let dirty = file.and_then(|file| self.cache.file(file)).is_some_and(|record| record.dirty);
         let mut mtime = mtime;
         if let (Some(time), Some(file), true) = (mtime, file, dirty) {
@@ -410,9 +416,9 @@ impl Core {
         let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime };
         let attr = match self.policy_of(&path) {
             Policy::None => return Err(Errno::EROFS),
-            Policy::Through => self.make(op)?,
+            Policy::Through => self.make_change_now(op)?,
             Policy::Back => {
-                let mut nodes = self.nodes();
+                let mut nodes = self.inodes();
                 let number = self.cache.add_op(op).map_err(errno_of)?;
                 if let Some(node) = nodes.get_mut(id) {
                     // Can be cancelled only together with the creation.
@@ -430,15 +436,15 @@ impl Core {
             }
         };
         if let Some(attr) = attr {
-            self.own_change(id, attr);
+            self.adopt_own_change(id, attr);
         }
         Ok(())
     }
 
     /// Adopts attributes after a change by this client: the content is unchanged.
-    pub(in crate::client) fn own_change(&self, id: u64, attr: Attr) {
+    pub(in crate::client) fn adopt_own_change(&self, id: u64, attr: Attr) {
         let file = {
-            let mut nodes = self.nodes();
+            let mut nodes = self.inodes();
             let Some(node) = nodes.get_mut(id).filter(|node| node.attr.ident == attr.ident) else { return };
             node.attr = attr;
             node.file

@@ -7,7 +7,7 @@
 use crate::client::{content::fetcher::FetchSubject, session::Core};
 use crate::{
     cache::FileId,
-    hint_file::{Hint, LONGEST, name_of},
+    hint_file::{Hint, MAX_LEN, name_of},
     proto::{Kind, Version},
 };
 use std::{
@@ -16,31 +16,31 @@ use std::{
 };
 
 /// Smallest file for which a hint is looked up.
-const LEAST: u64 = 1 << 20;
+const MIN_FILE_SIZE: u64 = 1 << 20;
 
 /// A hint, and the version of the hint file.
-type Known = (Version, Arc<Hint>);
+type VersionedHint = (Version, Arc<Hint>);
 
 /// Hints by the file that they describe.
 #[derive(Default)]
 pub(in crate::client) struct Hints {
-    known: Mutex<HashMap<FileId, Known>>,
+    known: Mutex<HashMap<FileId, VersionedHint>>,
 }
 
 impl Hints {
-    fn known(&self) -> MutexGuard<'_, HashMap<FileId, Known>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<FileId, VersionedHint>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Core {
     /// The hint of a file, if there is one.
-    pub(in crate::client) fn note_beside(&self, id: u64, file: FileId, size: u64) -> Option<Arc<Hint>> {
-        if size < LEAST {
+    pub(in crate::client) fn hint_of(&self, id: u64, file: FileId, size: u64) -> Option<Arc<Hint>> {
+        if size < MIN_FILE_SIZE {
             return None;
         }
         let (parent, name, owner) = {
-            let mut nodes = self.nodes();
+            let mut nodes = self.inodes();
             let node = nodes.get(id)?;
             let (parent, name) = node.names.first()?.clone();
             let (name, owner) = (name_of(&name)?, node.attr.uid);
@@ -53,16 +53,16 @@ impl Core {
             (parent, name, owner)
         };
         let beside = self.lookup(parent, &name).ok();
-        let attr = beside.and_then(|beside| Some(self.nodes().get(beside)?.attr));
+        let attr = beside.and_then(|beside| Some(self.inodes().get(beside)?.attr));
         let (Some(beside), Some(attr)) = (beside, attr) else {
-            self.notes.known().remove(&file);
+            self.hints.known().remove(&file);
             return None;
         };
         // Another user may create files in the directory, but must not declare what this file contains.
-        if attr.kind != Kind::File || attr.size > LONGEST || attr.uid != owner {
+        if attr.kind != Kind::File || attr.size > MAX_LEN || attr.uid != owner {
             return None;
         }
-        if let Some((version, note)) = self.notes.known().get(&file)
+        if let Some((version, note)) = self.hints.known().get(&file)
             && *version == attr.version()
         {
             return Some(note.clone());
@@ -71,26 +71,26 @@ impl Core {
         match Hint::parse(&bytes) {
             Ok(note) => {
                 let note = Arc::new(note);
-                self.notes.known().insert(file, (attr.version(), note.clone()));
+                self.hints.known().insert(file, (attr.version(), note.clone()));
                 Some(note)
             }
             Err(error) => {
-                let path = self.nodes().path(id).unwrap_or_default();
+                let path = self.inodes().path(id).unwrap_or_default();
                 self.event(format!("{path}: its hint file is invalid: {error}"));
-                self.notes.known().insert(file, (attr.version(), Arc::default()));
+                self.hints.known().insert(file, (attr.version(), Arc::default()));
                 None
             }
         }
     }
 
     /// Stores the blocks that are zero according to the hint in the cache, and returns the others.
-    pub(in crate::client) fn without_zeros(&self, source: &FetchSubject, blocks: &[u64]) -> Vec<u64> {
-        let note = self.notes.known().get(&source.file).map(|(_, note)| note.clone());
+    pub(in crate::client) fn fill_zeros(&self, source: &FetchSubject, blocks: &[u64]) -> Vec<u64> {
+        let note = self.hints.known().get(&source.file).map(|(_, note)| note.clone());
         let Some(note) = note.filter(|note| !note.zeros.is_empty()) else { return blocks.to_vec() };
         // Read the epoch first, so that the fill is void if the content changes meanwhile.
         let (epoch, record) = (self.cache.epoch(source.file), self.cache.file(source.file));
         let (Some(epoch), Some(record)) = (epoch, record) else { return blocks.to_vec() };
-        if note.of != Some((record.base.size, record.base.mtime)) {
+        if note.version != Some((record.base.size, record.base.mtime)) {
             return blocks.to_vec();
         }
         let size = self.cache.block_size();

@@ -23,13 +23,13 @@ use whimbrel_fuse::{Errno, ROOT};
 
 const VERSION: u32 = 1;
 /// Most blocks recorded in one session: 4 GiB in blocks of 64 KiB.
-const BLOCKS: usize = 65_536;
+const MAX_BLOCKS: usize = 65_536;
 /// Longest history file that is read.
-const LONGEST: u64 = 4 << 20;
+const MAX_FILE_SIZE: u64 = 4 << 20;
 /// Bytes fetched at once: few, so that other requests do not wait for them.
-const PIECE: u64 = 128 << 10;
+const REQUEST_SIZE: u64 = 128 << 10;
 /// Time between checks whether a program waits.
-const ASIDE: Duration = Duration::from_millis(5);
+const WAIT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Adjacent blocks of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,10 +57,10 @@ pub(in crate::client) struct ReadHistory {
 
 impl ReadHistory {
     /// Records that blocks `first..=last` were read.
-    pub(in crate::client) fn note(&mut self, file: FileId, first: u64, last: u64) {
+    pub(in crate::client) fn record(&mut self, file: FileId, first: u64, last: u64) {
         let seen = self.seen.entry(file).or_default();
         for block in first..=last {
-            if self.blocks >= BLOCKS || !seen.insert(block) {
+            if self.blocks >= MAX_BLOCKS || !seen.insert(block) {
                 continue;
             }
             self.blocks += 1;
@@ -74,8 +74,8 @@ impl ReadHistory {
 
 fn load(path: &Path, block: u64) -> io::Result<Vec<Run>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(LONGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LONGEST {
+    fs::File::open(path)?.take(MAX_FILE_SIZE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_SIZE {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
     let record: Record = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
@@ -85,8 +85,8 @@ fn load(path: &Path, block: u64) -> io::Result<Vec<Run>> {
 
 impl Core {
     /// Stores the read history for the next session; an older one stays if nothing was read.
-    pub(in crate::client) fn keep_reads(&self) -> io::Result<()> {
-        let order = self.reading().order.clone();
+    pub(in crate::client) fn save_read_history(&self) -> io::Result<()> {
+        let order = self.read_history().order.clone();
         let named = |(file, first, count): (FileId, u64, u32)| {
             let path = self.cache.file(file).filter(|record| !record.removed)?.path;
             (!path.is_root()).then_some(Run { path, first, count })
@@ -101,7 +101,7 @@ impl Core {
     }
 
     /// Prefetches the blocks that an earlier session read, in a thread of its own.
-    pub(in crate::client) fn record_reads(self: &Arc<Self>) {
+    pub(in crate::client) fn prefetch_read_history(self: &Arc<Self>) {
         if !self.options.has_cache() {
             return;
         }
@@ -128,15 +128,15 @@ impl Core {
                         return;
                     };
                     // The names may be on their way, and then need not be requested one by one.
-                    if core.link.somebody_waits() || core.walking.load(Ordering::Acquire) {
+                    if core.connection.has_waiters() || core.walking.load(Ordering::Acquire) {
                         drop(core);
-                        thread::sleep(ASIDE);
+                        thread::sleep(WAIT_INTERVAL);
                         continue;
                     }
                     let size = core.cache.block_size();
-                    let next = end.min(at + (PIECE / size).max(1));
+                    let next = end.min(at + (REQUEST_SIZE / size).max(1));
                     let bytes = (next - at) * size;
-                    if bytes > room || !core.link.is_up() {
+                    if bytes > room || !core.connection.is_up() {
                         return;
                     }
                     room -= bytes;
@@ -153,19 +153,21 @@ impl Core {
     fn prefetch(&self, path: &RelPath, blocks: std::ops::Range<u64>) -> Result<u64, Errno> {
         let mut id = ROOT;
         for part in path.as_bytes().split(|byte| *byte == b'/') {
-            id = self
-                .lookup(id, &Name::new(part).map_err(crate::client::namespace::directory_cache::no_name)?)?;
+            id = self.lookup(
+                id,
+                &Name::new(part).map_err(crate::client::namespace::directory_cache::errno_of_path_error)?,
+            )?;
         }
-        if self.nodes().get(id).is_none_or(|node| node.attr.kind != Kind::File) {
+        if self.inodes().get(id).is_none_or(|node| node.attr.kind != Kind::File) {
             return Err(Errno::EINVAL);
         }
         let file = self.file_of(id)?;
-        let source = self.source(id, file).ok_or(Errno::ESTALE)?;
+        let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
         let (size, end) = (self.cache.block_size(), source.size.div_ceil(self.cache.block_size()));
         let missing: Vec<u64> = (blocks.start..blocks.end.min(end))
             .filter(|block| !self.cache.has_block(file, *block, source.size))
             .collect();
-        debug_assert!(missing.len() as u64 * size <= PIECE.max(size));
+        debug_assert!(missing.len() as u64 * size <= REQUEST_SIZE.max(size));
         for flight in self.fetch(&source, &missing, true) {
             flight.wait().map_err(|fail| fail.errno())?;
         }
@@ -181,11 +183,11 @@ mod tests {
     fn reads_are_noted_once_in_their_order_and_no_more_than_fit() {
         let mut reads = ReadHistory::default();
         for (file, first, last) in [(1, 5, 6), (1, 7, 7), (2, 0, 0), (1, 5, 9), (1, 3, 3)] {
-            reads.note(file, first, last);
+            reads.record(file, first, last);
         }
         assert_eq!(reads.order, [(1, 5, 3), (2, 0, 1), (1, 8, 2), (1, 3, 1)]);
-        reads.note(3, 0, 10 * BLOCKS as u64);
-        assert_eq!(reads.order.iter().map(|(.., count)| *count as usize).sum::<usize>(), BLOCKS);
+        reads.record(3, 0, 10 * MAX_BLOCKS as u64);
+        assert_eq!(reads.order.iter().map(|(.., count)| *count as usize).sum::<usize>(), MAX_BLOCKS);
     }
 
     #[test]
@@ -202,7 +204,7 @@ mod tests {
         assert_eq!(load(&path, 4096).unwrap(), []);
         fs::write(&path, [0xff; 100]).unwrap();
         assert!(load(&path, 4096).is_err());
-        fs::write(&path, vec![0; LONGEST as usize + 1]).unwrap();
+        fs::write(&path, vec![0; MAX_FILE_SIZE as usize + 1]).unwrap();
         assert!(load(&path, 4096).is_err());
     }
 }

@@ -8,29 +8,36 @@
 use std::ops::Range;
 
 /// Initial window of a sequence, in blocks.
-const FIRST: u64 = 4;
+const INITIAL_WINDOW: u64 = 4;
 /// Smallest window, in reads.
-const AHEAD: u64 = 2;
+const MIN_WINDOW_READS: u64 = 2;
 /// Number of strides fetched ahead.
 const STRIDES: u64 = 8;
 
 /// Access pattern of an open file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::client) struct Reader {
-    most: u64,
+    max_blocks: u64,
     last: Option<u64>,
     step: i64,
     /// Number of equal steps in succession.
-    steady: u32,
+    equal_steps: u32,
     window: u64,
     /// End of the blocks that a sequence has requested.
-    ahead: u64,
+    requested_to: u64,
 }
 
 impl Reader {
     /// A reader that fetches at most `most` blocks ahead.
     pub(in crate::client) fn new(most: u64) -> Self {
-        Self { most: most.max(1), last: None, step: 0, steady: 0, window: FIRST, ahead: 0 }
+        Self {
+            max_blocks: most.max(1),
+            last: None,
+            step: 0,
+            equal_steps: 0,
+            window: INITIAL_WINDOW,
+            requested_to: 0,
+        }
     }
 
     /// Records a read of blocks `first..=last` of `total`; returns the blocks to fetch ahead.
@@ -53,17 +60,18 @@ impl Reader {
             // Reading the same block again changes nothing.
             return Vec::new();
         }
-        self.steady = if step == self.step || before.is_none() { self.steady.saturating_add(1) } else { 0 };
+        self.equal_steps =
+            if step == self.step || before.is_none() { self.equal_steps.saturating_add(1) } else { 0 };
         self.step = step;
         match step {
             1 => self.sequence(first, last, total),
             2.. if before.is_some_and(|before| self.is_within(first, before)) => {
                 self.sequence(first, last, total)
             }
-            _ if self.steady >= 2 => self.strides(first, last, total),
+            _ if self.equal_steps >= 2 => self.strides(first, last, total),
             _ => {
-                self.window = FIRST;
-                self.ahead = 0;
+                self.window = INITIAL_WINDOW;
+                self.requested_to = 0;
                 Vec::new()
             }
         }
@@ -71,26 +79,26 @@ impl Reader {
 
     /// Whether a sequence that was read up to `before` requested this block lately.
     fn is_within(&self, first: u64, before: u64) -> bool {
-        self.ahead > before && (before.saturating_sub(self.window)..self.ahead).contains(&first)
+        self.requested_to > before && (before.saturating_sub(self.window)..self.requested_to).contains(&first)
     }
 
     fn sequence(&mut self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
         // Large reads would soon pass a small window, and wait again each time.
-        self.window = self.window.max(AHEAD * (last + 1 - first)).min(self.most);
-        let from = self.ahead.max(last + 1);
+        self.window = self.window.max(MIN_WINDOW_READS * (last + 1 - first)).min(self.max_blocks);
+        let from = self.requested_to.max(last + 1);
         // Extend when half of the window is used up, in one large request.
         if from > last + 1 + self.window / 2 {
             return Vec::new();
         }
         let to = (last + 1 + self.window).min(total);
-        self.window = (self.window * 2).min(self.most);
-        self.ahead = to.max(from);
+        self.window = (self.window * 2).min(self.max_blocks);
+        self.requested_to = to.max(from);
         (from < to).then_some(from..to).into_iter().collect()
     }
 
     fn strides(&self, first: u64, last: u64, total: u64) -> Vec<Range<u64>> {
         let len = last - first + 1;
-        let ahead = (1..=STRIDES.min(self.most)).filter_map(|number| {
+        let ahead = (1..=STRIDES.min(self.max_blocks)).filter_map(|number| {
             // The step is from the end of one read to the start of the next.
             let distance = (self.step + len as i64 - 1).checked_mul(number as i64)?;
             let start = first.checked_add_signed(distance)?;
@@ -122,10 +130,10 @@ mod tests {
         let mut reader = Reader::new(64);
         for number in 0..8 {
             let (first, last) = (number * 16, number * 16 + 15);
-            let before = reader.ahead;
+            let before = reader.requested_to;
             reader.read(first, last, 10_000);
             assert!(number == 0 || before > last, "{number}: {before} blocks were fetched before");
-            assert!(reader.ahead >= last + 1 + 16 && reader.ahead <= last + 1 + 64);
+            assert!(reader.requested_to >= last + 1 + 16 && reader.requested_to <= last + 1 + 64);
         }
     }
 

@@ -12,7 +12,7 @@ use std::{fs, io, os::unix::fs::FileExt, path::PathBuf};
 
 impl Core {
     /// Handles a server version that differs from the one of the clean pages here.
-    pub(in crate::client) fn server_changed(&self, file: FileId, attr: &Attr) {
+    pub(in crate::client) fn adopt_or_conflict(&self, file: FileId, attr: &Attr) {
         let Some(record) = self.cache.file(file) else { return };
         if record.dirty {
             self.conflict(file, "the file was changed on the server by somebody else");
@@ -55,45 +55,45 @@ impl Core {
                 return;
             }
         }
-        if let Err(error) = self.cache.forget(file) {
+        if let Err(error) = self.cache.remove_file(file) {
             errno_of(error);
         }
         if let Some(ident) = record.ident {
             self.known_files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&ident);
         }
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         for id in nodes.ids() {
             if let Some(node) = nodes.get_mut(id).filter(|node| node.file == Some(file)) {
                 node.file = None;
                 node.mtime = None;
                 node.epoch = None;
-                node.parted = node.opens > 0;
-                self.kernel_forgets(id);
+                node.conflicted = node.opens > 0;
+                self.invalidate_kernel_pages(id);
             }
         }
-        nodes.doubt();
+        nodes.expire_all();
     }
 
     /// Drops the kernel's cached pages of a file, in another thread because the kernel may be waiting for
     /// this one.
-    pub(in crate::client) fn kernel_forgets(&self, id: u64) {
+    pub(in crate::client) fn invalidate_kernel_pages(&self, id: u64) {
         if let Some(notifier) = self.notifier.get().cloned() {
-            self.link.runtime().spawn_blocking(move || {
+            self.connection.runtime().spawn_blocking(move || {
                 // An error means that the kernel had nothing cached.
-                let _ = notifier.changed(id, 0, 0);
+                let _ = notifier.invalidate_inode(id, 0, 0);
             });
         }
     }
 
     /// Invalidates names that the kernel caches as absent, in another thread because it may be waiting for
     /// this one.
-    pub(in crate::client) fn kernel_looks_again(&self) {
-        let names = self.nodes().appeared();
+    pub(in crate::client) fn invalidate_kernel_names(&self) {
+        let names = self.inodes().take_appeared();
         if let Some(notifier) = self.notifier.get().cloned().filter(|_| !names.is_empty()) {
-            self.link.runtime().spawn_blocking(move || {
+            self.connection.runtime().spawn_blocking(move || {
                 for (parent, name) in names {
                     // An error means that the kernel had nothing cached.
-                    let _ = notifier.renamed(parent, name.as_os());
+                    let _ = notifier.invalidate_entry(parent, name.as_os());
                 }
             });
         }
@@ -110,20 +110,20 @@ impl Core {
         let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         copy.set_len(record.size)?;
         // A large file may have few blocks here: only these are read.
-        for block in self.cache.held_blocks(file) {
-            self.keep_block(file, record, block, &copy)?;
+        for block in self.cache.cached_blocks(file) {
+            self.copy_block(file, record, block, &copy)?;
         }
         copy.sync_all()?;
         fs::File::open(&folder)?.sync_all()?;
         Ok(path)
     }
 
-    fn keep_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {
+    fn copy_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {
         let (start, mut page) = (block * self.cache.block_size(), [0; PAGE]);
         for at in (start..(start + self.cache.block_size()).min(record.size)).step_by(PAGE) {
             let len = (record.size - at).min(PAGE as u64) as usize;
             match self.cache.read(file, at, &mut page[..len]) {
-                Ok(CacheRead::Here) => copy.write_all_at(&page[..len], at)?,
+                Ok(CacheRead::Complete) => copy.write_all_at(&page[..len], at)?,
                 // A page that was never here becomes a hole; a damaged one as well, with an event.
                 Ok(CacheRead::Missing(_)) => {}
                 Err(CacheError::Damaged { offset }) => self.event(format!(

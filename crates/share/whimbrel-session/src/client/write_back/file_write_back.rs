@@ -29,19 +29,19 @@ use tokio::{sync::Semaphore, task::JoinSet};
 use whimbrel_fuse::{Errno, Result};
 
 /// Blocks of one file in transit at once.
-const UNDER_WAY: usize = 32;
+const MAX_BLOCKS_IN_TRANSIT: usize = 32;
 /// Blocks of a file sent before the server is asked to sync it.
-const PART: usize = 256;
+const SYNC_BLOCKS: usize = 256;
 /// Attempts to send a file if the server may have been restarted in the middle.
 const TRIES: usize = 8;
 /// Stamps remembered of attempts with an unknown result.
-const STAMPS: usize = 16;
+const MAX_STAMPS: usize = 16;
 /// Files in transit at once.
-const FILES: usize = 32;
+const MAX_FILES_IN_TRANSIT: usize = 32;
 /// Interval between checks whether a write-back is due.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time until a file that the server refused is tried again.
-const REFUSED: Duration = Duration::from_secs(30);
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 struct State {
@@ -50,7 +50,7 @@ struct State {
     renames: HashSet<u64>,
     sending: HashSet<u64>,
     /// Changes that the server made but may not have synced, and the directories that they modified.
-    made: Vec<(u64, Vec<RelPath>)>,
+    unsynced: Vec<(u64, Vec<RelPath>)>,
     since: HashMap<FileId, Instant>,
     oldest: Option<Instant>,
     refused: HashMap<FileId, Instant>,
@@ -62,7 +62,7 @@ struct State {
 pub(in crate::client) struct WriteBack {
     state: Mutex<State>,
     wake: Condvar,
-    turn: Mutex<()>,
+    lock: Mutex<()>,
     queued: AtomicU64,
     renames: AtomicU64,
     changes: AtomicU64,
@@ -119,7 +119,7 @@ impl WriteBack {
     }
 
     /// Replaces unsent changes by merged ones.
-    pub(in crate::client) fn folded(&self, folded: &MergedChanges) {
+    pub(in crate::client) fn changes_merged(&self, folded: &MergedChanges) {
         let mut state = self.state();
         for (number, op) in &folded.now {
             if matches!(op, Op::Unlink { .. }) {
@@ -139,8 +139,8 @@ impl WriteBack {
     }
 
     /// Locks the write-back: one runs at a time.
-    pub(in crate::client) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(in crate::client) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(in crate::client) fn has_renames(&self) -> bool {
@@ -153,7 +153,7 @@ impl WriteBack {
     }
 
     /// Marks a change as sent; true if it may have been sent before.
-    pub(in crate::client) fn sends(&self, number: u64) -> bool {
+    pub(in crate::client) fn mark_sending(&self, number: u64) -> bool {
         let mut state = self.state();
         // A change without an inode is of an earlier session.
         let old = state.queue.get(&number) == Some(&0);
@@ -161,17 +161,17 @@ impl WriteBack {
     }
 
     /// Records that the server made a change; returns its inode.
-    pub(in crate::client) fn made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
-        self.state().made.push((number, dirs));
+    pub(in crate::client) fn change_made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
+        self.state().unsynced.push((number, dirs));
         self.done(number)
     }
 
     pub(in crate::client) fn unconfirmed(&self) -> Vec<(u64, Vec<RelPath>)> {
-        self.state().made.clone()
+        self.state().unsynced.clone()
     }
 
     pub(in crate::client) fn confirmed(&self) {
-        self.state().made.clear();
+        self.state().unsynced.clear();
     }
 
     /// Removes a change from the queue; returns its inode.
@@ -189,7 +189,7 @@ impl WriteBack {
         node
     }
 
-    pub(in crate::client) fn wrote(&self, file: FileId) {
+    pub(in crate::client) fn file_written(&self, file: FileId) {
         self.state().since.entry(file).or_insert_with(Instant::now);
     }
 
@@ -212,7 +212,7 @@ impl WriteBack {
         std::thread::spawn(move || {
             while let Some(core) = weak.upgrade() {
                 let state = core.writeback.state();
-                let waited = core.writeback.wake.wait_timeout(state, LOOK);
+                let waited = core.writeback.wake.wait_timeout(state, POLL_INTERVAL);
                 if waited.unwrap_or_else(PoisonError::into_inner).0.stopped {
                     return;
                 }
@@ -229,7 +229,7 @@ impl WriteBack {
 pub(in crate::client) struct FileWriteBack {
     pub(in crate::client) file: FileId,
     pub(in crate::client) record: FileRecord,
-    pub(in crate::client) wanted: FileRef,
+    pub(in crate::client) file_ref: FileRef,
     stamp: Time,
     pub(in crate::client) expect: Vec<Time>,
     /// Content epoch of the file at the start.
@@ -240,7 +240,7 @@ pub(in crate::client) struct FileWriteBack {
 
 impl Core {
     fn is_due(&self) -> bool {
-        if !self.link.is_up() {
+        if !self.connection.is_up() {
             return false;
         }
         let stats = self.cache.stats();
@@ -249,8 +249,8 @@ impl Core {
         }
         let Some(delay) = self.settings().delay.map(Duration::from_secs) else { return false };
         let state = self.writeback.state();
-        let refused = |file: &FileId| state.refused.get(file).is_some_and(|at| at.elapsed() < REFUSED);
-        !state.made.is_empty()
+        let refused = |file: &FileId| state.refused.get(file).is_some_and(|at| at.elapsed() < REFUSED_RETRY);
+        !state.unsynced.is_empty()
             || state.oldest.is_some_and(|at| at.elapsed() >= delay)
             || state.since.iter().any(|(file, at)| at.elapsed() >= delay && !refused(file))
     }
@@ -290,15 +290,15 @@ impl Core {
         files: Vec<FileId>,
         then: impl FnOnce(Result<()>) -> T,
     ) -> T {
-        let _turn = self.writeback.turn();
-        let drained = self.drain().map_err(errno_of_fail);
+        let _turn = self.writeback.lock();
+        let drained = self.send_changes().map_err(errno_of_fail);
         then(drained.and_then(|()| self.send_files(files, false)))
     }
 
     /// Writes everything back; with `durable` it is on the server's disk when this returns.
     pub(in crate::client) fn flush_all(&self, durable: bool) -> Result<()> {
-        let _turn = self.writeback.turn();
-        self.drain().map_err(errno_of_fail)?;
+        let _turn = self.writeback.lock();
+        self.send_changes().map_err(errno_of_fail)?;
         let dirty = self.cache.dirty_files();
         self.writeback.state().since.retain(|file, _| dirty.contains(file));
         self.send_files(dirty, durable)
@@ -321,14 +321,14 @@ impl Core {
                 // The stamps by which this client's own changes are recognised after a crash of this host.
                 self.cache.sync().map_err(errno_of)?;
             }
-            for (file, content, sent) in self.link.runtime().block_on(self.send_all(sendings)) {
+            for (file, content, sent) in self.connection.runtime().block_on(self.send_all(sendings)) {
                 match sent {
-                    Err(CallFailure::Old) => files.push(file),
-                    sent => first = first.and(self.outcome(file, content, sent)),
+                    Err(CallFailure::Outdated) => files.push(file),
+                    sent => first = first.and(self.apply_result(file, content, sent)),
                 }
             }
         }
-        files.iter().for_each(|file| self.writeback.wrote(*file));
+        files.iter().for_each(|file| self.writeback.file_written(*file));
         if files.is_empty() { first } else { Err(Errno::EIO) }
     }
 
@@ -336,7 +336,7 @@ impl Core {
         &self,
         sendings: Vec<FileWriteBack>,
     ) -> Vec<(FileId, u64, std::result::Result<Attr, CallFailure>)> {
-        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(FILES)));
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(MAX_FILES_IN_TRANSIT)));
         for sending in sendings {
             let Some(core) = self.me.upgrade() else { break };
             let places = places.clone();
@@ -354,21 +354,21 @@ impl Core {
         let dirty =
             |file| self.cache.file(file).filter(|record: &FileRecord| record.dirty && !record.removed);
         let Some(record) = dirty(file) else { return Ok(None) };
-        let Some(ident) = record.ident else { return self.unmade(file) };
-        if self.compares() {
-            self.cache.spare_cut(file).map_err(errno_of)?;
+        let Some(ident) = record.ident else { return self.handle_uncreated(file) };
+        if self.can_compare() {
+            self.cache.avoid_truncation(file).map_err(errno_of)?;
         }
         let content = self.cache.content_epoch(file).unwrap_or_default();
         // Read it again, so that the record is not older than the epoch.
         let Some(record) = self.cache.file(file) else { return Ok(None) };
         // Each attempt has its own stamp: a delayed write of an earlier attempt must not overwrite this one.
-        let again = record.stamps.last().filter(|_| record.stamps.len() >= STAMPS);
+        let again = record.stamps.last().filter(|_| record.stamps.len() >= MAX_STAMPS);
         let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
         let expect = self.expect(file, &record, stamp)?;
         self.writeback.state().since.remove(&file);
         let durable = durable || self.policy_of(&record.path) == Policy::Back;
         let wanted = FileRef { path: record.path.clone(), ident };
-        Ok(Some(FileWriteBack { file, record, wanted, stamp, expect, content, durable }))
+        Ok(Some(FileWriteBack { file, record, file_ref: wanted, stamp, expect, content, durable }))
     }
 
     /// Modification times that the file may have on the server, including `stamp`, which is recorded as this
@@ -382,7 +382,7 @@ impl Core {
         let mut stamps = record.stamps.clone();
         stamps.retain(|known| *known != stamp);
         stamps.push(stamp);
-        let old = stamps.len().saturating_sub(STAMPS);
+        let old = stamps.len().saturating_sub(MAX_STAMPS);
         stamps.drain(..old);
         let expect = std::iter::once(record.base.mtime).chain(stamps.iter().copied()).collect();
         self.cache.update_file(file, |record| record.stamps = stamps).map_err(errno_of)?;
@@ -391,10 +391,10 @@ impl Core {
 
     /// Handles a file that the server has not created: if no queued change will create it, because of a crash
     /// in between, its content becomes a conflict.
-    fn unmade(&self, file: FileId) -> Result<Option<FileWriteBack>> {
+    fn handle_uncreated(&self, file: FileId) -> Result<Option<FileWriteBack>> {
         let comes = {
             // A thread that creates or removes a file holds the inodes until journal and queue agree.
-            let _nodes = self.nodes();
+            let _nodes = self.inodes();
             let record = self.cache.file(file).filter(|record| record.ident.is_none());
             record
                 .is_none_or(|record| record.made_by.is_some_and(|by| self.writeback.waiting().contains(&by)))
@@ -420,14 +420,14 @@ impl Core {
             // A second attempt must not truncate away the content that is sent next.
             let noted =
                 self.cache.update_file(sending.file, |record| record.base.size = at.min(record.base.size));
-            noted.map_err(|error| self.damaged(&sending, &error))?;
+            noted.map_err(|error| self.report_unsendable(&sending, &error))?;
         }
-        for part in rest.chunks(PART) {
+        for part in rest.chunks(SYNC_BLOCKS) {
             self.send_part(&sending, part, (None, false)).await?;
         }
         // The last block carries the size; for a small file it is the only request.
         let sent = self.send_part(&sending, last.as_slice(), (cut, true)).await?;
-        sent.ok_or(CallFailure::Nonsense)
+        sent.ok_or(CallFailure::InvalidReply)
     }
 
     /// Sends blocks, and marks them clean when the server has them as required. The `last` part, of one block
@@ -439,9 +439,9 @@ impl Core {
         blocks: &[u64],
         (cut, last): (Option<u64>, bool),
     ) -> std::result::Result<Option<Attr>, CallFailure> {
-        let server = self.link.breaks();
-        let there = Arc::new(self.what_is_there(sending, blocks).await);
-        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(UNDER_WAY)));
+        let server = self.connection.breaks();
+        let there = Arc::new(self.server_digests(sending, blocks).await);
+        let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(MAX_BLOCKS_IN_TRANSIT)));
         for block in blocks.iter().copied() {
             let (core, sending, places) = (self.clone(), sending.clone(), places.clone());
             let there = there.clone();
@@ -462,16 +462,16 @@ impl Core {
             attr = Some(self.clone().send_piece(sending.clone(), cut, size, 0, &[]).await?);
         }
         if sending.durable {
-            let body = Sync { file: sending.wanted.clone() };
-            self.link.ask::<SyncCall, _>(body, Bytes::new(), None).await.0?;
-            if self.link.breaks() != server {
+            let body = Sync { file: sending.file_ref.clone() };
+            self.connection.send::<SyncCall, _>(body, Bytes::new(), None).await.0?;
+            if self.connection.breaks() != server {
                 // A restarted server may have lost the writes that this sync was to cover.
-                return Err(CallFailure::Old);
+                return Err(CallFailure::Outdated);
             }
         }
         for (dirty, seen) in sent {
-            let noted = self.cache.flushed(sending.file, sending.content, &dirty, seen);
-            noted.map_err(|error| self.damaged(sending, &error))?;
+            let noted = self.cache.mark_sent(sending.file, sending.content, &dirty, seen);
+            noted.map_err(|error| self.report_unsendable(sending, &error))?;
         }
         Ok(attr)
     }
@@ -485,12 +485,12 @@ impl Core {
     ) -> std::result::Result<Option<(Option<Attr>, DirtyBlock)>, CallFailure> {
         let taken = match self.cache.take_dirty(sending.file, block) {
             // The file was removed meanwhile.
-            Err(CacheError::Unknown) => None,
-            taken => taken.map_err(|error| self.damaged(&sending, &error))?,
+            Err(CacheError::NoSuchFile) => None,
+            taken => taken.map_err(|error| self.report_unsendable(&sending, &error))?,
         };
         let Some(mut dirty) = taken else { return Ok(None) };
         let mut attr = None;
-        let runs = self.spare(&sending, there, std::mem::take(&mut dirty.runs));
+        let runs = self.differing_runs(&sending, there, std::mem::take(&mut dirty.runs));
         for (number, (offset, run)) in runs.iter().enumerate() {
             let size = (last && number + 1 == runs.len()).then_some(dirty.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut.take(), size, *offset, run).await?);
@@ -507,9 +507,9 @@ impl Core {
         offset: u64,
         content: &[u8],
     ) -> std::result::Result<Attr, CallFailure> {
-        let (pages, packed) = pack_pages(content, self.link.level().map(i32::from));
+        let (pages, packed) = pack_pages(content, self.connection.compression_level().map(i32::from));
         let write = Write {
-            file: sending.wanted.clone(),
+            file: sending.file_ref.clone(),
             offset,
             expect: sending.expect.clone(),
             stamp: sending.stamp,
@@ -517,17 +517,17 @@ impl Core {
             size,
             pages,
         };
-        let (grown, _) = self.link.ask::<WriteCall, _>(write, packed.into(), None).await.0?;
+        let (grown, _) = self.connection.send::<WriteCall, _>(write, packed.into(), None).await.0?;
         if sending.expect.len() > 2 {
             // Delayed writes of earlier attempts are refused from now on.
             let noted = self.cache.update_file(sending.file, |record| record.stamps = vec![sending.stamp]);
-            noted.map_err(|error| self.damaged(&sending, &error))?;
+            noted.map_err(|error| self.report_unsendable(&sending, &error))?;
         }
         Ok(grown.attr)
     }
 
     /// Applies the result of a write-back to the file.
-    fn outcome(
+    fn apply_result(
         &self,
         file: FileId,
         content: u64,
@@ -544,9 +544,9 @@ impl Core {
                 Err(Errno::ESTALE)
             }
             Err(fail) => {
-                self.writeback.wrote(file);
+                self.writeback.file_written(file);
                 if let CallFailure::Refused(refusal) = &fail {
-                    self.once(file, &format!("the server refused the written data: {}", refusal.text));
+                    self.report_once(file, &format!("the server refused the written data: {}", refusal.text));
                 }
                 Err(fail.errno())
             }
@@ -554,19 +554,19 @@ impl Core {
     }
 
     /// Reports once why a file is not written back, until it is.
-    fn once(&self, file: FileId, why: &str) {
+    fn report_once(&self, file: FileId, why: &str) {
         let path = self.cache.file(file).map(|record| record.path).unwrap_or_default();
         if self.writeback.state().refused.insert(file, Instant::now()).is_none() {
             self.event(format!("{path}: {why}"));
         }
     }
 
-    fn damaged(&self, sending: &FileWriteBack, error: &CacheError) -> CallFailure {
+    fn report_unsendable(&self, sending: &FileWriteBack, error: &CacheError) -> CallFailure {
         // An error is no loss if the file was removed meanwhile.
-        if !matches!(error, CacheError::Unknown) {
-            self.once(sending.file, &format!("the written data cannot be written back: {error}"));
+        if !matches!(error, CacheError::NoSuchFile) {
+            self.report_once(sending.file, &format!("the written data cannot be written back: {error}"));
         }
-        CallFailure::Nonsense
+        CallFailure::InvalidReply
     }
 
     fn written_back(&self, file: FileId, content: u64, attr: Attr) -> Result<()> {
@@ -574,9 +574,9 @@ impl Core {
         // If it was written or truncated meanwhile, it is sent again.
         self.cache.mark_clean(file, content, attr.version()).map_err(errno_of)?;
         if self.cache.file(file).is_some_and(|record| record.dirty) {
-            self.writeback.wrote(file);
+            self.writeback.file_written(file);
         }
-        let mut nodes = self.nodes();
+        let mut nodes = self.inodes();
         if let Some(node) = nodes.by_ident(&attr.ident).and_then(|id| nodes.get_mut(id)) {
             let links = node.attr.links;
             node.attr = Attr { links, ..attr };

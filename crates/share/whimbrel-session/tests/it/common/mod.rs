@@ -130,7 +130,7 @@ impl Connector for InProcess {
         Box::pin(async move {
             if self.down.load(Ordering::SeqCst) {
                 let source = std::io::ErrorKind::ConnectionRefused.into();
-                return Err(ConnectError::Io { stage: ConnectStep::Dial, source });
+                return Err(ConnectError::Io { step: ConnectStep::Dial, source });
             }
             let server = Between {
                 server: self.server.lock().unwrap().clone(),
@@ -163,7 +163,11 @@ pub struct World {
 pub fn server_of(dir: &Path) -> Server {
     let turns = dir.parent().unwrap().join("turns");
     fs::create_dir_all(&turns).unwrap();
-    Server::new(vec![Export::new(dir).unwrap()], false, Limits { turns: Some(turns), ..Limits::default() })
+    Server::new(
+        vec![Export::new(dir).unwrap()],
+        false,
+        Limits { token_dir: Some(turns), ..Limits::default() },
+    )
 }
 
 impl World {
@@ -201,7 +205,7 @@ impl World {
         let deadline = Instant::now() + Duration::from_secs(20);
         let session = loop {
             match self.runtime.block_on(Session::start(self.wire.clone(), self.options.clone())) {
-                Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
+                Err(SessionError::Directory { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 begun => break begun.unwrap(),

@@ -41,7 +41,7 @@ use whimbrel_protect::{
 };
 
 /// Longest reply that is read; an expected one has one key.
-const ANSWER_MAX: usize = 64 << 10;
+const REPLY_MAX: usize = 64 << 10;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Connection = http1::SendRequest<Full<Bytes>>;
@@ -54,12 +54,12 @@ pub(in crate::protect) struct Etcd {
     last: AtomicUsize,
     idle: Mutex<Option<(usize, Connection)>>,
     /// Credentials of this host; without them no query is sent.
-    login: Result<Credentials, CredentialsError>,
+    credentials: Result<Credentials, CredentialsError>,
     /// Token of the user.
     token: Mutex<Option<String>>,
     id: ProtectionId,
     primary: String,
-    ballot: Mutex<RegisterWitness>,
+    register: Mutex<RegisterWitness>,
 }
 
 impl Etcd {
@@ -69,7 +69,7 @@ impl Etcd {
         id: ProtectionId,
         term: Duration,
     ) -> Self {
-        let login = Credentials::of(&host.layout.data().join("etcd"));
+        let login = Credentials::of(&host.directories.data().join("etcd"));
         if let Err(error) = &login {
             let error = error as &dyn std::error::Error;
             tracing::error!(error, "the credentials for etcd cannot be used; no etcd is asked");
@@ -79,15 +79,15 @@ impl Etcd {
 
     fn with(
         runtime: tokio::runtime::Handle,
-        login: Result<Credentials, CredentialsError>,
+        credentials: Result<Credentials, CredentialsError>,
         endpoints: Vec<String>,
         id: ProtectionId,
         primary: String,
         term: Duration,
     ) -> Self {
         let (last, idle, token) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
-        let ballot = Mutex::new(RegisterWitness::new(term));
-        Self { runtime, endpoints, last, idle, login, token, id, primary, ballot }
+        let register = Mutex::new(RegisterWitness::new(term));
+        Self { runtime, endpoints, last, idle, credentials, token, id, primary, register }
     }
 
     /// Sends a query; none if no member answered within `patience`.
@@ -96,7 +96,7 @@ impl Etcd {
         question: &WitnessQuery,
         patience: Duration,
     ) -> Option<WitnessReply> {
-        let attempt = lock(&self.ballot).attempt(question, BootTime::now());
+        let attempt = lock(&self.register).attempt(question, BootTime::now());
         let about = match question {
             WitnessQuery::Register { standby, term_ms } => {
                 json!({ "primary": self.primary, "standby": standby, "term_ms": term_ms }).to_string()
@@ -109,16 +109,16 @@ impl Etcd {
 
     /// Reads the state, so that the time since its last change is known when it is needed.
     pub(in crate::protect) fn poll(&self, patience: Duration) {
-        let _ = self.transact(RegisterRequest::Look, "", patience);
+        let _ = self.transact(RegisterRequest::Read, "", patience);
     }
 
     fn transact(&self, attempt: RegisterRequest, about: &str, patience: Duration) -> Option<RegisterReply> {
         let body = Bytes::from(transaction(self.id, attempt, about).to_string());
-        let reply = self.runtime.block_on(self.ask_any(&body, patience))?;
-        let outcome = outcome(attempt, &reply);
+        let reply = self.runtime.block_on(self.query_any(&body, patience))?;
+        let outcome = parse_reply(attempt, &reply);
         match outcome {
             Ok(outcome) => {
-                lock(&self.ballot).handle_reply(outcome, BootTime::now());
+                lock(&self.register).handle_reply(outcome, BootTime::now());
                 Some(outcome)
             }
             Err(error) => {
@@ -129,13 +129,13 @@ impl Etcd {
     }
 
     /// The reply of the first member that answers.
-    async fn ask_any(&self, body: &Bytes, patience: Duration) -> Option<Bytes> {
+    async fn query_any(&self, body: &Bytes, patience: Duration) -> Option<Bytes> {
         let (begun, count) = (Instant::now(), self.endpoints.len());
         let first = self.last.load(Ordering::Relaxed);
         for nth in 0..count {
             let which = (first + nth) % count;
             let left = patience.saturating_sub(begun.elapsed()) / (count - nth) as u32;
-            let asked = tokio::time::timeout(left.max(Duration::from_millis(1)), self.ask_one(which, body));
+            let asked = tokio::time::timeout(left.max(Duration::from_millis(1)), self.query_one(which, body));
             let failure = match asked.await {
                 Ok(Ok(reply)) => {
                     self.last.store(which, Ordering::Relaxed);
@@ -153,8 +153,10 @@ impl Etcd {
         None
     }
 
-    async fn ask_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
-        let Ok(login) = &self.login else { return Err("the credentials for etcd cannot be used".into()) };
+    async fn query_one(&self, which: usize, body: &Bytes) -> Result<Bytes, Failure> {
+        let Ok(login) = &self.credentials else {
+            return Err("the credentials for etcd cannot be used".into());
+        };
         let endpoint = &self.endpoints[which];
         let mut connection = match self.idle(which) {
             Some(connection) => connection,
@@ -193,12 +195,14 @@ async fn connect(endpoint: &str, login: &Credentials) -> Result<Connection, Fail
     let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
     match &login.tls {
-        Some(tls) => speak(tls.connect(credentials::server_name(endpoint)?, stream).await?).await,
-        None => speak(stream).await,
+        Some(tls) => handshake(tls.connect(credentials::server_name(endpoint)?, stream).await?).await,
+        None => handshake(stream).await,
     }
 }
 
-async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S) -> Result<Connection, Failure> {
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+) -> Result<Connection, Failure> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // The task ends when the sender is dropped; an earlier error reaches the sender.
     tokio::spawn(connection);
@@ -222,7 +226,7 @@ async fn post(
     connection.ready().await?;
     let response = connection.send_request(request.body(Full::new(body.clone()))?).await?;
     let status = response.status();
-    Ok((status, Limited::new(response.into_body(), ANSWER_MAX).collect().await?.to_bytes()))
+    Ok((status, Limited::new(response.into_body(), REPLY_MAX).collect().await?.to_bytes()))
 }
 
 /// Requests a token for the user.
@@ -243,7 +247,7 @@ fn refusal(status: StatusCode, reply: &[u8]) -> Failure {
     format!("{status}: {}", String::from_utf8_lossy(&reply[..reply.len().min(200)])).into()
 }
 
-fn word(stand: WitnessState) -> &'static str {
+fn state_name(stand: WitnessState) -> &'static str {
     match stand {
         WitnessState::Open => "open",
         WitnessState::Taken => "taken",
@@ -264,14 +268,14 @@ fn transaction(id: ProtectionId, attempt: RegisterRequest, about: &str) -> Value
             json!([{ "key": key, "target": "VERSION", "result": "EQUAL", "version": "0" }]),
             json!([put(&key, "open"), put(&about_key, about)]),
         ),
-        RegisterRequest::Put { stand, over } => {
+        RegisterRequest::Put { state: stand, revision: over } => {
             let of = |revision: u64| json!({ "key": key, "target": "MOD", "result": "EQUAL", "modRevision": revision.to_string() });
             let compare: Vec<Value> = [value("EQUAL")].into_iter().chain(over.map(of)).collect();
-            (Value::from(compare), json!([put(&key, word(stand))]))
+            (Value::from(compare), json!([put(&key, state_name(stand))]))
         }
         // Compares with a condition that never holds (a revision is never negative), so that success is not
         // reported.
-        RegisterRequest::Look => {
+        RegisterRequest::Read => {
             (json!([{ "key": key, "target": "MOD", "result": "LESS", "modRevision": "0" }]), json!([]))
         }
         RegisterRequest::Remove => (
@@ -309,22 +313,22 @@ struct Entry {
 }
 
 /// Decodes a reply. Etcd omits values that are zero, empty or false.
-fn outcome(attempt: RegisterRequest, reply: &[u8]) -> Result<RegisterReply, Failure> {
+fn parse_reply(attempt: RegisterRequest, reply: &[u8]) -> Result<RegisterReply, Failure> {
     let reply: Reply = serde_json::from_slice(reply)?;
     if reply.succeeded {
         return match attempt {
-            RegisterRequest::Look => Err("a condition succeeded that never holds".into()),
+            RegisterRequest::Read => Err("a condition succeeded that never holds".into()),
             _ => Ok(RegisterReply::Done),
         };
     }
     let found =
         reply.responses.into_iter().find_map(|part| part.response_range).ok_or("the reply has no state")?;
-    let Some(entry) = found.kvs.into_iter().next() else { return Ok(RegisterReply::Stands(None)) };
+    let Some(entry) = found.kvs.into_iter().next() else { return Ok(RegisterReply::State(None)) };
     let value = BASE64_STANDARD.decode(&entry.value)?;
     let all = [WitnessState::Open, WitnessState::Taken, WitnessState::Closed];
     let stand =
-        all.into_iter().find(|stand| word(*stand).as_bytes() == value).ok_or("the state is unknown")?;
-    Ok(RegisterReply::Stands(Some((stand, entry.mod_revision.parse()?))))
+        all.into_iter().find(|stand| state_name(*stand).as_bytes() == value).ok_or("the state is unknown")?;
+    Ok(RegisterReply::State(Some((stand, entry.mod_revision.parse()?))))
 }
 
 #[cfg(test)]

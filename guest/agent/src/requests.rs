@@ -23,23 +23,23 @@ const SOCKET: &str = "/run/whimbrel-guest.sock";
 /// Longest request line.
 const LINE_MAX: u64 = 300;
 /// Most requests at a time.
-const WISHES_MAX: usize = 8;
+const REQUESTS_MAX: usize = 8;
 /// Time in which a client must send its request after connecting.
-const SAY_WITHIN: Duration = Duration::from_secs(1);
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Status of a request, as sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum RequestStatus {
     Begun,
     Done(String),
     Refused(String),
     Failed(String),
 }
 
-impl From<RequestOutcome> for Wish {
+impl From<RequestOutcome> for RequestStatus {
     fn from(outcome: RequestOutcome) -> Self {
         match outcome {
-            RequestOutcome::Begun => Self::Begun,
+            RequestOutcome::Started => Self::Begun,
             RequestOutcome::Done(what) => Self::Done(what),
             RequestOutcome::Refused(why) => Self::Refused(why),
             RequestOutcome::Failed(why) => Self::Failed(why),
@@ -47,7 +47,7 @@ impl From<RequestOutcome> for Wish {
     }
 }
 
-impl Wish {
+impl RequestStatus {
     fn line(&self) -> String {
         match self {
             Self::Begun => "begun\n".to_owned(),
@@ -59,21 +59,21 @@ impl Wish {
 }
 
 /// Client that waits for the result of its request.
-struct Waiting {
+struct PendingRequest {
     id: u32,
     stream: UnixStream,
     ask: GuestRequest,
 }
 
 /// Listener for requests of users.
-pub(crate) struct Desk {
+pub(crate) struct RequestListener {
     listener: UnixListener,
-    waiting: Vec<Waiting>,
+    waiting: Vec<PendingRequest>,
     next: u32,
     host: Option<String>,
 }
 
-impl Desk {
+impl RequestListener {
     pub(crate) fn open() -> io::Result<Self> {
         // In a guest that has just booted `/run` may not exist yet.
         fs::create_dir_all("/run")?;
@@ -92,39 +92,39 @@ impl Desk {
     }
 
     /// Next request of a user.
-    pub(crate) fn next_wish(&mut self) -> Option<(u32, GuestRequest)> {
+    pub(crate) fn next_request(&mut self) -> Option<(u32, GuestRequest)> {
         loop {
             let (mut stream, _) = self.listener.accept().ok()?;
-            match read_wish(&stream) {
-                Ok(ask) if self.waiting.len() < WISHES_MAX => {
+            match read_request(&stream) {
+                Ok(ask) if self.waiting.len() < REQUESTS_MAX => {
                     let id = self.next;
                     self.next = self.next.wrapping_add(1);
-                    self.waiting.push(Waiting { id, stream, ask: ask.clone() });
+                    self.waiting.push(PendingRequest { id, stream, ask: ask.clone() });
                     return Some((id, ask));
                 }
-                Ok(_) => answer(&mut stream, &Wish::Refused("too many requests at once".into())),
-                Err(error) => answer(&mut stream, &Wish::Failed(error.to_string())),
+                Ok(_) => answer(&mut stream, &RequestStatus::Refused("too many requests at once".into())),
+                Err(error) => answer(&mut stream, &RequestStatus::Failed(error.to_string())),
             }
         }
     }
 
     /// Sends the status of a request to its client.
-    pub(crate) fn answer(&mut self, id: u32, wish: &Wish) {
-        let ended = *wish != Wish::Begun;
+    pub(crate) fn answer(&mut self, id: u32, wish: &RequestStatus) {
+        let ended = *wish != RequestStatus::Begun;
         self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| answer(&mut w.stream, wish));
         self.waiting.retain(|waiting| !(ended && waiting.id == id));
     }
 
     /// Handles the hello of a host: it completes a migration to that host; all other pending requests were
     /// lost.
-    pub(crate) fn host_is(&mut self, host: &str) {
+    pub(crate) fn handle_hello(&mut self, host: &str) {
         for mut waiting in self.waiting.drain(..) {
             let wish = match &waiting.ask {
-                GuestRequest::Migrate { host: to } if to == host => Wish::Done(format!("on {host}")),
+                GuestRequest::Migrate { host: to } if to == host => RequestStatus::Done(format!("on {host}")),
                 GuestRequest::Migrate { .. } => {
-                    Wish::Failed(format!("{host} sent a hello: the migration was interrupted"))
+                    RequestStatus::Failed(format!("{host} sent a hello: the migration was interrupted"))
                 }
-                GuestRequest::Checkpoint { .. } => Wish::Failed(format!(
+                GuestRequest::Checkpoint { .. } => RequestStatus::Failed(format!(
                     "{host} sent a hello: the checkpoint was interrupted, or this is a resumed copy"
                 )),
             };
@@ -136,19 +136,19 @@ impl Desk {
     /// Fails new requests, because no host is connected. Pending requests continue to wait.
     pub(crate) fn refuse_all(&mut self, why: &str) {
         while let Ok((mut stream, _)) = self.listener.accept() {
-            answer(&mut stream, &Wish::Failed(why.to_owned()));
+            answer(&mut stream, &RequestStatus::Failed(why.to_owned()));
         }
     }
 }
 
 /// Writes to a client; one that has disconnected is ignored.
-fn answer(stream: &mut UnixStream, wish: &Wish) {
+fn answer(stream: &mut UnixStream, wish: &RequestStatus) {
     let _ = stream.write_all(wish.line().as_bytes());
 }
 
-fn read_wish(stream: &UnixStream) -> io::Result<GuestRequest> {
+fn read_request(stream: &UnixStream) -> io::Result<GuestRequest> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(SAY_WITHIN))?;
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_MAX)).read_line(&mut line)?;
     parse(&line).ok_or_else(|| io::Error::other("invalid request"))
