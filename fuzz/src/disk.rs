@@ -36,5 +36,5 @@ pub fn disk_layout(data: &[u8]) {
         assert_eq!(region.phase, region.data % 4096);
         end = region.start + region.len;
     }
-    assert_eq!(layout.cuts().is_ok(), disk.size <= MAX_SIZE);
+    assert_eq!(layout.page_alignment().is_ok(), disk.size <= MAX_SIZE);
 }

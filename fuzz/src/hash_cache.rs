@@ -61,7 +61,10 @@ fn table_file(table: &[u8]) {
         let digest = Digest::of(&number.to_le_bytes());
         assert!(!cache.get(&digest, &mut page), "no page has this digest");
         if let Some(source) = stats.sources.first() {
-            cache.note(&digest, whimbrel_hashcache::Location { source: source.id, offset: number * 512 });
+            cache.record_page(
+                &digest,
+                whimbrel_hashcache::Location { source: source.id, offset: number * 512 },
+            );
         }
     }
 }
@@ -84,7 +87,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         size: 4096,
         changed: (1, 2),
         pages: 1,
-        cuts: 3,
+        alignment_hash: 3,
         path: "/images/debian.raw".into(),
     };
     let record = record.encode().expect("a short path");

@@ -85,16 +85,16 @@ pub fn guest_port(data: &[u8]) {
         while let Some(frame) = decoder.next_frame() {
             let again =
                 |other: whimbrel_guest_protocol::frame::Frame| assert_eq!(other.payload, frame.payload);
-            if let Ok(order) = whimbrel_guest_protocol::Command::of(&frame) {
+            if let Ok(order) = whimbrel_guest_protocol::Command::from_frame(&frame) {
                 // A beginning has no text, so one that came with a text is said without.
                 let beginning = whimbrel_guest_protocol::Command::RequestResult(
-                    whimbrel_guest_protocol::RequestOutcome::Begun,
+                    whimbrel_guest_protocol::RequestOutcome::Started,
                 );
                 if order != beginning {
                     again(order.to_frame(frame.session, frame.id));
                 }
             }
-            if let Ok(word) = whimbrel_guest_protocol::Report::of(&frame) {
+            if let Ok(word) = whimbrel_guest_protocol::Report::from_frame(&frame) {
                 again(word.to_frame(frame.session, frame.id));
             }
         }
@@ -118,10 +118,10 @@ pub fn tunnel_batch(data: &[u8]) {
 pub fn cuts(data: &[u8]) {
     let Ok(cuts) = PageAlignment::decode(data) else { return };
     assert_eq!(cuts.encode(), data, "cuts have one encoding");
-    assert!(cuts.page_count() <= cuts.size().div_ceil(PAGE_SIZE as u64) + 2 * cuts.borders().count() as u64);
+    assert!(cuts.page_count() <= cuts.size().div_ceil(PAGE_SIZE as u64) + 2 * cuts.changes().count() as u64);
     let ends = [cuts.page_count().checked_sub(1), Some(0), Some(cuts.page_count())];
     for page in ends.into_iter().flatten() {
-        match cuts.bytes_of(page) {
+        match cuts.disk_bytes(page) {
             Some(bytes) => assert_eq!(cuts.pages_of(bytes), PageRun::new(page, 1)),
             None => assert_eq!(page, cuts.page_count()),
         }
@@ -177,7 +177,7 @@ pub fn qemu_state(data: &[u8]) {
 
 /// Answers of a sync, of every sort: two bytes of header length, the header, the payload.
 pub fn sync_answer(data: &[u8]) {
-    whimbrel_transfer::open_anything(data);
+    whimbrel_transfer::decode_any(data);
 }
 
 /// The trace of a working set, whole and in pieces: canonical up to its last whole record, and fit to be
@@ -199,9 +199,9 @@ pub fn wws_trace(data: &[u8]) {
     let Ok(trace) = whole else { return };
     assert_eq!(trace.samples, samples);
     assert!(data.starts_with(&trace.write()), "a trace has one encoding");
-    if let Some(simulation) = Simulation::new(&trace).filter(|_| trace.head.pages < 1 << 16) {
-        let played = simulation.play(0.1, 1 << 20, 2, &Model::default());
-        assert!(played.iter().all(|prediction| prediction.left <= simulation.unique() as f64 + 1e-3));
+    if let Some(simulation) = Simulation::new(&trace).filter(|_| trace.header.pages < 1 << 16) {
+        let played = simulation.simulate(0.1, 1 << 20, 2, &Model::default());
+        assert!(played.iter().all(|prediction| prediction.left <= simulation.unique_pages() as f64 + 1e-3));
     }
 }
 

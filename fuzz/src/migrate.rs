@@ -25,12 +25,12 @@ impl TargetHost for Ground {
         Ok(Box::new(Memory))
     }
 
-    fn page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
+    fn find_page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
         out.fill(1);
         digest.0[0].is_multiple_of(2)
     }
 
-    fn strays(&self, handover: HandoverId, strays: Vec<LateFrame>) {
+    fn deliver_late_frames(&self, handover: HandoverId, strays: Vec<LateFrame>) {
         assert!(strays.iter().map(|stray| stray.frame.len()).sum::<usize>() <= 1 << 20, "of {handover}");
     }
 }
@@ -45,15 +45,15 @@ fn check(array: usize, run: PageRun, bytes: usize) {
 }
 
 impl IncomingMachine for Memory {
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
 
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
         panic!("no blob was missing")
     }
 
-    fn read_blob(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
+    fn read_boot_file(&self, digest: &Digest, offset: u64, out: &mut [u8]) -> Result<(), HostError> {
         assert_eq!(*digest, FILE.0, "a file that was not offered");
         assert!(offset.checked_add(out.len() as u64).is_some_and(|end| end <= FILE.1), "behind its end");
         out.fill(1);

@@ -6,7 +6,8 @@ use whimbrel_pool::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef},
     protocol::{
-        Located, MAX_CHUNK, Written, get_aged, get_located, get_written, put_aged, put_located, put_written,
+        LocatedChunk, MAX_CHUNK, WrittenChunk, get_aged, get_located, get_written, put_aged, put_located,
+        put_written,
     },
 };
 
@@ -47,17 +48,17 @@ pub fn pool(data: &[u8]) {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"chunk");
     let pieces = [
-        ChunkRef { chunk: 7, length: 4096, sealed: false },
-        ChunkRef { chunk: 8, length: 100_000, sealed: true },
-        ChunkRef { chunk: 3, length: 1, sealed: false },
+        ChunkRef { chunk: 7, length: 4096, encrypted: false },
+        ChunkRef { chunk: 8, length: 100_000, encrypted: true },
+        ChunkRef { chunk: 3, length: 1, encrypted: false },
     ];
-    let written = Written { digest, length: 5, stored: 40, places: vec![1, 2] };
+    let written = WrittenChunk { digest, length: 5, stored: 40, places: vec![1, 2] };
     let mut frame = digest.0.to_vec();
     frame.extend(Encoder::new(1).encode(Kind::Blob, b"chunk", &[5]).unwrap_or_default());
     let all = [
         chunk_map::encode(&pieces),
         put_written(&[written]).to_vec(),
-        put_located(&[Located { digest, places: vec![3] }]).to_vec(),
+        put_located(&[LocatedChunk { digest, places: vec![3] }]).to_vec(),
         put_aged(&[(digest, 60)]).to_vec(),
         frame,
     ];

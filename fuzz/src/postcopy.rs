@@ -80,7 +80,7 @@ fn taking() -> PageFetcher {
 struct Reply(Bytes, Bytes);
 
 impl FetchConnection for Reply {
-    fn ask(&self, _: u16, _: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
+    fn request(&self, _: u16, _: Vec<u8>) -> Result<Box<dyn PendingReply>, LinkError> {
         Ok(Box::new(Reply(self.0.clone(), self.1.clone())))
     }
 

@@ -30,10 +30,10 @@ impl Room {
 }
 
 impl IncomingMachine for Room {
-    fn blobs_missing(&self) -> Vec<Digest> {
+    fn boot_files_missing(&self) -> Vec<Digest> {
         Vec::new()
     }
-    fn put_blob(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
+    fn store_boot_file(&mut self, _: Digest, _: Vec<u8>) -> Result<(), HostError> {
         Ok(())
     }
     fn write(&mut self, array: usize, run: PageRun, data: &[u8]) -> Result<(), HostError> {
@@ -76,7 +76,7 @@ pub fn protect(data: &[u8]) {
     let made =
         EpochReceiver::new(Box::new(Room::default()), ARRAYS.to_vec(), Vec::new(), HandoverId([1; 16]));
     let Ok(mut receiver) = made else { return };
-    let current = receiver.current();
+    let current = receiver.committed_epoch();
     let mut rest = data;
     while let Some((which, header, payload, after)) = message(rest) {
         rest = after;
@@ -84,7 +84,7 @@ pub fn protect(data: &[u8]) {
         match which % 6 {
             0 => {
                 let Ok(piece) = postcard::from_bytes::<EpochPages>(header) else { continue };
-                let done = receiver.piece(&piece, payload);
+                let done = receiver.store_pages(&piece, payload);
                 assert!(
                     piece.epoch.is_none() || current.epoch().0 == before,
                     "an epoch is applied in pieces"
@@ -94,7 +94,7 @@ pub fn protect(data: &[u8]) {
             1 => {
                 let Ok(seal) = postcard::from_bytes::<EpochEnd>(header) else { continue };
                 let epoch = seal.epoch;
-                match receiver.seal(seal, payload.to_vec()) {
+                match receiver.end_epoch(seal, payload.to_vec()) {
                     Ok(()) => assert_eq!(current.epoch().0, Some(epoch)),
                     Err(_) => assert!([before, None].contains(&current.epoch().0)),
                 }
@@ -154,7 +154,7 @@ fn session(coding: CodecOptions) -> std::io::Result<Vec<u8>> {
         put(&mut out, 1, &seal(epoch, 2, Some(100)), &[]);
     }
     let asked = Compare { id, array: 0, run: PageRun::new(5, 1) };
-    put(&mut out, 2, &asked, &whimbrel_protect::codec::check_of(&page));
+    put(&mut out, 2, &asked, &whimbrel_protect::codec::page_digest(&page));
     Ok(out)
 }
 

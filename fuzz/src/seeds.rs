@@ -11,7 +11,7 @@ use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
 use whimbrel_migrate::page_batch::{Effort, Encoder as BatchEncoder};
 use whimbrel_transfer::ChildSet;
 use whimbrel_transfer::protocol::{
-    BlobRangeReply, LeafAnswer, LeafPagesFrame, LeafPagesReply, ObjectAnswer, ObjectsAnswer,
+    BlobRangeReply, LeafAnswer, LeafPagesFrame, LeafPagesReply, ObjectAnswer, ObjectsReply,
 };
 use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
 
@@ -28,12 +28,12 @@ pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
 pub(crate) fn wws_traces() -> Vec<Vec<u8>> {
     let every = Duration::from_millis(50);
     let sample = |runs: &[(u64, u64)]| Sample {
-        took: every,
+        duration: every,
         dirty: runs.iter().map(|(start, len)| PageRun::new(*start, *len)).collect(),
     };
-    let head = DirtyTraceHeader { pages: 40_000, present: 30_000, every, began_ms: 1 };
+    let head = DirtyTraceHeader { pages: 40_000, populated: 30_000, interval: every, start_ms: 1 };
     let samples = vec![sample(&[(0, 1), (300, 200), (39_999, 1)]), sample(&[]), sample(&[(5, 20_000)])];
-    [vec![], samples].into_iter().map(|samples| DirtyTrace { head, samples }.write()).collect()
+    [vec![], samples].into_iter().map(|samples| DirtyTrace { header: head, samples }.write()).collect()
 }
 
 pub(crate) fn image_frames() -> Vec<Vec<u8>> {
@@ -225,7 +225,7 @@ pub(crate) fn sync_answers() -> Vec<Vec<u8>> {
     let frame = LeafPagesFrame { leaves: 1, bases: 0, bytes: 0 };
     let pages = LeafPagesReply { leaves: vec![LeafAnswer::Large, sent], frames: vec![frame; 2] };
     let objects =
-        ObjectsAnswer { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
+        ObjectsReply { objects: vec![ObjectAnswer::Absent, ObjectAnswer::Long(9), ObjectAnswer::Absent] };
     let piece = BlobRangeReply { total: 50, len: 0 };
     // The piece has no bytes, behind the byte of a codec.
     let answers = [
@@ -251,7 +251,7 @@ pub(crate) fn guest_ports() -> Vec<Vec<u8>> {
     let words = [
         Report::Ready { features: 7, version: "0.1.0".into() },
         Report::Stunned { held: vec![process.clone()], spared: vec![process] },
-        Report::Ask(GuestRequest::Migrate { host: "beta".into() }),
+        Report::Request(GuestRequest::Migrate { host: "beta".into() }),
     ];
     let orders = orders.iter().map(|order| order.to_frame(5, 1).encode());
     orders.chain(words.iter().map(|word| word.to_frame(5, 1).encode())).collect()

@@ -72,7 +72,7 @@ fn every_seed_is_one_that_its_parser_accepts() {
         whimbrel_alignment::inspect(&disk, size).regions.iter().filter(|region| region.start > 0).count()
     });
     assert_eq!(partitions.collect::<Vec<_>>(), [0, 2, 2, 1]);
-    assert!(seeds("sync_answer").iter().all(|seed| whimbrel_transfer::open_anything(seed)));
+    assert!(seeds("sync_answer").iter().all(|seed| whimbrel_transfer::decode_any(seed)));
     for seed in seeds("image_frame") {
         whimbrel_image::pack_frame::PackFrame::parse(&seed).unwrap().decode(&[]).unwrap();
     }

@@ -12,10 +12,10 @@ mod announce;
 mod config;
 mod memory;
 mod port;
+mod requests;
 mod serve;
 mod stun;
 mod sys;
-mod requests;
 
 use std::process::ExitCode;
 

@@ -3,7 +3,14 @@
 //! One thread, because the tracer of a process is a thread. If the port vanishes or hangs up, stunned
 //! processes continue, and the port is opened again.
 
-use crate::{announce, config::{self, Config}, memory::{self, Layout}, port::{Port, PortInput}, requests::{RequestListener, RequestStatus}, stun::{Bounds, Sample, Stunned}};
+use crate::{
+    announce,
+    config::{self, Config},
+    memory::{self, Layout},
+    port::{Port, PortInput},
+    requests::{RequestListener, RequestStatus},
+    stun::{Bounds, Sample, Stunned},
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     fs,

@@ -1,8 +1,9 @@
 //! Crates stand on shelves, the folders below `crates/`, and arrows between shelves point down only.
 //!
 //! A crate may use every crate of the shelves that its own shelf lists, and on its own shelf those that
-//! [`WITHIN`] lists with the reason. Machines, files and the pool are three products that do not know each other:
-//! no shelf of one lists a shelf of another. Packages outside `crates/` are tests and tools; they may use everything.
+//! [`WITHIN`] lists with the reason. Machines, files and the pool are three products that do not know each
+//! other: no shelf of one lists a shelf of another. Packages outside `crates/` are tests and tools; they may
+//! use everything.
 
 use super::Finding;
 use super::metadata::{Dependency, Graph, Package};

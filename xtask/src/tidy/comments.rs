@@ -1,7 +1,8 @@
 //! Comments are sentences that name their noun, in lines of at most [`WIDTH`] columns.
 //!
-//! Checked in the product: a block has three words or more and does not begin with a word that points at something
-//! before it; a module comment does not begin with a question word. Width is checked in every Rust file.
+//! Checked in the product: a block has three words or more and does not begin with a word that points at
+//! something before it; a module comment does not begin with a question word. Width is checked in every Rust
+//! file.
 
 use super::Finding;
 use super::source::SourceFile;

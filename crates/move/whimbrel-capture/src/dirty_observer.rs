@@ -1,9 +1,9 @@
 //! Dirty observer: reads the dirty set of an array without clearing it for the array's consumers.
 //!
-//! The kernel keeps one dirty set per array, and reading it clears it. [`observable`] puts a layer between the
-//! array and its [`DirtyLog`](crate::DirtyLog): the result of a scan by an [`Observation`] is added to the
-//! log's next scan, and the result of a scan by the log to every observation. So each sees every page,
-//! in any order of scans, also during a capture.
+//! The kernel keeps one dirty set per array, and reading it clears it. [`observable`] puts a layer between
+//! the array and its [`DirtyLog`](crate::DirtyLog): the result of a scan by an [`Observation`] is added to
+//! the log's next scan, and the result of a scan by the log to every observation. So each sees every page, in
+//! any order of scans, also during a capture.
 //!
 //! Invariants: a page that an observation took is in the log's next set. An observation keeps nothing alive:
 //! when the log is dropped, its machine has ended, and the observation reports that.

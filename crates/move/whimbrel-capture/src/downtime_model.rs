@@ -6,14 +6,14 @@
 //!
 //! Two things differ from the paper. A page that was sent before is sent as a difference, so it costs less on
 //! the wire and may be limited by the processor instead: [`Model`] has both costs. The number of rounds is
-//! decided while they run: [`Simulation::simulate_migration`] asks the precopy policy itself. Throttling is left out:
-//! a machine that writes too fast to keep up with has a shorter downtime than predicted.
+//! decided while they run: [`Simulation::simulate_migration`] asks the precopy policy itself. Throttling is
+//! left out: a machine that writes too fast to keep up with has a shorter downtime than predicted.
 //!
 //! A round seldom ends with a sample. A sample that overlaps a round partly counts with that fraction of its
 //! pages, because the trace does not tell when in it a page was written. A page of two such samples counts
 //! with both fractions, at most once. A trace shorter than a round is repeated from its start; repetition
-//! dirties nothing new, so such a prediction ([`Prediction::exceeds_trace`]) is a lower bound for machines that go
-//! on to other work.
+//! dirties nothing new, so such a prediction ([`Prediction::exceeds_trace`]) is a lower bound for machines
+//! that go on to other work.
 //!
 //! Another round, or a faster link, never enlarges the *first* set. Later rounds fall into other parts of the
 //! trace, so for a machine that works in bursts they may meet a burst that a slower migration would have

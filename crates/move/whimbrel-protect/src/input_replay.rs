@@ -1,8 +1,8 @@
 //! Input replay: the input log of a standby whose machine has long epochs. Pure.
 //!
-//! Output leaves once the standby has every input that came before it ([`ship_and_release`]). The standby stores inputs
-//! until it has a complete epoch that includes them ([`InputLog`]). After a takeover from that epoch, the
-//! guest gets the later inputs again.
+//! Output leaves once the standby has every input that came before it ([`ship_and_release`]). The standby
+//! stores inputs until it has a complete epoch that includes them ([`InputLog`]). After a takeover from that
+//! epoch, the guest gets the later inputs again.
 
 use crate::{
     error::StandbyError,

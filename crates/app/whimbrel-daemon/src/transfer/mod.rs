@@ -5,6 +5,7 @@ pub(crate) mod hash_cache;
 mod image_alignment;
 pub(crate) mod pool;
 pub(crate) mod pull;
+mod push;
 pub(crate) mod remote_objects;
 pub(crate) mod store_service;
 pub(crate) mod upload;

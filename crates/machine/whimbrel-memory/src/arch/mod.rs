@@ -1,6 +1,7 @@
 //! Processor architecture: registers, the system call convention, how an interrupted call restarts.
 //!
-//! One file for each. The rest of the crate uses only [`Registers`], [`STUB_SIZE`], [`program_counter`] and [`build_stub`].
+//! One file for each. The rest of the crate uses only [`Registers`], [`STUB_SIZE`], [`program_counter`] and
+//! [`build_stub`].
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

@@ -4,8 +4,8 @@
 //! continues where the last read of the segment ended fetches up to [`WINDOW`] bytes, and concurrent readers
 //! of that segment wait for it. Any other read fetches only its chunk, as does a reader that did not use the
 //! previous window, because the file's other chunks may be read from other copies. Uploaded segments never
-//! change, so cached bytes are valid as long as the index names their segment. At most [`WINDOWS`] windows are
-//! cached, of the segments read last.
+//! change, so cached bytes are valid as long as the index names their segment. At most [`WINDOWS`] windows
+//! are cached, of the segments read last.
 
 use bytes::Bytes;
 use std::{

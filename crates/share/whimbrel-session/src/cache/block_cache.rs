@@ -368,8 +368,8 @@ impl BlockCache {
         self.read_state().files.get(&file).map(|held| held.content)
     }
 
-    /// Marks blocks as being fetched, so that they stay until [`BlockCache::unmark_fetching`]. A block that was
-    /// written here, sent and evicted meanwhile could otherwise come back with its old content.
+    /// Marks blocks as being fetched, so that they stay until [`BlockCache::unmark_fetching`]. A block that
+    /// was written here, sent and evicted meanwhile could otherwise come back with its old content.
     pub fn mark_fetching(&self, file: FileId, blocks: &[u64]) {
         let mut flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
         for block in blocks {

@@ -8,6 +8,7 @@ pub(crate) mod baselines;
 mod disk_throttle;
 mod fetch_connections;
 pub(crate) mod limits;
+mod outcome;
 pub(crate) mod pending_handovers;
 pub(crate) mod postcopy;
 mod shared_storage;
@@ -24,23 +25,25 @@ use crate::{
     },
     network::late_frames,
     protect::StandbySeeding,
-    running::{NetworkPort, PausableMachine},
+    running::{NetworkPort, PausableMachine, RunningMachine},
     server::peer_rpc::PeerLink,
 };
 pub(crate) use limits::plausible_rate as meant_rate;
-use std::{sync::Arc, thread, time::Instant};
-use whimbrel_api::{
-    DowntimeInfo, MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, NetworkHandover, Operation,
-    OperationKind, OperationResult, PostcopyInfo, RoundInfo, RoundsEnd, ThrottleReport,
+use outcome::{
+    CompletedMigration, GuestCooperation, HandedOverMachine, network_handover, pause_info, stopped_by,
 };
-use whimbrel_capture::{CaptureSource, Consumer, StopReason};
-use whimbrel_core::{ByteSize, Digest, HostName, MachineName};
+use std::{ops::ControlFlow, sync::Arc, thread, time::Instant};
+use whimbrel_api::{
+    MigrateRequest, MigrationEnd, MigrationRecord, MoveNetwork, Operation, OperationKind, OperationResult,
+    ThrottleReport,
+};
+use whimbrel_capture::{CaptureSource, Consumer, PrecopyPolicy, Progress};
+use whimbrel_core::{ByteSize, Digest, HostName, MachineName, error_chain};
 use whimbrel_migrate::{
     HandedOver, MigrationJob, PendingCommit, confirm,
-    downtime::DowntimeParts,
     link::Link,
     migrate,
-    postcopy::{PageServer, deferred_pages::DelayedPause},
+    postcopy::deferred_pages::DelayedPause,
     protocol::{ArrayOffer, HandoverId, HomeNetwork, Offer, TunnelId},
     source::{BackupSink, BoxError},
 };
@@ -66,7 +69,7 @@ impl Daemon {
             let total_ms = begun.elapsed().as_secs_f64() * 1e3;
             let (rounds, end) = match &outcome {
                 Ok(gone) => (gone.rounds.clone(), gone.end()),
-                Err(error) => (reporter.rounds(), MigrationEnd::Failed { reason: with_causes(error) }),
+                Err(error) => (reporter.rounds(), MigrationEnd::Failed { reason: error_chain(error) }),
             };
             let (machine, from) = (machine.name().clone(), host.name.clone());
             let to = request.host.clone();
@@ -166,36 +169,20 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<HandedOverMachine, DaemonError> {
         let (record, live) = turn.parts()?;
-        let freed = self.free_caches(record, live, request.free_caches, reporter)?;
-        let was_paused = live.is_paused();
-        let filling = backup_host::start(self, record, live, request)?;
-        let tunnel = self.tunnel_after(record, request);
-        let mut offer = self.offer(record, live, tunnel)?;
-        let policy = limits::policy(request, was_paused)?;
-        let mut lazy = postcopy::start(self, live, request, offer.handover, policy.downtime_max)?;
-        offer.leaves = lazy.as_ref().map(|_| self.name.clone());
-        offer.third = filling.as_ref().map(StandbySeeding::backup_host).transpose()?;
-        let mut copying =
-            backup_host::seed(filling.as_ref(), record, &mut live.dirty_logs, &live.ports, reporter)?;
-        // In place until the migration has ended.
-        let _marks = shared_storage::write_markers(record, &mut offer);
-        let brake = GuestThrottle::new(live, request, reporter)?;
+        let mut prepared = self.prepare(record, live, request, reporter)?;
+        let seeding = prepared.seeding.as_ref();
+        let mut copying = backup_host::seed(seeding, record, &mut live.dirty_logs, &live.ports, reporter)?;
+        // The markers stay until the migration has ended.
+        let _marks = shared_storage::write_markers(record, &mut prepared.offer);
+        let (offer, brake) = (&prepared.offer, GuestThrottle::new(live, request, reporter)?);
         let before = record.clone();
-        let (handover, keeps) = (offer.handover, offer.leaves.is_some());
-        record.inherited = filling.as_ref().map(StandbySeeding::inherited_record);
-        let leaving = PendingHandover { handover, to: request.host.clone(), keeps };
-        let mark = self.record_pending(record, leaving)?;
-        let ports = &live.ports;
-        let stoppable = PausableMachine {
-            qemu: &mut live.qemu,
-            disks: &live.disks,
-            keep_paused: was_paused,
-            buffering_ports: ports,
-        };
-        let giving = lazy.as_ref().map(|lazy| lazy.page_server.clone());
+        let mark = self.record_pending(record, &prepared)?;
+        let (ports, away) = (&live.ports, &live.away);
+        let keep_paused = prepared.was_paused;
+        let (qemu, disks) = (&mut live.qemu, &live.disks);
         let mut stoppable = DelayedPause {
-            machine: stoppable,
-            page_server: giving,
+            machine: PausableMachine { qemu, disks, keep_paused, buffering_ports: ports },
+            page_server: prepared.postcopy.as_ref().map(|postcopy| postcopy.page_server.clone()),
             extra_delay: postcopy::watch_time(request),
         };
         let mut braked = ThrottledMachine::new(&mut stoppable, brake);
@@ -204,10 +191,9 @@ impl Daemon {
             dirty_logs: &mut live.dirty_logs,
             consumer: Consumer::Migration,
         };
-        let away = &live.away;
         let parts = baselines::DirtySources { record: &before, disks: &live.disks, stored: &live.bases };
         let mut record_handover = || {
-            self.commit_handover(record, &before, &offer, &mark)?;
+            self.commit_handover(record, &before, offer, &mark)?;
             // From here on the home end belongs to the target.
             away.iter().for_each(crate::network::tunnel::AwayEnd::close);
             Ok(())
@@ -217,59 +203,89 @@ impl Daemon {
         let outcome = migrate(MigrationJob {
             source: &mut subject,
             link,
-            offer: &offer,
+            offer,
             open_boot_file: &|digest| Ok(Box::new(std::fs::File::open(self.directories.boot_file(&digest))?)),
             open_baseline: &|ledger, begun| self.baseline(&parts, ledger, begun),
             seed: rand::random(),
             ports: &|| ports.iter().map(NetworkPort::addresses).collect(),
             take_late_frames: &mut || late_frames::take_buffered(ports),
             record_handover: &mut record_handover,
-            policy: &policy,
-            deferred: lazy.as_mut().map(|lazy| &mut lazy.deferred_pages),
+            policy: &prepared.policy,
+            deferred: prepared.postcopy.as_mut().map(|postcopy| &mut postcopy.deferred_pages),
             backup: copying.as_mut().map(|copying| copying as &mut dyn BackupSink),
             mirrors: &mirrors,
             observe: &mut |progress| {
-                match progress.ended {
-                    Some(round) => {
-                        brake.round_ended(&round);
-                        reporter.round(round_info(&round));
-                    }
-                    None => report(reporter, progress),
-                }
-                reporter.flow()
+                progress.ended.iter().for_each(|round| brake.round_ended(round));
+                observe(reporter, progress)
             },
         });
         drop(copying);
         // A machine that stays may write to its disks without a limit again.
         let slowed = ThrottleReport { mirrored: brake.release().map(Box::new), ..braked.release() };
         match outcome {
-            Ok(done) => {
-                filling.into_iter().for_each(StandbySeeding::committed);
-                let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
-                if offer.tunnel.is_none() {
-                    self.leave_home(record);
-                }
-                self.send_guest_permissions(&request.host, &record.name, done.handover, &record.self_service);
-                // Set from the commit on, so that a machine that waits for pages while it starts gets them.
-                let giving = lazy.map(postcopy::PostcopyMigration::committed);
-                live.page_server = giving.clone();
-                Ok(HandedOverMachine::of(
-                    done,
-                    network,
-                    giving,
-                    GuestCooperation { slowed, freed },
-                    was_paused,
-                ))
-            }
+            Ok(done) => Ok(self.committed(record, live, prepared, done, slowed)),
             Err(source) => {
-                (record.leaving, record.inherited) = (None, None);
-                live.dirty_logs.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
-                self.end_home_network(record, &offer);
-                self.abort_handover(offer.handover, &request.host, link);
-                let name = turn.record.name.clone();
-                Err(DaemonError::Migrate { name, host: request.host.clone(), source: Box::new(source) })
+                self.stays_here(record, live, &prepared, link);
+                let (name, host) = (record.name.clone(), request.host.clone());
+                Err(DaemonError::Migrate { name, host, source: Box::new(source) })
             }
         }
+    }
+
+    /// Undoes what was prepared for a machine that runs on here.
+    fn stays_here(
+        self: &Arc<Self>,
+        record: &mut Record,
+        live: &mut RunningMachine,
+        prepared: &PreparedMigration<'_>,
+        link: &PeerLink,
+    ) {
+        (record.leaving, record.inherited) = (None, None);
+        live.dirty_logs.iter_mut().for_each(|log| log.detach(Consumer::Standby));
+        self.end_home_network(record, &prepared.offer);
+        self.abort_handover(prepared.offer.handover, &prepared.request.host, link);
+    }
+
+    /// Frees caches of the guest, seeds the backup host and describes the machine.
+    fn prepare<'r>(
+        self: &Arc<Self>,
+        record: &mut Record,
+        live: &mut RunningMachine,
+        request: &'r MigrateRequest,
+        reporter: &ProgressReporter,
+    ) -> Result<PreparedMigration<'r>, DaemonError> {
+        let freed = self.free_caches(record, live, request.free_caches, reporter)?;
+        let was_paused = live.is_paused();
+        let seeding = backup_host::start(self, record, live, request)?;
+        let tunnel = self.tunnel_after(record, request);
+        let mut offer = self.offer(record, live, tunnel)?;
+        let policy = limits::policy(request, was_paused)?;
+        let postcopy = postcopy::start(self, live, request, offer.handover, policy.downtime_max)?;
+        offer.leaves = postcopy.as_ref().map(|_| self.name.clone());
+        offer.third = seeding.as_ref().map(StandbySeeding::backup_host).transpose()?;
+        Ok(PreparedMigration { request, offer, policy, postcopy, seeding, was_paused, freed })
+    }
+
+    /// Work of the source right after the commit point.
+    fn committed(
+        self: &Arc<Self>,
+        record: &mut Record,
+        live: &mut RunningMachine,
+        prepared: PreparedMigration<'_>,
+        done: HandedOver,
+        slowed: ThrottleReport,
+    ) -> HandedOverMachine {
+        let PreparedMigration { request, offer, postcopy, seeding, was_paused, freed, .. } = prepared;
+        seeding.into_iter().for_each(StandbySeeding::committed);
+        let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
+        if offer.tunnel.is_none() {
+            self.leave_home(record);
+        }
+        self.send_guest_permissions(&request.host, &record.name, done.handover, &record.self_service);
+        // Set from the commit on, so that a machine that waits for pages while it starts gets them.
+        let page_server = postcopy.map(postcopy::PostcopyMigration::committed);
+        live.page_server = page_server.clone();
+        HandedOverMachine::of(done, network, page_server, GuestCooperation { slowed, freed }, was_paused)
     }
 
     /// Durably records the handover before the target hears of it, and everything that its commit point needs
@@ -278,8 +294,12 @@ impl Daemon {
     fn record_pending(
         &self,
         record: &mut Record,
-        leaving: PendingHandover,
+        prepared: &PreparedMigration<'_>,
     ) -> Result<CommitMark, DaemonError> {
+        let PreparedMigration { request, offer, seeding, .. } = prepared;
+        record.inherited = seeding.as_ref().map(StandbySeeding::inherited_record);
+        let (to, keeps) = (request.host.clone(), offer.leaves.is_some());
+        let leaving = PendingHandover { handover: offer.handover, to, keeps };
         let dir = self.directories.machine(&record.name);
         record.leaving = Some(leaving.clone());
         let (noted, mark, saved) = thread::scope(|scope| {
@@ -357,7 +377,7 @@ impl Daemon {
     fn offer(
         &self,
         record: &Record,
-        live: &crate::running::RunningMachine,
+        live: &RunningMachine,
         tunnel: Option<HomeNetwork>,
     ) -> Result<Offer, DaemonError> {
         let file_len = |digest: Digest| {
@@ -475,116 +495,23 @@ pub(crate) fn join_scoped<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A machine that was handed over.
-struct HandedOverMachine {
-    /// Present if pages may be missing on the target.
-    page_server: Option<Arc<PageServer>>,
-    handover: HandoverId,
-    rounds: Vec<whimbrel_capture::RoundStats>,
-    stop_reason: StopReason,
-    paused_at: Instant,
-    pause: DowntimeParts,
-    commit: PendingCommit,
-    network: NetworkHandover,
-    throttling: GuestCooperation,
-    /// Whether the user has paused the machine.
-    paused: bool,
-}
-
-impl HandedOverMachine {
-    fn of(
-        done: HandedOver,
-        network: NetworkHandover,
-        page_server: Option<Arc<PageServer>>,
-        throttling: GuestCooperation,
-        paused: bool,
-    ) -> Self {
-        let HandedOver { handover, rounds, stop_reason, paused_at, downtime: pause, commit } = done;
-        Self {
-            page_server,
-            handover,
-            rounds,
-            stop_reason,
-            paused_at,
-            pause,
-            commit,
-            network,
-            throttling,
-            paused,
-        }
-    }
-}
-
-/// How the guest was slowed down, and the memory that it freed.
-struct GuestCooperation {
-    slowed: ThrottleReport,
+/// A migration that is ready to copy pages.
+struct PreparedMigration<'r> {
+    request: &'r MigrateRequest,
+    offer: Offer,
+    policy: PrecopyPolicy,
+    postcopy: Option<postcopy::PostcopyMigration>,
+    seeding: Option<StandbySeeding>,
+    was_paused: bool,
+    /// Memory that the guest freed before the first round.
     freed: Option<ByteSize>,
 }
 
-/// Result of a completed migration.
-struct CompletedMigration {
-    downtime_ms: f64,
-    pause: DowntimeInfo,
-    wire_bytes: u64,
-    rounds: Vec<RoundInfo>,
-    stopped_by: RoundsEnd,
-    network: NetworkHandover,
-    postcopy: Option<PostcopyInfo>,
-    throttling: GuestCooperation,
-    paused: bool,
-}
-
-impl CompletedMigration {
-    fn end(&self) -> MigrationEnd {
-        let Self { downtime_ms, pause, wire_bytes, stopped_by, .. } = *self;
-        let (pause, network) = (Some(pause), self.network.clone());
-        MigrationEnd::Moved { downtime_ms, pause, wire_bytes, stopped_by, network }
+/// Shows the progress of a migration; breaks it off if it was cancelled.
+fn observe(reporter: &ProgressReporter, progress: Progress) -> ControlFlow<()> {
+    match &progress.ended {
+        Some(round) => reporter.round(round_info(round)),
+        None => report(reporter, progress),
     }
-}
-
-fn pause_info(pause: &DowntimeParts) -> DowntimeInfo {
-    let ms = |part: std::time::Duration| part.as_secs_f64() * 1e3;
-    let DowntimeParts { stop, scan, devices, pages, load, link, commit, start } = *pause;
-    DowntimeInfo {
-        stop_ms: ms(stop),
-        scan_ms: ms(scan),
-        devices_ms: ms(devices),
-        pages_ms: ms(pages),
-        load_ms: ms(load),
-        link_ms: ms(link),
-        commit_ms: ms(commit),
-        start_ms: ms(start),
-    }
-}
-
-fn stopped_by(why: StopReason) -> RoundsEnd {
-    match why {
-        StopReason::LittleLeft => RoundsEnd::LittleLeft,
-        StopReason::WithinDowntime => RoundsEnd::WithinDowntime,
-        StopReason::RateAboveMax => RoundsEnd::RateAboveMax,
-        StopReason::Plateau => RoundsEnd::Plateau,
-        StopReason::RoundsOver => RoundsEnd::RoundsOver,
-    }
-}
-
-/// Formats an error with its causes in one line.
-fn with_causes(error: &DaemonError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
-}
-
-fn network_handover(record: &Record, tunnel: Option<&HomeNetwork>, to: &HostName) -> NetworkHandover {
-    let tunnel = tunnel.filter(|tunnel| tunnel.home != *to);
-    match (record.config.nics.iter().filter(|nic| nic.bridge.is_some()).count(), tunnel) {
-        (0, _) => NetworkHandover::NoPorts,
-        (ports, Some(tunnel)) => {
-            NetworkHandover::Tunnelled { ports: ports as u32, home: tunnel.home.clone() }
-        }
-        (ports, None) => NetworkHandover::Announced { ports: ports as u32 },
-    }
+    reporter.flow()
 }

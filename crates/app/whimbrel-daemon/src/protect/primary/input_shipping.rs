@@ -1,9 +1,9 @@
 //! Input shipping at the primary: sends inputs to the standby every millisecond or so, and releases output.
 //!
-//! Output leaves once the standby has all inputs that came before it; [`ship_and_release`] has the order of steps. One
-//! thread for each machine, over a connection of its own, so that nothing waits behind pages. While the
-//! standby has no complete epoch, no output leaves. Any failure closes the page link, which ends the
-//! protection.
+//! Output leaves once the standby has all inputs that came before it; [`ship_and_release`] has the order of
+//! steps. One thread for each machine, over a connection of its own, so that nothing waits behind pages.
+//! While the standby has no complete epoch, no output leaves. Any failure closes the page link, which ends
+//! the protection.
 
 use super::heartbeat::Heartbeat;
 use crate::daemon::Daemon;

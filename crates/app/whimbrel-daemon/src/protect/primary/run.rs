@@ -175,20 +175,7 @@ impl Attempt<'_> {
             (ports, Arc::downgrade(&link)),
             Arc::downgrade(self.handle),
         ));
-        if let Some(witness) = &beats.witness {
-            let term_ms = settings.term.as_millis() as u32;
-            let question = WitnessQuery::Register { standby: request.host.clone(), term_ms };
-            let verdict = witness.ask(&question, Duration::from_secs(5));
-            if verdict != Some(lease::WitnessReply::Yes) {
-                let says =
-                    verdict.map_or("no answer".to_owned(), |verdict| format!("its reply is {verdict:?}"));
-                return Err(DaemonError::invalid(format!(
-                    "{} does not act as a witness: {says}",
-                    witness.name()
-                )));
-            }
-            beats.ask_witness(&WitnessQuery::Renew);
-        }
+        self.register_witness(&beats)?;
         let side = ProtectionSide::Primary { request: request.clone(), gave_up: false };
         host.protections.put_record(ProtectionRecord::new(
             self.id,
@@ -219,6 +206,23 @@ impl Attempt<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Registers the protection at its witness, if it has one.
+    fn register_witness(&self, beats: &Heartbeat) -> Result<(), DaemonError> {
+        let Some(witness) = &beats.witness else { return Ok(()) };
+        let settings = &self.handle.settings;
+        let (standby, term_ms) = (settings.request.host.clone(), settings.term.as_millis() as u32);
+        let reply = witness.ask(&WitnessQuery::Register { standby, term_ms }, Duration::from_secs(5));
+        if reply != Some(lease::WitnessReply::Yes) {
+            let says = reply.map_or("no answer".to_owned(), |reply| format!("its reply is {reply:?}"));
+            return Err(DaemonError::invalid(format!(
+                "{} does not act as a witness: {says}",
+                witness.name()
+            )));
+        }
+        beats.ask_witness(&WitnessQuery::Renew);
+        Ok(())
     }
 
     /// Ends a protection that never had a complete epoch.

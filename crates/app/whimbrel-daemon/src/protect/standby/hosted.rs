@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{ProtectMode, ProtectRole, ProtectState, ProtectionInfo};
-use whimbrel_core::{HostName, MachineName, WitnessAddress, lock};
+use whimbrel_core::{Digest, HostName, MachineName, WitnessAddress, lock};
 use whimbrel_migrate::{
     compatibility::Incompatibility,
     protocol::{Accepted, HandoverId, Offered},
@@ -156,21 +156,11 @@ impl Daemon {
                 (receiver, Vec::new(), last)
             }
             None => {
-                let reserved =
-                    crate::migrate::target::incoming::DaemonTarget::new(self).reserve(&begin.offer);
-                let arrival = match reserved.map_err(|error| error.downcast::<Incompatibility>()) {
-                    Ok(arrival) => arrival,
-                    Err(Ok(misfit)) => {
-                        return Ok(StartReply { offered: Offered::Misfit(*misfit), has_pages });
-                    }
-                    Err(Err(source)) => {
-                        return Err(DaemonError::Qemu { action: "reserve space for a standby", source });
-                    }
+                let (receiver, missing) = match self.reserve_standby(&begin, arrays)? {
+                    Ok(reserved) => reserved,
+                    Err(misfit) => return Ok(StartReply { offered: Offered::Misfit(misfit), has_pages }),
                 };
-                let missing = arrival.boot_files_missing();
-                let receiver =
-                    EpochReceiver::new(arrival, arrays, begin.offer.blobs.clone(), begin.offer.handover);
-                (receiver.map_err(standby_error)?, missing, None)
+                (receiver, missing, None)
             }
         };
         let first = receiver.wants_snapshot(begin.keep.is_some(), !has_pages);
@@ -202,6 +192,27 @@ impl Daemon {
             offered: Offered::Accepted(Accepted { blobs_missing, begun_as: Vec::new() }),
             has_pages,
         })
+    }
+
+    /// Reserves memory and disks for a standby; or why the machine does not fit.
+    #[expect(clippy::type_complexity, reason = "a refusal that is no error, beside errors")]
+    fn reserve_standby(
+        self: &Arc<Self>,
+        begin: &StartRequest,
+        arrays: Vec<u64>,
+    ) -> Result<Result<(EpochReceiver, Vec<Digest>), Incompatibility>, DaemonError> {
+        let reserved = crate::migrate::target::incoming::DaemonTarget::new(self).reserve(&begin.offer);
+        let arrival = match reserved.map_err(|error| error.downcast::<Incompatibility>()) {
+            Ok(arrival) => arrival,
+            Err(Ok(misfit)) => return Ok(Err(*misfit)),
+            Err(Err(source)) => {
+                return Err(DaemonError::Qemu { action: "reserve space for a standby", source });
+            }
+        };
+        let missing = arrival.boot_files_missing();
+        let (files, handover) = (begin.offer.blobs.clone(), begin.offer.handover);
+        let receiver = EpochReceiver::new(arrival, arrays, files, handover).map_err(standby_error)?;
+        Ok(Ok((receiver, missing)))
     }
 
     fn start_threads(&self, standing: &Arc<HostedStandby>) -> Result<(), DaemonError> {
