@@ -76,7 +76,7 @@ impl HostProcess {
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
         fs::create_dir_all(self.stages()).expect("a directory of stages");
-        command.env("WHIMBREL_STAGES", self.stages());
+        command.env("WHIMBREL_FAILPOINTS", self.stages());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.daemon = Some(self.network.start(command).expect("a daemon"));
         let deadline = Instant::now() + PATIENCE;

@@ -52,7 +52,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
 
 fn look(disk: &Path, wanted: &[Digest]) -> Result<Found> {
     let device = Arc::new(FileDevice::open_read_only(disk)?);
-    let cuts = layout_of(&*device).cuts()?;
+    let cuts = layout_of(&*device).page_alignment()?;
     let share = |cuts| anyhow::Ok(share(wanted, &cut_pages(&device, cuts)?));
     Ok(Found { with: share(cuts)?, without: share(PageAlignment::identity(device.size())?)? })
 }

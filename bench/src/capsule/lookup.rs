@@ -27,7 +27,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     std::fs::write(&file, b"")?;
     let source = cache.register(&file, SourceKind::Raw)?;
     for number in 0..pages {
-        cache.note(&digest(number), Location { source, offset: number * 4096 });
+        cache.record_page(&digest(number), Location { source, offset: number * 4096 });
     }
     let stats = cache.stats();
     let size = Samples::new(vec![stats.bytes as f64 / stats.used as f64]);

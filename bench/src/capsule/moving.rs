@@ -112,7 +112,7 @@ fn bring(sites: &Sites, tag: &str, line: LinkConfig, to_the_end: bool) -> Result
     let from = format!("alpha:{tag}");
     let mut words = vec!["resume", &from, "--name", "copy"];
     if to_the_end {
-        words.extend(["--then", "full"]);
+        words.extend(["--fetch-rest"]);
     }
     let arrival = arrive(sites, &[&words], PATIENCE)?;
     let so_far = || (begun.elapsed().as_secs_f64(), sites.link_bytes() - before);

@@ -115,14 +115,14 @@ fn keep_when_off(host: &Daemon, name: &str) -> Result<()> {
         let state = machines.iter().find(|it| it["name"] == *name).context("the machine is gone")?;
         match state["state"]["kind"].as_str() {
             Some("stopped") => break,
-            Some("running" | "lazy" | "starting") => {}
+            Some("running" | "loading" | "starting") => {}
             other => ensure!(false, "the machine {name} is {other:?}"),
         }
         ensure!(Instant::now() < deadline, "{name} does not end: {state}");
         sleep(Duration::from_millis(200));
     }
     host.run(&["checkpoint", name, "--disks-only", "--tag", &format!("{name}-kept")])?;
-    host.run(&["forget", name]).map(drop)
+    host.run(&["delete", name]).map(drop)
 }
 
 fn measure(sites: &Sites, rsync: &Rsync, images: &Path, set: &str) -> Result<Update> {

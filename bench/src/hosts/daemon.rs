@@ -213,7 +213,7 @@ impl Daemon {
     /// Ends a machine and forgets it; its capsules stay.
     pub(crate) fn discard(&self, machine: &str) -> Result<()> {
         self.run(&["stop", machine, "--kill"])?;
-        self.run(&["forget", machine]).map(drop)
+        self.run(&["delete", machine]).map(drop)
     }
 
     fn log(&self) -> PathBuf {

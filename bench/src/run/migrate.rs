@@ -151,7 +151,7 @@ fn empty_and_primed(context: &Context, hosts: &Hosts, empty: &[Moved], theirs: &
     let idle = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle };
     let primed = (0..context.times(20, 2)).map(|_| ours_of(hosts, MEMORY, idle.clone(), Target::Primed));
     let primed = primed.collect::<Result<Vec<_>>>()?;
-    let helped = GuestOptions { work: Work::Helped, ..idle };
+    let helped = GuestOptions { work: Work::GuestAgent, ..idle };
     let freed = (0..context.times(20, 2)).map(|_| ours_of(hosts, MEMORY, helped.clone(), Target::EmptyFreed));
     let freed = freed.collect::<Result<Vec<_>>>()?;
     let (bytes, time) = (|moved: &Moved| moved.bytes / 1e6, |moved: &Moved| moved.total_ms);
@@ -202,7 +202,7 @@ fn ours_of(hosts: &Hosts, memory: ByteSize, options: GuestOptions, target: Targe
         let meter = Meter::start(&[alpha, beta])?;
         let mut arguments = vec!["migrate", "web", "beta"];
         if target == Target::EmptyFreed {
-            arguments.push("--free-caches");
+            arguments.push("--drop-caches");
         }
         let result = alpha.json(&arguments)?;
         cost = meter.stop()?;

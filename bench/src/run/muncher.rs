@@ -48,7 +48,7 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
 pub(super) fn options(helper: bool) -> GuestOptions {
     // Whole pages. The paper's program writes one word of each, which travels as a difference of a few bytes:
     // we get ahead of that.
-    let work = Work::Munch { region_mib: 256, bytes_per_page: 4096, helper };
+    let work = Work::MemoryWriter { region_mib: 256, bytes_per_page: 4096, helper };
     GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work }
 }
 

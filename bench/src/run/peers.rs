@@ -17,7 +17,7 @@ use whimbrel_testkit::guest::{GuestOptions, Work};
 
 const CONVERGE: &str = "QEMU auto-converge";
 const POSTCOPY: &str = "QEMU post-copy";
-const LAZY: &[&str] = &["--mode", "lazy"];
+const LAZY: &[&str] = &["--mode", "postcopy"];
 
 /// An idle guest beside both, and one that writes half of its memory flat out beside post-copy.
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {

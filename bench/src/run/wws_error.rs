@@ -1,9 +1,9 @@
-//! `migrate.wws.error`: how far `whimbrel wws` is off with the downtime it predicts, over guests that write
-//! in several ways and two links.
+//! `migrate.wws.error`: how far `whimbrel dirty-rate` is off with the downtime it predicts, over guests that
+//! write in several ways and two links.
 //!
-//! `wws` takes what pages and stops cost from migrations that its host remembers, so the guests first move to
-//! and fro a few times. Then each is sampled where it is, the downtime of its move back is predicted from
-//! that, and compared with what the hosts say of it.
+//! `dirty-rate` takes what pages and stops cost from migrations that its host remembers, so the guests first
+//! move to and fro a few times. Then each is sampled where it is, the downtime of its move back is predicted
+//! from that, and compared with what the hosts say of it.
 
 use super::Context;
 use super::migrate::linked;
@@ -83,7 +83,7 @@ fn to_and_fro(alpha: &Daemon, beta: &Daemon, (name, link): (&str, &str)) -> Resu
 
 fn error(alpha: &Daemon, beta: &Daemon, (name, link): (&str, &str)) -> Result<f64> {
     alpha.json(&["migrate", name, "beta", "--rate-max", link])?;
-    let seen = beta.json(&["wws", name, "--bandwidth", link])?;
+    let seen = beta.json(&["dirty-rate", name, "--bandwidth", link])?;
     let back = beta.json(&["migrate", name, "alpha", "--rate-max", link])?;
     let real = number(&back, "downtime_ms")?;
     let predicted = seen["moves"][0]["downtime_ms"].as_f64().context("no prediction")?;

@@ -99,13 +99,13 @@ fn rates_follow_a_guest_that_dirties_memory_and_keep_their_limits_on_the_wire() 
 }
 
 fn the_report_shows_it(cluster: &Cluster, alpha: &HostProcess, result: &Value) {
-    let record = alpha.json(&["report", "web"]);
+    let record = alpha.json(&["migrations", "web"]);
     assert_eq!(record["end"], "moved");
     assert_eq!(record["rounds"], result["result"]["rounds"]);
     assert_eq!(record["downtime_ms"], result["result"]["downtime_ms"]);
     let picture = cluster.disk.path().join("web.svg");
     let id = record["id"].as_str().expect("an id");
-    let text = alpha.run(&["report", id, "--svg", picture.to_str().expect("a path")]);
+    let text = alpha.run(&["migrations", id, "--svg", picture.to_str().expect("a path")]);
     assert!(text.contains("web from alpha to beta") && text.contains("paused because"), "{text}");
     println!("{text}");
     let svg = std::fs::read_to_string(picture).expect("a picture");
@@ -120,14 +120,14 @@ fn a_migration_that_is_refused_or_cancelled_is_remembered_as_one() {
     let refusal = alpha.refuse(&["migrate", "web", "beta", "--rate-min", "80M", "--rate-max", "80Mbit"]);
     assert_eq!(refusal.code, 2, "{refusal:?}");
     assert!(refusal.text.contains("Mbit/s") && refusal.text.contains("above the maximum"), "{refusal:?}");
-    assert_eq!(alpha.json(&["report"]), Value::Array(vec![]), "what was not begun leaves no record");
-    let nobody = alpha.refuse(&["report", "web"]);
+    assert_eq!(alpha.json(&["migrations"]), Value::Array(vec![]), "what was not begun leaves no record");
+    let nobody = alpha.refuse(&["migrations", "web"]);
     assert_eq!(nobody.code, 3, "{nobody:?}");
 
     cluster.lab.unplug("beta").expect("a cable to pull");
     alpha.refuse(&["migrate", "web", "beta"]);
     cluster.lab.replug("beta").expect("a cable to put back");
-    let record = alpha.json(&["report", "web"]);
+    let record = alpha.json(&["migrations", "web"]);
     assert_eq!(record["end"], "failed", "{record}");
     assert!(record["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{record}");
     alpha.wait_state("web", &["running"]);

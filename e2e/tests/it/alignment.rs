@@ -217,7 +217,7 @@ fn the_rebase_report_counts_the_pages_of_odd_disks() {
     maintained.write(200).expect("an update");
     alpha.run(&["checkpoint", "maintained", "--disks-only", "--tag", "golden"]);
     let changed = |machine: bool| {
-        let report = alpha.json(&["rebase", "golden"]);
+        let report = alpha.json(&["outdated", "golden"]);
         let standing = report["standing"].as_array().expect("a list");
         let kid = standing.iter().find(|entry| entry["machine"].is_string() == machine);
         let kid = kid.unwrap_or_else(|| panic!("no child in {report}"));

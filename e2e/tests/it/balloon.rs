@@ -54,7 +54,7 @@ fn a_squeezed_machine_is_small_in_the_store_and_whole_when_it_runs_on() {
     assert!(full > DISK_MIB * MIB, "the caches are not in the capsule: {full}");
 
     let taken = alpha.json(&["checkpoint", "web", "--tag", "squeezed", "--balloon", "auto"]);
-    assert!(taken["result"]["squeezed"].as_u64() > Some(100 * MIB), "{taken}");
+    assert!(taken["result"]["balloon_freed"].as_u64() > Some(100 * MIB), "{taken}");
     let squeezed = bytes_of_memory(&cluster, alpha, "squeezed");
     assert!(squeezed * 2 < full, "squeezed to {} MiB of {}", squeezed / MIB, full / MIB);
     // Again while it is still taking its memory back: what it had is not what it has at the moment. With much
@@ -69,7 +69,7 @@ fn a_squeezed_machine_is_small_in_the_store_and_whole_when_it_runs_on() {
     witness.fill_cache().expect("a disk that can be read");
     drop(witness);
     let taken = alpha.json(&["suspend", "web", "--tag", "asleep", "--balloon", "96M"]);
-    assert!(taken["result"]["squeezed"].as_u64() >= Some((256 - 96) * MIB), "{taken}");
+    assert!(taken["result"]["balloon_freed"].as_u64() >= Some((256 - 96) * MIB), "{taken}");
     let asleep = bytes_of_memory(&cluster, alpha, "asleep");
     println!("non-zero memory: {full} full, {squeezed} auto, {asleep} left with 96 MiB");
     assert!(asleep <= 96 * MIB, "{} MiB are left", asleep / MIB);

@@ -73,10 +73,13 @@ fn to_a_host_with_an_older_capsule_travels_what_changed() {
     assert!(wire < 12 * MIB, "{wire} bytes");
     let after = assert_intact(&cluster, &before);
     // Lazily: beta begins as the capsule, and has to give up what it has there of every page that follows.
-    let moved = alpha.json(&["migrate", "web", "beta", "--mode", "lazy"]);
+    let moved = alpha.json(&["migrate", "web", "beta", "--mode", "postcopy"]);
     println!("lazily to a host with a capsule: {moved}");
     let postcopy = &moved["result"]["postcopy"];
-    assert!(postcopy["owed_pages"].as_u64() > Some(0) && postcopy["missing_pages"] == 0, "{moved}");
+    assert!(
+        postcopy["initial_missing_pages"].as_u64() > Some(0) && postcopy["missing_pages"] == 0,
+        "{moved}"
+    );
     beta.wait_state("web", &["running"]);
     let before = assert_intact(&cluster, &after);
     beta.run(&["suspend", "web"]);
@@ -103,7 +106,7 @@ fn over_a_slow_link_pages_that_another_machine_of_the_target_has_are_not_sent() 
     let moved = alpha.json(&["migrate", "web", "beta", "--rate-max", "25M"]);
     let bytes = moved["result"]["wire_bytes"].as_u64().expect("bytes");
     let after = assert_intact(&cluster, &before);
-    beta.run(&["cache", "forget", beta.slot("twin").join("ram").to_str().expect("a path in UTF-8")]);
+    beta.run(&["cache", "rm", beta.slot("twin").join("ram").to_str().expect("a path in UTF-8")]);
     let back = beta.json(&["migrate", "web", "alpha", "--rate-max", "25M"]);
     let without = back["result"]["wire_bytes"].as_u64().expect("bytes");
     println!("{bytes} bytes where another machine has pages, {without} without");

@@ -42,7 +42,7 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
 
     let pushed = result(alpha, &["push", "web", "beta"]);
     assert_eq!((&pushed["kind"], &pushed["machine"]), (&"push".into(), &"web".into()), "{pushed}");
-    assert_eq!(state(alpha, "web"), "given");
+    assert_eq!(state(alpha, "web"), "handed_off");
     let refusal = alpha.refuse(&["resume", "web"]);
     assert!(refusal.code == 4 && refusal.text.contains("beta"), "{refusal:?}");
     assert_eq!(state(beta, "web"), "suspended");
@@ -57,15 +57,15 @@ fn a_machine_that_is_pushed_goes_on_elsewhere_and_comes_home_for_the_price_of_th
     assert!(second * 3 < first, "{first} bytes there, {second} bytes back");
     alpha.run(&["resume", "web"]);
     let home = check(&cluster, &written);
-    assert_eq!(state(beta, "web"), "given");
+    assert_eq!(state(beta, "web"), "handed_off");
     let mut witness = cluster.witness(GUEST_ADDRESS);
     witness.reboot().expect("a request to reboot");
     drop(witness);
     wait_reborn(&mut console(alpha, "web"), &home);
     // Its owner is lost for good: whoever knows that may have it run here from the last capsule.
     alpha.run(&["stop", "web", "--kill"]);
-    assert!(beta.refuse(&["resume", "web"]).text.contains("--take-back"));
-    beta.run(&["resume", "web", "--take-back"]);
+    assert!(beta.refuse(&["resume", "web"]).text.contains("--reclaim"));
+    beta.run(&["resume", "web", "--reclaim"]);
     check(&cluster, &written);
     for host in [alpha, beta] {
         let verified = result(host, &["verify"]);
@@ -84,9 +84,9 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     assert_eq!(offered[0]["machine"], "web", "{offered}");
 
     beta.run(&["resume", "alpha:web"]);
-    assert_eq!(state(alpha, "web"), "given");
+    assert_eq!(state(alpha, "web"), "handed_off");
     let there = check(&cluster, &born);
-    assert_eq!(state(beta, "web"), "lazy", "most of it was never touched");
+    assert_eq!(state(beta, "web"), "loading", "most of it was never touched");
 
     // The holder goes away in the middle: the machine stands still where it misses something, and goes on
     // later.
@@ -110,7 +110,7 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     let beta = cluster.host("beta");
     beta.run(&["suspend", "web"]);
     beta.run(&["gc"]);
-    beta.run(&["resume", "web", "--then", "full"]);
+    beta.run(&["resume", "web", "--fetch-rest"]);
     let last = check(&cluster, &after);
     let deadline = Instant::now() + Duration::from_secs(60);
     while state(beta, "web") != "running" {
@@ -126,7 +126,7 @@ fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_surv
     Guest::small("web").run(&cluster, cluster.host("alpha"));
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     let born = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    alpha.run(&["push", "web", "beta", "--follow"]);
+    alpha.run(&["push", "web", "beta", "--continuous"]);
     alpha.run(&["checkpoint", "web", "--tag", "one"]);
     let whole = |host: &whimbrel_e2e::HostProcess, capsule: &str| {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -217,7 +217,7 @@ fn a_receiver_that_runs_out_of_disk_says_so_and_goes_on_when_there_is_room() {
     beta.run(&["verify"]);
     beta.run(&["resume", "alpha:web"]);
     check(&cluster, &born);
-    assert_eq!(state(cluster.host("alpha"), "web"), "given");
+    assert_eq!(state(cluster.host("alpha"), "web"), "handed_off");
 }
 
 #[test]

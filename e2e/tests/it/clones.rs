@@ -131,7 +131,7 @@ fn clones_outlive_their_daemon_and_the_next_one_still_shares_and_saves_them() {
 
     // What the guests had not touched before still comes, and to both.
     for kid in ["kid-1", "kid-2"] {
-        alpha.wait_state(kid, &["running", "lazy"]);
+        alpha.wait_state(kid, &["running", "loading"]);
     }
     let taken_up = check(alpha, "kid-1");
     assert_same_life(&written, &taken_up);

@@ -85,7 +85,7 @@ fn three_machines_leave_for_where_there_is_room_and_what_stays_is_named() {
     assert!(alpha.machines().contains(&("idle".to_owned(), "running".to_owned())));
 
     gamma.run(&["stop", "idle", "--kill"]);
-    gamma.run(&["forget", "idle"]);
+    gamma.run(&["delete", "idle"]);
     let rest = alpha.json(&["evacuate"]);
     assert_eq!(rest["result"]["empty"], true, "{rest}");
     assert_eq!(alpha.machines(), [("stopped".to_owned(), "stopped".to_owned())]);
@@ -111,9 +111,9 @@ fn gamma_is_emptied_from_elsewhere(cluster: &Cluster) {
     let unknown = alpha.refuse(&["evacuate", "delta"]);
     assert!(unknown.code != 0 && unknown.text.contains("host delta is not trusted here"), "{unknown:?}");
     let itself = alpha.refuse(&["evacuate", "gamma", "--to", "gamma"]);
-    assert!(itself.text.contains("gamma is the host that is to be emptied"), "{itself:?}");
+    assert!(itself.text.contains("gamma is the host that is to be evacuated"), "{itself:?}");
 
-    gamma.run(&["trust", "limit", "alpha", "--read", "*", "--write", "calm"]);
+    gamma.run(&["trust", "set", "alpha", "--read", "*", "--write", "calm"]);
     let some = incomplete(alpha, &["gamma", "--to", "alpha"]);
     assert_eq!(outcomes(&some), [("calm".to_owned(), "moved".to_owned())], "{some}");
     assert_eq!((&some["subject"], &some["result"]["withheld"]), (&"gamma".into(), &2.into()), "{some}");

@@ -29,14 +29,14 @@ fn a_machine_that_ends_by_itself_is_shown_so_and_its_name_can_be_had_again() {
     witness.check().expect("a guest with less memory is the same guest");
     witness.power_off().expect("a request to switch off");
     alpha.wait_state("gone", &["stopped"]);
-    alpha.run(&["forget", "gone"]);
+    alpha.run(&["delete", "gone"]);
 
     quiet("gone").run(&cluster, alpha);
     let pid = alpha.json(&["ps"])[0]["pid"].as_u64().expect("a pid").to_string();
     alpha.exec("kill", &["-9", &pid]);
     alpha.wait_state("gone", &["crashed"]);
     assert_eq!(alpha.refuse(&["checkpoint", "gone"]).code, 4);
-    alpha.run(&["forget", "gone"]);
+    alpha.run(&["delete", "gone"]);
     assert!(alpha.machines().is_empty());
 }
 

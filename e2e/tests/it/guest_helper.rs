@@ -101,7 +101,7 @@ fn start_on(cluster: &Cluster, host: &HostProcess, disk: &Path, more: &str, argu
 
 fn wait_heard(host: &HostProcess) {
     let deadline = Instant::now() + PATIENCE;
-    while !host.log_text().contains("the program inside the guest is here") {
+    while !host.log_text().contains("the guest agent is present") {
         assert!(Instant::now() < deadline, "nobody inside says hello:\n{}", host.log_text());
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -175,10 +175,10 @@ fn a_migration_is_cut_off() -> bool {
         beta.wait_held("last");
         cluster.lab.unplug("beta").expect("a cable to pull");
         let refusal = migrate.join().expect("the command ends");
-        assert!(refusal.text.contains("runs on here"), "{refusal:?}");
+        assert!(refusal.text.contains("still runs here"), "{refusal:?}");
     });
     beta.release("last");
-    if !alpha.log_text().contains("holds processes that write too fast") {
+    if !alpha.log_text().contains("suspended processes that write too fast") {
         return false;
     }
     cluster.lab.replug("beta").expect("a cable to put back");
@@ -234,7 +234,7 @@ fn a_machine_without_the_program_is_throttled_and_moves() {
 fn a_guest_asks_for_its_own_migration_and_gets_what_its_owner_allowed() {
     let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
-    start(&cluster, alpha, "helper=on", &["--self-service", "migrate=beta,migrate=alpha"]);
+    start(&cluster, alpha, "helper=on", &["--guest-requests", "migrate=beta,migrate=alpha"]);
     let inside = Inside { cluster: &cluster };
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.write(50).expect("a first life");
@@ -242,7 +242,7 @@ fn a_guest_asks_for_its_own_migration_and_gets_what_its_owner_allowed() {
     let refused = inside.run("whimbrel-guest migrate gamma 2>&1");
     assert!(refused.contains("did not allow this") && refused.ends_with("exit 3"), "{refused}");
     let refused = inside.run("whimbrel-guest checkpoint mine 2>&1");
-    assert!(refused.contains("--self-service checkpoint") && refused.ends_with("exit 3"), "{refused}");
+    assert!(refused.contains("--guest-requests checkpoint") && refused.ends_with("exit 3"), "{refused}");
 
     let moved = inside.run("whimbrel-guest migrate beta 2>&1");
     assert!(moved.ends_with("on beta\nexit 0"), "{moved}");
@@ -268,7 +268,7 @@ fn caches_are_freed_before_they_are_copied() {
     let alpha = cluster.host("alpha");
     let disk = cluster.disk.path().join("web.raw");
     image::patterned(&disk, 128, 7).expect("a disk of noise");
-    start_on(&cluster, alpha, &disk, "helper=on", &["--self-service", "checkpoint"]);
+    start_on(&cluster, alpha, &disk, "helper=on", &["--guest-requests", "checkpoint"]);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let born = witness.check().expect("a first life");
     let (before, cached) =
@@ -278,7 +278,7 @@ fn caches_are_freed_before_they_are_copied() {
     let kept = Inside { cluster: &cluster }.run("whimbrel-guest checkpoint mine 2>&1");
     assert!(kept.ends_with("exit 0") && alpha.run(&["show", "mine"]).contains("web"), "{kept}");
 
-    let moved = alpha.json(&["migrate", "web", "beta", "--free-caches"]);
+    let moved = alpha.json(&["migrate", "web", "beta", "--drop-caches"]);
     let freed = moved["result"]["freed"].as_u64().unwrap_or_default();
     println!("{} MiB freed, {} bytes on the wire", freed >> 20, moved["result"]["wire_bytes"]);
     assert!(freed > 96 << 20, "{moved}");

@@ -93,7 +93,7 @@ fn children_of_a_golden_capsule_are_found_after_its_update_and_outlive_it() {
     let second = id(alpha, "golden");
     assert_eq!(text(&moved["result"], "capsule"), second);
 
-    let report = alpha.json(&["rebase", "golden"]);
+    let report = alpha.json(&["outdated", "golden"]);
     assert_eq!((text(&report, "onto"), text(&report["old"][0], "capsule")), (&*second, &*first));
     let disks = [
         disk(&cluster, alpha, "golden-1"),
@@ -134,17 +134,17 @@ fn children_of_a_golden_capsule_are_found_after_its_update_and_outlive_it() {
     assert!(drawn.contains("├─●") && drawn.contains("└─○") && drawn.contains("← kid-c"), "{drawn}");
 
     alpha.run(&["stop", "kid-c", "--kill"]);
-    alpha.run(&["rm", "golden-1"]);
+    alpha.run(&["untag", "golden-1"]);
     alpha.run(&["gc"]);
     assert_eq!(alpha.json(&["log", "golden", "--refs"])[1]["here"], true, "kid-c still lies over it");
-    alpha.run(&["forget", "kid-c"]);
+    alpha.run(&["delete", "kid-c"]);
     assert_same_life(&born_a, &kid_a.check().expect("a machine that reads from what has no name"));
     alpha.run(&["suspend", "kid-a"]);
     alpha.run(&["gc"]);
     assert_eq!(alpha.json(&["log", "golden", "--refs"])[1]["here"], false);
     assert_eq!(alpha.refuse(&["show", &first]).code, 3);
     alpha.run(&["verify"]);
-    let report = alpha.json(&["rebase", "golden"]);
+    let report = alpha.json(&["outdated", "golden"]);
     assert!(text(standing(&report, "kid-b-1"), "unknown").contains("no longer"), "{report}");
     for (kid, born) in [("kid-a", born_a), ("kid-b", born_b)] {
         alpha.run(&["resume", kid, "--full"]);
@@ -172,7 +172,7 @@ fn capsules_of_disks_only_do_not_disturb_those_with_memory() {
         serde_json::json!([id(alpha, "disks-2")]),
         "{taken}"
     );
-    alpha.run(&["rm", "disks-1", "disks-2"]);
+    alpha.run(&["untag", "disks-1", "disks-2"]);
     alpha.run(&["gc"]);
     web.write(20).expect("writes");
     let last = web.check().expect("an answer");
@@ -239,7 +239,7 @@ fn a_promoted_capsule_is_the_same_machine_without_a_past() {
     assert_eq!(alpha.json(&["promote", "second"])["capsule"], report["capsule"], "again is nothing more");
     let refused = alpha.refuse(&["promote", text(&report, "capsule")]);
     assert!(refused.text.contains("--tag"), "{refused:?}");
-    alpha.run(&["rm", "first"]);
+    alpha.run(&["untag", "first"]);
     alpha.run(&["gc"]);
     alpha.run(&["resume", "web", "--full"]);
     let resumed = console(alpha, "web").check().expect("a life that goes on");
@@ -256,9 +256,9 @@ fn a_trusted_host_is_limited_by_name_and_a_pattern_that_matches_nothing_is_refus
     alpha.run(&["trust", "add", "beta", "--ssh", "root@beta", "--read", "web,golden*"]);
     let entry = &alpha.json(&["trust", "ls"])[0];
     assert_eq!((&entry["read"], entry.get("write")), (&serde_json::json!(["web", "golden*"]), None));
-    let limited = alpha.run(&["trust", "limit", "beta", "--write", "backup-*"]);
+    let limited = alpha.run(&["trust", "set", "beta", "--write", "backup-*"]);
     assert_eq!(limited, "beta: reads none, writes backup-*\n");
-    assert_eq!(alpha.refuse(&["trust", "limit", "beta", "--read", "golden/*"]).code, 2);
-    assert_eq!(alpha.refuse(&["trust", "limit", "gamma", "--read", "web"]).code, 3);
-    assert_eq!(alpha.run(&["trust", "limit", "beta", "--all"]), "beta: reads all, writes all\n");
+    assert_eq!(alpha.refuse(&["trust", "set", "beta", "--read", "golden/*"]).code, 2);
+    assert_eq!(alpha.refuse(&["trust", "set", "gamma", "--read", "web"]).code, 3);
+    assert_eq!(alpha.run(&["trust", "set", "beta", "--all"]), "beta: reads all, writes all\n");
 }

@@ -97,7 +97,7 @@ fn a_capsule_is_whole_though_the_one_before_it_was_deleted_and_collected() {
     witness.wait_ready(PATIENCE).expect("a guest that is up");
     let born = witness.write(100).expect("a first life");
     alpha.run(&["checkpoint", "web"]);
-    alpha.run(&["rm", "web"]);
+    alpha.run(&["untag", "web"]);
     alpha.run(&["gc"]);
     alpha.run(&["checkpoint", "web"]);
     alpha.run(&["verify"]);
@@ -174,7 +174,7 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
     cluster.host_mut("alpha").kill_daemon();
     cluster.host_mut("alpha").start_daemon();
     let alpha = cluster.host("alpha");
-    alpha.wait_state("web", &["running", "lazy"]);
+    alpha.wait_state("web", &["running", "loading"]);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let after = witness.check().expect("memory that is still filled on demand, a disk that is still served");
     assert_same_life(&born, &after);

@@ -70,8 +70,10 @@ fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on
         assert_eq!(command.wait().expect("the command ends").success(), goes);
         assert!(probe.wait_answers(200, Duration::from_secs(60)), "the guest does not answer any more");
         let report = probe.stop();
-        let (asked, lost) = (report.downtime.as_millis() as usize, report.lost.len());
-        println!("{asked} ms without an answer, {lost} of {} never answered", report.sent);
+        // One is sent each millisecond. A slow guest may drop some at any time: only those of the gap count.
+        let (asked, start) = (report.downtime.as_millis() as u64, report.downtime_at.as_millis() as u64);
+        let lost = report.lost.iter().filter(|number| (start..start + asked).contains(number)).count() as u64;
+        println!("{asked} ms without an answer, {lost} of the datagrams sent in them never answered");
         assert!(asked >= 100 && asked >= lost + 50, "{lost} of {asked} datagrams have not reached it");
     }
 }
@@ -82,9 +84,9 @@ fn a_machine_that_its_user_has_paused_moves_and_stays_paused() {
     Guest { memory_mib: 128, buffer_mib: 8, ..Guest::small("web") }.run(&cluster, cluster.host("alpha"));
     let born = cluster.witness(GUEST_ADDRESS).write(50).expect("a first life");
     cluster.host("alpha").run(&["pause", "web"]);
-    for (from, to, mode) in [("alpha", "beta", "live"), ("beta", "alpha", "lazy")] {
+    for (from, to, mode) in [("alpha", "beta", "precopy"), ("beta", "alpha", "postcopy")] {
         let said = cluster.host(from).run(&["migrate", "web", to, "--mode", mode]);
-        assert!(said.contains("paused as before"), "{said}");
+        assert!(said.contains("still paused"), "{said}");
         cluster.host(to).wait_state("web", &["paused"]);
         cluster.host_mut(to).kill_daemon();
         cluster.host_mut(to).start_daemon();
@@ -220,7 +222,7 @@ fn a_target_that_waits_is_told_by_the_next_daemon_that_its_machine_never_comes()
     cluster.host_mut("beta").start_daemon();
     let beta = cluster.host("beta");
     assert_eq!(beta.machines(), [("ghost".to_owned(), "migrating".to_owned())], "it waits for its old host");
-    for verb in ["start", "unpause", "forget"] {
+    for verb in ["start", "unpause", "delete"] {
         assert_eq!(beta.refuse(&[verb, "ghost"]).code, 4, "{verb} of a machine that is not known to be here");
     }
     cluster.host_mut("alpha").start_daemon();

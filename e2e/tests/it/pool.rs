@@ -90,7 +90,7 @@ fn checkpoints_outlive_a_benefactor_that_is_killed_and_policies_prune_them() {
             ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "1G", "--keep-free", "0"];
         members.push(start(&[&args[..], &["--listen", &listen, "--manager", &manager]].concat()).0);
     }
-    let as_me = ["--manager", &manager, "--keys", text(&keys)];
+    let as_me = ["--manager", &manager, "--keys-dir", text(&keys)];
     let ask = |args: &[&str]| {
         let json = run(&[&["--json", "pool"][..], args, &as_me[..]].concat());
         serde_json::from_str::<serde_json::Value>(&json).unwrap()
@@ -101,7 +101,8 @@ fn checkpoints_outlive_a_benefactor_that_is_killed_and_policies_prune_them() {
         members.iter().filter(|member| member["state"] == "online").count()
     };
     until("three benefactors are online", || online() == 3);
-    let (_mounted, _) = start(&["mount", &format!("pool:{manager}"), text(&mount), "--keys", text(&keys)]);
+    let (_mounted, _) =
+        start(&["mount", &format!("pool:{manager}"), text(&mount), "--keys-dir", text(&keys)]);
     fs::create_dir(mount.join("app")).unwrap();
     let data: Vec<u8> = (0..5_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     for step in 0..3 {
@@ -113,8 +114,8 @@ fn checkpoints_outlive_a_benefactor_that_is_killed_and_policies_prune_them() {
     fs::write(mount.join("app/sim.N1.T3"), &data[3000..]).unwrap();
     let policy = ask(&["policy", "/app", "--keep-last", "2"]);
     assert_eq!(policy["keep"]["last"], 2);
-    assert_eq!(ask(&["purge", "--dry-run"]).as_array().unwrap().len(), 2);
-    assert_eq!(ask(&["purge"]).as_array().unwrap().len(), 2);
+    assert_eq!(ask(&["prune", "--dry-run"]).as_array().unwrap().len(), 2);
+    assert_eq!(ask(&["prune"]).as_array().unwrap().len(), 2);
     let mut left: Vec<_> = fs::read_dir(mount.join("app")).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["sim.N1.T2", "sim.N1.T3"]);
@@ -181,7 +182,7 @@ impl<'a> PoolOn<'a> {
     fn ask(&self, args: &[&str]) -> serde_json::Value {
         let (out, keys) = (self.dir.join("answer"), self.dir.join("keys"));
         let command = format!(
-            "{} --json pool {} --manager {} --keys {} >{}",
+            "{} --json pool {} --manager {} --keys-dir {} >{}",
             text(&binary()),
             args.join(" "),
             self.manager,
@@ -220,11 +221,11 @@ fn check(cluster: &Cluster, before: &Identity) -> Identity {
 /// first version.
 fn capsules_come_by_themselves(alpha: &HostProcess, gamma: &mut HostProcess, pool: &mut PoolOn, first: u64) {
     let web = |host: &HostProcess| host.json(&["ps"])[0].clone();
-    alpha.json(&["push", "web", &pool.name("vms"), "--follow"]);
+    alpha.json(&["push", "web", &pool.name("vms"), "--continuous"]);
     pool.managed = None;
     alpha.run(&["checkpoint", "web"]);
-    alpha.json(&["protect", "web", "gamma", "--lease", "2s", "--keep", "1/s,3"]);
-    gamma.json(&["push", "web", &pool.name("kept"), "--follow"]);
+    alpha.json(&["protect", "web", "gamma", "--lease", "2s", "--snapshots", "1/s,3"]);
+    gamma.json(&["push", "web", &pool.name("kept"), "--continuous"]);
     let stalled = |host: &HostProcess| web(host)["uploads"]["stalled"].is_string();
     until("both say that the pool is away", || stalled(alpha) && stalled(gamma));
     assert_eq!(web(alpha)["protection"]["state"]["kind"], "protected");
@@ -244,7 +245,7 @@ fn capsules_come_by_themselves(alpha: &HostProcess, gamma: &mut HostProcess, poo
     assert!(made.is_sorted_by(|newer, older| newer > older), "the newest first: {made:?}");
     let newest = gamma.json(&["pull", &pool.name("kept/web@-0s"), "--tag", "newest"]);
     assert_eq!(newest["result"]["whole"], true, "{newest}");
-    alpha.run(&["push", "web", "--unfollow"]);
+    alpha.run(&["push", "web", "--stop-continuous"]);
 }
 
 #[test]
@@ -285,16 +286,16 @@ fn a_machine_lives_from_a_pool_that_loses_a_benefactor_and_a_later_version_costs
     pool.ask(&["policy", "/vms", "--keep-for", "1s"]);
     let stays = |one: &serde_json::Value| one["pinned_by"] == serde_json::json!(["beta/web"]);
     until("a policy would drop it", || {
-        pool.ask(&["purge"]).as_array().is_some_and(|all| all.iter().any(stays))
+        pool.ask(&["prune"]).as_array().is_some_and(|all| all.iter().any(stays))
     });
     pool.benefactors.remove(0);
     let there = check(cluster, &born);
-    beta.wait_state("web", &["lazy"]);
+    beta.wait_state("web", &["loading"]);
     // The next daemon knows where the rest is.
     beta.kill_daemon();
     beta.start_daemon();
     beta.run(&["suspend", "web"]);
-    beta.run(&["resume", "web", "--then", "full"]);
+    beta.run(&["resume", "web", "--fetch-rest"]);
     beta.wait_state("web", &["running"]);
     // It looks every ten minutes by itself, and when garbage is collected.
     beta.run(&["gc"]);

@@ -51,9 +51,9 @@ fn assert_whole(before: &Identity, after: &Identity) {
 /// [`FETCH`] is released there.
 fn move_and_hold(from: &HostProcess, to: &HostProcess) -> Child {
     to.hold_at(FETCH);
-    let child = from.begin(&["migrate", "web", to.name(), "--mode", "lazy"]);
+    let child = from.begin(&["migrate", "web", to.name(), "--mode", "postcopy"]);
     to.wait_held(FETCH);
-    wait_until(to, "the machine does not come", || state_of(to, "web")["kind"] == "lazy");
+    wait_until(to, "the machine does not come", || state_of(to, "web")["kind"] == "loading");
     let state = state_of(to, "web");
     assert_eq!(state["from"], from.name(), "{state}");
     child
@@ -79,15 +79,21 @@ fn a_dirtying_machine_moves_lazily_and_back_in_rounds_and_nothing_of_it_is_lost(
     let (mut witness, born) = a_life(&cluster, "alpha");
     let stream = cluster.stream(GUEST_ADDRESS);
 
-    let printed = alpha.run(&["--json", "migrate", "web", "beta", "--mode", "lazy"]);
+    let printed = alpha.run(&["--json", "migrate", "web", "beta", "--mode", "postcopy"]);
     let lines: Vec<Value> =
         serde_json::Deserializer::from_str(&printed).into_iter().map(|v| v.expect("JSON")).collect();
     let (result, told) = lines.split_last().expect("a result");
     let moved = &result["result"];
     println!("{moved}");
-    assert!(moved["postcopy"]["owed_pages"].as_u64() > Some(1000), "hardly anything followed: {moved}");
+    assert!(
+        moved["postcopy"]["initial_missing_pages"].as_u64() > Some(1000),
+        "hardly anything followed: {moved}"
+    );
     assert_eq!(moved["postcopy"]["missing_pages"], 0, "{moved}");
-    assert!(told.iter().any(|line| line["postcopy"]["owed_pages"].is_u64()), "nothing was told: {printed}");
+    assert!(
+        told.iter().any(|line| line["postcopy"]["initial_missing_pages"].is_u64()),
+        "nothing was told: {printed}"
+    );
     let after = witness.check().expect("an answer on the connection that was open all the time");
     assert_whole(&born, &after);
     alpha.wait_empty();
@@ -125,11 +131,11 @@ fn a_link_that_is_lost_while_pages_are_missing_costs_waiting_and_nothing_else() 
     wait_until(beta, "nobody notices", || state_of(beta, "web")["stalled"].is_string());
     let state = state_of(beta, "web");
     println!("{state}");
-    assert_eq!((&state["kind"], &state["from"]), (&"lazy".into(), &"alpha".into()), "{state}");
+    assert_eq!((&state["kind"], &state["from"]), (&"loading".into(), &"alpha".into()), "{state}");
     let kept = state_of(alpha, "web");
-    assert_eq!((&kept["kind"], &kept["to"]), (&"giving".into(), &"beta".into()), "{kept}");
+    assert_eq!((&kept["kind"], &kept["to"]), (&"serving_pages".into(), &"beta".into()), "{kept}");
     assert!(kept["missing_pages"].as_u64() > Some(0), "{kept}");
-    for verb in ["start", "unpause", "forget"] {
+    for verb in ["start", "unpause", "delete"] {
         assert_eq!(alpha.refuse(&[verb, "web"]).code, 4, "{verb} of a machine that runs elsewhere");
     }
 
@@ -154,9 +160,9 @@ fn either_daemon_may_be_killed_while_pages_are_missing() {
     let (succeeded, text) = ended(moving);
     assert!(!succeeded, "its daemon is gone: {text}");
     cluster.host_mut("alpha").start_daemon();
-    assert_eq!(state_of(cluster.host("alpha"), "web")["kind"], "giving");
+    assert_eq!(state_of(cluster.host("alpha"), "web")["kind"], "serving_pages");
     let beta = cluster.host("beta");
-    assert_eq!(state_of(beta, "web")["kind"], "lazy", "nothing was fetched meanwhile");
+    assert_eq!(state_of(beta, "web")["kind"], "loading", "nothing was fetched meanwhile");
 
     cluster.host_mut("beta").kill_daemon();
     cluster.host("beta").release(FETCH);
@@ -182,7 +188,7 @@ fn a_machine_that_lacks_pages_waits_for_them_before_it_moves_on() {
     let (alpha, beta, gamma) = (cluster.host("alpha"), cluster.host("beta"), cluster.host("gamma"));
     let (mut witness, born) = a_life(&cluster, "alpha");
     let first = move_and_hold(alpha, beta);
-    let second = beta.begin(&["migrate", "web", "gamma", "--mode", "lazy"]);
+    let second = beta.begin(&["migrate", "web", "gamma", "--mode", "postcopy"]);
     wait_until(beta, "the second move does not start", || beta.json(&["ps"])[0]["operation"].is_number());
     beta.release(FETCH);
     for moving in [first, second] {
@@ -208,7 +214,7 @@ fn a_machine_that_ends_while_its_disk_is_partly_elsewhere_fetches_it_when_it_run
     drop(witness);
     beta.run(&["stop", "web", "--kill"]);
     assert_eq!(state_of(beta, "web")["kind"], "stopped");
-    assert_eq!(state_of(alpha, "web")["kind"], "giving", "its disk is still here");
+    assert_eq!(state_of(alpha, "web")["kind"], "serving_pages", "its disk is still here");
     assert!(!beta.record("web").1["owed"].is_null());
     let refusal = beta.refuse(&["checkpoint", "web", "--disks-only"]);
     assert!(refusal.text.contains("still on alpha") && refusal.text.contains("hint:"), "{refusal:?}");
@@ -234,7 +240,7 @@ fn a_machine_that_ends_while_its_disk_is_partly_elsewhere_fetches_it_when_it_run
     // One that is forgotten needs nothing either.
     let moving = move_and_hold(beta, alpha);
     alpha.run(&["stop", "web", "--kill"]);
-    alpha.run(&["forget", "web"]);
+    alpha.run(&["delete", "web"]);
     ended(moving);
     beta.wait_empty();
 }

@@ -201,7 +201,7 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     let after = assert_whole(&after, &cluster);
 
     // No longer protected, the standby has nothing left but what was kept on the way.
-    protect(alpha, &["--block", "256", "--keep", "1/s,3"]);
+    protect(alpha, &["--diff-block", "256", "--snapshots", "1/s,3"]);
     wait_epochs(alpha, 5);
     let then = assert_whole(&after, &cluster);
     wait_kept(beta, 2);
@@ -213,13 +213,13 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     assert_eq!(protection(alpha), Value::Null);
     assert_eq!(kept(beta).len(), 3, "the newest three are kept");
     let refusal = beta.refuse(&["resume", "web@-1d", "--name", "before"]);
-    assert!(refusal.text.contains("the oldest kept capsule of web is"), "{refusal:?}");
+    assert!(refusal.text.contains("the oldest of web is"), "{refusal:?}");
     beta.run(&["clone", "web@-0s", "--count", "1", "--prefix", "before"]);
     let back = console(beta, "before-1").check().expect("a machine that was kept");
     assert_same_life(&then, &back);
     assert_eq!(back.disk, then.disk, "it is as it was then");
     beta.run(&["stop", "before-1", "--kill"]);
-    beta.run(&["forget", "before-1"]);
+    beta.run(&["delete", "before-1"]);
 
     // Switching it off ends its protection: nobody takes it for dead.
     protect(alpha, &[]);
@@ -326,7 +326,7 @@ fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_repl
     let logged = alpha.log_text().len();
     part(&cluster, ["alpha", "beta"], true);
     alpha.wait_log(logged, "the machine runs unprotected");
-    beta.wait_log(0, "the primary goes on alone, says the witness");
+    beta.wait_log(0, "the witness has decided for the primary");
     let before = assert_whole(&before, &cluster);
     assert_ne!(beta.machines(), [("web".to_owned(), "running".to_owned())]);
     part(&cluster, ["alpha", "beta"], false);
@@ -344,7 +344,7 @@ fn two_that_lose_each_other_ask_the_witness_and_one_that_slept_finds_itself_repl
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
     // It is well, and takes the machine back.
     // Nothing is to fail any more, however busy this machine is.
-    beta.json(&["protect", "web", "alpha", "--lease", "30s", "--witness", "gamma", "--then", "beta"]);
+    beta.json(&["protect", "web", "alpha", "--lease", "30s", "--witness", "gamma", "--next-standby", "beta"]);
     wait_epochs(beta, 5);
     beta.json(&["failover", "web"]);
     alpha.wait_state("web", &["running"]);
@@ -453,7 +453,7 @@ fn an_etcd_decides_as_a_witness_does_and_its_absence_is_said_and_harms_nobody() 
     let logged = alpha.log_text().len();
     part(&cluster, ["alpha", "beta"], true);
     alpha.wait_log(logged, "the machine runs unprotected");
-    beta.wait_log(0, "the primary goes on alone, says the witness");
+    beta.wait_log(0, "the witness has decided for the primary");
     let before = assert_whole(&before, &cluster);
     assert_ne!(beta.machines(), [("web".to_owned(), "running".to_owned())]);
     part(&cluster, ["alpha", "beta"], false);

@@ -13,7 +13,7 @@ fn bad_requests_are_refused_with_a_reason_and_a_next_step() {
         &["show", "nothing"],
         &["resume", "nothing"],
         &["clone", "nothing", "--count", "2"],
-        &["rm", "nothing"],
+        &["untag", "nothing"],
         &["run", "x", "--memory", "64M", "--disk", "/does/not/exist.raw"],
     ];
     for arguments in not_found {

@@ -52,11 +52,11 @@ fn dirtying(cluster: &Cluster) {
 /// missing until [`FETCH`] is released there.
 fn move_and_hold(from: &HostProcess, to: &HostProcess, third: &str) -> Child {
     to.hold_at(FETCH);
-    let child = from.begin(&["migrate", "web", to.name(), "--mode", "lazy", "--safe", third]);
+    let child = from.begin(&["migrate", "web", to.name(), "--mode", "postcopy", "--backup-host", third]);
     to.wait_held(FETCH);
     wait_until(to, "the machine is not there and protected", || {
         let now = machine(to);
-        now["state"]["kind"] == "lazy" && now["protection"]["epoch"].as_u64() >= Some(5)
+        now["state"]["kind"] == "loading" && now["protection"]["epoch"].as_u64() >= Some(5)
     });
     child
 }
@@ -69,12 +69,15 @@ fn whichever_host_dies_while_pages_are_missing_the_machine_goes_on_where_all_of_
     let born = witness.write(200).expect("a first life");
     let stream = cluster.stream(GUEST_ADDRESS);
     let (alpha, beta, gamma) = (cluster.host("alpha"), cluster.host("beta"), cluster.host("gamma"));
-    for wrong in [&["--mode", "lazy", "--safe", "beta"][..], &["--mode", "live", "--safe", "gamma"]] {
+    for wrong in [
+        &["--mode", "postcopy", "--backup-host", "beta"][..],
+        &["--mode", "precopy", "--backup-host", "gamma"],
+    ] {
         assert_eq!(alpha.refuse(&[&["migrate", "web", "beta"], wrong].concat()).code, 2, "{wrong:?}");
     }
 
     // Nobody dies: it ends where it was to go, and the third host has nothing left.
-    let moved = alpha.json(&["migrate", "web", "beta", "--mode", "lazy", "--safe", "gamma"]);
+    let moved = alpha.json(&["migrate", "web", "beta", "--mode", "postcopy", "--backup-host", "gamma"]);
     assert_eq!(moved["result"]["host"], "beta", "{moved}");
     assert_whole(&born, &witness.check().expect("an answer from the other host"));
     alpha.wait_empty();
@@ -112,7 +115,7 @@ fn dies(
     third: &HostProcess,
 ) -> Identity {
     let before = witness.write(50).expect("a machine that answers while pages are missing");
-    assert_eq!(machine(on)["state"]["kind"], "lazy", "it was to take longer");
+    assert_eq!(machine(on)["state"]["kind"], "loading", "it was to take longer");
     cluster.host(victim).start_program("sh", &["-c", "kill -9 -1"]).wait().expect("an end");
     on.release(FETCH);
     let died = Instant::now();

@@ -56,15 +56,15 @@ impl Place {
             "vms",
             "--write",
             "back",
-            "--delay",
+            "--write-back-delay",
             "never",
         ];
         arguments.extend([
-            "--control",
+            "--control-dir",
             text(&self.control),
-            "--cache",
+            "--cache-dir",
             text(&self.cache),
-            "--capacity",
+            "--cache-size",
             "256M",
         ]);
         arguments.extend(more);
@@ -86,7 +86,7 @@ impl Place {
     fn session(&self, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program());
         command
-            .args(["--json", "session", "--control", text(&self.control)])
+            .args(["--json", "session", "--control-dir", text(&self.control)])
             .args(arguments)
             .stderr(Stdio::null());
         let output = command.output().expect("the whimbrel binary");
@@ -117,7 +117,7 @@ fn ended(process: &mut Process) {
 
 /// The key of a folder of keys, made if there is none.
 fn key(keys: &Path) -> String {
-    let output = Command::new(program()).args(["session", "key", "--keys", text(keys)]).output();
+    let output = Command::new(program()).args(["session", "key", "--keys-dir", text(keys)]).output();
     String::from_utf8(output.expect("a key").stdout).expect("a key in letters").trim().to_owned()
 }
 
@@ -144,7 +144,7 @@ fn a_machine_boots_from_a_disk_that_another_host_has_and_files_go_there_when_tol
     fs::write(place.vms.join("note"), "from beta").expect("a file");
     let target = format!("open:{}", place.vms.display());
     let remote = program();
-    let mut mounted = place.mount(alpha, &target, &["--remote", text(&remote)]);
+    let mut mounted = place.mount(alpha, &target, &["--remote-program", text(&remote)]);
     place.shell(
         alpha,
         "test \"$(cat note)\" = 'from beta'; mkdir out; echo made > out/new; mv out/new out/file",
@@ -177,7 +177,7 @@ fn a_machine_boots_from_a_disk_that_another_host_has_and_files_go_there_when_tol
     place.session(&["set", "vms", "write=none"]).expect("another policy");
     place.shell(alpha, "if echo no > note; then exit 1; fi");
     assert!(place.session(&["set", "vms", "write=sometimes"]).is_none());
-    place.session(&["end", "vms"]).expect("an end");
+    place.session(&["unmount", "vms"]).expect("an end");
     ended(&mut mounted);
 }
 
@@ -190,11 +190,11 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
     let server_keys = cluster.disk.path().join("server-keys");
     let (ours, theirs) = (key(&place.keys), key(&server_keys));
     let serve =
-        ["serve", text(&place.vms), "--listen", &port, "--allow", &ours, "--keys", text(&server_keys)];
+        ["serve", text(&place.vms), "--listen", &port, "--allow", &ours, "--keys-dir", text(&server_keys)];
     let mut server = beta.start_program(text(&remote), &serve);
     listening(&cluster, &port);
     let target = format!("{port}:{}", place.vms.display());
-    let options = ["--key", &theirs, "--keys", text(&place.keys)];
+    let options = ["--key", &theirs, "--keys-dir", text(&place.keys)];
     for round in 0..3 {
         let mounted = place.mount(alpha, &target, &options);
         place.shell(alpha, &format!("echo {round} > file-{round}; sync file-{round}; dd if=/dev/urandom of=noise-{round} bs=64k count=20 conv=fsync status=none; sha256sum noise-{round} > {}", place.control.join("sum").display()));
@@ -215,21 +215,21 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
             .current_dir(&place.vms)
             .output();
         assert!(sums.expect("sha256sum").status.success(), "round {round}");
-        place.session(&["end", "vms"]).expect("an end");
+        place.session(&["unmount", "vms"]).expect("an end");
         ended(&mut again);
     }
     // Without its server a session that owes something does not end, unless it is told to leave it.
-    let mut mounted = place.mount(alpha, &target, &[&options[..], &["--patience", "1"]].concat());
+    let mut mounted = place.mount(alpha, &target, &[&options[..], &["--server-timeout", "1"]].concat());
     place.shell(alpha, "echo owed > owed");
     drop(server);
-    assert!(place.session(&["end", "vms"]).is_none(), "it ended and owes a file");
+    assert!(place.session(&["unmount", "vms"]).is_none(), "it ended and owes a file");
     let numbers = place.session(&["metrics"]).expect("numbers");
     assert!(number(&numbers, "dirty_files", "") == 1.0 && number(&numbers, "queued_changes", "") == 1.0);
     place.shell(alpha, "test \"$(cat owed)\" = owed");
     server = beta.start_program(text(&remote), &serve);
     listening(&cluster, &port);
     let deadline = Instant::now() + Duration::from_secs(60);
-    while place.session(&["end", "vms"]).is_none() {
+    while place.session(&["unmount", "vms"]).is_none() {
         assert!(Instant::now() < deadline, "it does not end with its server there");
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -259,34 +259,35 @@ fn a_server_between_answers_from_its_cache_and_gives_what_it_owes_when_it_ends()
 
     let (first, second) = (at_port(beta, 7788), at_port(alpha, 7789));
     let allowed = key(&between_keys);
-    let serve = ["serve", text(&place.vms), "--listen", &first, "--allow", &allowed, "--keys"];
+    let serve = ["serve", text(&place.vms), "--listen", &first, "--allow", &allowed, "--keys-dir"];
     let _origin = beta.start_program(text(&remote), &[&serve[..], &[text(&beta_keys)]].concat());
     listening(&cluster, &first);
     let with = [
         format!("--key={}", key(&beta_keys)),
-        format!("--keys={}", between_keys.display()),
-        format!("--control={}", between_control.display()),
-        format!("--cache={}", disk.join("between-cache").display()),
+        format!("--keys-dir={}", between_keys.display()),
+        format!("--control-dir={}", between_control.display()),
+        format!("--cache-dir={}", disk.join("between-cache").display()),
         "--name=vms".to_owned(),
         "--write=back".to_owned(),
-        "--delay=never".to_owned(),
-        "--capacity=64M".to_owned(),
+        "--write-back-delay=never".to_owned(),
+        "--cache-size=64M".to_owned(),
     ];
     let script = format!(
-        "echo $$ > {0}/pid; exec '{1}' serve '{2}' --listen {second} --allow {3} --keys '{4}' --upstream '{first}:{5}' --with={6} 2> {0}/between.log",
+        "echo $$ > {0}/pid; exec '{1}' serve '{2}' --listen {second} --allow {3} --keys-dir '{4}' --upstream '{first}:{5}' --mount-option={6} 2> {0}/between.log",
         place.control.display(),
         remote.display(),
         between.display(),
         key(&place.keys),
         between_keys.display(),
         place.vms.display(),
-        with.join(" --with="),
+        with.join(" --mount-option="),
     );
     let mut server = alpha.start_program("sh", &["-c", &script]);
     listening(&cluster, &second);
 
     let target = format!("{second}:{}", between.display());
-    let options = ["--key", &key(&between_keys), "--keys", text(&place.keys), "--fresh", "session"];
+    let options =
+        ["--key", &key(&between_keys), "--keys-dir", text(&place.keys), "--attr-timeout", "session"];
     let mut mounted = place.mount(alpha, &target, &options);
     place.shell(alpha, "test $(grep -c golden deep/golden) = 40000; echo new > deep/new");
     let numbers = place.session(&["metrics"]).expect("numbers");
@@ -294,13 +295,13 @@ fn a_server_between_answers_from_its_cache_and_gives_what_it_owes_when_it_ends()
     assert_eq!(number(&numbers, "dirty_bytes", ""), 4096.0);
     assert!(number(&numbers, "known_names", "") >= 3.0 && number(&numbers, "waits_total", "") >= 1.0);
     assert!(number(&numbers, "requests_total", ",kind=\"read\"") >= 1.0, "{numbers}");
-    place.session(&["end", "vms"]).expect("an end");
+    place.session(&["unmount", "vms"]).expect("an end");
     ended(&mut mounted);
 
     // It has reached the server between, which owes it to the first.
     let upstream = |verb: &[&str]| {
         let mut command = Command::new(&remote);
-        command.args(["--json", "session", "--control", text(&between_control)]).args(verb).output()
+        command.args(["--json", "session", "--control-dir", text(&between_control)]).args(verb).output()
     };
     let numbers = upstream(&["metrics"]).expect("the whimbrel binary").stdout;
     let numbers = String::from_utf8(numbers).expect("letters");

@@ -64,8 +64,8 @@ fn where_ssh_leads_nowhere_it_is_said_why_and_the_machine_stays() {
     cluster.host_mut("beta").kill_daemon();
     let alpha = cluster.host("alpha");
     let cases = [
-        ("closed", "ssh does not get into", "Connection refused", "BatchMode"),
-        ("locked", "ssh does not get into", "Permission denied", "BatchMode"),
+        ("closed", "ssh cannot log in to", "Connection refused", "BatchMode"),
+        ("locked", "ssh cannot log in to", "Permission denied", "BatchMode"),
         ("bare", "whimbrel cannot be run on", "not found", "install whimbrel"),
         ("open", "no daemon runs on", "no host daemon listens", "whimbrel host"),
     ];

@@ -244,12 +244,12 @@ fn what_cannot_be_moved_is_refused_with_a_reason_and_stays() {
     Guest { address: None, memory_mib: 64, buffer_mib: 1, ..Guest::small("twin") }.run(&scene.cluster, alpha);
     Guest { address: None, memory_mib: 64, buffer_mib: 1, ..Guest::small("twin") }.run(&scene.cluster, beta);
     let refusal = alpha.refuse(&["migrate", "twin", "beta"]);
-    assert!(refusal.text.contains("the target has a machine twin already"), "{refusal:?}");
+    assert!(refusal.text.contains("the target already has a machine twin"), "{refusal:?}");
     assert!(refusal.text.contains("hint:"), "{refusal:?}");
 
     // No room for guest memory: something else fills the tmpfs of the slots.
     beta.run(&["stop", "twin", "--kill"]);
-    beta.run(&["forget", "twin"]);
+    beta.run(&["delete", "twin"]);
     let slots = beta.slot("web");
     let slots = slots.parent().and_then(std::path::Path::to_str).expect("a directory of slots");
     beta.exec("mount", &["-t", "tmpfs", "-o", "size=32m", "tmpfs", slots]);

@@ -152,7 +152,11 @@ fn a_machine_on_another_network_keeps_its_connections_until_it_is_home_again() {
     assert_unharmed(&born, &witness.check().expect("an answer on the connection that was open all the time"));
     println!("a question to the guest takes {at_home:?} at home, {:?} away", round_trip(&mut witness));
     let away = machine(alpha, "web").expect("what alpha knows of it");
-    assert_eq!((&away["state"]["kind"], &away["tunnel"]["away"]), (&"away".into(), &"beta".into()), "{away}");
+    assert_eq!(
+        (&away["state"]["kind"], &away["tunnel"]["away"]),
+        (&"remote".into(), &"beta".into()),
+        "{away}"
+    );
     assert!(alpha.run(&["ps"]).contains("lan0 for beta") && beta.run(&["ps"]).contains("lan0 of alpha"));
 
     // Either daemon may be killed: the tunnel is there again with the next one.
@@ -231,9 +235,9 @@ fn a_host_without_the_right_gets_no_network_and_its_machine_can_be_given_up() {
         reason.is_some_and(|reason| reason.contains("not allowed"))
     });
     wait_for(alpha, "web", "away", |machine| {
-        machine.is_some_and(|m| m["state"]["kind"] == "away" && m["tunnel"]["connected"] == false)
+        machine.is_some_and(|m| m["state"]["kind"] == "remote" && m["tunnel"]["connected"] == false)
     });
-    alpha.run(&["forget", "web"]);
+    alpha.run(&["delete", "web"]);
     assert!(alpha.machines().is_empty());
     wait_nothing_left(&cluster, "alpha");
     beta.run(&["stop", "web", "--kill"]);

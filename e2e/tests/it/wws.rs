@@ -18,7 +18,7 @@ fn different(pages: f64, writes: f64) -> f64 {
 }
 
 fn sample(host: &HostProcess, more: &[&str]) -> Value {
-    let arguments: Vec<&str> = ["wws", "web"].iter().chain(more).copied().collect();
+    let arguments: Vec<&str> = ["dirty-rate", "web"].iter().chain(more).copied().collect();
     host.json(&arguments)
 }
 
@@ -61,9 +61,9 @@ fn a_known_load_is_seen_as_what_it_is_and_predicted_from_the_trace_alone() {
     witness.calm().expect("a guest that is told to stop");
 
     for (arguments, code) in [
-        (vec!["wws", "nobody"], 3),
-        (vec!["wws", "web", "--sample", "1ms"], 2),
-        (vec!["wws", "--trace", "/dev/null"], 2),
+        (vec!["dirty-rate", "nobody"], 3),
+        (vec!["dirty-rate", "web", "--sample", "1ms"], 2),
+        (vec!["dirty-rate", "--trace", "/dev/null"], 2),
     ] {
         assert_eq!(alpha.refuse(&arguments).code, code, "{arguments:?}");
     }
@@ -71,7 +71,7 @@ fn a_known_load_is_seen_as_what_it_is_and_predicted_from_the_trace_alone() {
     cluster.host_mut("alpha").kill_daemon();
     let alpha = cluster.host("alpha");
     // Without the machine, and without a daemon.
-    let again = alpha.json(&["wws", "--trace", &trace, "--bandwidth", "100Mbit,1Gbit"]);
+    let again = alpha.json(&["dirty-rate", "--trace", &trace, "--bandwidth", "100Mbit,1Gbit"]);
     assert_eq!(number(&again["unique_pages"]), unique);
     let predicted = again["predictions"].as_array().expect("predictions");
     assert_eq!(predicted.len(), 8, "two links, one to four rounds");
@@ -92,8 +92,9 @@ fn a_machine_that_is_looked_at_is_kept_and_moved_whole() {
     let born = witness.write(50).expect("a first life");
     alpha.run(&["checkpoint", "web"]);
     // Sampled all the time from here on, as often as it goes, by two who look at once.
-    let lookers = [(); 2]
-        .map(|()| alpha.begin(&["wws", "web", "--sample", "10ms", "--duration", "1h", "--json", "-q"]));
+    let lookers = [(); 2].map(|()| {
+        alpha.begin(&["dirty-rate", "web", "--sample", "10ms", "--duration", "1h", "--json", "-q"])
+    });
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while std::time::Instant::now() < deadline {
         witness.write(5).expect("a guest that writes");

@@ -59,7 +59,7 @@ impl Site {
 
     fn mount(&self, protocol: &str, buffer: usize) -> Result<Mount> {
         let (spool, buffer) = (self.spool.path().display().to_string(), format!("{}M", buffer / MIB));
-        self.pool.mount_with("writer", &["--protocol", protocol, "--buffer", &buffer, "--spool", &spool])
+        self.pool.mount_with("writer", &["--write-mode", protocol, "--buffer", &buffer, "--spool", &spool])
     }
 
     /// OAB and ASB, in MB/s, of a file that is written; the one before goes.
@@ -111,9 +111,9 @@ impl Site {
 
 /// Protocols, and the size of what stands between: the paper's 64 MB buffer and its temporary files.
 const PROTOCOLS: [(&str, &str, usize); 3] = [
-    ("complete local write", "local", 64 * MIB),
+    ("complete local write", "complete-local", 64 * MIB),
     ("incremental write", "incremental", 64 * MIB),
-    ("sliding window", "window", 64 * MIB),
+    ("sliding window", "sliding-window", 64 * MIB),
 ];
 
 /// Figures 2, 3 and 6: bandwidth and the width of a stripe.
@@ -134,7 +134,7 @@ pub(crate) fn stripes(context: &Context) -> Result<Vec<Row>> {
     site.limit(1000, 10_000)?;
     for width in [1, 2, 3, 4] {
         site.stripe(width)?;
-        let mount = site.mount("window", 512 * MIB)?;
+        let mount = site.mount("sliding-window", 512 * MIB)?;
         let case = format!("sliding window, width {width}, 1000 Mbit/s each, client 10000");
         rows.extend(site.rows("stripes", &case, &mount, (context.times(1024, 512) * MIB, times))?);
     }
@@ -148,7 +148,7 @@ pub(crate) fn buffers(context: &Context) -> Result<Vec<Row>> {
     for width in [1, 2, 4, 8] {
         site.stripe(width)?;
         for buffer in [32, 64, 128, 256] {
-            let mount = site.mount("window", buffer * MIB)?;
+            let mount = site.mount("sliding-window", buffer * MIB)?;
             let sizes = (context.times(1024, 256) * MIB, context.times(5, 1));
             rows.extend(site.rows("buffers", &format!("width {width}, {buffer} MiB"), &mount, sizes)?);
         }
@@ -164,7 +164,7 @@ pub(crate) fn dedup(context: &Context) -> Result<Vec<Row>> {
     let length = context.times(75, 8);
     for buffer in [64, 256] {
         for (name, fresh) in [("three quarters of it there before", 4), ("all of it new", 1)] {
-            let mount = site.mount("window", buffer * MIB)?;
+            let mount = site.mount("sliding-window", buffer * MIB)?;
             let mut data = noise(280 * MIB, buffer as u64 + fresh);
             let (mut observed, mut achieved) = (Vec::new(), Vec::new());
             for version in 0..length as u64 {

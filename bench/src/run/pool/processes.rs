@@ -156,7 +156,7 @@ impl Processes {
         let (data, manager) = (text(&data), self.address.to_string());
         let args =
             ["pool", "benefactor", "--name", &name, "--data", &data, "--capacity", "16G", "--keep-free", "0"];
-        let more = ["--listen", &place.address, "--manager", &manager, "--inventory", "20s"];
+        let more = ["--listen", &place.address, "--manager", &manager, "--inventory-interval", "20s"];
         let mut args: Vec<String> = args.into_iter().chain(more).map(str::to_owned).collect();
         let mut env: &[_] = &[];
         if let Some(before) = before {
@@ -253,7 +253,7 @@ impl Processes {
         let path = self.dir.path().join(name);
         std::fs::create_dir_all(&path)?;
         let (target, keys) = (format!("pool:{}", self.address), text(&self.dir.path().join("client")));
-        let args = ["mount", &target, &text(&path), "--keys", &keys];
+        let args = ["mount", &target, &text(&path), "--keys-dir", &keys];
         let args = args.iter().chain(more).map(|&word| word.to_owned()).collect();
         let mut member = Member { place: self.client.clone(), args, env: &[], process: None };
         member.start()?;

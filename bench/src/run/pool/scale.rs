@@ -17,7 +17,7 @@ use whimbrel_pool::{
     policy::Policy,
     protocol::{
         BenefactorStatus, Commit, CommitFile, EndSession, FindGarbage, Heartbeat, Inventory, MakeNode,
-        NewNode, RegisterChunks, Reserve, ReserveSpace, Written, get_numbers, put_aged, put_written,
+        NewNode, RegisterChunks, Reserve, ReserveSpace, WrittenChunk, get_numbers, put_aged, put_written,
     },
 };
 
@@ -50,7 +50,7 @@ async fn claim(pool: &Pool) -> Result<u16> {
         draining: false,
         owed: 0,
     };
-    Ok(pool.ask::<Heartbeat>(&status, Bytes::new()).await?.0.id)
+    Ok(pool.call_manager::<Heartbeat>(&status, Bytes::new()).await?.0.id)
 }
 
 /// Commits files, as a client would that has written them to that benefactor.
@@ -61,23 +61,23 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
     for first in (0..files).step_by(BATCH as usize) {
         if first % FOLDER == 0 {
             let made = make(whimbrel_fuse::ROOT, format!("d{}", first / FOLDER), true);
-            folder = pool.ask::<MakeNode>(&made, Bytes::new()).await?.0.id;
+            folder = pool.call_manager::<MakeNode>(&made, Bytes::new()).await?.0.id;
         }
         // It is lost when it is silent for long.
         claim(&pool).await?;
         let reserve = Reserve { session: 0, bytes: 0, unused: 0, width: 1, avoid: Vec::new() };
-        let session = pool.ask::<ReserveSpace>(&reserve, Bytes::new()).await?.0.session;
+        let session = pool.call_manager::<ReserveSpace>(&reserve, Bytes::new()).await?.0.session;
         let written = |chunk| {
             let (length, stored, places) = (LENGTH, LENGTH, vec![holder]);
-            Written { digest: digest(chunk), length, stored, places }
+            WrittenChunk { digest: digest(chunk), length, stored, places }
         };
-        let written: Vec<Written> = (first * CHUNKS..(first + BATCH) * CHUNKS).map(written).collect();
-        let (_, ids) = pool.ask::<RegisterChunks>(&session, put_written(&written)).await?;
+        let written: Vec<WrittenChunk> = (first * CHUNKS..(first + BATCH) * CHUNKS).map(written).collect();
+        let (_, ids) = pool.call_manager::<RegisterChunks>(&session, put_written(&written)).await?;
         let ids = get_numbers(&ids).context("no numbers")?;
         for (at, chunks) in ids.chunks(CHUNKS as usize).enumerate() {
             let pieces: Vec<ChunkRef> = chunks
                 .iter()
-                .map(|chunk| ChunkRef { chunk: *chunk, length: LENGTH, sealed: false })
+                .map(|chunk| ChunkRef { chunk: *chunk, length: LENGTH, encrypted: false })
                 .collect();
             let commit = Commit {
                 session,
@@ -90,9 +90,9 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
                 sent: 0,
                 base: 0,
             };
-            pool.ask::<CommitFile>(&commit, chunk_map::encode(&pieces).into()).await?;
+            pool.call_manager::<CommitFile>(&commit, chunk_map::encode(&pieces).into()).await?;
         }
-        pool.ask::<EndSession>(&session, Bytes::new()).await?;
+        pool.call_manager::<EndSession>(&session, Bytes::new()).await?;
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ async fn inventory(pool: Pool, files: u64, lists: usize) -> Result<Vec<f64>> {
     for list in all.chunks(LISTED).take(lists) {
         let header = Inventory { from: list[0].0.0, to: list[list.len() - 1].0.0, age: 0 };
         let begun = Instant::now();
-        let (_, go) = pool.ask::<FindGarbage>(&header, put_aged(list)).await?;
+        let (_, go) = pool.call_manager::<FindGarbage>(&header, put_aged(list)).await?;
         times.push(begun.elapsed().as_secs_f64() * 1000.0);
         ensure!(go.iter().all(|byte| *byte == 0), "chunks of committed files were given up");
     }

@@ -16,7 +16,7 @@ use whimbrel_testkit::guest::Work;
 /// A lease that a busy machine does not lose: here nothing is to fail.
 pub(super) const LEASE: [&str; 2] = ["--lease", "5s"];
 /// The same, and epochs of one length, whatever waits for them.
-pub(super) const CALM: [&str; 4] = ["--lease", "5s", "--stretch", "1"];
+pub(super) const CALM: [&str; 4] = ["--lease", "5s", "--max-epoch-factor", "1"];
 /// Until work has begun and settled.
 pub(super) const WARM_UP: Duration = Duration::from_secs(10);
 
@@ -111,7 +111,7 @@ pub(crate) fn kept(context: &Context) -> Result<Vec<Row>> {
     sleep(WARM_UP);
     let mut found: [[Vec<f64>; 3]; 2] = Default::default();
     for _ in 0..context.times(10, 2) {
-        for (keep, found) in [&["--keep", "1/s,10"][..], &[]].into_iter().zip(&mut found) {
+        for (keep, found) in [&["--snapshots", "1/s,10"][..], &[]].into_iter().zip(&mut found) {
             site.protect(&[&CALM[..], keep].concat())?;
             sleep(window);
             let figures = site.figures()?;
@@ -141,8 +141,8 @@ pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
         ("blocks, compressed", &["--without", "share"]),
         ("blocks, shared and compressed", &[]),
         ("blocks, shared and compressed with gzip", &["--codec", "gzip"]),
-        ("blocks of 128 bytes, shared and compressed", &["--block", "128"]),
-        ("blocks of 256 bytes, shared and compressed", &["--block", "256"]),
+        ("blocks of 128 bytes, shared and compressed", &["--diff-block", "128"]),
+        ("blocks of 256 bytes, shared and compressed", &["--diff-block", "256"]),
     ];
     let mut rows = Vec::new();
     for load in ["ep", "redis"] {
@@ -204,7 +204,7 @@ pub(crate) fn memory(context: &Context) -> Result<Vec<Row>> {
             sleep(WARM_UP);
             let hosts = [site.alpha()?, site.hosts.get("beta")?];
             let before = [Resident::of_daemon(hosts[0])?, Resident::of_daemon(hosts[1])?];
-            site.protect(&[&CALM[..], &["--block", block]].concat())?;
+            site.protect(&[&CALM[..], &["--diff-block", block]].concat())?;
             sleep(WARM_UP);
             let grown = hosts.iter().zip(before).map(|(host, before)| {
                 Ok(Resident::of_daemon(host)?.0.saturating_sub(before.0) as f64 / RAM.0 as f64 * 100.0)

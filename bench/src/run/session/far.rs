@@ -149,7 +149,7 @@ impl Far {
         self.mount_with(cache, 2 << 30, policy)
     }
 
-    /// A mount that keeps nothing on this side, as `whimbrel mount --capacity 0`.
+    /// A mount that keeps nothing on this side, as `whimbrel mount --cache-size 0`.
     pub(super) fn mount_without_cache(&self) -> Result<Near> {
         self.mount_with("no-cache", 0, Policy::Through)
     }
@@ -165,7 +165,7 @@ impl Far {
         let session = loop {
             let begin = Session::start(self.connector.clone(), options.clone());
             match self.near.block_on(self.near.spawn(begin))? {
-                Err(SessionError::Folder { .. }) if Instant::now() < deadline => {
+                Err(SessionError::Directory { .. }) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
                 begun => break begun?,

@@ -210,7 +210,7 @@ impl Sides {
         }
         let key = |name: &str| -> Result<String> {
             let said = Command::new(&program)
-                .args(["session", "key", "--keys"])
+                .args(["session", "key", "--keys-dir"])
                 .arg(dir.path().join(name))
                 .output()?;
             ensure!(said.status.success(), "no key: {}", String::from_utf8_lossy(&said.stderr));
@@ -241,8 +241,16 @@ impl Sides {
         self.server = None;
         let (served, keys) = (self.path("server"), self.path("server-keys"));
         let listen = format!("{SERVER}:7788");
-        let arguments =
-            ["serve", text(&served)?, "--listen", &listen, "--allow", &self.keys[0], "--keys", text(&keys)?];
+        let arguments = [
+            "serve",
+            text(&served)?,
+            "--listen",
+            &listen,
+            "--allow",
+            &self.keys[0],
+            "--keys-dir",
+            text(&keys)?,
+        ];
         self.server = Some(self.start(1, &arguments)?);
         Ok(())
     }
@@ -263,19 +271,19 @@ impl Sides {
                 "--foreground",
                 "--key",
                 &self.keys[1],
-                "--keys",
+                "--keys-dir",
                 text(&keys)?,
-                "--control",
+                "--control-dir",
                 text(&control)?,
-                "--cache",
+                "--cache-dir",
                 text(&cache)?,
-                "--capacity",
+                "--cache-size",
                 "64M",
                 "--write",
                 "back",
-                "--delay",
+                "--write-back-delay",
                 "0",
-                "--fresh",
+                "--attr-timeout",
                 "session",
                 "--name",
                 "faults",
@@ -306,7 +314,7 @@ impl Sides {
 
     fn session(&self, verb: &str) -> Result<()> {
         let asked = Command::new(&self.program)
-            .args(["session", "--control"])
+            .args(["session", "--control-dir"])
             .arg(self.path("control"))
             .args([verb, "faults"])
             .output()?;
@@ -392,7 +400,7 @@ fn run(kills: u64) -> Result<Vec<String>> {
         promises.lock().unwrap_or_else(PoisonError::into_inner).mistakes(&sides.path("server"), true),
     );
     mistakes.extend((0..sides.put_aside()).map(|_| "a file was taken for a conflict".to_owned()));
-    sides.session("end")?;
+    sides.session("unmount")?;
     Ok(mistakes)
 }
 

@@ -24,7 +24,7 @@ use std::{
 };
 use whimbrel_core::Accel;
 use whimbrel_qemu::{best_accel, probe};
-use whimbrel_session::client::{Control, ControlRequest, ask};
+use whimbrel_session::client::{Control, ControlRequest, send_request};
 use whimbrel_testkit::{
     guest::{GuestFiles, cpio::Archive, image},
     lab::Namespace,
@@ -213,7 +213,7 @@ impl Work for Exported<'_> {
         let (ended, _end) = mpsc::channel();
         let serving = Control::start(&control, near.session.clone(), near.path.clone(), ended)?;
         let request = ControlRequest::Nbd { file: DISK.to_owned(), socket: Some(socket.clone()) };
-        let answer = ask(&control, &request)?;
+        let answer = send_request(&control, &request)?;
         ensure!(answer.error.is_none(), "no export: {:?}", answer.error);
         let ran = self.0.0.boot(&format!("nbd+unix:///?socket={}", socket.display()));
         drop(serving);

@@ -1,4 +1,4 @@
-//! Capsules: what the store says about them, and the requests that name, compare, export and import them.
+//! Capsules: their description, and the requests that name, compare, export and import them.
 
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
@@ -8,36 +8,36 @@ use utoipa::{
 };
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameError, RefName};
 
-/// How a caller names a capsule: by its full id, or by a name.
+/// Name of a capsule in a request: its full id, a name, or a point in time.
 ///
 /// In a URL and in JSON it is one string. A name is a tag, the name of a machine (its newest capsule), or the
-/// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is a protected machine as it was
-/// then.
+/// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is an epoch snapshot of a
+/// protected machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum CapsuleRef {
-    /// All 64 digits of the id.
+    /// Full id of 64 digits.
     Id(CapsuleId),
-    /// A tag, a machine, or the beginning of an id.
+    /// Tag, machine, or first digits of an id.
     Name(RefName),
-    /// Of the capsules that were kept of a protected machine the newest that is at least so old.
+    /// Newest epoch snapshot of a protected machine that is at least of this age.
     Past(PointInTime),
 }
 
-/// A machine as it was some time ago: `NAME@-AGE`.
+/// Machine at a time in the past: `NAME@-AGE`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PointInTime {
-    /// Which machine.
+    /// Name of the machine.
     pub machine: MachineName,
-    /// How long ago.
+    /// Age in milliseconds.
     pub ago_ms: u64,
 }
 
-/// Units of an age, the largest first.
+/// Units of an age, largest first.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 impl PointInTime {
-    /// None if the text has no `@`.
+    /// Parses a text; none if it has no `@`.
     fn parse(text: &str) -> Option<Result<Self, CapsuleRefError>> {
         let (name, age) = text.split_once('@')?;
         let past = || {
@@ -59,26 +59,26 @@ impl fmt::Display for PointInTime {
     }
 }
 
-/// Why a text names no capsule.
+/// Error in the name of a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleRefError {
-    /// It is no name.
+    /// Text that is not a valid name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// What is before or behind the `@` is not what it should be.
+    /// Text with an `@` and without a valid name or age.
     #[error(
-        "{text:?} is no moment of a machine: write NAME@-AGE, the age as a whole number with ms, s, m, h or d, like web@-5m"
+        "{text:?} is not a machine at a point in time: write NAME@-AGE, the age as a whole number with ms, s, m, h or d, like web@-5m"
     )]
     Past {
-        /// What was given (at most 80 characters of it).
+        /// First 80 characters of the text.
         text: String,
     },
 }
 
 impl PartialSchema for CapsuleRef {
     fn schema() -> RefOr<Schema> {
-        let text = "A tag, a machine (its newest capsule), an id or the beginning of one, or NAME@-AGE (like web@-5m): of those kept of \
-                    a protected machine the newest that is at least so old";
+        let text = "A tag, a machine (its newest capsule), an id or its first digits, or NAME@-AGE (like web@-5m): the newest epoch \
+                    snapshot of a protected machine that is at least of this age";
         ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
     }
 }
@@ -126,37 +126,37 @@ impl From<CapsuleId> for CapsuleRef {
     }
 }
 
-/// One capsule.
+/// Description of a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CapsuleInfo {
-    /// Digest of its manifest.
+    /// Digest of the manifest.
     #[schema(value_type = String)]
     pub id: CapsuleId,
-    /// Refs that name it: tags, and the machine whose newest capsule it is.
+    /// Refs of the capsule: tags, and the machine whose newest capsule it is.
     #[schema(value_type = Vec<String>)]
     pub names: Vec<RefName>,
-    /// The machine it was taken from.
+    /// Machine that the capsule was taken from.
     #[schema(value_type = String)]
     pub machine: MachineName,
-    /// Whether it holds memory and device state, so that it resumes instead of booting.
+    /// Whether the capsule has memory and device state, so that it resumes instead of booting.
     pub active: bool,
-    /// Whether all of it is here; the rest of one that is not lies on other hosts.
+    /// Whether the capsule is complete. Other hosts have the missing objects of a partial capsule.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub whole: bool,
-    /// When it was taken.
+    /// Time at which the capsule was taken.
     pub time_ms: u64,
-    /// Where it was taken.
+    /// Host on which the capsule was taken.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// Guest memory of the machine.
+    /// Memory size of the machine.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
-    /// Its page arrays: `memory`, `disk0`, …
+    /// Images of the page arrays `memory`, `disk0`, …
     pub images: Vec<ImageInfo>,
-    /// The capsules it follows, none for the first.
+    /// Parents; none for the first capsule of a machine.
     #[schema(value_type = Vec<String>)]
     pub parents: Vec<CapsuleId>,
-    /// What the user wrote on it.
+    /// Labels that the user gave.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -168,60 +168,59 @@ fn is_true(value: &bool) -> bool {
     *value
 }
 
-/// One page array of a capsule.
+/// Image of one page array of a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageInfo {
-    /// `memory`, `disk0`, …
+    /// Name of the page array: `memory`, `disk0`, …
     pub name: String,
-    /// Its length in pages of 4 KiB, empty ones counted. A disk whose files lie at odd places has some more
-    /// than its size says.
+    /// Length in pages of 4 KiB, including zero pages. An aligned disk has some more pages than its size.
     pub pages: u64,
-    /// Bytes of the memory or disk that it is an image of.
+    /// Size of the memory or disk.
     #[schema(value_type = u64)]
     pub size: ByteSize,
-    /// Root digest of its tree.
+    /// Root digest of the image.
     #[schema(value_type = String)]
     pub root: Digest,
 }
 
-/// What differs between two capsules.
+/// Differences between two capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CapsuleDiff {
-    /// The first capsule.
+    /// Id of the first capsule.
     #[schema(value_type = String)]
     pub a: CapsuleId,
-    /// The second capsule.
+    /// Id of the second capsule.
     #[schema(value_type = String)]
     pub b: CapsuleId,
-    /// Every page array that either has.
+    /// Differences of all page arrays of both.
     pub images: Vec<ImageDiff>,
-    /// Settings of the machine that differ.
+    /// Differences of the configuration.
     pub config: Vec<ConfigChange>,
 }
 
-/// What differs between two versions of a page array.
+/// Differences between two versions of a page array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageDiff {
-    /// `memory`, `disk0`, …
+    /// Name of the page array: `memory`, `disk0`, …
     pub name: String,
-    /// Pages in the first; 0 if it has no such array.
+    /// Pages in the first capsule; 0 if it has no such array.
     pub pages_a: u64,
-    /// Pages in the second; 0 if it has no such array.
+    /// Pages in the second capsule; 0 if it has no such array.
     pub pages_b: u64,
     /// Pages whose content differs.
     pub changed: u64,
-    /// Of these, pages whose new content the first holds nowhere at all.
+    /// Changed pages whose content the first capsule does not have anywhere.
     pub new_contents: u64,
 }
 
-/// One setting of a machine in two capsules, as text.
+/// Setting of a machine that differs between two capsules, as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigChange {
-    /// `memory`, `cpus`, `disks[1].size`, …
+    /// Name of the setting: `memory`, `cpus`, `disks[1].size`, …
     pub field: String,
-    /// In the first; none if it is absent there.
+    /// Value in the first capsule; none if it is absent there.
     pub a: Option<String>,
-    /// In the second; none if it is absent there.
+    /// Value in the second capsule; none if it is absent there.
     pub b: Option<String>,
 }
 
@@ -229,19 +228,19 @@ pub struct ConfigChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TagRequest {
-    /// What the tag is to name.
+    /// Capsule that the tag names from now on.
     pub capsule: CapsuleRef,
 }
 
-/// What an exported or imported file is.
+/// Content of an exported or imported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportFormat {
-    /// A whole capsule in one file.
+    /// Complete capsule in one file.
     Capsule,
-    /// One page array, byte for byte, with holes.
+    /// One page array, byte by byte, with holes.
     Raw,
-    /// One page array as QEMU's qcow2.
+    /// One page array in the format qcow2 of QEMU.
     Qcow2,
 }
 
@@ -249,14 +248,14 @@ pub enum ExportFormat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
-    /// What to export.
+    /// Capsule to export.
     pub capsule: CapsuleRef,
-    /// File to create on the host, absolute. It must not exist.
+    /// Absolute path of the file to create on the host. It must not exist.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What to write.
+    /// Content of the file.
     pub format: ExportFormat,
-    /// Which page array, for `raw` and `qcow2`; the first disk unless said otherwise.
+    /// Page array to write as `raw` or `qcow2` [default: the first disk].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
 }
@@ -265,13 +264,13 @@ pub struct ExportRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// File on the host, absolute.
+    /// Absolute path of the file on the host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// The tag the new capsule gets.
+    /// Tag for the new capsule.
     #[schema(value_type = String)]
     pub name: RefName,
-    /// What the file is. A disk becomes an inactive capsule.
+    /// Content of the file. A disk becomes a disk-only capsule.
     pub format: ExportFormat,
 }
 

@@ -1,42 +1,42 @@
-//! What a failed request answers with, and which HTTP status goes with it.
+//! Errors of requests and operations, and the HTTP status of each code.
 
 use serde::{Deserialize, Serialize};
 use std::{error::Error, fmt};
 use utoipa::ToSchema;
 
-/// The kind of a failure. A caller may branch on it; it never changes its meaning.
+/// Kind of a failure. Programs may branch on it, because its meaning never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// No machine, capsule, host or operation of that name.
     NotFound,
-    /// The name is in use.
+    /// Name that is in use already.
     NameTaken,
-    /// The request makes no sense, whatever the state of the host.
+    /// Request that is wrong in every state of the host.
     Invalid,
-    /// The thing is busy with another operation or in a state that forbids this one.
+    /// Machine or capsule that is in use by another operation, or in a state that forbids this one.
     Busy,
-    /// Another host does not answer.
+    /// Another host that does not answer.
     Unreachable,
-    /// Another host is not trusted here, or does not trust this one.
+    /// Another host that is not trusted here, or does not trust this one.
     Untrusted,
-    /// Stored data does not verify.
+    /// Stored data that does not match its digest.
     Damaged,
-    /// No room on a disk or in memory.
+    /// Full disk or memory.
     NoSpace,
-    /// QEMU refused or died.
+    /// QEMU that refused a command or ended.
     QemuFailed,
-    /// This host, kernel or QEMU cannot do it.
+    /// Function that this host, kernel or QEMU does not have.
     Unsupported,
-    /// Somebody cancelled the operation.
+    /// Operation that was cancelled.
     Cancelled,
-    /// A fault of the daemon. Codes that this version does not know are read as this one.
+    /// Fault of the daemon. Unknown codes are read as this one.
     #[serde(other)]
     Internal,
 }
 
 impl ErrorCode {
-    /// Every code, in the order of the documentation.
+    /// All codes, in the order of the documentation.
     pub const ALL: [ErrorCode; 12] = [
         Self::NotFound,
         Self::NameTaken,
@@ -52,7 +52,7 @@ impl ErrorCode {
         Self::Internal,
     ];
 
-    /// The HTTP status that carries this code (RFC 9110; 507 is RFC 4918).
+    /// HTTP status of this code (RFC 9110; 507 is RFC 4918).
     pub const fn http_status(self) -> u16 {
         match self {
             Self::Invalid => 400,
@@ -66,7 +66,7 @@ impl ErrorCode {
         }
     }
 
-    /// The code as it stands in JSON.
+    /// Name of the code in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
@@ -91,29 +91,29 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// The body of every failed request, and the error of a failed operation.
+/// Body of every failed request, and error of a failed operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// The kind of failure.
+    /// Kind of the failure.
     pub code: ErrorCode,
-    /// What failed, one line, lower case, no full stop.
+    /// Message of one line, in lower case, without a full stop.
     pub message: String,
-    /// Why, outermost cause first; none repeats the one before it.
+    /// Causes, outermost first; none repeats the one before it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<String>,
-    /// What to do about it, naming the next command if there is one.
+    /// Remedy, with the next command if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
 impl ApiError {
-    /// An error that has no cause beneath it.
+    /// Error without causes.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), causes: Vec::new(), hint: None }
     }
 
-    /// `error` and the chain of its sources.
+    /// Error with the chain of sources of `error` as causes.
     pub fn from_error(code: ErrorCode, error: &(dyn Error + 'static)) -> Self {
         let chain = std::iter::successors(error.source(), |&cause| cause.source());
         Self {
@@ -124,7 +124,7 @@ impl ApiError {
         }
     }
 
-    /// The same error with advice.
+    /// Adds a remedy.
     #[must_use]
     pub fn with_hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }

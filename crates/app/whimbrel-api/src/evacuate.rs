@@ -1,53 +1,52 @@
-//! Moving all machines of a host away.
+//! Evacuation: the migration of all machines of a host to other hosts.
 
 use crate::{ApiError, MachineState};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, HostName, MachineName};
 
-/// Body of `POST /v1/evacuate`: move every machine that runs on a host to other hosts, those that dirty least
-/// first.
+/// Body of `POST /v1/evacuate`: migrate every machine that runs on a host to other hosts, those that write
+/// least first.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EvacuateRequest {
-    /// The host to empty, which the one that is asked trusts; that one itself if absent.
+    /// Host to empty, which the daemon trusts [default: the host of the daemon].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Where to, by the names that the host to empty has for them; every host that it trusts and can reach if
-    /// empty.
+    /// Targets, by the names that the host to empty has for them; if empty, every host that it trusts and
+    /// reaches.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub to: Vec<HostName>,
-    /// Machines that move at the same time, 1 to 16; 1 if absent.
+    /// Machines that migrate at the same time, 1 to 16 [default: 1].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel: Option<u32>,
-    /// Move nothing, say what would be moved where.
+    /// Move nothing, and report where each machine would go.
     #[serde(default)]
     pub dry_run: bool,
-    /// Begin no further migration after one has failed.
+    /// Start no further migration after one has failed.
     #[serde(default)]
     pub stop_on_failure: bool,
-    /// How long the dirty sets are looked at to put the machines in order, 10 to 60,000; 1,000 if absent.
+    /// Milliseconds to sample the dirty pages, which decide the order, 10 to 60,000 [default: 1000].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample_ms: Option<u64>,
-    /// Bytes a second that each migration uses at most.
+    /// Limit for the rate of each migration, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
 }
 
-/// What became of the machines of a host.
+/// Result of an evacuation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EvacuateReport {
-    /// Whether no machine runs here any more; of a dry run, whether none would.
+    /// Whether no machine runs on the host any more; for a dry run, whether none would.
     pub empty: bool,
-    /// Whether nothing was to be moved.
+    /// Whether this was a dry run.
     pub dry_run: bool,
-    /// In the order in which they were to move; then those that were not to.
+    /// Machines in the order of their migrations, then those that stay.
     pub machines: Vec<EvacuatedMachine>,
-    /// Machines that run there still, since the host that was asked may not read and write them there. It
-    /// does not learn which.
+    /// Number of machines that still run there because the asking host may not read and write them.
     #[serde(default, skip_serializing_if = "is_none")]
     pub withheld: u32,
 }
@@ -56,54 +55,54 @@ fn is_none(count: &u32) -> bool {
     *count == 0
 }
 
-/// What became of one machine.
+/// Machine of a host that is evacuated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EvacuatedMachine {
-    /// Its name.
+    /// Name of the machine.
     #[schema(value_type = String)]
     pub name: MachineName,
-    /// Guest memory.
+    /// Size of the guest memory.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
-    /// Pages it dirtied while it was looked at; none if it was not.
+    /// Pages that it dirtied during the sample; none if it was not sampled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirtied_pages: Option<u64>,
-    /// Where it was to go.
+    /// Target of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// What became of it.
+    /// Outcome for the machine.
     pub outcome: MoveOutcome,
 }
 
-/// What became of a machine of a host that was to be emptied.
+/// Outcome of an evacuation for one machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MoveOutcome {
-    /// It would be moved; nothing was, on request.
+    /// Machine that would move, in a dry run.
     Planned,
-    /// It runs on its new host.
+    /// Machine that runs on its target.
     Moved {
-        /// How long no CPU of it ran, as the hosts measured it.
+        /// Downtime as the hosts measured it.
         downtime_ms: f64,
-        /// From the request to the end.
+        /// Time from the request to the end.
         total_ms: f64,
     },
-    /// No host has room for it.
+    /// Machine for which no host has capacity.
     NoRoom {
-        /// Why not, a line a host.
+        /// Reason of each host, one line each.
         reasons: Vec<String>,
     },
-    /// It could not be moved.
+    /// Machine whose migration failed.
     Failed {
-        /// Why, and in which state it is now.
+        /// Cause, and the state of the machine.
         error: ApiError,
     },
-    /// Its turn did not come, because another one had failed.
+    /// Machine that was not tried, because another migration had failed.
     NotBegun,
-    /// Nothing of it runs here, or it is on its way already.
+    /// Machine that does not run here, or is migrating already.
     Left {
-        /// What it is.
+        /// State of the machine.
         state: MachineState,
     },
 }

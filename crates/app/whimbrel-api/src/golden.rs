@@ -1,7 +1,7 @@
-//! Golden machines: capsules that are found by what they are and not by what they are called.
+//! Golden capsules: capsules that are found by their attributes and not by their names.
 //!
-//! A capsule is registered by a tag, on this host or on one that is trusted; its attributes are its size and
-//! the labels that were written on it. Matching is pure: attributes in, yes or no and an order out.
+//! Every tagged capsule of this host or of a trusted one can match. Its attributes are its sizes and its
+//! labels. This module does no I/O: it decides whether attributes fit, and which ones fit best.
 
 use serde::{Deserialize, Serialize};
 use std::{cmp::Reverse, collections::BTreeMap, fmt, str::FromStr};
@@ -11,9 +11,9 @@ use utoipa::{
 };
 use whimbrel_core::{ByteSize, CapsuleId, HostName, RefName};
 
-/// Longest text of terms.
+/// Longest text of terms in bytes.
 const LONGEST: usize = 1024;
-/// Signs between an attribute and its value, longer ones before those they begin with.
+/// Operators between an attribute and its value, longer ones before their prefixes.
 const SIGNS: [(&str, How); 6] = [
     (">=", How::AtLeast),
     ("<=", How::AtMost),
@@ -23,7 +23,7 @@ const SIGNS: [(&str, How); 6] = [
     ("=", How::Equal),
 ];
 
-/// What a machine must be: `ram>=512M,os=debian`.
+/// Terms that a golden capsule must meet, like `ram>=512M,os=debian`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Terms(Vec<Term>);
@@ -45,80 +45,80 @@ enum How {
     Below,
 }
 
-/// A text that is no terms.
+/// Error in the text of terms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
-    /// Too long, or one of them says nothing.
-    #[error("{text:?} is no term: write ATTRIBUTE, one of = != >= <= > <, and a value, like ram>=512M")]
+    /// Text that is too long, or not a term.
+    #[error("{text:?} is not a term: write ATTRIBUTE, one of = != >= <= > <, and a value, like ram>=512M")]
     Term {
-        /// What was given (at most 80 characters of it).
+        /// First 80 characters of the text.
         text: String,
     },
-    /// `ram`, `disk` and `cpus` are numbers.
-    #[error("{value:?} is no value for {key}: write a whole number, with K, M, G or T behind it for bytes")]
+    /// Value of `ram`, `disk` or `cpus` that is not a number.
+    #[error("{value:?} is not a value for {key}: write a whole number, with K, M, G or T for bytes")]
     Number {
-        /// Which attribute.
+        /// Name of the attribute.
         key: String,
-        /// What was given (at most 80 characters of it).
+        /// First 80 characters of the value.
         value: String,
     },
 }
 
-/// What is known of a capsule that may be wanted.
+/// Attributes of a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attributes {
-    /// Guest memory: `ram`.
+    /// Attribute `ram`: size of the guest memory.
     #[schema(value_type = u64)]
     pub ram: ByteSize,
-    /// Disks, zeros included: `disk`.
+    /// Attribute `disk`: size of all disks, zeros included.
     #[schema(value_type = u64)]
     pub disk: ByteSize,
-    /// Processors: `cpus`.
+    /// Attribute `cpus`: number of virtual CPUs.
     pub cpus: u32,
-    /// Whether it resumes instead of booting.
+    /// Whether the capsule resumes instead of booting.
     pub active: bool,
-    /// When it was taken.
+    /// Time at which the capsule was taken.
     pub time_ms: u64,
-    /// What was written on it: each by its own name.
+    /// Labels, each an attribute of its own name.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Body of `POST /v1/match`: find the capsule that fits best.
+/// Body of `POST /v1/match`: find the golden capsule that fits best.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MatchRequest {
-    /// What it must be.
+    /// Terms that it must meet.
     pub terms: Terms,
-    /// Only on this host; if absent here, and if there is none here on every trusted host.
+    /// Host to search [default: this host, then all trusted hosts].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
 }
 
-/// The capsule that fits best.
+/// Golden capsule that fits best.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GoldenMatch {
-    /// Where it lies, if not here.
+    /// Host that has the capsule; none for this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Its tag there.
+    /// Tag of the capsule there.
     #[schema(value_type = String)]
     pub name: RefName,
-    /// Digest of its manifest.
+    /// Digest of the manifest.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// What it is.
+    /// Attributes of the capsule.
     pub attributes: Attributes,
 }
 
 impl Attributes {
-    /// Whether all terms hold.
+    /// Whether these attributes meet all terms.
     pub fn fit(&self, terms: &Terms) -> bool {
         terms.0.iter().all(|term| self.holds(term))
     }
 
-    /// The smaller the better: what resumes before what boots, then what takes least, then the newest.
+    /// Rank, smaller is better: with memory before disk-only, then the smallest, then the newest.
     pub fn rank(&self) -> impl Ord + use<> {
         (!self.active, self.ram.0, self.disk.0, self.cpus, Reverse(self.time_ms))
     }
@@ -140,7 +140,7 @@ impl Attributes {
         match (how, own == value) {
             (How::Equal, same) => same,
             (How::Unlike, same) => !same,
-            // Only numbers have an order: 9 is before 12, and "bookworm" nowhere.
+            // Only numbers have an order; texts do not.
             _ => match (own.parse::<f64>(), value.parse::<f64>()) {
                 (Ok(own), Ok(value)) => own.partial_cmp(&value).is_some_and(|order| how.admits(order)),
                 _ => false,
@@ -226,8 +226,8 @@ impl From<Terms> for String {
 
 impl PartialSchema for Terms {
     fn schema() -> RefOr<Schema> {
-        let text = "Attributes, each with = != >= <= > or < and a value, commas between: ram>=512M,os=debian. `ram`, `disk` and `cpus` \
-                    are those of the machine, all others are labels";
+        let text = "Attributes, each with = != >= <= > or < and a value, separated by commas: ram>=512M,os=debian. `ram`, `disk` and \
+                    `cpus` are those of the machine, all others are labels";
         ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
     }
 }

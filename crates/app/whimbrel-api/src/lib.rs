@@ -1,12 +1,12 @@
 //! Types of the HTTP API of a host, its paths, and the OpenAPI document generated from both.
 //!
-//! The daemon and its clients share this crate and nothing else: a path is written once, in [`routes`], a
-//! body once, as a Rust type. There is no I/O here. Rules that hold everywhere:
+//! The daemon and its clients share this crate: each path is defined once, in [`routes`], and each body once,
+//! as a Rust type. There is no I/O here. Rules for all calls:
 //!
-//! - sizes are whole bytes, times are milliseconds since 1970 (UTC), durations milliseconds;
-//! - a request with a field the daemon does not know is refused, a reply with one is read (so an old client
-//!   can talk to a new daemon, and a typing error never passes silently);
-//! - work that can take long answers with an [`Operation`] at once and goes on in the daemon;
+//! - sizes are bytes, times are milliseconds since 1970 (UTC), durations are milliseconds;
+//! - a request with an unknown field is refused, so that a mistyped name is an error; a reply with an unknown
+//!   field is read, so that an old client can talk to a new daemon;
+//! - long work is answered at once with an [`Operation`], which continues in the daemon;
 //! - every failure is an [`ApiError`] with a stable [`ErrorCode`].
 
 mod capsule;

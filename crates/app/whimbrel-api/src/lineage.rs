@@ -1,5 +1,4 @@
-//! Parents and children: machines derived from capsules, the tree of capsules, what refs named before, and
-//! which children still stand on an old version.
+//! Lineage of capsules: derived machines, the tree of capsules, the history of refs, and outdated children.
 
 use crate::{CapsuleInfo, CapsuleRef, NicRequest};
 use serde::{Deserialize, Serialize};
@@ -10,55 +9,53 @@ use whimbrel_core::{ByteSize, CapsuleId, MachineName, RefName};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeriveRequest {
-    /// The parent, active or not: only its disks and its configuration are used.
+    /// Parent, of which only the disks and the configuration are used.
     pub capsule: CapsuleRef,
     /// Name for the machine, not in use on this host.
     #[schema(value_type = String)]
     pub name: MachineName,
-    /// Guest memory; as the parent has if absent.
+    /// Size of the guest memory [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub memory: Option<ByteSize>,
-    /// Virtual CPUs; as the parent has if absent.
+    /// Number of virtual CPUs [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Network ports; if absent those of the parent, with new hardware addresses.
+    /// Network ports [default: those of the parent with new hardware addresses].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nics: Option<Vec<NicRequest>>,
-    /// Command line for the kernel, if the parent loads one directly; as the parent has if absent.
+    /// Command line of the kernel, if the parent loads one directly [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub append: Option<String>,
 }
 
-/// One capsule in the tree of capsules.
+/// Capsule in the tree of capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GraphNode {
-    /// The capsule.
+    /// Description of the capsule.
     #[serde(flatten)]
     pub capsule: CapsuleInfo,
-    /// Bytes of pages that it has and its nearest parent does not, equal ones counted once, before
-    /// compression. Without a parent that is still here all of it counts. None if not all of it is on this
-    /// host.
+    /// Bytes of distinct pages that its nearest parent does not have, before compression. Without a parent in
+    /// the store all pages count. None for a partial capsule.
     #[schema(value_type = Option<u64>)]
     pub adds: Option<ByteSize>,
-    /// Capsules of this host that it belongs under: its parents, or where they are gone the one that its
-    /// machine was derived from.
+    /// Parents in this store, or else the capsule that its machine was derived from.
     #[schema(value_type = Vec<String>)]
     pub under: Vec<CapsuleId>,
-    /// Capsules of this host that belong under it, oldest first.
+    /// Children in this store, oldest first.
     #[schema(value_type = Vec<String>)]
     pub children: Vec<CapsuleId>,
-    /// Machines of this host whose next capsule will be its child.
+    /// Machines of this host whose next capsule will be a child of this one.
     pub machines: Vec<MachineOnCapsule>,
 }
 
-/// A machine that stands on a capsule.
+/// Machine that is based on a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineOnCapsule {
-    /// Its name.
+    /// Name of the machine.
     #[schema(value_type = String)]
     pub name: MachineName,
-    /// Whether it has a QEMU now.
+    /// Whether it has a QEMU process.
     pub live: bool,
 }
 
@@ -66,141 +63,141 @@ pub struct MachineOnCapsule {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteRequest {
-    /// What to detach from its parents. A ref that is named here moves to the new capsule, unless `tag` is
-    /// given.
+    /// Capsule to detach from its parents. A ref that is given here moves to the new capsule, unless `tag` is
+    /// set.
     pub capsule: CapsuleRef,
-    /// A tag for the new capsule.
+    /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<RefName>,
-    /// Move every ref that names the old capsule.
+    /// Move all refs of the old capsule to the new one.
     #[serde(default)]
     pub all_refs: bool,
 }
 
-/// What came of a promotion.
+/// Result of a promotion.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PromoteReport {
-    /// The capsule without parents.
+    /// Capsule without parents.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// The one it was made of; the same if that had no parents.
+    /// Old capsule; equal to the new one if it had no parents.
     #[schema(value_type = String)]
     pub was: CapsuleId,
-    /// The parents it had.
+    /// Parents of the old capsule.
     #[schema(value_type = Vec<String>)]
     pub parents: Vec<CapsuleId>,
-    /// Refs that name the new capsule now.
+    /// Refs of the new capsule.
     #[schema(value_type = Vec<String>)]
     pub refs: Vec<RefName>,
-    /// Bytes of pages that were copied for it.
+    /// Bytes of pages that were copied.
     pub bytes_copied: u64,
-    /// Bytes that the store grew by.
+    /// Bytes added to the store.
     pub bytes_added: u64,
-    /// How long it took.
+    /// Time that the promotion took.
     pub ms: f64,
 }
 
-/// One version of a ref.
+/// Entry in the history of a ref.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RefVersion {
-    /// What it named from then on.
+    /// Capsule that the ref named from then on.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// What it named before; none for its first version, or if that is no longer remembered.
+    /// Capsule that it named before; none for the first entry, or if that is no longer stored.
     #[schema(value_type = Option<String>)]
     pub previous: Option<CapsuleId>,
-    /// When it was pointed there; 0 if that was not written down.
+    /// Time of the change; 0 if it is not known.
     pub time_ms: u64,
     /// Whether the capsule is still in the store.
     pub here: bool,
 }
 
-/// A tag that was written: the capsule it names now.
+/// Capsule that a tag names now, with the one that it named before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Tagged {
-    /// What it names now.
+    /// Capsule that the tag names now.
     #[serde(flatten)]
     pub capsule: CapsuleInfo,
-    /// What it named before, if that was something else.
+    /// Capsule that it named before, if that was another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<PreviousCapsule>,
 }
 
-/// A capsule that a name was taken from.
+/// Capsule that lost a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreviousCapsule {
-    /// The capsule.
+    /// Id of the capsule.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
     /// Names that it still has.
     #[schema(value_type = Vec<String>)]
     pub names: Vec<RefName>,
-    /// Capsules of this host that have it as a parent. They need nothing of it.
+    /// Children in this store, which do not depend on it.
     #[schema(value_type = Vec<String>)]
     pub children: Vec<CapsuleId>,
 }
 
-/// Who still stands on old versions of a capsule, after it was updated.
+/// Machines and capsules that are based on old versions of a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutdatedReport {
-    /// The new version.
+    /// New version of the capsule.
     #[schema(value_type = String)]
     pub onto: CapsuleId,
-    /// The old versions, newest first.
+    /// Old versions, newest first.
     pub old: Vec<RefVersion>,
-    /// Everything that descends from an old version and not from the new one.
+    /// Descendants of an old version that do not descend from the new one.
     pub standing: Vec<OutdatedChild>,
 }
 
-/// Something that stands on an old version.
+/// Machine or capsule that is based on an old version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutdatedChild {
-    /// The capsule that stands there, or that the machine stands on.
+    /// Outdated capsule, or the capsule that the machine is based on.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
     /// Names of the capsule.
     #[schema(value_type = Vec<String>)]
     pub names: Vec<RefName>,
-    /// The machine, where a machine and not a capsule stands there.
+    /// Outdated machine; none for a capsule.
     #[schema(value_type = Option<String>)]
     pub machine: Option<MachineName>,
-    /// The old version.
+    /// Old version that it is based on.
     #[schema(value_type = String)]
     pub old: CapsuleId,
-    /// Disk by disk what it and the update changed. Empty if that cannot be told.
+    /// Changes of each disk. Empty if they are not known.
     pub disks: Vec<DiskRebase>,
-    /// Why it cannot be told.
+    /// Reason why the changes are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
 
-/// What two sides changed on a disk since the old version, in pages of 4 KiB.
+/// Changes of a disk since the old version by the child and by the new version, in pages of 4 KiB.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskRebase {
-    /// `disk0`, …
+    /// Name of the disk: `disk0`, …
     pub name: String,
-    /// Changed by the child.
+    /// Pages that the child changed.
     pub changed: u64,
-    /// Changed by the update.
+    /// Pages that the new version changed.
     pub updated: u64,
-    /// Changed by both, and not to the same. Of a machine: changed by both.
+    /// Pages that both changed to different content; for a machine, all that both changed.
     pub conflicts: u64,
-    /// The first of these, as runs of pages (start, length).
+    /// First conflicts, as runs of pages (start, length).
     pub conflict_runs: Vec<(u64, u64)>,
 }
 
-/// Body of `PUT /v1/trust/{name}`: which refs of this host a trusted host may use.
+/// Body of `PUT /v1/trust/{name}`: the refs of this host that a trusted host may use.
 ///
-/// Patterns with `*` and `?` over names as people see them. Without both lists it may use all refs; as soon
-/// as one is there, the other one being absent means none.
+/// The lists have patterns with `*` and `?`. Without both lists the host may use all refs; if only one list
+/// is set, the other one is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RefRights {
-    /// Refs it may read.
+    /// Patterns of refs that it may read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<Vec<String>>,
-    /// Refs it may write.
+    /// Patterns of refs that it may write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<Vec<String>>,
 }

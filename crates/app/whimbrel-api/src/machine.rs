@@ -1,4 +1,4 @@
-//! Machines: what the daemon says about one, and every request that changes one.
+//! Machines: the description of one, and the requests that change one.
 
 use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakeoverInfo};
 use serde::{Deserialize, Serialize};
@@ -6,198 +6,201 @@ use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
 use whimbrel_core::{Accel, ByteSize, CapsuleId, HostName, MachineName, RefName};
 
-/// One machine of a host.
+/// Description of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineInfo {
-    /// Its name on this host.
+    /// Name of the machine on this host.
     #[schema(value_type = String)]
     pub name: MachineName,
-    /// What it does now.
+    /// Current state of the machine.
     pub state: MachineState,
-    /// Guest memory.
+    /// Size of the guest memory.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// What executes its instructions.
+    /// Executor of guest instructions.
     #[schema(value_type = String)]
     pub accel: Accel,
     /// Disks, in the order of their device ids.
     pub disks: Vec<DiskInfo>,
     /// Network ports, in the order of their device ids.
     pub nics: Vec<NicInfo>,
-    /// Process id of its QEMU, while it has one.
+    /// Process id of the QEMU process, if there is one.
     pub pid: Option<u32>,
-    /// When it got into this state.
+    /// Time at which the machine got into this state.
     pub since_ms: u64,
-    /// The capsule it was resumed or cloned from.
+    /// Capsule that it was resumed or cloned from.
     #[schema(value_type = Option<String>)]
     pub origin: Option<CapsuleId>,
-    /// The capsule that its next one will be a child of: the last one taken from it, or the one it was made
-    /// from.
+    /// Parent of its next capsule: the last one taken from it, or the one that it was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub follows: Option<CapsuleId>,
-    /// The operation that works on it now.
+    /// Operation that has the machine lock.
     pub operation: Option<OperationId>,
-    /// Its generation id (a UUID), new for every clone and resume.
+    /// Generation id (a UUID), new for every clone and resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmgenid: Option<String>,
-    /// The tunnel between its ports and its network, if one of its ends is here.
+    /// Tunnel between the network ports and the home network, if one of its ends is here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<TunnelInfo>,
-    /// How it is protected by a standby, or which machine this is a standby of.
+    /// Protection of the machine, or of the machine whose standby this is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protection: Option<ProtectionInfo>,
-    /// The last time that it was taken over by this host.
+    /// Last takeover by this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_over: Option<TakeoverInfo>,
-    /// Where its capsules are uploaded in the background.
+    /// Upload of its capsules in the background.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploads: Option<Uploads>,
 }
 
-/// Where the capsules of a machine go by themselves.
+/// Upload of the capsules of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Uploads {
-    /// A host, or a folder of a pool.
+    /// Name of a host, or folder of a pool.
     pub to: String,
-    /// Why the last attempt failed; none while all is there, or on its way.
+    /// Cause of the last failure; none if everything was uploaded or is being uploaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
 }
 
-/// One end of the tunnel between a machine that runs away from home and the network it belongs to.
+/// One end of the tunnel between a machine that runs away from home and its home network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TunnelInfo {
-    /// The host that has the machine's network.
+    /// Home: the host whose network the machine uses.
     #[schema(value_type = String)]
     pub home: HostName,
-    /// The host that has its other end: where the machine runs, as far as is known here.
+    /// Away: the host where the machine runs, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub away: Option<HostName>,
-    /// Whether frames pass at the moment.
+    /// Whether the tunnel is connected.
     pub connected: bool,
-    /// Why not, if that is known.
+    /// Cause if it is not connected, as far as it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// What a machine does.
+/// State of a machine. The aliases are the names of version 0.1, read for one release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MachineState {
-    /// Its QEMU is being started.
+    /// QEMU is being started.
     Starting,
-    /// Its CPUs run and all of it is here.
+    /// CPUs run, and all pages are here.
     Running,
-    /// Its CPUs are stopped.
+    /// CPUs are paused.
     Paused,
-    /// It runs, and part of it is still in the store or on another host.
-    Lazy {
-        /// Pages that are here.
+    /// CPUs run, and some pages are still in the store or on another host.
+    #[serde(alias = "lazy")]
+    Loading {
+        /// Number of pages that are here.
         resident_pages: u64,
-        /// Pages it has.
+        /// Number of all pages.
         total_pages: u64,
-        /// Why pages do not arrive at the moment; none while they do.
+        /// Cause if no pages arrive at the moment.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stalled: Option<String>,
-        /// The host that keeps what is not here, if the machine came from there and was not copied whole.
+        /// Source of a postcopy migration, which has the missing pages.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         from: Option<HostName>,
     },
-    /// It runs on another host, which fetches from here what it lacks of it.
-    Giving {
-        /// The host.
+    /// Machine runs on another host, which fetches missing pages from this one.
+    #[serde(alias = "giving")]
+    ServingPages {
+        /// Target of the migration.
         #[schema(value_type = String)]
         to: HostName,
-        /// Pages that it lacks, as far as is known here.
+        /// Number of missing pages, if it is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         missing_pages: Option<u64>,
-        /// Why it does not fetch any at the moment; none while it may.
+        /// Cause if the target cannot fetch pages at the moment.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stalled: Option<String>,
     },
-    /// It is on its way to another host; it still runs here.
+    /// Machine is migrating to another host, and still runs here.
     Migrating,
-    /// It lies in the store and has no QEMU.
+    /// Machine is a capsule in the store, without a QEMU process.
     Suspended,
-    /// It was given to another host, which may resume it.
-    Given {
-        /// The host.
+    /// Suspended machine was handed off to another host, which may resume it.
+    #[serde(alias = "given")]
+    HandedOff {
+        /// Host that may resume it.
         #[schema(value_type = String)]
         to: HostName,
     },
-    /// It runs on another host; this one keeps its network for it.
-    Away,
-    /// It was switched off.
+    /// Machine runs on another host and uses the network of this one through a tunnel.
+    #[serde(alias = "away")]
+    Remote,
+    /// Machine is switched off.
     Stopped,
-    /// Its QEMU died.
+    /// QEMU ended unexpectedly.
     Crashed {
-        /// What is known about why.
+        /// Cause as far as it is known.
         reason: String,
     },
 }
 
-/// One disk of a machine.
+/// Description of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskInfo {
     /// Size of the virtual disk.
     #[schema(value_type = u64)]
     pub size: ByteSize,
-    /// What it was made from: a path, or the id of a capsule.
+    /// Base of the disk: a path, or the id of a capsule.
     pub base: String,
-    /// Bytes written since, which belong to this machine alone.
+    /// Bytes of allocated pages in the overlay.
     #[schema(value_type = u64)]
     pub owned: ByteSize,
 }
 
-/// One network port of a machine.
+/// Description of a network port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NicInfo {
-    /// Hardware address.
+    /// Hardware address of the port.
     pub mac: String,
-    /// The bridge it is in; none leaves it unplugged.
+    /// Bridge of the port; none if it is unplugged.
     pub bridge: Option<String>,
 }
 
-/// Body of `POST /v1/machines`: a new machine, started at once.
+/// Body of `POST /v1/machines`: create a machine and start it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
-    /// Its name, not in use on this host.
+    /// Name for the machine, not in use on this host.
     #[schema(value_type = String)]
     pub name: MachineName,
     /// Disks, in the order of their device ids. The files are read, never written.
     #[serde(default)]
     pub disks: Vec<DiskSource>,
-    /// Guest memory, a multiple of 1 MiB.
+    /// Size of the guest memory, a multiple of 1 MiB.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     #[serde(default = "one")]
     pub cpus: u32,
-    /// Kernel to load directly instead of booting from the first disk; a path on the host, absolute.
+    /// Absolute path of a kernel to load directly, instead of booting from the first disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
-    /// Initial RAM disk for it.
+    /// Absolute path of the initial RAM disk of the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub initrd: Option<PathBuf>,
-    /// Command line for it.
+    /// Command line of the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub append: Option<String>,
     /// Network ports, in the order of their device ids.
     #[serde(default)]
     pub nics: Vec<NicRequest>,
-    /// What executes its instructions; the host's choice if absent.
+    /// Executor of guest instructions [default: kvm if it works on the host, else tcg].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub accel: Option<Accel>,
-    /// What it may ask for from inside.
+    /// Operations that the guest may request.
     #[serde(default, skip_serializing_if = "SelfService::is_empty")]
     pub self_service: SelfService,
 }
@@ -206,39 +209,39 @@ fn one() -> u32 {
     1
 }
 
-/// A file that a disk begins as.
+/// File that a new disk starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSource {
-    /// A raw image on the host, absolute.
+    /// Absolute path of a raw image on the host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// Size of the virtual disk if it is to be larger than the file; the rest reads as zeros.
+    /// Size of the virtual disk, if larger than the file; the rest reads as zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub size: Option<ByteSize>,
 }
 
-/// A network port to make.
+/// Network port of a new machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicRequest {
-    /// Bridge on the host to join; none leaves the port unplugged.
+    /// Bridge on the host; none leaves the port unplugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
-    /// Hardware address; made up if absent.
+    /// Hardware address [default: a random one].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
 }
 
-/// How to stop a machine.
+/// Way to stop a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StopMode {
-    /// Press its power button and wait for the guest.
+    /// Press the power button and wait for the guest.
     #[default]
     Powerdown,
-    /// Pull the plug.
+    /// Cut the power at once.
     Kill,
 }
 
@@ -246,10 +249,11 @@ pub enum StopMode {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// How.
+    /// Way to stop the machine.
     #[serde(default)]
     pub mode: StopMode,
-    /// Seconds to wait for the guest before giving up (the machine then runs on); 60 if absent.
+    /// Seconds to wait for the guest [default: 60]. After that the request fails, and the machine keeps
+    /// running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
 }
@@ -258,24 +262,24 @@ pub struct StopRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonRequest {
-    /// Memory the guest is to be left with.
+    /// Memory that the guest may use from now on.
     #[schema(value_type = u64)]
     pub size: ByteSize,
 }
 
-/// How far a guest is squeezed before its state is kept. What it gives up is zero in the capsule; it gets all
-/// of it back when it runs on.
+/// Shrinking of guest memory before a capsule is taken. Released memory is zero in the capsule; the guest
+/// gets it back when it continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum BalloonTarget {
-    /// Not at all.
+    /// Do not shrink the memory.
     #[default]
     Off,
-    /// Until it would have to swap, or has little left to give.
+    /// Shrink until the guest would swap, or can release little more.
     Auto,
-    /// Until it is left with so much.
+    /// Shrink to a size.
     To {
-        /// Memory it is left with.
+        /// Memory that the guest still has.
         #[schema(value_type = u64)]
         size: ByteSize,
     },
@@ -285,17 +289,17 @@ pub enum BalloonTarget {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {
-    /// A tag for the new capsule.
+    /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<RefName>,
-    /// Labels to write on it.
+    /// Labels for the new capsule.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Disks and configuration only, as of one instant: an inactive capsule. The machine may be switched off.
+    /// Take a disk-only capsule, with all disks as of one instant. The machine may be switched off.
     #[serde(default)]
     pub disks_only: bool,
-    /// Squeeze the guest before.
+    /// Shrinking of guest memory before the capsule is taken.
     #[serde(default)]
     pub balloon: BalloonTarget,
 }
@@ -304,38 +308,38 @@ pub struct CheckpointRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SuspendRequest {
-    /// A tag for the new capsule.
+    /// Tag for the new capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<RefName>,
-    /// Squeeze the guest before.
+    /// Shrinking of guest memory before the capsule is taken.
     #[serde(default)]
     pub balloon: BalloonTarget,
 }
 
-/// What the network ports of a machine join after it was moved.
+/// Network of a machine after a migration or a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveNetwork {
-    /// The bridges of the host it runs on.
+    /// Bridges of the host where the machine runs.
     Local,
-    /// The bridges of its home host, through a tunnel.
+    /// Bridges of the home host, through a tunnel.
     Home,
 }
 
-/// How a machine moves.
+/// Mode of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MigrateMode {
-    /// Copy while it runs, stop for the last round only.
+    /// Precopy: copy while the machine runs, and pause it for the last round.
     #[default]
     Live,
-    /// Stop, copy, start there.
+    /// Offline: pause the machine, copy it, and run it on the target.
     Stop,
-    /// Stop, start there at once, and let it fetch its pages from here when it touches them and in the
+    /// Postcopy: run the machine on the target at once, which fetches pages when they are touched, and in the
     /// background.
     Lazy,
-    /// Copy rounds while it runs, as many as `rounds`; then like `lazy` with what is left.
+    /// Hybrid: copy as many rounds as `rounds`, then continue as `lazy`.
     Hybrid,
 }
 
@@ -343,63 +347,61 @@ pub enum MigrateMode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
-    /// Where to, a host that is trusted and has an address.
+    /// Target, a trusted host with an address.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// How.
+    /// Mode of the migration.
     #[serde(default)]
     pub mode: MigrateMode,
-    /// Go on copying until the machine would be stopped no longer than this.
+    /// Keep copying until the predicted downtime is at most this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_max_ms: Option<u64>,
-    /// Bytes a second to use at most.
+    /// Limit for the rate, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
-    /// Bytes a second of the first round; each next goes as fast as the machine writes, and a step faster,
-    /// but not above `rate_max`. If absent and not `adaptive`, every round goes as fast as the link and
-    /// `rate_max` let it.
+    /// Rate of the first round, in bytes per second. Each later round runs at the dirty rate plus
+    /// `rate_step`, but not above `rate_max`. Without this and `adaptive`, all rounds run at the rate of the
+    /// link or `rate_max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_min: Option<ByteSize>,
-    /// How much faster than the machine writes; 50 Mbit/s if absent.
+    /// Step above the dirty rate, in bytes per second [default: 50 Mbit/s].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_step: Option<ByteSize>,
-    /// Rounds of the mode `hybrid` before it runs there; 2 if absent. Fewer if the machine would stand still
-    /// no longer than allowed before that, or if rounds do not help.
+    /// Most rounds of the mode `hybrid` before the machine runs on the target [default: 2]. Fewer if the
+    /// downtime would be short enough earlier, or if rounds do not help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Rates that follow the machine also without a `rate_min`: 100 Mbit/s then, or `rate_max` if that is
-    /// less.
+    /// Use a `rate_min` of 100 Mbit/s, or of `rate_max` if that is less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adaptive: bool,
-    /// What its ports join there. If absent, a machine whose network is tunnelled keeps its tunnel unless it
-    /// moves home, and any other is local.
+    /// Network on the target [default: local; a machine that uses a tunnel keeps it, except on its way home].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
-    /// The least part of the time, 20 to 100 percent, for which its virtual CPUs run while it writes faster
-    /// than it can be copied. 20 if absent; 100 never slows it down.
+    /// Least share of time, 20 to 100 percent, for which the virtual CPUs of a machine run that writes faster
+    /// than it can be copied [default: 20; 100 does not slow it down].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttle: Option<u8>,
-    /// In mode `lazy`: a third host that gets all of it before the pause ends, and what it writes while pages
-    /// are missing on the target. Then the death of any one of the three loses nothing that left the machine.
+    /// Backup host of the mode `lazy`: a third host that gets the complete machine before the pause ends, and
+    /// all changes while pages are missing on the target. No output is lost if one of the three hosts fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub safe: Option<HostName>,
-    /// Have its guest hold no process, however fast it writes.
+    /// Do not let the guest agent suspend processes that write too fast.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_stun: bool,
-    /// Have its guest drop clean caches before the first round.
+    /// Let the guest drop clean caches before the first round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub free_caches: bool,
 }
 
-/// When the pages of a resumed machine are read.
+/// Time at which the pages of a resumed machine are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResumeMode {
-    /// When they are touched: running at once, slower at first.
+    /// When they are touched, so that the machine runs at once and is slower at first.
     #[default]
     Lazy,
     /// Before the machine runs.
@@ -410,43 +412,42 @@ pub enum ResumeMode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResumeRequest {
-    /// What to resume. An inactive capsule boots instead.
+    /// Capsule to resume. A disk-only capsule boots.
     pub capsule: CapsuleRef,
-    /// The host that has it: pages come from there when they are touched. Here, or any trusted one, if
-    /// absent.
+    /// Host that has the capsule and sends pages when they are touched [default: this host, or any trusted
+    /// one].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// The pool that has it instead, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    /// Pool that has the capsule, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Resume a machine that was given to another host, although that host may run it.
-    #[serde(default)]
-    pub take_back: bool,
-    /// Name for the machine; the one it had if absent.
+    /// Resume a machine that was handed off to another host, although that host may run it.
+    #[serde(default, alias = "take_back")]
+    pub reclaim: bool,
+    /// Name for the machine [default: the name that it had].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub name: Option<MachineName>,
-    /// When pages are read.
+    /// Time at which pages are loaded.
     #[serde(default)]
     pub mode: ResumeMode,
-    /// After a lazy start go on reading in the background until all of it is here.
+    /// Load the remaining pages in the background after a lazy start.
     #[serde(default)]
     pub then_full: bool,
-    /// What its ports join. If absent, a machine that was suspended here with its network elsewhere has it
-    /// there again, and any other is local.
+    /// Network of the machine [default: local, or home if it used a tunnel when it was suspended here].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<MoveNetwork>,
 }
 
-/// What the network ports of clones join.
+/// Network of clones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CloneNetwork {
-    /// Nothing: every clone still believes it has the address of the original.
+    /// Unplugged, because each guest has the address of the original.
     #[default]
     Isolated,
-    /// The same bridges, with new hardware addresses.
+    /// Bridges of the original, with new hardware addresses.
     Same,
 }
 
@@ -454,18 +455,40 @@ pub enum CloneNetwork {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CloneRequest {
-    /// What to clone.
+    /// Capsule to clone.
     pub capsule: CapsuleRef,
-    /// How many, at least 1.
+    /// Number of clones, at least 1.
     pub count: u32,
-    /// The clones are called `PREFIX-1`, `PREFIX-2`, …; the machine's name if absent.
+    /// Prefix of the names `PREFIX-1`, `PREFIX-2`, … [default: the name of the machine].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub prefix: Option<MachineName>,
-    /// When pages are read.
+    /// Time at which pages are loaded.
     #[serde(default)]
     pub mode: ResumeMode,
-    /// What their ports join.
+    /// Network of the clones.
     #[serde(default)]
     pub network: CloneNetwork,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_names_of_states_are_read_and_new_ones_are_written() {
+        for (old, new) in [
+            (r#"{"kind":"lazy","resident_pages":1,"total_pages":2}"#, "loading"),
+            (r#"{"kind":"giving","to":"beta"}"#, "serving_pages"),
+            (r#"{"kind":"given","to":"beta"}"#, "handed_off"),
+            (r#"{"kind":"away"}"#, "remote"),
+        ] {
+            let state: MachineState = serde_json::from_str(old).unwrap();
+            let json = serde_json::to_value(&state).unwrap();
+            assert_eq!(json["kind"], new);
+            assert_eq!(serde_json::from_value::<MachineState>(json).unwrap(), state);
+        }
+        let request: ResumeRequest = serde_json::from_str(r#"{"capsule":"web","take_back":true}"#).unwrap();
+        assert!(request.reclaim);
+    }
 }

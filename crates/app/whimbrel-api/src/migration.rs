@@ -1,4 +1,4 @@
-//! How machines moved: what a host remembers of the migrations it began.
+//! Past migrations: the records of a source about the migrations that it started.
 
 use crate::{MigrateRequest, NetworkHandover, RoundInfo};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use std::fmt;
 use utoipa::ToSchema;
 use whimbrel_core::{HostName, MachineName};
 
-/// Names a migration: eight hexadecimal digits.
+/// Id of a migration: eight hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct MigrationId(pub String);
@@ -17,79 +17,78 @@ impl fmt::Display for MigrationId {
     }
 }
 
-/// A migration that has ended, one way or the other.
+/// Record of a migration that has ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationRecord {
-    /// Its name.
+    /// Id of the migration.
     pub id: MigrationId,
-    /// The machine.
+    /// Name of the machine.
     #[schema(value_type = String)]
     pub machine: MachineName,
-    /// The host it was on.
+    /// Source of the migration.
     #[schema(value_type = String)]
     pub from: HostName,
-    /// When it began.
+    /// Time of the start.
     pub started_ms: u64,
-    /// What was asked.
+    /// Request for the migration.
     pub request: MigrateRequest,
-    /// From the request to the end.
+    /// Time from the request to the end.
     pub total_ms: f64,
-    /// The rounds that ended. If the machine moved, the last one was with the machine stopped.
+    /// Rounds that ended. If the machine moved, it was paused during the last one.
     pub rounds: Vec<RoundInfo>,
-    /// How it ended.
+    /// End of the migration.
     #[serde(flatten)]
     pub end: MigrationEnd,
 }
 
-/// How a migration ended. In JSON: a field `end` and, beside it, what belongs to it.
+/// End of a migration. In JSON, the field `end` has the kind, and the other fields stand beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "end", rename_all = "lowercase")]
 pub enum MigrationEnd {
-    /// The machine runs on the other host.
+    /// Machine runs on the target.
     Moved {
-        /// How long no CPU of it ran.
+        /// Time in which no CPU of the machine ran.
         downtime_ms: f64,
-        /// What that time went to.
+        /// Parts of the downtime.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pause: Option<DowntimeInfo>,
-        /// Bytes on the wire, all of them.
+        /// Total bytes on the wire.
         wire_bytes: u64,
-        /// What ended the rounds.
+        /// Reason for the end of the rounds.
         stopped_by: RoundsEnd,
-        /// What became of its network ports.
+        /// Outcome for the network ports.
         network: NetworkHandover,
     },
-    /// It failed or was cancelled.
+    /// Migration failed or was cancelled.
     Failed {
-        /// Why.
+        /// Cause of the failure.
         reason: String,
     },
 }
 
-/// What the time went to in which no CPU of a machine ran that moved: its parts, in this order, in
-/// milliseconds.
+/// Parts of a downtime in milliseconds, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct DowntimeInfo {
-    /// Until the CPUs stood still.
+    /// Time until the CPUs were stopped.
     pub stop_ms: f64,
-    /// Until it was known which pages are left.
+    /// Time to find the pages that were left.
     pub scan_ms: f64,
-    /// Taking the state of CPUs and devices, while pages are on their way.
+    /// Time to save the state of CPUs and devices, while pages are sent.
     pub devices_ms: f64,
-    /// The last pages, beside that.
+    /// Time to send the last pages, at the same time.
     pub pages_ms: f64,
-    /// The target: loading that state, making disks durable.
+    /// Time to load that state on the target and to make the disks durable there.
     pub load_ms: f64,
-    /// Between the hosts: that state on the wire, the answer.
+    /// Time to send that state, and to receive the answer.
     pub link_ms: f64,
-    /// Writing the handover down, which is the commit point.
+    /// Time to record the handover durably, which is the commit point.
     pub commit_ms: f64,
-    /// From there until the CPUs ran on the target.
+    /// Time to notify the target and to start the CPUs.
     pub start_ms: f64,
 }
 
 impl DowntimeInfo {
-    /// The parts with their names.
+    /// Parts with their names.
     pub fn parts(&self) -> [(&'static str, f64); 8] {
         let Self { stop_ms, scan_ms, devices_ms, pages_ms, load_ms, link_ms, commit_ms, start_ms } = *self;
         [
@@ -105,19 +104,19 @@ impl DowntimeInfo {
     }
 }
 
-/// What ended the rounds of a migration, so that the machine was stopped for the last one.
+/// Reason to pause the machine for the last round of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RoundsEnd {
-    /// Under 256 KiB were left.
+    /// Less than 256 KiB were left.
     LittleLeft,
-    /// What was left would travel within the downtime that was allowed.
+    /// Predicted downtime was within the limit.
     WithinDowntime,
-    /// The next round would have needed more than the maximum rate.
+    /// Next round would have exceeded the maximum rate.
     RateAboveMax,
-    /// Rounds no longer helped.
+    /// More rounds would not have helped.
     Plateau,
-    /// There were as many rounds as there may be; none, if the machine was to stand still.
+    /// Limit of rounds was reached, or the machine was to be paused for the whole copy.
     RoundsOver,
 }
 
@@ -125,10 +124,10 @@ impl fmt::Display for RoundsEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::LittleLeft => "little was left",
-            Self::WithinDowntime => "the rest would travel within the allowed downtime",
-            Self::RateAboveMax => "the next round would have needed more than the maximum rate",
-            Self::Plateau => "rounds no longer helped",
-            Self::RoundsOver => "there were as many rounds as there may be",
+            Self::WithinDowntime => "the predicted downtime was within the limit",
+            Self::RateAboveMax => "the next round would have exceeded the maximum rate",
+            Self::Plateau => "more rounds would not have helped",
+            Self::RoundsOver => "the limit of rounds was reached",
         })
     }
 }

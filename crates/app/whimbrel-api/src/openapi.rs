@@ -1,8 +1,8 @@
-//! The OpenAPI document: schemas from the types, operations from one table.
+//! OpenAPI document of the API: schemas from the types, operations from one table.
 //!
-//! A table and not attributes on handlers, because the handlers live in the daemon and clients need no server
-//! to know the API. The table names paths by the constants of [`routes`]; a test of this crate compares the
-//! document with the one that is checked in.
+//! A table replaces attributes on handlers, because the handlers are in the daemon, which clients do not
+//! link. The table uses the constants of [`routes`]. A test compares the document with the one that is
+//! checked in.
 
 use crate::{routes::*, *};
 use utoipa::{
@@ -62,22 +62,22 @@ use utoipa::{
 )))]
 struct Schemas;
 
-/// What an endpoint answers with when all goes well.
+/// Successful answer of an endpoint.
 #[derive(Clone, Copy)]
 enum Reply {
     /// 200 and one object.
     One(&'static str),
     /// 200 and an array of objects.
     Many(&'static str),
-    /// 202 and the operation that has begun.
+    /// 202 and the operation that was started.
     Begun,
-    /// 204 and nothing.
+    /// 204 without a body.
     Done,
     /// 200 and one object a line.
     Stream(&'static str),
     /// 200 and bytes of text.
     Text,
-    /// 200 and a trace of a working set.
+    /// 200 and a dirty trace.
     Trace,
     /// 101 and a raw byte stream in both directions.
     Upgrade,
@@ -95,74 +95,74 @@ const ENDPOINTS: &[Endpoint] = &[
     (Get, HOST, "host", None, Reply::One("HostInfo"), "The host"),
     (Get, OPENAPI, "openapi", None, Reply::Document, "This document"),
     (Get, MACHINES, "machines", None, Reply::Many("MachineInfo"), "All machines"),
-    (Post, MACHINES, "run", Some("RunRequest"), Reply::One("MachineInfo"), "Make a machine and start it"),
+    (Post, MACHINES, "run", Some("RunRequest"), Reply::One("MachineInfo"), "Create a machine and start it"),
     (Get, MACHINE, "machine", None, Reply::One("MachineInfo"), "One machine"),
-    (Delete, MACHINE, "forget", None, Reply::Done, "Forget a machine that has stopped or crashed, and its disks"),
-    (Post, MACHINE_START, "start", None, Reply::One("MachineInfo"), "Run a machine that has stopped or crashed again, from its own disks"),
-    (Post, MACHINE_STOP, "stop", Some("StopRequest"), Reply::One("MachineInfo"), "Stop a machine; answers once it has stopped"),
-    (Post, MACHINE_PAUSE, "pause", None, Reply::One("MachineInfo"), "Stop its CPUs"),
-    (Post, MACHINE_UNPAUSE, "unpause", None, Reply::One("MachineInfo"), "Let its CPUs run"),
-    (Post, MACHINE_BALLOON, "balloon", Some("BalloonRequest"), Reply::One("MachineInfo"), "Change how much memory its guest has"),
-    (Post, MACHINE_CHECKPOINT, "checkpoint", Some("CheckpointRequest"), Reply::Begun, "Take a capsule; the machine runs on"),
-    (Post, MACHINE_SUSPEND, "suspend", Some("SuspendRequest"), Reply::Begun, "Take a capsule and end the machine"),
-    (Post, MACHINE_PROTECT, "protect", Some("ProtectRequest"), Reply::Begun, "Keep a standby of it on another host"),
-    (Delete, MACHINE_PROTECT, "unprotect", None, Reply::One("MachineInfo"), "Keep no standby of it any longer"),
-    (Post, MACHINE_FAILOVER, "failover", Some("FailoverRequest"), Reply::Begun, "Let its standby have it"),
-    (Post, MACHINE_MIGRATE, "migrate", Some("MigrateRequest"), Reply::Begun, "Move it to another host"),
-    (Get, MIGRATIONS, "migrations", None, Reply::Many("MigrationRecord"), "How machines moved away from here, newest first"),
-    (Post, MACHINE_WWS, "wws", Some("WwsRequest"), Reply::Trace, "Sample what it dirties; the trace is sent while it grows"),
-    (Post, EVACUATE, "evacuate", Some("EvacuateRequest"), Reply::Begun, "Move all machines of the host to others"),
-    (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Its serial port, with `Upgrade: whimbrel-console`"),
-    (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "The last bytes its serial port printed"),
-    (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Make a machine from a capsule"),
-    (Post, CLONE, "clone", Some("CloneRequest"), Reply::Begun, "Make several machines from a capsule"),
-    (Post, MATCH, "match_golden", Some("MatchRequest"), Reply::One("Golden"), "Find the capsule that fits best"),
-    (Post, DERIVE, "derive", Some("DeriveRequest"), Reply::One("MachineInfo"), "Make a machine that boots from the disks of a capsule"),
+    (Delete, MACHINE, "delete", None, Reply::Done, "Delete a stopped or crashed machine and the changes on its disks"),
+    (Post, MACHINE_START, "start", None, Reply::One("MachineInfo"), "Start a stopped or crashed machine from its own disks"),
+    (Post, MACHINE_STOP, "stop", Some("StopRequest"), Reply::One("MachineInfo"), "Stop a machine; the answer comes once it has stopped"),
+    (Post, MACHINE_PAUSE, "pause", None, Reply::One("MachineInfo"), "Pause the CPUs of a machine"),
+    (Post, MACHINE_UNPAUSE, "unpause", None, Reply::One("MachineInfo"), "Continue a paused machine"),
+    (Post, MACHINE_BALLOON, "balloon", Some("BalloonRequest"), Reply::One("MachineInfo"), "Change the memory size of a guest with its balloon"),
+    (Post, MACHINE_CHECKPOINT, "checkpoint", Some("CheckpointRequest"), Reply::Begun, "Save the state of a running machine as a capsule"),
+    (Post, MACHINE_SUSPEND, "suspend", Some("SuspendRequest"), Reply::Begun, "Save the state of a machine as a capsule and end the machine"),
+    (Post, MACHINE_PROTECT, "protect", Some("ProtectRequest"), Reply::Begun, "Replicate a running machine to a standby on another host"),
+    (Delete, MACHINE_PROTECT, "unprotect", None, Reply::One("MachineInfo"), "Stop protecting a machine"),
+    (Post, MACHINE_FAILOVER, "failover", Some("FailoverRequest"), Reply::Begun, "Switch a machine over to its standby"),
+    (Post, MACHINE_MIGRATE, "migrate", Some("MigrateRequest"), Reply::Begun, "Migrate a machine to another host"),
+    (Get, MIGRATIONS, "migrations", None, Reply::Many("MigrationRecord"), "Past migrations from this host, newest first"),
+    (Post, MACHINE_WWS, "dirty_trace", Some("DirtyTraceRequest"), Reply::Trace, "Sample the dirty pages of a machine; the trace is sent while it grows"),
+    (Post, EVACUATE, "evacuate", Some("EvacuateRequest"), Reply::Begun, "Migrate all machines of a host to other hosts"),
+    (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Serial port of a machine, with `Upgrade: whimbrel-console`"),
+    (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "End of the console log of a machine"),
+    (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Create a machine from a capsule"),
+    (Post, CLONE, "clone", Some("CloneRequest"), Reply::Begun, "Create several machines from a capsule"),
+    (Post, MATCH, "match_golden", Some("MatchRequest"), Reply::One("GoldenMatch"), "Find the golden capsule that fits best"),
+    (Post, DERIVE, "derive", Some("DeriveRequest"), Reply::One("MachineInfo"), "Create a machine that boots from the disks of a capsule"),
     (Get, CAPSULES, "capsules", None, Reply::Many("CapsuleInfo"), "All capsules, newest first"),
     (Get, CAPSULE, "capsule", None, Reply::One("CapsuleInfo"), "One capsule"),
-    (Delete, CAPSULE, "remove", None, Reply::One("LeftBehind"), "Remove a ref; what no ref reaches goes with the next gc"),
+    (Delete, CAPSULE, "remove", None, Reply::One("PreviousCapsule"), "Remove a ref; the next gc deletes capsules without refs"),
     (Get, CAPSULE_LOG, "log", None, Reply::Many("CapsuleInfo"), "A capsule and its ancestors, newest first"),
     (Get, CAPSULE_GRAPH, "family", None, Reply::Many("GraphNode"), "A capsule, its ancestors and its descendants, parents first"),
-    (Get, CAPSULE_REBASE, "rebase", None, Reply::One("RebaseReport"), "Who still stands on old versions of a capsule"),
+    (Get, CAPSULE_REBASE, "outdated", None, Reply::One("OutdatedReport"), "Machines and capsules that are based on old versions of a capsule"),
     (Get, GRAPH, "graph", None, Reply::Many("GraphNode"), "All capsules, parents first"),
-    (Get, REF_HISTORY, "history", None, Reply::Many("RefVersion"), "What a ref named before, newest first"),
+    (Get, REF_HISTORY, "history", None, Reply::Many("RefVersion"), "Earlier capsules of a ref, newest first"),
     (Post, PROMOTE, "promote", Some("PromoteRequest"), Reply::One("PromoteReport"), "Detach a capsule from its parents"),
-    (Get, CAPSULE_DIFF, "diff", None, Reply::One("CapsuleDiff"), "What differs between two capsules"),
-    (Put, TAG, "tag", Some("TagRequest"), Reply::One("Tagged"), "Let a tag name a capsule"),
-    (Post, STORE_GC, "gc", None, Reply::Begun, "Free what no ref reaches"),
+    (Get, CAPSULE_DIFF, "diff", None, Reply::One("CapsuleDiff"), "Differences between two capsules"),
+    (Put, TAG, "tag", Some("TagRequest"), Reply::One("Tagged"), "Give a capsule a tag"),
+    (Post, STORE_GC, "gc", None, Reply::Begun, "Delete objects that no ref needs"),
     (Post, STORE_VERIFY, "verify", None, Reply::Begun, "Read and check everything in the store"),
     (Post, EXPORT, "export", Some("ExportRequest"), Reply::Begun, "Write a capsule or an image to a file of the host"),
     (Post, IMPORT, "import", Some("ImportRequest"), Reply::Begun, "Read a capsule or a disk from a file of the host"),
-    (Post, PULL, "pull", Some("PullRequest"), Reply::Begun, "Bring a capsule here"),
-    (Post, PUSH, "push", Some("PushRequest"), Reply::Begun, "Bring a machine or a capsule to another host"),
-    (Get, REMOTE, "remote", None, Reply::Many("RemoteCapsule"), "What a trusted host offers"),
-    (Get, CACHE, "cache", None, Reply::One("CacheInfo"), "The cache of pages"),
-    (Post, CACHE, "cacheAdd", Some("CacheAddRequest"), Reply::Begun, "Remember the pages of a file, so that they need not travel"),
-    (Get, TRUST, "trusted", None, Reply::Many("TrustEntry"), "Whom this host trusts"),
+    (Post, PULL, "pull", Some("PullRequest"), Reply::Begun, "Fetch a capsule"),
+    (Post, PUSH, "push", Some("PushRequest"), Reply::Begun, "Send a machine or a capsule to another host or to a pool"),
+    (Get, REMOTE, "remote", None, Reply::Many("RemoteCapsule"), "Capsules that a trusted host offers"),
+    (Get, CACHE, "cache", None, Reply::One("CacheInfo"), "State of the hash cache"),
+    (Post, CACHE, "cacheAdd", Some("CacheAddRequest"), Reply::Begun, "Index the pages of a file, so that transfers can skip them"),
+    (Get, TRUST, "trusted", None, Reply::Many("TrustEntry"), "Trusted hosts"),
     (Post, TRUST, "trust", Some("TrustEntry"), Reply::One("TrustEntry"), "Trust a host; its name and key must be new"),
-    (Put, TRUST_ENTRY, "limit", Some("RefRights"), Reply::One("TrustEntry"), "Say which refs a trusted host may use"),
-    (Delete, TRUST_ENTRY, "distrust", None, Reply::Done, "Trust a host no longer"),
+    (Put, TRUST_ENTRY, "limit", Some("RefRights"), Reply::One("TrustEntry"), "Set which refs a trusted host may use"),
+    (Delete, TRUST_ENTRY, "distrust", None, Reply::Done, "Remove a trusted host"),
     (Get, WIRE, "wire", None, Reply::Upgrade, "The protocol between hosts, with `Upgrade: whimbrel-wire`"),
-    (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or ended lately"),
+    (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or have ended recently"),
     (Get, OPERATION, "operation", None, Reply::One("Operation"), "One operation"),
-    (Delete, OPERATION, "cancel", None, Reply::One("Operation"), "Ask an operation to stop; follow it to see what it left"),
-    (Get, OPERATION_EVENTS, "events", None, Reply::Stream("Operation"), "One operation, a line a snapshot, until it has ended"),
+    (Delete, OPERATION, "cancel", None, Reply::One("Operation"), "Cancel an operation; its last state says what it left"),
+    (Get, OPERATION_EVENTS, "events", None, Reply::Stream("Operation"), "States of one operation, one per line, until it has ended"),
 ];
 
-/// The OpenAPI document of this version.
+/// OpenAPI document of this version.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut document = Schemas::openapi();
     document.info = InfoBuilder::new()
         .title("Whimbrel host")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("HTTP API of a host daemon, spoken over its unix socket."))
+        .description(Some("HTTP API of the daemon, over its unix socket."))
         .license(Some(LicenseBuilder::new().name("Apache-2.0 OR MIT").build()))
         .build();
     document.paths = paths();
     document
 }
 
-/// The document as indented JSON with a line feed at the end, as it is checked in.
+/// OpenAPI document as indented JSON, as it is checked in.
 pub fn openapi_json() -> String {
     let mut text = openapi().to_pretty_json().expect("a document of strings and maps has a JSON form");
     text.push('\n');
@@ -199,7 +199,7 @@ fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuil
         operation = operation.request_body(Some(body.build()));
     }
     let (status, response) = success(*reply);
-    let failure = json("Why not", Some(reference_to("ApiError")));
+    let failure = json("Error", Some(reference_to("ApiError")));
     operation.response(status, response.build()).response("default", failure.build())
 }
 
@@ -215,12 +215,12 @@ fn success(reply: Reply) -> (&'static str, ResponseBuilder) {
             let list = ArrayBuilder::new().items(Ref::from_schema_name(name)).build();
             ("200", json("Done", Some(RefOr::T(Schema::Array(list)))))
         }
-        Reply::Begun => ("202", json("It has begun", Some(reference_to("Operation")))),
+        Reply::Begun => ("202", json("The operation was started", Some(reference_to("Operation")))),
         Reply::Done => ("204", ResponseBuilder::new().description("Done")),
-        Reply::Stream(name) => ("200", content("One object a line", NDJSON, Some(reference_to(name)))),
-        Reply::Trace => ("200", content("The trace, a record a sample", WWS_TRACE, None)),
+        Reply::Stream(name) => ("200", content("One object per line", NDJSON, Some(reference_to(name)))),
+        Reply::Trace => ("200", content("Dirty trace, one record for each sample", WWS_TRACE, None)),
         Reply::Text => ("200", content("Bytes as they were printed", "text/plain", None)),
-        Reply::Upgrade => ("101", ResponseBuilder::new().description("From here on a raw byte stream")),
+        Reply::Upgrade => ("101", ResponseBuilder::new().description("A raw byte stream follows")),
         Reply::Document => ("200", json("An OpenAPI document", None)),
     }
 }

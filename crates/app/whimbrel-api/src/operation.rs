@@ -1,7 +1,8 @@
-//! Operations: work that goes on in the daemon after the request was answered.
+//! Operations: work that continues in the daemon after the request was answered.
 //!
-//! An operation runs until it is succeeded, failed or cancelled, and then never changes again. The daemon
-//! keeps ended ones for a while, so that a caller who lost its connection can still ask how it ended.
+//! An operation runs until it has succeeded, failed or was cancelled, and then never changes again. The
+//! daemon retains ended operations for a while, so that a caller who lost the connection can still query the
+//! result.
 
 use crate::{ApiError, DowntimeInfo, EvacuateReport, ThrottleReport, TransferReport};
 use serde::{Deserialize, Serialize};
@@ -28,57 +29,57 @@ impl FromStr for OperationId {
     }
 }
 
-/// One operation at one instant.
+/// State of an operation at one instant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Operation {
-    /// Its number.
+    /// Number of the operation.
     pub id: OperationId,
-    /// What it does.
+    /// Kind of the operation.
     pub kind: OperationKind,
-    /// What it works on: a machine, a capsule, a path; as the caller named it.
+    /// Machine, capsule or path that it works on, as the caller named it.
     pub subject: String,
-    /// When it began.
+    /// Time of the start.
     pub started_ms: u64,
-    /// How far it is.
+    /// Progress of the operation.
     pub progress: Progress,
-    /// Whether it goes on, and how it ended.
+    /// Whether it runs, and the result if it has ended.
     #[serde(flatten)]
     pub state: OperationState,
 }
 
-/// What an operation does.
+/// Kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OperationKind {
-    /// Keeps the state of a machine that runs on.
+    /// Takes a capsule of a machine that keeps running.
     Checkpoint,
-    /// Keeps the state of a machine and ends it.
+    /// Takes a capsule of a machine and ends the machine.
     Suspend,
-    /// Makes a machine from a capsule.
+    /// Creates a machine from a capsule.
     Resume,
-    /// Makes several.
+    /// Creates several machines from a capsule.
     Clone,
-    /// Moves a machine to another host.
+    /// Migrates a machine to another host.
     Migrate,
-    /// Moves all machines to other hosts.
+    /// Migrates all machines to other hosts.
     Evacuate,
-    /// Makes a standby of a machine.
+    /// Creates a standby of a machine.
     Protect,
-    /// Lets a standby have its machine.
+    /// Switches a machine over to its standby.
     Failover,
-    /// Frees what no ref reaches.
+    /// Deletes objects that no ref needs.
     Gc,
-    /// Reads everything in the store and checks it.
+    /// Reads and checks everything in the store.
     Verify,
     /// Writes a capsule or an image to a file.
     Export,
-    /// Reads one from a file.
+    /// Reads a capsule or a disk from a file.
     Import,
-    /// Brings a capsule here.
+    /// Fetches a capsule.
     Pull,
-    /// Brings a machine or a capsule to another host.
+    /// Sends a machine or a capsule to another host.
     Push,
-    /// Reads a file for the cache of pages.
+    /// Indexes a file for the hash cache.
     Cache,
 }
 
@@ -104,63 +105,61 @@ impl fmt::Display for OperationKind {
     }
 }
 
-/// Whether an operation goes on, and how it ended. In JSON: a field `state` and, beside it, what belongs to
-/// it.
+/// Phase of an operation. In JSON, the field `state` has the kind, and the other fields stand beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum OperationState {
-    /// It goes on.
+    /// Operation is running.
     Running,
-    /// It did what it was asked.
+    /// Operation has ended without an error.
     Succeeded {
-        /// What came of it.
+        /// Result of the operation.
         result: OperationResult,
     },
-    /// It could not.
+    /// Operation has ended with an error.
     Failed {
-        /// Why, and in which state things are now.
+        /// Cause of the failure, and the state that is left.
         error: ApiError,
     },
-    /// Somebody cancelled it.
+    /// Operation was cancelled.
     Cancelled {
-        /// What is left: `the machine runs on, nothing was stored`.
+        /// State that is left, like `the machine runs on, nothing was stored`.
         left: String,
     },
 }
 
 impl OperationState {
-    /// Whether nothing will change any more.
+    /// Whether the operation has ended.
     pub fn is_ended(&self) -> bool {
         !matches!(self, Self::Running)
     }
 }
 
-/// How far an operation is.
+/// Progress of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
-    /// What it does now: `copying round 2`, `writing the index`.
+    /// Current stage, like `copying round 2` or `writing the index`.
     pub stage: String,
-    /// How much of this stage is done.
+    /// Units of this stage that are done.
     pub done: u64,
-    /// How much there is to do, once that is known. It may grow.
+    /// Units of this stage in total, once that is known. The number may grow.
     pub total: Option<u64>,
-    /// What is counted.
+    /// Unit of the counts.
     pub unit: Unit,
-    /// Units a second lately.
+    /// Recent rate in units per second.
     pub rate_per_s: Option<f64>,
-    /// Something worth knowing beside the numbers.
+    /// Further information as text.
     pub detail: Option<String>,
-    /// Rounds that have ended, of a migration.
+    /// Rounds of a migration that have ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<RoundInfo>,
-    /// What the machine still lacks, of a migration that has let it run on the target before all of it was
-    /// there.
+    /// Progress of the page fetch, once the machine runs on the target of a postcopy migration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub postcopy: Option<PostcopyInfo>,
 }
 
 impl Progress {
-    /// The beginning of a stage of unknown length.
+    /// Progress at the start of a stage of unknown length.
     pub fn stage(stage: impl Into<String>, unit: Unit) -> Self {
         Self {
             stage: stage.into(),
@@ -175,11 +174,11 @@ impl Progress {
     }
 }
 
-/// What progress counts.
+/// Unit of the progress of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Bytes.
+    /// Bytes of data.
     Bytes,
     /// Pages of 4 KiB.
     Pages,
@@ -187,255 +186,256 @@ pub enum Unit {
     Items,
 }
 
-/// What came of an operation.
+/// Result of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum OperationResult {
-    /// A capsule was taken; the machine runs on.
+    /// Capsule that was taken of a machine that keeps running.
     Checkpoint(CaptureReport),
-    /// A capsule was taken; the machine is gone.
+    /// Capsule that was taken of a machine that was ended.
     Suspend(CaptureReport),
-    /// A machine runs.
+    /// Machine that was resumed.
     Resume {
-        /// Its name, in a list because a clone is the same thing several times.
+        /// Name of the machine, in a list as for clones.
         #[schema(value_type = Vec<String>)]
         machines: Vec<MachineName>,
-        /// From the request until its CPUs ran.
+        /// Time from the request until its CPUs ran.
         to_running_ms: f64,
     },
-    /// Several machines run.
+    /// Machines that were cloned.
     Clone {
-        /// Their names.
+        /// Names of the machines.
         #[schema(value_type = Vec<String>)]
         machines: Vec<MachineName>,
-        /// From the request until the CPUs of the last one ran.
+        /// Time from the request until the CPUs of the last one ran.
         to_running_ms: f64,
     },
-    /// The machine runs on another host, or is paused there if it was paused here.
+    /// Machine that was migrated.
     Migrate {
-        /// Which.
+        /// Target of the migration.
         #[schema(value_type = String)]
         host: HostName,
-        /// How long no CPU of it ran, as the hosts measured it.
+        /// Downtime as the hosts measured it.
         downtime_ms: f64,
-        /// What that time went to.
+        /// Parts of the downtime.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pause: Option<Box<DowntimeInfo>>,
-        /// From the request to the end.
+        /// Time from the request to the end.
         total_ms: f64,
-        /// Bytes on the wire, all of them.
+        /// Total bytes on the wire.
         wire_bytes: u64,
-        /// The rounds, the last one with the machine stopped.
+        /// Rounds; the machine was paused during the last one.
         rounds: Vec<RoundInfo>,
-        /// What became of its network ports.
+        /// Outcome for the network ports.
         network: NetworkHandover,
-        /// How the rest of it came there, if it ran before all of it had.
+        /// Cost of the page fetch, if it was a postcopy migration.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         postcopy: Option<PostcopyInfo>,
-        /// What was done because it wrote faster than it could be copied.
+        /// Measures that slowed down the machine.
         #[serde(default, skip_serializing_if = "ThrottleReport::is_nothing")]
         slowed: ThrottleReport,
-        /// Memory that its guest freed ahead, so that it was not copied.
+        /// Memory that the guest released before the first round.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<u64>)]
         freed: Option<ByteSize>,
-        /// Its user had paused it, and it still is.
+        /// Whether the machine was paused by its user and still is.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         paused: bool,
     },
-    /// The machines that could be moved are on other hosts.
+    /// Outcome for each machine of a host.
     Evacuate(EvacuateReport),
-    /// The machine has a standby, which follows it from now on.
+    /// Machine that is protected from now on.
     Protect {
-        /// Where.
+        /// Host of the standby.
         #[schema(value_type = String)]
         host: HostName,
-        /// Who decides when the two hosts lose each other; none if a person does.
+        /// Witness; none if a person decides about a takeover.
         #[schema(value_type = Option<String>)]
         witness: Option<WitnessAddress>,
-        /// How long the machine stood still for the end of the first copy.
+        /// Time for which the machine was paused at the end of seeding.
         pause_ms: f64,
-        /// From the request until it was protected.
+        /// Time from the request until the machine was protected.
         total_ms: f64,
-        /// Bytes of the first copy on the wire.
+        /// Bytes on the wire for seeding.
         wire_bytes: u64,
     },
-    /// The machine runs on the host that was its standby.
+    /// Machine that was switched over to its standby.
     Failover {
-        /// Which.
+        /// Host of the standby, where the machine runs now.
         #[schema(value_type = String)]
         host: HostName,
-        /// From the last instruction here until it ran there, or from the request where the primary was gone.
+        /// Time from the last instruction here until the machine ran there; on a standby, from the request.
         downtime_ms: f64,
     },
-    /// The store was cleaned.
+    /// Garbage collection of the store.
     Gc {
-        /// Bytes freed on disk.
+        /// Bytes that were freed on disk.
         #[schema(value_type = u64)]
         freed: ByteSize,
-        /// Bytes on disk now.
+        /// Bytes that the store uses now.
         #[schema(value_type = u64)]
         stored: ByteSize,
-        /// Bytes that were moved to new packs, away from their garbage.
+        /// Bytes that were moved to new packs.
         #[schema(value_type = u64)]
         moved: ByteSize,
-        /// Packs that go once writers that began before have ended.
+        /// Packs that are deleted once earlier writers have ended.
         packs_waiting: u64,
     },
-    /// The store was read and checked. It is sound if `damaged` is empty.
+    /// Check of the store. There is no damage if `damaged` is empty.
     Verify {
-        /// Capsules checked.
+        /// Number of capsules that were checked.
         capsules: u64,
-        /// Pages and other objects checked.
+        /// Number of pages and other objects that were checked.
         objects: u64,
-        /// Bytes read.
+        /// Bytes that were read.
         #[schema(value_type = u64)]
         bytes: ByteSize,
-        /// What does not verify.
+        /// Places with damage.
         damaged: Vec<Damage>,
     },
-    /// A file was written.
+    /// File that was written.
     Export {
-        /// Where.
+        /// Path of the file.
         #[schema(value_type = String)]
         path: PathBuf,
-        /// Its length.
+        /// Length of the file.
         #[schema(value_type = u64)]
         bytes: ByteSize,
     },
-    /// A capsule was read from a file.
+    /// Capsule that was read from a file.
     Import {
-        /// The new capsule.
+        /// Id of the new capsule.
         #[schema(value_type = String)]
         capsule: CapsuleId,
-        /// Bytes added to the store.
+        /// Bytes that were added to the store.
         #[schema(value_type = u64)]
         added: ByteSize,
     },
-    /// A capsule came here.
+    /// Capsule that was fetched.
     Pull(TransferReport),
-    /// A machine or a capsule went to another host.
+    /// Machine or capsule that was sent to another host.
     Push {
-        /// What it cost.
+        /// Cost of the transfer.
         #[serde(flatten)]
         report: TransferReport,
-        /// The machine that may be resumed there from now on, and no longer here.
+        /// Machine that was handed off: it is resumed there from now on, and no longer here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         machine: Option<MachineName>,
     },
-    /// From now on the capsules of the machine are uploaded in the background, or no longer.
+    /// Upload of the capsules of a machine that was started or stopped.
     Follow {
-        /// Where to, a host or a pool; none if no longer.
+        /// Target, a host or a pool; none if the upload was stopped.
         host: Option<String>,
     },
-    /// A file is in the cache of pages.
+    /// File that was indexed for the hash cache, or removed from it.
     Cache {
-        /// Pages of it that are not zero.
+        /// Number of its pages that are not zero.
         pages: u64,
     },
 }
 
-/// What taking a capsule cost.
+/// Cost of a capsule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CaptureReport {
-    /// The new capsule.
+    /// Id of the new capsule.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// How long the machine was stopped (for a suspend: from its stop until the capsule was durable).
+    /// Time for which the machine was paused; for a suspend, until the capsule was durable.
     pub pause_ms: f64,
-    /// From the request until the capsule was durable.
+    /// Time from the request until the capsule was durable.
     pub total_ms: f64,
-    /// Bytes added to the store.
+    /// Bytes that were added to the store.
     pub bytes_added: u64,
-    /// The rounds, the last one with the machine stopped.
+    /// Rounds; the machine was paused during the last one.
     pub rounds: Vec<RoundInfo>,
-    /// Memory that the guest gave up for it, if it was squeezed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Memory that the guest released through its balloon, if that was requested.
+    #[serde(default, alias = "squeezed", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
-    pub squeezed: Option<ByteSize>,
+    pub balloon_freed: Option<ByteSize>,
 }
 
-/// One pass over the pages that changed.
+/// Round: one pass over the dirty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct RoundInfo {
-    /// Pages read.
+    /// Number of pages that were read.
     pub pages: u64,
-    /// Bytes handed on, after everything known was left out and the rest compressed.
+    /// Bytes that were sent or stored, after pages that are there already were left out, and after
+    /// compression.
     pub bytes: u64,
-    /// How long it took.
+    /// Time that the round took.
     pub ms: f64,
-    /// When it began, since the copying began.
+    /// Start of the round, since the start of the first one.
     #[serde(default)]
     pub begun_ms: f64,
-    /// Bytes a second it was held to; as fast as it could if absent.
+    /// Limit for the rate in bytes per second [default: none].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub limit: Option<ByteSize>,
-    /// Pages that were written again before their turn came, and waited for a later round.
+    /// Pages that were written again before the round reached them, and were left for a later round.
     #[serde(default)]
     pub skipped: u64,
-    /// Pages that were written while it ran: what remained after it.
+    /// Pages that were dirtied during the round and remained after it.
     #[serde(default)]
     pub left: u64,
-    /// How long what remained would have travelled with the machine stopped, once that could be said.
+    /// Predicted downtime if the machine had been paused after the round, once it could be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<f64>,
 }
 
-/// How a machine that runs on the target gets what was not there when it began to.
+/// Page fetch of a postcopy migration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct PostcopyInfo {
-    /// Pages that stayed behind when it was stopped; none if a daemon before this one knew.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owed_pages: Option<u64>,
-    /// Pages that it lacks now, as far as is known.
+    /// Missing pages at the start of the fetch; none if the daemon was restarted since.
+    #[serde(default, alias = "owed_pages", skip_serializing_if = "Option::is_none")]
+    pub initial_missing_pages: Option<u64>,
+    /// Pages that are missing now, as far as it is known.
     pub missing_pages: u64,
-    /// Reads of the guest that waited for a page.
+    /// Number of times that the guest waited for a page.
     pub faults: u64,
-    /// How long they waited altogether.
+    /// Total time of these waits.
     pub waited_ms: f64,
-    /// The longest of these waits.
+    /// Longest of these waits.
     pub longest_ms: f64,
-    /// Bytes on the wire since it ran there.
+    /// Bytes on the wire since the start of the fetch.
     pub bytes: u64,
-    /// Why it gets none at the moment; none while it does.
+    /// Cause if no pages arrive at the moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
 }
 
-/// What became of a machine's network ports on the other host.
+/// Outcome for the network ports of a migrated machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum NetworkHandover {
-    /// It has none, or none that was plugged in.
+    /// Machine has no ports that are plugged in.
     NoPorts,
-    /// Its ports joined their bridges and were announced to the network.
+    /// Ports joined their bridges and were announced to the network.
     Announced {
-        /// How many.
+        /// Number of ports.
         ports: u32,
     },
-    /// Its ports stay in the network of its home host, through a tunnel.
+    /// Ports stay in the network of the home host, through a tunnel.
     Tunnelled {
-        /// How many.
+        /// Number of ports.
         ports: u32,
-        /// The home host.
+        /// Home of the machine.
         #[schema(value_type = String)]
         home: HostName,
     },
-    /// Some ports found no bridge and are unplugged.
+    /// Some ports are unplugged, because the target has no such bridge.
     Unplugged {
-        /// The bridges that do not exist there.
+        /// Bridges that the target does not have.
         missing: Vec<String>,
     },
 }
 
-/// Something in the store that does not verify.
+/// Damage in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Damage {
-    /// A pack, an index, a capsule; as the store names it.
+    /// Pack, index or capsule with the damage, as the store names it.
     pub place: String,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub problem: String,
 }
 
@@ -463,7 +463,7 @@ mod tests {
             pause_ms: 1.7,
             total_ms: 900.0,
             bytes_added: u64::MAX,
-            squeezed: None,
+            balloon_freed: None,
             rounds: vec![RoundInfo { pages: 3, bytes: 4, ms: 0.5, ..RoundInfo::default() }],
         });
         let error = ApiError::new(ErrorCode::NoSpace, "the store is full");

@@ -1,4 +1,4 @@
-//! Protection by a standby: what is asked for, and what is told about it.
+//! Protection: the request for a standby, and the state and figures of a protection.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,96 +8,95 @@ use whimbrel_core::{ByteSize, HostName, WitnessAddress};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProtectRequest {
-    /// The host that keeps the standby.
+    /// Host of the standby.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// Who decides who may run the machine when the two lose each other: a third host, or an etcd as
-    /// `etcd://HOST:PORT[,HOST:PORT]`. Without one nothing is taken over by itself.
+    /// Witness, which decides who runs the machine if the hosts lose contact: a third host, or an etcd as
+    /// `etcd://HOST:PORT[,HOST:PORT]`. Without one there is no automatic takeover.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub witness: Option<WitnessAddress>,
-    /// How what has changed travels.
+    /// Encoding of changes, and the event that output waits for.
     #[serde(default)]
     pub mode: ProtectMode,
-    /// Time between two cuts, 25 to 1000; 50 if absent. In mode replay 100 to 10000; 1000 if absent.
+    /// Length of an epoch in milliseconds, 25 to 1000 [default: 50]; in mode replay 100 to 10000 [default:
+    /// 1000].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch_ms: Option<u64>,
-    /// How many times as long an epoch may last while nothing that the machine sent waits for it, 1 to 20,
-    /// though never over a second: 4 if absent, 1 in a group and in the other modes. It is cut the moment
-    /// something waits and the usual length has passed.
+    /// Longest epoch of a machine that sends nothing, as a multiple of `epoch_ms`, and never over a second [1
+    /// to 20, default 4; 1 in a group and in the other modes]. Such an epoch ends as soon as output waits and
+    /// the usual length has passed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stretch: Option<u32>,
-    /// The unit in which changes are found; 64 bytes if absent.
+    /// Unit in which changes are found [default: 64 bytes].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<ProtectBlock>,
-    /// How long a lease lasts, 200 to 60000; 400 if absent. A standby takes over no earlier than that after
-    /// the last word.
+    /// Lease in milliseconds, 200 to 60000 [default: 400]: how long the primary may be silent before the
+    /// standby may take over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
-    /// Steps of the code that are left out, to see what each brings.
+    /// Steps of the encoding that are left out, for measurements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub without: Vec<CodeStep>,
-    /// What blocks go through that no cheaper step has shrunk.
+    /// Compression of blocks that no cheaper step has made smaller.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub codec: ProtectCodec,
-    /// Where whoever takes the machine over protects it, with the same settings. May be the host that it is
-    /// taken from, once that is back.
+    /// Host of the next standby, set up automatically after a takeover with the same settings. May be the
+    /// primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub then: Option<HostName>,
-    /// Which epochs the standby's host keeps as capsules; none if absent. `NAME@-5m` names one of them.
+    /// Epochs that the standby's host stores as capsules [default: none]. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<SnapshotRule>,
-    /// Machines of this host that are protected in a group of one name stand still at one instant for each
-    /// epoch, and what any of them sends leaves when the standbys of all have it. The slowest of them sets
-    /// the pace.
+    /// Consistency group: epochs of all its machines on this host end at one instant, and their output leaves
+    /// when all standbys have the epoch. The slowest machine determines the length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Bytes a second that go to the standby at most; as many as the link takes if absent. Output waits for
-    /// epochs that take longer so.
+    /// Limit for the rate to the standby, in bytes per second. A lower rate makes epochs longer and delays
+    /// output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate_max: Option<ByteSize>,
 }
 
-/// Which epochs of a protected machine are kept.
+/// Rule for epoch snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotRule {
-    /// One in so many milliseconds, 1000 to a week.
+    /// Milliseconds between two snapshots, 1000 to a week.
     pub every_ms: u64,
-    /// The newest so many, 1 to 10,000. Older ones are let go, unless a tag names them.
+    /// Number of newest snapshots to retain, 1 to 10,000. Older ones without a tag lose their names.
     pub count: u32,
 }
 
-/// How what has changed travels.
+/// Mode of a protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProtectMode {
-    /// Changed blocks, each distinct one once, each as small as is cheap.
+    /// Changed blocks only, in a compact encoding.
     #[default]
     Epoch,
-    /// Whole pages as they are: the base line.
+    /// Complete pages without encoding, as in Remus.
     Remus,
-    /// As the first, but seldom; what the machine sends waits only for what reached it before to be at the
-    /// standby, where it is played again after a takeover.
+    /// Long epochs. Output waits only until the standby has the inputs, which it replays after a takeover.
     Replay,
 }
 
-/// The unit in which changes are found.
+/// Unit in which changes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub enum ProtectBlock {
-    /// 64 bytes.
+    /// Blocks of 64 bytes.
     #[default]
     #[serde(rename = "64")]
     B64,
-    /// 128 bytes.
+    /// Blocks of 128 bytes.
     #[serde(rename = "128")]
     B128,
-    /// 256 bytes.
+    /// Blocks of 256 bytes.
     #[serde(rename = "256")]
     B256,
-    /// Whole pages.
+    /// Blocks of one page.
     #[serde(rename = "page")]
     Page,
 }
@@ -106,28 +105,28 @@ fn is_usual(codec: &ProtectCodec) -> bool {
     *codec == ProtectCodec::default()
 }
 
-/// What blocks go through that no cheaper step has shrunk.
+/// Compression of blocks that no cheaper step has made smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProtectCodec {
-    /// zstd, fast.
+    /// Compression with zstd at a fast level.
     #[default]
     Zstd,
-    /// gzip, as in the paper that the steps are from.
+    /// Compression with gzip, as in the paper that describes the steps.
     Gzip,
 }
 
-/// A step of the code.
+/// Step of the encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CodeStep {
-    /// Identical blocks travel once.
+    /// Identical blocks are sent once.
     Share,
-    /// Blocks of mostly zeros as offsets and values.
+    /// Blocks of mostly zeros become offsets and values.
     Sparse,
-    /// Blocks of similar words by a dictionary.
+    /// Blocks of similar words are encoded with a dictionary.
     Wkdm,
-    /// All others by zstd, or by gzip where that is asked for.
+    /// All other blocks are compressed.
     Zstd,
 }
 
@@ -135,138 +134,138 @@ pub enum CodeStep {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FailoverRequest {
-    /// On the standby, without a witness: whoever asks answers for it that the other host does not run the
-    /// machine any more.
+    /// Confirmation, on a standby without a witness, that the primary no longer runs the machine.
     #[serde(default)]
     pub primary_is_dead: bool,
 }
 
-/// Which side of a protection a host is.
+/// Side of a protection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProtectRole {
-    /// The machine runs here.
+    /// Host that runs the machine.
     Primary,
-    /// The machine waits here.
+    /// Host where the standby waits.
     Standby,
 }
 
-/// How well a machine is protected.
+/// State of a protection. The alias is the name of version 0.1, read for one release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ProtectState {
-    /// The first copy is on its way: not yet.
-    Filling,
-    /// The standby has a whole machine, not older than the last epoch.
+    /// First copy to the standby, which cannot take over yet.
+    #[serde(alias = "filling")]
+    Seeding,
+    /// Standby has the complete machine as of the last epoch.
     Protected,
-    /// Nobody would take over.
+    /// No standby can take over.
     Unprotected {
-        /// Why.
+        /// Cause of that state.
         reason: String,
     },
-    /// Whose the machine is, is not known here at the moment; nothing of it is seen.
+    /// Machine is cut off until its ownership is known.
     Fenced {
-        /// What is waited for.
+        /// Event that the host waits for.
         reason: String,
     },
 }
 
-/// A protection as one of its sides sees it.
+/// Protection as one of its sides sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProtectionInfo {
-    /// Which side this is.
+    /// Side of this host.
     pub role: ProtectRole,
-    /// The other side.
+    /// Host of the other side.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// Who decides when they lose each other.
+    /// Witness of the protection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub witness: Option<WitnessAddress>,
-    /// Whether the witness has answered lately.
+    /// Whether the witness has answered recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness_answers: Option<bool>,
-    /// The group that it is cut with.
+    /// Consistency group of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How what has changed travels, and what output waits for.
+    /// Encoding of changes, and the event that output waits for.
     #[serde(default)]
     pub mode: ProtectMode,
-    /// How well it is protected.
+    /// State of the protection.
     pub state: ProtectState,
-    /// The last epoch that the standby has.
+    /// Last epoch that the standby has.
     pub epoch: u64,
-    /// Figures of the epochs, on the side of the primary.
+    /// Figures of the epochs, on the primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figures: Option<ProtectFigures>,
-    /// Milliseconds since the standby last got a whole epoch.
+    /// Milliseconds since the standby got the last epoch.
     pub lag_ms: u64,
 }
 
-/// What a pause went to, in milliseconds.
+/// Parts of the pause of an epoch, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EpochPauseParts {
-    /// Until the machine stood still.
+    /// Time until the CPUs were stopped.
     pub stop_ms: f64,
-    /// Finding out what was written.
+    /// Time to find the dirty pages.
     pub scan_ms: f64,
-    /// Copying that aside.
+    /// Time to copy the dirty pages.
     pub copy_ms: f64,
-    /// Waiting for the device state, which is taken beside finding and copying, after those.
+    /// Time to wait for the device state after that. It is saved in parallel.
     pub devices_ms: f64,
-    /// Until the machine went on.
+    /// Time until the CPUs ran again.
     pub go_on_ms: f64,
 }
 
-/// A machine that was taken over from a host that had died, or that gave it up.
+/// Takeover of a machine from another host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TakeoverInfo {
-    /// From whom.
+    /// Host that was the primary.
     #[schema(value_type = String)]
     pub from: HostName,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// What protection costs. Times are of the last 1,200 epochs, bytes of all.
+/// Figures of a protection. Times are of the last 1,200 epochs, bytes of all epochs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProtectFigures {
-    /// Epochs that the standby has.
+    /// Number of epochs that the standby has.
     pub epochs: u64,
-    /// Time between two cuts, median.
+    /// Median length of an epoch.
     pub epoch_ms: f64,
-    /// Epochs that had to wait for the one before.
+    /// Number of epochs that had to wait for the previous one.
     pub stretched: u64,
-    /// How long the machine stood still at each, median.
+    /// Median pause of an epoch.
     pub pause_p50_ms: f64,
-    /// The same, of 99 in 100 at most.
+    /// Pause that 99 % of the epochs do not exceed.
     pub pause_p99_ms: f64,
-    /// What that went to, medians.
+    /// Medians of the parts of the pause.
     pub pause_parts: EpochPauseParts,
-    /// From a cut until its output left, median.
+    /// Median time from the end of an epoch until its output left.
     pub output_delay_p50_ms: f64,
-    /// The same, of 99 in 100 at most.
+    /// Time until output left that 99 % of the epochs do not exceed.
     pub output_delay_p99_ms: f64,
-    /// Pages of an epoch, on average.
+    /// Average number of dirty pages of an epoch.
     pub dirty_pages: f64,
     /// Bytes of all dirty pages.
     #[schema(value_type = u64)]
     pub dirty_bytes: ByteSize,
-    /// Bytes of their blocks that had changed.
+    /// Bytes of the blocks that had changed in them.
     #[schema(value_type = u64)]
     pub changed_bytes: ByteSize,
-    /// Bytes of those that were not shared with others of their piece.
+    /// Bytes of the changed blocks without duplicates.
     #[schema(value_type = u64)]
     pub unshared_bytes: ByteSize,
-    /// Bytes that were sent, the device states included.
+    /// Bytes that were sent, including device states.
     #[schema(value_type = u64)]
     pub sent_bytes: ByteSize,
-    /// Bytes of device states among them.
+    /// Bytes of device states that were sent.
     #[schema(value_type = u64)]
     pub device_bytes: ByteSize,
-    /// Pages that the standby asked for again.
+    /// Pages that the standby requested again.
     pub again_pages: u64,
-    /// Memory that protecting takes on this side, beside a cut.
+    /// Memory that block hashes use on this host.
     #[schema(value_type = u64)]
     pub hash_bytes: ByteSize,
 }

@@ -1,4 +1,4 @@
-//! Capsules that travel between hosts, and the cache of pages that need not travel.
+//! Transfers of capsules between hosts and pools, and the hash cache that avoids sending pages.
 
 use crate::{BalloonTarget, CapsuleRef};
 use serde::{Deserialize, Serialize};
@@ -6,146 +6,145 @@ use std::path::PathBuf;
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
 
-/// Body of `POST /v1/pull`: bring a capsule here.
+/// Body of `POST /v1/pull`: fetch a capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {
-    /// What, as it is called there.
+    /// Name of the capsule on the other side.
     pub capsule: CapsuleRef,
-    /// From where; any trusted host that has it if absent.
+    /// Host to fetch from [default: any trusted host with the capsule].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// The pool that has it instead, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
+    /// Pool to fetch from, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// A tag for it here.
+    /// Tag for the capsule on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tag: Option<RefName>,
-    /// Bring only what describes it; its pages come when something here reads them.
+    /// Fetch only the description; pages are fetched when they are read.
     #[serde(default)]
     pub lazy: bool,
 }
 
-/// Body of `POST /v1/push`: bring a machine or a capsule to another host.
+/// Body of `POST /v1/push`: send a machine or a capsule to another host or to a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PushRequest {
-    /// A machine, which is suspended first and belongs to the other host afterwards, or a capsule, which is
-    /// copied.
+    /// Machine, which is suspended and handed off to the other host, or capsule, which is copied.
     pub subject: CapsuleRef,
-    /// Where to; the one host that is trusted if absent.
+    /// Target [default: the trusted host, if there is only one].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub host: Option<HostName>,
-    /// Where to instead: a folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`.
-    /// What the newest capsule of the machine is, or the capsule, is copied.
+    /// Target folder of a pool, as `MANAGER[,MANAGER][/FOLDER]`; a manager is `HOST:PORT/KEY`. The newest
+    /// capsule of the machine, or the capsule, is copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// How far the guest is squeezed before it is suspended.
+    /// Shrinking of guest memory before the suspend.
     #[serde(default)]
     pub balloon: BalloonTarget,
-    /// Do not suspend the machine: upload every capsule that is taken of it from now on, in the background,
-    /// also after the daemon was restarted.
+    /// Leave the machine running, and upload every new capsule of it in the background, also after a restart
+    /// of the daemon.
     #[serde(default)]
     pub follow: bool,
-    /// End the following.
+    /// Stop that upload.
     #[serde(default)]
     pub unfollow: bool,
 }
 
-/// What a transfer cost.
+/// Cost of a transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TransferReport {
-    /// What travelled.
+    /// Id of the capsule.
     #[schema(value_type = String)]
     pub capsule: CapsuleId,
-    /// The other host, or the pool.
+    /// Host or pool on the other side.
     pub host: String,
     /// Bytes on the wire, both ways.
     pub wire_bytes: u64,
-    /// Pages that came over it.
+    /// Pages that were sent.
     pub pages: u64,
-    /// Whether all of the capsule is there now.
+    /// Whether the capsule is complete at the receiver.
     pub whole: bool,
-    /// From the request to the end.
+    /// Time from the request to the end.
     pub total_ms: f64,
 }
 
-/// A capsule that another host offers.
+/// Capsule that another host offers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemoteCapsule {
-    /// The host.
+    /// Name of the host.
     #[schema(value_type = String)]
     pub host: HostName,
-    /// What it is called there.
+    /// Name of the capsule there.
     #[schema(value_type = String)]
     pub name: RefName,
-    /// The machine whose newest capsule it is, if the name says that.
+    /// Machine whose newest capsule it is, if the name is that of a machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub machine: Option<MachineName>,
-    /// Digest of its manifest.
+    /// Digest of the manifest.
     #[schema(value_type = String)]
     pub id: CapsuleId,
-    /// When it was taken.
+    /// Time at which the capsule was taken.
     pub time_ms: u64,
-    /// Guest memory, zeros included; 0 if it has none.
+    /// Size of the guest memory; 0 for a disk-only capsule.
     #[schema(value_type = u64)]
     pub memory: ByteSize,
-    /// Its disks, zeros included.
+    /// Size of all disks.
     #[schema(value_type = u64)]
     pub disks: ByteSize,
-    /// Whether all of it is there.
+    /// Whether the capsule is complete there.
     pub whole: bool,
 }
 
-/// Body of `POST /v1/cache`: remember the pages of a file, so that they need not travel.
+/// Body of `POST /v1/cache`: index the pages of a file, so that transfers can skip them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CacheAddRequest {
-    /// A disk image (raw or qcow2) or any other file on the host, absolute.
+    /// Absolute path of a disk image (raw or qcow2) or of any other file on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// A running machine instead: its memory.
+    /// Running machine whose memory is indexed, instead of a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub machine: Option<MachineName>,
-    /// Forget the file instead.
+    /// Remove the file from the cache.
     #[serde(default)]
     pub forget: bool,
 }
 
-/// The cache of pages.
+/// State of the hash cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheInfo {
-    /// Bytes of its table.
+    /// Size of the table.
     #[schema(value_type = u64)]
     pub table: ByteSize,
-    /// Pages it has room for.
+    /// Number of entries.
     pub slots: u64,
-    /// Pages it knows.
+    /// Number of used entries.
     pub used: u64,
-    /// Entries that made room for others.
+    /// Number of entries that were evicted.
     pub evictions: u64,
-    /// The files it points into.
+    /// Files that are indexed.
     pub sources: Vec<CacheSource>,
 }
 
-/// A file that the cache points into.
+/// File that is indexed in the hash cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheSource {
-    /// Where it is.
+    /// Path of the file.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// `raw`, `qcow2`, `memory`.
+    /// Kind of the file: `raw`, `qcow2` or `memory`.
     pub kind: String,
-    /// Pages of it in the cache when it was scanned.
+    /// Number of its pages in the cache after the last scan.
     pub pages: u64,
-    /// Pages it gave.
+    /// Number of pages that were read from it.
     pub hits: u64,
-    /// Entries that turned out wrong, because the file had changed.
+    /// Number of entries that were wrong because the file had changed.
     pub dropped: u64,
 }

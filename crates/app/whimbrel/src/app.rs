@@ -1,11 +1,10 @@
-//! The edge of the program: parse, run, print an error once, choose the exit code.
+//! Edge of the program: parses the arguments, runs the command, prints its error once, chooses the exit code.
 
 use crate::{
     cli::{Cli, Command},
     context::Context,
     error::{CliError, exit},
 };
-use clap::Parser;
 use std::{
     io::{IsTerminal, Write},
     process::ExitCode,
@@ -15,7 +14,7 @@ use whimbrel_api::ApiError;
 
 /// Runs the command that the arguments ask for.
 pub(crate) fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arguments();
     log_to_stderr(cli.verbose, cli.command.is_daemon());
     let json = cli.json;
     match dispatch(cli) {
@@ -28,7 +27,7 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// The daemon and the verbs that need none run as they are, everything else in a small runtime of its own.
+/// Runs verbs that call the daemon in a runtime of one thread. All others bring their own.
 fn dispatch(cli: Cli) -> Result<(), CliError> {
     let context = Context::new(&cli);
     match cli.command {
@@ -48,7 +47,7 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
     }
 }
 
-/// The daemon tells what it does; a command only what goes wrong, unless asked for more.
+/// Logs warnings of a command and, in a daemon, also what it does; `-v` adds a level.
 fn log_to_stderr(verbose: u8, daemon: bool) {
     let level = match verbose + u8::from(daemon) {
         0 => "warn",
@@ -61,7 +60,7 @@ fn log_to_stderr(verbose: u8, daemon: bool) {
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
-/// The one place that prints errors. A stderr that is gone cannot be told about.
+/// Prints an error. Nobody can be told if stderr is closed.
 fn report(failure: &CliError, json: bool) {
     let error = failure.to_api();
     let text =

@@ -1,5 +1,4 @@
-//! Values that people type: rates, durations, disks, ports, settings of labels. Each says what it wanted
-//! instead.
+//! Types of arguments: rates, durations, disks, network ports, labels. Each error names the expected form.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,23 +11,23 @@ use whimbrel_api::{
 };
 use whimbrel_core::{ByteSize, HostName, NameError};
 
-/// The text is not what an option takes.
+/// Text that is not a value of an option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no {what}: write {example}")]
+#[error("{text:?} is not a {what}: write {example}")]
 pub(crate) struct ValueError {
     text: String,
     what: &'static str,
     example: &'static str,
 }
 
-/// `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.
+/// Capsule with its place: `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// Where it lies; here, or wherever it is found, if none.
+    /// Host that has the capsule; any host if none.
     pub(crate) host: Option<HostName>,
-    /// The pool it lies in.
+    /// Pool that has the capsule.
     pub(crate) pool: Option<String>,
-    /// What it is called there.
+    /// Name of the capsule there.
     pub(crate) capsule: CapsuleRef,
 }
 
@@ -47,15 +46,15 @@ impl FromStr for Located {
     }
 }
 
-/// What the name of a pool begins with.
+/// Prefix of the name of a pool.
 const POOL: &str = "pool:";
 
-/// Where a capsule is pushed to.
+/// Target of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PushTarget {
-    /// A host.
+    /// Name of a host.
     Host(HostName),
-    /// A folder of a pool.
+    /// Folder of a pool.
     Pool(String),
 }
 
@@ -71,7 +70,7 @@ impl FromStr for PushTarget {
 }
 
 impl PushTarget {
-    /// The host, or the pool.
+    /// Splits the target into host and pool, one of which is set.
     pub(crate) fn apart(self) -> (Option<HostName>, Option<String>) {
         match self {
             Self::Host(host) => (Some(host), None),
@@ -80,17 +79,17 @@ impl PushTarget {
     }
 }
 
-/// Bytes a second.
+/// Rate in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateArg(pub(crate) ByteSize);
 
 impl FromStr for RateArg {
     type Err = ValueError;
 
-    /// Bytes with the suffixes of sizes (powers of 1024), bits with `bit` (powers of 1000, as links are
-    /// sold).
+    /// Parses bytes with the suffixes of sizes (powers of 1024), or bits with the suffix `bit` (powers of
+    /// 1000).
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let example = "bytes a second like 100M or 100MiB/s, or bits like 800Mbit";
+        let example = "bytes per second like 100M or 100MiB/s, or bits like 800Mbit";
         let fail = || ValueError { text: text.to_owned(), what: "rate", example };
         let plain = text.strip_suffix("/s").unwrap_or(text);
         let bytes = match plain.strip_suffix("bit") {
@@ -111,7 +110,7 @@ fn bits_to_bytes(bits: &str) -> Option<ByteSize> {
     Some(ByteSize(number.parse::<u64>().ok()?.checked_mul(factor)? / 8))
 }
 
-/// A duration: `50ms`, `2s`, `1m`.
+/// Duration, like `50ms`, `2s` or `1m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DurationArg(pub(crate) Duration);
 
@@ -135,13 +134,13 @@ impl FromStr for DurationArg {
 }
 
 impl DurationArg {
-    /// In milliseconds.
+    /// Length in milliseconds.
     pub(crate) fn as_ms(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
-/// `NUMBER/UNIT,COUNT`: so many epochs in a unit of time, the newest so many of them.
+/// Snapshot rule `NUMBER/UNIT,COUNT`: the rate of snapshots, and how many are retained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SnapshotRuleArg(pub(crate) SnapshotRule);
 
@@ -149,7 +148,7 @@ impl FromStr for SnapshotRuleArg {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let example = "how many in a s, min, h or d, and how many of them, like 1/min,60";
+        let example = "a number per s, min, h or d, and how many to retain, like 1/min,60";
         let rule = || {
             let (rate, count) = text.split_once(',')?;
             let (number, unit) = rate.split_once('/')?;
@@ -163,11 +162,15 @@ impl FromStr for SnapshotRuleArg {
             let number = number.parse::<u64>().ok().filter(|number| *number > 0)?;
             Some(SnapshotRule { every_ms: unit / number, count: count.parse().ok()? })
         };
-        rule().map(Self).ok_or_else(|| ValueError { text: text.to_owned(), what: "rule of keeping", example })
+        rule().map(Self).ok_or_else(|| ValueError {
+            text: text.to_owned(),
+            what: "rule for snapshots",
+            example,
+        })
     }
 }
 
-/// `FILE[,size=SIZE]`.
+/// Disk of a new machine: `FILE[,size=SIZE]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DiskArg(pub(crate) DiskSource);
 
@@ -181,13 +184,13 @@ impl FromStr for DiskArg {
             Some((path, size)) => (path, Some(size.parse().map_err(|_| fail())?)),
             None => (text, None),
         };
-        // The daemon has another working directory, so the path is made absolute here.
+        // The daemon has another working directory.
         let path = std::path::absolute(path).map_err(|_| fail())?;
         Ok(Self(DiskSource { path, size }))
     }
 }
 
-/// `BRIDGE[,mac=ADDRESS]`, or `none` for a port that is not plugged in.
+/// Network port: `BRIDGE[,mac=ADDRESS]`, or `none` for an unplugged one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NicArg(pub(crate) NicRequest);
 
@@ -202,7 +205,7 @@ impl FromStr for NicArg {
             Some(_) => return Err(fail()),
             None => (text, None),
         };
-        // Linux refuses interface names of more than 15 bytes, and those with a slash or a blank in them.
+        // Linux refuses interface names of more than 15 bytes, and those with a slash or a blank.
         if bridge.is_empty() || bridge.len() > 15 || bridge.contains(['/', ' ', ',']) {
             return Err(fail());
         }
@@ -216,7 +219,7 @@ fn is_mac(text: &str) -> bool {
     text.split(':').count() == 6 && text.split(':').all(pair)
 }
 
-/// `KEY=VALUE`.
+/// Label of a capsule: `KEY=VALUE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LabelArg(pub(crate) String, pub(crate) String);
 
@@ -232,7 +235,7 @@ impl FromStr for LabelArg {
     }
 }
 
-/// `auto`, `off` or a size.
+/// Balloon target: `auto`, `off` or a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BalloonArg(pub(crate) BalloonTarget);
 
@@ -249,12 +252,12 @@ impl FromStr for BalloonArg {
     }
 }
 
-/// Where the network of a moved machine is.
+/// Network of a machine that was moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum NetworkArg {
-    /// Where it runs: its ports join the bridges of that host
+    /// Bridges of the host where the machine runs
     Local,
-    /// Where it comes from: it keeps its addresses and connections through a tunnel to its home host
+    /// Bridges of its home host, through a tunnel; the machine keeps its addresses and connections
     Home,
 }
 
@@ -267,7 +270,7 @@ impl From<NetworkArg> for MoveNetwork {
     }
 }
 
-/// `auto`, `off` or a part of the time.
+/// Throttle: `auto`, `off` or a percentage of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Throttle(pub(crate) Option<u8>);
 
@@ -291,12 +294,12 @@ impl FromStr for Throttle {
     }
 }
 
-/// Something that a machine may ask for from inside.
+/// Operation that a guest may request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GuestRequestArg {
-    /// To be moved to this host.
+    /// Migration to this host.
     Migrate(HostName),
-    /// To have its state kept.
+    /// Checkpoint of the machine.
     Checkpoint,
 }
 
@@ -304,7 +307,7 @@ impl FromStr for GuestRequestArg {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let what = "thing a machine may ask for";
+        let what = "guest request";
         let wrong = || ValueError { text: text.to_owned(), what, example: "migrate=beta or checkpoint" };
         match text.split_once('=') {
             Some(("migrate", host)) => host.parse().map(Self::Migrate).map_err(|_| wrong()),
@@ -315,11 +318,11 @@ impl FromStr for GuestRequestArg {
 }
 
 impl GuestRequestArg {
-    /// All of them together.
-    pub(crate) fn all(wishes: Vec<Self>) -> SelfService {
+    /// Merges the permissions of a machine.
+    pub(crate) fn all(requests: Vec<Self>) -> SelfService {
         let mut all = SelfService::default();
-        for wish in wishes {
-            match wish {
+        for request in requests {
+            match request {
                 Self::Migrate(host) => all.migrate.push(host),
                 Self::Checkpoint => all.checkpoint = true,
             }
@@ -328,19 +331,19 @@ impl GuestRequestArg {
     }
 }
 
-/// What an exported or imported file is.
+/// Content of an exported or imported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FormatArg {
-    /// A whole capsule in one file
+    /// Complete capsule in one file
     Capsule,
-    /// One image, byte for byte, with holes
+    /// One image, byte by byte, with holes
     Raw,
-    /// One image as QEMU's qcow2
+    /// One image in the format qcow2 of QEMU
     Qcow2,
 }
 
 impl FormatArg {
-    /// The format that was given, or the one that the ending of `path` suggests.
+    /// Format that was given, or else that of the ending of `path`.
     pub(crate) fn or_from_ending(given: Option<Self>, path: &Path) -> Self {
         given.unwrap_or_else(|| match path.extension().and_then(|ending| ending.to_str()) {
             Some("raw" | "img") => Self::Raw,
@@ -360,7 +363,7 @@ impl From<FormatArg> for ExportFormat {
     }
 }
 
-/// A path on this host, made absolute.
+/// Makes a path of this host absolute.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, std::io::Error> {
     std::path::absolute(text)
 }

@@ -1,10 +1,10 @@
-//! Capsules for people: a row, a page, the difference of two.
+//! Text about capsules: tables, the details of one, the differences of two.
 
 use crate::table::{ago, fields, table};
 use whimbrel_api::{CapsuleDiff, CapsuleInfo, PreviousCapsule};
 use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
 
-/// All capsules as a table.
+/// Formats capsules as a table.
 pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
     let rows = capsules.iter().map(|capsule| {
         [
@@ -21,23 +21,22 @@ pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
     table(header, rows, "no capsules; take one with `whimbrel checkpoint NAME`")
 }
 
-/// `before-upgrade, web`.
+/// Joins the names of a capsule, like `before-upgrade, web`.
 pub(crate) fn names(capsule: &CapsuleInfo) -> String {
     capsule.names.iter().map(RefName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether it resumes or boots.
+/// Tells a capsule with memory, which resumes, from a disk-only one, which boots.
 pub(crate) fn kind(capsule: &CapsuleInfo) -> &'static str {
-    if capsule.active { "active" } else { "inactive" }
+    if capsule.active { "with memory" } else { "disk-only" }
 }
 
-/// The same, and whether all of it is here.
 fn kind_here(capsule: &CapsuleInfo) -> String {
-    let here = if capsule.whole { "" } else { ", in part" };
+    let here = if capsule.whole { "" } else { ", partial" };
     format!("{}{here}", kind(capsule))
 }
 
-/// Everything about one capsule.
+/// Formats all details of a capsule.
 pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
     let mut pairs = vec![
@@ -55,22 +54,22 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     format!("{}\n{}", fields(&pairs), table(["IMAGE", "SIZE", "ROOT"], images, "no images"))
 }
 
-/// What is worth saying when a name was taken from a capsule; nothing if it has no children.
+/// Remark about a capsule that lost a name; none if it has no children.
 pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
     let children = match left.children.len() as u64 {
         0 => return None,
-        1 => "1 child, which needs nothing of it".to_owned(),
-        more => format!("{more} children, which need nothing of it"),
+        1 => "1 child, which does not depend on it".to_owned(),
+        more => format!("{more} children, which do not depend on it"),
     };
     let names: Vec<_> = left.names.iter().map(RefName::as_str).collect();
     let now = match names.is_empty() {
-        true => "without a name it goes with the next gc".to_owned(),
-        false => format!("it is still {}", names.join(", ")),
+        true => "the next `whimbrel gc` deletes it".to_owned(),
+        false => format!("it still has the name {}", names.join(", ")),
     };
-    Some(format!("it has {children}; {now}"))
+    Some(format!("that capsule has {children}; {now}"))
 }
 
-/// What differs between two capsules.
+/// Formats the differences between two capsules.
 pub(crate) fn difference(diff: &CapsuleDiff) -> String {
     let images = diff.images.iter().map(|image| {
         let pages = image.pages_a.max(image.pages_b);

@@ -1,21 +1,21 @@
-//! The tree beside `log --graph`: every capsule under the one it follows.
+//! Tree of `log --graph`: each capsule below its parent, drawn as text.
 //!
-//! Pure text. Nodes come parents first. A line of descent stays in its column; where it forks, the branches
-//! are set in by one step. A capsule with several parents stands under the first. No recursion: a line may be
-//! as long as it likes.
+//! Nodes come parents first. A line of descent stays in its column; where it forks, the branches are indented
+//! by one step. A capsule with several parents is drawn below the first. There is no recursion, because a
+//! line may be long.
 
 use std::collections::{HashMap, HashSet};
 use whimbrel_api::GraphNode;
 use whimbrel_core::CapsuleId;
 
-/// One node to draw: what stands before it, and what stands before all that is below it.
+/// Node to draw, with the prefix of its line and the prefix of the lines below it.
 struct Step {
     id: CapsuleId,
     before: String,
     below: String,
 }
 
-/// The whole tree, a line or more a node; `text` is what stands beside it. Trees are parted by an empty line.
+/// Draws all trees with an empty line between them. `text` is the description of a node.
 pub(crate) fn draw(nodes: &[GraphNode], text: impl Fn(&GraphNode) -> String) -> String {
     let by_id: HashMap<CapsuleId, &GraphNode> = nodes.iter().map(|node| (node.capsule.id, node)).collect();
     let (roots, children) = forest(nodes, &by_id);
@@ -36,7 +36,7 @@ pub(crate) fn draw(nodes: &[GraphNode], text: impl Fn(&GraphNode) -> String) -> 
     trees.join("\n")
 }
 
-/// Those that follow nothing here, and what follows each.
+/// Finds the roots, and the children of each node.
 fn forest(
     nodes: &[GraphNode],
     by_id: &HashMap<CapsuleId, &GraphNode>,
@@ -51,7 +51,7 @@ fn forest(
     (roots, children)
 }
 
-/// The steps to the children of a node, the first one last, as a stack wants them.
+/// Steps to the children of a node, in reverse order for the stack.
 fn branches(children: &[CapsuleId], below: &str) -> Vec<Step> {
     if let [only] = children {
         return vec![Step { id: *only, before: below.to_owned(), below: below.to_owned() }];

@@ -1,18 +1,16 @@
-//! What every command gets: the daemon, and how to speak to the user.
+//! Context of a command: the client of the daemon, and the output for the user.
 
 use crate::{cli::Cli, output::Output};
 use whimbrel_client::Client;
 
-/// The surroundings of one command.
+/// Client and output of one command.
 pub(crate) struct Context {
-    /// The host daemon.
     pub(crate) client: Client,
-    /// Where and how results and progress are shown.
     pub(crate) output: Output,
 }
 
 impl Context {
-    /// As the global options say.
+    /// Context that the global options describe.
     pub(crate) fn new(cli: &Cli) -> Self {
         Self { client: Client::new(cli.socket()), output: Output { json: cli.json, quiet: cli.quiet } }
     }

@@ -1,4 +1,4 @@
-//! Every way a command can fail, and the exit code that says so.
+//! Errors of a command, and the exit code of each.
 
 use crate::table::count;
 use std::io;
@@ -7,114 +7,97 @@ use whimbrel_api::{ApiError, Damage, ErrorCode, OperationId};
 use whimbrel_client::ClientError;
 use whimbrel_pool::{client::PoolError, protocol::code};
 
-/// Why a command did not do what it was asked.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// The call failed, or the daemon refused.
+    /// Failed call, or refusal of the daemon.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// An operation began and could not be completed.
+    /// Operation that started and failed.
     #[error(transparent)]
     Operation(ApiError),
-    /// An operation was cancelled.
+    /// Operation that was cancelled.
     #[error("cancelled: {left}")]
     Cancelled {
-        /// What the daemon says is left.
+        /// State that the cancelled operation left.
         left: String,
     },
-    /// The user pressed Ctrl-C twice, or before the daemon had answered.
-    #[error("interrupted; the daemon may still be working on it")]
+    /// Ctrl-C, twice or before the daemon had answered.
+    #[error("interrupted; the daemon may continue the operation")]
     Interrupted {
-        /// The operation that may still go on.
+        /// Operation that may continue.
         operation: Option<OperationId>,
     },
-    /// The arguments contradict each other or the settings file.
+    /// Arguments that contradict each other or the settings file.
     #[error("{problem}")]
     Usage {
-        /// What is wrong.
+        /// Mistake in the arguments.
         problem: String,
-        /// What to write instead.
+        /// Advice about correct arguments.
         hint: String,
     },
-    /// The settings file cannot be used.
+    /// Settings file that is missing or wrong.
     #[error("cannot use the settings in {}", path.display())]
     Settings {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// Reading the terminal or writing a result failed.
+    /// Input or output of this process that failed.
     #[error("cannot {action}")]
     Io {
-        /// `write the result`, `read the terminal`, …
+        /// Action that failed, like `write the result`.
         action: &'static str,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The store does not verify. What is damaged has been printed as the result.
+    /// Damage found by `verify`, which has printed it as its result.
     #[error("the store is damaged in {}", count(damaged.len() as u64, "place"))]
-    Damaged {
-        /// Where.
-        damaged: Vec<Damage>,
-    },
-    /// Machines still run on a host that was to be emptied. Which ones has been printed as the result.
+    Damaged { damaged: Vec<Damage> },
+    /// Evacuation that left machines, which it has printed as its result.
     #[error("{host} is not empty{}", left(*machines))]
     NotEmpty {
-        /// The host.
         host: String,
-        /// How many did not move.
+        /// Number of machines that did not move.
         machines: usize,
     },
-    /// The file is no trace that can be used.
+    /// File that is not a usable dirty trace.
     #[error("cannot use the trace in {}", path.display())]
     Trace {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// `doctor` found something that keeps Whimbrel from working.
+    /// Failed checks of `doctor`.
     #[error("{failed} of {checks} checks failed")]
-    Unhealthy {
-        /// How many failed.
-        failed: usize,
-        /// How many were made.
-        checks: usize,
-    },
-    /// A session could not be begun, served or asked.
+    Unhealthy { failed: usize, checks: usize },
+    /// Session that failed, on the client or on the server.
     #[error("the session failed")]
     Session(#[source] Box<dyn Error + Send + Sync>),
-    /// No server of sessions, or it lets nobody in.
-    #[error("the session cannot be begun")]
+    /// Server that cannot be reached or refuses the session.
+    #[error("cannot start the session")]
     NoSession(#[source] Box<dyn Error + Send + Sync>),
-    /// What was written is not all on the server.
-    #[error("not everything was written back: {left}")]
+    /// Written data that the server does not have.
+    #[error("some data was not written back: {left}")]
     NotWrittenBack {
-        /// What is left where.
+        /// Amount of data, and the reason.
         left: String,
     },
-    /// No mount of that name.
-    #[error("no session is called {name:?}")]
-    UnknownSession {
-        /// The name asked for.
-        name: String,
-    },
-    /// A pool did not do what was asked.
-    #[error("the pool did not do it")]
+    /// Name that no mounted session has.
+    #[error("no session has the name {name:?}")]
+    UnknownSession { name: String },
+    /// Request to a pool that failed.
+    #[error("the request to the pool failed")]
     Pool(#[source] PoolError),
-    /// A member of a pool could not start, or had to stop.
+    /// Member of a pool that could not start, or that had to stop.
     #[error("the member of the pool failed")]
     PoolMember(#[source] Box<dyn Error + Send + Sync>),
-    /// The daemon could not start or had to stop.
-    #[error("the host daemon ended")]
+    /// Daemon that could not start, or that had to stop.
+    #[error("the daemon ended")]
     Daemon(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Exit codes. They are part of the interface and stand in `whimbrel --help`.
+/// Exit codes, which are part of the interface and documented in `whimbrel --help`.
 pub(crate) mod exit {
     pub(crate) const FAILED: u8 = 1;
     pub(crate) const USAGE: u8 = 2;
@@ -125,7 +108,6 @@ pub(crate) mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-/// How many machines are left, if it was they who did not move.
 fn left(machines: usize) -> String {
     if machines == 0 {
         String::new()
@@ -150,7 +132,7 @@ fn exit_of(code: ErrorCode) -> u8 {
 
 fn exit_of_pool(error: &PoolError) -> u8 {
     match (error, error.code()) {
-        (PoolError::Away { .. }, _) => exit::UNREACHABLE,
+        (PoolError::ManagerUnreachable { .. }, _) => exit::UNREACHABLE,
         (_, Some(code::NOT_FOUND)) => exit::NOT_FOUND,
         (_, Some(code::EXISTS | code::NOT_EMPTY | code::PINNED)) => exit::CONFLICT,
         (_, Some(code::INVALID)) => exit::USAGE,
@@ -160,12 +142,12 @@ fn exit_of_pool(error: &PoolError) -> u8 {
 }
 
 impl CliError {
-    /// Writing to stdout or the terminal failed.
+    /// Makes the error of an action that failed with an I/O error.
     pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, source }
     }
 
-    /// The exit code of the process.
+    /// Exit code of the process.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(ClientError::Api(error)) | Self::Operation(error) => exit_of(error.code),
@@ -186,12 +168,12 @@ impl CliError {
         }
     }
 
-    /// Whether whoever read stdout has gone away, which is their right and no error.
+    /// Whether the reader of stdout has closed it, which is not an error.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// The failure in the shape that `--json` prints: the daemon's own words if it was the daemon's refusal.
+    /// Failure as `--json` prints it. A refusal of the daemon is printed as the daemon sent it.
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
             Self::Client(ClientError::Api(error)) | Self::Operation(error) => error.clone(),
@@ -215,27 +197,27 @@ impl CliError {
             Self::Client(error) => error.hint(),
             Self::Usage { hint, .. } => Some(hint.clone()),
             Self::Interrupted { operation: Some(_) } => {
-                Some("see what it does with `whimbrel ps`".to_owned())
+                Some("`whimbrel ps` shows the machine".to_owned())
             }
             Self::Damaged { .. } => {
-                Some("capsules that verify can still be exported: `whimbrel export CAPSULE FILE`".to_owned())
+                Some("capsules without damage can still be exported: `whimbrel export CAPSULE FILE`".to_owned())
             }
             Self::NotEmpty { .. } => {
-                Some("what has moved stays moved: `whimbrel evacuate` again goes on".to_owned())
+                Some("machines that have moved stay there; run `whimbrel evacuate` again to continue".to_owned())
             }
-            Self::Pool(PoolError::Away { .. }) => {
-                Some("is it admitted? `whimbrel pool key` here, then `whimbrel pool admit` on the manager".to_owned())
+            Self::Pool(PoolError::ManagerUnreachable { .. }) => {
+                Some("check that this host is admitted: `whimbrel pool key` here, `whimbrel pool admit` on the manager".to_owned())
             }
             Self::Unhealthy { .. } => {
-                Some("do what stands under `fix`, then run `whimbrel doctor` again".to_owned())
+                Some("apply the fixes, then run `whimbrel doctor` again".to_owned())
             }
             Self::NoSession(_) => Some(
-                "try what it runs: `ssh HOST whimbrel serve /PATH --stdio`; by TLS both sides need the other's key".to_owned(),
+                "try `ssh HOST whimbrel serve /PATH --stdio`; over TLS, each side needs the key of the other".to_owned(),
             ),
             Self::NotWrittenBack { .. } => {
-                Some("it stays in the cache: mount the same directory again when the server is there".to_owned())
+                Some("the data stays in the cache: mount the same target again when the server is reachable".to_owned())
             }
-            Self::UnknownSession { .. } => Some("`whimbrel session ls` lists them".to_owned()),
+            Self::UnknownSession { .. } => Some("`whimbrel session ls` lists the sessions".to_owned()),
             _ => None,
         }
     }

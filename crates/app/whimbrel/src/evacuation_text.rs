@@ -1,4 +1,4 @@
-//! What became of the machines of a host that was to be emptied, for people.
+//! Text about an evacuation: the outcome of each machine.
 
 use crate::{
     machine_text,
@@ -6,7 +6,7 @@ use crate::{
 };
 use whimbrel_api::{EvacuateReport, EvacuatedMachine, MoveOutcome};
 
-/// A table, and whether the host is empty.
+/// Formats a table of machines, and whether the host is empty.
 pub(crate) fn describe(report: &EvacuateReport) -> String {
     let rows = report.machines.iter().map(|machine| {
         [
@@ -20,17 +20,17 @@ pub(crate) fn describe(report: &EvacuateReport) -> String {
     let table = table(["NAME", "MEMORY", "WRITTEN", "TO", "OUTCOME"], rows, "no machines");
     let end = match (report.empty, report.dry_run, report.withheld) {
         (true, false, _) => "no machine runs there any more\n".to_owned(),
-        (true, true, _) => "no machine would be left running there\n".to_owned(),
+        (true, true, _) => "no machine would run there any more\n".to_owned(),
         (false, _, 0) => String::new(),
         (false, _, withheld) => {
             let machines = count(u64::from(withheld), "machine");
-            format!("{machines} more that this host may not move\n")
+            format!("{machines} more run there; this host may not move them\n")
         }
     };
     table + &end
 }
 
-/// How many machines still run here.
+/// Number of machines that still run on the host.
 pub(crate) fn stay(report: &EvacuateReport) -> usize {
     let gone = |machine: &&EvacuatedMachine| {
         matches!(machine.outcome, MoveOutcome::Moved { .. } | MoveOutcome::Planned | MoveOutcome::Left { .. })
@@ -42,15 +42,14 @@ fn outcome(outcome: &MoveOutcome) -> String {
     match outcome {
         MoveOutcome::Planned => "would move".to_owned(),
         MoveOutcome::Moved { downtime_ms, total_ms } => {
-            let (still, took) = (milliseconds(*downtime_ms), milliseconds(*total_ms));
-            format!("moved: stood still for {still}, took {took}")
+            format!("migrated: downtime {}, took {}", milliseconds(*downtime_ms), milliseconds(*total_ms))
         }
-        MoveOutcome::NoRoom { reasons } => format!("no room: {}", reasons.join("; ")),
+        MoveOutcome::NoRoom { reasons } => format!("no capacity: {}", reasons.join("; ")),
         MoveOutcome::Failed { error } => {
             let causes = error.causes.iter().map(|cause| format!(": {cause}"));
             format!("failed: {}{}", error.message, causes.collect::<String>())
         }
-        MoveOutcome::NotBegun => "not begun".to_owned(),
+        MoveOutcome::NotBegun => "not started".to_owned(),
         MoveOutcome::Left { state } => format!("stays: it is {}", machine_text::state(state)),
     }
 }

@@ -1,4 +1,4 @@
-//! Machines for people: one line, one row, one word for a state.
+//! Text about machines: a line, a table, the state in a few words.
 
 use crate::{
     round_text,
@@ -6,48 +6,57 @@ use crate::{
 };
 use whimbrel_api::{MachineInfo, MachineState};
 
-/// `web: running`.
+/// Formats one machine, like `web: running`.
 pub(crate) fn sentence(machine: &MachineInfo) -> String {
-    format!("{}: {}\n", machine.name, state(&machine.state))
+    format!("{}: {}\n", machine.name, state_of(machine))
 }
 
-/// What a machine does, in a few words.
+/// State of a machine in a few words, with its other host if it is known.
+pub(crate) fn state_of(machine: &MachineInfo) -> String {
+    let away = machine.tunnel.as_ref().and_then(|tunnel| tunnel.away.as_ref());
+    match (&machine.state, away) {
+        (MachineState::Remote, Some(host)) => format!("runs on {host}, network here"),
+        (other, _) => state(other),
+    }
+}
+
+/// State in a few words.
 pub(crate) fn state(state: &MachineState) -> String {
     match state {
         MachineState::Starting => "starting".to_owned(),
         MachineState::Running => "running".to_owned(),
         MachineState::Paused => "paused".to_owned(),
-        MachineState::Lazy { resident_pages, total_pages, stalled, from } => {
+        MachineState::Loading { resident_pages, total_pages, stalled, from } => {
             let percent = resident_pages.saturating_mul(100) / (*total_pages).max(1);
-            let from = from.as_ref().map(|host| format!(", the rest on {host}")).unwrap_or_default();
+            let from = from.as_ref().map(|host| format!(", rest on {host}")).unwrap_or_default();
             match stalled {
-                Some(why) => format!("lazy {percent} %{from}, stalled: {why}"),
-                None => format!("lazy {percent} %{from}"),
+                Some(why) => format!("running, {percent} % loaded{from}, stalled: {why}"),
+                None => format!("running, {percent} % loaded{from}"),
             }
         }
-        MachineState::Giving { to, missing_pages, stalled } => {
-            let missing = missing_pages.map(|pages| format!(", {} to go", round_text::pages(pages)));
+        MachineState::ServingPages { to, missing_pages, stalled } => {
+            let missing = missing_pages.map(|pages| format!(", {} to send", round_text::pages(pages)));
             let missing = missing.unwrap_or_default();
             match stalled {
-                Some(why) => format!("giving to {to}{missing}, stalled: {why}"),
-                None => format!("giving to {to}{missing}"),
+                Some(why) => format!("moved to {to}{missing}, stalled: {why}"),
+                None => format!("moved to {to}{missing}"),
             }
         }
         MachineState::Migrating => "migrating".to_owned(),
         MachineState::Suspended => "suspended".to_owned(),
-        MachineState::Given { to } => format!("given to {to}"),
-        MachineState::Away => "away".to_owned(),
+        MachineState::HandedOff { to } => format!("handed off to {to}"),
+        MachineState::Remote => "runs on another host, network here".to_owned(),
         MachineState::Stopped => "stopped".to_owned(),
         MachineState::Crashed { reason } => format!("crashed: {reason}"),
     }
 }
 
-/// All machines as a table.
+/// Formats machines as a table, with lines about protection and uploads.
 pub(crate) fn list(machines: &[MachineInfo]) -> String {
     let rows = machines.iter().map(|machine| {
         [
             machine.name.to_string(),
-            crate::protection_text::standby(machine).unwrap_or_else(|| state(&machine.state)),
+            crate::protection_text::standby(machine).unwrap_or_else(|| state_of(machine)),
             machine.memory.to_string(),
             machine.cpus.to_string(),
             machine.disks.len().to_string(),
@@ -61,20 +70,20 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     list + &crate::protection_text::lines(machines) + &machines.iter().filter_map(uploads).collect::<String>()
 }
 
-/// Where its capsules go by themselves, and why they do not.
+/// Line about the upload of a machine's capsules, with the reason if it is stalled.
 fn uploads(machine: &MachineInfo) -> Option<String> {
     let (name, uploads) = (&machine.name, machine.uploads.as_ref()?);
-    let stalled = uploads.stalled.as_ref().map(|why| format!("; NOT THERE YET, tried again: {why}"));
-    Some(format!("{name}: its capsules go to {}{}\n", uploads.to, stalled.unwrap_or_default()))
+    let stalled = uploads.stalled.as_ref().map(|why| format!("; NOT THERE YET, will be retried: {why}"));
+    Some(format!("{name}: capsules are uploaded to {}{}\n", uploads.to, stalled.unwrap_or_default()))
 }
 
-/// The bridges it is in, and beside them which host they belong to if that is another one.
+/// Bridges of a machine, and the other host if it uses a tunnel.
 fn network(machine: &MachineInfo) -> String {
     let names: Vec<_> = machine.nics.iter().map(|nic| nic.bridge.as_deref().unwrap_or("-")).collect();
     let bridges = names.join(",");
     let Some(tunnel) = &machine.tunnel else { return bridges };
     let where_to = match (&machine.state, &tunnel.away) {
-        (MachineState::Away | MachineState::Suspended, Some(away)) => format!("{bridges} for {away}"),
+        (MachineState::Remote | MachineState::Suspended, Some(away)) => format!("{bridges} for {away}"),
         _ => format!("{bridges} of {}", tunnel.home),
     };
     match (tunnel.connected, &tunnel.reason) {
@@ -89,23 +98,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lazy_machine_of_no_pages_is_no_division_by_zero() {
-        let lazy = |resident_pages, total_pages, stalled| {
-            state(&MachineState::Lazy { resident_pages, total_pages, stalled, from: None })
+    fn a_loading_machine_of_no_pages_is_no_division_by_zero() {
+        let loading = |resident_pages, total_pages, stalled| {
+            state(&MachineState::Loading { resident_pages, total_pages, stalled, from: None })
         };
-        assert_eq!(lazy(0, 0, None), "lazy 0 %");
-        assert_eq!(lazy(33, 100, Some("beta is away".into())), "lazy 33 %, stalled: beta is away");
+        assert_eq!(loading(0, 0, None), "running, 0 % loaded");
+        let stalled = loading(33, 100, Some("beta is away".into()));
+        assert_eq!(stalled, "running, 33 % loaded, stalled: beta is away");
     }
 
     #[test]
     fn a_machine_between_two_hosts_says_which_has_what() {
         let from = Some("alpha".parse().expect("a name"));
-        let lazy = MachineState::Lazy { resident_pages: 1, total_pages: 4, stalled: None, from };
-        assert_eq!(state(&lazy), "lazy 25 %, the rest on alpha");
-        let giving = |missing_pages, stalled| {
-            state(&MachineState::Giving { to: "beta".parse().expect("a name"), missing_pages, stalled })
+        let loading = MachineState::Loading { resident_pages: 1, total_pages: 4, stalled: None, from };
+        assert_eq!(state(&loading), "running, 25 % loaded, rest on alpha");
+        let serving = |missing_pages, stalled| {
+            state(&MachineState::ServingPages { to: "beta".parse().expect("a name"), missing_pages, stalled })
         };
-        assert_eq!(giving(Some(512), None), "giving to beta, 2 MiB to go");
-        assert_eq!(giving(None, Some("no route".into())), "giving to beta, stalled: no route");
+        assert_eq!(serving(Some(512), None), "moved to beta, 2 MiB to send");
+        assert_eq!(serving(None, Some("no route".into())), "moved to beta, stalled: no route");
     }
 }

@@ -1,8 +1,8 @@
-//! The command line: words, tables, progress and exit codes over the API of a host daemon.
+//! Command line of a host: verbs, tables, progress and exit codes over the API of the daemon.
 //!
-//! Nothing is decided here that the daemon could decide. A verb is one file in `commands`: its arguments with
-//! their help, and one short function. Results go to stdout, everything else to stderr; `edge` alone prints
-//! errors and chooses the exit code.
+//! The daemon decides, this program shows. A verb is one file in `commands`: its arguments with their help,
+//! and one short function. Results go to stdout, everything else to stderr. Only `app` prints errors and
+//! chooses the exit code.
 
 mod app;
 mod argument_types;

@@ -1,8 +1,8 @@
-//! Long work: begin it, show its progress, cancel it on Ctrl-C, say how it ended.
+//! Operations: starts one, shows its progress, cancels it on Ctrl-C and prints its result.
 //!
-//! The daemon owns the operation; losing this process changes nothing for it. The first Ctrl-C asks the
-//! daemon to cancel and goes on watching, because only the daemon knows what state is left. The second one
-//! just leaves.
+//! The daemon owns the operation, which continues if this process dies. The first Ctrl-C asks the daemon to
+//! cancel and continues to wait, because only the daemon knows which state is left. The second one exits at
+//! once.
 
 use crate::{context::Context, error::CliError, progress::Display, result_text, round_text};
 use std::future::Future;
@@ -13,7 +13,7 @@ use tokio::{
 use whimbrel_api::{Operation, OperationId, OperationResult, OperationState, PostcopyInfo};
 use whimbrel_client::ClientError;
 
-/// Does what `begin` begins, to its end, and prints the result.
+/// Starts an operation with `begin`, waits for its end and prints the result.
 pub(crate) async fn perform(
     context: &Context,
     begin: impl Future<Output = Result<Operation, ClientError>>,
@@ -28,12 +28,12 @@ pub(crate) async fn perform(
     }
 }
 
-/// Does what `begin` begins, to its end, which is a success.
+/// Starts an operation with `begin` and waits until it has succeeded.
 pub(crate) async fn complete(
     context: &Context,
     begin: impl Future<Output = Result<Operation, ClientError>>,
 ) -> Result<Operation, CliError> {
-    // Before the request goes out, so that no Ctrl-C can fall between it and the watching.
+    // Registered before the request is sent, so that no Ctrl-C is missed.
     let mut interrupts = signal(SignalKind::interrupt()).map_err(CliError::io("watch for Ctrl-C"))?;
     let begun = select! {
         begun = begin => begun?,
@@ -48,8 +48,8 @@ pub(crate) async fn complete(
     }
 }
 
-/// A verification that found damage has succeeded, and its answer is no; so has an evacuation that left a
-/// machine.
+/// Turns the result of a verification that found damage, or of an evacuation that left machines, into an
+/// error.
 fn verdict(subject: &str, result: &OperationResult) -> Result<(), CliError> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
@@ -82,7 +82,7 @@ async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) ->
                     return Err(CliError::Interrupted { operation: Some(begun.id) });
                 }
                 cancelled = true;
-                display.note(&format!("cancelling {}; Ctrl-C again leaves without waiting", begun.kind));
+                display.note(&format!("cancelling {}; Ctrl-C again exits without waiting", begun.kind));
                 cancel(context, begun.id, &display).await;
             }
         }
@@ -91,7 +91,7 @@ async fn watch(context: &Context, begun: &Operation, interrupts: &mut Signal) ->
     Ok(ended?)
 }
 
-/// Tells of the rounds of a migration that have ended since `told` of them had.
+/// Prints the rounds of a migration that have ended, except the first `told` of them.
 fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, display: &Display) {
     let known = round_text::known(operation);
     for (at, round) in known.iter().enumerate().skip(*told) {
@@ -99,29 +99,28 @@ fn tell_rounds(context: &Context, operation: &Operation, told: &mut usize, displ
         if !context.output.json {
             display.note(&round_text::sentence(at + 1, round, last));
         } else if let Err(error) = context.output.event(&round_text::Line::new(at + 1, round, last)) {
-            // Whoever read along is gone. The result, if it can be written, says all of it again.
-            tracing::debug!(%error, "a round was not told");
+            // The reader is gone. The result contains all rounds again, if it can be written.
+            tracing::debug!(%error, "cannot print a round");
         }
     }
     *told = known.len().max(*told);
 }
 
-/// Tells programs how much of a machine that runs elsewhere is still to come, whenever that has changed.
-/// People see a bar.
+/// Prints the progress of a page fetch for programs whenever it has changed. People see a bar.
 fn tell_rest(context: &Context, operation: &Operation, told: &mut Option<PostcopyInfo>) {
     let Some(rest) = operation.progress.postcopy.as_ref().filter(|_| context.output.json) else { return };
     if told.as_ref() != Some(rest) {
         *told = Some(rest.clone());
         if let Err(error) = context.output.event(&round_text::Rest::new(rest)) {
-            tracing::debug!(%error, "the rest of a machine was not told");
+            tracing::debug!(%error, "cannot print the progress of a page fetch");
         }
     }
 }
 
-/// Asks the daemon to cancel. A refusal (it has just ended, or is past its last way back) is told, not fatal:
-/// how the operation really ends comes through the stream.
+/// Asks the daemon to cancel. A refusal is only printed: the operation may have ended or passed its commit
+/// point, and its end arrives through the stream.
 async fn cancel(context: &Context, id: OperationId, display: &Display) {
     if let Err(error) = context.client.cancel(id).await {
-        display.note(&format!("the daemon does not cancel it: {error}"));
+        display.note(&format!("the daemon does not cancel the operation: {error}"));
     }
 }

@@ -1,20 +1,20 @@
-//! Results on stdout: one JSON value of a stable shape, or text for people.
+//! Output of results to stdout, as text or as one JSON value, and of remarks to stderr.
 
 use crate::error::CliError;
 use serde::Serialize;
 use std::io::Write;
 
-/// How a command speaks.
+/// Form of the output of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// Results as JSON.
+    /// Print results as JSON.
     pub(crate) json: bool,
-    /// No progress and no remarks.
+    /// Print no progress and no remarks.
     pub(crate) quiet: bool,
 }
 
 impl Output {
-    /// The result of a command: `value` for programs, `text` of it for people.
+    /// Prints the result of a command: `value` for programs, `text` of it for people.
     pub(crate) fn result<T: Serialize + ?Sized>(
         &self,
         value: &T,
@@ -31,8 +31,8 @@ impl Output {
         write(text.as_bytes())
     }
 
-    /// A part of the result before its end, one line, for programs that read along. Nothing if quiet: then
-    /// the result is the one value.
+    /// Prints a part of the result early, as a line of JSON. Prints nothing if quiet, so that the result is
+    /// the only value.
     pub(crate) fn event<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
         if !self.json || self.quiet {
             return Ok(());
@@ -42,7 +42,7 @@ impl Output {
         write(format!("{text}\n").as_bytes())
     }
 
-    /// Something worth saying that is no result.
+    /// Prints a remark to stderr.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "{text}");
@@ -50,30 +50,30 @@ impl Output {
     }
 }
 
-/// Writes to stdout and flushes, so that a full disk or a broken pipe is seen here and not lost at exit.
+/// Writes to stdout and flushes, so that a full disk or a broken pipe is an error and not lost at exit.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write the result"))
 }
 
-/// What a command that removes names prints.
+/// Result of a command that removes names.
 #[derive(Debug, Serialize)]
 pub(crate) struct Removed {
     removed: Vec<String>,
 }
 
 impl Removed {
-    /// One name.
+    /// Result with one name.
     pub(crate) fn one(name: &impl ToString) -> Self {
         Self { removed: vec![name.to_string()] }
     }
 
-    /// Several names.
+    /// Result with several names.
     pub(crate) fn many(names: &[impl ToString]) -> Self {
         Self { removed: names.iter().map(ToString::to_string).collect() }
     }
 
-    /// `web: forgotten`, a line a name.
+    /// Formats a line for each name, like `web: deleted`.
     pub(crate) fn sentence(&self, what: &str) -> String {
         self.removed.iter().map(|name| format!("{name}: {what}\n")).collect()
     }

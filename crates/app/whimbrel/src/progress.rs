@@ -1,6 +1,6 @@
-//! Progress on stderr: a bar on a terminal, one line a stage elsewhere, nothing when quiet.
+//! Progress on stderr: a bar on a terminal, else one line for each stage, and nothing if quiet.
 //!
-//! The numbers are the daemon's; the bar only draws them. Rates and remaining times are not estimated here.
+//! The numbers come from the daemon. Rates are not estimated here.
 
 use crate::output::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -8,23 +8,23 @@ use std::{cell::RefCell, io::IsTerminal, io::Write, time::Duration};
 use whimbrel_api::{Operation, Progress, Unit};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
-/// How the progress of one operation is shown.
+/// Display of the progress of one operation.
 pub(crate) enum Display {
-    /// Not at all.
+    /// Shows no progress.
     Silent,
-    /// A bar that is drawn over and over.
+    /// Bar on a terminal.
     Bar(ProgressBar),
-    /// A line whenever a stage begins.
+    /// Line at the start of each stage.
     Lines {
-        /// What the lines begin with.
+        /// Prefix of each line.
         title: String,
-        /// The stage that was printed last.
+        /// Stage that was printed last.
         stage: RefCell<String>,
     },
 }
 
 impl Display {
-    /// As fits stderr.
+    /// Display that suits stderr.
     pub(crate) fn new(output: &Output, operation: &Operation) -> Self {
         let title = format!("{} {}", operation.kind, operation.subject);
         if output.quiet {
@@ -36,7 +36,7 @@ impl Display {
         }
     }
 
-    /// Shows how far it is.
+    /// Shows the progress of the operation.
     pub(crate) fn show(&self, progress: &Progress) {
         match self {
             Self::Silent => {}
@@ -55,7 +55,7 @@ impl Display {
         }
     }
 
-    /// Says something beside the progress.
+    /// Prints a line beside the progress.
     pub(crate) fn note(&self, text: &str) {
         match self {
             Self::Silent => {}
@@ -64,7 +64,7 @@ impl Display {
         }
     }
 
-    /// Takes the bar away; the result follows.
+    /// Removes the bar before the result is printed.
     pub(crate) fn finish(&self) {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
@@ -83,12 +83,12 @@ fn bar(title: String) -> ProgressBar {
     bar
 }
 
-/// A stderr that is gone is no reason to stop.
+/// Prints a line to stderr and ignores errors.
 fn line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// `copying round 2  120 MiB of 512 MiB  80 MiB/s  5 s left  (detail)`.
+/// Formats progress, like `copying round 2  120 MiB of 512 MiB  80 MiB/s  5 s left  (detail)`.
 fn numbers(progress: &Progress) -> String {
     let mut text = progress.stage.clone();
     if progress.done > 0 || progress.total.is_some() {
@@ -108,7 +108,7 @@ fn numbers(progress: &Progress) -> String {
     text
 }
 
-/// Pages are shown as the bytes they are: people know their links in bytes.
+/// Formats an amount; pages are shown as bytes.
 fn amount(count: u64, unit: Unit) -> String {
     match unit {
         Unit::Bytes => ByteSize(count).to_string(),

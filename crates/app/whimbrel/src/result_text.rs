@@ -1,4 +1,4 @@
-//! What an operation achieved, for people.
+//! Text about the result of an operation.
 
 use crate::table::{count, milliseconds};
 use whimbrel_api::{
@@ -6,10 +6,10 @@ use whimbrel_api::{
 };
 use whimbrel_core::{ByteSize, MachineName};
 
-/// One line or a few, with a line feed at the end.
+/// Formats a result as one line or more.
 pub(crate) fn describe(result: &OperationResult) -> String {
     match result {
-        OperationResult::Checkpoint(report) => capture(report, "the machine runs on"),
+        OperationResult::Checkpoint(report) => capture(report, "the machine keeps running"),
         OperationResult::Suspend(report) => {
             capture(report, &format!("continue with `whimbrel resume {}`", report.capsule.short()))
         }
@@ -19,63 +19,35 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Clone { machines, to_running_ms } => {
             format!("{} run after {}\n", names(machines), milliseconds(*to_running_ms))
         }
-        OperationResult::Migrate {
-            host,
-            downtime_ms,
-            pause,
-            total_ms,
-            wire_bytes,
-            rounds: passes,
-            network,
-            postcopy,
-            slowed,
-            freed,
-            paused,
-        } => {
-            let stood = match paused {
-                true => format!("is on {host}, paused as before:"),
-                false => format!("runs on {host}: stood still for {},", milliseconds(*downtime_ms)),
-            };
-            format!(
-                "{stood} took {}, {} on the wire in {}\n{}{}{}{}{}",
-                milliseconds(*total_ms),
-                ByteSize(*wire_bytes),
-                rounds(passes),
-                pause.as_deref().map(crate::round_text::pause_parts).unwrap_or_default(),
-                postcopy.as_ref().map(crate::round_text::fetched).unwrap_or_default(),
-                freed.map(|freed| format!("its guest freed {freed} ahead\n")).unwrap_or_default(),
-                slowed_down(slowed),
-                handover(network),
-            )
-        }
+        OperationResult::Migrate { .. } => migrated(result),
         OperationResult::Protect { host, witness, pause_ms, total_ms, wire_bytes } => format!(
-            "protected by {host}: stood still for {}, took {}, {} on the wire; {}\n",
+            "protected by {host}: pause {}, took {}, {} on the wire; {}\n",
             milliseconds(*pause_ms),
             milliseconds(*total_ms),
             ByteSize(*wire_bytes),
             match witness {
-                Some(witness) => format!("{host} takes over by itself, if {witness} agrees"),
-                None => format!("no witness: {host} takes over only when a person says `whimbrel failover`"),
+                Some(witness) => format!("{host} takes over automatically if {witness} agrees"),
+                None => format!("no witness: {host} takes over only with `whimbrel failover`"),
             },
         ),
         OperationResult::Failover { host, downtime_ms } => {
-            format!("runs on {host}: stood still for {}\n", milliseconds(*downtime_ms))
+            format!("failed over to {host}: downtime {}\n", milliseconds(*downtime_ms))
         }
         OperationResult::Evacuate(report) => crate::evacuation_text::describe(report),
         OperationResult::Gc { freed, stored, moved, packs_waiting } => {
             let waiting = match packs_waiting {
                 0 => String::new(),
                 waiting => {
-                    format!("; {} go when writers that began before have ended", count(*waiting, "pack"))
+                    format!("; {} wait for earlier writers to end", count(*waiting, "pack"))
                 }
             };
-            format!("freed {freed}, {stored} are left, {moved} were moved{waiting}\n")
+            format!("freed {freed}, {stored} remain, {moved} moved to other packs{waiting}\n")
         }
         OperationResult::Verify { capsules, objects, bytes, damaged } => {
             let (capsules, objects) = (count(*capsules, "capsule"), count(*objects, "object"));
             let read = format!("read {bytes}: {capsules}, {objects}");
             if damaged.is_empty() {
-                format!("{read}, all sound\n")
+                format!("{read}, no damage\n")
             } else {
                 format!("{read}\n{}", damages(damaged))
             }
@@ -87,32 +59,69 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         OperationResult::Pull(report) => transfer(report, &format!("from {}", report.host)),
         OperationResult::Push { report, machine } => pushed(report, machine.as_ref()),
         OperationResult::Follow { host: Some(host) } => {
-            format!("every capsule taken from now on goes to {host}\n")
+            format!("new capsules are uploaded to {host}\n")
         }
-        OperationResult::Follow { host: None } => "its capsules stay here\n".to_owned(),
+        OperationResult::Follow { host: None } => "capsules are no longer uploaded\n".to_owned(),
         OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
     }
 }
 
-/// What had to be done until copying got ahead.
+/// Formats the result of a migration.
+fn migrated(result: &OperationResult) -> String {
+    let OperationResult::Migrate {
+        host,
+        downtime_ms,
+        pause,
+        total_ms,
+        wire_bytes,
+        rounds: passes,
+        network,
+        postcopy,
+        slowed,
+        freed,
+        paused,
+    } = result
+    else {
+        return String::new();
+    };
+    let downtime = match paused {
+        true => "still paused".to_owned(),
+        false => format!("downtime {}", milliseconds(*downtime_ms)),
+    };
+    format!(
+        "migrated to {host}: {downtime}, took {}, {} on the wire in {}\n{}{}{}{}{}",
+        milliseconds(*total_ms),
+        ByteSize(*wire_bytes),
+        rounds(passes),
+        pause.as_deref().map(crate::round_text::pause_parts).unwrap_or_default(),
+        postcopy.as_ref().map(crate::round_text::fetched).unwrap_or_default(),
+        freed.map(|freed| format!("its guest released {freed} before the first round\n")).unwrap_or_default(),
+        slowed_down(slowed),
+        handover(network),
+    )
+}
+
+/// Formats the means by which a machine was slowed down.
 fn slowed_down(slowed: &ThrottleReport) -> String {
     let stunned = match slowed.stunned.as_slice() {
         [] => String::new(),
-        names => format!("its guest held {} meanwhile\n", names.join(", ")),
+        names => format!("its guest suspended {} meanwhile\n", names.join(", ")),
     };
-    let cpus = slowed.cpu_percent.map(|percent| format!("its CPUs ran {percent} % of the time at last\n"));
+    let cpus =
+        slowed.cpu_percent.map(|percent| format!("its CPUs ran for {percent} % of the time at the end\n"));
     let mirrored = slowed.mirrored.as_deref().map(|mirrored| {
         let (carried, waited) = (ByteSize(mirrored.bytes), milliseconds(mirrored.waited_us as f64 / 1e3));
         let longest = milliseconds(mirrored.longest_us as f64 / 1e3);
-        format!("it wrote {carried} to disks on both hosts: each write waited {waited}, at most {longest}\n")
+        format!("{carried} of disk writes went to both hosts: each waited {waited}, at most {longest}\n")
     });
     stunned + &cpus.unwrap_or_default() + &mirrored.unwrap_or_default()
 }
 
 fn capture(report: &CaptureReport, next: &str) -> String {
-    let squeezed = report.squeezed.map(|gave| format!("the guest gave up {gave}, ")).unwrap_or_default();
+    let released =
+        report.balloon_freed.map(|freed| format!("the guest released {freed}, ")).unwrap_or_default();
     format!(
-        "{}  {squeezed}stood still for {}, took {}, added {} in {}; {next}\n",
+        "{}  {released}pause {}, took {}, added {} in {}; {next}\n",
         report.capsule.short(),
         milliseconds(report.pause_ms),
         milliseconds(report.total_ms),
@@ -128,7 +137,7 @@ fn transfer(report: &TransferReport, way: &str) -> String {
         ByteSize(report.wire_bytes),
         count(report.pages, "page"),
         milliseconds(report.total_ms),
-        if report.whole { "" } else { "; the rest comes when it is read" },
+        if report.whole { "" } else { "; the other pages are fetched when they are read" },
     )
 }
 
@@ -136,7 +145,7 @@ fn pushed(report: &TransferReport, machine: Option<&MachineName>) -> String {
     let sent = transfer(report, &format!("to {}", report.host));
     match machine {
         Some(machine) => format!(
-            "{sent}safe to unplug: all of {machine} is on {}, go on there with `whimbrel resume {machine}`\n",
+            "{sent}all of {machine} is on {}: continue there with `whimbrel resume {machine}`\n",
             report.host
         ),
         None => sent,
@@ -161,7 +170,7 @@ fn handover(network: &NetworkHandover) -> String {
             format!("tunnelled {} to the network of {home}\n", count(u64::from(*ports), "network port"))
         }
         NetworkHandover::Unplugged { missing } => {
-            format!("network ports are unplugged: no bridge {} there\n", missing.join(", "))
+            format!("network ports are unplugged: the target has no bridge {}\n", missing.join(", "))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Rounds of a migration, told while they end and listed afterwards.
+//! Text about rounds of a migration, when each ends and in the list afterwards.
 //!
 //! Rates are bits a second, as links are sold; amounts are bytes.
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use whimbrel_api::{DowntimeInfo, Operation, OperationResult, OperationState, PostcopyInfo, RoundInfo};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
-/// The rounds of a migration that are known: those that have ended, all of them once the machine has moved.
+/// Rounds of a migration that have ended; all of them once the machine has moved.
 pub(crate) fn known(operation: &Operation) -> &[RoundInfo] {
     match &operation.state {
         OperationState::Succeeded { result: OperationResult::Migrate { rounds, .. } } => rounds,
@@ -15,12 +15,12 @@ pub(crate) fn known(operation: &Operation) -> &[RoundInfo] {
     }
 }
 
-/// Whether the last of [`known`] is the one with the machine stopped.
+/// Whether the last of [`known`] is the round during which the machine was paused.
 pub(crate) fn is_over(operation: &Operation) -> bool {
     matches!(operation.state, OperationState::Succeeded { .. })
 }
 
-/// `round 2: 31 MiB in 2.6 s, 98 Mbit/s; 39 MiB remain, dirtied at 64 Mbit/s; 310 ms to go`.
+/// Formats a round, like `round 2: 31 MiB as 9 MiB in 2.6 s, 28 Mbit/s; 39 MiB remain, dirtied at 64 Mbit/s`.
 pub(crate) fn sentence(number: usize, round: &RoundInfo, last: bool) -> String {
     let sent = format!(
         "{}: {} as {} in {}, {}",
@@ -37,37 +37,40 @@ pub(crate) fn sentence(number: usize, round: &RoundInfo, last: bool) -> String {
         0 => String::new(),
         skipped => format!(", of which {} waited", pages(skipped)),
     };
-    let to_go = round
-        .downtime_ms
-        .map(|ms| format!("; {} of standing still to go", milliseconds(ms)))
-        .unwrap_or_default();
-    format!("{sent}; {} remain{waited}, dirtied at {}{to_go}", pages(round.left), spoken(dirty_rate(round)))
+    let predicted = round.downtime_ms.map(|ms| format!("; predicted downtime {}", milliseconds(ms)));
+    let predicted = predicted.unwrap_or_default();
+    format!(
+        "{sent}; {} remain{waited}, dirtied at {}{predicted}",
+        pages(round.left),
+        spoken(dirty_rate(round))
+    )
 }
 
-/// What it stood still for, in one line: `of that stop 0.4 ms, scan 0.5 ms, …`.
+/// Formats the parts of a downtime, like `of the downtime: stop 0.4 ms, scan 0.5 ms, …`.
 pub(crate) fn pause_parts(pause: &DowntimeInfo) -> String {
     let parts = pause.parts().map(|(name, ms)| format!("{name} {}", milliseconds(ms)));
-    format!("of that {}\n", parts.join(", "))
+    format!("of the downtime: {}\n", parts.join(", "))
 }
 
-/// What a machine had to wait for that ran before all of it was there, in one line.
+/// Formats the cost of postcopy: missing pages and waits.
 pub(crate) fn fetched(postcopy: &PostcopyInfo) -> String {
-    let owed = postcopy.owed_pages.map(|owed| format!("{} followed it, ", pages(owed))).unwrap_or_default();
+    let missing =
+        postcopy.initial_missing_pages.map(|missing| format!("{} sent afterwards, ", pages(missing)));
+    let missing = missing.unwrap_or_default();
     let waits = match postcopy.faults {
-        0 => "it waited for none of them".to_owned(),
+        0 => "the machine waited for no page".to_owned(),
         faults => format!(
-            "it waited {faults} times, {} on average and {} at most",
+            "the machine waited {faults} times, {} on average and {} at most",
             milliseconds(postcopy.waited_ms / faults as f64),
             milliseconds(postcopy.longest_ms)
         ),
     };
-    format!("{owed}{} on the wire; {waits}\n", ByteSize(postcopy.bytes))
+    format!("{missing}{} on the wire; {waits}\n", ByteSize(postcopy.bytes))
 }
 
-/// How far the rest is, as a line of JSON.
+/// Progress of a page fetch as a line of JSON. Its field tells it from the lines of rounds.
 #[derive(Serialize)]
 pub(crate) struct Rest<'a> {
-    /// Always there, so that lines of rounds and of this are told apart.
     postcopy: &'a PostcopyInfo,
 }
 
@@ -77,7 +80,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// One round as a line of JSON.
+/// Round as a line of JSON.
 #[derive(Serialize)]
 pub(crate) struct Line<'a> {
     round: usize,
@@ -92,22 +95,22 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Bits a second on the wire.
+/// Bits per second on the wire.
 pub(crate) fn rate(round: &RoundInfo) -> f64 {
     round.bytes as f64 * 8.0 / (round.ms / 1e3).max(1e-6)
 }
 
-/// Bits of pages a second that the machine wrote to.
+/// Dirty rate of the machine in bits per second.
 pub(crate) fn dirty_rate(round: &RoundInfo) -> f64 {
     (round.left * PAGE_SIZE as u64) as f64 * 8.0 / (round.ms / 1e3).max(1e-6)
 }
 
-/// Pages as the bytes they are.
+/// Size of a number of pages.
 pub(crate) fn pages(count: u64) -> ByteSize {
     ByteSize(count.saturating_mul(PAGE_SIZE as u64))
 }
 
-/// `98 Mbit/s`, `1.2 Gbit/s`.
+/// Formats a rate, like `98 Mbit/s` or `1.2 Gbit/s`.
 pub(crate) fn spoken(bits: f64) -> String {
     match bits {
         bits if bits < 1e6 => format!("{:.0} kbit/s", bits / 1e3),
@@ -135,7 +138,7 @@ mod tests {
         assert_eq!(
             sentence(2, &round, false),
             "round 2: 100 MiB as 11.9 MiB in 1000 ms, 100 Mbit/s; 10 MiB remain, of which 1 MiB waited, dirtied at 84 \
-             Mbit/s; 12 ms of standing still to go"
+             Mbit/s; predicted downtime 12 ms"
         );
         assert_eq!(sentence(3, &round, true), "last round: 100 MiB as 11.9 MiB in 1000 ms, 100 Mbit/s");
     }

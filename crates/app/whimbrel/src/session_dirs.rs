@@ -1,4 +1,4 @@
-//! Where sessions of this user keep what they keep: keys, caches, control sockets.
+//! Directories of the sessions of this user: keys, caches and control sockets.
 
 use crate::error::CliError;
 use std::{
@@ -16,12 +16,12 @@ fn below(variable: &str, otherwise: &str) -> PathBuf {
     set.unwrap_or_else(|| home().join(otherwise)).join("whimbrel")
 }
 
-/// The folder of this user's key and of the keys it trusts.
+/// Directory of the key of this user, and of the keys that it trusts.
 pub(crate) fn keys(given: Option<&Path>) -> PathBuf {
     given.map_or_else(|| below("XDG_CONFIG_HOME", ".config"), Path::to_owned)
 }
 
-/// The folder of the cache of one target.
+/// Directory of the cache of one target.
 pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
     let flat: String = target
         .chars()
@@ -33,13 +33,13 @@ pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
     given.map_or_else(|| below("XDG_CACHE_HOME", ".cache").join("sessions").join(name), Path::to_owned)
 }
 
-/// The folder of control sockets: nobody else's, whoever was here first.
+/// Directory of control sockets, which must belong to this user.
 pub(crate) fn control(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let dir = given.map_or_else(|| at_run_time("sessions"), Path::to_owned);
-    own_dir(&dir).map_err(CliError::io("use the folder of control sockets"))
+    own_dir(&dir).map_err(CliError::io("use the directory of control sockets"))
 }
 
-/// The folder in which servers that ssh starts say whose turn it is; nobody else's either.
+/// Directory in which servers that ssh starts share fencing tokens. It must belong to this user, too.
 pub(crate) fn turns() -> io::Result<PathBuf> {
     own_dir(&at_run_time("turns"))
 }
@@ -54,17 +54,17 @@ fn at_run_time(what: &str) -> PathBuf {
     dir.join(what)
 }
 
-/// Makes a folder if there is none, and refuses one in whose place others may put another.
+/// Creates a directory if it is missing, and refuses one that other users may replace.
 fn own_dir(dir: &Path) -> io::Result<PathBuf> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     match others_may_replace(dir, rustix::process::geteuid().as_raw())? {
         false => Ok(dir.to_owned()),
-        true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "others may write there")),
+        true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "other users may write there")),
     }
 }
 
-/// Whether somebody but root could put another folder in the place of `dir`: who owns a folder above it
-/// could, and who may write there, unless only owners may take names away.
+/// Whether a user other than root could replace `dir`: the owner of a directory above it could, and so could
+/// any user who may write there, unless it is sticky.
 fn others_may_replace(dir: &Path, own: u32) -> io::Result<bool> {
     let whole = dir.canonicalize()?;
     let found = fs::metadata(&whole)?;

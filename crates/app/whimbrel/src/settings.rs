@@ -1,4 +1,4 @@
-//! Settings of the daemon: options on the command line over a TOML file over what is built in.
+//! Settings of the daemon, from options, a TOML file and defaults, in this order.
 
 use crate::error::CliError;
 use serde::Deserialize;
@@ -9,20 +9,20 @@ use std::{
 };
 use whimbrel_core::HostName;
 
-/// Read when no other file is named; it need not exist.
+/// Settings file that is read if no other one is named. It need not exist.
 pub(crate) const DEFAULT_FILE: &str = "/etc/whimbrel/host.toml";
-/// A settings file is some lines long; a longer one is something else.
+/// Longest settings file that is read.
 const FILE_MAX: u64 = 1 << 20;
 
-/// What may be set, from wherever: everything optional.
+/// Settings of one source, all of them optional.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settings {
-    /// The host's name.
+    /// Name of the host.
     pub(crate) name: Option<HostName>,
     /// Address for other hosts.
     pub(crate) listen: Option<SocketAddr>,
-    /// Directory of store and machines.
+    /// Directory of the store and the machines.
     pub(crate) data: Option<PathBuf>,
     /// Directory on a tmpfs for guest memory.
     pub(crate) run_dir: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads `file`, or the default one if there is one.
+    /// Reads `file`, or the default file if it exists.
     pub(crate) fn read(file: Option<&Path>) -> Result<Self, CliError> {
         let path = file.unwrap_or(Path::new(DEFAULT_FILE));
         match read_bounded(path) {
@@ -41,7 +41,7 @@ impl Settings {
         }
     }
 
-    /// These settings, and where one is missing the one of `below`.
+    /// Merges two sources; settings of `below` apply where these are missing.
     pub(crate) fn over(self, below: Self) -> Self {
         Self {
             name: self.name.or(below.name),

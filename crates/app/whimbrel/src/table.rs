@@ -1,9 +1,9 @@
-//! Tables for people: columns and nothing else, so that they paste and grep well.
+//! Tables of columns without lines, which paste and grep well, and formats of counts and times.
 
 use comfy_table::{ContentArrangement, Table, presets};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Rows under a header, with a line feed at the end. Without rows the sentence `empty` instead.
+/// Formats rows below a header; without rows, the sentence `empty`.
 pub(crate) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -18,28 +18,28 @@ pub(crate) fn table<const N: usize>(
     if table.is_empty() {
         return format!("{empty}\n");
     }
-    // The style pads every cell on both sides; people expect the first column at the edge.
+    // The style pads cells on both sides, but the first column belongs at the edge.
     table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned() + "\n").collect()
 }
 
-/// `key  value` lines, the keys padded to one width.
+/// Formats lines of `key  value` with keys of one width.
 pub(crate) fn fields(pairs: &[(&str, String)]) -> String {
     let width = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
     pairs.iter().map(|(key, value)| format!("{key:width$}  {value}").trim_end().to_owned() + "\n").collect()
 }
 
-/// `1 round`, `3 rounds`.
+/// Formats a count, like `1 round` or `3 rounds`.
 pub(crate) fn count(number: u64, thing: &str) -> String {
     if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
-/// How long ago `then_ms` (since 1970) was, in one unit.
+/// Formats the time since `then_ms` (since 1970), in one unit.
 pub(crate) fn ago(then_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     span(now.saturating_sub(Duration::from_millis(then_ms)))
 }
 
-/// A duration in the largest unit that leaves at least two of it.
+/// Formats a duration in the largest unit of which it has at least two.
 pub(crate) fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -50,7 +50,7 @@ pub(crate) fn span(duration: Duration) -> String {
     }
 }
 
-/// Milliseconds as people read them: `1.7 ms`, `340 ms`, `12.3 s`.
+/// Formats milliseconds, like `1.7 ms`, `340 ms` or `12.3 s`.
 pub(crate) fn milliseconds(ms: f64) -> String {
     match ms {
         ms if ms < 10.0 => format!("{ms:.1} ms"),

@@ -1,18 +1,18 @@
-//! The terminal under a console: raw while the guard lives, and the keys that leave.
+//! Terminal of a console: raw mode while a guard lives, and the escape keys.
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use std::io::{self, IsTerminal};
 
-/// Ctrl-], as telnet and virsh use it.
+/// Code of Ctrl-], the escape key of telnet and virsh.
 const CTRL_BRACKET: u8 = 0x1d;
 
-/// Stdin in raw mode. Dropping it, also in a panic, restores what was.
+/// Raw mode of standard input. Dropping it restores the previous mode, also in a panic.
 pub(crate) struct RawMode {
     before: Termios,
 }
 
 impl RawMode {
-    /// Makes stdin raw; none if it is no terminal.
+    /// Switches standard input to raw mode; none if it is not a terminal.
     pub(crate) fn enable_raw_mode() -> io::Result<Option<Self>> {
         let stdin = io::stdin();
         if !stdin.is_terminal() {
@@ -28,12 +28,12 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // The terminal may be gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.before);
     }
 }
 
-/// Where typing is, as far as the escape `~.` at the beginning of a line cares.
+/// Position in the typed line, for the escape `~.` at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Typing {
     LineStart,
@@ -41,28 +41,28 @@ enum Typing {
     InLine,
 }
 
-/// Finds the keys that leave the console: Ctrl-], or `~.` at the beginning of a line (`~~` types one `~`).
+/// Finder of the keys that leave the console: Ctrl-], or `~.` at the start of a line (`~~` types one `~`).
 #[derive(Debug)]
 pub(crate) struct Escape {
     typing: Typing,
 }
 
-/// What a piece of typing comes to.
+/// Result of typed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Typed {
-    /// Send this.
+    /// Send these bytes.
     Send(Vec<u8>),
-    /// Send this and leave.
+    /// Send these bytes and leave the console.
     Leave(Vec<u8>),
 }
 
 impl Escape {
-    /// At the beginning of a line.
+    /// State at the start of a line.
     pub(crate) fn new() -> Self {
         Self { typing: Typing::LineStart }
     }
 
-    /// Takes what was typed.
+    /// Processes typed bytes.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Typed {
         let mut out = Vec::with_capacity(bytes.len() + 1);
         for &byte in bytes {

@@ -81,7 +81,7 @@ fn clone(client: &mut Client<'_>, beta: &HostProcess, kept: &Identity, narrator:
     drop(clones);
     for number in 1..=CLONES {
         beta.run(&["stop", &clone_name(number), "--kill"]);
-        beta.run(&["forget", &clone_name(number)]);
+        beta.run(&["delete", &clone_name(number)]);
     }
     let seen = Seen { proof: seen.proof.and(proof).with("generation_ids", ids), ..seen };
     let detail = format!(

@@ -1,13 +1,15 @@
 //! Failpoints: named places at which a test stops the daemon.
 //!
-//! `WHIMBREL_STAGES` names a directory. At a failpoint with a file `STAGE.hold` there, the daemon creates
-//! `STAGE.reached` and waits until the first file is gone. Without the variable nothing happens. It is for
-//! tests only, as others can then stop the daemon (CONTRIBUTING.md).
+//! `WHIMBREL_FAILPOINTS` names a directory. At a failpoint with a file `NAME.hold` there, the daemon creates
+//! `NAME.reached` and waits until the first file is gone. The feature `failpoints` is for tests only, since
+//! others can then stop the daemon (CONTRIBUTING.md); a build without it never looks at the variable.
 
-use std::{fs, path::PathBuf, sync::LazyLock, time::Duration};
+use std::{env, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
-static DIRECTORY: LazyLock<Option<PathBuf>> =
-    LazyLock::new(|| std::env::var_os("WHIMBREL_STAGES").map(PathBuf::from));
+static DIRECTORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+    let enabled = cfg!(feature = "failpoints");
+    enabled.then(|| env::var_os("WHIMBREL_FAILPOINTS").map(PathBuf::from)).flatten()
+});
 
 /// Interval at which a stopped daemon polls for the end of its wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

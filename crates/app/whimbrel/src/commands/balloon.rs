@@ -1,4 +1,4 @@
-//! `whimbrel balloon`.
+//! `whimbrel balloon`: changes how much memory a guest has.
 
 use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_api::BalloonRequest;
@@ -6,18 +6,18 @@ use whimbrel_core::{ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel balloon web 256M    squeeze its caches before a suspend
-  whimbrel balloon web 1G      give it back what it had";
+  whimbrel balloon web 256M    release caches before a suspend
+  whimbrel balloon web 1G      return the memory";
 
-/// Change how much memory a guest has
+/// Change the memory size of a guest with its balloon
 ///
-/// The guest gives memory back as fast as it can; the rest of it is not stored and not moved.
+/// The guest releases memory as fast as it can. Released memory is neither stored nor migrated.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
-    /// Memory the guest is to be left with
+    /// Memory that the guest may use from now on
     size: ByteSize,
 }
 

@@ -1,4 +1,4 @@
-//! `whimbrel cache`.
+//! `whimbrel cache`: fills the hash cache and shows what it was good for.
 
 use crate::{context::Context, error::CliError, operation, table::table};
 use clap::Subcommand;
@@ -8,15 +8,15 @@ use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel cache add /srv/images/debian.qcow2    pages of this image need not travel here any more
-  whimbrel cache add --machine web               nor those that the memory of web has
+  whimbrel cache add /srv/images/debian.qcow2    transfers to this host skip the pages of this image
+  whimbrel cache add --machine web               and those in the memory of web
   whimbrel cache stats
-  whimbrel cache forget /srv/images/debian.qcow2
+  whimbrel cache rm /srv/images/debian.qcow2
 
-The cache keeps no pages, only where they lie. A file may change or go at any time: every page is checked
-when it is used.";
+The cache stores no pages, only their places in files. The files may change or disappear at any time, \
+because each page is checked when it is used.";
 
-/// Know pages that lie in files here, so that they need not travel
+/// Index local files so that transfers can skip their pages
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -24,24 +24,24 @@ pub(crate) struct Args {
     action: Action,
 }
 
-/// What to do with the cache.
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Read a file once and remember where its pages lie
+    /// Index the pages of a file or of a machine's memory
     Add {
-        /// A disk image (raw or qcow2), or any other file of the host
+        /// Disk image (raw or qcow2), or any other file of this host
         #[arg(required_unless_present = "machine")]
         path: Option<PathBuf>,
-        /// The memory of a running machine instead
+        /// Index the memory of this running machine
         #[arg(long, conflicts_with = "path")]
         machine: Option<MachineName>,
     },
-    /// Forget a file
-    Forget {
-        /// The file
+    /// Remove the pages of a file from the cache
+    #[command(alias = "forget")]
+    Rm {
+        /// File to remove
         path: PathBuf,
     },
-    /// Show how full it is and what it was good for
+    /// Show the indexed files and how often their pages were used
     Stats,
 }
 
@@ -53,7 +53,7 @@ impl Args {
                 return context.output.result(&cache, describe);
             }
             Action::Add { path, machine } => (path, machine, false),
-            Action::Forget { path } => (Some(path), None, true),
+            Action::Rm { path } => (Some(path), None, true),
         };
         // The daemon has another working directory.
         let path = path.map(|path| std::path::absolute(&path).unwrap_or(path));
@@ -75,8 +75,8 @@ fn describe(cache: &CacheInfo) -> String {
     let files = table(
         ["FILE", "KIND", "PAGES", "USED", "CHANGED"],
         rows,
-        "no file is known; add one with `whimbrel cache add PATH`",
+        "no files; add one with `whimbrel cache add PATH`",
     );
     let CacheInfo { table, slots, used, evictions, .. } = cache;
-    format!("{used} of {slots} pages known in a table of {table}, {evictions} made room for others\n{files}")
+    format!("{used} of {slots} entries used in a table of {table}, {evictions} evicted\n{files}")
 }

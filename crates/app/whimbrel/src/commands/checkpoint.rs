@@ -1,4 +1,4 @@
-//! `whimbrel checkpoint`.
+//! `whimbrel checkpoint`: saves a machine as a capsule while it runs.
 
 use crate::{
     argument_types::{BalloonArg, LabelArg},
@@ -13,28 +13,28 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel checkpoint web
   whimbrel checkpoint web --tag before-upgrade --label ticket=4711
-  whimbrel checkpoint web --disks-only --tag golden    without memory: what others derive from
-  whimbrel resume before-upgrade --name web2    have that state run beside the machine";
+  whimbrel checkpoint web --disks-only --tag golden    without memory, to derive machines from
+  whimbrel resume before-upgrade --name web2           run that state beside the machine";
 
-/// Keep the state of a machine as a capsule; the machine runs on
+/// Save the state of a running machine as a capsule
 ///
-/// Copies while the machine runs and stops it only for the last few pages.
+/// Memory and disks are copied while the machine runs. It is paused only for the last few pages.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
     /// Tag for the new capsule
     #[arg(long)]
     tag: Option<RefName>,
-    /// Something to write on it (may be given several times)
+    /// Label for the new capsule (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE")]
     labels: Vec<LabelArg>,
-    /// Keep its disks and configuration only, all as of one instant; works for a machine that is switched off
-    /// too
+    /// Save only configuration and disks, all disks as of one instant; the machine may be switched off
     #[arg(long)]
     disks_only: bool,
-    /// Take memory from the guest before and give it back after: auto, off or what to leave it
+    /// Shrink guest memory before the checkpoint and restore it afterwards: auto, off, or the size to shrink
+    /// to
     #[arg(long, value_name = "auto|off|SIZE", default_value = "off", conflicts_with = "disks_only")]
     balloon: BalloonArg,
 }

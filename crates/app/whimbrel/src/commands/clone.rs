@@ -1,4 +1,4 @@
-//! `whimbrel clone`.
+//! `whimbrel clone`: creates several machines from one capsule.
 
 use crate::{context::Context, error::CliError, operation};
 use clap::ValueEnum;
@@ -11,50 +11,51 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel clone golden --count 8 --prefix worker
   whimbrel clone before-upgrade --count 1 --network same
-  whimbrel clone --match 'ram>=512M,os=debian' --count 2   whichever golden machine fits best
+  whimbrel clone --match 'ram>=512M,os=debian' --count 2   the golden capsule that fits best
 
-A golden machine is a capsule with a tag, on this host or a trusted one, and with labels that say what it is:
-`whimbrel checkpoint web --tag web-base --label os=debian --label release=12`. Attributes for --match are ram, disk, cpus and every
-label, compared by = != >= <= > <. What is here goes first; else all trusted hosts are asked. What resumes goes before what
-boots, then what takes least. From another host only what describes it comes; pages come when the clones read them.";
+A golden capsule has a tag, and labels that describe it:
+  whimbrel checkpoint web --tag web-base --label os=debian --label release=12
 
-/// Make several machines from one capsule
+--match compares ram, disk, cpus and labels by = != >= <= > <. Capsules of this host are considered first, then \
+those of all trusted hosts. Capsules with memory are preferred to disk-only ones, then small ones to large ones. \
+From another host only the description is fetched at once; pages follow when the clones read them.";
+
+/// Create several machines from one capsule
 ///
-/// They are called PREFIX-1, PREFIX-2, … and share all pages they do not change. Every one gets a new
-/// generation id; what identity the guest keeps elsewhere is the guest's business, so their network is
-/// isolated unless asked.
+/// The clones are named PREFIX-1, PREFIX-2, … and share all pages that they do not change. Every clone gets a
+/// new generation id. Host names, keys and addresses inside the guest are copied, so clones start without a
+/// network unless --network same is given.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Tag, machine (its newest capsule) or id
     #[arg(required_unless_present = "matching", conflicts_with = "matching")]
     capsule: Option<CapsuleRef>,
-    /// The golden machine that fits best instead, like 'ram>=512M,os=debian'
+    /// Clone the golden capsule that fits best, like 'ram>=512M,os=debian'
     #[arg(long = "match", value_name = "TERMS", id = "matching")]
     matching: Option<Terms>,
-    /// Only one of this trusted host
+    /// Consider only golden capsules of this trusted host
     #[arg(long, value_name = "HOST", requires = "matching")]
     from: Option<HostName>,
-    /// How many
+    /// Number of clones
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     count: u32,
-    /// Begin of their names; the name of the machine unless given
+    /// Prefix of their names [default: the name of the machine]
     #[arg(long, value_name = "NAME")]
     prefix: Option<MachineName>,
-    /// Read all pages before they run
+    /// Load all pages before the clones run
     #[arg(long)]
     full: bool,
-    /// What their network ports join
+    /// Network of the clones
     #[arg(long, value_enum, default_value = "isolated")]
     network: NetworkArg,
 }
 
-/// The two of them, with help.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum NetworkArg {
-    /// Nothing: each still believes it has the address of the original
+    /// Unplugged, because each guest has the address of the original
     Isolated,
-    /// The same bridges, with new hardware addresses
+    /// Bridges of the original, with new hardware addresses
     Same,
 }
 
@@ -63,8 +64,8 @@ impl Args {
         let capsule = match self.matching {
             Some(terms) => golden(context, MatchRequest { terms, host: self.from }).await?,
             None => self.capsule.ok_or_else(|| CliError::Usage {
-                problem: "which capsule?".to_owned(),
-                hint: "name one, or say with --match what it must be".to_owned(),
+                problem: "no capsule is given".to_owned(),
+                hint: "name a capsule, or use --match".to_owned(),
             })?,
         };
         let request = CloneRequest {
@@ -81,11 +82,11 @@ impl Args {
     }
 }
 
-/// The golden machine that fits best; one that lies elsewhere is known here from now on, and its pages stay
-/// there.
+/// Finds the golden capsule that fits best. The description of one on another host is fetched, its pages are
+/// not.
 async fn golden(context: &Context, request: MatchRequest) -> Result<CapsuleRef, CliError> {
     let GoldenMatch { host, name, capsule, attributes } = context.client.match_golden(&request).await?;
-    let place = host.as_ref().map_or_else(|| "here".to_owned(), |host| format!("on {host}"));
+    let place = host.as_ref().map_or_else(|| "on this host".to_owned(), |host| format!("on {host}"));
     context
         .output
         .remark(&format!("{name} {place} fits: {} of memory, {} of disks", attributes.ram, attributes.disk));

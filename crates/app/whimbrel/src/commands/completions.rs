@@ -1,4 +1,4 @@
-//! `whimbrel completions`.
+//! `whimbrel completions`: prints a completion script.
 
 use crate::{cli::Cli, error::CliError, output};
 use clap::CommandFactory;
@@ -9,11 +9,11 @@ Examples:
   whimbrel completions bash > /etc/bash_completion.d/whimbrel
   whimbrel completions fish > ~/.config/fish/completions/whimbrel.fish";
 
-/// Print what a shell needs to complete the words of this command
+/// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The shell
+    /// Shell that the script is for
     shell: Shell,
 }
 

@@ -1,4 +1,4 @@
-//! `whimbrel console`.
+//! `whimbrel console`: attaches the terminal to the serial port of a machine.
 
 use crate::{
     context::Context,
@@ -19,7 +19,7 @@ use whimbrel_core::{ByteSize, MachineName};
 const EXAMPLES: &str = "\
 Examples:
   whimbrel console web
-  whimbrel console web --log          what it printed last, without attaching
+  whimbrel console web --log          print the end of the console log, without attaching
   echo reboot | whimbrel console web
 
 Leave with Ctrl-], or with ~. at the beginning of a line (~~ types one ~).";
@@ -28,12 +28,12 @@ Leave with Ctrl-], or with ~. at the beginning of a line (~~ types one ~).";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
-    /// Print what it printed last and leave
+    /// Print the end of the console log and exit
     #[arg(long)]
     log: bool,
-    /// How much of it
+    /// Length of the part of the log to print
     #[arg(long, value_name = "SIZE", default_value = "64K", requires = "log")]
     bytes: ByteSize,
 }
@@ -57,8 +57,8 @@ impl Args {
     }
 }
 
-/// What is typed, read by a thread of its own: a read of a terminal cannot be taken back, and the thread may
-/// stay in it when the process ends. A bounded queue holds the reader back when the guest does not listen.
+/// Reads standard input in a thread of its own: a read of a terminal cannot be cancelled, and the thread may
+/// still be in it when the process ends. The queue is bounded, so the reader waits for a slow guest.
 fn keyboard() -> mpsc::Receiver<Vec<u8>> {
     let (send, receive) = mpsc::channel(16);
     std::thread::spawn(move || {
@@ -72,8 +72,8 @@ fn keyboard() -> mpsc::Receiver<Vec<u8>> {
     receive
 }
 
-/// Carries bytes both ways until the user leaves, the machine ends or a signal comes. The end of typing that
-/// is no terminal's does not end it: what the guest answers is still to come.
+/// Copies bytes both ways until the user leaves, the machine ends or a signal arrives. The end of an input
+/// that is not a terminal does not end it, because the guest may still answer.
 async fn attach(
     console: RawStream,
     mut typed: mpsc::Receiver<Vec<u8>>,

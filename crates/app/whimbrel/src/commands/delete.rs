@@ -1,25 +1,25 @@
-//! `whimbrel forget`.
+//! `whimbrel delete`: deletes a machine that does not run.
 
 use crate::{context::Context, error::CliError, output::Removed};
 use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel stop web && whimbrel forget web";
+  whimbrel stop web && whimbrel delete web";
 
-/// Forget a machine that has stopped or crashed, and what it wrote on its disks
+/// Delete a stopped or crashed machine and the changes on its disks
 ///
-/// Capsules taken from it stay. Its name is free again.
+/// Capsules of the machine stay, and so do the files that its disks started from. The name becomes free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        context.client.forget(&self.name).await?;
-        context.output.result(&Removed::one(&self.name), |removed| removed.sentence("forgotten"))
+        context.client.delete_machine(&self.name).await?;
+        context.output.result(&Removed::one(&self.name), |removed| removed.sentence("deleted"))
     }
 }

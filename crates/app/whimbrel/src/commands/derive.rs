@@ -1,4 +1,4 @@
-//! `whimbrel derive`.
+//! `whimbrel derive`: creates a machine that boots from the disks of a capsule.
 
 use crate::{argument_types::NicArg, context::Context, error::CliError, machine_text};
 use whimbrel_api::{CapsuleRef, DeriveRequest};
@@ -9,31 +9,30 @@ Examples:
   whimbrel import debian.qcow2 golden && whimbrel derive golden web
   whimbrel derive golden db --memory 4G --cpus 4 --net br0
   whimbrel checkpoint web --tag web-1       a child of golden
-  whimbrel log golden --graph               both, and what they add";
+  whimbrel log golden --graph               both capsules, and what each adds";
 
-/// Start a new machine on the disks of a capsule
+/// Create a machine that boots from the disks of a capsule
 ///
-/// It boots, shares every page of the disks that it does not change, and its capsules are children of
-/// CAPSULE. Of a capsule with memory only the disks are used, as they were at that instant; `resume` and
-/// `clone` continue it instead. CAPSULE itself never changes: no capsule does.
+/// The new machine boots and shares all unchanged disk pages with CAPSULE. Its own capsules become children
+/// of CAPSULE. The memory of CAPSULE is not used; `resume` and `clone` continue a machine with its memory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The parent: tag, machine (its newest capsule) or id
+    /// Parent: tag, machine (its newest capsule) or id
     capsule: CapsuleRef,
     /// Name for the machine, not in use on this host
     name: MachineName,
-    /// Guest memory; as the parent has unless given
+    /// Size of the guest memory [default: that of the parent]
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
-    /// Virtual CPUs; as the parent has unless given
+    /// Number of virtual CPUs [default: that of the parent]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: Option<u32>,
-    /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times);
-    /// without any, the ports of the parent with new addresses
+    /// Network port in a bridge of this host, or `none` for an unplugged one (repeatable) [default: the ports
+    /// of the parent with new hardware addresses]
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
     nics: Vec<NicArg>,
-    /// Command line for the kernel, where the parent loads one directly
+    /// Command line of the kernel, if the parent loads one directly
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
 }

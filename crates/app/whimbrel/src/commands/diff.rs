@@ -1,4 +1,4 @@
-//! `whimbrel diff`.
+//! `whimbrel diff`: compares two capsules.
 
 use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::CapsuleRef;
@@ -7,15 +7,15 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel diff before-upgrade web";
 
-/// Show what differs between two capsules
+/// Show the differences between two capsules
 ///
-/// Changed: content differs. Of that, new: content that the first holds nowhere at all.
+/// CHANGED counts pages that differ. NEW counts those whose content the first capsule does not have anywhere.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The first: tag, machine (its newest capsule) or id
+    /// First capsule: tag, machine (its newest capsule) or id
     a: CapsuleRef,
-    /// The second
+    /// Second capsule, named in the same way
     b: CapsuleRef,
 }
 

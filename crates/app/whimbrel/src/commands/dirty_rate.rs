@@ -1,4 +1,4 @@
-//! `whimbrel wws`.
+//! `whimbrel dirty-rate`: samples the dirty rate of a machine and predicts a migration.
 
 use crate::{
     argument_types::{DurationArg, RateArg},
@@ -13,41 +13,40 @@ use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel wws web
-  whimbrel wws web --duration 2m --save web.wws --svg web.svg
-  whimbrel wws --trace web.wws --bandwidth 100Mbit,10Gbit --json";
+  whimbrel dirty-rate web
+  whimbrel dirty-rate web --duration 2m --save web.trace
+  whimbrel dirty-rate --trace web.trace --bandwidth 100Mbit,10Gbit --json";
 
 /// Longest trace that is read: more than a day of a busy machine.
 const TRACE_MAX: u64 = 4 << 30;
 
-/// Watch which memory a machine writes, and predict how long it would stand still in a migration
+/// Measure the dirty rate of a machine and predict the downtime of a migration
 ///
-/// Looking on disturbs nothing: checkpoints and migrations may go on meanwhile. The prediction plays
-/// migrations with 1 to --rounds rounds over the trace, each round sending what was written during the one
-/// before it, and one with as many rounds as `whimbrel migrate` would make. What pages and stops cost is
-/// taken from migrations that this host remembers.
+/// Sampling does not disturb the machine, and checkpoints and migrations can run at the same time. The
+/// prediction simulates migrations with 1 to --rounds rounds on the samples, and one with as many rounds as
+/// `whimbrel migrate` would choose. The cost of pages and stops is taken from past migrations of this host.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     #[arg(required_unless_present = "trace")]
     name: Option<MachineName>,
-    /// Time between two looks at what was written
+    /// Time between two samples
     #[arg(long, value_name = "DURATION", default_value = "50ms")]
     sample: DurationArg,
-    /// Stretch over which pages are counted once
+    /// Length of a window, in which each page is counted once
     #[arg(long, value_name = "DURATION", default_value = "8s")]
     window: DurationArg,
-    /// How long to look on; one window unless given, and Ctrl-C ends it with what there is
+    /// Time to sample; Ctrl-C ends it early [default: one window]
     #[arg(long, value_name = "DURATION")]
     duration: Option<DurationArg>,
-    /// Keep the trace in a file
+    /// Save the dirty trace in a file
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Predict from a trace that was kept, without a machine
+    /// Predict from a saved trace, without a machine
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "sample", "duration", "save"])]
     trace: Option<PathBuf>,
-    /// Links to predict for
+    /// Bandwidths to predict for
     #[arg(
         long,
         value_name = "RATES",
@@ -55,23 +54,21 @@ pub(crate) struct Args {
         default_value = "128Mbit,256Mbit,512Mbit,1Gbit"
     )]
     bandwidth: Vec<RateArg>,
-    /// Rounds before the machine is stopped, at most
+    /// Largest number of rounds to predict for
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=30))]
     rounds: u32,
-    /// What a page comes to on the wire in the first round; without past migrations its 4096 bytes
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
-    page_bytes: Option<u32>,
-    /// The same in later rounds; without past migrations as in the first
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
-    again_bytes: Option<u32>,
-    /// What a migration's stop takes beside sending pages; without past migrations 20ms
-    #[arg(long, value_name = "DURATION")]
-    fixed: Option<DurationArg>,
-    /// Draw it: what was written over time, and the predictions for migrations that begin then
-    #[arg(long, value_name = "FILE")]
+    /// Bytes sent per page in the first round [default: from past migrations, else 4096]
+    #[arg(long, alias = "page-bytes", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    first_round_bytes: Option<u32>,
+    /// Bytes sent per page in later rounds [default: from past migrations, else as in the first round]
+    #[arg(long, alias = "again-bytes", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    later_round_bytes: Option<u32>,
+    /// Time that a stop takes in addition to sending pages [default: from past migrations, else 20ms]
+    #[arg(long, alias = "fixed", value_name = "DURATION")]
+    stop_overhead: Option<DurationArg>,
+    #[arg(long, hide = true, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// The same as PNG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, hide = true, value_name = "FILE")]
     png: Option<PathBuf>,
 }
 
@@ -82,8 +79,8 @@ impl Args {
             (None, Some(name)) => self.sample(context, name).await?,
             (None, None) => {
                 return Err(usage(
-                    "there is neither a machine nor a trace",
-                    "name a machine, or --trace FILE",
+                    "no machine and no trace is given",
+                    "the name of a machine, or --trace FILE",
                 ));
             }
         };
@@ -106,33 +103,33 @@ impl Args {
         context.output.result(&report, Report::describe)
     }
 
-    /// What past migrations of the machine's host say. Predictions can be made without.
+    /// Costs of past migrations. Without them the defaults are used.
     async fn learned(&self, context: &Context) -> Calibration {
         let Some(name) = &self.name else { return Calibration::default() };
         context.client.migrations().await.map(|past| Calibration::of(&past, name)).unwrap_or_default()
     }
 
-    /// What was given, else what was learned, else what is usual.
+    /// Costs from the options, else from past migrations, else the defaults.
     fn model(&self, learned: &Calibration) -> Model {
         let usual = Model::default();
-        let page_bytes = self.page_bytes.map(f64::from);
+        let page_bytes = self.first_round_bytes.map(f64::from);
         let first = page_bytes.or(learned.page_bytes).unwrap_or(usual.page_bytes);
         Model {
             page_bytes: first,
-            again_bytes: self
-                .again_bytes
+            resend_bytes: self
+                .later_round_bytes
                 .map(f64::from)
                 .or(page_bytes)
                 .or(learned.again_bytes)
                 .unwrap_or(first),
             page_time: learned.page_time.unwrap_or(usual.page_time),
-            fixed: self.fixed.map(|fixed| fixed.0).or(learned.fixed).unwrap_or(usual.fixed),
+            fixed: self.stop_overhead.map(|overhead| overhead.0).or(learned.fixed).unwrap_or(usual.fixed),
         }
     }
 
     fn window(&self) -> Result<Duration, CliError> {
         match self.window.0 {
-            Duration::ZERO => Err(usage("a window of no time holds nothing", "--window 8s")),
+            Duration::ZERO => Err(usage("a window must be longer than 0", "--window 8s")),
             window => Ok(window),
         }
     }
@@ -147,7 +144,7 @@ impl Args {
     }
 }
 
-/// A trace that was kept.
+/// Reads a saved trace.
 fn read(path: &PathBuf) -> Result<DirtyTrace, CliError> {
     let wrong =
         |source: Box<dyn std::error::Error + Send + Sync>| CliError::Trace { path: path.clone(), source };
@@ -155,7 +152,7 @@ fn read(path: &PathBuf) -> Result<DirtyTrace, CliError> {
     let file = fs::File::open(path).map_err(|error| wrong(error.into()))?;
     file.take(TRACE_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.into()))?;
     if bytes.len() as u64 > TRACE_MAX {
-        return Err(wrong("it is longer than 4 GiB".into()));
+        return Err(wrong("the file is longer than 4 GiB".into()));
     }
     DirtyTrace::read(&bytes).map_err(|error| wrong(error.into()))
 }

@@ -1,4 +1,4 @@
-//! `whimbrel doctor`.
+//! `whimbrel doctor`: prints the checks of the host.
 
 use crate::{
     context::Context,
@@ -13,12 +13,13 @@ Examples:
   whimbrel doctor
   whimbrel doctor --json | jq '.checks[] | select(.verdict != \"ok\")'";
 
-/// Check whether this machine has what Whimbrel needs, and say what to do if not
+/// Check that this host has what Whimbrel needs
+///
+/// Each failed check is shown with its remedy.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}
 
-/// What is printed.
 #[derive(Debug, Serialize)]
 struct Report {
     healthy: bool,
@@ -40,5 +41,5 @@ fn text(report: &Report) -> String {
         let fix = check.fix.iter().filter(|_| check.verdict != CheckStatus::Ok);
         [check.verdict.to_string(), check.name.to_owned(), check.found.clone(), fix.cloned().collect()]
     });
-    table(["", "CHECK", "FOUND", "FIX"], rows, "nothing to check")
+    table(["", "CHECK", "FOUND", "FIX"], rows, "no checks")
 }

@@ -1,4 +1,4 @@
-//! `whimbrel evacuate`.
+//! `whimbrel evacuate`: migrates every running machine of a host to other hosts.
 
 use crate::{
     argument_types::{DurationArg, RateArg},
@@ -11,38 +11,38 @@ use whimbrel_core::HostName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel evacuate --dry-run              what would go where?
-  whimbrel evacuate alpha                  alpha, from whichever host that it trusts
-  whimbrel evacuate alpha --to beta        what runs on alpha goes to beta
+  whimbrel evacuate --dry-run              show where each machine would go
+  whimbrel evacuate alpha                  from alpha to any host that alpha trusts
+  whimbrel evacuate alpha --to beta        from alpha to beta
   whimbrel evacuate --to beta,gamma --parallel 2 --rate-max 400Mbit";
 
-/// Move every machine that runs on a host to others, those that write least memory first
+/// Migrate all running machines of a host to other hosts
 ///
-/// Another host than the one that is asked empties itself on its word, of the machines that it lets that one
-/// read and write. Ctrl-C ends the migrations under way, each whole on one side, and begins no other; calling
-/// it again goes on. The exit code is 0 once no machine runs there, of a dry run if none would. Machines that
-/// lie stopped or suspended stay.
+/// Machines that write least memory move first. Stopped and suspended machines stay. A remote host moves only
+/// the machines that it lets this host read and write. Ctrl-C cancels the migrations in progress and starts
+/// no other; call the command again to continue. The exit code is 0 if no machine runs on the host any more,
+/// or, for a dry run, if none would.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The host to empty; the one that is asked unless given
+    /// Host to empty [default: this host]
     host: Option<HostName>,
-    /// Where to; every host that the one to empty trusts unless given
+    /// Target hosts [default: every host that the host to empty trusts]
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     to: Vec<HostName>,
-    /// Machines that move at the same time
+    /// Number of machines that migrate at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     parallel: u32,
-    /// Move nothing, say what would go where
+    /// Move nothing; show where each machine would go
     #[arg(long)]
     dry_run: bool,
-    /// Begin no other migration once one has failed
+    /// Start no further migration after one has failed
     #[arg(long)]
     stop_on_failure: bool,
-    /// How long to look at what the machines write, to put them in order
+    /// Time to sample what the machines write, which decides their order
     #[arg(long, value_name = "DURATION", default_value = "1s")]
     sample: DurationArg,
-    /// Use no more of the link than this for each migration
+    /// Limit the rate of each migration
     #[arg(long, value_name = "RATE")]
     rate_max: Option<RateArg>,
 }

@@ -1,4 +1,4 @@
-//! `whimbrel export`.
+//! `whimbrel export`: writes a capsule or an image to a file.
 
 use crate::{
     argument_types::{FormatArg, absolute},
@@ -15,7 +15,7 @@ Examples:
   whimbrel export web disk.qcow2
   whimbrel export web memory.raw --image memory";
 
-/// Write a capsule, or one of its images, to a file
+/// Write a capsule or one of its images to a file
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -24,10 +24,10 @@ pub(crate) struct Args {
     /// File to create; it must not exist
     #[arg(value_parser = absolute)]
     file: PathBuf,
-    /// What to write; told from the ending of FILE (.raw, .img, .qcow2) unless given
+    /// Content of the file [default: from its ending .raw, .img or .qcow2, else capsule]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
-    /// Which image, for raw and qcow2; the first disk unless given
+    /// Image to write, for raw and qcow2 [default: the first disk]
     #[arg(long, value_name = "NAME")]
     image: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `whimbrel failover`.
+//! `whimbrel failover`: switches a machine over to its standby.
 
 use crate::{context::Context, error::CliError, operation};
 use whimbrel_api::FailoverRequest;
@@ -6,19 +6,19 @@ use whimbrel_core::MachineName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel failover web                        on its host: a drill; nothing is lost
-  whimbrel failover web --primary-is-dead      on its standby, without a witness, when its host is off for certain";
+  whimbrel failover web                      on the primary: a drill, nothing is lost
+  whimbrel failover web --primary-is-dead    on a standby without a witness, if the primary is off";
 
-/// Let the standby of a machine have it
+/// Switch a machine over to its standby
 ///
-/// On the machine's host this sends a last epoch, and the standby goes on from there. On the standby's host
-/// it takes over from the last epoch there is, which the witness must allow.
+/// On the primary, the command sends a last epoch, and the standby continues from there. On the standby, it
+/// takes over from the last epoch that the standby has, if the witness allows it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
-    /// Answer for it that the other host does not run the machine any more; if it does, there are two of it
+    /// Confirm that the primary no longer runs the machine; if it does, two copies will run
     #[arg(long)]
     primary_is_dead: bool,
 }

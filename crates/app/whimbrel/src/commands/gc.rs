@@ -1,12 +1,12 @@
-//! `whimbrel gc`.
+//! `whimbrel gc`: deletes what is not used any more from the store.
 
 use crate::{context::Context, error::CliError, operation};
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel rm before-upgrade && whimbrel gc";
+  whimbrel untag before-upgrade && whimbrel gc";
 
-/// Free what no tag and no machine reaches any more
+/// Delete stored data that no tag and no machine uses
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}

@@ -1,4 +1,4 @@
-//! `whimbrel host`.
+//! `whimbrel host`: runs the daemon.
 
 use crate::{
     argument_types::absolute,
@@ -16,36 +16,38 @@ Examples:
   whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
   whimbrel host --config /etc/whimbrel/alpha.toml
 
-Settings file (TOML); options win over it:
+Settings file (TOML); options on the command line override it:
   name = \"alpha\"
   data = \"/var/lib/whimbrel\"
   listen = \"10.0.0.1:7400\"
   socket = \"/run/whimbrel/host.sock\"
   run_dir = \"/dev/shm/whimbrel-alpha\"";
 
-/// Run the host daemon; all other verbs are its clients
+/// Run the daemon of this host
+///
+/// Machines keep running when the daemon ends. The next daemon finds them and manages them again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name of this host among those who trust each other
+    /// Name of this host, by which other hosts trust it
     #[arg(long)]
     name: Option<HostName>,
-    /// Directory for its store, its machines and its key
+    /// Directory for the store, the machines and the key
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     data: Option<PathBuf>,
-    /// Address for other hosts; without it none can connect
+    /// Address for other hosts; without one, they cannot connect
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Directory on a tmpfs for guest memory, /dev/shm/whimbrel-NAME unless given
+    /// Directory on a tmpfs for guest memory [default: /dev/shm/whimbrel-NAME]
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     run_dir: Option<PathBuf>,
-    /// Settings file, /etc/whimbrel/host.toml if it exists unless given
+    /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 impl Args {
-    /// `socket` is the global option.
+    /// Runs the daemon until it ends. `socket` is the global option.
     pub(crate) fn run(self, socket: Option<PathBuf>) -> Result<(), CliError> {
         let options = self.options(socket)?;
         whimbrel_daemon::run(options).map_err(|error| CliError::Daemon(Box::new(error)))
@@ -71,6 +73,6 @@ impl Args {
 fn missing(what: &str, example: &str) -> CliError {
     CliError::Usage {
         problem: format!("the host has no {what}"),
-        hint: format!("give it with `{example}`, or in {DEFAULT_FILE}"),
+        hint: format!("use `{example}`, or set it in {DEFAULT_FILE}"),
     }
 }

@@ -1,4 +1,4 @@
-//! `whimbrel import`.
+//! `whimbrel import`: reads a capsule or a disk from a file.
 
 use crate::{
     argument_types::{FormatArg, absolute},
@@ -15,9 +15,9 @@ Examples:
   whimbrel import /backup/web.capsule web
   whimbrel import debian.qcow2 debian";
 
-/// Read a capsule or a disk from a file into the store
+/// Read a capsule or a disk image from a file into the store
 ///
-/// A disk becomes a capsule without memory, which boots when it is resumed.
+/// A disk image becomes a disk-only capsule, which boots when it is resumed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Tag for the new capsule
     name: RefName,
-    /// What the file is; told from the ending of FILE (.raw, .img, .qcow2) unless given
+    /// Content of the file [default: from its ending .raw, .img or .qcow2, else capsule]
     #[arg(long, value_enum)]
     format: Option<FormatArg>,
 }

@@ -1,4 +1,4 @@
-//! `whimbrel key`.
+//! `whimbrel key`: prints the public key of the host.
 
 use crate::{context::Context, error::CliError};
 use serde::Serialize;
@@ -14,7 +14,6 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}
 
-/// What is printed.
 #[derive(Debug, Serialize)]
 struct Key {
     name: HostName,

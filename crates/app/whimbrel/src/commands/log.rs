@@ -1,4 +1,4 @@
-//! `whimbrel log`.
+//! `whimbrel log`: shows the lineage of a capsule, or the history of a tag.
 
 use crate::{
     capsule_text::{kind, names},
@@ -14,23 +14,23 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel log web
   whimbrel log --graph              every capsule, as a tree
-  whimbrel log golden --graph       what golden came from, and what came from it
-  whimbrel log golden --refs        what the name stood for before";
+  whimbrel log golden --graph       ancestors and descendants of golden
+  whimbrel log golden --refs        earlier capsules of the tag golden";
 
-/// Show a capsule and those it came from, newest first
+/// Show a capsule and its ancestors, newest first
 ///
-/// As a tree, oldest first: a full circle is an active capsule, an empty one has disks only; what it adds to
-/// its parents (before compression); and after an arrow the machines that stand on it.
+/// With --graph: ● is a capsule with memory, ○ a disk-only capsule. Each line shows what it adds to its
+/// parents and, after an arrow, the machines based on it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Machine (its newest capsule), tag or id
     #[arg(required_unless_present = "graph")]
     capsule: Option<CapsuleRef>,
-    /// Draw the tree: its ancestors and descendants, or all capsules
+    /// Draw a tree of its ancestors and descendants, or of all capsules
     #[arg(long)]
     graph: bool,
-    /// Show what the name stood for before, newest first
+    /// Show the earlier capsules of a tag or machine, newest first
     #[arg(long, requires = "capsule", conflicts_with = "graph")]
     refs: bool,
 }
@@ -64,12 +64,8 @@ fn beside(capsule: &CapsuleInfo) -> String {
     let names = if capsule.names.is_empty() { String::new() } else { format!(" ({})", names(capsule)) };
     let labels: String = capsule.labels.iter().map(|(key, value)| format!(" {key}={value}")).collect();
     let (id, host) = (capsule.id.short(), &capsule.host);
-    format!(
-        "{id}{names} {} of {}, {} ago on {host}{labels}",
-        kind(capsule),
-        capsule.machine,
-        ago(capsule.time_ms)
-    )
+    let (machine, ago) = (&capsule.machine, ago(capsule.time_ms));
+    format!("{id}{names} of {machine}, {}, {ago} ago on {host}{labels}", kind(capsule))
 }
 
 fn picture(nodes: &[GraphNode]) -> String {
@@ -77,7 +73,7 @@ fn picture(nodes: &[GraphNode]) -> String {
         return "no capsules; take one with `whimbrel checkpoint NAME`\n".to_owned();
     }
     capsule_tree::draw(nodes, |node| {
-        let adds = node.adds.map_or_else(|| ", partly elsewhere".to_owned(), |adds| format!(", adds {adds}"));
+        let adds = node.adds.map_or_else(|| ", partial".to_owned(), |adds| format!(", adds {adds}"));
         let off = |live: bool| if live { "" } else { " (off)" };
         let machines: Vec<_> = node.machines.iter().map(|m| format!("{}{}", m.name, off(m.live))).collect();
         let arrow = if machines.is_empty() { String::new() } else { format!(" ← {}", machines.join(", ")) };
@@ -95,5 +91,5 @@ fn past(versions: &[RefVersion]) -> String {
         let here = if version.here { "yes" } else { "no" };
         [version.capsule.short(), before, when, here.to_owned()]
     });
-    table(["CAPSULE", "BEFORE", "SINCE", "IN STORE"], rows, "nothing is known of it")
+    table(["CAPSULE", "BEFORE", "SINCE", "IN STORE"], rows, "no history of this name is stored")
 }

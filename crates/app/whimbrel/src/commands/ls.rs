@@ -1,4 +1,4 @@
-//! `whimbrel ls`.
+//! `whimbrel ls`: lists capsules of this host or of another one.
 
 use crate::{
     capsule_text,
@@ -12,14 +12,14 @@ use whimbrel_core::HostName;
 const EXAMPLES: &str = "\
 Examples:
   whimbrel ls
-  whimbrel ls --host beta                  what beta offers; fetch it with `whimbrel pull beta:NAME`
+  whimbrel ls --host beta    capsules that beta offers; `whimbrel pull beta:NAME` fetches one
   whimbrel ls --json | jq -r '.[] | select(.machine == \"web\") | .id'";
 
 /// List the capsules in the store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// List those that a trusted host offers instead
+    /// List the capsules that a trusted host offers
     #[arg(long)]
     host: Option<HostName>,
 }
@@ -47,8 +47,8 @@ fn remote(capsules: &[RemoteCapsule]) -> String {
             ago(capsule.time_ms),
             capsule.memory.to_string(),
             capsule.disks.to_string(),
-            if capsule.whole { String::new() } else { "in part".to_owned() },
+            if capsule.whole { String::new() } else { "partial".to_owned() },
         ]
     });
-    table(["NAME", "ID", "TAKEN", "MEMORY", "DISKS", ""], rows, "it offers nothing to this host")
+    table(["NAME", "ID", "AGE", "MEMORY", "DISKS", ""], rows, "the host offers no capsules to this host")
 }

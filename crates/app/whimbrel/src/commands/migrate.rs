@@ -1,4 +1,4 @@
-//! `whimbrel migrate`.
+//! `whimbrel migrate`: moves a running machine to another host.
 
 use crate::{
     argument_types::{DurationArg, NetworkArg, RateArg, Throttle},
@@ -14,75 +14,79 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel migrate web beta
   whimbrel migrate web beta --downtime-max 30ms --rate-max 400Mbit
-  whimbrel migrate web beta --mode lazy        it runs there at once and fetches its pages from here
-  whimbrel migrate web beta --mode lazy --safe gamma
+  whimbrel migrate web beta --mode postcopy    web runs on beta at once and fetches its pages
+  whimbrel migrate web beta --mode postcopy --backup-host gamma
   whimbrel migrate web beta --mode hybrid --rounds 3
-  whimbrel migrate web beta --free-caches --throttle 50
+  whimbrel migrate web beta --drop-caches --throttle 50
   whimbrel migrate web beta --network home     beta is on another subnet; web keeps its address
-  whimbrel trust add beta KEY 10.0.0.2:7400    before the first time, on both hosts";
+  whimbrel trust add beta KEY 10.0.0.2:7400    once before the first migration, on both hosts";
 
-/// Move a running machine to another host, disks and all
+/// Migrate a running machine with its disks to another host
 ///
-/// Until the other host has taken over, every failure and Ctrl-C leave it running here. With --mode lazy or
-/// hybrid it runs there before all of it is there: this host keeps the rest until the other one has it,
-/// whatever becomes of the link or of either daemon. Ctrl-C then only stops watching.
+/// If the migration fails or is cancelled before the handover, the machine keeps running on this host. With
+/// --mode postcopy or hybrid it runs on the target while this host still sends pages; Ctrl-C then only ends
+/// the progress display.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
-    /// Where to; see `whimbrel trust ls`
+    /// Target host; `whimbrel trust ls` lists them
     host: HostName,
-    /// How
-    #[arg(long, value_enum, default_value = "live")]
+    /// Mode of the migration
+    #[arg(long, value_enum, default_value = "precopy")]
     mode: ModeArg,
-    /// Copy on until it would stand still no longer than this
-    #[arg(long, value_name = "DURATION")]
+    /// Keep copying until the predicted downtime is at most this [default: 2ms; 10ms with --mode hybrid]
+    #[arg(long, alias = "downtime-limit", value_name = "DURATION")]
     downtime_max: Option<DurationArg>,
-    /// Rounds of --mode hybrid before it runs there; 2 unless given
+    /// Most rounds of --mode hybrid before the machine runs on the target [default: 2]
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
-    /// Use no more of the link than this
+    /// Limit the rate of the migration
     #[arg(long, value_name = "RATE")]
     rate_max: Option<RateArg>,
-    /// Begin at this rate, then go as fast as the machine writes and a step faster
+    /// Rate of the first round; each later round runs at the dirty rate plus --rate-step
     #[arg(long, value_name = "RATE")]
     rate_min: Option<RateArg>,
-    /// How much faster; 50Mbit unless given
+    /// Step above the dirty rate [default: 50Mbit]
     #[arg(long, value_name = "RATE")]
     rate_step: Option<RateArg>,
-    /// The same as a --rate-min of 100Mbit
+    /// Use a --rate-min of 100Mbit, or of --rate-max if that is less
     #[arg(long)]
     adaptive: bool,
-    /// The least part of the time that its CPUs run while it writes faster than it can be copied
+    /// Slow down the CPUs of a machine that dirties memory faster than it can be copied; PERCENT is the least
+    /// share of time they run
     #[arg(long, value_name = "auto|off|PERCENT", default_value = "auto")]
     throttle: Throttle,
-    /// In --mode lazy: a third host that takes over if either dies while pages are missing there
-    #[arg(long, value_name = "HOST")]
-    safe: Option<HostName>,
-    /// Have its guest hold no process that writes too fast
+    /// With --mode postcopy: a third host that takes over if the source or the target fails before all pages
+    /// are sent
+    #[arg(long, alias = "safe", value_name = "HOST")]
+    backup_host: Option<HostName>,
+    /// Do not suspend guest processes that write too fast
     #[arg(long)]
     no_stun: bool,
-    /// Have its guest drop clean caches and free memory before the first round
-    #[arg(long)]
-    free_caches: bool,
-    /// Where its network is from then on; local unless given or tunnelled already, and local when it moves
-    /// home
+    /// Let the guest drop clean caches and release free memory before the first round
+    #[arg(long, alias = "free-caches")]
+    drop_caches: bool,
+    /// Network of the machine on the target [default: local; a machine that uses a tunnel keeps it, except on
+    /// its way home]
     #[arg(long, value_enum)]
     network: Option<NetworkArg>,
 }
 
-/// All of them, with help.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ModeArg {
-    /// Copy while it runs, stop it for the last round only
-    Live,
-    /// Stop it, copy it, start it there
-    Stop,
-    /// Start it there at once; pages follow when it touches them, and in the background
-    Lazy,
-    /// Copy some rounds while it runs, then start it there; the rest follows
+    /// Copy while the machine runs, and pause it for the last round
+    #[value(alias = "live")]
+    Precopy,
+    /// Run the machine on the target at once; pages follow when it touches them, and in the background
+    #[value(alias = "lazy")]
+    Postcopy,
+    /// Copy some rounds while the machine runs, then continue as postcopy
     Hybrid,
+    /// Pause the machine, copy it, and run it on the target
+    #[value(alias = "stop")]
+    Offline,
 }
 
 impl Args {
@@ -90,9 +94,9 @@ impl Args {
         let request = MigrateRequest {
             host: self.host,
             mode: match self.mode {
-                ModeArg::Live => MigrateMode::Live,
-                ModeArg::Stop => MigrateMode::Stop,
-                ModeArg::Lazy => MigrateMode::Lazy,
+                ModeArg::Precopy => MigrateMode::Live,
+                ModeArg::Offline => MigrateMode::Stop,
+                ModeArg::Postcopy => MigrateMode::Lazy,
                 ModeArg::Hybrid => MigrateMode::Hybrid,
             },
             rounds: self.rounds,
@@ -103,9 +107,9 @@ impl Args {
             adaptive: self.adaptive,
             network: self.network.map(Into::into),
             throttle: self.throttle.0,
-            safe: self.safe,
+            safe: self.backup_host,
             no_stun: self.no_stun,
-            free_caches: self.free_caches,
+            free_caches: self.drop_caches,
         };
         operation::perform(context, context.client.migrate(&self.name, &request)).await
     }

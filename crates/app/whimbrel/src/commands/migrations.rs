@@ -1,4 +1,4 @@
-//! `whimbrel report`.
+//! `whimbrel migrations`: lists past migrations, or shows one of them round by round.
 
 use crate::{
     context::Context,
@@ -13,24 +13,22 @@ use whimbrel_core::ByteSize;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel report                    the migrations that this host remembers
-  whimbrel report web                how web moved away from here last
-  whimbrel report web --svg web.svg  the same as a picture in a file";
+  whimbrel migrations             a table of all migrations that this host remembers
+  whimbrel migrations web         the last migration of web, round by round
+  whimbrel migrations 1f0c22a7    the migration with this id";
 
-/// Show how a machine moved away: each round's rate, bytes and what was dirtied meanwhile
+/// Show past migrations from this host, round by round
 ///
-/// The host that a machine was on remembers its last 100 migrations, those that failed included.
+/// The source remembers its last 100 migrations, including those that failed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The migration's id, or the machine; all that are remembered if absent
+    /// Id of a migration, or name of a machine [default: a table of all]
     #[arg(value_name = "ID|NAME")]
     migration: Option<String>,
-    /// Write the picture to a file
-    #[arg(long, value_name = "FILE", requires = "migration")]
+    #[arg(long, hide = true, value_name = "FILE", requires = "migration")]
     svg: Option<PathBuf>,
-    /// The same as PNG
-    #[arg(long, value_name = "FILE", requires = "migration")]
+    #[arg(long, hide = true, value_name = "FILE", requires = "migration")]
     png: Option<PathBuf>,
 }
 
@@ -42,8 +40,8 @@ impl Args {
         };
         let is_it = |record: &&MigrationRecord| record.id.0 == wanted || record.machine.as_str() == wanted;
         let Some(record) = all.iter().find(is_it) else {
-            let text = format!("no migration of that id or of a machine {wanted} is remembered here");
-            let hint = "`whimbrel report` lists them; the host that the machine was on remembers";
+            let text = format!("no migration with the id {wanted}, and none of a machine {wanted}");
+            let hint = "`whimbrel migrations` lists them on the host that the machine was on";
             return Err(CliError::Operation(ApiError::new(ErrorCode::NotFound, text).with_hint(hint)));
         };
         if let Some(path) = &self.svg {
@@ -83,7 +81,7 @@ fn list(all: &[MigrationRecord]) -> String {
     table(
         ["ID", "MACHINE", "TO", "ROUNDS", "TOOK", "DOWNTIME", "AGE"],
         rows,
-        "no machine has moved away from here",
+        "no past migrations from this host",
     )
 }
 
@@ -93,12 +91,12 @@ fn describe(record: &MigrationRecord) -> String {
             let parts = pause.as_ref().map(round_text::pause_parts).unwrap_or_default();
             format!("paused because {stopped_by}\n{parts}")
         }
-        MigrationEnd::Failed { reason } => format!("it failed: {reason}\n"),
+        MigrationEnd::Failed { reason } => format!("failed: {reason}\n"),
     };
     let rows = (1..).zip(&record.rounds).map(|(number, round)| row(number, round));
     let header =
-        ["ROUND", "BEGUN", "TOOK", "PAGES", "SENT", "RATE", "LIMIT", "DIRTIED AT", "WAITED", "LEFT", "TO GO"];
-    format!("{}\n{}\n{end}", text::draw(record), table(header, rows, "no round ended"))
+        ["ROUND", "START", "TOOK", "PAGES", "SENT", "RATE", "LIMIT", "DIRTY", "WAITED", "LEFT", "PREDICTED"];
+    format!("{}\n{}\n{end}", text::draw(record), table(header, rows, "no round was completed"))
 }
 
 fn row(number: u32, round: &RoundInfo) -> [String; 11] {

@@ -1,4 +1,4 @@
-//! One file a verb: its arguments with their help, and what it does.
+//! Verbs of the command line, one file each: the arguments with their help, and the call of the daemon.
 
 pub(crate) mod balloon;
 pub(crate) mod cache;
@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod console;
 pub(crate) mod delete;
 pub(crate) mod derive;
+pub(crate) mod dial_stdio;
 pub(crate) mod diff;
 pub(crate) mod dirty_rate;
 pub(crate) mod doctor;

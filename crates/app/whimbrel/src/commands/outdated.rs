@@ -1,4 +1,4 @@
-//! `whimbrel rebase`.
+//! `whimbrel outdated`: lists what is based on an old version of a capsule.
 
 use crate::{
     context::Context,
@@ -10,29 +10,28 @@ use whimbrel_core::RefName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel tag maintained golden && whimbrel rebase golden    golden has moved: who is left behind?
-  whimbrel rebase golden --onto golden-3                      before it moves
-  whimbrel rebase golden --json | jq '.standing[] | select(.disks[].conflicts > 0)'";
+  whimbrel tag maintained golden && whimbrel outdated golden    after golden was updated
+  whimbrel outdated golden --onto golden-3                      before it is updated
+  whimbrel outdated golden --json | jq '.standing[] | select(.disks[].conflicts > 0)'";
 
-/// Report who still stands on an old version of a capsule
+/// List machines and capsules that are based on an old version of a capsule
 ///
-/// Lists the children of what CAPSULE named before, and the machines that run on them, with the pages of
-/// their disks that they changed, that the update changed, and that both did. It changes nothing: a page is
-/// too little to merge by. Pages that both changed to the same are no conflict; of a machine every page it
-/// wrote counts.
+/// For each disk: CHANGED counts the pages that the child changed, UPDATED those that the new version
+/// changed, CONFLICTS those that both changed to different content. For a machine, every page that it wrote
+/// counts as changed. The command itself changes nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag or machine that has moved, or the old capsule itself
+    /// Tag or machine that was updated, or the old capsule itself
     capsule: CapsuleRef,
-    /// The new version; what CAPSULE names now unless given
-    #[arg(long, value_name = "CAPSULE")]
+    /// New version of CAPSULE [default: the one that it names now]
+    #[arg(long, value_name = "VERSION")]
     onto: Option<CapsuleRef>,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let report = context.client.rebase(&self.capsule, self.onto.as_ref()).await?;
+        let report = context.client.outdated(&self.capsule, self.onto.as_ref()).await?;
         context.output.result(&report, describe)
     }
 }
@@ -51,11 +50,11 @@ fn describe(report: &OutdatedReport) -> String {
         return text + "there is no old version\n";
     }
     let rows = report.standing.iter().flat_map(rows);
-    let header = ["LEFT BEHIND", "CAPSULE", "OLD VERSION", "DISK", "CHANGED", "UPDATED", "CONFLICTS"];
-    text + "\n" + &table(header, rows, "nobody stands on an old version")
+    let header = ["OUTDATED", "CAPSULE", "OLD VERSION", "DISK", "CHANGED", "UPDATED", "CONFLICTS"];
+    text + "\n" + &table(header, rows, "nothing is based on an old version")
 }
 
-/// A row a disk, counts in pages; one with the reason where nothing can be told.
+/// Rows of one child: its disks with counts in pages, or the reason why there are none.
 fn rows(standing: &OutdatedChild) -> Vec<[String; 7]> {
     let who = match &standing.machine {
         Some(machine) => format!("machine {machine}"),

@@ -1,4 +1,4 @@
-//! `whimbrel pause`.
+//! `whimbrel pause`: stops the CPUs of a machine.
 
 use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
@@ -8,11 +8,11 @@ Examples:
   whimbrel pause web
   whimbrel unpause web";
 
-/// Stop the CPUs of a machine; its state stays in memory
+/// Pause the CPUs of a machine; its memory stays loaded
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
 }
 

@@ -1,4 +1,4 @@
-//! `whimbrel promote`.
+//! `whimbrel promote`: detaches a capsule from its parents.
 
 use crate::{context::Context, error::CliError, table::milliseconds};
 use whimbrel_api::{CapsuleRef, PromoteReport, PromoteRequest};
@@ -6,21 +6,21 @@ use whimbrel_core::{ByteSize, CapsuleId, RefName};
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel promote golden                  the name moves to the capsule without parents
-  whimbrel promote web --tag web-alone     the old one keeps its names
+  whimbrel promote golden                  the tag moves to the new capsule
+  whimbrel promote web --tag web-alone     the old capsule keeps its names
   whimbrel promote 3fa95c81 --all-refs";
 
 /// Detach a capsule from its parents
 ///
-/// Makes a capsule of the same images that has no parents. No page is copied, for a capsule never reads
-/// through its parents; nor is this needed before a parent is removed. It is for handing a capsule on without
-/// its past. The new capsule has another id; children of the old one stay its children.
+/// Creates a capsule with the same images and no parents, so that it can be passed on without its lineage. No
+/// page is copied. A parent can be removed without this. The new capsule has another id; children of the old
+/// capsule stay its children.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Tag, machine (its newest capsule) or id
     capsule: CapsuleRef,
-    /// A tag for the new capsule; no name moves then
+    /// Tag for the new capsule; no other name moves
     #[arg(long)]
     tag: Option<RefName>,
     /// Move every name of the old capsule to the new one
@@ -43,7 +43,7 @@ fn describe(report: &PromoteReport) -> String {
         return format!("{} has no parents ({})\n", report.capsule.short(), names.join(", "));
     }
     format!(
-        "{} ({}) stands alone, {} had {}: {} of pages copied, {} written, took {}\n",
+        "{} ({}) has no parents; {} had {}: {} of pages copied, {} written, took {}\n",
         report.capsule.short(),
         names.join(", "),
         report.was.short(),

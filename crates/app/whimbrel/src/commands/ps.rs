@@ -1,4 +1,4 @@
-//! `whimbrel ps`.
+//! `whimbrel ps`: lists the machines of the host.
 
 use crate::{context::Context, error::CliError, machine_text};
 

@@ -1,4 +1,4 @@
-//! `whimbrel pull`.
+//! `whimbrel pull`: fetches a capsule from another host or from a pool.
 
 use crate::{argument_types::Located, context::Context, error::CliError, operation};
 use whimbrel_api::PullRequest;
@@ -7,26 +7,26 @@ use whimbrel_core::RefName;
 const EXAMPLES: &str = "\
 Examples:
   whimbrel pull beta:web               the newest capsule of web, from beta
-  whimbrel pull golden --tag base      from whichever trusted host has it
-  whimbrel pull beta:golden --lazy     only what describes it; pages come when they are read
-  whimbrel ls --host beta              what beta offers
-  whimbrel pull pool:MANAGER/vms/web   what was pushed to the folder /vms of a pool
+  whimbrel pull golden --tag base      from any trusted host with golden
+  whimbrel pull beta:golden --lazy     only its description; pages are fetched when they are read
+  whimbrel ls --host beta              capsules that beta offers
+  whimbrel pull pool:MANAGER/vms/web   a capsule in the folder /vms of a pool
 
-Only what this host lacks travels: pages of other capsules, and of files that `whimbrel cache` knows, are
-taken from here. Cut off, it goes on where it was when it is called again.";
+Only pages that this host does not have are sent. It looks for pages in its store and in the files that were \
+added with `whimbrel cache add`. If the connection breaks, call the command again to continue.";
 
-/// Bring a capsule here from another host or a pool
+/// Fetch a capsule from another host or from a pool
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tag, machine or id, as it is called there; with HOST: in front, from that host, with pool:MANAGER/
-    /// from that pool
+    /// Tag, machine or id on the other side; HOST: or pool:MANAGER/ in front names that side [default: any
+    /// trusted host]
     #[arg(value_name = "[HOST:]CAPSULE")]
     capsule: Located,
-    /// Tag for it here
+    /// Tag for the capsule on this host
     #[arg(long)]
     tag: Option<RefName>,
-    /// Bring only what describes it
+    /// Fetch only the description; pages are fetched when they are read
     #[arg(long)]
     lazy: bool,
 }

@@ -1,4 +1,4 @@
-//! `whimbrel push`.
+//! `whimbrel push`: sends a machine or a capsule to another host or to a pool.
 
 use crate::{
     argument_types::{BalloonArg, PushTarget},
@@ -10,38 +10,38 @@ use whimbrel_api::{CapsuleRef, PushRequest};
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel push web home              at work: suspend web and send it home; says when all of it is there
-  whimbrel resume web                 at home: go on; what has not arrived comes when it is touched
-  whimbrel push before-upgrade vault  copy a capsule
-  whimbrel push web pool:MANAGER/vms  copy the newest capsule of web to a checkpoint pool
-  whimbrel push web vault --follow    copy every capsule of web from now on, in the background
-  whimbrel push web pool:MANAGER/vms --follow   and what `protect --keep` keeps, each a version
-  whimbrel push web --unfollow
+  whimbrel push web home                  at work: suspend web, send it home, wait for its arrival
+  whimbrel resume web                     at home: continue, at any time
+  whimbrel push before-upgrade vault      copy a capsule
+  whimbrel push web pool:MANAGER/vms      copy the newest capsule of web to a pool
+  whimbrel push web vault --continuous    upload every new capsule of web in the background
+  whimbrel push web pool:MANAGER/vms --continuous   the same to a pool, with all epoch snapshots
+  whimbrel push web --stop-continuous
 
-A machine that was pushed belongs to the other host: there it is resumed, here no longer (if the other host
-is lost for good: `whimbrel resume web --take-back`).";
+A machine that was pushed to a host is resumed there and not here. If that host is lost for good, use \
+`whimbrel resume web --reclaim`.";
 
-/// Bring a machine or a capsule to another host
+/// Send a machine or a capsule to another host or to a pool
 ///
-/// A running machine is suspended first; for a pool it is not, its newest capsule is copied there. Ctrl-C
-/// ends the watching: the other host goes on fetching while it can. Call it again to see how far it is;
-/// nothing travels twice.
+/// A push to a host suspends a running machine first. A push to a pool copies its newest capsule and leaves
+/// it running. Ctrl-C only ends the progress display: the other host continues to fetch while it can. Call
+/// the command again to see the progress.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A machine, or a capsule (tag or id)
+    /// Machine, or capsule by tag or id
     subject: CapsuleRef,
-    /// Where to: a host, or pool:MANAGER[/FOLDER]; may be left out if only one host is trusted
+    /// Target: a host, or pool:MANAGER[/FOLDER] [default: the trusted host, if there is only one]
     host: Option<PushTarget>,
-    /// Take memory from the guest before it is suspended: auto, off or what to leave it
+    /// Shrink guest memory before the suspend: auto, off, or the size to shrink to
     #[arg(long, value_name = "auto|off|SIZE", default_value = "auto")]
     balloon: BalloonArg,
-    /// Let the machine run; upload every capsule that is taken of it
-    #[arg(long, conflicts_with = "unfollow")]
-    follow: bool,
-    /// End that
-    #[arg(long)]
-    unfollow: bool,
+    /// Leave the machine running and upload every capsule that is taken of it
+    #[arg(long, alias = "follow", conflicts_with = "stop_continuous")]
+    continuous: bool,
+    /// Stop uploading the capsules of the machine
+    #[arg(long, alias = "unfollow")]
+    stop_continuous: bool,
 }
 
 impl Args {
@@ -52,8 +52,8 @@ impl Args {
             host,
             pool,
             balloon: self.balloon.0,
-            follow: self.follow,
-            unfollow: self.unfollow,
+            follow: self.continuous,
+            unfollow: self.stop_continuous,
         };
         operation::perform(context, context.client.push(&request)).await
     }

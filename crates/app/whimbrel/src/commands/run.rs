@@ -1,4 +1,4 @@
-//! `whimbrel run`.
+//! `whimbrel run`: creates a machine and starts it.
 
 use crate::{
     argument_types::{DiskArg, GuestRequestArg, NicArg, absolute},
@@ -17,47 +17,46 @@ Examples:
   whimbrel run db --disk root.img --disk data.img,size=100G --memory 4G --cpus 2
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
 
-/// Make a machine and start it
+/// Create a machine and start it
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Name for the machine, not in use on this host
     name: MachineName,
-    /// Raw image to begin from; it is read, never written (may be given several times)
+    /// Raw disk image to start from; it is read and never written (repeatable)
     #[arg(long = "disk", value_name = "FILE[,size=SIZE]")]
     disks: Vec<DiskArg>,
-    /// Guest memory
+    /// Size of the guest memory
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
-    /// Virtual CPUs
+    /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
-    /// Kernel to load directly instead of booting from the first disk
+    /// Kernel to load directly, instead of booting from the first disk
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk for that kernel
+    /// Initial RAM disk of the kernel
     #[arg(long, value_name = "FILE", value_parser = absolute, requires = "kernel")]
     initrd: Option<PathBuf>,
-    /// Command line for that kernel
+    /// Command line of the kernel
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     append: Option<String>,
-    /// Network port in a bridge of this host, or `none` for an unplugged one (may be given several times)
+    /// Network port in a bridge of this host, or `none` for an unplugged one (repeatable)
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
     nics: Vec<NicArg>,
-    /// What executes guest instructions; the host's choice unless given
+    /// Executor of guest instructions [default: kvm if it works here, else tcg]
     #[arg(long)]
     accel: Option<AccelArg>,
-    /// What it may ask for from inside with `whimbrel-guest`; nothing unless given
-    #[arg(long, value_name = "migrate=HOST|checkpoint", value_delimiter = ',')]
-    self_service: Vec<GuestRequestArg>,
+    /// Operations that the guest may request through `whimbrel-guest` [default: none]
+    #[arg(long, alias = "self-service", value_name = "migrate=HOST|checkpoint", value_delimiter = ',')]
+    guest_requests: Vec<GuestRequestArg>,
 }
 
-/// The two of them, with help.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum AccelArg {
-    /// QEMU's own translator; works everywhere
+    /// Translator of QEMU; works everywhere
     Tcg,
-    /// Hardware virtualisation
+    /// Hardware virtualisation of the CPU
     Kvm,
 }
 
@@ -81,7 +80,7 @@ impl Args {
                 AccelArg::Tcg => Accel::Tcg,
                 AccelArg::Kvm => Accel::Kvm,
             }),
-            self_service: GuestRequestArg::all(self.self_service),
+            self_service: GuestRequestArg::all(self.guest_requests),
         }
     }
 }

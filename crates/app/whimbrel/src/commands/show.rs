@@ -1,4 +1,4 @@
-//! `whimbrel show`.
+//! `whimbrel show`: prints everything about a capsule.
 
 use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::CapsuleRef;
@@ -8,7 +8,7 @@ Examples:
   whimbrel show before-upgrade
   whimbrel show 3fa95c81 --json | jq .images";
 
-/// Show everything about a capsule
+/// Show all details of a capsule
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! `whimbrel start`.
+//! `whimbrel start`: boots a stopped or crashed machine again.
 
 use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
@@ -8,14 +8,14 @@ Examples:
   whimbrel start web
   whimbrel stop web && whimbrel start web     switch it off and on";
 
-/// Run a machine again that was switched off or has crashed
+/// Start a stopped or crashed machine from its own disks
 ///
-/// It boots from its own disks, as it left them, with the configuration it was made with. What was in its
-/// memory is gone. A suspended machine still has its memory: `whimbrel resume` lets that go on.
+/// The machine boots with its configuration and the disks as it left them. Its memory is lost. To continue a
+/// suspended machine with its memory, use `whimbrel resume`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
 }
 

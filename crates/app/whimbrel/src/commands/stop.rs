@@ -1,4 +1,4 @@
-//! `whimbrel stop`.
+//! `whimbrel stop`: switches a machine off.
 
 use crate::{argument_types::DurationArg, context::Context, error::CliError, machine_text};
 use whimbrel_api::{StopMode, StopRequest};
@@ -10,19 +10,19 @@ Examples:
   whimbrel stop web --timeout 5m
   whimbrel stop web --kill";
 
-/// Switch a machine off
+/// Stop a machine by its power button, or cut its power
 ///
-/// Presses its power button and waits for the guest. A guest that does not react runs on; use --kill then.
-/// What was in memory is lost either way: `whimbrel suspend` keeps it.
+/// Without --kill the guest is asked to shut down. If it does not react in time, the command fails and the
+/// machine keeps running. Memory is lost in both cases; `whimbrel suspend` saves it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
-    /// Pull the plug instead of pressing the power button
+    /// Cut the power at once
     #[arg(long)]
     kill: bool,
-    /// How long to wait for the guest
+    /// Time to wait for the guest to shut down
     #[arg(long, value_name = "DURATION", default_value = "60s", conflicts_with = "kill")]
     timeout: DurationArg,
 }

@@ -1,4 +1,4 @@
-//! `whimbrel suspend`.
+//! `whimbrel suspend`: saves a machine as a capsule and ends it.
 
 use crate::{argument_types::BalloonArg, context::Context, error::CliError, operation};
 use whimbrel_api::SuspendRequest;
@@ -8,22 +8,21 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel suspend web
   whimbrel suspend web --tag friday
-  whimbrel suspend web --balloon auto    leave out what it only caches
-  whimbrel resume web    go on from there";
+  whimbrel suspend web --balloon auto    leave out the guest's caches
+  whimbrel resume web                    continue from there";
 
-/// Keep the state of a machine as a capsule and end the machine
+/// Save the state of a machine as a capsule and end the machine
 ///
-/// If it fails or is cancelled, the machine runs on as if nothing had happened.
+/// If the command fails or is cancelled, the machine keeps running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
     /// Tag for the new capsule
     #[arg(long)]
     tag: Option<RefName>,
-    /// Take memory from the guest before: auto, off or what to leave it (it has all of it back when it runs
-    /// on)
+    /// Shrink guest memory first: auto, off, or the size to shrink to; a resume restores the full size
     #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
     balloon: BalloonArg,
 }

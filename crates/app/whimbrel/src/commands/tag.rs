@@ -1,4 +1,4 @@
-//! `whimbrel tag`.
+//! `whimbrel tag`: names a capsule.
 
 use crate::{capsule_text, context::Context, error::CliError};
 use whimbrel_api::{CapsuleRef, TagRequest};
@@ -9,16 +9,16 @@ Examples:
   whimbrel tag web golden
   whimbrel tag 3fa95c81 before-upgrade";
 
-/// Give a capsule a name; a tag that exists moves
+/// Give a capsule a tag; an existing tag moves
 ///
-/// What a tag named before is remembered: `whimbrel log TAG --refs`. Capsules never change and children need
-/// nothing of their parents, so moving a tag harms nobody; if the old capsule has children it is said.
+/// `whimbrel log TAG --refs` lists the earlier capsules of a tag. Moving a tag is safe: no capsule depends on
+/// its parents.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Tag, machine (its newest capsule) or id
     capsule: CapsuleRef,
-    /// The name
+    /// Tag for the capsule
     tag: RefName,
 }
 
@@ -26,9 +26,11 @@ impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let capsule = context.client.tag(&self.tag, &TagRequest { capsule: self.capsule }).await?;
         if let Some(left) = &capsule.left {
-            let named = format!("{} named {} before", self.tag, left.capsule.short());
+            let named = format!("{} named {} until now", self.tag, left.capsule.short());
             if let Some(note) = capsule_text::left_behind(left) {
-                context.output.remark(&format!("note: {named}: {note}; see `whimbrel rebase {}`", self.tag));
+                context
+                    .output
+                    .remark(&format!("note: {named}: {note}; see `whimbrel outdated {}`", self.tag));
             }
         }
         context.output.result(&capsule, |named| format!("{}: {}\n", self.tag, named.capsule.id.short()))

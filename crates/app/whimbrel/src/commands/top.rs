@@ -1,4 +1,4 @@
-//! `whimbrel top`.
+//! `whimbrel top`: shows again and again what each machine uses.
 
 use crate::{
     argument_types::DurationArg,
@@ -24,36 +24,35 @@ Examples:
   whimbrel top --interval 500ms
   whimbrel top --count 1 --json";
 
-/// Watch what the machines of this host use; Ctrl-C ends it
+/// Show CPU, memory and disk use of the machines until Ctrl-C
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Time between two looks
+    /// Time between two updates
     #[arg(long, value_name = "DURATION", default_value = "2s")]
     interval: DurationArg,
-    /// Look this often and end
+    /// Print N updates and exit
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 }
 
-/// One look. With `--json` one of these a line.
+/// Use of all machines at one moment. With `--json` each is one line.
 #[derive(Debug, Serialize)]
 struct Look {
     host: HostInfo,
     machines: Vec<Usage>,
 }
 
-/// What one machine uses.
 #[derive(Debug, Serialize)]
 struct Usage {
     machine: MachineInfo,
-    /// Of one CPU since the last look; none at the first.
+    /// Percent of one CPU since the last update; none at the first one.
     cpu_percent: Option<f64>,
-    /// Memory of its QEMU that is there.
+    /// Resident memory of the QEMU process.
     resident_bytes: Option<u64>,
 }
 
-/// CPU time that each machine had used at the last look.
+/// CPU time that each machine had used at the last update.
 #[derive(Debug, Default)]
 struct Before(HashMap<MachineName, (Instant, Duration)>);
 
@@ -116,12 +115,12 @@ fn resident(pid: u32) -> Option<u64> {
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// A look for people; on a terminal it takes the place of the one before.
+/// Update as text. On a terminal it replaces the previous one.
 fn screen(look: &Look) -> String {
     let rows = look.machines.iter().map(|usage| {
         [
             usage.machine.name.to_string(),
-            machine_text::state(&usage.machine.state),
+            machine_text::state_of(&usage.machine),
             usage.cpu_percent.map(|cpu| format!("{cpu:.0} %")).unwrap_or_default(),
             usage.resident_bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default(),
             usage.machine.memory.to_string(),

@@ -1,4 +1,4 @@
-//! `whimbrel trust`.
+//! `whimbrel trust`: manages the trust list of this host.
 
 use crate::{context::Context, error::CliError, output::Removed, table::table};
 use clap::Subcommand;
@@ -9,17 +9,17 @@ use whimbrel_wire::{ParseAddressError, PeerAddress, RefPatterns};
 const EXAMPLES: &str = "\
 Examples:
   whimbrel key                                 on beta: prints its key
-  whimbrel trust add beta KEY 10.0.0.2:7400    here: trust it
-  whimbrel trust add beta --ssh root@beta      or go there with ssh, which needs no key
+  whimbrel trust add beta KEY 10.0.0.2:7400    on this host: trusts beta
+  whimbrel trust add beta --ssh root@beta      or connect over ssh, which needs no key
   whimbrel trust add beta KEY 10.0.0.2:7400 --read 'web,golden*' --write 'backup-*'
-  whimbrel trust limit beta --read 'web,golden*'
+  whimbrel trust set beta --read 'web,golden*'
   whimbrel trust ls
   whimbrel trust rm beta
 
-Both hosts must trust each other's key before a machine can move between them. With --ssh only the
-one that sends needs an entry; its daemon's user must get in without a password.";
+Both hosts must trust each other's key before a machine can move between them. With --ssh only the sending host \
+needs an entry; ssh must work without a password for the user of its daemon.";
 
-/// Say which other hosts this one trusts
+/// Manage the list of trusted hosts
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -27,55 +27,54 @@ pub(crate) struct Args {
     action: Action,
 }
 
-/// What to do with the list.
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Trust a host
+    /// Add a host to the list
     Add {
-        /// Its name, as it calls itself
+        /// Name of the host, as in its own `--name`
         name: HostName,
-        /// Its public key, as `whimbrel key` prints it there; with --ssh it may be left out
+        /// Public key of the host, as `whimbrel key` prints it there; optional with --ssh
         #[arg(required_unless_present = "ssh")]
         key: Option<String>,
-        /// Where it listens; without it machines can come from there but not go there
+        /// Address of its daemon; without one, machines can arrive from that host but not be sent to it
         #[arg(value_name = "ADDRESS:PORT")]
         address: Option<String>,
-        /// Go there with ssh: USER@HOST, a name from ssh's configuration, or ssh://USER@HOST:PORT
+        /// Connect over ssh: USER@HOST, a name from the ssh configuration, or ssh://USER@HOST:PORT
         #[arg(long, value_name = "DESTINATION", conflicts_with = "address", value_parser = by_ssh)]
         ssh: Option<String>,
         #[command(flatten)]
         lists: Lists,
     },
-    /// Say anew which capsules a trusted host may read and write
+    /// Set which capsules a host may read and write
     ///
-    /// By the names they have here. Without a list it may use all; as soon as one is given, a list that is
-    /// not given is empty.
-    Limit {
-        /// Its name
+    /// Capsules are named as on this host. Both lists are set; an omitted list is empty.
+    #[command(alias = "limit")]
+    Set {
+        /// Name of the host
         name: HostName,
         #[command(flatten)]
         lists: Lists,
-        /// Let it read and write all again
+        /// Remove the limits, so that the host may read and write all capsules
         #[arg(long, conflicts_with_all = ["read", "write"], required_unless_present_any = ["read", "write"])]
         all: bool,
     },
-    /// List the hosts that are trusted
+    /// List the trusted hosts
     Ls,
-    /// Trust a host no longer
+    /// Remove a host from the list
     Rm {
-        /// Its name
+        /// Name of the host
         name: HostName,
     },
 }
 
-/// Which capsules a host may use.
+/// Capsules of this host that a trusted host may use.
 #[derive(Debug, clap::Args)]
 struct Lists {
-    /// Tags and machines here that it may read, with * and ? (commas between them); all unless --read or
-    /// --write is given
+    /// Tags and machines that the host may read, with * and ?, separated by commas [default: all, or none if
+    /// --write is given]
     #[arg(long, value_name = "PATTERNS")]
     read: Option<RefPatterns>,
-    /// Those that it may write
+    /// Tags and machines that the host may write [default: all, or none if --read is given]
     #[arg(long, value_name = "PATTERNS")]
     write: Option<RefPatterns>,
 }
@@ -95,8 +94,8 @@ impl Args {
                 let entry = context.client.trust(&TrustEntry { name, key, address, read, write }).await?;
                 context.output.result(&entry, |entry| format!("{}: trusted\n", entry.name))
             }
-            Action::Limit { name, lists, all: _ } => {
-                let entry = context.client.limit(&name, &lists.rights()).await?;
+            Action::Set { name, lists, all: _ } => {
+                let entry = context.client.set_rights(&name, &lists.rights()).await?;
                 context.output.result(&entry, |entry| {
                     let [read, write] = allowed(entry);
                     format!("{}: reads {read}, writes {write}\n", entry.name)
@@ -107,19 +106,19 @@ impl Args {
                 context.output.result(all.as_slice(), list)
             }
             Action::Rm { name } => {
-                context.client.distrust(&name).await?;
-                context.output.result(&Removed::one(&name), |removed| removed.sentence("trusted no longer"))
+                context.client.untrust(&name).await?;
+                context.output.result(&Removed::one(&name), |removed| removed.sentence("no longer trusted"))
             }
         }
     }
 }
 
-/// The address that stands for an ssh destination.
+/// Address of the trust list that stands for an ssh destination.
 fn by_ssh(destination: &str) -> Result<String, ParseAddressError> {
     PeerAddress::ssh(destination).map(String::from)
 }
 
-/// What a host may read and write, in words.
+/// Formats the patterns of what a host may read and write.
 fn allowed(entry: &TrustEntry) -> [String; 2] {
     let limited = entry.read.is_some() || entry.write.is_some();
     [&entry.read, &entry.write].map(|list| match list {
@@ -143,6 +142,6 @@ fn list(entries: &[TrustEntry]) -> String {
     table(
         ["NAME", "ADDRESS", "READS", "WRITES", "KEY"],
         rows,
-        "no host is trusted; add one with `whimbrel trust add NAME KEY ADDRESS`",
+        "no trusted hosts; add one with `whimbrel trust add NAME KEY ADDRESS`",
     )
 }

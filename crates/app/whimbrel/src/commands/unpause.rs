@@ -1,4 +1,4 @@
-//! `whimbrel unpause`.
+//! `whimbrel unpause`: lets a paused machine run again.
 
 use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
@@ -7,11 +7,11 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel unpause web";
 
-/// Let the CPUs of a paused machine run again
+/// Continue a paused machine
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
 }
 

@@ -1,4 +1,4 @@
-//! `whimbrel unprotect`.
+//! `whimbrel unprotect`: ends the protection of a machine.
 
 use crate::{context::Context, error::CliError, machine_text};
 use whimbrel_core::MachineName;
@@ -7,13 +7,13 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel unprotect web";
 
-/// Keep no standby of a machine any longer; it runs on here
+/// Stop protecting a machine; it keeps running on this host
 ///
-/// The standby forgets the machine. If it does not answer, the witness makes sure that it never takes over.
+/// The standby is deleted. If its host does not answer, the witness prevents it from ever taking over.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The machine
+    /// Name of the machine
     name: MachineName,
 }
 

@@ -1,21 +1,21 @@
-//! `whimbrel rm`.
+//! `whimbrel untag`: removes names of capsules.
 
 use crate::{capsule_text, context::Context, error::CliError, output::Removed};
 use whimbrel_core::RefName;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel rm before-upgrade
-  whimbrel rm monday tuesday && whimbrel gc";
+  whimbrel untag before-upgrade
+  whimbrel untag monday tuesday && whimbrel gc";
 
 /// Remove names of capsules
 ///
-/// A capsule that no name leads to any more is freed by the next `whimbrel gc`, not before. Its children, and
-/// machines that run on it, are whole without it.
+/// `whimbrel gc` deletes capsules that have no name left. Children of such a capsule, and machines that are
+/// based on it, stay complete.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Tags, or machines that are gone
+    /// Tag, or machine (the name of its newest capsule)
     #[arg(required = true, value_name = "NAME")]
     names: Vec<RefName>,
 }
@@ -29,5 +29,20 @@ impl Args {
             }
         }
         context.output.result(&Removed::many(&self.names), |removed| removed.sentence("removed"))
+    }
+
+    /// Runs the old name `rm`. People try it to delete a machine, so names of machines are refused.
+    pub(crate) async fn run_as_rm(self, context: &Context) -> Result<(), CliError> {
+        let machines = context.client.machines().await?;
+        let is_machine = |name: &&RefName| machines.iter().any(|one| one.name.as_str() == name.as_str());
+        match self.names.iter().find(is_machine) {
+            Some(name) => Err(CliError::Usage {
+                problem: format!("{name} is a machine"),
+                hint: format!(
+                    "`whimbrel delete {name}` deletes a machine, `whimbrel untag {name}` a name of a capsule"
+                ),
+            }),
+            None => self.run(context).await,
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `whimbrel verify`.
+//! `whimbrel verify`: checks the digests of everything in the store.
 
 use crate::{context::Context, error::CliError, operation};
 
@@ -7,7 +7,9 @@ Examples:
   whimbrel verify
   whimbrel verify --json | jq .result.damaged";
 
-/// Read everything in the store and check it; exits with 6 if something is damaged
+/// Read all stored data and check its digests
+///
+/// The exit code is 6 if something is damaged.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}

@@ -1,22 +1,22 @@
-//! What past migrations say of the next: what a page comes to, and what a stop takes. Pure.
+//! Calibration of predictions by past migrations: the cost of a page, and the overhead of a stop.
 //!
-//! Medians, for single stops differ: on a busy machine by several times. What a stop takes is nearly the same
-//! for all machines of a host, so all of its last migrations count; what pages come to is the machine's own,
-//! where it has moved before.
+//! Medians are used, because single stops differ by several times on a busy machine. The overhead of a stop
+//! is nearly the same for all machines of a host, so all recent migrations count. The cost of pages is taken
+//! from migrations of the same machine, if there are any.
 
 use std::time::Duration;
 use whimbrel_api::{MigrateMode, MigrationEnd, MigrationRecord, RoundInfo};
 use whimbrel_core::MachineName;
 
-/// Migrations that count: the newest.
+/// Number of newest migrations that count.
 const RECENT: usize = 20;
-/// A smaller round says nothing about the time that pages take.
+/// Smallest round that counts for the time of a page.
 const TELLING_PAGES: u64 = 100;
 
-/// What was learned, as far as anything was.
+/// Costs as far as past migrations show them.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Calibration {
-    /// How many migrations it is from.
+    /// Number of migrations that counted.
     pub(crate) from: u64,
     pub(crate) page_bytes: Option<f64>,
     pub(crate) again_bytes: Option<f64>,
@@ -25,7 +25,7 @@ pub(crate) struct Calibration {
 }
 
 impl Calibration {
-    /// Of migrations, newest first, for a machine.
+    /// Calibration for a machine by `past` migrations, newest first.
     pub(crate) fn of(past: &[MigrationRecord], machine: &MachineName) -> Self {
         let moved = past.iter().filter(|record| record.request.mode == MigrateMode::Live);
         let moved: Vec<_> = moved.filter(|record| fixed_ms(record).is_some()).take(RECENT).collect();
@@ -41,14 +41,14 @@ impl Calibration {
             from: moved.len() as u64,
             page_bytes: at(0.5, first.collect()),
             again_bytes: at(0.5, again.collect()),
-            // Over a slow link most rounds take what the link takes: the fast ones tell what pages do.
+            // Over a slow link most rounds wait for the link, so the fast rounds count.
             page_time: at(0.25, times.collect()).and_then(ms),
             fixed: at(0.5, moved.iter().filter_map(|record| fixed_ms(record)).collect()).and_then(ms),
         }
     }
 }
 
-/// What a stop took beside its pages; none of a migration that failed.
+/// Overhead of a stop; none for a migration that failed.
 fn fixed_ms(record: &MigrationRecord) -> Option<f64> {
     let MigrationEnd::Moved { downtime_ms, pause, .. } = &record.end else { return None };
     let pages = match pause {
@@ -63,7 +63,7 @@ fn bytes_a_page(rounds: &[RoundInfo]) -> Option<f64> {
     (pages > 0 && bytes > 0).then(|| bytes as f64 / pages as f64)
 }
 
-/// The value below which such a part of them lies.
+/// Quantile of the values.
 fn at(part: f64, mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     values.get((values.len() as f64 * part) as usize).copied()

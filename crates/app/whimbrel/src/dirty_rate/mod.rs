@@ -1,5 +1,4 @@
-//! The writable working set of a machine: sampled, reported, drawn. What is predicted from it is decided in
-//! `whimbrel-capture`.
+//! Dirty rate of a machine: samples, report and plot. The predictions are made in `whimbrel-capture`.
 
 mod calibration;
 pub(crate) mod plot;

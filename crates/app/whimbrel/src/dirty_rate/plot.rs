@@ -1,5 +1,6 @@
-//! Figures 3 to 6 of Clark et al. (NSDI 2005) for one trace: for each bandwidth, in light grey how fast pages
-//! were written, and a line a number of rounds: how long a migration that begins then would stand still.
+//! Plot of a dirty trace, like figures 3 to 6 of Clark et al. (NSDI 2005): for each bandwidth the dirty rate
+//! in grey, and for each number of rounds a line with the predicted downtime of a migration that starts at
+//! that moment.
 
 use super::report::bits;
 use crate::{error::CliError, picture::raster::Canvas};
@@ -12,10 +13,10 @@ use whimbrel_capture::{
 
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 300;
-/// At least so many bars are drawn, if there are as many samples.
+/// Least number of bars, if there are as many samples.
 const BARS: u32 = 50;
 const GREY: RGBColor = RGBColor(0xd8, 0xd8, 0xd8);
-/// One a number of rounds; further ones begin again.
+/// Colours of the lines, used in turn.
 const COLOURS: [RGBColor; 4] = [
     RGBColor(0xc0, 0x39, 0x2b),
     RGBColor(0xd6, 0x8a, 0x10),
@@ -24,16 +25,16 @@ const COLOURS: [RGBColor; 4] = [
 ];
 const FONT: (&str, i32) = ("sans-serif", 14);
 
-/// The points of one chart.
+/// Points of one chart.
 struct Chart {
     title: String,
-    /// Stretches of the trace: from, to, pages a second.
+    /// Intervals of the trace: start, end, pages per second.
     writes: Vec<(f64, f64, f64)>,
-    /// For each number of rounds: when it begins, how long it stands still, in seconds.
+    /// Start and downtime in seconds, for each number of rounds.
     lines: Vec<Vec<(f64, f64)>>,
 }
 
-/// What is drawn: a chart a bandwidth.
+/// Trace to draw, with a chart for each bandwidth.
 pub(crate) struct Plot<'a> {
     pub(crate) trace: &'a DirtyTrace,
     pub(crate) window: Duration,
@@ -42,7 +43,7 @@ pub(crate) struct Plot<'a> {
 }
 
 impl Plot<'_> {
-    /// The picture as SVG text.
+    /// Draws the plot as SVG text.
     pub(crate) fn svg(&self, model: &Model) -> Result<String, CliError> {
         let (charts, mut text) = (self.charts(model)?, String::new());
         let root = SVGBackend::with_string(&mut text, size(&charts)).into_drawing_area();
@@ -51,7 +52,7 @@ impl Plot<'_> {
         Ok(text)
     }
 
-    /// The picture as a PNG file.
+    /// Draws the plot as a PNG file.
     pub(crate) fn png(&self, model: &Model) -> Result<Vec<u8>, CliError> {
         let charts = self.charts(model)?;
         let mut canvas = Canvas::new(size(&charts));
@@ -89,12 +90,12 @@ fn chart(
         at += took.as_secs_f64();
         (from, at, pages as f64 / took.as_secs_f64())
     };
-    // Short traces are shown in finer stretches: one bar would say nothing.
-    let bar = window.min(trace.duration() / BARS).max(trace.head.every);
+    // A short trace has finer bars than one window.
+    let bar = window.min(trace.duration() / BARS).max(trace.header.interval);
     let writes = trace.working_sets(bar).into_iter().map(stretch).collect();
     let mut lines = vec![Vec::new(); rounds as usize];
     for start in simulation.starts() {
-        let played = simulation.play(start, bandwidth, rounds, model);
+        let played = simulation.simulate(start, bandwidth, rounds, model);
         for (line, prediction) in lines.iter_mut().zip(played) {
             line.push((start, prediction.downtime.as_secs_f64()));
         }
@@ -117,7 +118,7 @@ fn draw<B: DrawingBackend>(root: &DrawingArea<B, Shift>, charts: &[Chart]) -> Dr
 }
 
 fn draw_one<B: DrawingBackend>(area: &DrawingArea<B, Shift>, chart: &Chart) -> Drawn<B> {
-    // A scale needs two ends.
+    // A scale must not be empty.
     let top = |values: &mut dyn Iterator<Item = f64>| values.fold(1e-3, f64::max) * 1.1;
     let end = chart.writes.last().map_or(1.0, |stretch| stretch.1);
     let (rate, downtime) = (
@@ -168,9 +169,9 @@ mod tests {
 
     fn trace(samples: u64) -> DirtyTrace {
         let every = Duration::from_millis(50);
-        let sample = |k| Sample { took: every, dirty: vec![PageRun::new(k % 50, 30)] };
+        let sample = |k| Sample { duration: every, dirty: vec![PageRun::new(k % 50, 30)] };
         DirtyTrace {
-            head: DirtyTraceHeader { pages: 100, present: 100, every, began_ms: 0 },
+            header: DirtyTraceHeader { pages: 100, populated: 100, interval: every, start_ms: 0 },
             samples: (0..samples).map(sample).collect(),
         }
     }

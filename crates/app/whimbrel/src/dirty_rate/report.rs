@@ -1,43 +1,43 @@
-//! What a trace comes to: working sets, and predictions as a table or as JSON.
+//! Report about a dirty trace: working sets and predictions, as a table or as JSON.
 
 use crate::table::{count, milliseconds, table};
 use serde::Serialize;
 use std::time::Duration;
 use whimbrel_capture::{
     dirty_trace::DirtyTrace,
-    downtime_model::{Model, Simulation, Summary, moves, summary},
+    downtime_model::{Model, Simulation, Summary, summarize_migrations, summary},
 };
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
-/// The result of `wws`. The shape of its JSON is a promise.
+/// Result of `dirty-rate`. Its JSON is part of the interface.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Guest memory in pages.
+    /// Size of guest memory in pages.
     pages: u64,
-    /// Pages that held something at the beginning.
+    /// Pages with content at the start.
     present_pages: u64,
-    /// How often it was looked at.
+    /// Time between two samples.
     sample_ms: f64,
-    /// How many looks there were, and over which time.
     samples: u64,
     duration_ms: f64,
-    /// Pages of all samples, each counted once.
+    /// Distinct pages of all samples.
     unique_pages: u64,
-    /// Pages a second, each counted once a sample.
+    /// Pages per second; a page counts once in each sample.
     dirty_rate: f64,
-    /// Pages of each window, counted once.
     working_sets: Vec<WorkingSet>,
-    /// What a page comes to on the wire in the first round and in later ones, what it takes there at least,
-    /// and what a stop takes beside sending pages.
+    /// Bytes on the wire per page in the first round.
     page_bytes: f64,
+    /// Bytes on the wire per page in later rounds.
     again_bytes: f64,
+    /// Least time to send a page.
     page_us: f64,
+    /// Time that a stop takes in addition to sending pages.
     fixed_ms: f64,
-    /// Past migrations that say so, as far as it was not given.
+    /// Number of past migrations that these costs come from.
     learned_from: u64,
-    /// By bandwidth, then by rounds. Empty if nothing was sampled.
+    /// Predictions by bandwidth, then by rounds. Empty without samples.
     predictions: Vec<Predicted>,
-    /// By bandwidth, with as many rounds as a migration would have. Empty if nothing was sampled.
+    /// Predictions by bandwidth with as many rounds as `migrate` would choose. Empty without samples.
     moves: Vec<Predicted>,
 }
 
@@ -49,15 +49,15 @@ struct WorkingSet {
 
 #[derive(Debug, Serialize)]
 struct Predicted {
-    /// Bytes a second.
+    /// Rate in bytes per second.
     bandwidth: u64,
     rounds: u32,
-    /// Median and worst over the moments at which the migration may begin.
+    /// Median over the moments at which the migration may start; `downtime_worst_ms` is the longest.
     downtime_ms: f64,
     downtime_worst_ms: f64,
-    /// From the first page to the last.
+    /// Time from the first page to the last.
     total_ms: f64,
-    /// Whether the trace was shorter than the migration and was played over again.
+    /// Whether the trace was shorter than the migration and was repeated.
     beyond_trace: bool,
 }
 
@@ -72,21 +72,21 @@ impl Report {
         let simulation = Simulation::new(trace);
         let predictions =
             simulation.iter().flat_map(|s| summary(s, bandwidths, rounds, model)).map(predicted);
-        let moved = simulation.iter().flat_map(|s| moves(s, bandwidths, model)).map(predicted);
+        let moved = simulation.iter().flat_map(|s| summarize_migrations(s, bandwidths, model)).map(predicted);
         let dirtied: u64 = trace.samples.iter().map(|sample| sample.count()).sum();
         let seconds = trace.duration().as_secs_f64();
         let set = |(took, pages)| WorkingSet { ms: ms(took), pages };
         Self {
-            pages: trace.head.pages,
-            present_pages: trace.head.present,
-            sample_ms: ms(trace.head.every),
+            pages: trace.header.pages,
+            present_pages: trace.header.populated,
+            sample_ms: ms(trace.header.interval),
             samples: trace.samples.len() as u64,
             duration_ms: ms(trace.duration()),
-            unique_pages: simulation.as_ref().map_or(0, Simulation::unique),
+            unique_pages: simulation.as_ref().map_or(0, Simulation::unique_pages),
             dirty_rate: if seconds > 0.0 { dirtied as f64 / seconds } else { 0.0 },
             working_sets: trace.working_sets(window).into_iter().map(set).collect(),
             page_bytes: model.page_bytes,
-            again_bytes: model.again_bytes,
+            again_bytes: model.resend_bytes,
             page_us: model.page_time.as_nanos() as f64 / 1e3,
             fixed_ms: ms(model.fixed),
             learned_from,
@@ -95,7 +95,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// Formats the report as text.
     pub(crate) fn describe(&self) -> String {
         let size = |pages: u64| ByteSize(pages * PAGE_SIZE as u64);
         let largest = self.working_sets.iter().map(|set| set.pages).max().unwrap_or_default();
@@ -115,7 +115,7 @@ impl Report {
         );
         if self.learned_from > 0 {
             let from = count(self.learned_from, "migration");
-            text += &format!("what pages and stops cost is taken from {from} of this host\n");
+            text += &format!("costs of pages and stops are from {from} of this host\n");
         }
         let row = |(p, rounds): (&Predicted, String)| {
             [
@@ -128,10 +128,9 @@ impl Report {
             ]
         };
         let asked = self.predictions.iter().map(|p| (p, p.rounds.to_string()));
-        let rows =
-            asked.chain(self.moves.iter().map(|p| (p, format!("as many as help: {}", p.rounds)))).map(row);
+        let rows = asked.chain(self.moves.iter().map(|p| (p, format!("{} (automatic)", p.rounds)))).map(row);
         let header = ["BANDWIDTH", "ROUNDS", "DOWNTIME", "WORST", "TOTAL", "NOTE"];
-        text + "\n" + &table(header, rows, "nothing was sampled, so nothing is predicted")
+        text + "\n" + &table(header, rows, "no samples, so no predictions")
     }
 }
 
@@ -142,16 +141,16 @@ fn predicted(summary: Summary) -> Predicted {
         downtime_ms: ms(summary.median),
         downtime_worst_ms: ms(summary.worst),
         total_ms: ms(summary.total),
-        beyond_trace: summary.beyond,
+        beyond_trace: summary.exceeds_trace,
     }
 }
 
-/// Whole microseconds are as exact as it is.
+/// Converts a duration to milliseconds, in steps of a microsecond.
 fn ms(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
 }
 
-/// A bandwidth as links are sold.
+/// Formats a bandwidth in bits per second.
 pub(crate) fn bits(bytes: u64) -> String {
     let bits = bytes.saturating_mul(8);
     match bits {

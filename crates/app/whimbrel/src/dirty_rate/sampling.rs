@@ -1,4 +1,4 @@
-//! Sampling a machine: shows what it writes while the trace comes, keeps it, and ends with what there is.
+//! Sampling of a machine: shows each sample while the dirty trace arrives, and saves the trace.
 
 use crate::{context::Context, error::CliError};
 use indicatif::{ProgressBar, ProgressDrawTarget};
@@ -16,11 +16,11 @@ use whimbrel_api::DirtyTraceRequest;
 use whimbrel_capture::dirty_trace::{DirtyTrace, Reader, Sample};
 use whimbrel_core::{MachineName, PageRun, PageSet};
 
-/// How often lines are printed where nothing can be drawn over, and how often the line of a terminal is.
+/// Interval of lines without a terminal; `DRAW_EVERY` is that on a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
-/// A machine that is being looked at.
+/// Machine that is being sampled.
 pub(crate) struct Sampling<'a> {
     context: &'a Context,
     name: &'a MachineName,
@@ -35,7 +35,7 @@ enum Display {
     Lines,
 }
 
-/// The samples of the last stretch.
+/// Samples of the last window.
 struct Window {
     length: Duration,
     samples: VecDeque<(Duration, Vec<PageRun>)>,
@@ -60,10 +60,10 @@ impl<'a> Sampling<'a> {
         Self { context, name, save, window, display }
     }
 
-    /// Samples until the time is over, the machine is gone, or Ctrl-C.
+    /// Samples until the time has passed, the machine is gone, or Ctrl-C is pressed.
     pub(crate) async fn run(mut self, request: &DirtyTraceRequest) -> Result<DirtyTrace, CliError> {
         let mut interrupts = signal(SignalKind::interrupt()).map_err(CliError::io("watch for Ctrl-C"))?;
-        let mut pieces = self.context.client.wws(self.name, request).await?;
+        let mut pieces = self.context.client.dirty_trace(self.name, request).await?;
         let mut reader = Reader::default();
         let mut samples = Vec::new();
         let mut shown: Option<Instant> = None;
@@ -79,7 +79,7 @@ impl<'a> Sampling<'a> {
             reader.feed(&piece);
             while let Some(sample) = reader.sample().map_err(nonsense)? {
                 self.window.push(&sample);
-                let pages = reader.head().map_err(nonsense)?.map_or(0, |head| head.pages);
+                let pages = reader.header().map_err(nonsense)?.map_or(0, |head| head.pages);
                 self.show(&sample, pages, &mut shown);
                 samples.push(sample);
             }
@@ -90,8 +90,8 @@ impl<'a> Sampling<'a> {
         if let Some(file) = &self.save {
             file.sync_all().map_err(CliError::io("write the trace"))?;
         }
-        let head = reader.head().map_err(nonsense)?.ok_or_else(|| nonsense("the trace has no head"))?;
-        Ok(DirtyTrace { head, samples })
+        let head = reader.header().map_err(nonsense)?.ok_or_else(|| nonsense("the trace has no header"))?;
+        Ok(DirtyTrace { header: head, samples })
     }
 
     fn show(&self, sample: &Sample, pages: u64, shown: &mut Option<Instant>) {
@@ -121,8 +121,8 @@ impl<'a> Sampling<'a> {
 
 impl Window {
     fn push(&mut self, sample: &Sample) {
-        self.took += sample.took;
-        self.samples.push_back((sample.took, sample.dirty.clone()));
+        self.took += sample.duration;
+        self.samples.push_back((sample.duration, sample.dirty.clone()));
         while let Some((took, _)) = self.samples.front().filter(|(took, _)| self.took - *took >= self.length)
         {
             self.took -= *took;
@@ -130,14 +130,14 @@ impl Window {
         }
     }
 
-    /// Pages of the window, each counted once.
+    /// Distinct pages of the window.
     fn unique(&self, pages: u64) -> u64 {
         let mut set = PageSet::empty(pages);
         self.samples.iter().flat_map(|(_, runs)| runs).for_each(|run| set.insert_run(*run));
         set.count()
     }
 
-    /// Pages a second, each counted once a sample.
+    /// Pages per second; a page counts once in each sample.
     fn rate(&self) -> f64 {
         let dirtied: u64 = self.samples.iter().flat_map(|(_, runs)| runs).map(|run| run.len).sum();
         dirtied as f64 / self.took.as_secs_f64().max(1e-6)
@@ -145,7 +145,7 @@ impl Window {
 }
 
 fn nonsense(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CliError {
-    CliError::io("understand the trace of the daemon")(std::io::Error::other(error))
+    CliError::io("read the dirty trace of the daemon")(std::io::Error::other(error))
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
             Window { length: Duration::from_millis(100), samples: VecDeque::new(), took: Duration::ZERO };
         for first in 0..5 {
             let dirty = vec![PageRun::new(first, 3)];
-            window.push(&Sample { took: Duration::from_millis(50), dirty });
+            window.push(&Sample { duration: Duration::from_millis(50), dirty });
         }
         assert_eq!((window.took, window.unique(100)), (Duration::from_millis(100), 4));
         assert!((window.rate() - 60.0).abs() < 1e-9);

@@ -1,15 +1,15 @@
-//! Checks of the kernel: the user's rights, its version, its devices, how much shared memory there is.
+//! Checks of the kernel: rights of the user, version, devices and shared memory.
 
 use super::{Check, CheckStatus};
 use rustix::fs::{StatVfs, statfs, statvfs};
 use std::fs;
 use whimbrel_core::ByteSize;
 
-/// `PAGEMAP_SCAN` came with Linux 6.7; dirty pages are found with it.
+/// Oldest Linux with `PAGEMAP_SCAN`, which finds dirty pages.
 const KERNEL_MIN: (u32, u32) = (6, 7);
-/// From linux/magic.h.
+/// Magic number of tmpfs (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// Below this no useful machine fits.
+/// Least shared memory for a useful machine.
 const SHARED_MEMORY_MIN: u64 = 512 << 20;
 
 pub(super) fn root() -> Check {
@@ -38,7 +38,7 @@ pub(super) fn version() -> Check {
     }
 }
 
-/// Major and minor version in front of anything: `6.12.0-rc1`, `6.1.0-18-amd64`.
+/// Parses the major and minor version of a release like `6.12.0-rc1` or `6.1.0-18-amd64`.
 fn parse_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -54,14 +54,14 @@ pub(super) fn shared_memory() -> Check {
             if free.0 >= SHARED_MEMORY_MIN {
                 return Check::ok(NAME, text);
             }
-            let fix = "mount -o remount,size=80% /dev/shm: guest memory lives there";
+            let fix = "mount -o remount,size=80% /dev/shm: guest memory is stored there";
             Check::bad(NAME, CheckStatus::Warn, text, fix)
         }
         _ => Check::bad(
             NAME,
             CheckStatus::Fail,
             "no tmpfs",
-            "mount -t tmpfs tmpfs /dev/shm: guest memory lives there",
+            "mount -t tmpfs tmpfs /dev/shm: guest memory is stored there",
         ),
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn fuse() -> Check {
     device("/dev/fuse", fix)
 }
 
-/// Whether a device that not everything needs can be opened.
+/// Checks that a device can be opened which only some functions need.
 fn device(path: &'static str, fix: &str) -> Check {
     match fs::File::options().read(true).write(true).open(path) {
         Ok(_) => Check::ok(path, "opens"),
@@ -89,7 +89,7 @@ fn device(path: &'static str, fix: &str) -> Check {
     }
 }
 
-/// The first line of a small kernel file, empty if it cannot be read.
+/// Content of a small kernel file, empty if it cannot be read.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }

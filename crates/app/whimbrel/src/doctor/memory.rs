@@ -1,4 +1,4 @@
-//! What reading and tracking guest memory from outside needs of this machine.
+//! Checks of the kernel features that are needed to read and track guest memory.
 
 use super::{Check, CheckStatus};
 use whimbrel_memory::{Finding, Requirement};
@@ -8,7 +8,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 fn row(finding: Finding) -> Check {
-    let name = match finding.need {
+    let name = match finding.requirement {
         Requirement::Userfaultfd => "userfaultfd",
         Requirement::Features => "userfaultfd features",
         Requirement::PagemapScan => "pagemap scan",

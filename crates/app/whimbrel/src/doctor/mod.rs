@@ -1,8 +1,8 @@
-//! What a machine must have for Whimbrel to work on it, as a list of checks.
+//! Checks of what a host needs for Whimbrel.
 //!
-//! Every check only looks and changes nothing; the one of KVM runs a guest of a few instructions for at most
-//! 4 s. A check that fails means that the daemon will not work; one that warns, that something will be slower
-//! or missing. What an engine needs it says itself (`probe` of its crate); here it becomes a row.
+//! No check changes the host; the one of KVM runs a guest of a few instructions for at most 4 s. After a
+//! failed check the daemon will not work; after a warning something is slower or missing. The crates know
+//! their own requirements (`probe`), which become rows here.
 
 mod kernel;
 mod memory;
@@ -11,15 +11,15 @@ mod programs;
 use serde::Serialize;
 use std::{fmt, path::Path};
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CheckStatus {
-    /// As it should be.
+    /// Requirement is met.
     Ok,
-    /// Something will be slower or missing.
+    /// Something is slower or missing.
     Warn,
-    /// Whimbrel will not work.
+    /// Daemon will not work.
     Fail,
 }
 
@@ -33,16 +33,13 @@ impl fmt::Display for CheckStatus {
     }
 }
 
-/// One thing that was looked at.
+/// One check with its outcome.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Check {
-    /// What.
     pub(crate) name: &'static str,
-    /// How it is.
     pub(crate) verdict: CheckStatus,
-    /// What was found.
     pub(crate) found: String,
-    /// What to do about it.
+    /// Remedy, if the check did not succeed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fix: Option<String>,
 }
@@ -57,7 +54,7 @@ impl Check {
     }
 }
 
-/// Makes all checks, the basic ones first.
+/// Runs all checks, the basic ones first.
 pub(crate) fn checks(socket: &Path) -> Vec<Check> {
     let mut checks = vec![kernel::root(), kernel::version()];
     checks.extend(memory::checks());

@@ -1,4 +1,4 @@
-//! Checks of what is installed: QEMU, virtualisation, bridge tools, and whether a daemon runs.
+//! Checks of programs: QEMU, KVM, bridge tools and the daemon.
 
 use super::{Check, CheckStatus};
 use std::{
@@ -8,10 +8,10 @@ use std::{
 };
 use whimbrel_qemu::{KvmProbe, QemuBinary};
 
-/// `-netdev stream` came with QEMU 7.2.
+/// Oldest QEMU with `-netdev stream`.
 const QEMU_MIN: (u64, u64) = (7, 2);
 
-/// QEMU, and what can execute its guests if there is one.
+/// Checks QEMU and, if it is installed, KVM.
 pub(super) fn qemu() -> Vec<Check> {
     let install = "install QEMU 7.2 or newer, on Debian: apt install qemu-system-x86";
     match whimbrel_qemu::probe() {
@@ -29,7 +29,7 @@ pub(super) fn qemu() -> Vec<Check> {
     }
 }
 
-/// A /dev/kvm that opens may still run no guest (nested virtualisation), so one is tried.
+/// Runs a guest under KVM, because nested virtualisation may fail although /dev/kvm opens.
 fn kvm(binary: &QemuBinary) -> Check {
     let slow =
         |found: String, fix| Check::bad("kvm", CheckStatus::Warn, format!("{found}; guests run on tcg"), fix);
@@ -40,11 +40,12 @@ fn kvm(binary: &QemuBinary) -> Check {
             "turn virtualisation on in the firmware, load kvm_intel or kvm_amd",
         ),
         KvmProbe::Denied => {
-            slow("/dev/kvm may not be opened".to_owned(), "run as root or join the group kvm")
+            slow("no permission to open /dev/kvm".to_owned(), "run as root or join the group kvm")
         }
-        KvmProbe::Broken { words } => {
-            slow(format!("no use: {words}"), "turn on nested virtualisation on the machine below")
-        }
+        KvmProbe::Broken { words } => slow(
+            format!("does not work: {words}"),
+            "turn on nested virtualisation on the host of this machine",
+        ),
     }
 }
 
@@ -53,7 +54,7 @@ pub(super) fn bridge_tools() -> Check {
         Some(path) => Check::ok("bridge tools", path.display().to_string()),
         None => {
             let fix = "apt install iproute2: bridges for --net are made with `ip link add br0 type bridge`";
-            Check::bad("bridge tools", CheckStatus::Warn, "no ip on the PATH", fix)
+            Check::bad("bridge tools", CheckStatus::Warn, "no program ip in PATH", fix)
         }
     }
 }
@@ -68,7 +69,7 @@ pub(super) fn daemon(socket: &Path) -> Check {
     }
 }
 
-/// The first executable of that name on the PATH.
+/// Finds the first executable of that name in PATH.
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|directory| directory.join(program)).find(|file| is_executable(file))

@@ -1,9 +1,9 @@
-//! The picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): over time, the rate of each round,
-//! and the rate at which the machine dirtied memory meanwhile.
+//! Picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): the rate of each round over time, and
+//! the dirty rate of the machine.
 //!
-//! The first round may be a hundred times as long as the last, so time is stretched: each round is at least
-//! as wide as can be seen, none is wider than it need be, and the edges are labelled with their times. What
-//! is here is where things are; [`text`] and [`svg`] draw them.
+//! The first round may be a hundred times as long as the last, so the scale of time is not linear: each round
+//! is wide enough to be seen, and its edges are labelled with their times. This module places the bars;
+//! [`text`] and [`svg`] draw them.
 
 pub(crate) mod raster;
 pub(crate) mod svg;
@@ -13,29 +13,29 @@ use crate::round_text;
 use whimbrel_api::{MigrationEnd, MigrationRecord, RoundInfo};
 use whimbrel_core::ByteSize;
 
-/// No round is narrower than this part of the picture, as far as they all fit.
+/// Least width of a round, as a part of the picture, as far as all rounds fit.
 const NARROWEST: f64 = 0.02;
-/// No round is wider than this part, if there are others.
+/// Largest width of a round, if there are others.
 const WIDEST: f64 = 0.4;
 
-/// A round, or what of the downtime came after the last one.
+/// Bar of a round, or of the rest of the downtime after the last round.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Bar {
-    /// From where to where, of the width of the picture.
+    /// Left and right edge, as parts of the width.
     pub(crate) across: (f64, f64),
-    /// From when to when, in seconds.
+    /// Start and end in seconds.
     pub(crate) time: (f64, f64),
-    /// Bits a second on the wire.
+    /// Bits per second on the wire.
     pub(crate) rate: f64,
-    /// Bits of pages a second that were dirtied meanwhile.
+    /// Dirty rate in bits per second.
     pub(crate) dirty_rate: f64,
-    /// What is written on it.
+    /// Text on the bar.
     pub(crate) label: String,
-    /// Whether the machine stood still.
+    /// Whether the machine was paused.
     pub(crate) stopped: bool,
 }
 
-/// The bars of a migration, in order.
+/// Bars of a migration, in order.
 pub(crate) fn bars(record: &MigrationRecord) -> Vec<Bar> {
     let stopped_for = match record.end {
         MigrationEnd::Moved { downtime_ms, .. } => Some(downtime_ms),
@@ -68,7 +68,7 @@ fn bar(round: &RoundInfo) -> Bar {
     }
 }
 
-/// Shares the width out: by time, within limits.
+/// Divides the width by time, within the limits.
 fn place(bars: &mut [Bar]) {
     let total: f64 = bars.iter().map(|bar| bar.time.1 - bar.time.0).sum();
     let share = |bar: &Bar| ((bar.time.1 - bar.time.0) / total.max(1e-9)).clamp(NARROWEST, WIDEST);
@@ -81,18 +81,18 @@ fn place(bars: &mut [Bar]) {
     }
 }
 
-/// The highest rate of all, or one if there is none.
+/// Highest rate of all bars, at least one.
 fn highest(bars: &[Bar]) -> f64 {
     bars.iter().flat_map(|bar| [bar.rate, bar.dirty_rate]).fold(1.0, f64::max)
 }
 
-/// `web from alpha to beta, 71 s, 960 MiB on the wire, stood still for 210 ms`.
+/// Formats a headline, like `web from alpha to beta: 71 s, 960 MiB on the wire, downtime 210 ms`.
 pub(crate) fn headline(record: &MigrationRecord) -> String {
     let way = format!("{} from {} to {}", record.machine, record.from, record.request.host);
     let total = crate::table::milliseconds(record.total_ms);
     match &record.end {
         MigrationEnd::Moved { downtime_ms, wire_bytes, .. } => format!(
-            "{way}: {total}, {} on the wire, stood still for {}",
+            "{way}: {total}, {} on the wire, downtime {}",
             ByteSize(*wire_bytes),
             crate::table::milliseconds(*downtime_ms)
         ),

@@ -1,7 +1,5 @@
-//! A canvas of pixels that plotters draws on, and PNG files of it.
-//!
-//! No font of the system is needed: letters are bitmaps in two sizes. Lines are a pixel wide and have steps;
-//! SVG is for who wants better.
+//! Canvas of pixels for plotters, written as a PNG file. Letters are bitmaps, so no font of the system is
+//! needed.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 use plotters_backend::{
@@ -11,7 +9,7 @@ use plotters_backend::{
 };
 use std::convert::Infallible;
 
-/// Larger texts than this get the larger letters.
+/// Size above which a text has large letters.
 const LARGE: f64 = 17.0;
 
 /// Pixels, in rows, three bytes each.
@@ -22,12 +20,12 @@ pub(crate) struct Canvas {
 }
 
 impl Canvas {
-    /// An empty one.
+    /// Creates a white canvas.
     pub(crate) fn new((width, height): (u32, u32)) -> Self {
         Self { width, height, pixels: vec![0xff; width as usize * height as usize * 3] }
     }
 
-    /// As a PNG file.
+    /// Encodes the canvas as a PNG file.
     pub(crate) fn to_png(&self) -> Result<Vec<u8>, png::EncodingError> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, self.width, self.height);
@@ -37,7 +35,7 @@ impl Canvas {
         Ok(file)
     }
 
-    /// Mixes a colour in; what lies outside is left out.
+    /// Mixes a colour into a pixel, unless the pixel is outside.
     fn mix(&mut self, (x, y): BackendCoord, color: BackendColor, alpha: f64) {
         let inside = (0..self.width as i32).contains(&x) && (0..self.height as i32).contains(&y);
         if !inside {
@@ -55,7 +53,7 @@ fn letters(size: f64) -> RasterHeight {
     if size > LARGE { RasterHeight::Size20 } else { RasterHeight::Size16 }
 }
 
-/// Where a text is that begins at the origin of its own directions, in those of the canvas.
+/// Maps a point of a rotated text to the canvas.
 fn turned(transform: &FontTransform, (x, y): BackendCoord) -> BackendCoord {
     match transform {
         FontTransform::None => (x, y),
@@ -109,7 +107,7 @@ impl DrawingBackend for &mut Canvas {
         };
         let letter_width = get_raster_width(FontWeight::Regular, size) as i32;
         for (letter, from) in text.chars().zip((left..).step_by(letter_width as usize)) {
-            // What has no bitmap is a space as wide as a letter.
+            // A character without a bitmap becomes a space.
             let Some(bitmap) = get_raster(letter, FontWeight::Regular, size) else { continue };
             for (row, line) in (top..).zip(bitmap.raster()) {
                 for (column, ink) in (from..).zip(*line).filter(|(_, ink)| **ink > 0) {
@@ -139,7 +137,7 @@ impl DrawingBackend for &mut Canvas {
         style: &S,
         fill: bool,
     ) -> Result<(), DrawingErrorKind<Infallible>> {
-        // The whole canvas is filled this way too, so nothing outside of it is gone through.
+        // The whole canvas is filled in this way too, so the rectangle is clipped first.
         let (left, right) = (from.0.min(to.0).max(0), from.0.max(to.0).min(self.width as i32 - 1));
         let (top, bottom) = (from.1.min(to.1).max(0), from.1.max(to.1).min(self.height as i32 - 1));
         for y in top..=bottom {

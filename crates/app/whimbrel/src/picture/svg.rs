@@ -1,4 +1,4 @@
-//! The picture as SVG, whose text stays text and can be searched, and as PNG.
+//! Picture of a migration as SVG, whose text can be searched, and as PNG.
 
 use super::{Bar, bars, headline, highest, raster::Canvas};
 use crate::round_text::spoken;
@@ -16,17 +16,17 @@ use plotters::{
 use whimbrel_api::MigrationRecord;
 
 const SIZE: (u32, u32) = (1000, 480);
-/// Where the axes are: left, top, right, bottom.
+/// Position of the axes: left, top, right, bottom.
 const FRAME: (i32, i32, i32, i32) = (90, 60, 980, 410);
 const SENT: RGBColor = RGBColor(52, 89, 149);
 const DIRTIED: RGBColor = RGBColor(168, 200, 236);
 const STOPPED: RGBColor = RGBColor(196, 69, 54);
-/// Labels closer than this would lie over each other.
+/// Least distance of two labels.
 const LABEL_WIDTH: i32 = 48;
 
 type Failed<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
 
-/// The picture as a document.
+/// Draws the picture as an SVG document.
 pub(crate) fn draw(record: &MigrationRecord) -> Result<String, String> {
     let mut document = String::new();
     let area = SVGBackend::with_string(&mut document, SIZE).into_drawing_area();
@@ -35,7 +35,7 @@ pub(crate) fn draw(record: &MigrationRecord) -> Result<String, String> {
     Ok(document)
 }
 
-/// The picture as a PNG file.
+/// Draws the picture as a PNG file.
 pub(crate) fn draw_png(record: &MigrationRecord) -> Result<Vec<u8>, String> {
     let mut canvas = Canvas::new(SIZE);
     let area = (&mut canvas).into_drawing_area();
@@ -59,7 +59,7 @@ fn paint_bar<B: DrawingBackend>(area: &DrawingArea<B, Shift>, bar: &Bar, top: f6
     let sent = if bar.stopped { STOPPED } else { SENT };
     let column = |rate: f64, from: i32, to: i32| [(from, height(rate, top)), (to, FRAME.3)];
     area.draw(&Rectangle::new(column(bar.dirty_rate, left, right), DIRTIED.filled()))?;
-    // Narrower, so that what was dirtied can be seen behind it.
+    // Narrower, so that the dirty rate can be seen behind it.
     let inset = ((right - left) / 8).min(6);
     area.draw(&Rectangle::new(column(bar.rate, left + inset, right - inset), sent.filled()))?;
     if right - left >= LABEL_WIDTH || (bar.stopped && bar.rate > 0.0) {
@@ -96,11 +96,7 @@ fn paint_axes<B: DrawingBackend>(
 }
 
 fn paint_legend<B: DrawingBackend>(area: &DrawingArea<B, Shift>) -> Result<(), Failed<B>> {
-    let entries = [
-        (SENT, "sent, on the wire"),
-        (DIRTIED, "dirtied meanwhile, as pages"),
-        (STOPPED, "sent while it stood still"),
-    ];
+    let entries = [(SENT, "sent"), (DIRTIED, "dirtied"), (STOPPED, "sent while paused")];
     for (at, (color, text)) in (0..).zip(entries) {
         let x = FRAME.0 + at * 220;
         area.draw(&Rectangle::new([(x, 38), (x + 12, 50)], color.filled()))?;
@@ -132,7 +128,7 @@ mod tests {
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         let sent = svg.matches("#345995").count();
         assert_eq!(sent, 8 + 1, "eight rounds and the legend");
-        for words in ["specweb from alpha to beta", "stood still for 210 ms", "645 MiB", "724 Mbit/s"] {
+        for words in ["specweb from alpha to beta", "downtime 210 ms", "645 MiB", "724 Mbit/s"] {
             assert!(svg.contains(words), "{words}");
         }
     }

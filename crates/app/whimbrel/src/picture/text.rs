@@ -1,4 +1,4 @@
-//! The picture in characters, for a terminal.
+//! Picture of a migration in characters, for a terminal.
 
 use super::{Bar, bars, headline, highest};
 use crate::round_text::spoken;
@@ -7,7 +7,7 @@ use whimbrel_api::MigrationRecord;
 const HEIGHT: usize = 12;
 const WIDTH: usize = 64;
 
-/// The picture, a few lines that end with a line feed.
+/// Draws the picture as lines of text.
 pub(crate) fn draw(record: &MigrationRecord) -> String {
     let bars = bars(record);
     let mut text = headline(record) + "\n";
@@ -29,7 +29,7 @@ pub(crate) fn draw(record: &MigrationRecord) -> String {
     let axis: String = (0..WIDTH).map(|column| if at(&bars, column).stopped { '━' } else { '─' }).collect();
     text += &format!("{:>11} └{axis}\n", "0");
     text += &format!("{:13}{}\n", "", times(&bars));
-    text + "             seconds; █ sent  ░ dirtied meanwhile  ▓ both  ━ stood still\n"
+    text + "             seconds; █ sent  ░ dirtied  ▓ both  ━ paused\n"
 }
 
 fn at(bars: &[Bar], column: usize) -> &Bar {
@@ -39,7 +39,7 @@ fn at(bars: &[Bar], column: usize) -> &Bar {
 
 fn cell(bars: &[Bar], column: usize, row: usize, top: f64) -> char {
     let bar = at(bars, column);
-    // What is there at all can be seen.
+    // Every rate above zero is visible.
     let reaches = |rate: f64| rate > 0.0 && (row == 0 || rate / top * HEIGHT as f64 >= row as f64 + 0.5);
     match (reaches(bar.rate), reaches(bar.dirty_rate)) {
         (true, true) => '▓',
@@ -49,7 +49,7 @@ fn cell(bars: &[Bar], column: usize, row: usize, top: f64) -> char {
     }
 }
 
-/// When each bar begins, where there is room to say it.
+/// Start of each bar, as far as the labels fit.
 fn times(bars: &[Bar]) -> String {
     let mut line = String::new();
     for bar in bars {
@@ -72,14 +72,11 @@ mod tests {
         let text = draw(&figure_9());
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2 + HEIGHT + 3, "{text}");
-        assert_eq!(
-            lines[0],
-            "specweb from alpha to beta: 71.0 s, 916 MiB on the wire, stood still for 210 ms"
-        );
+        assert_eq!(lines[0], "specweb from alpha to beta: 71.0 s, 916 MiB on the wire, downtime 210 ms");
         assert!(lines[2].trim_start().starts_with("724 Mbit/s"), "{text}");
         assert!(lines[2].trim_end().ends_with('█'), "the last round is the fastest\n{text}");
         assert!(lines[HEIGHT + 1].contains("▓▓▓▓"), "the first round is sent and dirtied\n{text}");
-        assert!(lines[HEIGHT + 2].ends_with("━━"), "and then it stood still\n{text}");
+        assert!(lines[HEIGHT + 2].ends_with("━━"), "and then it was paused\n{text}");
         assert!(lines[HEIGHT + 3].trim_start().starts_with("0.0 "), "{text}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "fits a terminal");
     }

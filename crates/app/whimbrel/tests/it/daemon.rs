@@ -69,13 +69,15 @@ fn the_daemon_takes_its_settings_and_ends_when_it_is_told_to() {
 #[test]
 fn behind_ssh_the_daemon_speaks_and_nothing_else_does() {
     let mut host = Host::start();
-    let served = host.call("serve --stdio");
-    assert!(served.status.success(), "{served:?}");
-    assert!(served.stdout.starts_with(b"WHIMBREL"), "a hello comes first: {served:?}");
-    assert!(served.stderr.is_empty(), "{served:?}");
+    for verb in ["dial-stdio", "serve --stdio"] {
+        let served = host.call(verb);
+        assert!(served.status.success(), "{served:?}");
+        assert!(served.stdout.starts_with(b"WHIMBREL"), "a hello comes first: {served:?}");
+        assert!(served.stderr.is_empty(), "{served:?}");
+    }
     host.child.kill().unwrap();
     host.child.wait().unwrap();
-    let nobody = host.call("serve --stdio");
+    let nobody = host.call("dial-stdio");
     assert_eq!(nobody.status.code(), Some(5), "what the other host tells an absent daemon by");
     assert!(nobody.stdout.is_empty() && !nobody.stderr.is_empty(), "{nobody:?}");
 }

@@ -65,7 +65,7 @@ fn wrong_arguments_say_what_would_be_right() {
         ("migrate web beta --downtime-max 50", "50ms"),
         ("resume web --lazy --full", "cannot be used with"),
         ("clone web --count 0", "1..=1000"),
-        ("rm", "<NAME>"),
+        ("untag", "<NAME>"),
         ("export web f.capsule --image disk0", "--format raw"),
     ] {
         let output = whimbrel(arguments).output().unwrap();

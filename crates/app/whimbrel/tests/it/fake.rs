@@ -156,7 +156,7 @@ fn router(script: Arc<Script>) -> Router {
 
 impl Script {
     fn machine(&self) -> Value {
-        json!({"name": "web", "state": {"kind": "lazy", "resident_pages": 64, "total_pages": 256}, "memory": 1048576,
+        json!({"name": "web", "state": {"kind": "loading", "resident_pages": 64, "total_pages": 256}, "memory": 1048576,
             "cpus": 2, "accel": "tcg", "disks": [{"size": 8192, "base": "/img/web.img", "owned": 4096}],
             "nics": [{"mac": "52:54:00:00:00:01", "bridge": "br0"}], "pid": null, "since_ms": self.time_ms,
             "origin": id('a'), "operation": null})
@@ -279,12 +279,12 @@ fn operation(number: u64, kind: &str, state: Value) -> Value {
 /// Two seconds of a machine that writes ten pages again and again and ten others each time.
 fn trace() -> Vec<u8> {
     let every = Duration::from_millis(50);
-    let head = DirtyTraceHeader { pages: 1024, present: 512, every, began_ms: 1 };
+    let head = DirtyTraceHeader { pages: 1024, populated: 512, interval: every, start_ms: 1 };
     let sample = |k: u64| {
         let dirty = vec![PageRun::new(0, 10), PageRun::new(20 + 10 * k, 10)];
-        Sample { took: every, dirty }
+        Sample { duration: every, dirty }
     };
-    DirtyTrace { head, samples: (0..40u64).map(sample).collect() }.write()
+    DirtyTrace { header: head, samples: (0..40u64).map(sample).collect() }.write()
 }
 
 /// The capsule that fits best, which is here.

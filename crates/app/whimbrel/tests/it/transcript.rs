@@ -1,6 +1,6 @@
-//! What every verb prints, for people and as JSON, against a daemon with fixed answers.
+//! Output of every verb, as text and as JSON, against a daemon with fixed answers.
 //!
-//! The JSON is a promise: a shape that changes here breaks somebody's script.
+//! The JSON is part of the interface: a change here breaks scripts of users.
 
 use crate::fake::Daemon;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ const VERBS: &[&str] = &[
     "stop web",
     "unpause web",
     "balloon web 512K",
-    "forget web",
+    "delete web",
     "checkpoint web --tag before --label ticket=4711",
     "suspend web",
     "resume before --full",
@@ -19,26 +19,27 @@ const VERBS: &[&str] = &[
     "clone --match ram>=512K,os=debian --count 2",
     "derive golden kid --memory 2M --net none",
     "migrate web beta --downtime-max 30ms --rate-max 100Mbit",
-    "report web",
-    "report db",
+    "migrations web",
+    "migrations db",
     "evacuate --to beta --parallel 2",
-    "wws web --window 1s --bandwidth 8Mbit,1Gbit --rounds 2",
+    "dirty-rate web --window 1s --bandwidth 8Mbit,1Gbit --rounds 2",
     "ls",
     "log web",
     "show before",
     "diff before web",
     "tag web before",
     "promote golden",
-    "rebase golden --onto golden-2",
+    "outdated golden --onto golden-2",
     "log golden --refs",
     "log golden --graph",
+    "untag before web",
     "rm before web",
     "gc",
     "verify",
     "export before /backup/web.capsule",
     "import /backup/web.capsule web",
     "trust add beta ed25519:OTHER 10.0.0.2:7400",
-    "trust limit beta --read web,golden*",
+    "trust set beta --read web,golden*",
     "trust ls",
     "trust rm beta",
     "key",
@@ -67,7 +68,7 @@ fn every_verb_says_to_people_what_was_reviewed() {
     let hours_ago = now - Duration::from_secs(3 * 3600 + 1800);
     let daemon = Daemon::start(hours_ago.as_millis() as u64);
     let mut verbs = VERBS.to_vec();
-    verbs.extend(["report", "report nobody", "log --graph", "top --count 1", "console web --log"]);
+    verbs.extend(["migrations", "migrations nobody", "log --graph", "top --count 1", "console web --log"]);
     crate::kept::compare("people.txt", &transcript(&daemon, "", &verbs));
 }
 

@@ -1,5 +1,4 @@
-//! Questions to a pool: `whimbrel pool status`, `policy`, `versions`, `purge`, `drain`. Pins have a file of
-//! their own.
+//! Administration of a pool: `whimbrel pool status`, `policy`, `versions`, `prune` and `drain`.
 
 use super::PoolArgs;
 use crate::{
@@ -20,65 +19,65 @@ use whimbrel_pool::{
     protocol::{PoolStatus, Purged, VersionInfo},
 };
 
-/// Show benefactors, space, health of the copies and what deduplication saves
+/// Show benefactors, space, missing copies and the gain of deduplication
 #[derive(Debug, clap::Args)]
 pub(super) struct Status {
     #[command(flatten)]
     member: PoolArgs,
-    /// In the text form of Prometheus
+    /// Print the status in the text format of Prometheus
     #[arg(long)]
     metrics: bool,
 }
 
-/// Show what holds for a folder or file, or change it
+/// Show or change the policy of a folder or file
 #[derive(Debug, clap::Args)]
 pub(super) struct SetPolicy {
-    /// The folder, like /blast; it holds for those below too. Or a file
+    /// Folder, like /blast, with everything below it, or a file
     path: String,
     #[command(flatten)]
     member: PoolArgs,
-    /// Copies of every chunk
+    /// Number of copies of every chunk
     #[arg(long, value_name = "N")]
     copies: Option<u8>,
-    /// When close returns: with one copy (optimistic) or with all
+    /// Number of copies with which close returns
     #[arg(long)]
     safety: Option<When>,
-    /// Benefactors a file is written to at once
-    #[arg(long, value_name = "N")]
-    width: Option<u16>,
-    /// fixed:SIZE, content:AVERAGE, window:M,K,P or pages:AVERAGE
-    #[arg(long, value_name = "HOW")]
-    cut: Option<Cut>,
-    /// Keep the newest so many
+    /// Number of benefactors to which a file is written at once
+    #[arg(long, alias = "width", value_name = "N")]
+    stripe_width: Option<u16>,
+    /// Chunking: content:AVERAGE, fixed:SIZE, window:M,K,P or pages:AVERAGE
+    #[arg(long, alias = "cut", value_name = "CHUNKING")]
+    chunking: Option<Cut>,
+    /// Retain the newest N versions
     #[arg(long, value_name = "N")]
     keep_last: Option<u32>,
-    /// Keep those younger than this
+    /// Retain versions younger than this
     #[arg(long, value_name = "DURATION")]
     keep_for: Option<DurationArg>,
-    /// Keep the newest of each of so many days
+    /// Retain the newest version of each of the last N days
     #[arg(long, value_name = "N")]
     keep_daily: Option<u32>,
-    /// Keep the newest of each of so many weeks
+    /// Retain the newest version of each of the last N weeks
     #[arg(long, value_name = "N")]
     keep_weekly: Option<u32>,
-    /// Keep all versions again
+    /// Retain all versions
     #[arg(long, conflicts_with_all = ["keep_last", "keep_for", "keep_daily", "keep_weekly"])]
     keep_all: bool,
-    /// Have what holds above the folder hold again
-    #[arg(long, conflicts_with_all = ["copies", "safety", "width", "cut", "keep_last", "keep_for", "keep_daily", "keep_weekly"])]
+    /// Remove the policy of this path, so that the parent folder's applies
+    #[arg(long, conflicts_with_all = ["copies", "safety", "stripe_width", "chunking", "keep_last", "keep_for", "keep_daily", "keep_weekly"])]
     inherit: bool,
 }
 
-/// When a write counts as done.
+/// Number of copies with which a write is complete.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum When {
-    /// With one copy; the others follow
+    /// One copy; the others are made within seconds
     Optimistic,
-    /// With all copies
+    /// All copies that the policy asks for
     Pessimistic,
 }
 
-/// How files are cut.
+/// Chunking of files, as text.
 #[derive(Debug, Clone, Copy)]
 struct Cut(Chunking);
 
@@ -86,8 +85,9 @@ impl FromStr for Cut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad =
-            || format!("{text:?} is no way to cut: write fixed:1M, content:256K, window:20,14,20 or pages:1");
+        let bad = || {
+            format!("{text:?} is not a chunking: write fixed:1M, content:256K, window:20,14,20 or pages:1")
+        };
         let (way, value) = text.split_once(':').ok_or_else(bad)?;
         let size =
             || value.parse::<ByteSize>().ok().and_then(|size| u32::try_from(size.0).ok()).ok_or_else(bad);
@@ -110,30 +110,30 @@ impl FromStr for Cut {
 /// List the versions of a file
 #[derive(Debug, clap::Args)]
 pub(super) struct Versions {
-    /// The file, like /blast/state
+    /// Path of the file, like /blast/state
     path: String,
     #[command(flatten)]
     member: PoolArgs,
 }
 
-/// Apply the policies now
+/// Delete the versions that no policy retains
 #[derive(Debug, clap::Args)]
-pub(super) struct Purge {
-    /// Only say what would go
+pub(super) struct Prune {
+    /// Delete nothing; list the versions that would be deleted
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     member: PoolArgs,
 }
 
-/// Have a benefactor leave: it ends when everything it holds is elsewhere
+/// Let a benefactor leave when all its chunks are on others
 #[derive(Debug, clap::Args)]
 pub(super) struct Drain {
-    /// The benefactor, as `whimbrel pool status` names it
+    /// Name of the benefactor, as in `whimbrel pool status`
     benefactor: String,
-    /// Have it stay after all
-    #[arg(long)]
-    stop: bool,
+    /// Cancel a drain; the benefactor stays
+    #[arg(long, alias = "stop")]
+    cancel: bool,
     #[command(flatten)]
     member: PoolArgs,
 }
@@ -163,12 +163,12 @@ fn for_people(status: &PoolStatus) -> String {
         (left, Some(seconds)) => {
             format!("{} to copy, {} left", count(left, "chunk"), span(Duration::from_secs(seconds)))
         }
-        (left, None) => format!("{} to copy, nothing moves", count(left, "chunk")),
+        (left, None) => format!("{} to copy, no progress", count(left, "chunk")),
     };
     let about = fields(&[
         ("pool", format!("{:016x}", status.pool)),
         ("files", format!("{} in {}", count(status.versions, "version"), count(status.files, "file"))),
-        ("bytes", format!("{} kept as {}, {saved}", size(status.logical), size(status.unique))),
+        ("bytes", format!("{} stored as {}, {saved}", size(status.logical), size(status.unique))),
         ("repair", eta),
         ("lost", count(status.lost, "chunk")),
         ("writing", count(status.sessions, "session")),
@@ -189,7 +189,7 @@ fn for_people(status: &PoolStatus) -> String {
     format!("{about}\n{}", table(header, rows, "no benefactors"))
 }
 
-/// Names follow the habits of Prometheus: a unit at the end, labels for what there is several of.
+/// Formats the status for Prometheus: units at the end of names, benefactors as labels.
 fn metrics(status: &PoolStatus) -> String {
     let mut out = String::new();
     for (name, value) in [
@@ -222,18 +222,18 @@ fn metrics(status: &PoolStatus) -> String {
 
 impl SetPolicy {
     fn changes(&self) -> bool {
-        let numbers = self.copies.is_some() || self.width.is_some() || self.keep_last.is_some();
+        let numbers = self.copies.is_some() || self.stripe_width.is_some() || self.keep_last.is_some();
         let keeps = self.keep_for.is_some()
             || self.keep_daily.is_some()
             || self.keep_weekly.is_some()
             || self.keep_all;
-        numbers || keeps || self.safety.is_some() || self.cut.is_some()
+        numbers || keeps || self.safety.is_some() || self.chunking.is_some()
     }
 
     fn apply(&self, mut policy: Policy) -> Policy {
         policy.copies = self.copies.unwrap_or(policy.copies);
-        policy.width = self.width.unwrap_or(policy.width);
-        policy.cutting = self.cut.map_or(policy.cutting, |cut| cut.0);
+        policy.width = self.stripe_width.unwrap_or(policy.width);
+        policy.cutting = self.chunking.map_or(policy.cutting, |chunking| chunking.0);
         policy.safety = match self.safety {
             Some(When::Optimistic) => Safety::Optimistic,
             Some(When::Pessimistic) => Safety::Pessimistic,
@@ -265,7 +265,7 @@ impl SetPolicy {
         context.output.result(&policy.map_err(CliError::Pool)?, |policy| {
             let keep = [
                 policy.keep.last.map(|n| format!("the last {n}")),
-                policy.keep.seconds.map(|n| format!("those of the last {}", span(Duration::from_secs(n)))),
+                policy.keep.seconds.map(|n| format!("all of the last {}", span(Duration::from_secs(n)))),
                 policy.keep.daily.map(|n| format!("one a day for {}", count(n.into(), "day"))),
                 policy.keep.weekly.map(|n| format!("one a week for {}", count(n.into(), "week"))),
             ];
@@ -274,9 +274,9 @@ impl SetPolicy {
             fields(&[
                 ("copies", policy.copies.to_string()),
                 ("safety", format!("{:?}", policy.safety).to_lowercase()),
-                ("width", policy.width.to_string()),
-                ("cut", format!("{:?}", policy.cutting)),
-                ("keep", keep),
+                ("stripe width", policy.width.to_string()),
+                ("chunking", format!("{:?}", policy.cutting)),
+                ("retained", keep),
             ])
         })
     }
@@ -289,7 +289,7 @@ impl Versions {
         context.output.result(versions.map_err(CliError::Pool)?.as_slice(), |versions: &[VersionInfo]| {
             let pinned = |v: &VersionInfo| {
                 let by_hand = v.pinned.then(|| "pinned".to_owned());
-                let held = v.holders.iter().map(|holder| format!("held by {holder}"));
+                let held = v.holders.iter().map(|holder| format!("pinned by {holder}"));
                 by_hand.into_iter().chain(held).collect::<Vec<_>>().join(", ")
             };
             let rows = versions
@@ -300,7 +300,6 @@ impl Versions {
     }
 }
 
-/// What was told to leave, or to stay.
 #[derive(Debug, Serialize)]
 struct Drained {
     benefactor: String,
@@ -310,20 +309,20 @@ struct Drained {
 impl Drain {
     pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
         let pool = self.member.pool(runtime)?;
-        let (benefactor, leaves) = (self.benefactor, !self.stop);
+        let (benefactor, leaves) = (self.benefactor, !self.cancel);
         pool.block(pool.drain(&benefactor, leaves)).map_err(CliError::Pool)?;
         context.output.result(&Drained { benefactor, leaves }, |done| match done.leaves {
-            true => format!("{}: leaves when everything it holds is elsewhere\n", done.benefactor),
+            true => format!("{}: leaves when all its chunks are on other benefactors\n", done.benefactor),
             false => format!("{}: stays\n", done.benefactor),
         })
     }
 }
 
-impl Purge {
+impl Prune {
     pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
         let pool = self.member.pool(runtime)?;
         let purged = pool.block(pool.purge(self.dry_run)).map_err(CliError::Pool)?;
-        let verb = if self.dry_run { "would go" } else { "gone" };
+        let verb = if self.dry_run { "would be deleted" } else { "deleted" };
         context.output.result(purged.as_slice(), |purged: &[Purged]| {
             let stays = |p: &Purged| match &p.pinned_by[..] {
                 [] => p.why.clone(),

@@ -1,4 +1,4 @@
-//! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit`, `secret`.
+//! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit` and `secret`.
 
 use super::failed;
 use crate::{argument_types::DurationArg, context::Context, error::CliError};
@@ -17,49 +17,49 @@ use whimbrel_pool::{
 };
 use whimbrel_wire::{Identity, PublicKey, Right, Rights, Trust, TrustedPeer};
 
-/// Run the manager of a pool: all metadata, no data
+/// Run the manager of a pool, which has the metadata and no data
 #[derive(Debug, clap::Args)]
 pub(super) struct Manager {
-    /// Directory for its key, whom it admits, and its database
+    /// Directory for the key, the trust list and the database
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     /// Address for benefactors and clients
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Keep the metadata in this PostgreSQL, postgres://USER@HOST/DB, instead of a file; several managers may
-    /// share one
+    /// Store the metadata in this PostgreSQL, postgres://USER@HOST/DB, which several managers can share
+    /// [default: a file]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
-    /// After so long in silence the chunks of a benefactor are copied from elsewhere
+    /// Re-replicate the chunks of a benefactor that was silent for this long
     #[arg(long, value_name = "DURATION", default_value = "600s")]
     lost_after: DurationArg,
-    /// How long a version stays pinned for a machine whose host is not heard of any more
-    #[arg(long, value_name = "DURATION", default_value = "336h")]
-    pins_for: DurationArg,
+    /// Remove the pin of a machine whose host was silent for this long
+    #[arg(long, alias = "pins-for", value_name = "DURATION", default_value = "336h")]
+    pin_timeout: DurationArg,
 }
 
-/// Give disk to a pool
+/// Run a benefactor, which lends disk space to a pool
 #[derive(Debug, clap::Args)]
 pub(super) struct Benefactor {
-    /// Name among the members
+    /// Name of the benefactor in the pool
     #[arg(long)]
     name: HostName,
-    /// Directory for its key and its chunks
+    /// Directory for the key and the chunks
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
-    /// Bytes it gives, like 20G
+    /// Size of the disk space to lend, like 20G
     #[arg(long, value_name = "SIZE")]
     capacity: ByteSize,
-    /// Bytes of its disk that always stay free
+    /// Size of the disk space that always stays free
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     keep_free: ByteSize,
     /// Address for clients and other benefactors
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:7501")]
     listen: SocketAddr,
-    /// What others reach it by, if that is not the address it listens on
+    /// Address by which others reach the benefactor [default: from --listen, or as the manager sees it]
     #[arg(long, value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// The manager, as it says when it starts; several may be given
+    /// Manager, as `whimbrel pool manager` prints it (repeatable)
     #[arg(
         long = "manager",
         value_name = "HOST:PORT/KEY",
@@ -68,45 +68,45 @@ pub(super) struct Benefactor {
         required = true
     )]
     managers: Vec<ManagerAddress>,
-    /// Leave: stay until everything it holds is elsewhere, then end
+    /// Leave the pool: exit when all chunks are on other benefactors
     #[arg(long)]
     drain: bool,
-    /// Between two lists of its chunks to the manager, which answers what may go
-    #[arg(long, value_name = "DURATION", default_value = "300s")]
-    inventory: DurationArg,
-    /// Object store for its chunks: the disk keeps what is new. Credentials are taken from AWS_ACCESS_KEY_ID
-    /// and the like
+    /// Time between two queries to the manager for chunks to delete
+    #[arg(long, alias = "inventory", value_name = "DURATION", default_value = "300s")]
+    inventory_interval: DurationArg,
+    /// Object store for chunks; the disk has only new ones. Credentials come from AWS_ACCESS_KEY_ID and the
+    /// like
     #[arg(long, value_name = "s3://BUCKET/PREFIX[?endpoint=URL]")]
     tier: Option<TierUrl>,
-    /// Bytes that stay on the disk before the oldest go to the object store
+    /// Size of the segments that stay on the disk; older ones are moved to the object store
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "tier")]
     tier_local: ByteSize,
 }
 
-/// Print the key of a member, making it if there is none
+/// Print the key of a member, which is created if missing
 #[derive(Debug, clap::Args)]
 pub(super) struct Key {
-    /// The member's directory, ~/.config/whimbrel unless given
+    /// Directory of the member [default: ~/.config/whimbrel]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
 }
 
-/// On the manager: let a member in
+/// Admit a member (run this on the manager)
 #[derive(Debug, clap::Args)]
 pub(super) struct Admit {
-    /// The manager's directory
+    /// Directory of the manager
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     /// Name of the member
     name: HostName,
-    /// Its key, as `whimbrel pool key` prints it there
+    /// Key of the member, as `whimbrel pool key` prints it there
     key: PublicKey,
 }
 
-/// Make a secret, with which a mount seals what it writes
+/// Create a secret with which a mount encrypts written data
 #[derive(Debug, clap::Args)]
 pub(super) struct Secret {
-    /// The file to make; whoever loses it loses what was written with it
+    /// File to create; if you lose it, you lose all data that was written with it
     file: PathBuf,
 }
 
@@ -115,7 +115,6 @@ struct NewSecret {
     file: PathBuf,
 }
 
-/// What a member says when it runs.
 #[derive(Debug, Serialize)]
 struct Running {
     address: String,
@@ -136,7 +135,7 @@ impl Manager {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
         let mut options = ManagerOptions::new(self.data, self.listen);
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
-        options.pins_for = self.pins_for.0;
+        options.pin_timeout = self.pin_timeout.0;
         let manager = manager::Manager::open(options).await.map_err(failed)?;
         let running = Running { address: manager.address().to_string() };
         context.output.result(&running, |running| format!("{}\n", running.address))?;
@@ -153,7 +152,7 @@ impl Benefactor {
         let settings = environment
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let (keep_here, settings) = (self.tier_local.0, settings.collect());
-        let tier = self.tier.map(|url| TierOptions { url, keep_here, settings });
+        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, settings });
         let options = BenefactorOptions {
             name: self.name,
             data: self.data,
@@ -162,7 +161,7 @@ impl Benefactor {
             listen: self.listen,
             advertise: self.advertise,
             managers: self.managers,
-            inventory_every: self.inventory.0,
+            inventory_every: self.inventory_interval.0,
             tier,
         };
         let benefactor = benefactor::Benefactor::open(options).await.map_err(failed)?;
@@ -176,7 +175,7 @@ impl Benefactor {
     }
 }
 
-/// Waits for TERM or INT.
+/// Waits for the signal TERM or INT.
 async fn told_to_end() {
     let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -198,7 +197,7 @@ impl Key {
 
 impl Secret {
     pub(super) fn run(self, context: &Context) -> Result<(), CliError> {
-        client::Secret::create(&self.file).map_err(CliError::io("make the secret"))?;
+        client::Secret::create(&self.file).map_err(CliError::io("create the secret"))?;
         context.output.result(&NewSecret { file: self.file }, |new| format!("{}\n", new.file.display()))
     }
 }

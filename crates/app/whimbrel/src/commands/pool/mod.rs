@@ -1,5 +1,4 @@
-//! `whimbrel pool`: its members as processes, and questions to the manager. Nothing of it needs the host
-//! daemon.
+//! `whimbrel pool`: runs the members of a pool and administers it. The daemon is not needed.
 
 mod admin;
 mod members;
@@ -19,21 +18,21 @@ use whimbrel_wire::Identity;
 
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel pool manager --data /var/lib/pool --listen 10.0.0.1:7500     on one machine; prints MANAGER
-  whimbrel pool key --data /srv/spare                                   on each member: prints its key
-  whimbrel pool admit --data /var/lib/pool b1 KEY                       on the manager: let it in
+  whimbrel pool manager --data /var/lib/pool --listen 10.0.0.1:7500    on one host; prints MANAGER
+  whimbrel pool key --data /srv/spare                on each member: prints its key
+  whimbrel pool admit --data /var/lib/pool b1 KEY    on the manager: admits the member
   whimbrel pool benefactor --name b1 --data /srv/spare --capacity 20G --manager MANAGER
-  whimbrel mount pool:MANAGER /mnt/ckpt                                 use it
+  whimbrel mount pool:MANAGER /mnt/ckpt              use the pool
   whimbrel pool status --manager MANAGER
   whimbrel pool policy /blast --keep-last 3 --manager MANAGER
-  whimbrel pool purge --dry-run --manager MANAGER
-  whimbrel pool pins --manager MANAGER                                  what policies leave alone, and for whom
+  whimbrel pool prune --dry-run --manager MANAGER
+  whimbrel pool pins --manager MANAGER               list versions that policies do not delete
   whimbrel pool drain b1 --manager MANAGER
-  whimbrel pool secret ~/.pool/secret                                   for `mount --secret`
+  whimbrel pool secret ~/.pool/secret                create a secret for `mount --secret`
 
-MANAGER is HOST:PORT/KEY; it can stand in WHIMBREL_POOL instead of --manager.";
+MANAGER is HOST:PORT/KEY. The variable WHIMBREL_POOL can replace --manager.";
 
-/// Run a checkpoint pool made of spare disk, and ask it
+/// Run and administer a pool of spare disk
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -41,7 +40,6 @@ pub(crate) struct Args {
     action: Action,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 enum Action {
     Manager(members::Manager),
@@ -52,14 +50,16 @@ enum Action {
     Policy(admin::SetPolicy),
     Versions(admin::Versions),
     Pin(pins::Pin),
+    Unpin(pins::Unpin),
     Pins(pins::Pins),
-    Purge(admin::Purge),
+    #[command(alias = "purge")]
+    Prune(admin::Prune),
     Drain(admin::Drain),
     Secret(members::Secret),
 }
 
 impl Args {
-    /// Whether it runs until it is stopped.
+    /// Whether the command runs until it is stopped.
     pub(crate) fn is_daemon(&self) -> bool {
         matches!(self.action, Action::Manager(_) | Action::Benefactor(_))
     }
@@ -74,9 +74,10 @@ impl Args {
             Action::Status(args) => args.run(context, &runtime),
             Action::Policy(args) => args.run(context, &runtime),
             Action::Versions(args) => args.run(context, &runtime),
-            Action::Pin(args) => args.run(context, &runtime),
+            Action::Pin(args) => args.subject.pin(!args.release, args.holder, context, &runtime),
+            Action::Unpin(args) => args.subject.pin(false, args.holder, context, &runtime),
             Action::Pins(args) => args.run(context, &runtime),
-            Action::Purge(args) => args.run(context, &runtime),
+            Action::Prune(args) => args.run(context, &runtime),
             Action::Drain(args) => args.run(context, &runtime),
             Action::Secret(args) => args.run(context),
         }
@@ -88,15 +89,15 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     built.map_err(CliError::io("start the runtime"))
 }
 
-/// A failure of a member or of its folder.
+/// Wraps an error of a member or of its directory.
 pub(super) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> CliError {
     CliError::PoolMember(Box::new(error))
 }
 
-/// Which pool, and as whom.
+/// Managers of a pool, and the key of the caller.
 #[derive(Debug, clap::Args)]
 pub(super) struct PoolArgs {
-    /// The manager, as it says when it starts; several may be given
+    /// Manager, as `whimbrel pool manager` prints it (repeatable)
     #[arg(
         long = "manager",
         value_name = "HOST:PORT/KEY",
@@ -105,23 +106,23 @@ pub(super) struct PoolArgs {
         required = true
     )]
     managers: Vec<ManagerAddress>,
-    /// Folder of the own key, ~/.config/whimbrel unless given
-    #[arg(long, value_name = "DIR")]
-    keys: Option<PathBuf>,
+    /// Directory of the own key [default: ~/.config/whimbrel]
+    #[arg(long, alias = "keys", value_name = "DIR")]
+    keys_dir: Option<PathBuf>,
 }
 
 impl PoolArgs {
     pub(super) fn pool(&self, runtime: &tokio::runtime::Runtime) -> Result<Pool, CliError> {
-        let keys = crate::session_dirs::keys(self.keys.as_deref());
+        let keys = crate::session_dirs::keys(self.keys_dir.as_deref());
         let options = PoolOptions {
-            manager_patience: std::time::Duration::from_secs(5),
+            manager_timeout: std::time::Duration::from_secs(5),
             ..PoolOptions::new(self.managers.clone())
         };
         open(options, &keys, runtime)
     }
 }
 
-/// A handle on a pool, as the member whose key is in `keys`.
+/// Opens a pool as the member whose key is in `keys`.
 pub(super) fn open(
     options: PoolOptions,
     keys: &std::path::Path,

@@ -1,4 +1,4 @@
-//! Mounting a pool: `whimbrel mount pool:MANAGER DIR`. It stays until it is unmounted or told to end.
+//! Mount of a pool: `whimbrel mount pool:MANAGER DIR`, until it is unmounted or a signal ends it.
 
 use super::{failed, open, runtime};
 use crate::{context::Context, error::CliError};
@@ -17,39 +17,39 @@ use whimbrel_pool::{
     mount::{PoolMount, mount},
 };
 
-/// How often it is looked whether somebody has unmounted it.
+/// Interval at which the process checks whether the pool was unmounted.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How a pool is written to.
+/// Options for a pool.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Of a pool")]
+#[command(next_help_heading = "Options for a pool")]
 pub(crate) struct Args {
-    /// What stands between a program and the pool
-    #[arg(long, value_name = "HOW", default_value = "window")]
-    protocol: How,
-    /// Bytes of a file under way in memory, or of one local file with --protocol incremental
+    /// Place of written data before it is sent to the pool
+    #[arg(long, alias = "protocol", value_name = "MODE", default_value = "sliding-window")]
+    write_mode: How,
+    /// Size of the buffer of an open file, or of one local file with --write-mode incremental
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     buffer: ByteSize,
-    /// Folder of local files, the usual one for temporary files unless given
+    /// Directory of local files [default: the directory for temporary files]
     #[arg(long, value_name = "DIR")]
     spool: Option<PathBuf>,
-    /// File of a secret that seals what is written, as `whimbrel pool secret` makes it
+    /// File with the secret that encrypts written data, as `whimbrel pool secret` creates it
     #[arg(long, value_name = "FILE")]
     secret: Option<PathBuf>,
 }
 
-/// What stands between a program and the pool.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum How {
-    /// A buffer in memory
-    Window,
-    /// Local files, each sent while the next is written
+    /// Buffer in memory
+    #[value(alias = "window")]
+    SlidingWindow,
+    /// Local files, each sent while the next one is written
     Incremental,
     /// One local file, sent after close has returned
-    Local,
+    #[value(alias = "local")]
+    CompleteLocal,
 }
 
-/// What is printed when a pool is mounted.
 #[derive(Debug, Serialize)]
 struct MountedPool {
     manager: String,
@@ -59,19 +59,19 @@ struct MountedPool {
 impl Args {
     fn write(&self) -> WriteOptions {
         let usual = WriteOptions::default();
-        let protocol = match self.protocol {
-            How::Window => WriteMode::SlidingWindow,
+        let protocol = match self.write_mode {
+            How::SlidingWindow => WriteMode::SlidingWindow,
             How::Incremental => WriteMode::Incremental { file: self.buffer.0 },
-            How::Local => WriteMode::CompleteLocal,
+            How::CompleteLocal => WriteMode::CompleteLocal,
         };
-        let buffer = match self.protocol {
-            How::Window => usize::try_from(self.buffer.0).unwrap_or(usize::MAX),
+        let buffer = match self.write_mode {
+            How::SlidingWindow => usize::try_from(self.buffer.0).unwrap_or(usize::MAX),
             _ => usual.buffer,
         };
-        WriteOptions { protocol, buffer, spool: self.spool.clone().unwrap_or(usual.spool) }
+        WriteOptions { mode: protocol, buffer, spool: self.spool.clone().unwrap_or(usual.spool) }
     }
 
-    /// Mounts the pool whose managers `target` names, commas between them.
+    /// Mounts the pool with the managers in `target`, which are separated by commas.
     pub(crate) fn run(
         self,
         target: &str,

@@ -1,4 +1,4 @@
-//! Pins of a pool: `whimbrel pool pin`, `whimbrel pool pins`. What is pinned stays, whatever policies say.
+//! Pins of a pool: `whimbrel pool pin`, `unpin` and `pins`. Policies do not delete a pinned version.
 
 use super::PoolArgs;
 use crate::{
@@ -12,32 +12,46 @@ use tokio::runtime::Runtime;
 use whimbrel_core::ByteSize;
 use whimbrel_pool::protocol::PinInfo;
 
-/// Have a version stay: policies leave it alone, and it cannot be removed
+/// Pin a version, so that neither policies nor users delete it
 #[derive(Debug, clap::Args)]
 pub(super) struct Pin {
-    /// The file, like /blast/state
+    #[arg(long, hide = true)]
+    pub(super) release: bool,
+    #[arg(long, hide = true, value_name = "HOST/MACHINE", requires = "release")]
+    pub(super) holder: Option<String>,
+    #[command(flatten)]
+    pub(super) subject: Subject,
+}
+
+/// Remove a pin, so that policies apply to the version again
+#[derive(Debug, clap::Args)]
+pub(super) struct Unpin {
+    /// Remove the pin of this holder; a machine that still reads the version loses the pages that it has not
+    /// read
+    #[arg(long, value_name = "HOST/MACHINE")]
+    pub(super) holder: Option<String>,
+    #[command(flatten)]
+    pub(super) subject: Subject,
+}
+
+/// Version of a file in a pool.
+#[derive(Debug, clap::Args)]
+pub(super) struct Subject {
+    /// Path of the file, like /blast/state
     path: String,
-    /// The version, as `whimbrel pool versions` numbers it
+    /// Number of the version, as `whimbrel pool versions` lists it
     version: u32,
-    /// Let it go again
-    #[arg(long)]
-    release: bool,
-    /// Let go what this holder pins, as `whimbrel pool pins` names it: a machine that lives from the version
-    /// loses what it has not read yet
-    #[arg(long, value_name = "HOST/MACHINE", requires = "release")]
-    holder: Option<String>,
     #[command(flatten)]
     member: PoolArgs,
 }
 
-/// List pinned versions: by whom, and until when unless that is said again
+/// List pinned versions with their holders
 #[derive(Debug, clap::Args)]
 pub(super) struct Pins {
     #[command(flatten)]
     member: PoolArgs,
 }
 
-/// What was pinned.
 #[derive(Debug, Serialize)]
 struct Pinned {
     path: String,
@@ -47,11 +61,17 @@ struct Pinned {
     holder: Option<String>,
 }
 
-impl Pin {
-    pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
+impl Subject {
+    /// Pins the version, or removes the pin of `holder` or that of users.
+    pub(super) fn pin(
+        self,
+        pinned: bool,
+        holder: Option<String>,
+        context: &Context,
+        runtime: &Runtime,
+    ) -> Result<(), CliError> {
         let pool = self.member.pool(runtime)?;
-        let Self { path, version, holder, .. } = self;
-        let pinned = !self.release;
+        let Self { path, version, .. } = self;
         let done = pool.block(async {
             let node = pool.find(&path).await?.id;
             let Some(holder) = &holder else { return pool.pin(node, version, pinned).await };
@@ -62,9 +82,9 @@ impl Pin {
         done.map_err(CliError::Pool)?;
         context.output.result(&Pinned { path, version, pinned, holder }, |done| {
             let what = match (&done.holder, done.pinned) {
-                (Some(holder), _) => format!("released for {holder}"),
+                (Some(holder), _) => format!("no longer pinned by {holder}"),
                 (None, true) => "pinned".to_owned(),
-                (None, false) => "released".to_owned(),
+                (None, false) => "no longer pinned".to_owned(),
             };
             format!("{} version {}: {what}\n", done.path, done.version)
         })
@@ -88,11 +108,11 @@ fn for_people(pins: &[PinInfo]) -> String {
         };
         [pin.path.clone(), pin.version.to_string(), ByteSize(pin.size).to_string(), by, since, left]
     });
-    let list = table(["FILE", "VERSION", "SIZE", "BY", "FOR", "ENDS IN"], rows, "nothing is pinned");
+    let list = table(["FILE", "VERSION", "SIZE", "BY", "FOR", "ENDS IN"], rows, "no pinned versions");
     match pins {
         [] => list,
         _ => {
-            list + "`whimbrel pool pin FILE VERSION --release` lets one go, with `--holder HOST/MACHINE` that of a machine\n"
+            list + "`whimbrel pool unpin FILE VERSION` removes one, with `--holder HOST/MACHINE` that of a machine\n"
         }
     }
 }

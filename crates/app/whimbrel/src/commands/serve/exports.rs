@@ -1,4 +1,4 @@
-//! `whimbrel serve DIR`: directories for sessions of other hosts.
+//! Exports: the directories that `whimbrel serve DIR` serves to sessions, over ssh or TLS.
 
 use crate::{error::CliError, session_dirs};
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use whimbrel_wire::{
     serve_tls,
 };
 
-/// What is served, to whom.
+/// Directories to serve, and the keys of those who may mount them.
 #[derive(Debug, Clone)]
 pub(super) struct ExportServer {
     pub(super) dirs: Vec<PathBuf>,
@@ -26,7 +26,6 @@ fn endpoint(server: Server) -> Result<Endpoint, CliError> {
 }
 
 impl ExportServer {
-    /// The server.
     fn server(&self, limits: Limits) -> Result<Server, CliError> {
         Self::raise_limits();
         let exports: Result<Vec<Export>, _> = self.dirs.iter().map(|dir| Export::new(dir)).collect();
@@ -34,22 +33,22 @@ impl ExportServer {
         Ok(Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits }))
     }
 
-    /// Each session may hold some hundred files open: as many as this process is ever allowed.
+    /// Raises the limit of open files as far as allowed, because each session may open hundreds of them.
     fn raise_limits() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // What is not allowed is not needed by the first sessions.
+        // The first sessions work with the old limit as well.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 
-    /// Serves whoever started this process, until they end it.
+    /// Serves the client that started this process over ssh, until it closes the connection.
     pub(super) async fn stdio(self) -> Result<(), CliError> {
-        // Another process for each user and each connection, and none knows the others.
+        // Each connection has its own process, so the fencing tokens are shared through files.
         let turns = session_dirs::turns().inspect_err(|error| {
             let error = error as &dyn std::error::Error;
-            tracing::warn!(error, "what is late on a connection that broke is not told from what is new");
+            tracing::warn!(error, "late changes of a broken connection cannot be told from new ones");
         });
-        let endpoint = endpoint(self.server(Limits { turns: turns.ok(), ..Limits::default() })?)?;
+        let endpoint = endpoint(self.server(Limits { token_dir: turns.ok(), ..Limits::default() })?)?;
         let (input, output) =
             whimbrel_wire::stdio().map_err(CliError::io("use standard input and output"))?;
         let rights = Rights(vec![Right::Session]);
@@ -59,7 +58,7 @@ impl ExportServer {
         Ok(())
     }
 
-    /// Serves those whose keys are trusted.
+    /// Serves clients with trusted keys over TLS.
     pub(super) async fn listen(self, address: SocketAddr, said: impl FnOnce(&str)) -> Result<(), CliError> {
         let other = |error: Box<dyn std::error::Error + Send + Sync>| CliError::Session(error);
         let dir = session_dirs::keys(self.keys.as_deref());
@@ -68,16 +67,16 @@ impl ExportServer {
         for key in &self.allow {
             allow(&trust, *key).map_err(|error| other(error.into()))?;
         }
-        // The users of a host may take from each other what each of them may read.
+        // Sessions of one host may share data that each of them may read.
         let endpoint = endpoint(self.server(Limits { share: true, ..Limits::default() })?)?;
         let listener = TcpListener::bind(address).await.map_err(CliError::io("listen"))?;
         let local = listener.local_addr().map_err(CliError::io("listen"))?;
-        said(&format!("serving on {local}; my key is {}", identity.public_key()));
+        said(&format!("serving on {local} with the key {}", identity.public_key()));
         serve_tls(listener, &identity, Arc::new(trust), endpoint).await.map_err(|error| other(error.into()))
     }
 }
 
-/// Lets a key open sessions and nothing else.
+/// Trusts a key for sessions and nothing else.
 fn allow(trust: &Trust, key: PublicKey) -> Result<(), TrustError> {
     if trust.find(&key)?.is_some() {
         return Ok(());

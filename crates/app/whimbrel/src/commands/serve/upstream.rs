@@ -1,9 +1,9 @@
-//! A cache between: the directory that is served is itself a mount of another server's.
+//! Upstream: the directory that is served is itself a mount of another server, so this host is a cache for a
+//! network.
 //!
-//! The mount is this program once more, as `whimbrel mount --foreground` in a child process, so it has the
-//! same cache, policies and control socket as every other. It is there before anything is served, and told to
-//! write back and end when serving ends. If it ends first, so does the serving: nobody shall write into the
-//! empty directory below.
+//! A child process runs `whimbrel mount --foreground`, with the same cache, policies and control socket as
+//! every other mount. Serving starts after the mount, and ends it with a write-back. If the mount ends first,
+//! serving ends, so that nobody writes into the empty directory below.
 
 use crate::error::CliError;
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::process::{Child, Command};
 
-/// How often it is looked whether the mount is there.
+/// Interval at which the mount is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The mount that is served.
@@ -25,20 +25,20 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    /// Mounts `target` on `dir`, with `options` of `whimbrel mount`.
+    /// Mounts `target` on `dir` with `options` of `whimbrel mount`.
     pub(super) async fn start(target: &str, dir: &Path, options: &[String]) -> Result<Self, CliError> {
         let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
         let below = device(dir).map_err(CliError::io("find the directory to mount on"))?;
         let mut command = Command::new(program);
         command.arg("mount").arg(target).arg(dir).args(options).arg("--foreground");
-        // What is served over standard input and output has both for itself. Signals of a terminal are for us
-        // alone.
+        // Standard input and output may belong to the client, and signals of the terminal are for this
+        // process.
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let child = command.spawn().map_err(CliError::io("start the mount of the other server"))?;
         let mut upstream = Self { child };
         while device(dir).is_ok_and(|found| found == below) {
             let ended =
-                upstream.child.try_wait().map_err(CliError::io("look at the mount of the other server"))?;
+                upstream.child.try_wait().map_err(CliError::io("poll the mount of the other server"))?;
             if let Some(status) = ended {
                 return Err(gone(status));
             }
@@ -47,7 +47,7 @@ impl Upstream {
         Ok(upstream)
     }
 
-    /// Waits until it ends by itself, which is a failure.
+    /// Waits until the mount ends by itself, which is an error.
     pub(super) async fn ended(&mut self) -> CliError {
         match self.child.wait().await {
             Ok(status) => gone(status),
@@ -55,10 +55,10 @@ impl Upstream {
         }
     }
 
-    /// Has it write back and end.
+    /// Ends the mount after a write-back.
     pub(super) async fn end(mut self) -> Result<(), CliError> {
         if let Some(id) = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
-            // It may have ended just now.
+            // The process may have ended a moment ago.
             let _ = kill_process(id, Signal::TERM);
         }
         let status =

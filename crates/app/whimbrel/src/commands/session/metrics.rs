@@ -1,9 +1,8 @@
-//! The numbers of sessions in the text format of Prometheus: a unit at the end of each name, the session as
-//! label.
+//! Figures of sessions in the text format of Prometheus, with the unit at the end of each name.
 
 use whimbrel_session::client::ControlResponse;
 
-/// All numbers of these sessions, those of one name together as the format wants it.
+/// Formats the figures of all sessions, grouped by name as the format requires.
 pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
     type Number = fn(&ControlResponse) -> f64;
     let numbers: [(&str, &str, Number); 21] = [
@@ -39,7 +38,7 @@ pub(super) fn metrics(sessions: &[(String, ControlResponse)]) -> String {
     out + &requests(sessions)
 }
 
-/// Requests by what they ask for, the kind as another label.
+/// Formats the counts of requests, with their kind as a label.
 fn requests(sessions: &[(String, ControlResponse)]) -> String {
     let head = "# TYPE whimbrel_session_requests_total counter\n";
     let lines = sessions.iter().flat_map(|(session, response)| {

@@ -1,10 +1,10 @@
-//! `whimbrel session`: what runs behind mounts.
+//! `whimbrel session`: shows and changes sessions, through the control sockets of their processes.
 
 mod hint;
 mod metrics;
 pub(crate) mod mount;
 
-use super::session::{hint::note, metrics::metrics};
+use super::session::metrics::metrics;
 use crate::{
     context::Context,
     error::CliError,
@@ -15,104 +15,118 @@ use clap::Subcommand;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use whimbrel_core::ByteSize;
-use whimbrel_session::client::{ControlRequest, ControlResponse, ask, sockets};
+use whimbrel_session::client::{ControlRequest, ControlResponse, SessionStatus, send_request, sockets};
 use whimbrel_wire::Identity;
 
 const EXAMPLES: &str = "\
 Examples:
   whimbrel session ls
   whimbrel session show vms
-  whimbrel session set vms write=back delay=never   writes go to the server only when told
-  whimbrel session set vms '*.log=none'             another policy for some files; `=default` takes it away
-  whimbrel session flush vms                        write everything back, durably, now
-  whimbrel session invalidate vms                   ask the server again for everything
-  whimbrel session end vms                          write back and unmount
-  whimbrel session end vms --leave                  also if the server is gone: the rest stays in the cache
-  whimbrel session nbd vms web.raw /run/web.sock    serve a file of it over NBD, for monitors that prefer a block device
-  whimbrel session note /vms/web.raw                on the server: where it is zeros needs not be asked for
-  whimbrel session metrics                          numbers of all sessions, as Prometheus reads them
-  whimbrel session key                              the key that `whimbrel serve --allow` takes
+  whimbrel session set vms write=back delay=never   send writes only on a flush or at the end
+  whimbrel session set vms '*.log=none'             another write policy for some files
+  whimbrel session flush vms                        write back all data now, durably
+  whimbrel session invalidate vms                   request everything from the server again
+  whimbrel session unmount vms                      write back all data and unmount
+  whimbrel session unmount vms --keep-unsent        the same if the server cannot be reached
+  whimbrel session nbd vms web.raw /run/web.sock    serve a file as a block device over NBD
+  whimbrel session hint /vms/web.raw                on the server: record which blocks are zero
+  whimbrel session metrics                          figures of all sessions, for Prometheus
+  whimbrel session key                              print the key for `whimbrel serve --allow`
 
-Settings are write, fresh, delay, patience, whole, direct, and patterns of files.";
+Settings:
+  write=POLICY      like `whimbrel mount --write`
+  fresh=SECONDS     like --attr-timeout
+  delay=SECONDS     like --write-back-delay
+  patience=SECONDS  like --server-timeout
+  whole=FILES       like --fetch-whole
+  direct=FILES      files that bypass the kernel's page cache
+  FILES=POLICY      like --rule; `FILES=default` removes the rule";
 
-/// See and change the sessions behind mounts
+/// Show and change the sessions behind mounts
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder of control sockets
-    #[arg(long, global = true, value_name = "DIR")]
-    control: Option<PathBuf>,
+    /// Directory of control sockets
+    #[arg(long, alias = "control", global = true, value_name = "DIR")]
+    control_dir: Option<PathBuf>,
     #[command(subcommand)]
     action: Action,
 }
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List them
+    /// List the sessions of this user
     Ls,
-    /// Show one: hits, what is not written back, latency, events
+    /// Show hit ratio, unsent data, latency and events of a session
     Show {
-        /// Its name
+        /// Name of the session
         name: String,
     },
-    /// Change settings while it is mounted
+    /// Change settings of a session while it is mounted
     Set {
-        /// Its name
+        /// Name of the session
         name: String,
-        /// Settings or patterns of files, each with its value
+        /// Settings or file patterns, each with its value
         #[arg(required = true, value_name = "SETTING=VALUE")]
         settings: Vec<String>,
     },
-    /// Write everything back
+    /// Write back all unsent data
     Flush {
-        /// Its name
+        /// Name of the session
         name: String,
     },
-    /// Forget what is believed and clean
+    /// Drop cached names, attributes and unmodified data
     Invalidate {
-        /// Its name
+        /// Name of the session
         name: String,
     },
-    /// Write everything back, unmount and end
-    End {
-        /// Its name
+    /// Write back all unsent data and unmount
+    #[command(alias = "end")]
+    Unmount {
+        /// Name of the session
         name: String,
-        /// End it also if not everything can be written back; the next mount of the same target does that
-        /// first
-        #[arg(long)]
-        leave: bool,
+        /// Unmount even if data cannot be sent; the next mount of the same target sends it
+        #[arg(long, alias = "leave")]
+        keep_unsent: bool,
     },
-    /// Serve a file of it over NBD: with its cache and policy, to this user alone, until the session ends
+    /// Serve a file of a session as a block device over NBD
+    ///
+    /// The device uses the cache and the write policy of the session. Only this user may open the socket. The
+    /// file is served until --stop or the end of the session.
     Nbd {
-        /// Its name
+        /// Name of the session
         name: String,
-        /// The file, below the directory that is mounted
+        /// Path of the file below the mounted directory
         file: String,
-        /// The unix socket to make
-        #[arg(required_unless_present = "end", value_name = "SOCKET")]
+        /// Unix socket to create
+        #[arg(required_unless_present = "stop", value_name = "SOCKET")]
         at: Option<PathBuf>,
-        /// Serve it no longer
-        #[arg(long, conflicts_with = "at")]
-        end: bool,
+        /// Stop serving the file
+        #[arg(long, alias = "end", conflicts_with = "at")]
+        stop: bool,
     },
-    /// On the server: note beside a file where it is zeros, and how it is best brought
-    Note {
-        /// The file
+    /// Write a hint file for a file on the server
+    ///
+    /// The hint records which blocks are zero, and whether to fetch the file whole. Clients then do not
+    /// request these blocks. Write the hint again when the file has changed.
+    #[command(alias = "note")]
+    Hint {
+        /// File on this host that is served
         file: PathBuf,
-        /// It is best brought whole when it is opened, like memory of machines
+        /// Fetch the file whole when it is opened, like the memory of a machine
         #[arg(long)]
         whole: bool,
-        /// It is best brought block by block, whatever its name says
+        /// Fetch the file block by block, whatever its name is
         #[arg(long, conflicts_with = "whole")]
         blocks: bool,
     },
-    /// Print the numbers of all sessions in the text format of Prometheus
+    /// Print the figures of all sessions in the text format of Prometheus
     Metrics,
-    /// Print this user's key for sessions
+    /// Print the key of this user for sessions
     Key {
-        /// Folder of keys, ~/.config/whimbrel unless given
-        #[arg(long, value_name = "DIR")]
-        keys: Option<PathBuf>,
+        /// Directory of the key [default: ~/.config/whimbrel]
+        #[arg(long, alias = "keys", value_name = "DIR")]
+        keys_dir: Option<PathBuf>,
     },
 }
 
@@ -134,21 +148,22 @@ struct Key {
 
 impl Args {
     pub(crate) fn run(self, context: &Context) -> Result<(), CliError> {
-        if let Action::Key { keys } = &self.action {
-            let identity = Identity::load_or_create(&session_dirs::keys(keys.as_deref()));
+        if let Action::Key { keys_dir } = &self.action {
+            let identity = Identity::load_or_create(&session_dirs::keys(keys_dir.as_deref()));
             let key = identity.map_err(|error| CliError::Session(error.into()))?.public_key().to_string();
             return context.output.result(&Key { key }, |key| format!("{}\n", key.key));
         }
-        if let Action::Note { file, whole, blocks } = &self.action {
-            return note(file, (*whole || *blocks).then_some(*whole), context);
+        if let Action::Hint { file, whole, blocks } = &self.action {
+            return hint::write(file, (*whole || *blocks).then_some(*whole), context);
         }
-        let dir = session_dirs::control(self.control.as_deref())?;
+        let dir = session_dirs::control(self.control_dir.as_deref())?;
         let one = |name: &str, request: ControlRequest| -> Result<ControlResponse, CliError> {
             let path = dir.join(format!("{name}.sock"));
             if name.contains('/') || !path.exists() {
                 return Err(CliError::UnknownSession { name: name.to_owned() });
             }
-            let response = ask(&path, &request).map_err(|error| CliError::NoSession(error.into()))?;
+            let response =
+                send_request(&path, &request).map_err(|error| CliError::NoSession(error.into()))?;
             match &response.error {
                 Some(error) if matches!(request, ControlRequest::Set { .. }) => Err(CliError::Usage {
                     problem: error.clone(),
@@ -164,11 +179,11 @@ impl Args {
         let response = match &self.action {
             Action::Ls => return list(&dir, context),
             Action::Metrics => return output::write(metrics(&living(&dir)).as_bytes()),
-            Action::Key { .. } | Action::Note { .. } => return Ok(()),
+            Action::Key { .. } | Action::Hint { .. } => return Ok(()),
             Action::Show { name } => one(name, ControlRequest::Show)?,
             Action::Flush { name } => one(name, ControlRequest::Flush)?,
             Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
-            Action::End { name, leave } => one(name, ControlRequest::End { leave: *leave })?,
+            Action::Unmount { name, keep_unsent } => one(name, ControlRequest::End { leave: *keep_unsent })?,
             Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };
@@ -184,7 +199,7 @@ fn set(
     let mut last = one(name, ControlRequest::Show)?;
     for setting in settings {
         let (key, value) = setting.rsplit_once('=').ok_or_else(|| CliError::Usage {
-            problem: format!("{setting:?} sets nothing"),
+            problem: format!("{setting:?} is not a setting with a value"),
             hint: "write SETTING=VALUE, like write=back".to_owned(),
         })?;
         last = one(name, ControlRequest::Set { name: key.to_owned(), value: value.to_owned() })?;
@@ -192,18 +207,18 @@ fn set(
     Ok(last)
 }
 
-/// The process of the session has another working directory than this one.
+/// Makes the request to serve a file. The path is made absolute for the process of the session.
 fn nbd(file: &str, at: Option<&Path>) -> Result<ControlRequest, CliError> {
     let socket = at.map(std::path::absolute).transpose();
-    let socket = socket.map_err(CliError::io("find the place of the socket"))?;
+    let socket = socket.map_err(CliError::io("find the directory of the socket"))?;
     Ok(ControlRequest::Nbd { file: file.to_owned(), socket })
 }
 
-/// Sessions that answer, and their names.
+/// Names and states of the sessions that answer.
 fn living(dir: &Path) -> Vec<(String, ControlResponse)> {
     let named = |path: PathBuf| {
-        // One that does not answer has died; its mount clears it away when it is made again.
-        let response = ask(&path, &ControlRequest::Show).ok()?;
+        // A session that does not answer has died; the next mount removes its socket.
+        let response = send_request(&path, &ControlRequest::Show).ok()?;
         Some((path.file_stem()?.to_string_lossy().into_owned(), response))
     };
     sockets(dir).into_iter().filter_map(named).collect()
@@ -227,11 +242,12 @@ fn list(dir: &Path, context: &Context) -> Result<(), CliError> {
         .collect();
     context.output.result(&listed, |listed| {
         let rows = listed.iter().map(|row| {
-            let server = if row.connected { row.server.clone() } else { format!("{} (gone)", row.server) };
+            let server =
+                if row.connected { row.server.clone() } else { format!("{} (not connected)", row.server) };
             let mount = row.mount.display().to_string();
             [row.name.clone(), mount, server, row.directory.clone(), size(row.dirty), ratio(row.hit_ratio)]
         });
-        table(["NAME", "MOUNT", "SERVER", "DIRECTORY", "DIRTY", "HITS"], rows, "no session is mounted")
+        table(["NAME", "MOUNT", "SERVER", "DIRECTORY", "DIRTY", "HITS"], rows, "no mounted sessions")
     })
 }
 
@@ -245,74 +261,8 @@ fn ratio(ratio: Option<f64>) -> String {
 
 fn describe(response: &ControlResponse) -> String {
     let status = &response.status;
-    let settings = &status.settings;
-    let seconds = |seconds: Option<u64>, none: &str| {
-        seconds.map_or_else(|| none.to_owned(), |seconds| format!("{seconds} s"))
-    };
-    let rules: Vec<String> =
-        settings.rules.iter().map(|rule| format!("{}={}", rule.files, rule.policy)).collect();
-    let link = match (status.connected, status.round_trip_ms) {
-        (false, _) => "gone".to_owned(),
-        (true, None) => "connected".to_owned(),
-        (true, Some(time)) => format!("connected, round trip {}", milliseconds(time)),
-    };
-    let mut text = fields(&[
-        ("mount", response.mount.display().to_string()),
-        ("server", format!("{}:{} ({link})", status.server, status.directory)),
-        (
-            "calls",
-            format!(
-                "{}, {} each, connection broke {} times",
-                status.calls,
-                milliseconds(status.call_ms),
-                status.broken
-            ),
-        ),
-        (
-            "waited",
-            format!(
-                "{} times for the server, {} in all; {} names known",
-                status.waits,
-                milliseconds(status.waited_ms),
-                status.known
-            ),
-        ),
-        (
-            "known before",
-            format!(
-                "{} blocks of zeros by notes, {} in holes, {} blocks that an earlier session read, {} pages by digest; {} that the server had of what was written",
-                status.zero_blocks,
-                size(status.holes),
-                status.ahead_blocks,
-                status.found_pages,
-                status.spared_pages
-            ),
-        ),
-        ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),
-        (
-            "cache",
-            format!(
-                "{} of {} used, {} of reads hit",
-                size(status.used),
-                size(status.capacity),
-                ratio(status.hit_ratio)
-            ),
-        ),
-        (
-            "not written back",
-            format!(
-                "{} in {} files, {} changes of names",
-                size(status.dirty),
-                status.dirty_files,
-                status.queued
-            ),
-        ),
-        ("damaged pages", format!("{} fetched again", status.damaged)),
-        ("write", [vec![settings.policy.to_string()], rules].concat().join(" ")),
-        ("fresh", seconds(settings.fresh, "the whole session")),
-        ("delay", seconds(settings.delay, "never")),
-        ("patience", format!("{} s", settings.patience)),
-    ]);
+    let mut text =
+        fields(&[connection_fields(response), content_fields(status), setting_fields(status)].concat());
     for export in &response.exports {
         let how = if export.read_only { ", read-only" } else { "" };
         text.push_str(&format!(
@@ -327,4 +277,60 @@ fn describe(response: &ControlResponse) -> String {
         text += &format!("event  {}\n", event.text);
     }
     text
+}
+
+/// A line of a description: its label and its text.
+type Field = (&'static str, String);
+
+fn connection_fields(response: &ControlResponse) -> Vec<Field> {
+    let status = &response.status;
+    let link = match (status.connected, status.round_trip_ms) {
+        (false, _) => "not connected".to_owned(),
+        (true, None) => "connected".to_owned(),
+        (true, Some(time)) => format!("connected, round trip {}", milliseconds(time)),
+    };
+    let (each, waited) = (milliseconds(status.call_ms), milliseconds(status.waited_ms));
+    let calls = format!("{}, {each} each, connection lost {} times", status.calls, status.broken);
+    let (times, names) = (status.waits, status.known);
+    vec![
+        ("mount", response.mount.display().to_string()),
+        ("server", format!("{}:{} ({link})", status.server, status.directory)),
+        ("calls", calls),
+        ("waited", format!("{times} times for the server, {waited} in total; {names} names cached")),
+    ]
+}
+
+fn content_fields(status: &SessionStatus) -> Vec<Field> {
+    let spared = format!(
+        "{} zero blocks by hints, {} in holes, {} blocks fetched in advance, {} pages found by digest; {} written pages that the server had",
+        status.zero_blocks,
+        size(status.holes),
+        status.ahead_blocks,
+        status.found_pages,
+        status.spared_pages
+    );
+    let (used, capacity, hits) = (size(status.used), size(status.capacity), ratio(status.hit_ratio));
+    let (dirty, files, names) = (size(status.dirty), status.dirty_files, status.queued);
+    vec![
+        ("not requested", spared),
+        ("traffic", format!("{} sent, {} received", size(status.sent), size(status.received))),
+        ("cache", format!("{used} of {capacity} used, hit ratio {hits}")),
+        ("unsent", format!("{dirty} in {files} files, {names} changes of names")),
+        ("damaged pages", format!("{} fetched again", status.damaged)),
+    ]
+}
+
+fn setting_fields(status: &SessionStatus) -> Vec<Field> {
+    let settings = &status.settings;
+    let seconds = |seconds: Option<u64>, none: &str| {
+        seconds.map_or_else(|| none.to_owned(), |seconds| format!("{seconds} s"))
+    };
+    let rules: Vec<String> =
+        settings.rules.iter().map(|rule| format!("{}={}", rule.files, rule.policy)).collect();
+    vec![
+        ("write", [vec![settings.policy.to_string()], rules].concat().join(" ")),
+        ("fresh", seconds(settings.fresh, "the whole session")),
+        ("delay", seconds(settings.delay, "never")),
+        ("patience", format!("{} s", settings.patience)),
+    ]
 }

@@ -1,8 +1,7 @@
-//! Mounting a session: `[USER@]HOST:/PATH` by the user's ssh, `HOST:PORT:/PATH` with a key by TLS.
+//! Mount of a session: `[USER@]HOST:/PATH` over the user's ssh, or `HOST:PORT:/PATH` with a key over TLS.
 //!
-//! The command returns when the mount answers; another process of it carries the mount until it is unmounted,
-//! told to end, or killed. What it cannot write back stays in the cache for the next mount of the same
-//! directory.
+//! The command returns when the mount answers. A process in the background runs the session until it is
+//! unmounted or ended. Data that cannot be written back stays in the cache for the next mount of the target.
 
 use crate::{context::Context, error::CliError, session_dirs};
 use serde::Serialize;
@@ -27,83 +26,81 @@ use whimbrel_wire::{
     BoxFuture, ConnectError, Connection, Endpoint, Identity, PublicKey, SshCommand, connect_ssh, connect_tls,
 };
 
-/// How often the carrier of a mount looks whether somebody has unmounted it.
+/// Interval at which the process of a mount checks whether it was unmounted.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A server's directory and how it is used.
+/// Options for a directory of a server.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MountSession {
-    /// Where the cache lies; one of its own for each target unless given
-    #[arg(long, value_name = "DIR")]
-    cache: Option<PathBuf>,
-    /// Bytes the cache may hold, like 500M or 8G; with 0 nothing is kept on this host's disk
-    #[arg(long, value_name = "SIZE", default_value = "8G")]
-    capacity: ByteSize,
-    /// Bytes of a block of the cache, 4K to 256K
+    /// Directory of the cache [default: one for each target, below ~/.cache/whimbrel]
+    #[arg(long, alias = "cache", value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Size of the cache, like 500M or 8G; with 0 no data of the server is stored on this host's disk
+    #[arg(long, alias = "capacity", value_name = "SIZE", default_value = "8G")]
+    cache_size: ByteSize,
+    /// Size of a cache block, 4K to 256K
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     block: ByteSize,
-    /// When writes reach the server: none, through (before close returns) or back (later)
+    /// Write policy: none (read-only), through (sent before close returns) or back (sent later)
     #[arg(long, value_name = "POLICY", default_value = "through")]
     write: Policy,
-    /// Another policy for some files, like '*.log=back'; may be given several times
+    /// Write policy for some files, like '*.log=back' (repeatable)
     #[arg(long, value_name = "FILES=POLICY")]
     rule: Vec<String>,
-    /// Seconds for which names and attributes are believed, or `session`
-    #[arg(long, value_name = "SECONDS", default_value = "30")]
-    fresh: String,
-    /// Seconds after which writes are written back, or `never`
-    #[arg(long, value_name = "SECONDS", default_value = "5")]
-    delay: String,
-    /// Seconds that calls wait for a server that is gone before they fail
-    #[arg(long, value_name = "SECONDS", default_value = "60")]
-    patience: u64,
-    /// A file of this host, like a golden image: what it has as well is not sent over a slow link; may be
-    /// given several times
-    #[arg(long, value_name = "FILE")]
-    known: Vec<PathBuf>,
-    /// A directory (root's, mode 1733) in which users of this host share what the server lets each of them
-    /// read
-    #[arg(long, value_name = "DIR")]
-    shared: Option<PathBuf>,
-    /// Files that are fetched whole when they are opened, like memory of machines: '*.vmss,*.mem'
-    #[arg(long, value_name = "FILES")]
-    whole: Option<String>,
-    /// By TLS: the server's key, as `whimbrel serve` prints it
+    /// Seconds for which names and attributes are cached, or `session`
+    #[arg(long, alias = "fresh", value_name = "SECONDS", default_value = "30")]
+    attr_timeout: String,
+    /// Seconds until written data is sent, or `never`, with --write back
+    #[arg(long, alias = "delay", value_name = "SECONDS", default_value = "5")]
+    write_back_delay: String,
+    /// Seconds that calls wait for an unreachable server before they fail
+    #[arg(long, alias = "patience", value_name = "SECONDS", default_value = "60")]
+    server_timeout: u64,
+    /// Local file, such as a disk image, whose pages need not be fetched (repeatable)
+    #[arg(long, alias = "known", value_name = "FILE")]
+    reference: Vec<PathBuf>,
+    /// Directory, owned by root with mode 1733, in which users of this host share cached data
+    #[arg(long, alias = "shared", value_name = "DIR")]
+    shared_cache: Option<PathBuf>,
+    /// Files to fetch whole when they are opened [default: *.vmss,*.mem,*.memory]
+    #[arg(long, alias = "whole", value_name = "FILES")]
+    fetch_whole: Option<String>,
+    /// Connect over TLS to the server with this key, as `whimbrel serve` prints it
     #[arg(long, value_name = "KEY")]
     key: Option<PublicKey>,
-    /// Folder of the own key, ~/.config/whimbrel unless given
-    #[arg(long, value_name = "DIR")]
-    pub(crate) keys: Option<PathBuf>,
-    /// An option for ssh, like 'Port=2222'; may be given several times
+    /// Directory of the own key [default: ~/.config/whimbrel]
+    #[arg(long, alias = "keys", value_name = "DIR")]
+    pub(crate) keys_dir: Option<PathBuf>,
+    /// Option for ssh, like 'Port=2222' (repeatable)
     #[arg(long, value_name = "OPTION")]
     ssh_option: Vec<String>,
-    /// What whimbrel is called on the server
-    #[arg(long, value_name = "PROGRAM", default_value = "whimbrel")]
-    remote: String,
-    /// Owners are numbers, the same on both sides; otherwise what the server's user owns is yours
-    #[arg(long, conflicts_with = "id")]
-    same_ids: bool,
-    /// Who else is who: `user:THERE=HERE` or `group:THERE=HERE`, by numbers; may be given several times
-    #[arg(long, value_name = "PAIR")]
-    id: Vec<IdPair>,
-    /// Let other users of this host use the mount, as modes and owners say
-    #[arg(long)]
-    pub(crate) others: bool,
-    /// What `whimbrel session` calls it; the name of the directory unless given
+    /// Name of the program `whimbrel` on the server
+    #[arg(long, alias = "remote", value_name = "PROGRAM", default_value = "whimbrel")]
+    remote_program: String,
+    /// Keep numeric user and group ids; by default, files of the server's user appear as yours
+    #[arg(long, alias = "same-ids", conflicts_with = "map_id")]
+    numeric_ids: bool,
+    /// Pair of numeric ids, user:SERVER=LOCAL or group:SERVER=LOCAL (repeatable)
+    #[arg(long, alias = "id", value_name = "PAIR")]
+    map_id: Vec<IdPair>,
+    /// Let other users of this host use the mount, as far as modes and owners permit
+    #[arg(long, alias = "others")]
+    pub(crate) allow_other: bool,
+    /// Name of the session for `whimbrel session` [default: the name of the directory]
     #[arg(long)]
     name: Option<String>,
-    /// Folder of control sockets
-    #[arg(long, value_name = "DIR")]
-    control: Option<PathBuf>,
-    /// Do not return before it is unmounted
+    /// Directory of control sockets
+    #[arg(long, alias = "control", value_name = "DIR")]
+    control_dir: Option<PathBuf>,
+    /// Return only after the directory was unmounted
     #[arg(long)]
     foreground: bool,
-    /// The one who mounts waits for a line on stdout
+    /// Report the mount on stdout to the process that started this one.
     #[arg(long, hide = true)]
     announce: bool,
 }
 
-/// What is printed when a session is mounted.
+/// Result of a mount.
 #[derive(Debug, Serialize, serde::Deserialize)]
 struct MountedSession {
     name: String,
@@ -113,7 +110,7 @@ struct MountedSession {
     control: PathBuf,
 }
 
-/// Where a session's server is.
+/// Connection to the server.
 enum Way {
     Ssh(SshCommand),
     Tls { address: String, key: PublicKey, identity: Identity },
@@ -144,14 +141,14 @@ impl Connector for Carrier {
     }
 }
 
-/// Host and directory of a target.
+/// Splits a target into host and directory.
 fn split(target: &str) -> Option<(&str, &str)> {
     let at = target.find(":/")?;
     let (host, path) = (&target[..at], &target[at + 1..]);
     (!host.is_empty()).then_some((host, path))
 }
 
-/// One word for a shell, whatever is in it.
+/// Quotes a text as one word for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -163,18 +160,18 @@ fn usage(problem: String, hint: &str) -> CliError {
 impl MountSession {
     fn settings(&self) -> Result<MountSettings, CliError> {
         let mut settings =
-            MountSettings { policy: self.write, patience: self.patience, ..MountSettings::default() };
+            MountSettings { policy: self.write, patience: self.server_timeout, ..MountSettings::default() };
         let mut set = |name: &str, value: &str| {
             settings.set(name, value).map_err(|problem| usage(problem, "see `whimbrel mount --help`"))
         };
-        set("fresh", &self.fresh)?;
-        set("delay", &self.delay)?;
-        if let Some(whole) = &self.whole {
+        set("fresh", &self.attr_timeout)?;
+        set("delay", &self.write_back_delay)?;
+        if let Some(whole) = &self.fetch_whole {
             set("whole", whole)?;
         }
         for rule in &self.rule {
             let (files, policy) = rule.rsplit_once('=').ok_or_else(|| {
-                usage(format!("{rule:?} is no rule"), "write FILES=POLICY, like '*.log=back'")
+                usage(format!("{rule:?} is not a rule"), "write FILES=POLICY, like '*.log=back'")
             })?;
             set(files, policy)?;
         }
@@ -184,14 +181,14 @@ impl MountSession {
     fn carrier(&self, host: &str, path: &str) -> Result<Carrier, CliError> {
         let way = match self.key {
             Some(key) => {
-                let dir = session_dirs::keys(self.keys.as_deref());
+                let dir = session_dirs::keys(self.keys_dir.as_deref());
                 let identity =
                     Identity::load_or_create(&dir).map_err(|error| CliError::Session(Box::new(error)))?;
                 Way::Tls { address: host.to_owned(), key, identity }
             }
             None => {
                 let mut ssh = SshCommand::new(host);
-                ssh.remote = format!("{} serve {} --stdio", self.remote, quoted(path));
+                ssh.remote = format!("{} serve {} --stdio", self.remote_program, quoted(path));
                 ssh.options =
                     self.ssh_option.iter().map(|option| OsString::from(format!("-o{option}"))).collect();
                 Way::Ssh(ssh)
@@ -205,7 +202,7 @@ impl MountSession {
     pub(crate) fn run(self, target: &str, dir: &Path, context: &Context) -> Result<(), CliError> {
         let Some((host, path)) = split(target) else {
             let hint = "write [USER@]HOST:/PATH, or HOST:PORT:/PATH with --key";
-            return Err(usage(format!("{target:?} names no directory of a server"), hint));
+            return Err(usage(format!("{target:?} is not a directory of a server"), hint));
         };
         if self.foreground || self.announce {
             return self.carry(target, host, path, dir, context);
@@ -223,14 +220,17 @@ impl MountSession {
             mount.file_name().map_or_else(|| "root".to_owned(), |name| name.to_string_lossy().into_owned());
         let name = self.name.clone().unwrap_or(last);
         if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
-            return Err(usage(format!("{name:?} is no name for a session"), "give another one with --name"));
+            return Err(usage(
+                format!("{name:?} cannot be the name of a session"),
+                "set another one with --name",
+            ));
         }
-        let control = session_dirs::control(self.control.as_deref())?.join(format!("{name}.sock"));
-        let cache = session_dirs::cache(self.cache.as_deref(), target);
+        let control = session_dirs::control(self.control_dir.as_deref())?.join(format!("{name}.sock"));
+        let cache = session_dirs::cache(self.cache_dir.as_deref(), target);
         Ok(MountedSession { name, target: target.to_owned(), mount, cache, control })
     }
 
-    /// Carries the mount until its end.
+    /// Runs the session until its end.
     fn carry(
         &self,
         target: &str,
@@ -242,22 +242,22 @@ impl MountSession {
         whimbrel_fuse::clear_stale(dir).map_err(CliError::io("use the directory to mount on"))?;
         let names = self.names(target, dir)?;
         let mut options = SessionOptions::new(path.as_bytes(), names.cache.clone());
-        options.capacity = self.capacity.0;
+        options.capacity = self.cache_size.0;
         options.block = self.block.0;
         options.settings = self.settings()?;
-        options.known.clone_from(&self.known);
-        options.shared.clone_from(&self.shared);
-        options.owners = match self.same_ids {
+        options.references.clone_from(&self.reference);
+        options.shared_cache.clone_from(&self.shared_cache);
+        options.id_map = match self.numeric_ids {
             true => IdMap::Same,
-            false => IdMap::mine(self.id.clone())
-                .map_err(|error| usage(error.to_string(), "pair everybody once on each side"))?,
+            false => IdMap::with_pairs(self.map_id.clone())
+                .map_err(|error| usage(error.to_string(), "pair each id once on each side"))?,
         };
         let carrier = Arc::new(self.carrier(host, path)?);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.map_err(CliError::io("start the runtime"))?;
         let session = runtime.block_on(Session::start(carrier, options)).map_err(no_session)?;
         let mut kernel = MountOptions::new(target, "whimbrel");
-        kernel.others = self.others;
+        kernel.allow_others = self.allow_other;
         kernel.read_only = session.is_read_only();
         let mut mounted = Mounted::new(FuseOperations::new(&session), dir, &kernel)
             .map_err(|error| CliError::Session(error.into()))?;
@@ -270,16 +270,19 @@ impl MountSession {
         runtime.spawn(signals(session.clone(), ended));
         self.announced(&names, context)?;
         while end.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) && !mounted.is_gone() {}
-        // First, so that what its clients wrote is written back.
+        // The exports end first, so that data of their clients is written back.
         control.end_exports();
         let flushed = session.end();
-        // Who has files open there finds them gone; what they wrote is in the cache.
+        // Programs lose their open files; the data that they wrote is in the cache.
         let unmounted = mounted.unmount();
         drop((unmounted, mounted, control));
         let status = session.status();
         runtime.shutdown_background();
         flushed.map_err(|errno| CliError::NotWrittenBack {
-            left: format!("{errno}; {} bytes and {} changes of names are left", status.dirty, status.queued),
+            left: format!(
+                "{errno}; {} bytes and {} changes of names are unsent",
+                status.dirty, status.queued
+            ),
         })
     }
 
@@ -291,15 +294,12 @@ impl MountSession {
         }
         let log = fs::OpenOptions::new().append(true).create(true).open(names.cache.join("log"));
         let log = log.map_err(CliError::io("open the log of the session"))?;
-        let mut line = serde_json::to_vec(names)
-            .map_err(|error| CliError::io("say that it is mounted")(error.into()))?;
+        let mut line =
+            serde_json::to_vec(names).map_err(|error| CliError::io("report the mount")(error.into()))?;
         line.push(b'\n');
         let mut stdout = std::io::stdout();
-        stdout
-            .write_all(&line)
-            .and_then(|()| stdout.flush())
-            .map_err(CliError::io("say that it is mounted"))?;
-        // From here on nobody listens: who waited goes on.
+        stdout.write_all(&line).and_then(|()| stdout.flush()).map_err(CliError::io("report the mount"))?;
+        // The process that waited reads no further.
         let moved = rustix::stdio::dup2_stdout(&log).and_then(|()| rustix::stdio::dup2_stderr(&log));
         moved.map_err(|error| CliError::io("write to the log of the session")(error.into()))
     }
@@ -312,7 +312,7 @@ fn no_session(error: SessionError) -> CliError {
     }
 }
 
-/// TERM, INT and HUP end the session; USR1 writes back, USR2 forgets what is clean.
+/// Handles signals: TERM, INT and HUP end the session, USR1 writes back, USR2 drops unmodified data.
 async fn signals(session: Session, ended: mpsc::Sender<()>) {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     for kind in kinds {
@@ -320,7 +320,7 @@ async fn signals(session: Session, ended: mpsc::Sender<()>) {
         if let Ok(mut stream) = signal(kind) {
             tokio::spawn(async move {
                 while stream.recv().await.is_some() {
-                    // The other side goes when the session has ended.
+                    // The receiver is gone once the session has ended.
                     let _ = ended.send(());
                 }
             });
@@ -344,19 +344,19 @@ async fn signals(session: Session, ended: mpsc::Sender<()>) {
     }
 }
 
-/// Starts this command again in a session of its own and waits until it says that the mount answers.
+/// Starts this command again as a process in the background, and waits until that reports the mount.
 fn in_background() -> Result<MountedSession, CliError> {
     let program = std::env::current_exe().map_err(CliError::io("find this program"))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--announce");
-    // No signal of this terminal is meant for it.
+    // Signals of this terminal are not for that process.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(CliError::io("start the process of the mount"))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout)
             .read_line(&mut line)
-            .map_err(CliError::io("hear from the process of the mount"))?;
+            .map_err(CliError::io("read from the process of the mount"))?;
     }
     if let Ok(mounted) = serde_json::from_str(&line) {
         return Ok(mounted);
@@ -365,7 +365,7 @@ fn in_background() -> Result<MountedSession, CliError> {
     std::process::exit(code(status));
 }
 
-/// It has said on stderr what went wrong; its exit code says the rest.
+/// Exit code of a mount that failed. The process has printed the error.
 fn code(status: ExitStatus) -> i32 {
     status.code().filter(|code| *code != 0).unwrap_or(1)
 }
