@@ -107,7 +107,7 @@ pub const OPENAPI: &str = "/v1/openapi.json";
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
 /// Value of the `Upgrade` header that opens the protocol between hosts.
 pub const WIRE_PROTOCOL: &str = "whimbrel-wire";
-/// Content type of [`MACHINE_WWS`]: docs/formats/wws-trace.md.
+/// Content type of [`MACHINE_WWS`]: docs/formats/dirty-trace.md.
 pub const WWS_TRACE: &str = "application/vnd.whimbrel.wws-trace";
 /// Content type of [`OPERATION_EVENTS`]: one JSON object per line.
 pub const NDJSON: &str = "application/x-ndjson";

@@ -1,4 +1,4 @@
-//! Messages of a transfer, described in docs/protocols/sync.md.
+//! Messages of a transfer, described in docs/protocols/transfer.md.
 //!
 //! Every message is a call of the wire in the range of the store; headers are these types in postcard form.
 //! The server keeps nothing between two calls, and every reply is bounded by the numbers here and by

@@ -1,6 +1,6 @@
 //! Hint file: a small file beside a file that lists its zero blocks and says whether to fetch it whole.
 //!
-//! The format is in `docs/formats/session-note.md`. Pure except for [`Hint::of_file`], which reads a file. A
+//! The format is in `docs/formats/session-hint.md`. Pure except for [`Hint::of_file`], which reads a file. A
 //! hint comes from the server, so it is bounded and checked: one invalid line makes all of it void. Its zero
 //! ranges apply to one version of the file only.
 
