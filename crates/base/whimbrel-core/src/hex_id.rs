@@ -51,6 +51,7 @@ macro_rules! hex_id {
 }
 
 #[cfg(test)]
+#[allow(unreachable_pub, reason = "the macro defines public types")]
 mod tests {
     hex_id! {
         /// An id of a test.

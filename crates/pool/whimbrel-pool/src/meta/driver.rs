@@ -49,10 +49,11 @@ pub(crate) enum Tx<'a> {
 
 impl Tx<'_> {
     pub(crate) async fn commit(self) -> Result<()> {
-        Ok(match self {
+        match self {
             Self::Sqlite(tx) => tx.commit().await?,
             Self::Postgres(tx) => tx.commit().await?,
-        })
+        }
+        Ok(())
     }
 
     pub(crate) fn is_postgres(&self) -> bool {

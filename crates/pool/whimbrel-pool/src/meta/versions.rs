@@ -96,7 +96,7 @@ impl Meta {
             .bind(signed(version)?)
             .fetch_optional(&self.read)
             .await?;
-        Ok(row.ok_or(MetaError::NotFound)?.try_get(0)?)
+        row.ok_or(MetaError::NotFound)?.try_get(0)
     }
 
     /// Every version, as input of the policies.
@@ -338,7 +338,7 @@ pub(crate) async fn raise_copies(tx: &mut Tx<'_>, node: NodeId, copies: u8, now:
 async fn maps(tx: &mut Tx<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
     let rows =
         query("SELECT map FROM version WHERE node = $1").bind(signed(node)?).fetch_all(&mut *tx).await?;
-    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    rows.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// Removes a version and decreases the counts of its chunks.
