@@ -3,7 +3,7 @@
 use crate::{
     argument_types::{DurationArg, RateArg},
     context::Context,
-    dirty_rate::{Calibration, Report, Sampling, plot},
+    dirty_rate::{Calibration, Report, Sampling},
     error::CliError,
 };
 use std::{fs, io::Read, path::PathBuf, time::Duration};
@@ -66,10 +66,6 @@ pub(crate) struct Args {
     /// Time that a stop takes in addition to sending pages [default: from past migrations, else 20ms]
     #[arg(long, alias = "fixed", value_name = "DURATION")]
     stop_overhead: Option<DurationArg>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    svg: Option<PathBuf>,
-    #[arg(long, hide = true, value_name = "FILE")]
-    png: Option<PathBuf>,
 }
 
 impl Args {
@@ -88,18 +84,6 @@ impl Args {
         let model = self.model(&learned);
         let bandwidths: Vec<u64> = self.bandwidth.iter().map(|rate| rate.0.0).collect();
         let report = Report::of(&trace, self.window()?, &bandwidths, self.rounds, (&model, learned.from));
-        let plot = plot::Plot {
-            trace: &trace,
-            window: self.window()?,
-            bandwidths: &bandwidths,
-            rounds: self.rounds,
-        };
-        if let Some(path) = &self.svg {
-            fs::write(path, plot.svg(&model)?).map_err(CliError::io("write the picture"))?;
-        }
-        if let Some(path) = &self.png {
-            fs::write(path, plot.png(&model)?).map_err(CliError::io("write the picture"))?;
-        }
         context.output.result(&report, Report::describe)
     }
 

@@ -3,11 +3,9 @@
 use crate::{
     context::Context,
     error::CliError,
-    picture::{svg, text},
-    round_text,
+    migration_chart, round_text,
     table::{ago, milliseconds, table},
 };
-use std::path::{Path, PathBuf};
 use whimbrel_api::{ApiError, ErrorCode, MigrationEnd, MigrationRecord, RoundInfo};
 use whimbrel_core::ByteSize;
 
@@ -26,10 +24,6 @@ pub(crate) struct Args {
     /// Id of a migration, or name of a machine [default: a table of all]
     #[arg(value_name = "ID|NAME")]
     migration: Option<String>,
-    #[arg(long, hide = true, value_name = "FILE", requires = "migration")]
-    svg: Option<PathBuf>,
-    #[arg(long, hide = true, value_name = "FILE", requires = "migration")]
-    png: Option<PathBuf>,
 }
 
 impl Args {
@@ -44,20 +38,8 @@ impl Args {
             let hint = "`whimbrel migrations` lists them on the host that the machine was on";
             return Err(CliError::Operation(ApiError::new(ErrorCode::NotFound, text).with_hint(hint)));
         };
-        if let Some(path) = &self.svg {
-            write(path, svg::draw(record).map(String::into_bytes))?;
-        }
-        if let Some(path) = &self.png {
-            write(path, svg::draw_png(record))?;
-        }
         context.output.result(record, describe)
     }
-}
-
-fn write(path: &Path, picture: Result<Vec<u8>, String>) -> Result<(), CliError> {
-    let failed = CliError::io("write the picture");
-    let picture = picture.map_err(std::io::Error::other);
-    picture.and_then(|picture| std::fs::write(path, picture)).map_err(failed)
 }
 
 fn list(all: &[MigrationRecord]) -> String {
@@ -96,7 +78,7 @@ fn describe(record: &MigrationRecord) -> String {
     let rows = (1..).zip(&record.rounds).map(|(number, round)| row(number, round));
     let header =
         ["ROUND", "START", "TOOK", "PAGES", "SENT", "RATE", "LIMIT", "DIRTY", "WAITED", "LEFT", "PREDICTED"];
-    format!("{}\n{}\n{end}", text::draw(record), table(header, rows, "no round was completed"))
+    format!("{}\n{}\n{end}", migration_chart::draw(record), table(header, rows, "no round was completed"))
 }
 
 fn row(number: u32, round: &RoundInfo) -> [String; 11] {

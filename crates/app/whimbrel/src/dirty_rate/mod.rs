@@ -1,7 +1,6 @@
-//! Dirty rate of a machine: samples, report and plot. The predictions are made in `whimbrel-capture`.
+//! Dirty rate of a machine: samples and report. The predictions are made in `whimbrel-capture`.
 
 mod calibration;
-pub(crate) mod plot;
 mod report;
 mod sampling;
 

@@ -1,15 +1,10 @@
-//! Picture of a migration, as in figure 9 of Clark et al. (NSDI 2005): the rate of each round over time, and
-//! the dirty rate of the machine.
+//! Chart of a migration in a terminal, as in figure 9 of Clark et al. (NSDI 2005): the rate of each round over
+//! time, and the dirty rate of the machine.
 //!
 //! The first round may be a hundred times as long as the last, so the scale of time is not linear: each round
-//! is wide enough to be seen, and its edges are labelled with their times. This module places the bars;
-//! [`text`] and [`svg`] draw them.
+//! is wide enough to be seen, and its edges are labelled with their times.
 
-pub(crate) mod raster;
-pub(crate) mod svg;
-pub(crate) mod text;
-
-use crate::round_text;
+use crate::round_text::{self, spoken};
 use whimbrel_api::{MigrationEnd, MigrationRecord, RoundInfo};
 use whimbrel_core::ByteSize;
 
@@ -17,26 +12,30 @@ use whimbrel_core::ByteSize;
 const NARROWEST: f64 = 0.02;
 /// Largest width of a round, if there are others.
 const WIDEST: f64 = 0.4;
+/// Height of the chart in lines.
+const HEIGHT: usize = 12;
+/// Width of the chart in characters.
+const WIDTH: usize = 64;
 
 /// Bar of a round, or of the rest of the downtime after the last round.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Bar {
+struct Bar {
     /// Left and right edge, as parts of the width.
-    pub(crate) across: (f64, f64),
+    across: (f64, f64),
     /// Start and end in seconds.
-    pub(crate) time: (f64, f64),
+    time: (f64, f64),
     /// Bits per second on the wire.
-    pub(crate) rate: f64,
+    rate: f64,
     /// Dirty rate in bits per second.
-    pub(crate) dirty_rate: f64,
+    dirty_rate: f64,
     /// Text on the bar.
-    pub(crate) label: String,
+    label: String,
     /// Whether the machine was paused.
-    pub(crate) stopped: bool,
+    stopped: bool,
 }
 
 /// Bars of a migration, in order.
-pub(crate) fn bars(record: &MigrationRecord) -> Vec<Bar> {
+fn bars(record: &MigrationRecord) -> Vec<Bar> {
     let stopped_for = match record.end {
         MigrationEnd::Moved { downtime_ms, .. } => Some(downtime_ms),
         MigrationEnd::Failed { .. } => None,
@@ -87,7 +86,7 @@ fn highest(bars: &[Bar]) -> f64 {
 }
 
 /// Formats a headline, like `web from alpha to beta: 71 s, 960 MiB on the wire, downtime 210 ms`.
-pub(crate) fn headline(record: &MigrationRecord) -> String {
+fn headline(record: &MigrationRecord) -> String {
     let way = format!("{} from {} to {}", record.machine, record.from, record.request.host);
     let total = crate::table::milliseconds(record.total_ms);
     match &record.end {
@@ -100,12 +99,67 @@ pub(crate) fn headline(record: &MigrationRecord) -> String {
     }
 }
 
+/// Draws the chart as lines of text.
+pub(crate) fn draw(record: &MigrationRecord) -> String {
+    let bars = bars(record);
+    let mut text = headline(record) + "\n";
+    if bars.is_empty() {
+        return text;
+    }
+    let top = highest(&bars);
+    text.push('\n');
+    for row in (0..HEIGHT).rev() {
+        let label = match row {
+            row if row + 1 == HEIGHT => spoken(top),
+            row if row + 1 == HEIGHT / 2 => spoken(top / 2.0),
+            _ => String::new(),
+        };
+        let line: String = (0..WIDTH).map(|column| cell(&bars, column, row, top)).collect();
+        text += format!("{label:>11} │{line}").trim_end();
+        text.push('\n');
+    }
+    let axis: String = (0..WIDTH).map(|column| if at(&bars, column).stopped { '━' } else { '─' }).collect();
+    text += &format!("{:>11} └{axis}\n", "0");
+    text += &format!("{:13}{}\n", "", times(&bars));
+    text + "             seconds; █ sent  ░ dirtied  ▓ both  ━ paused\n"
+}
+
+fn at(bars: &[Bar], column: usize) -> &Bar {
+    let across = (column as f64 + 0.5) / WIDTH as f64;
+    bars.iter().find(|bar| across < bar.across.1).unwrap_or(&bars[bars.len() - 1])
+}
+
+fn cell(bars: &[Bar], column: usize, row: usize, top: f64) -> char {
+    let bar = at(bars, column);
+    // Every rate above zero is visible.
+    let reaches = |rate: f64| rate > 0.0 && (row == 0 || rate / top * HEIGHT as f64 >= row as f64 + 0.5);
+    match (reaches(bar.rate), reaches(bar.dirty_rate)) {
+        (true, true) => '▓',
+        (true, false) => '█',
+        (false, true) => '░',
+        (false, false) => ' ',
+    }
+}
+
+/// Start of each bar, as far as the labels fit.
+fn times(bars: &[Bar]) -> String {
+    let mut line = String::new();
+    for bar in bars {
+        let column = (bar.across.0 * WIDTH as f64).round() as usize;
+        if line.is_empty() || column > line.len() {
+            line += &" ".repeat(column - line.len());
+            line += &format!("{:.1}", bar.time.0);
+        }
+    }
+    line
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
     /// The migration of figure 9, as far as the paper says.
-    pub(crate) fn figure_9() -> MigrationRecord {
+    fn figure_9() -> MigrationRecord {
         let megabytes = [676.8, 126.7, 39.0, 28.4, 24.2, 16.7, 14.2, 15.3, 18.2];
         let seconds = [54.1, 10.1, 3.1, 1.3, 0.9, 0.5, 0.35, 0.3, 0.201];
         let mut begun = 0.0;
@@ -147,5 +201,19 @@ pub(crate) mod tests {
         record.end = MigrationEnd::Failed { reason: "cancelled".into() };
         assert!(bars(&record).is_empty());
         assert_eq!(headline(&record), "specweb from alpha to beta: failed after 71.0 s");
+    }
+
+    #[test]
+    fn shows_what_figure_9_shows() {
+        let text = draw(&figure_9());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2 + HEIGHT + 3, "{text}");
+        assert_eq!(lines[0], "specweb from alpha to beta: 71.0 s, 916 MiB on the wire, downtime 210 ms");
+        assert!(lines[2].trim_start().starts_with("724 Mbit/s"), "{text}");
+        assert!(lines[2].trim_end().ends_with('█'), "the last round is the fastest\n{text}");
+        assert!(lines[HEIGHT + 1].contains("▓▓▓▓"), "the first round is sent and dirtied\n{text}");
+        assert!(lines[HEIGHT + 2].ends_with("━━"), "and then it was paused\n{text}");
+        assert!(lines[HEIGHT + 3].trim_start().starts_with("0.0 "), "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "fits a terminal");
     }
 }
