@@ -1,7 +1,7 @@
 //! Stored disk: a stored image as a read-only block device.
 
 use crate::{error::StoreError, stored_image::StoredImage};
-use whimbrel_block::{BlockError, Device, Extent, ExtentKind};
+use whimbrel_block::{BlockError, Extent, ExtentKind};
 use whimbrel_core::{EXTENT_PAGES, PAGE_SIZE, PageRun};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -68,31 +68,15 @@ impl StoredDisk {
     }
 }
 
-impl Device for StoredDisk {
+impl whimbrel_block::ReadOnlyDevice for StoredDisk {
     fn size(&self) -> u64 {
         self.image.page_count() * PAGE
-    }
-
-    fn is_read_only(&self) -> bool {
-        true
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
         let len = out.len() as u64;
         BlockError::check(offset, len, self.size())?;
         self.read(offset, out).map_err(Self::content(offset, len))
-    }
-
-    fn write_at(&self, _offset: u64, _data: &[u8]) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _offset: u64, _len: u64) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
-        Ok(())
     }
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {

@@ -89,13 +89,9 @@ impl AlignedDisk {
     }
 }
 
-impl Device for AlignedDisk {
+impl crate::ReadOnlyDevice for AlignedDisk {
     fn size(&self) -> u64 {
         self.alignment.page_count() * PAGE_SIZE as u64
-    }
-
-    fn is_read_only(&self) -> bool {
-        true
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
@@ -104,18 +100,6 @@ impl Device for AlignedDisk {
 
     fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
         self.fill(offset, out, |offset, part| self.disk.try_read_at(offset, part))
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
-        Ok(())
     }
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {

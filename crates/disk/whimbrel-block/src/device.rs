@@ -56,6 +56,73 @@ pub trait Device: Send + Sync {
     }
 }
 
+/// A block device whose content never changes through it: all writes are rejected.
+pub trait ReadOnlyDevice: Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+
+    /// Fills `out` from `offset`.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError>;
+
+    /// Fills `out` if that needs no waiting, as in [`Device::try_read_at`].
+    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
+        if self.may_wait(offset, out.len() as u64) {
+            return Ok(false);
+        }
+        self.read_at(offset, out).map(|()| true)
+    }
+
+    /// Extents of the range, as in [`Device::extents`].
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
+        let _ = offset;
+        Ok(vec![Extent { len, kind: ExtentKind::Data }])
+    }
+
+    /// Whether reading the range may wait, as in [`Device::may_wait`].
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        false
+    }
+}
+
+impl<T: ReadOnlyDevice> Device for T {
+    fn size(&self) -> u64 {
+        ReadOnlyDevice::size(self)
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
+        ReadOnlyDevice::read_at(self, offset, out)
+    }
+
+    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
+        ReadOnlyDevice::try_read_at(self, offset, out)
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
+        Err(BlockError::ReadOnly)
+    }
+
+    fn flush(&self) -> Result<(), BlockError> {
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {
+        ReadOnlyDevice::extents(self, offset, len)
+    }
+
+    fn may_wait(&self, offset: u64, len: u64) -> bool {
+        ReadOnlyDevice::may_wait(self, offset, len)
+    }
+}
+
 /// Range of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {

@@ -27,13 +27,9 @@ impl Padded {
     }
 }
 
-impl Device for Padded {
+impl crate::ReadOnlyDevice for Padded {
     fn size(&self) -> u64 {
         self.size
-    }
-
-    fn is_read_only(&self) -> bool {
-        true
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
@@ -41,18 +37,6 @@ impl Device for Padded {
         let (inner, padding) = out.split_at_mut(self.inner_part(offset, out.len() as u64) as usize);
         padding.fill(0);
         if inner.is_empty() { Ok(()) } else { self.inner.read_at(offset, inner) }
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
-        Ok(())
     }
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, BlockError> {

@@ -79,13 +79,9 @@ pub(super) fn is_retryable(error: &(dyn std::error::Error + Send + Sync + 'stati
     error.downcast_ref::<PageFetchError>().is_some()
 }
 
-impl Device for MissingDiskPages {
+impl whimbrel_block::ReadOnlyDevice for MissingDiskPages {
     fn size(&self) -> u64 {
         self.below.size()
-    }
-
-    fn is_read_only(&self) -> bool {
-        true
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
@@ -101,18 +97,6 @@ impl Device for MissingDiskPages {
             out[(from - offset) as usize..(to - offset) as usize]
                 .copy_from_slice(&page[(from - run.offset()) as usize..(to - run.offset()) as usize]);
         }
-        Ok(())
-    }
-
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-
-    fn flush(&self) -> Result<(), BlockError> {
         Ok(())
     }
 

@@ -154,7 +154,7 @@ mod tests {
     /// Unreachable for this many reads; then broken for good if the number is odd.
     struct Away(AtomicU32, bool);
 
-    impl Device for Away {
+    impl whimbrel_block::ReadOnlyDevice for Away {
         fn size(&self) -> u64 {
             8192
         }
@@ -169,18 +169,6 @@ mod tests {
                 return Err(BlockError::Content { offset, len, source });
             }
             out.fill(7);
-            Ok(())
-        }
-
-        fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
-            Err(BlockError::ReadOnly)
-        }
-
-        fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
-            Err(BlockError::ReadOnly)
-        }
-
-        fn flush(&self) -> Result<(), BlockError> {
             Ok(())
         }
     }

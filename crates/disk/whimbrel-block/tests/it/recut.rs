@@ -118,21 +118,12 @@ proptest! {
 #[derive(Default)]
 struct Counted(AtomicUsize);
 
-impl Device for Counted {
+impl whimbrel_block::ReadOnlyDevice for Counted {
     fn size(&self) -> u64 {
         1 << 30
     }
     fn read_at(&self, _: u64, _: &mut [u8]) -> Result<(), BlockError> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-    fn write_zeroes(&self, _: u64, _: u64) -> Result<(), BlockError> {
-        Err(BlockError::ReadOnly)
-    }
-    fn flush(&self) -> Result<(), BlockError> {
         Ok(())
     }
 }
