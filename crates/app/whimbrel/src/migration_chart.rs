@@ -1,5 +1,5 @@
-//! Chart of a migration in a terminal, as in figure 9 of Clark et al. (NSDI 2005): the rate of each round over
-//! time, and the dirty rate of the machine.
+//! Chart of a migration in a terminal, as in figure 9 of Clark et al. (NSDI 2005): the rate of each round
+//! over time, and the dirty rate of the machine.
 //!
 //! The first round may be a hundred times as long as the last, so the scale of time is not linear: each round
 //! is wide enough to be seen, and its edges are labelled with their times.

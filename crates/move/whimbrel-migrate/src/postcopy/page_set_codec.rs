@@ -1,6 +1,6 @@
 //! Page set codec: sets of pages as compressed runs in postcard form, for messages and for the target's
-//! record of missing pages (docs/formats/missing-pages.md). Damaged or too long sets, and pages outside the array, are
-//! refused.
+//! record of missing pages (docs/formats/missing-pages.md). Damaged or too long sets, and pages outside the
+//! array, are refused.
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PageRun, PageSet};
