@@ -11,6 +11,7 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use whimbrel_core::ByteSize;
+use whimbrel_fuse::Mounted;
 use whimbrel_pool::{
     ManagerAddress,
     client::{PoolOptions, Secret, WriteMode, WriteOptions},
@@ -94,23 +95,25 @@ impl Args {
         let mut mounted = mount(pool, dir, options).map_err(failed)?;
         let said = MountedPool { manager: target.to_owned(), mount: mounted.path().to_owned() };
         context.output.result(&said, |said| format!("mounted on {}\n", said.mount.display()))?;
-        runtime.block_on(async {
-            let (Ok(mut term), Ok(mut int)) =
-                (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-            else {
-                return;
-            };
-            loop {
-                tokio::select! {
-                    _ = term.recv() => return,
-                    _ = int.recv() => return,
-                    () = tokio::time::sleep(LOOK) => if mounted.is_gone() { return },
-                }
-            }
-        });
+        runtime.block_on(wait_until_gone(&mounted));
         if let Err(error) = mounted.unmount() {
             context.output.remark(&format!("files were open: {error}"));
         }
         Ok(())
+    }
+}
+
+/// Waits for a signal that ends the mount, or for the end of the mount itself.
+async fn wait_until_gone(mounted: &Mounted) {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = term.recv() => return,
+            _ = int.recv() => return,
+            () = tokio::time::sleep(LOOK) => if mounted.is_gone() { return },
+        }
     }
 }

@@ -4,7 +4,7 @@ mod hint;
 mod metrics;
 pub(crate) mod mount;
 
-use super::session::metrics::metrics;
+use metrics::metrics;
 use crate::{
     context::Context,
     error::CliError,
@@ -157,25 +157,7 @@ impl Args {
             return hint::write(file, (*whole || *blocks).then_some(*whole), context);
         }
         let dir = session_dirs::control(self.control_dir.as_deref())?;
-        let one = |name: &str, request: ControlRequest| -> Result<ControlResponse, CliError> {
-            let path = dir.join(format!("{name}.sock"));
-            if name.contains('/') || !path.exists() {
-                return Err(CliError::UnknownSession { name: name.to_owned() });
-            }
-            let response =
-                send_request(&path, &request).map_err(|error| CliError::NoSession(error.into()))?;
-            match &response.error {
-                Some(error) if matches!(request, ControlRequest::Set { .. }) => Err(CliError::Usage {
-                    problem: error.clone(),
-                    hint: "see `whimbrel session --help`".to_owned(),
-                }),
-                Some(error) if matches!(request, ControlRequest::Nbd { socket: Some(_), .. }) => {
-                    Err(CliError::Session(error.clone().into()))
-                }
-                Some(error) => Err(CliError::NotWrittenBack { left: error.clone() }),
-                None => Ok(response),
-            }
-        };
+        let one = |name: &str, request: ControlRequest| send(&dir, name, &request);
         let response = match &self.action {
             Action::Ls => return list(&dir, context),
             Action::Metrics => return output::write(metrics(&living(&dir)).as_bytes()),
@@ -188,6 +170,25 @@ impl Args {
             Action::Set { name, settings } => set(name, settings, one)?,
         };
         context.output.result(&response, describe)
+    }
+}
+
+/// Sends a request to the session of a mount.
+fn send(dir: &Path, name: &str, request: &ControlRequest) -> Result<ControlResponse, CliError> {
+    let path = dir.join(format!("{name}.sock"));
+    if name.contains('/') || !path.exists() {
+        return Err(CliError::UnknownSession { name: name.to_owned() });
+    }
+    let response = send_request(&path, request).map_err(|error| CliError::NoSession(error.into()))?;
+    match &response.error {
+        Some(error) if matches!(request, ControlRequest::Set { .. }) => {
+            Err(CliError::Usage { problem: error.clone(), hint: "see `whimbrel session --help`".to_owned() })
+        }
+        Some(error) if matches!(request, ControlRequest::Nbd { socket: Some(_), .. }) => {
+            Err(CliError::Session(error.clone().into()))
+        }
+        Some(error) => Err(CliError::NotWrittenBack { left: error.clone() }),
+        None => Ok(response),
     }
 }
 
