@@ -4,7 +4,6 @@ mod hint;
 mod metrics;
 pub(crate) mod mount;
 
-use metrics::metrics;
 use crate::{
     context::Context,
     error::CliError,
@@ -12,6 +11,7 @@ use crate::{
     table::{fields, milliseconds, table},
 };
 use clap::Subcommand;
+use metrics::metrics;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use whimbrel_core::ByteSize;
