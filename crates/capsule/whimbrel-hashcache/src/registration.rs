@@ -57,7 +57,7 @@ impl HashCache {
     }
 
     /// Registers a file without reading it, for a caller that has digests of its pages already and
-    /// [inserts](Self::note) them.
+    /// [records](Self::record_page) them.
     pub fn register(&self, path: &Path, kind: SourceKind) -> Result<SourceId> {
         let (_, _, record) = examine(path, kind)?;
         self.insert_record(&record).map(|(source, _)| source)

@@ -1,8 +1,8 @@
 //! Dirty trace: one set of dirty pages per sample, as it is sent, saved in a file and read again.
 //!
-//! The format is in docs/formats/dirty-trace.md. [`head`] and [`encode_sample`] write it; [`Reader`] parses
-//! it in pieces of any size. A trace that ends within a record (a connection that was cut, a full disk) is
-//! valid up to that record. Memory is allocated only for bytes that have arrived.
+//! The format is in docs/formats/dirty-trace.md. [`encode_header`] and [`encode_sample`] write it; [`Reader`]
+//! parses it in pieces of any size. A trace that ends within a record (a connection that was cut, a full
+//! disk) is valid up to that record. Memory is allocated only for bytes that have arrived.
 
 use std::time::Duration;
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, varint};

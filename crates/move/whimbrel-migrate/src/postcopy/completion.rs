@@ -15,7 +15,7 @@
 //! The source keeps everything until it receives *complete*, which the target sends only after it has
 //! recorded durably that no page is missing. Either side may crash at any time: [`ServeState::recovered`] and
 //! [`FetchState::recovered`] are the states after a restart. No I/O and no clock here.
-//! `tests/postcopy_model.rs` checks this against every order of messages, losses, repetitions and crashes.
+//! `tests/it/postcopy_model.rs` checks this against every order of messages, losses, repetitions and crashes.
 
 /// State of the source, from the commit on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

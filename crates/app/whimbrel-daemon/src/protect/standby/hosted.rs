@@ -195,7 +195,6 @@ impl Daemon {
     }
 
     /// Reserves memory and disks for a standby; or why the machine does not fit.
-    #[expect(clippy::type_complexity, reason = "a refusal that is no error, beside errors")]
     fn reserve_standby(
         self: &Arc<Self>,
         begin: &StartRequest,

@@ -5,8 +5,8 @@
 //! asked for digests of what it has there (`DIGEST`), and equal pages are not sent. The write that sets the
 //! file's size verifies that the file was not changed meanwhile. Programs truncate a file before they rewrite
 //! it: if everything is written again, the truncation is left out
-//! ([`BlockCache::spare_cut`](crate::cache::BlockCache::spare_cut)). Where nothing is equal the query is
-//! wasted, so the likelihood is estimated for each file.
+//! ([`BlockCache::avoid_truncation`](crate::cache::BlockCache::avoid_truncation)). Where nothing is equal the
+//! query is wasted, so the likelihood is estimated for each file.
 
 use super::{
     hit_estimate::{DigestQuery, HitEstimate, HitEstimates},
