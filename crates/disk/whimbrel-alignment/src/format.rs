@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(parse("018080408000"), AlignmentFormatError::Number);
         assert_eq!(parse("0180804000FF03"), AlignmentFormatError::Text);
         assert_eq!(parse("018"), AlignmentFormatError::Text);
-        assert_eq!(parse(&format!("0180804000{}", "ff".repeat(9))), AlignmentFormatError::Number);
+        assert_eq!(parse(&format!("0180804000{}", "ff".repeat(10))), AlignmentFormatError::Number);
         let far = format!("0180804000{}7f{}7f", "ff".repeat(8), "ff".repeat(8));
         assert!(matches!(parse(&far), AlignmentFormatError::Alignment { .. }));
         assert!(matches!(

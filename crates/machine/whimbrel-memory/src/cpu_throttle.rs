@@ -261,7 +261,7 @@ mod tests {
         let pid = Pid::from_raw(burner.0.id().cast_signed()).unwrap();
         for _ in 0..5 {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "throttle::tests::as_a_process_that_is_killed", "--nocapture"]);
+            command.args(["--exact", "cpu_throttle::tests::as_a_process_that_is_killed", "--nocapture"]);
             command.env(VICTIM, burner.0.id().to_string()).stdout(Stdio::null());
             let mut throttler = command.spawn().unwrap();
             let held = wait_for(|| is_traced(pid));
