@@ -27,11 +27,15 @@ pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     TestAgent::over(stream.try_clone().expect("a second handle"), stream)
 }
 
+/// Time after which a guest that reboots is asked again: it loses what is on the console meanwhile.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
 /// Waits until the guest has come up again after a reboot: another boot, another nonce.
 pub fn wait_reborn(witness: &mut TestAgent, before: &Identity) {
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
-        let ready = witness.wait_ready(Duration::from_secs(30)).and_then(|()| witness.state());
+        let ready =
+            witness.wait_ready(Duration::from_secs(30)).and_then(|()| witness.state_within(ASK_AGAIN));
         match ready {
             Ok(now) if now.boot != before.boot => {
                 assert_ne!(now.nonce, before.nonce, "another boot with the memory of the last one");

@@ -147,17 +147,22 @@ impl TestAgent {
 
     /// Queries the identity without full checks: fast.
     pub fn state(&mut self) -> Result<Identity, TestAgentError> {
-        self.identity("state")
+        self.identity("state", ANSWER_TIMEOUT)
+    }
+
+    /// Like [`TestAgent::state`], for a guest that may lose the query because it reboots.
+    pub fn state_within(&mut self, patience: Duration) -> Result<Identity, TestAgentError> {
+        self.identity("state", patience)
     }
 
     /// Queries the identity with checksums of the complete buffer and of every block written.
     pub fn check(&mut self) -> Result<Identity, TestAgentError> {
-        self.identity("check")
+        self.identity("check", ANSWER_TIMEOUT)
     }
 
     /// Writes `blocks` blocks of 4 KiB to the disk and syncs.
     pub fn write(&mut self, blocks: u64) -> Result<Identity, TestAgentError> {
-        self.identity(&format!("write {blocks}"))
+        self.identity(&format!("write {blocks}"), ANSWER_TIMEOUT)
     }
 
     /// Dirties a region of `mib` MiB at `pages_per_second` (0: as fast as possible), `bytes_per_page` in each
@@ -168,12 +173,12 @@ impl TestAgent {
         pages_per_second: u32,
         bytes_per_page: u32,
     ) -> Result<Identity, TestAgentError> {
-        self.identity(&format!("dirty {mib} {pages_per_second} {bytes_per_page}"))
+        self.identity(&format!("dirty {mib} {pages_per_second} {bytes_per_page}"), ANSWER_TIMEOUT)
     }
 
     /// Stops dirtying memory.
     pub fn calm(&mut self) -> Result<Identity, TestAgentError> {
-        self.identity("calm")
+        self.identity("calm", ANSWER_TIMEOUT)
     }
 
     /// Reads the complete disk into the page cache; returns the memory figures afterwards.
@@ -208,10 +213,10 @@ impl TestAgent {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    fn identity(&mut self, verb: &str) -> Result<Identity, TestAgentError> {
+    fn identity(&mut self, verb: &str, patience: Duration) -> Result<Identity, TestAgentError> {
         let token = new_token();
         self.send(&token, verb)?;
-        let answer = self.receive(&token, verb, ANSWER_TIMEOUT)?;
+        let answer = self.receive(&token, verb, patience)?;
         Identity::parse(&answer).ok_or(TestAgentError::Answer { verb: verb.to_owned(), answer })
     }
 
