@@ -21,6 +21,8 @@ use std::{
 /// The package of the cases on whole hosts, and those of its modules that a small change is tried with.
 const E2E: &str = "e2e";
 const E2E_CHANGED: &[&str] = &["life::", "migration::", "stages::"];
+/// Packages of the programs inside guests.
+const GUEST: &[&str] = &["agent ", "test-agent ", "whimbrel-guest-protocol "];
 /// How many of the slowest cases are shown.
 const SLOWEST: usize = 10;
 
@@ -103,7 +105,7 @@ impl CaseTimes {
 
 /// Runs the tests, all of them even where some fail.
 pub(crate) fn run(root: &Path, binaries: &[TestBinary], scope: Scope) -> Result<CaseTimes> {
-    let mut passed = Passed::read(root);
+    let mut passed = Passed::read(root, binaries);
     let (mut times, mut failed) = (CaseTimes::default(), Vec::new());
     for binary in binaries {
         let digest = digest(&binary.program)?;
@@ -134,8 +136,10 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
         command.args(E2E_CHANGED);
     }
     let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
-    for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).lines() {
+    // A case may print any bytes.
+    for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).split(b'\n') {
         let line = line.with_context(|| format!("cannot read what {} prints", binary.name))?;
+        let line = String::from_utf8_lossy(&line);
         if let Some((case, time)) = case_time(&line) {
             times.0.push((time, format!("{} {case}", binary.name)));
         }
@@ -160,13 +164,16 @@ struct Passed {
 }
 
 impl Passed {
-    fn read(root: &Path) -> Self {
+    fn read(root: &Path, binaries: &[TestBinary]) -> Self {
         let path = root.join("target/xtask-passed.json");
         let text = fs::read(&path).unwrap_or_default();
         // A file that cannot be read is none: everything runs.
         let digests = serde_json::from_slice(&text).unwrap_or_default();
         let started = ["whimbrel", "memory-target", "wire-remote", "examples/s3_server"];
-        let files = started.iter().map(|name| root.join("target/debug").join(name));
+        let started = started.iter().map(|name| root.join("target/debug").join(name));
+        // Guests run programs that cases build themselves: the tests of their packages stand for them.
+        let guest = binaries.iter().filter(|binary| GUEST.iter().any(|name| binary.name.starts_with(name)));
+        let files = started.chain(guest.map(|binary| binary.program.clone()));
         let programs = files.fold(0u64, |sum, path| sum.rotate_left(1) ^ digest(&path).unwrap_or_default());
         Self { path, digests, programs }
     }

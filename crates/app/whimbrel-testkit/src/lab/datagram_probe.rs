@@ -38,6 +38,10 @@ pub struct ProbeReport {
     pub downtime: Duration,
     /// Start of the longest gap, since the first probe.
     pub downtime_at: Duration,
+    /// Number of probes sent during that gap.
+    pub sent_in_gap: u64,
+    /// Number of those that were never answered.
+    pub lost_in_gap: u64,
     /// Median time from probe to answer.
     pub round_trip: Duration,
 }
@@ -128,7 +132,11 @@ fn report(sent: &[Instant], answers: &[(u64, Instant)]) -> ProbeReport {
     let begin = sent.first().copied().unwrap_or_else(Instant::now);
     let end = sent.last().copied().unwrap_or(begin);
     let (downtime, at) = longest_gap(begin, answers.iter().map(|(_, at)| *at), end);
+    let in_gap = |(sent, _): &(&Instant, &bool)| (at..at + downtime).contains(*sent);
+    let gap: Vec<_> = sent.iter().zip(&lost).filter(in_gap).collect();
     ProbeReport {
+        sent_in_gap: gap.len() as u64,
+        lost_in_gap: gap.iter().filter(|(_, lost)| **lost).count() as u64,
         sent: sent.len() as u64,
         answered: lost.iter().filter(|lost| !**lost).count() as u64,
         lost: (0..).zip(&lost).filter(|(_, lost)| **lost).map(|(number, _)| number).collect(),
@@ -176,6 +184,9 @@ mod tests {
         let sent: Vec<_> = (0..100).map(|ms| begin + Duration::from_millis(ms)).collect();
         let kept = |n: &u64| !(40..60).contains(n);
         let answers: Vec<_> = (0..100).filter(kept).map(|number| (number, sent[number as usize])).collect();
-        assert_eq!(report(&sent, &answers).downtime, Duration::from_millis(20));
+        let report = report(&sent, &answers);
+        assert_eq!(report.downtime, Duration::from_millis(20));
+        // The gap begins with the last answer, which belongs to a probe of that instant.
+        assert_eq!((report.sent_in_gap, report.lost_in_gap), (21, 20));
     }
 }
