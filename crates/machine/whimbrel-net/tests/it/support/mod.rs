@@ -44,16 +44,28 @@ impl FakeQemu {
         self.stream.as_mut().unwrap().write_all(&message)
     }
 
-    /// Next frame of [`KIND`]; other frames of the kernel on the bridge are skipped.
+    /// Next frame of [`KIND`].
     pub(crate) fn receive(&mut self) -> Vec<u8> {
+        self.receive_within(PATIENCE).expect("no frame came")
+    }
+
+    /// Next frame of [`KIND`], if one comes in this time. Other frames on the bridge, which the kernel sends,
+    /// are skipped.
+    pub(crate) fn receive_within(&mut self, time: Duration) -> Option<Vec<u8>> {
         let stream = self.stream.as_mut().unwrap();
         loop {
             let mut length = [0; 4];
-            stream.read_exact(&mut length).unwrap();
+            stream.set_read_timeout(Some(time)).unwrap();
+            match stream.read(&mut length[..1]) {
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => return None,
+                read => assert_eq!(read.unwrap(), 1, "the port hung up"),
+            }
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.read_exact(&mut length[1..]).unwrap();
             let mut frame = vec![0; u32::from_be_bytes(length) as usize];
             stream.read_exact(&mut frame).unwrap();
             if frame[12..14] == KIND {
-                return frame;
+                return Some(frame);
             }
         }
     }
