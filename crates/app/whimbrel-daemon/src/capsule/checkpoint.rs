@@ -69,7 +69,7 @@ impl Daemon {
         request: CheckpointRequest,
     ) -> Result<Operation, DaemonError> {
         refs::check_tag(request.tag.as_ref())?;
-        let (host, machine) = (self.clone(), self.machine(name)?);
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         let arrays = if request.disks_only { CapturedArrays::Disks } else { CapturedArrays::All };
         let wanted =
             CheckpointOptions { tag: request.tag, labels: request.labels, balloon: request.balloon, arrays };
@@ -93,7 +93,7 @@ impl Daemon {
         request: SuspendRequest,
     ) -> Result<Operation, DaemonError> {
         refs::check_tag(request.tag.as_ref())?;
-        let (host, machine) = (self.clone(), self.machine(name)?);
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         let wanted =
             CheckpointOptions { tag: request.tag, ..CheckpointOptions::without_tag(request.balloon) };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {

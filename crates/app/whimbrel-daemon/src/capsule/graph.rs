@@ -6,6 +6,7 @@
 //! here.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
 };
@@ -179,7 +180,9 @@ impl Daemon {
         sizes.insert(key, size);
         Some(size)
     }
+}
 
+impl Core {
     /// The capsules that a ref names and named before, newest first.
     pub(crate) fn ref_history(&self, name: &RefName) -> Result<Vec<RefVersion>, DaemonError> {
         let stored = refs::named(&self.store, &CapsuleRef::Name(name.clone()))?;

@@ -5,7 +5,6 @@ pub(crate) mod derive;
 mod disk_checkpoint;
 pub(crate) mod golden;
 pub(crate) mod graph;
-pub(crate) mod history;
 pub(crate) mod images;
 mod maintenance;
 mod outdated;

@@ -1,6 +1,7 @@
 //! Queries about capsules for the API: list, show, log, compare, name.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
 };
@@ -45,22 +46,6 @@ impl Daemon {
             .collect())
     }
 
-    pub(crate) fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, DaemonError> {
-        let (a, b) = (refs::resolve(&self.store, a)?, refs::resolve(&self.store, b)?);
-        let read = |id| self.store.manifest(id).map_err(refs::store_error("read the capsule"));
-        let (old, new) = (read(&a)?, read(&b)?);
-        let changes = self.store.diff(&a, &b).map_err(refs::store_error("compare the capsules"))?;
-        let pages = |manifest: &Manifest, name: &str| manifest.image(name).map_or(0, |image| image.pages);
-        let images = changes.into_iter().map(|change| ImageDiff {
-            pages_a: pages(&old, &change.name),
-            pages_b: pages(&new, &change.name),
-            changed: change.pages,
-            new_contents: change.new_contents,
-            name: change.name,
-        });
-        Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
-    }
-
     /// Points `tag` at a capsule, whatever it named before.
     pub(crate) fn tag(&self, tag: &RefName, capsule: &CapsuleRef) -> Result<Tagged, DaemonError> {
         refs::check_tag(Some(tag))?;
@@ -99,19 +84,6 @@ impl Daemon {
         Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
     }
 
-    /// Bytes that the store uses on disk.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        disk_usage(&self.directories.store())
-    }
-
-    fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
-        let mut names: BTreeMap<_, Vec<RefName>> = BTreeMap::new();
-        for (name, id) in self.store.list_refs().map_err(refs::store_error("list the refs"))? {
-            names.entry(id).or_default().push(name);
-        }
-        Ok(names)
-    }
-
     pub(crate) fn capsule_info(&self, id: CapsuleId, manifest: &Manifest, names: &[RefName]) -> CapsuleInfo {
         let images = manifest.images.iter().map(|image| ImageInfo {
             name: image.name.clone(),
@@ -138,6 +110,37 @@ impl Daemon {
             parents: manifest.parents.clone(),
             labels,
         }
+    }
+}
+
+impl Core {
+    pub(crate) fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, DaemonError> {
+        let (a, b) = (refs::resolve(&self.store, a)?, refs::resolve(&self.store, b)?);
+        let read = |id| self.store.manifest(id).map_err(refs::store_error("read the capsule"));
+        let (old, new) = (read(&a)?, read(&b)?);
+        let changes = self.store.diff(&a, &b).map_err(refs::store_error("compare the capsules"))?;
+        let pages = |manifest: &Manifest, name: &str| manifest.image(name).map_or(0, |image| image.pages);
+        let images = changes.into_iter().map(|change| ImageDiff {
+            pages_a: pages(&old, &change.name),
+            pages_b: pages(&new, &change.name),
+            changed: change.pages,
+            new_contents: change.new_contents,
+            name: change.name,
+        });
+        Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
+    }
+
+    /// Bytes that the store uses on disk.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        disk_usage(&self.directories.store())
+    }
+
+    fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
+        let mut names: BTreeMap<_, Vec<RefName>> = BTreeMap::new();
+        for (name, id) in self.store.list_refs().map_err(refs::store_error("list the refs"))? {
+            names.entry(id).or_default().push(name);
+        }
+        Ok(names)
     }
 }
 

@@ -4,6 +4,7 @@
 //! state, write the record, and only then run the CPUs. A failure before the end leaves nothing behind.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
     machine::{
@@ -66,7 +67,7 @@ impl Daemon {
             if request.reclaim {
                 self.reclaim(&name)?;
             }
-            self.check_free(&name, true)?;
+            self.machines.check_free(&name, true)?;
         }
         Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
             let (capsule, manifest) = match here {
@@ -84,7 +85,7 @@ impl Daemon {
                 }
             };
             let name = name_for(&request, &manifest)?;
-            host.check_free(&name, true)?;
+            host.machines.check_free(&name, true)?;
             let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
             let network = CloneNetwork::Same;
             let ResumeRequest { mode, then_full, .. } = request;
@@ -110,7 +111,7 @@ impl Daemon {
         }
         let (capsule, manifest) = self.find(&request.capsule)?;
         let names = clone_names(&request, &manifest)?;
-        names.iter().try_for_each(|name| self.check_free(name, false))?;
+        names.iter().try_for_each(|name| self.machines.check_free(name, false))?;
         Ok(self.operations().start(OperationKind::Clone, subject, move |reporter| {
             host.make_clones(&request, capsule, &manifest, &names, reporter)?;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
@@ -156,7 +157,7 @@ impl Daemon {
 
     /// Ends and deletes a machine that was just made.
     fn remove_failed_clone(&self, name: &MachineName) {
-        let Ok(machine) = self.machine(name) else { return };
+        let Ok(machine) = self.machines.get(name) else { return };
         {
             let mut turn = machine.lock("removal");
             turn.running.take().into_iter().for_each(RunningMachine::end);
@@ -167,22 +168,9 @@ impl Daemon {
         }
     }
 
-    /// The capsule, if the request names no other source and it is here.
-    fn find_locally(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
-        if request.host.is_some() || request.pool.is_some() {
-            return Ok(None);
-        }
-        match self.find(&request.capsule) {
-            Err(DaemonError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => {
-                Ok(None)
-            }
-            other => other.map(Some),
-        }
-    }
-
     /// Reclaims a machine that was handed off: the user knows that the other host will not run it.
     fn reclaim(&self, name: &MachineName) -> Result<(), DaemonError> {
-        let Ok(machine) = self.machine(name) else { return Ok(()) };
+        let Ok(machine) = self.machines.get(name) else { return Ok(()) };
         let mut turn = machine.try_lock("resume", None)?;
         if let Phase::Given { capsule, .. } = turn.record.phase {
             turn.record.phase = Phase::Suspended { capsule };
@@ -211,7 +199,7 @@ impl Daemon {
     }
 
     fn is_suspended_as(&self, name: &MachineName, capsule: &CapsuleId) -> bool {
-        let Ok(machine) = self.machine(name) else { return false };
+        let Ok(machine) = self.machines.get(name) else { return false };
         let Ok(turn) = machine.try_lock("resume", None) else { return false };
         turn.record.phase == Phase::Suspended { capsule: *capsule }
     }
@@ -225,9 +213,9 @@ impl Daemon {
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "no machine was made".into() });
         }
-        let _claim = self.reserve_name(&plan.name, true)?;
+        let _claim = self.machines.reserve(&plan.name, true)?;
         // A suspended machine of that name stays suspended until the new one runs.
-        let suspended = self.machine(&plan.name).ok();
+        let suspended = self.machines.get(&plan.name).ok();
         let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
         let suspended = suspended.transpose()?;
         if self.is_partial(&plan.capsule) {
@@ -302,6 +290,21 @@ impl Daemon {
         }
         live.memory.prefetch_all();
         if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }
+    }
+}
+
+impl Core {
+    /// The capsule, if the request names no other source and it is here.
+    fn find_locally(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
+        if request.host.is_some() || request.pool.is_some() {
+            return Ok(None);
+        }
+        match self.find(&request.capsule) {
+            Err(DaemonError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => {
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
     }
 
     /// Writes kernels and initial RAM disks to files, since QEMU reads them by name.

@@ -1,6 +1,6 @@
 //! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
-use crate::server::peer_rpc::SshError;
+use crate::peers::ssh::SshError;
 use std::{
     error::Error,
     io,

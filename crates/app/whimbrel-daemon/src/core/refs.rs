@@ -1,9 +1,9 @@
 //! Names of capsules in the store: tags as users write them, and a reserved prefix for each machine's newest
 //! capsule. So a tag and a machine may have the same name.
 
-use crate::{
-    capsule::history,
-    core::error::{DaemonError, chain_code},
+use crate::core::{
+    error::{DaemonError, chain_code},
+    history,
 };
 use whimbrel_api::{CapsuleRef, ErrorCode};
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};

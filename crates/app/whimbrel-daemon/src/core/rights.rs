@@ -4,14 +4,10 @@
 //! name, so `web` is both the tag and the newest capsule of that machine. Rights are on names: a peer gets
 //! objects of the capsules that it may read, and a limited peer learns no other names.
 
-use crate::{
-    capsule::history,
-    core::{error::DaemonError, refs},
-    daemon::Daemon,
-};
-use whimbrel_api::{RefRights, TrustEntry};
-use whimbrel_core::{HostName, RefName};
-use whimbrel_wire::{PeerIdentity, RefPatterns, Right, Trust, TrustError, TrustedPeer};
+use crate::core::{error::DaemonError, history, refs};
+use whimbrel_api::TrustEntry;
+use whimbrel_core::RefName;
+use whimbrel_wire::{PeerIdentity, RefPatterns, Right, Trust, TrustedPeer};
 
 /// A use of a ref and of the capsule that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,19 +38,6 @@ pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefNa
             matches!(trust.find(key), Ok(Some(entry)) if may(&entry, access, name))
         }
         PeerIdentity::Ssh(_) | PeerIdentity::Stdio => true,
-    }
-}
-
-impl Daemon {
-    /// Changes which refs of this host a trusted host may use.
-    pub(crate) fn trust_limit(&self, name: &HostName, rights: RefRights) -> Result<TrustEntry, DaemonError> {
-        match self.trust.limit(name, lists(rights.read, rights.write)?) {
-            Ok(peer) => Ok(entry(&peer)),
-            Err(TrustError::NotListed { name }) => {
-                Err(DaemonError::NotFound { what: "host", name: name.to_string() })
-            }
-            Err(error) => Err(DaemonError::Identity { source: error.into() }),
-        }
     }
 }
 

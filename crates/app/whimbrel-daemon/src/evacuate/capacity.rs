@@ -62,7 +62,7 @@ impl Daemon {
             let known = qemu.machine_type(&machine.machine).is_some();
             let unknown =
                 || DaemonError::invalid(format!("QEMU {} does not have {}", qemu.version, machine.machine));
-            let free = self.check_free(&machine.name, false);
+            let free = self.machines.check_free(&machine.name, false);
             free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
         };
         let refused =
@@ -77,7 +77,7 @@ impl Daemon {
     /// Free memory that no guest of this host may still take.
     fn spare_memory(&self) -> Result<u64, DaemonError> {
         let free = free_bytes(&self.directories.runtime_dirs())?;
-        let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
+        let promised: u64 = self.machines.all().iter().map(|machine| promised_bytes(machine)).sum();
         Ok(free.saturating_sub(promised))
     }
 

@@ -142,7 +142,7 @@ impl Daemon {
             let ways = [Access::Read, Access::Write];
             by.is_none_or(|by| ways.into_iter().all(|way| rights::peer_may(&self.trust, by, way, &name)))
         };
-        let (machines, others): (Vec<_>, Vec<_>) = self.machines().into_iter().partition(may);
+        let (machines, others): (Vec<_>, Vec<_>) = self.machines.all().into_iter().partition(may);
         let running = others.iter().filter(|machine| is_movable(&machine.info().state)).count();
         RequesterMachines { machines, withheld: running as u32 }
     }
@@ -186,7 +186,7 @@ impl Daemon {
             );
             is_movable(state) || needs
         };
-        !self.machines().iter().any(|machine| runs(&machine.info().state))
+        !self.machines.all().iter().any(|machine| runs(&machine.info().state))
     }
 }
 

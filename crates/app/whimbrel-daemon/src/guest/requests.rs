@@ -43,7 +43,7 @@ impl Daemon {
         name: &MachineName,
         ask: &GuestRequest,
     ) -> Result<Operation, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         let allowed = machine.try_lock("request of its guest", None)?.record.self_service.clone();
         match ask {
             GuestRequest::Migrate { host } => {

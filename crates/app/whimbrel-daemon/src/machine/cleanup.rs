@@ -89,7 +89,7 @@ impl Daemon {
             }
         }
         drop(turn);
-        self.remove(name);
+        self.machines.remove(name);
     }
 
     /// Removes the trash of an earlier daemon, whose QEMUs have ended. Handovers in the trash were committed,

@@ -95,7 +95,7 @@ impl Daemon {
                 crate::migrate::target::incoming::recover_prepared(self, record, live, handover)
             }
             Phase::HandedOver { handover, to, .. } => {
-                let machine = self.insert(Machine::new(record, live));
+                let machine = self.machines.insert(Machine::new(record, live));
                 self.finish_handover(&machine, handover, to);
             }
             _ => {
@@ -103,7 +103,7 @@ impl Daemon {
                 live.iter_mut().for_each(RunningMachine::unpause_after_restart);
                 live.iter().for_each(|live| self.restore_balloon(&mut record, live));
                 let events = live.as_ref().map(RunningMachine::events);
-                let machine = self.insert(Machine::new(record, live));
+                let machine = self.machines.insert(Machine::new(record, live));
                 events.into_iter().for_each(|events| supervisor::watch(self, &machine, events));
             }
         }
@@ -111,7 +111,7 @@ impl Daemon {
 
     /// Adopts a machine with missing pages, on a thread of its own.
     fn recover_later(self: &Arc<Self>, record: Record) {
-        let (host, machine) = (self.clone(), self.insert(Machine::new(record, None)));
+        let (host, machine) = (self.clone(), self.machines.insert(Machine::new(record, None)));
         let (taken, has_turn) = std::sync::mpsc::channel();
         let take_up = move || {
             let mut turn = machine.lock("start of the daemon");

@@ -5,8 +5,8 @@
 //! be written is only logged, and one that cannot be read is skipped.
 
 use crate::{
+    core::state::Core,
     core::{directories::Directories, error::DaemonError},
-    daemon::Daemon,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -28,7 +28,7 @@ struct StoredRecord {
     record: MigrationRecord,
 }
 
-impl Daemon {
+impl Core {
     /// All stored records, newest first.
     pub(crate) fn past_migrations(&self) -> Result<Vec<MigrationRecord>, DaemonError> {
         let dir = self.directories.migrations();

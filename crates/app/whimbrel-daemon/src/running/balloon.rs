@@ -10,8 +10,8 @@
 //! its capsule is resumed.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
-    daemon::Daemon,
     machine::record::Record,
     running::RunningMachine,
 };
@@ -203,7 +203,7 @@ impl BalloonPlan {
     }
 }
 
-impl Daemon {
+impl Core {
     /// Shrinks the guest's memory as requested and returns how much it gave up. A paused guest can give none.
     pub(crate) fn shrink_guest(
         &self,

@@ -5,7 +5,7 @@
 //! would be correct too, but would make every page new.
 
 use crate::{
-    daemon::Daemon,
+    core::state::Core,
     machine::record::{DiskBase, Record},
 };
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use whimbrel_block::{AlignedDisk, Device, RawDisk, layout_of};
 use whimbrel_core::{Digest, PageSet};
 use whimbrel_image::Manifest;
 
-impl Daemon {
+impl Core {
     /// Alignment of the next image of disk `index`, which reads as `disk`. None if pages start at byte 0.
     pub(crate) fn alignment_for(
         &self,

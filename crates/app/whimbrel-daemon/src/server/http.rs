@@ -158,7 +158,7 @@ async fn run(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineIn
 async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
     let name: MachineName = named(&name)?;
     blocking(host, move |host| {
-        let mut info = [host.machine(&name)?.info()];
+        let mut info = [host.machines.get(&name)?.info()];
         host.protections.add_to(&mut info);
         host.uploads.add_to(&mut info);
         let [info] = info;
@@ -454,7 +454,7 @@ async fn console_log(
 ) -> Result<Response, Failure> {
     let name: MachineName = named(&name)?;
     let bytes = query.bytes.unwrap_or(LOG_MAX).min(LOG_MAX);
-    let Json(text) = blocking(host, move |host| host.machine(&name)?.console_log(bytes)).await?;
+    let Json(text) = blocking(host, move |host| host.machines.get(&name)?.console_log(bytes)).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
 }
 
@@ -466,7 +466,7 @@ async fn console(
 ) -> Result<Response, Failure> {
     let name: MachineName = named(&name)?;
     expect_upgrade(&request, routes::CONSOLE_PROTOCOL)?;
-    let Json(mut serial) = blocking(host, move |host| host.machine(&name)?.console()).await?;
+    let Json(mut serial) = blocking(host, move |host| host.machines.get(&name)?.console()).await?;
     tokio::spawn(async move {
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
         let (mut from_user, mut to_user) = tokio::io::split(TokioIo::new(upgraded));

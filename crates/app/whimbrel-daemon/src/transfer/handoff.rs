@@ -13,6 +13,7 @@
 //! ```
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::{
@@ -74,7 +75,7 @@ impl Daemon {
     /// Handles [`GrantMachine`]: this host may resume the machine. Repeating it changes nothing.
     pub(crate) fn accept_handoff(&self, what: &HandoffSubject) -> Result<(), DaemonError> {
         let mut came = false;
-        let _claim = self.reserve_name_if(&what.machine, || {
+        let _claim = self.machines.reserve_if(&what.machine, || {
             came = !self.check_name_for_handoff(&what.machine, &what.capsule)?;
             Ok(())
         })?;
@@ -88,14 +89,14 @@ impl Daemon {
         record.last = Some(what.capsule);
         record.phase = Phase::Suspended { capsule: what.capsule };
         record.save(&self.directories)?;
-        self.insert(Machine::new(record, None));
+        self.machines.insert(Machine::new(record, None));
         Ok(())
     }
 
     /// Handles [`ClaimMachine`]: another host wants to resume a machine of this one. Returns false if this
     /// host does not have it suspended as this capsule, so the other host makes a copy.
     pub(crate) fn release_to(&self, to: &HostName, what: &HandoffSubject) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
+        let Ok(machine) = self.machines.get(&what.machine) else { return Ok(false) };
         let mut turn = machine.try_lock("resume elsewhere", None)?;
         match &turn.record.phase {
             Phase::Suspended { capsule } if *capsule == what.capsule => {}
@@ -112,6 +113,26 @@ impl Daemon {
         Ok(true)
     }
 
+    /// Whether a machine of this name could be granted to this host; false if it was granted already. A
+    /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
+    /// name.
+    pub(crate) fn check_name_for_handoff(
+        &self,
+        name: &MachineName,
+        capsule: &CapsuleId,
+    ) -> Result<bool, DaemonError> {
+        let Ok(machine) = self.machines.get(name) else { return Ok(true) };
+        let turn = machine.try_lock("arrival", None)?;
+        match &turn.record.phase {
+            Phase::Given { .. } => Ok(true),
+            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
+            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
+            _ => Err(DaemonError::NameTaken { name: name.clone() }),
+        }
+    }
+}
+
+impl Core {
     /// Records durably that this host does not resume the machine any more.
     pub(crate) fn record_handoff(
         &self,
@@ -123,23 +144,5 @@ impl Daemon {
         turn.record.phase = Phase::Given { to: to.clone(), capsule };
         turn.record.since_ms = crate::now_ms();
         turn.record.save(&self.directories).inspect_err(|_| turn.record = before)
-    }
-
-    /// Whether a machine of this name could be granted to this host; false if it was granted already. A
-    /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
-    /// name.
-    pub(crate) fn check_name_for_handoff(
-        &self,
-        name: &MachineName,
-        capsule: &CapsuleId,
-    ) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machine(name) else { return Ok(true) };
-        let turn = machine.try_lock("arrival", None)?;
-        match &turn.record.phase {
-            Phase::Given { .. } => Ok(true),
-            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
-            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
-            _ => Err(DaemonError::NameTaken { name: name.clone() }),
-        }
     }
 }

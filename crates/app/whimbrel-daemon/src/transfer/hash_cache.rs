@@ -72,7 +72,7 @@ impl Daemon {
         let cache = self.hash_cache_or_error()?;
         let path = match (request.path, &request.machine) {
             (Some(path), None) if path.is_absolute() => path,
-            (None, Some(name)) => self.machine(name)?.try_lock("cache", None)?.running()?.ram_path(),
+            (None, Some(name)) => self.machines.get(name)?.try_lock("cache", None)?.running()?.ram_path(),
             _ => return Err(DaemonError::invalid("name a file by its absolute path, or a machine")),
         };
         let memory = request.machine.is_some();

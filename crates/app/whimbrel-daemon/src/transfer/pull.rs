@@ -6,8 +6,7 @@
 //! `capsule::images`).
 
 use crate::{
-    capsule::history,
-    core::{error::DaemonError, operations::ProgressReporter, refs},
+    core::{error::DaemonError, history, operations::ProgressReporter, refs},
     daemon::Daemon,
     running::PagerView,
     server::peer_rpc::{ClaimMachine, HandoffSubject},
@@ -242,7 +241,7 @@ impl Daemon {
     /// belongs to that machine while it is here: with the name moved to an older version, or to that of a
     /// namesake, the newest could be garbage-collected.
     pub(crate) fn may_have_name(&self, name: &RefName, capsule: &CapsuleId) -> bool {
-        let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
+        let machine = refs::machine_named(name).and_then(|name| self.machines.get(&name).ok());
         let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
             !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. })
         };

@@ -7,8 +7,7 @@
 //! each as a version, from the primary and the standby alike.
 
 use crate::{
-    capsule::history,
-    core::{error::DaemonError, notifier::Notifier, refs},
+    core::{error::DaemonError, history, notifier::Notifier, refs},
     daemon::Daemon,
     transfer::pool::{PoolPath, SkipIf},
 };
@@ -153,7 +152,7 @@ impl Daemon {
         };
         // Uploads of a machine that has moved away can still be stopped.
         let is_ours =
-            |name: &MachineName| self.machine(name).is_ok() || self.uploads.table().contains_key(name);
+            |name: &MachineName| self.machines.get(name).is_ok() || self.uploads.table().contains_key(name);
         let name = named.filter(is_ours);
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {

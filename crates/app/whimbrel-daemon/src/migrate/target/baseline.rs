@@ -5,7 +5,7 @@
 //! files under the source's disks, those are used that are the same here, which the source's storage marker
 //! proves.
 
-use crate::{daemon::Daemon, machine::record::DiskBase};
+use crate::{core::state::Core, machine::record::DiskBase};
 use std::{
     fs::File,
     io::{self, Read},
@@ -40,7 +40,7 @@ pub(crate) struct IncomingBaseline {
     memory: Option<(StoredImage, Pin)>,
 }
 
-impl Daemon {
+impl Core {
     /// Chooses the baselines of an offered machine.
     pub(crate) fn choose_baseline(&self, offer: &Offer) -> IncomingBaseline {
         let whole: Vec<(CapsuleId, Manifest)> = offer

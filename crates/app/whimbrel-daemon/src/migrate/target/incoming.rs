@@ -94,7 +94,7 @@ impl TargetHost for DaemonTarget {
         let host = self.0.upgrade().ok_or("the host is shutting down")?;
         check_fit(&host, offer)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
-        let claim = host.reserve_name(&offer.name, false)?;
+        let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
@@ -114,7 +114,7 @@ impl TargetHost for DaemonTarget {
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
         let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
-        let machine = host.insert(Machine::new(record.clone(), None));
+        let machine = host.machines.insert(Machine::new(record.clone(), None));
         drop(claim);
         let mut landing = IncomingMachineState {
             host,
@@ -187,7 +187,7 @@ fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let missing = |bridge: &String| !has_interface(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     Ok(HostCapacity {
-        name_taken: host.check_free(&offer.name, false).is_err(),
+        name_taken: host.machines.check_free(&offer.name, false).is_err(),
         qemu_version: qemu.version.to_string(),
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),
@@ -471,7 +471,7 @@ impl IncomingMachine for IncomingMachineState {
         self.host.fetchers.remove(self.handover);
         self.host.protections.remove_inherited(&turn.record);
         drop(turn);
-        self.host.remove(self.machine.name());
+        self.host.machines.remove(self.machine.name());
     }
 }
 
@@ -529,7 +529,7 @@ pub(crate) fn recover_prepared(
     handover: HandoverId,
 ) {
     live.iter().for_each(|live| host.recent_arrivals.insert(handover, &live.ports));
-    let machine = host.insert(Machine::new(record.clone(), live));
+    let machine = host.machines.insert(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
     let arrival = IncomingMachineState {
         host: host.clone(),

@@ -151,7 +151,7 @@ impl Daemon {
         }
         let strange = || refused("this is not the home of that machine");
         let capsule = open.capsule.ok_or_else(strange)?;
-        let machine = self.machine(&open.name).map_err(|_| strange())?;
+        let machine = self.machines.get(&open.name).map_err(|_| strange())?;
         let turn = machine.try_lock_in_any_phase("tunnel", None);
         let turn = turn.map_err(|error| refused(&error.to_string()).retryable())?;
         match &turn.record.phase {

@@ -6,7 +6,6 @@
 
 pub(crate) use crate::peers::connections::PeerConnections;
 pub(crate) use crate::peers::link::PeerLink;
-pub(crate) use crate::peers::ssh::SshError;
 pub(crate) use crate::transfer::handoff::{ClaimMachine, GrantMachine, HandoffSubject, PrepareHandoff};
 pub(crate) use crate::transfer::remote_objects::PeerObjects;
 pub(crate) use crate::transfer::store_service::TransferState;

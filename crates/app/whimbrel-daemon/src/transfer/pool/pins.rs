@@ -8,11 +8,11 @@
 
 use super::{failed, partial_records::OpenPartial, pool_path::PoolPath};
 use crate::{
-    capsule::history,
     core::{
         error::DaemonError,
         refs::{self, store_error},
     },
+    core::{history, state::Core},
     daemon::Daemon,
 };
 use std::{
@@ -65,10 +65,6 @@ impl Daemon {
             held => held.map(drop).map_err(|error| failed(place)(error.into())),
         }?;
         self.pools.records.add(capsule, noted)
-    }
-
-    fn holder(&self, subject: &str) -> String {
-        format!("{}/{subject}", self.name)
     }
 
     /// Removes records that nothing needs, pins what is needed and releases other pins. Returns whether all
@@ -164,6 +160,12 @@ impl Daemon {
             }
         }
         found
+    }
+}
+
+impl Core {
+    fn holder(&self, subject: &str) -> String {
+        format!("{}/{subject}", self.name)
     }
 }
 
