@@ -1,5 +1,5 @@
 //! Names of files are nouns of the field. Private words, gerunds and verbs need an entry here. Names of
-//! functions are no private verbs. A name of a type stands in at most two crates, unless every reader knows it.
+//! functions are no private verbs. A type's name stands in at most two crates, unless every reader knows it.
 //!
 //! The words are those of docs/glossary.md; the refused ones are what they replaced.
 
