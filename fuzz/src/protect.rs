@@ -8,7 +8,7 @@ use whimbrel_migrate::{
     target::{HostError, IncomingMachine},
 };
 use whimbrel_protect::{
-    codec::{BlockSize, CodecOptions, FallbackCompressor, encoder::Encoder},
+    codec::{BlockSize, CodecOptions, encoder::Encoder},
     protocol::{
         Compare, DEVICES, EndProtection, EpochEnd, EpochPages, ProtectionId, StartRequest, WitnessRequest,
     },
@@ -126,9 +126,8 @@ fn message(data: &[u8]) -> Option<Message<'_>> {
 
 /// A first copy, two epochs and a comparison, in each coding.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let gzip = CodecOptions { general: FallbackCompressor::Gzip, ..CodecOptions::fine(BlockSize::B64) };
     let codings =
-        [CodecOptions::REMUS, CodecOptions::fine(BlockSize::B64), CodecOptions::fine(BlockSize::B256), gzip];
+        [CodecOptions::REMUS, CodecOptions::fine(BlockSize::B64), CodecOptions::fine(BlockSize::B256)];
     codings.into_iter().map(|coding| session(coding).unwrap_or_default()).collect()
 }
 

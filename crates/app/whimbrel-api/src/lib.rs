@@ -51,7 +51,7 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, EpochPauseParts, FailoverRequest, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
+    EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode,
     ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
 pub use transfer::{

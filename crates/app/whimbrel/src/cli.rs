@@ -321,7 +321,7 @@ mod tests {
             "migrate web beta --mode live --downtime-limit 1ms --free-caches",
             "migrate web beta --mode lazy --safe gamma",
             "migrate web beta --mode stop",
-            "protect web beta --then beta --keep 1/min,6 --stretch 2 --block 64 --codec gzip --without share",
+            "protect web beta --then beta --keep 1/min,6 --stretch 2 --block 64",
             "serve --stdio",
             "serve /vms --listen 0.0.0.0:1 --upstream a:/b --with=--fresh=session --idle 3 --keys /k",
             "mount a:/b /m --cache /c --capacity 0 --fresh 1 --delay never --patience 1 --known /k --shared /s",

@@ -9,12 +9,12 @@ use super::{
     },
     page_digest,
     page_references::ReferenceReader,
-    sections::{DamagedEpochPages, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
+    sections::{DamagedEpochPages, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
     shared_pages::PageReference,
     sparse,
     wkdm::Unpacker,
 };
-use std::io::{self, Read as _};
+use std::io;
 use whimbrel_core::{PAGE_SIZE, varint};
 
 /// Destination of decoded pages, and source of their older versions.
@@ -152,18 +152,10 @@ impl Decoder {
             [RAW_ZSTD] => {
                 self.zstd.decompress(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?
             }
-            [RAW_GZIP] => gunzip(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?,
             _ => return Err(damaged("its blocks are compressed by an unknown method")),
         };
         if raw.len() == length { Ok(raw) } else { Err(damaged("its blocks have another length")) }
     }
-}
-
-/// Reads one byte more than `length` to detect excess data.
-fn gunzip(bytes: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
-    let mut raw = Vec::with_capacity(length);
-    flate2::read::GzDecoder::new(bytes).take(length as u64 + 1).read_to_end(&mut raw)?;
-    Ok(raw)
 }
 
 /// Decodes the list of pages.
@@ -202,7 +194,7 @@ fn damaged(what: &'static str) -> DamagedEpochPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{ByteCounts, CodecOptions, FallbackCompressor, encoder::Encoder};
+    use crate::codec::{ByteCounts, CodecOptions, encoder::Encoder};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -236,14 +228,7 @@ mod tests {
     fn codings() -> impl Strategy<Value = CodecOptions> {
         let block =
             prop::sample::select(vec![BlockSize::B64, BlockSize::B128, BlockSize::B256, BlockSize::Page]);
-        let general = prop::sample::select(vec![
-            FallbackCompressor::None,
-            FallbackCompressor::Zstd,
-            FallbackCompressor::Gzip,
-        ]);
-        (block, any::<[bool; 3]>(), general).prop_map(|(block, [share, sparse, wkdm], general)| {
-            CodecOptions { block, share, sparse, wkdm, general }
-        })
+        (block, any::<bool>()).prop_map(|(block, compact)| CodecOptions { block, compact })
     }
 
     /// A write: where, how long, what kind of bytes.
@@ -304,6 +289,15 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_on_the_wire_as_version_0_1_had_them() {
+        let fine = CodecOptions::fine(BlockSize::B128);
+        for (options, bytes) in [(fine, [1, 1, 1, 1, 1]), (CodecOptions::REMUS, [3, 0, 0, 0, 0])] {
+            assert_eq!(postcard::to_stdvec(&options).unwrap(), bytes);
+            assert_eq!(postcard::from_bytes(&bytes), Ok(options));
+        }
+    }
+
+    #[test]
     fn a_change_that_the_hashes_hide_is_asked_for_again() {
         let coding = CodecOptions::fine(BlockSize::B64);
         let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
@@ -344,16 +338,8 @@ mod tests {
             encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap().1
         };
         let remus = sent(CodecOptions::REMUS);
-        let nothing = CodecOptions {
-            share: false,
-            sparse: false,
-            wkdm: false,
-            general: FallbackCompressor::None,
-            block: BlockSize::B64,
-        };
+        let nothing = CodecOptions { compact: false, block: BlockSize::B64 };
         let (fine, all) = (sent(nothing), sent(CodecOptions::fine(BlockSize::B64)));
-        let gzip = sent(CodecOptions { general: FallbackCompressor::Gzip, ..nothing });
-        assert!(gzip.sent < fine.sent, "{gzip:?}");
         assert!(remus.sent > PAGES * 4096 && remus.changed == remus.dirty);
         assert!(
             fine.sent < remus.sent / 10 && all.sent < fine.sent && all.unshared < all.changed,

@@ -34,8 +34,6 @@ pub(super) enum Section {
 pub(super) const RAW_PLAIN: u8 = 0;
 /// Other blocks as one zstd frame.
 pub(super) const RAW_ZSTD: u8 = 1;
-/// Other blocks as one gzip member.
-pub(super) const RAW_GZIP: u8 = 2;
 
 /// A batch of pages that no correct primary would send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
