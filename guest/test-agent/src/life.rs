@@ -24,7 +24,6 @@ struct Counter {
     went_back: AtomicBool,
 }
 
-/// Result of a full check.
 pub(crate) struct CheckResult {
     /// Checksum of the content found.
     pub(crate) sum: u64,

@@ -15,7 +15,6 @@ pub(crate) const JSON_MAX: usize = 64 << 20;
 /// Most bytes of an error reply.
 const ERROR_MAX: usize = 1 << 20;
 
-/// Call to be sent.
 pub(crate) struct Call {
     method: Method,
     path: String,

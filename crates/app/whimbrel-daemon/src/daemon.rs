@@ -65,7 +65,6 @@ pub(crate) struct Daemon {
     /// Ports of incoming machines.
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
-    /// Fetchers of machines with missing pages.
     pub(crate) fetchers: PageFetchers,
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
@@ -76,7 +75,6 @@ pub(crate) struct Daemon {
     incoming: std::sync::OnceLock<IncomingMigrations>,
     started: Instant,
     closing: AtomicBool,
-    /// Names of machines that are being created.
     reserved_names: Mutex<BTreeSet<MachineName>>,
 }
 
@@ -176,12 +174,10 @@ impl Daemon {
         &self.operations
     }
 
-    /// Incoming machines of this host.
     pub(crate) fn arrivals(&self) -> &IncomingMigrations {
         self.incoming.get().expect("set when the host was opened")
     }
 
-    /// The QEMU of this host.
     pub(crate) fn qemu(&self) -> Result<&'static QemuBinary, DaemonError> {
         let failed = |error: &'static whimbrel_qemu::ProbeError| DaemonError::Qemu {
             action: "find its binary",
@@ -194,7 +190,6 @@ impl Daemon {
         self.table().get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
     }
 
-    /// All machines, by name.
     pub(crate) fn machines(&self) -> Vec<Arc<Machine>> {
         self.table().values().cloned().collect()
     }
@@ -298,7 +293,6 @@ impl Daemon {
         })
     }
 
-    /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, DaemonError> {
         let _claim = self.reserve_name(&request.name, false)?;
         let qemu = self.qemu()?;
@@ -525,7 +519,6 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T,
     text.parse().map_err(|error: T::Err| DaemonError::invalid(error.to_string()))
 }
 
-/// A disk of the machine and its base.
 fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     let meta =
         std::fs::metadata(&source.path).map_err(|error| DaemonError::io("open", &source.path, error))?;

@@ -71,7 +71,6 @@ impl Cli {
         Self::from_arg_matches(&definition().get_matches()).unwrap_or_else(|error| error.exit())
     }
 
-    /// Path of the daemon's socket.
     pub(crate) fn socket(&self) -> &Path {
         self.socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
     }

@@ -28,13 +28,11 @@ struct Bar {
     rate: f64,
     /// Dirty rate in bits per second.
     dirty_rate: f64,
-    /// Text on the bar.
     label: String,
     /// Whether the machine was paused.
     stopped: bool,
 }
 
-/// Bars of a migration, in order.
 fn bars(record: &MigrationRecord) -> Vec<Bar> {
     let stopped_for = match record.end {
         MigrationEnd::Moved { downtime_ms, .. } => Some(downtime_ms),

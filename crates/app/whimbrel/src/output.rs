@@ -4,10 +4,8 @@ use crate::error::CliError;
 use serde::Serialize;
 use std::io::Write;
 
-/// Form of the output of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// Print results as JSON.
     pub(crate) json: bool,
     /// Print no progress and no remarks.
     pub(crate) quiet: bool,
@@ -42,7 +40,6 @@ impl Output {
         write(format!("{text}\n").as_bytes())
     }
 
-    /// Prints a remark to stderr.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "{text}");
@@ -63,12 +60,10 @@ pub(crate) struct Removed {
 }
 
 impl Removed {
-    /// Result with one name.
     pub(crate) fn one(name: &impl ToString) -> Self {
         Self { removed: vec![name.to_string()] }
     }
 
-    /// Result with several names.
     pub(crate) fn many(names: &[impl ToString]) -> Self {
         Self { removed: names.iter().map(ToString::to_string).collect() }
     }

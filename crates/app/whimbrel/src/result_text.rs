@@ -66,7 +66,6 @@ pub(crate) fn describe(result: &OperationResult) -> String {
     }
 }
 
-/// Formats the result of a migration.
 fn migrated(result: &OperationResult) -> String {
     let OperationResult::Migrate {
         host,

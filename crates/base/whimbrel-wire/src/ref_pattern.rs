@@ -10,7 +10,6 @@ use whimbrel_core::glob;
 
 /// Longest pattern in bytes; no ref name is longer.
 const MAX_PATTERN: usize = 64;
-/// Most patterns in one list.
 const MAX_PATTERNS: usize = 64;
 
 /// Error for a text that is not a pattern, or for a list that is too long.

@@ -49,7 +49,6 @@ fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, rustls::Error> 
     key.map(PublicKey).ok_or(CertificateError::BadEncoding.into())
 }
 
-/// The keys that a verifier accepts.
 #[derive(Debug)]
 enum AcceptedKeys {
     Only(PublicKey),

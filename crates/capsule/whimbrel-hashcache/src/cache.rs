@@ -193,7 +193,6 @@ impl HashCache {
     }
 }
 
-/// Opens a table file and checks its header and length.
 fn open_table(path: &Path) -> Result<(File, Header)> {
     let unusable = |source| CacheError::Unusable { path: path.to_owned(), source };
     let file = io_at("open", path, File::options().read(true).write(true).open(path))?;

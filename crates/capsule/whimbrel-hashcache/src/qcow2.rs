@@ -271,7 +271,6 @@ impl<S: ReadAt> Extents<S> {
         Ok(false)
     }
 
-    /// Ends the iteration.
     fn end(&mut self) {
         (self.l1_at, self.l2_at) = (self.map.l1.len(), self.l2.len());
     }

@@ -22,7 +22,6 @@ const SUM: usize = RECORD_SUM_AT / 8;
 /// Attempts to get the lock. Another process has it for a few reads and writes, or a pass over the table.
 const TRIES: u32 = 1000;
 
-/// Records of a mapped table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SourceRecords<'a> {
     words: &'a [AtomicU64],

@@ -24,9 +24,7 @@ use whimbrel_image::{
 #[derive(Clone, Copy)]
 struct Wanted {
     place: PackLocation,
-    /// Index in the frame.
     object: usize,
-    /// Index in the extent.
     slot: usize,
     digest: Digest,
 }

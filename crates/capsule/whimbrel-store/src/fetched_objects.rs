@@ -32,7 +32,6 @@ struct State {
     running: bool,
 }
 
-/// Fetched objects that are not yet in packs.
 #[derive(Default)]
 pub(crate) struct FetchedObjects {
     state: Mutex<State>,

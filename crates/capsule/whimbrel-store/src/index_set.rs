@@ -33,7 +33,6 @@ impl IndexSet {
         Ok(catalog)
     }
 
-    /// Index files at this moment.
     pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
         self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -76,12 +75,10 @@ impl IndexSet {
         Ok(indexes)
     }
 
-    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
         self.snapshot().iter().flat_map(|index| index.find(key)).collect()
     }
 
-    /// Packs of all indexes.
     pub(crate) fn packs(&self) -> BTreeMap<PackId, u32> {
         self.snapshot().iter().flat_map(|index| index.packs().iter().copied()).collect()
     }

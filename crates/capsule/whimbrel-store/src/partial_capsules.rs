@@ -79,7 +79,6 @@ impl Store {
         self.record_complete(id)
     }
 
-    /// Marks a capsule as partial. The caller has the gate.
     pub(crate) fn mark_partial(&self, id: &CapsuleId) -> Result<()> {
         let files = &*self.inner.files;
         self.inner.check_latch()?;

@@ -32,7 +32,6 @@ pub struct StoredImage {
     inner: Arc<Inner>,
     root: Option<Digest>,
     pages: u64,
-    /// Whether missing pages are fetched.
     fetches_missing: bool,
     /// Root of an older version that is here, so that only differences are fetched.
     similar: Option<Digest>,

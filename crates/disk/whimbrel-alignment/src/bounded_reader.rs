@@ -47,7 +47,6 @@ impl<'a> BoundedReader<'a> {
         Self { disk, size, left: MAX_SECTORS, complete: true }
     }
 
-    /// Size of the disk in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }

@@ -26,7 +26,6 @@ use std::{
 };
 use whimbrel_core::{PageRun, PageSet};
 
-/// Most pages of a queued write.
 const WRITE_PAGES: u64 = 64;
 
 /// Consecutive pages with their content.
@@ -70,7 +69,6 @@ enum Mode {
     Armed,
     /// Writes are sent to the copy.
     On,
-    /// The mirror has ended for good.
     Ended,
 }
 

@@ -13,7 +13,6 @@
 
 use crate::constants::*;
 
-/// Export that the server offers.
 #[derive(Debug, Clone)]
 pub(crate) struct Export {
     pub(crate) name: String,
@@ -24,7 +23,6 @@ pub(crate) struct Export {
 /// Result of the negotiation for the transmission phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// Replies are structured chunks.
     pub(crate) structured: bool,
     /// The client may query `base:allocation`.
     pub(crate) allocation: bool,
@@ -108,7 +106,6 @@ impl<'a> Fields<'a> {
 }
 
 impl Export {
-    /// Transmission flags of the export.
     pub(crate) fn flags(&self) -> u16 {
         let always = EXPORT_HAS_FLAGS | EXPORT_FLUSH | EXPORT_DF | EXPORT_MULTI_CONN;
         match self.read_only {

@@ -11,7 +11,6 @@ pub(crate) fn simple(cookie: u64, error: Option<WireError>) -> [u8; 16] {
     bytes
 }
 
-/// Header of a structured chunk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunk {
     pub(crate) cookie: u64,

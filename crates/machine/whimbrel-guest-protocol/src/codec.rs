@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// Most bytes of a text.
 pub(crate) const TEXT_MAX: usize = 255;
 
 /// The payload does not match the protocol.

@@ -111,7 +111,6 @@ impl Process {
         Ok(false)
     }
 
-    /// Numbers of the process's userfaultfds.
     pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")

@@ -71,7 +71,6 @@ pub(crate) fn next(file: &File, offset: u64, run: PageRun, page: u64, data: bool
     }
 }
 
-/// Pages that the file has.
 pub(crate) fn extents(file: &File, offset: u64, pages: u64) -> io::Result<PageSet> {
     let (mut set, all) = (PageSet::empty(pages), PageRun::new(0, pages));
     let mut page = 0;

@@ -66,7 +66,6 @@ impl Shared {
     }
 }
 
-/// State of a port.
 pub(crate) struct Forwarder {
     path: PathBuf,
     link: Link,
@@ -95,7 +94,6 @@ enum Link {
     Up(Arc<OwnedFd>),
 }
 
-/// State of a series of announcements.
 struct Announcing {
     at: Instant,
     done: usize,

@@ -436,7 +436,6 @@ impl Run<'_, '_> {
     }
 }
 
-/// End of the rounds.
 #[derive(Clone, Copy)]
 struct Ending {
     /// Limit of the last round.

@@ -35,7 +35,6 @@ impl MirroredBatch {
     }
 }
 
-/// Message with mirrored writes.
 struct SentWrites {
     /// Reply to the message; none if the target already had all of it.
     answer: Option<Box<dyn Answer>>,

@@ -340,7 +340,6 @@ fn arrays<'b>(
     arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
 }
 
-/// Runs the rounds.
 fn copy<'scope>(
     job: &mut MigrationJob<'_, '_>,
     line: &'scope Pipeline<'_>,

@@ -14,7 +14,6 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
     [0; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE];
 
-/// Encoding of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageEncoding {
     /// The target has the page.
@@ -25,7 +24,6 @@ pub(crate) enum PageEncoding {
     Whole,
 }
 
-/// Pages that the target has.
 pub(crate) struct TargetContents {
     bases: Vec<Option<Arc<dyn BaselineContent>>>,
     state: Mutex<State>,

@@ -108,7 +108,6 @@ struct BufferedEpoch {
     buffer: Vec<u8>,
 }
 
-/// The sink for the pages of one batch.
 struct BatchSink<'r> {
     machine: &'r mut dyn IncomingMachine,
     state: &'r mut StandbyEpochs,

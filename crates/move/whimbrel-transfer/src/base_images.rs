@@ -92,7 +92,6 @@ impl<'a> BasePages<'a> {
         }
     }
 
-    /// Reads the page of this digest.
     pub(crate) fn read(&self, digest: &Digest) -> Option<Vec<u8>> {
         self.local.object(digest).filter(|page| page.len() == PAGE_SIZE)
     }

@@ -208,7 +208,6 @@ impl Holders {
         matches!(&*lock(&self.entries[peer].state), State::Blamed { .. })
     }
 
-    /// Error that no holder gave `digest`.
     pub(crate) fn no_holder_error(&self, digest: Digest) -> TransferError {
         let (mut source, mut wrong) = (None, None);
         for (peer, entry) in self.entries.iter().enumerate() {

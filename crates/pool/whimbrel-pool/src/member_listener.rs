@@ -32,7 +32,6 @@ pub enum ListenerError {
 pub(crate) struct MemberListener {
     pub(crate) identity: Arc<Identity>,
     pub(crate) trust: Arc<Trust>,
-    /// Address of the socket.
     pub(crate) address: SocketAddr,
     listener: TcpListener,
 }

@@ -141,7 +141,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// A capsule by its name here.
     pub(crate) fn find(
         &self,
         capsule: &whimbrel_api::CapsuleRef,

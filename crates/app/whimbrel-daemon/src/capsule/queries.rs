@@ -99,7 +99,6 @@ impl Daemon {
         Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
     }
 
-    /// Bytes that the store uses on disk.
     pub(crate) fn stored_bytes(&self) -> u64 {
         disk_usage(&self.directories.store())
     }

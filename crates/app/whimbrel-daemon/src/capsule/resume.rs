@@ -216,7 +216,6 @@ impl Daemon {
         turn.record.phase == Phase::Suspended { capsule: *capsule }
     }
 
-    /// Makes one machine and lets it run.
     fn make_machine(
         self: &Arc<Self>,
         plan: &Plan<'_>,

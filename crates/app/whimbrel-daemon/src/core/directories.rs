@@ -23,7 +23,6 @@ use std::{
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
 
-/// The directories of one host.
 #[derive(Debug, Clone)]
 pub(crate) struct Directories {
     data: PathBuf,
@@ -76,12 +75,10 @@ impl Directories {
         self.boot_dir().join(digest.to_string())
     }
 
-    /// Records of tunnels.
     pub(crate) fn tunnels(&self) -> PathBuf {
         self.data.join("tunnels")
     }
 
-    /// Records of finished migrations.
     pub(crate) fn migrations(&self) -> PathBuf {
         self.data.join("migrations")
     }
@@ -119,7 +116,6 @@ impl Directories {
         self.machine(name).join("console.log")
     }
 
-    /// The hash cache.
     pub(crate) fn hash_cache(&self) -> PathBuf {
         self.data.join("page-cache")
     }
@@ -129,7 +125,6 @@ impl Directories {
         self.data.join("following.json")
     }
 
-    /// Records of partial capsules of pools.
     pub(crate) fn partial_capsules(&self) -> PathBuf {
         self.data.join("pooled")
     }

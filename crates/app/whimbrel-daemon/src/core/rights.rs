@@ -46,7 +46,6 @@ pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefNa
 }
 
 impl Daemon {
-    /// Changes which refs of this host a trusted host may use.
     pub(crate) fn trust_limit(&self, name: &HostName, rights: RefRights) -> Result<TrustEntry, DaemonError> {
         match self.trust.limit(name, lists(rights.read, rights.write)?) {
             Ok(peer) => Ok(entry(&peer)),

@@ -115,7 +115,6 @@ impl Daemon {
         }))
     }
 
-    /// Hosts that machines may go to.
     fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, DaemonError> {
         let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
         if named.contains(&self.name) {
@@ -197,7 +196,6 @@ struct RequesterMachines {
     withheld: u32,
 }
 
-/// Whether a machine in this state can be migrated.
 fn is_movable(state: &MachineState) -> bool {
     matches!(state, MachineState::Running | MachineState::Paused | MachineState::Loading { .. })
 }
@@ -371,7 +369,6 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// State that a cancelled evacuation left behind.
 fn state_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);

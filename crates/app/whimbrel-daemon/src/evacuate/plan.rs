@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use whimbrel_core::{ByteSize, HostName, MachineName};
 
-/// A machine that is to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MovableMachine {
     pub(crate) name: MachineName,

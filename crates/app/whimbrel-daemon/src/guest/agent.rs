@@ -37,7 +37,6 @@ const ANNOUNCE_AFTER: [Duration; 3] =
 pub(crate) enum ArrivalKind {
     /// With a migration: the guest is asked to announce itself as soon as its agent is present.
     ByMigration,
-    /// In any other way.
     Otherwise,
 }
 
@@ -50,13 +49,10 @@ pub(crate) enum AgentError {
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
     Timeout {
-        /// Time that was waited.
         after: Duration,
     },
-    /// The agent refuses the command.
     #[error("the guest agent refuses: {reason}")]
     Refused {
-        /// Reason that the agent gave.
         reason: String,
     },
     /// The report does not fit the command.
@@ -64,7 +60,6 @@ pub(crate) enum AgentError {
     UnexpectedReport,
 }
 
-/// The guest agent of one machine.
 pub(crate) struct GuestAgent {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
@@ -135,7 +130,6 @@ impl Drop for GuestAgent {
     }
 }
 
-/// Sends commands to a guest agent.
 #[derive(Clone)]
 pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
 
@@ -145,7 +139,6 @@ impl AgentCommands {
         self.0.lock().session.is_some()
     }
 
-    /// Sends a command and waits for its report.
     pub(crate) fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
         let (id, session) = {
             let mut state = self.0.lock();
@@ -173,7 +166,6 @@ impl AgentCommands {
         self.send_with_id(order, 0);
     }
 
-    /// Sends the result of the guest request with this id.
     pub(super) fn send_result(&self, id: u32, outcome: RequestOutcome) {
         self.send_with_id(&Command::RequestResult(outcome), id);
     }

@@ -37,7 +37,6 @@ const STALLED: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest wait for the first report of a guest.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Interval between observations.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Observations to skip after a step, so that the guest's report is newer than the step.
 const SETTLE_POLLS: u32 = 2;
@@ -53,7 +52,6 @@ struct Report {
     faults: u64,
 }
 
-/// An observation of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Observation {
     /// Time since the start.
@@ -69,15 +67,12 @@ struct Observation {
 enum Action {
     /// Set the balloon so that it leaves the guest this size, and observe again.
     SetSize(u64),
-    /// Only observe again.
     Observe,
-    /// The plan has ended.
     Stop(PlanEnd),
     /// The plan has ended; set the balloon so that it leaves the guest this size.
     StopAt(u64, PlanEnd),
 }
 
-/// The reason why a plan ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PlanEnd {
     /// The guest has the requested size.
@@ -88,7 +83,6 @@ enum PlanEnd {
     Pressed,
     /// The balloon does not grow any more.
     Stalled,
-    /// Time is up.
     Late,
 }
 
@@ -256,7 +250,6 @@ impl Daemon {
     }
 }
 
-/// Checks the size that a guest is to be left with.
 pub(crate) fn checked_size(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
     match size.0 {
         MIB.. if size <= memory => Ok(size),

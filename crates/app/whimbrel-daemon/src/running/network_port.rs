@@ -14,10 +14,8 @@ pub(crate) struct NetworkPort {
     pipe_end: Option<FramePipeEnd>,
 }
 
-/// Target that a port is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortTarget {
-    /// A bridge of this host.
     Bridge,
     /// A frame pipe, which leads to the bridge of another host.
     FramePipe,

@@ -30,7 +30,6 @@ const LOG_MAX: u64 = 1 << 20;
 type Shared = State<Arc<Daemon>>;
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// All routes of the API.
 pub(crate) fn router(host: Arc<Daemon>) -> Router {
     Router::new()
         .route(routes::HOST, get(host_info))
@@ -85,7 +84,6 @@ pub(crate) fn router(host: Arc<Daemon>) -> Router {
         .with_state(host)
 }
 
-/// A failed request.
 struct Failure(ApiError);
 
 impl From<DaemonError> for Failure {

@@ -36,9 +36,7 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum UploadTarget {
-    /// Name of another host.
     Host(HostName),
-    /// A folder of a pool.
     Pool(PoolPath),
 }
 
@@ -51,7 +49,6 @@ impl fmt::Display for UploadTarget {
     }
 }
 
-/// A machine whose capsules are uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct UploadRecord {
     to: UploadTarget,
@@ -62,7 +59,6 @@ struct UploadRecord {
     kept_ms: u64,
 }
 
-/// A capsule to upload.
 struct Due {
     time_ms: u64,
     capsule: CapsuleId,

@@ -16,7 +16,6 @@ pub(crate) struct Report {
     pages: u64,
     /// Pages with content at the start.
     present_pages: u64,
-    /// Time between two samples.
     sample_ms: f64,
     samples: u64,
     duration_ms: f64,

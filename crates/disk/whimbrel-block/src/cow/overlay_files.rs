@@ -76,7 +76,6 @@ pub enum OverlayError {
     },
 }
 
-/// Open files of an overlay.
 pub(super) struct OverlayFiles {
     pub(super) data: File,
     pub(super) durable: File,
@@ -97,7 +96,6 @@ impl OverlayDir {
         self.live_dir.join(hex + ".owned")
     }
 
-    /// Creates an empty overlay and opens it.
     pub(super) fn create(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
         io_at("create", &self.dir, fs::create_dir_all(&self.dir))?;
         let data = self.open_data(OpenOptions::new().create(true).truncate(false))?;

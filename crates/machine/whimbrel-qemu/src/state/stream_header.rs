@@ -126,7 +126,6 @@ pub struct StreamHeader {
     blocks: Vec<RamBlock>,
 }
 
-/// Stream that was split after its header.
 pub(crate) struct SplitStream {
     pub(crate) head: StreamHeader,
     /// Offset of the device sections.

@@ -38,7 +38,6 @@ pub enum FetchReplyError {
     },
 }
 
-/// Number of pages in `runs`.
 pub(crate) fn count(runs: &[PageRun]) -> u64 {
     runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
 }

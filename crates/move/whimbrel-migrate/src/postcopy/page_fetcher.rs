@@ -411,7 +411,6 @@ impl PageFetcher {
     }
 }
 
-/// Background fetching with one schedule.
 struct BackgroundFetch<'a> {
     fetcher: &'a PageFetcher,
     stores: &'a [Option<Arc<dyn PageStore>>],

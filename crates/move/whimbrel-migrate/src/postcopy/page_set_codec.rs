@@ -45,7 +45,6 @@ pub enum PageSetCodecError {
     Damaged,
 }
 
-/// Encodes the part of a set for one message.
 pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, PageSetCodecError> {
     let raw = postcard::to_stdvec(runs).map_err(|source| PageSetCodecError::Runs { source })?;
     zstd::bulk::compress(&raw, 1).map_err(|source| PageSetCodecError::Compressed { source })
@@ -78,7 +77,6 @@ pub(crate) fn encode_parts(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecEr
 #[derive(Serialize, Deserialize)]
 struct StoredSet {
     array: u32,
-    /// Length of the array in pages.
     pages: u64,
     /// Encoded parts, as in messages.
     pieces: Vec<Vec<u8>>,

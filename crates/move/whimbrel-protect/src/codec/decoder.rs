@@ -38,7 +38,6 @@ pub struct Decoder {
     blocks: Vec<u8>,
 }
 
-/// A page of a batch.
 struct Entry {
     page: u64,
     kind: u64,
@@ -158,7 +157,6 @@ impl Decoder {
     }
 }
 
-/// Decodes the list of pages.
 fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, DamagedEpochPages> {
     let mut bytes = parts[Section::Pages as usize];
     let mut masks = parts[Section::Masks as usize];

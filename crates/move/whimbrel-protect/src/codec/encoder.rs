@@ -25,7 +25,6 @@ pub(super) const PAGE_WHOLE: u64 = 1;
 pub(super) const PAGE_BLOCKS: u64 = 2;
 pub(super) const PAGE_SAME: u64 = 3;
 pub(super) const PAGE_REFERENCE: u64 = 4;
-/// Bits of a page's kind.
 pub(super) const PAGE_BITS: u32 = 3;
 
 pub(super) const BLOCK_RAW: u32 = 0;
@@ -52,7 +51,6 @@ pub struct Encoder {
     not_referenced: HashSet<(u32, u64)>,
 }
 
-/// The sections of the batch in progress.
 #[derive(Default)]
 struct BatchBuilder {
     pages: Vec<u8>,
@@ -273,7 +271,6 @@ impl BatchBuilder {
     }
 }
 
-/// Bytes of a page's mask.
 pub(super) const fn mask_bytes(block: BlockSize) -> usize {
     block.in_page().div_ceil(8)
 }

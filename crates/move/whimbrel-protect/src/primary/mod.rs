@@ -336,7 +336,6 @@ impl<'a> EpochSender<'a> {
     }
 }
 
-/// The capture sink that seeds a standby.
 struct SeedSink<'s, 'a> {
     sender: &'s mut EpochSender<'a>,
     /// Pages waiting for the next batch: array and number, and their contents in the same order.

@@ -157,7 +157,6 @@ impl Bucket {
         failed(&self.url, action)
     }
 
-    /// Stores an object.
     pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
         put.map(drop).map_err(self.failed("store a segment"))

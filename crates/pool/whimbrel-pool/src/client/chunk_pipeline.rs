@@ -104,11 +104,9 @@ impl ChunkPipeline {
     }
 }
 
-/// A chunk of the stream.
 enum StreamChunk {
     /// A new chunk: its digest and length.
     New(Digest, u32),
-    /// A chunk of an older version.
     Known(ChunkRef),
 }
 

@@ -109,7 +109,6 @@ impl PoolError {
         self.code() == Some(code::FULL)
     }
 
-    /// The error of a failed connection to a benefactor.
     pub(crate) fn unreached(place: &BenefactorAddress, error: ConnectError) -> Self {
         let address = place.address.clone();
         match error {

@@ -8,7 +8,6 @@ use sqlx::{
     postgres::PgRow, sqlite::SqliteRow,
 };
 
-/// Connections to a database.
 #[derive(Debug, Clone)]
 pub(crate) enum Connections {
     Sqlite(Pool<Sqlite>),
@@ -66,7 +65,6 @@ impl Tx<'_> {
     }
 }
 
-/// A value of a statement.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Number(i64),
@@ -104,7 +102,6 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// A statement and its values.
 pub(crate) struct Query {
     text: String,
     values: Vec<Value>,
@@ -209,7 +206,6 @@ impl Query {
     }
 }
 
-/// A row of a result.
 pub(crate) enum Row {
     Sqlite(SqliteRow),
     Postgres(PgRow),

@@ -25,14 +25,11 @@ pub(crate) enum ChunkStatus {
     },
 }
 
-/// Decision on one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GcDecision {
-    /// Retain the copy.
     Retain,
     /// Retain and count the copy.
     Adopt,
-    /// Delete the copy.
     Delete,
 }
 

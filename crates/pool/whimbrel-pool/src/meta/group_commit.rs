@@ -17,7 +17,6 @@ use std::{
     },
 };
 
-/// Group commit of one database.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
     log: PathBuf,

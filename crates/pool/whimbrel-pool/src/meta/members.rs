@@ -147,7 +147,6 @@ impl Meta {
         self.finish(tx).await
     }
 
-    /// Starts a write session with reservations.
     pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
@@ -198,7 +197,6 @@ impl Meta {
         Ok(unsigned(row.try_get(0)?))
     }
 
-    /// Replaces the reservations of a session.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         query("DELETE FROM reservation WHERE session = $1").bind(signed(session)?).execute(&mut tx).await?;

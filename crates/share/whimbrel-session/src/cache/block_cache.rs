@@ -191,12 +191,10 @@ pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheE
     move |source| CacheError::Io { action, source }
 }
 
-/// Page numbers of a mask.
 pub(super) fn page_numbers(pages: PageMask) -> impl Iterator<Item = u32> {
     (0..64).filter(move |page| pages >> page & 1 == 1)
 }
 
-/// Runs of page numbers of a mask.
 pub(super) fn page_runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
     std::iter::from_fn(move || {
         let first = pages.trailing_zeros();

@@ -24,7 +24,6 @@ pub(super) struct Journal {
     which: bool,
     pub(super) generation: u64,
     tail: u64,
-    /// Number of records.
     pub(super) records: u64,
 }
 
@@ -93,7 +92,6 @@ impl Journal {
         }
     }
 
-    /// Length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.tail
     }

@@ -155,7 +155,6 @@ impl SessionOptions {
         Geometry::new(self.block, capacity).ok_or_else(shape)
     }
 
-    /// Storage of the cache.
     fn storage(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
         if self.has_cache() {
             return Ok(Box::new(folder));

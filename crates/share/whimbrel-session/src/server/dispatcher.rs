@@ -75,7 +75,6 @@ impl Service for Server {
     }
 }
 
-/// Result of a call with a session key.
 type Outcome<C> = Result<(<C as Call>::Reply, Bytes), Refusal>;
 
 impl Shared {

@@ -37,7 +37,6 @@ use whimbrel_wire::{Code, Connection, Peer, Refusal, Reply, Request};
 /// Code of every refusal; only the text differs.
 const REFUSED: Code = Code(256);
 
-/// All tunnel ends on this host.
 pub(crate) struct Tunnels {
     records: records::TunnelRecords,
     homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,

@@ -26,16 +26,13 @@ use whimbrel_pool::{
 };
 use whimbrel_store::Expected;
 
-/// A capsule found in a pool.
 struct FoundCapsule {
     record: PartialRecord,
     capsule: Arc<PooledCapsule>,
-    /// Name of its file.
     name: RefName,
 }
 
 impl Daemon {
-    /// Finds a capsule in a folder of a pool.
     fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<FoundCapsule, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {

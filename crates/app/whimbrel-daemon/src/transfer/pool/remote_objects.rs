@@ -21,7 +21,6 @@ pub(crate) struct PoolObjects {
 }
 
 impl Daemon {
-    /// Opens the capsule of a record.
     pub(super) fn open_partial(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
         noted.open_capsule(|note| {
             let pool = self.pool(&note.pool)?;
@@ -29,7 +28,6 @@ impl Daemon {
         })
     }
 
-    /// A node that is on this host.
     pub(super) fn local_node(&self, digest: &Digest) -> Option<Node> {
         Node::decode(&self.store.blob(digest).ok()?).ok()
     }

@@ -17,7 +17,6 @@ use whimbrel_fuse::ROOT;
 /// Most absent names of a directory that the kernel may cache; some programs try any number of names.
 const MAX_ABSENT: usize = 1024;
 
-/// Names of a directory.
 #[derive(Debug, Default)]
 pub(in crate::client) struct Dir {
     pub(in crate::client) entries: HashMap<Name, u64>,
@@ -71,7 +70,6 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) epoch: Option<u64>,
 }
 
-/// All inodes of a session.
 #[derive(Debug)]
 pub(in crate::client) struct InodeTable {
     nodes: HashMap<u64, Inode>,
@@ -81,14 +79,12 @@ pub(in crate::client) struct InodeTable {
     appeared: Vec<(u64, Name)>,
 }
 
-/// Result of a lookup in the cached names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::client) enum NameLookup {
     /// The name leads to this inode.
     Node(u64),
     /// The name does not exist.
     Nothing,
-    /// The server has to be asked.
     Ask,
 }
 

@@ -42,7 +42,6 @@ pub(in crate::client) struct PrefetchDistance {
 }
 
 impl PrefetchDistance {
-    /// Records that a file was opened.
     fn file_opened(&mut self, file: FileId) {
         self.prefetches.iter_mut().for_each(|(_, waiting)| _ = waiting.remove(&file));
     }

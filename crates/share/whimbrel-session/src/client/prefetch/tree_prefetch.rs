@@ -52,7 +52,6 @@ fn dir_state(dir: &Dir) -> DirState {
 }
 
 impl Core {
-    /// Walks the tree from its root.
     pub(in crate::client) fn walk_tree(&self) {
         self.walk(vec![ROOT], true);
     }
