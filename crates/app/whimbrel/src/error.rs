@@ -35,7 +35,6 @@ pub(crate) enum CliError {
     #[error("cannot use the settings in {}", path.display())]
     Settings {
         path: PathBuf,
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// Input or output of this process that failed.
@@ -43,7 +42,6 @@ pub(crate) enum CliError {
     Io {
         /// Action that failed, like `write the result`.
         action: &'static str,
-        #[source]
         source: io::Error,
     },
     /// Damage found by `verify`, which has printed it as its result.
@@ -60,7 +58,6 @@ pub(crate) enum CliError {
     #[error("cannot use the trace in {}", path.display())]
     Trace {
         path: PathBuf,
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     #[error("{failed} of {checks} checks failed")]

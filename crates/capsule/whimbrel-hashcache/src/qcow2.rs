@@ -71,7 +71,6 @@ pub enum Qcow2Error {
         /// Part of the image: `header`, `L1 table`, …
         what: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The file is no qcow2 image.

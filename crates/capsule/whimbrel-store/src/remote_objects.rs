@@ -64,7 +64,6 @@ pub trait RemoteObjects: Send + Sync {
 #[error("cannot fetch missing objects from another host")]
 pub struct RemoteObjectsError {
     /// Cause reported by the source.
-    #[source]
     pub source: Box<dyn Error + Send + Sync>,
     /// Whether the request may succeed later.
     pub retryable: bool,

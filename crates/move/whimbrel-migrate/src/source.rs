@@ -135,7 +135,6 @@ pub enum MigrateError {
         /// Digest of the file.
         digest: Digest,
         /// Cause reported by the daemon.
-        #[source]
         source: BoxError,
     },
     /// A boot file could not be sent.

@@ -19,7 +19,6 @@ pub enum ListenerError {
         /// Address of the socket.
         address: SocketAddr,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// TLS cannot be set up.

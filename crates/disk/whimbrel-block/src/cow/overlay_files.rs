@@ -38,7 +38,6 @@ pub enum OverlayError {
         /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The directory has an overlay already.
@@ -59,7 +58,6 @@ pub enum OverlayError {
         /// Path of the file.
         path: PathBuf,
         /// Defect of the header.
-        #[source]
         source: HeaderError,
     },
     /// The overlay was created over another base; the combination would be garbage.

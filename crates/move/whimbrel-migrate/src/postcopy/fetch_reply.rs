@@ -33,7 +33,6 @@ pub enum FetchReplyError {
     #[error("cannot compress the pages")]
     Compress {
         /// Cause reported by the compressor.
-        #[source]
         source: std::io::Error,
     },
 }

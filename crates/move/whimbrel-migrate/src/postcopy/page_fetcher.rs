@@ -77,7 +77,6 @@ pub enum PageFetchError {
         /// Name of the source.
         from: HostName,
         /// Refusal of the source.
-        #[source]
         source: LinkError,
     },
     /// The source sent an invalid reply.
@@ -86,7 +85,6 @@ pub enum PageFetchError {
         /// Name of the source.
         from: HostName,
         /// Cause reported by the decoder.
-        #[source]
         source: BoxError,
     },
 }

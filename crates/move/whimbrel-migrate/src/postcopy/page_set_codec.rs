@@ -16,14 +16,12 @@ pub enum PageSetCodecError {
     #[error("cannot decompress the page set")]
     Compressed {
         /// Cause reported by the compressor.
-        #[source]
         source: std::io::Error,
     },
     /// The decompressed bytes are not a list of runs.
     #[error("the page set is not a list of runs")]
     Runs {
         /// Cause reported by the decoder.
-        #[source]
         source: postcard::Error,
     },
     /// The part has more runs than allowed.

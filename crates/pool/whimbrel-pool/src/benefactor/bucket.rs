@@ -101,7 +101,6 @@ pub enum TierError {
         /// The failed operation.
         action: &'static str,
         /// Cause reported by the object store.
-        #[source]
         source: Box<Error>,
     },
     /// The prefix belongs to another benefactor.

@@ -80,7 +80,6 @@ pub enum FrameFault {
     #[error("the bytes are not the frame of a chunk")]
     NoFrame {
         /// Cause reported by the frame parser.
-        #[source]
         source: whimbrel_image::pack_frame::PackFrameError,
     },
     /// The length is too large or differs from the head.

@@ -36,7 +36,6 @@ pub enum CacheError {
         /// `read`, `write`, `sync` or `open`.
         action: &'static str,
         /// Cause reported by the system.
-        #[source]
         source: io::Error,
     },
     /// Earlier writes may not be durable, so no more are accepted (the latch).

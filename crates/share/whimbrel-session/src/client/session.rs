@@ -49,7 +49,6 @@ pub enum SessionError {
         /// Address of the server.
         to: String,
         /// Cause reported by the connection.
-        #[source]
         source: Box<ConnectError>,
     },
     /// The server does not export that directory, or not to this client.
@@ -58,7 +57,6 @@ pub enum SessionError {
         /// Address of the server.
         to: String,
         /// The server's answer.
-        #[source]
         source: CallError,
     },
     /// The cache cannot be used.
@@ -67,7 +65,6 @@ pub enum SessionError {
         /// Directory of the cache.
         dir: PathBuf,
         /// Cause reported by the cache.
-        #[source]
         source: CacheError,
     },
     /// The directory of the cache cannot be used.
@@ -76,7 +73,6 @@ pub enum SessionError {
         /// Directory of the cache.
         dir: PathBuf,
         /// Cause reported by the system; `WouldBlock` if another session uses the directory.
-        #[source]
         source: io::Error,
     },
     /// Write-back needs a cache.

@@ -39,7 +39,6 @@ pub struct ExportError {
     /// Path of the directory.
     pub path: PathBuf,
     /// Cause reported by the system.
-    #[source]
     pub source: io::Error,
 }
 

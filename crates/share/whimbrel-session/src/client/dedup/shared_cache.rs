@@ -45,7 +45,6 @@ const FREE_FRACTION: u64 = 10;
 pub(in crate::client) enum SharedCacheError {
     #[error("it cannot be opened")]
     Open {
-        #[source]
         source: std::io::Error,
     },
     #[error("it belongs to another user")]

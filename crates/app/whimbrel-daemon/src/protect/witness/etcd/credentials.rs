@@ -24,14 +24,12 @@ pub(in crate::protect) enum CredentialsError {
     #[error("cannot read etcd/{file}")]
     Read {
         file: &'static str,
-        #[source]
         source: io::Error,
     },
     /// A file holds no certificates, or no key.
     #[error("etcd/{file} has no certificate or key in PEM form")]
     Pem {
         file: &'static str,
-        #[source]
         source: pem::Error,
     },
     /// TLS does not accept a certificate or key.
