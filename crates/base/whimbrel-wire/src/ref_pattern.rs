@@ -32,8 +32,7 @@ pub enum PatternError {
 }
 
 /// A pattern over ref names, with `*` and `?`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefPattern(String);
 
 impl RefPattern {
@@ -61,19 +60,7 @@ impl FromStr for RefPattern {
     }
 }
 
-impl TryFrom<String> for RefPattern {
-    type Error = PatternError;
-
-    fn try_from(text: String) -> Result<Self, PatternError> {
-        text.parse()
-    }
-}
-
-impl From<RefPattern> for String {
-    fn from(pattern: RefPattern) -> String {
-        pattern.0
-    }
-}
+whimbrel_core::serde_by_text!(RefPattern);
 
 impl fmt::Display for RefPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
