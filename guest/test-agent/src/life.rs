@@ -25,7 +25,6 @@ struct Counter {
 }
 
 pub(crate) struct CheckResult {
-    /// Checksum of the content found.
     pub(crate) sum: u64,
     /// Whether the content is as expected.
     pub(crate) good: bool,

@@ -2,7 +2,6 @@
 
 use std::{fs::File, io::Read};
 
-/// Reproducible stream of numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Noise(u64);
 

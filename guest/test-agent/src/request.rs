@@ -15,7 +15,6 @@ pub(crate) enum Verb {
     /// Report identity without reading everything.
     State,
     Check,
-    /// Write this number of blocks to the disk.
     Write(u64),
     Dirty(Load),
     /// Stop dirtying memory.
@@ -25,7 +24,6 @@ pub(crate) enum Verb {
     /// Report total, free and cached memory.
     Memory,
     Reboot,
-    /// Power the guest off.
     Poweroff,
 }
 

@@ -36,7 +36,6 @@ impl Call {
         Self { upgrade: Some(protocol), ..self }
     }
 
-    /// Name of the call in errors.
     pub(crate) fn label(&self) -> String {
         format!("{} {}", self.method, self.path)
     }

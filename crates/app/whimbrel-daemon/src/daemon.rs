@@ -62,7 +62,6 @@ pub(crate) struct Daemon {
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
     pub(crate) cleanup: Arc<Cleanup>,
-    /// Ports of incoming machines.
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
     pub(crate) fetchers: PageFetchers,

@@ -29,7 +29,6 @@ struct Bar {
     /// Dirty rate in bits per second.
     dirty_rate: f64,
     label: String,
-    /// Whether the machine was paused.
     stopped: bool,
 }
 
@@ -97,7 +96,6 @@ fn headline(record: &MigrationRecord) -> String {
     }
 }
 
-/// Draws the chart as lines of text.
 pub(crate) fn draw(record: &MigrationRecord) -> String {
     let bars = bars(record);
     let mut text = headline(record) + "\n";

@@ -7,7 +7,6 @@ use std::io::Write;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
     pub(crate) json: bool,
-    /// Print no progress and no remarks.
     pub(crate) quiet: bool,
 }
 
@@ -53,7 +52,6 @@ pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write the result"))
 }
 
-/// Result of a command that removes names.
 #[derive(Debug, Serialize)]
 pub(crate) struct Removed {
     removed: Vec<String>,

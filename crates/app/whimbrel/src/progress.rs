@@ -19,7 +19,6 @@ pub(crate) enum Display {
 }
 
 impl Display {
-    /// Display that suits stderr.
     pub(crate) fn new(output: &Output, operation: &Operation) -> Self {
         let title = format!("{} {}", operation.kind, operation.subject);
         if output.quiet {

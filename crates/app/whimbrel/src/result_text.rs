@@ -100,7 +100,6 @@ fn migrated(result: &OperationResult) -> String {
     )
 }
 
-/// Formats the means by which a machine was slowed down.
 fn slowed_down(slowed: &ThrottleReport) -> String {
     let stunned = match slowed.stunned.as_slice() {
         [] => String::new(),

@@ -20,7 +20,6 @@ const FILE_MAX: u64 = 1 << 20;
 pub(crate) struct Settings {
     pub(crate) name: Option<HostName>,
     pub(crate) listen: Option<SocketAddr>,
-    /// Directory of the store and the machines.
     pub(crate) data: Option<PathBuf>,
     /// Directory on a tmpfs for guest memory.
     pub(crate) run_dir: Option<PathBuf>,

@@ -50,12 +50,10 @@ pub(crate) struct Escape {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Typed {
     Send(Vec<u8>),
-    /// Send these bytes and leave the console.
     Leave(Vec<u8>),
 }
 
 impl Escape {
-    /// State at the start of a line.
     pub(crate) fn new() -> Self {
         Self { typing: Typing::LineStart }
     }

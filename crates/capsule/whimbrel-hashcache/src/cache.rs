@@ -186,7 +186,6 @@ impl HashCache {
         self.sources().read(id).is_none_or(|record| record.kind == SourceKind::Memory)
     }
 
-    /// Reads as many bytes of a source as it has.
     pub(crate) fn read(&self, location: Location, buffer: &mut [u8]) -> Result<usize, NotRead> {
         let (sources, id) = (self.sources(), location.source);
         self.files.read(id, sources.stamp(id), || sources.read(id), location.offset, buffer)

@@ -212,7 +212,6 @@ pub struct Extents<S> {
 }
 
 impl<S: ReadAt> Extents<S> {
-    /// Next plain cluster that is in the file.
     fn cluster(&mut self) -> Result<Option<Extent>, Qcow2Error> {
         let size = 1 << self.map.cluster_bits;
         loop {

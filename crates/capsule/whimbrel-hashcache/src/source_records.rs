@@ -89,7 +89,6 @@ impl<'a> SourceRecords<'a> {
         words[SUM].store(word(SUM), SeqCst);
     }
 
-    /// Counts a page that was read from this source.
     pub(crate) fn hit(&self, id: SourceId) {
         self.record(id).inspect(|words| _ = words[HITS].fetch_add(1, Relaxed));
     }

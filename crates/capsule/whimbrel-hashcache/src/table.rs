@@ -49,7 +49,6 @@ pub(crate) enum Inserted {
     Known,
     /// The digest's entry points to another location now.
     Moved,
-    /// A free entry was used.
     Added,
     /// The least used entry of a sample was replaced.
     Evicted,

@@ -44,7 +44,6 @@ pub(crate) struct OldPage {
 pub(crate) struct ChangedPage {
     pub(crate) image: Arc<ImageState>,
     pub(crate) page: u64,
-    /// Number of the batch it was written with.
     pub(crate) order: u64,
     pub(crate) digest: Digest,
     pub(crate) bytes: Page,

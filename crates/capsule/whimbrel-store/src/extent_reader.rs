@@ -20,7 +20,6 @@ use whimbrel_image::{
     page_digests,
 };
 
-/// Page of the extent and its location.
 #[derive(Clone, Copy)]
 struct Wanted {
     place: PackLocation,

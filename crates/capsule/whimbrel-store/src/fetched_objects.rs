@@ -80,7 +80,6 @@ impl FetchedObjects {
         }
     }
 
-    /// Writes all objects that are pending now.
     fn write(&self, store: &Store) -> Result<()> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = self

@@ -19,7 +19,6 @@ use whimbrel_image::ShortDigest;
 
 const INDEX_LOCK: &str = "index.lock";
 
-/// Index files that this process has open.
 pub(crate) struct IndexSet {
     files: Arc<dyn Vfs>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,

@@ -39,7 +39,6 @@ impl<'a> Mark<'a> {
         })
     }
 
-    /// Marks all objects of a pin.
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
         let (root, pages) = match pinned {
             Pinned::Object(digest) => return self.object(ShortDigest::from(digest), u8::MAX),

@@ -273,7 +273,6 @@ impl Objects {
         packs.into_iter().for_each(|pack| drop(handles.remove(&pack)));
     }
 
-    /// Whether the index has the object.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         let key = ShortDigest::from(digest);
         self.indexes.snapshot().iter().any(|index| index.find(key).next().is_some())

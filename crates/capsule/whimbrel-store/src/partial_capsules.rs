@@ -100,7 +100,6 @@ impl Store {
         }
     }
 
-    /// Whether an image belongs to a partial capsule.
     pub(crate) fn is_partial_image(&self, root: Digest, pages: u64) -> Result<bool> {
         for id in self.partials()? {
             let manifest = match self.manifest(&id) {

@@ -34,7 +34,6 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// Disk that is read within limits.
 pub(crate) struct BoundedReader<'a> {
     disk: &'a dyn ReadAt,
     size: u64,

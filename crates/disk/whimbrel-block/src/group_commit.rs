@@ -12,7 +12,6 @@ use std::sync::{Condvar, Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
     written: AtomicU64,
-    /// Writes that a finished sync covers.
     synced: AtomicU64,
     rounds: Mutex<Rounds>,
     changed: Condvar,

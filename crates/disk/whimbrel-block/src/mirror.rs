@@ -67,7 +67,6 @@ enum Mode {
     Off,
     /// Writes are still only local, and recorded here too.
     Armed,
-    /// Writes are sent to the copy.
     On,
     Ended,
 }

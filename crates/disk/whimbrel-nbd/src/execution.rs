@@ -20,7 +20,6 @@ const STATUS_SPAN: u64 = 1 << 30;
 /// Most extents of a block status reply.
 const STATUS_EXTENTS: usize = 8192;
 
-/// One client in its transmission phase.
 pub(crate) struct Executor<'a> {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) export: &'a Export,

@@ -28,10 +28,8 @@ pub(crate) struct Agreed {
     pub(crate) allocation: bool,
 }
 
-/// Result of a step of the handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The step needs more bytes.
     More,
     /// The step used this number of bytes; the handshake continues.
     Used(usize),
@@ -41,7 +39,6 @@ pub(crate) enum Progress {
     Abort,
 }
 
-/// Reasons to disconnect a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandshakeError {
     #[error("unknown client flags {flags:#x}")]

@@ -17,7 +17,6 @@ pub(crate) struct Chunk {
     pub(crate) kind: u16,
     /// Whether it is the last chunk of the reply.
     pub(crate) done: bool,
-    /// Bytes that follow the header.
     pub(crate) len: u32,
 }
 

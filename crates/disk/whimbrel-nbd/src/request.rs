@@ -58,7 +58,6 @@ impl Request {
         }
     }
 
-    /// Bytes that follow the header.
     pub(crate) fn payload(&self) -> u32 {
         if self.command == Command::Write { self.len } else { 0 }
     }

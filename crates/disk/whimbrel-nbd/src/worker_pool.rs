@@ -25,7 +25,6 @@ pub(crate) struct WorkerPool {
     state: Mutex<State>,
     /// Signals that a job arrived or the pool was closed.
     work: Condvar,
-    /// Signals that a job ended.
     space: Condvar,
 }
 

@@ -117,7 +117,6 @@ impl Process {
         })
     }
 
-    /// Numbers of the process's descriptors of one file.
     pub(crate) fn descriptors_of(&self, device: u64, inode: u64) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))

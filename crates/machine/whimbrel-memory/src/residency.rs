@@ -20,10 +20,8 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Cell in which a pager sets its source for readers of the memory.
 pub(crate) type LazyMemoryCell = RwLock<Option<Arc<LazyMemory>>>;
 
-/// Lazily filled memory with its source.
 pub(crate) struct LazyMemory {
     pub(crate) source: Arc<dyn PageSource>,
     filled: Vec<AtomicU64>,

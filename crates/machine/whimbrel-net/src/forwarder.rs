@@ -88,7 +88,6 @@ pub(crate) struct Forwarder {
 /// Callback that runs while the forwarder is locked, so it must not call the port.
 pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
 
-/// State of the connection to QEMU.
 enum Link {
     Down { retry_at: Instant },
     Up(Arc<OwnedFd>),
@@ -99,7 +98,6 @@ struct Announcing {
     done: usize,
 }
 
-/// Whether a step should be repeated.
 #[derive(PartialEq, Eq)]
 enum Step {
     More,

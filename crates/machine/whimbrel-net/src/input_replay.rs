@@ -124,7 +124,6 @@ impl InputReplay {
         !self.inputs.is_empty()
     }
 
-    /// Whether the replay has no effect any more.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.inputs.is_empty() && self.over_at.is_some_and(|at| now >= at)
     }

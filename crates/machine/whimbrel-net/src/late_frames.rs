@@ -32,7 +32,6 @@ impl LateFrames {
         self.buffering = false;
     }
 
-    /// Whether arriving frames are buffered.
     pub(crate) fn is_buffering(&self) -> bool {
         self.buffering
     }

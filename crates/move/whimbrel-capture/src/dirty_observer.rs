@@ -48,7 +48,6 @@ struct Shared {
     next: u64,
 }
 
-/// Array that the dirty log reads.
 struct ObservedArray {
     name: String,
     pages: u64,

@@ -178,7 +178,6 @@ impl BootFiles {
         hash as usize & (self.seen.len() * 64 - 1)
     }
 
-    /// Whether no file is indexed.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }

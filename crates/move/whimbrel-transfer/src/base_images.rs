@@ -56,7 +56,6 @@ pub(crate) struct BasePages<'a> {
     leaves: HashMap<(usize, u64), Option<Node>>,
 }
 
-/// Result of the lookup of a page of a base image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BaseLookup {
     Page(Digest),

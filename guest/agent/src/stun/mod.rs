@@ -33,7 +33,6 @@ const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) struct Stunned {
     pids: Vec<u32>,
     threads: Vec<i32>,
-    /// Threads to detach as soon as they stop.
     detaching: Vec<i32>,
     ends: Option<StunEnd>,
 }

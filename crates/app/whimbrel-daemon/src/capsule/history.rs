@@ -31,7 +31,6 @@ fn ref_prefix(machine: &MachineName) -> String {
     }
 }
 
-/// A pattern that matches the refs of a machine's snapshots.
 pub(crate) fn pattern(machine: &MachineName) -> String {
     format!("{}*", ref_prefix(machine))
 }

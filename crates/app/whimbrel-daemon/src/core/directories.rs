@@ -83,7 +83,6 @@ impl Directories {
         self.data.join("migrations")
     }
 
-    /// Protections that this host takes part in.
     pub(crate) fn protections(&self) -> PathBuf {
         self.data.join("protections")
     }
@@ -120,7 +119,6 @@ impl Directories {
         self.data.join("page-cache")
     }
 
-    /// Record of the machines whose capsules are uploaded.
     pub(crate) fn uploads(&self) -> PathBuf {
         self.data.join("following.json")
     }

@@ -29,7 +29,6 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
 }
 
-/// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
         Some(tag) => match [PREFIX, history::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix))

@@ -57,7 +57,6 @@ impl Daemon {
     }
 }
 
-/// Parses both lists of an entry.
 pub(crate) fn lists(
     read: Option<Vec<String>>,
     write: Option<Vec<String>>,
@@ -70,7 +69,6 @@ pub(crate) fn lists(
     Ok((list(read)?, list(write)?))
 }
 
-/// A trusted host as the API reports it.
 pub(crate) fn entry(peer: &TrustedPeer) -> TrustEntry {
     let texts = |list: &RefPatterns| list.as_slice().iter().map(ToString::to_string).collect();
     TrustEntry {

@@ -192,7 +192,6 @@ impl Daemon {
 /// The machines of this host that the requester may move.
 struct RequesterMachines {
     machines: Vec<Arc<Machine>>,
-    /// Number of other machines that run here.
     withheld: u32,
 }
 

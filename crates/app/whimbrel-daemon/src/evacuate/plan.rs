@@ -25,7 +25,6 @@ pub(crate) struct CandidateHost {
     pub(crate) capacity: Result<SpareCapacity, String>,
 }
 
-/// Capacity of a host for machines of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpareCapacity {
     pub(crate) memory: u64,

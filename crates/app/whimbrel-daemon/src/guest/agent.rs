@@ -32,7 +32,6 @@ const HELLO_AGAIN_ID: u32 = 2;
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
-/// The way in which a machine came here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrivalKind {
     /// With a migration: the guest is asked to announce itself as soon as its agent is present.
@@ -43,7 +42,6 @@ pub(crate) enum ArrivalKind {
 /// The reason why a guest agent did not execute a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// No guest agent answers.
     #[error("no guest agent answers")]
     Absent,
     /// The agent takes too long.
@@ -134,7 +132,6 @@ impl Drop for GuestAgent {
 pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
 
 impl AgentCommands {
-    /// Whether the guest agent is present.
     pub(crate) fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
     }

@@ -41,7 +41,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Observations to skip after a step, so that the guest's report is newer than the step.
 const SETTLE_POLLS: u32 = 2;
 
-/// A guest's report about its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Report {
     /// Bytes that it could give to programs without swapping.
@@ -62,7 +61,6 @@ struct Observation {
     report: Option<Report>,
 }
 
-/// The next step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Set the balloon so that it leaves the guest this size, and observe again.
@@ -86,7 +84,6 @@ enum PlanEnd {
     Late,
 }
 
-/// A plan to shrink the memory of one guest.
 #[derive(Debug)]
 struct BalloonPlan {
     goal: Goal,

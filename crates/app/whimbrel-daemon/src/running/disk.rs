@@ -42,7 +42,6 @@ pub(crate) struct RunningDisk {
     remote: Option<Arc<RemoteDisk>>,
 }
 
-/// Disks of a machine with pages on other hosts.
 pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
 /// Whether the overlay starts empty or exists.

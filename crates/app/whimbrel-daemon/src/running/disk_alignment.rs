@@ -39,7 +39,6 @@ pub(crate) fn first_alignment(disk: &dyn Device) -> Option<PageAlignment> {
     layout_of(disk).page_alignment().ok().filter(|cuts| !cuts.is_identity())
 }
 
-/// Bases of the disks of a machine that is made from a capsule.
 pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
     let base = |disk| match manifest.image(&format!("disk{disk}")) {
         Some(image) => match image.root {

@@ -69,7 +69,6 @@ impl NetworkPort {
         self.port.set_gates(Gates::OPEN);
     }
 
-    /// Announces to the network that the machine is here now.
     pub(crate) fn announce(&self) {
         self.port.announce();
     }

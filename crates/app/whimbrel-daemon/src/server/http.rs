@@ -292,7 +292,6 @@ async fn console(
     Ok(switching(routes::CONSOLE_PROTOCOL))
 }
 
-/// Turns the connection into one of a peer.
 async fn wire(State(host): Shared, request: Request) -> Result<Response, Failure> {
     expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
     tokio::spawn(async move {

@@ -29,7 +29,6 @@ use whimbrel_wire::{Call, range};
 /// Announces a suspended machine: the other host fetches its manifest.
 pub(crate) struct PrepareHandoff;
 pub(crate) struct GrantMachine;
-/// Claims a machine that is suspended on the receiving host.
 pub(crate) struct ClaimMachine;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

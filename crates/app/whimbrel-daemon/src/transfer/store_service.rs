@@ -36,7 +36,6 @@ pub(crate) struct TransferState {
     pull_ended: Condvar,
 }
 
-/// The list of hosts to fetch from.
 struct CachedHolders {
     trusted: Vec<HostName>,
     sources: Arc<Holders>,

@@ -32,7 +32,6 @@ use whimbrel_wire::atomic_file;
 /// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Destination of a machine's capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum UploadTarget {

@@ -27,7 +27,6 @@ impl ReferenceWriter {
         self.next = 0;
     }
 
-    /// The pages that were sent as references.
     pub(super) fn pages(&self) -> &[u64] {
         &self.pages
     }

@@ -187,7 +187,6 @@ impl Bucket {
         absent(gone).map(drop).map_err(self.failed("remove a segment"))
     }
 
-    /// Names of all objects of the prefix.
     pub(super) fn list(&self) -> Result<Vec<String>> {
         let prefix = Path::from(self.url.prefix.as_str());
         let all = self.store.list(Some(&prefix)).map_ok(|object| object.location);

@@ -86,7 +86,6 @@ impl ChunkPipeline {
         }
     }
 
-    /// Appends the content of a local file.
     pub(super) fn spooled(&self, file: File, length: u64) -> Result<()> {
         self.push(Item::Spooled(file, length))
     }

@@ -14,12 +14,10 @@ struct BenefactorQueue {
     excluded: bool,
 }
 
-/// The benefactors of a write session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stripe {
     queues: Vec<BenefactorQueue>,
     next: usize,
-    /// Most bytes queued for one benefactor.
     cap: u64,
 }
 

@@ -48,7 +48,6 @@ const COPY_ORDER_CHUNKS: usize = 256;
 /// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
 const REGISTERED_CHUNKS: usize = 20_000;
 
-/// A chunk of a write as benefactors store it.
 #[derive(Debug)]
 pub(super) struct NewChunk {
     pub(super) digest: Digest,
@@ -272,7 +271,6 @@ impl WriteSession {
         }
     }
 
-    /// Reserves space and adds benefactors to the stripe.
     async fn reserve_space(&self, bytes: u64) -> Result<()> {
         let avoid = self.stripe().excluded();
         let written = self.sent() * self.copies as u64;

@@ -149,7 +149,6 @@ macro_rules! on_driver {
     }};
 }
 
-/// A statement of one driver with its values.
 macro_rules! bound {
     ($driver:ty, $text:expr, $values:expr) => {{
         let query = sqlx::query::<$driver>(AssertSqlSafe($text));
@@ -211,7 +210,6 @@ pub(crate) enum Row {
     Postgres(PgRow),
 }
 
-/// A type that both drivers read from a column.
 pub(crate) trait Column:
     for<'r> Decode<'r, Sqlite> + Type<Sqlite> + for<'r> Decode<'r, Postgres> + Type<Postgres>
 {

@@ -89,7 +89,6 @@ impl Meta {
         self.synced().await
     }
 
-    /// The number of counted copies of each benefactor.
     pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
         let rows =
             query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor").fetch_all(&self.read).await?;
@@ -191,7 +190,6 @@ impl Meta {
         Ok(gone)
     }
 
-    /// The number of open write sessions.
     pub(crate) async fn sessions(&self) -> Result<u64> {
         let row = query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))

@@ -159,7 +159,6 @@ pub(crate) async fn refuse_pinned(
     Ok(())
 }
 
-/// Deletes the remaining pins of removed versions.
 pub(crate) async fn delete_orphaned_pins(tx: &mut Tx<'_>) -> Result<()> {
     query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
         .execute(&mut *tx)

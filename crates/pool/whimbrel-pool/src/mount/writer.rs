@@ -31,7 +31,6 @@ const EXITING: u64 = 0x4;
 /// Meaning of a closed descriptor for the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseKind {
-    /// The writer has finished the file.
     Done,
     /// The writer was killed, so its program did not close the file.
     Killed,

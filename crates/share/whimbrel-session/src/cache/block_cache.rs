@@ -119,7 +119,6 @@ pub struct CacheStats {
     pub damaged: u64,
 }
 
-/// A file and counters of the changes of its content.
 pub(super) struct FileGeneration {
     pub(super) record: FileRecord,
     /// Counts events after which content requested earlier may not be stored any more.

@@ -87,7 +87,6 @@ pub(super) enum CacheFull {
 pub(super) struct BlockIndex {
     geometry: Geometry,
     files: HashMap<FileId, BTreeMap<u64, Block>>,
-    /// Block that uses each frame.
     owner: Vec<Option<Key>>,
     free: Vec<u32>,
     retired: Vec<u32>,

@@ -18,7 +18,6 @@ const HEADER_LEN: u64 = 32;
 /// Bytes per read when a journal is read.
 const READ_SIZE: usize = 1 << 20;
 
-/// A journal and the position of its next record.
 #[derive(Debug)]
 pub(super) struct Journal {
     which: bool,

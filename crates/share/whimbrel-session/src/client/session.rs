@@ -274,7 +274,6 @@ pub(super) struct Core {
     /// Blocks that hints declared zero, and that were not requested.
     pub(super) zero_blocks: AtomicU64,
     read_history: Mutex<ReadHistory>,
-    /// Blocks prefetched from the read history.
     pub(super) ahead_blocks: AtomicU64,
     pub(super) dedup: DedupTable,
     pub(super) write_comparison: WriteComparison,

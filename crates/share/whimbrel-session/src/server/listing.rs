@@ -23,7 +23,6 @@ const MAX_LISTINGS: usize = 16;
 const MAX_NAMES: usize = 4 << 20;
 const PART: u32 = 8192;
 
-/// The names of a directory at one moment.
 pub(super) struct Listing {
     dir: OwnedFd,
     names: Vec<Name>,

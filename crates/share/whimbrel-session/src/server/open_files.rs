@@ -299,7 +299,6 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Converts a time for calls of the system.
 pub(super) fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
 }

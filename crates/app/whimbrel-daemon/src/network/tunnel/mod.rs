@@ -60,7 +60,6 @@ impl Tunnels {
         Ok(Self { records: notes, homes, aways: Mutex::default(), connections: Mutex::default() })
     }
 
-    /// Adds a connection that another host made to this one.
     pub(crate) fn arrived(&self, connection: &Connection) {
         lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
     }

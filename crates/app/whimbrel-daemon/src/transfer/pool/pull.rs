@@ -69,7 +69,6 @@ impl Daemon {
         Ok(FoundCapsule { record: PartialRecord { pool: place.clone(), version }, capsule: held, name })
     }
 
-    /// Starts the operation that pulls a capsule from a pool.
     pub(crate) fn pull_from_pool(
         self: &Arc<Self>,
         place: &str,
@@ -116,7 +115,6 @@ impl Daemon {
         Ok(vec![name])
     }
 
-    /// Makes a capsule of a pool ready to be resumed here.
     pub(crate) fn fetch_pooled_to_resume(
         &self,
         place: &str,

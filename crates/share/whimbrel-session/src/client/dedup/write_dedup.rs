@@ -172,7 +172,6 @@ impl Core {
         Some((first..).zip(digests).collect())
     }
 
-    /// The parts of a block to send.
     pub(in crate::client) fn differing_runs(
         &self,
         sending: &FileWriteBack,

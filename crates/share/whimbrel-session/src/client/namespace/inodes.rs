@@ -55,7 +55,6 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) refs: u64,
     pub(in crate::client) opens: u32,
     pub(in crate::client) file: Option<FileId>,
-    /// Whether the server has yet to create it.
     pub(in crate::client) local: bool,
     /// Pending changes that affect only this inode: they need not be made if it is removed.
     pub(in crate::client) ops: Vec<u64>,
@@ -181,7 +180,6 @@ impl InodeTable {
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
-    /// Looks up a name among the cached ones.
     pub(in crate::client) fn look_up(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
         if let Some(dir) = self.dir(parent) {
             dir.used = true;
@@ -263,7 +261,6 @@ impl InodeTable {
         id
     }
 
-    /// Adds an inode that the server has yet to create.
     pub(in crate::client) fn add_local(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
         let mut node = Inode::new(attr, None);
         node.local = true;

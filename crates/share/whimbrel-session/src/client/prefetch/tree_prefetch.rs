@@ -44,7 +44,6 @@ struct Wave {
     parts: Vec<Vec<(u64, RelPath)>>,
 }
 
-/// Reply to one request of a wave.
 type Answer = Result<(Walked, Bytes), CallFailure>;
 
 fn dir_state(dir: &Dir) -> DirState {

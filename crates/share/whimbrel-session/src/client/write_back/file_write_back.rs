@@ -229,7 +229,6 @@ pub(in crate::client) struct FileWriteBack {
     pub(in crate::client) file_ref: FileRef,
     stamp: Time,
     pub(in crate::client) expect: Vec<Time>,
-    /// Content epoch of the file at the start.
     content: u64,
     /// Whether blocks stay dirty until they are durable on the server.
     durable: bool,
@@ -523,7 +522,6 @@ impl Core {
         Ok(grown.attr)
     }
 
-    /// Applies the result of a write-back to the file.
     fn apply_result(
         &self,
         file: FileId,
