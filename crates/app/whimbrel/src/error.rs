@@ -21,9 +21,7 @@ pub(crate) enum CliError {
     },
     /// Ctrl-C, twice or before the daemon had answered.
     #[error("interrupted; the daemon may continue the operation")]
-    Interrupted {
-        operation: Option<OperationId>,
-    },
+    Interrupted { operation: Option<OperationId> },
     /// Arguments that contradict each other or the settings file.
     #[error("{problem}")]
     Usage {
@@ -33,10 +31,7 @@ pub(crate) enum CliError {
     },
     /// Settings file that is missing or wrong.
     #[error("cannot use the settings in {}", path.display())]
-    Settings {
-        path: PathBuf,
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Settings { path: PathBuf, source: Box<dyn Error + Send + Sync> },
     /// Input or output of this process that failed.
     #[error("cannot {action}")]
     Io {
@@ -56,10 +51,7 @@ pub(crate) enum CliError {
     },
     /// File that is not a usable dirty trace.
     #[error("cannot use the trace in {}", path.display())]
-    Trace {
-        path: PathBuf,
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Trace { path: PathBuf, source: Box<dyn Error + Send + Sync> },
     #[error("{failed} of {checks} checks failed")]
     Unhealthy { failed: usize, checks: usize },
     /// Session that failed, on the client or on the server.

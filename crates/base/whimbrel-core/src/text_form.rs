@@ -1,4 +1,4 @@
-//! Serialization of types whose stored form is their text.
+//! Macros for types that are stored or shown in logs as one text.
 
 /// Implements `Serialize` by `Display` and `Deserialize` by `FromStr`.
 #[macro_export]
@@ -16,5 +16,17 @@ macro_rules! serde_by_text {
                 text.parse().map_err(serde::de::Error::custom)
             }
         }
+    };
+}
+
+/// Implements a `Debug` that shows only the name: for handles with nothing inside for people.
+#[macro_export]
+macro_rules! opaque_debug {
+    ($($type:ident),*) => {
+        $(impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(stringify!($type))
+            }
+        })*
     };
 }

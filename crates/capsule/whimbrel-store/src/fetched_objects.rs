@@ -180,8 +180,4 @@ impl FetchedObjectsWriter {
     }
 }
 
-impl std::fmt::Debug for FetchedObjectsWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShadowWriter").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(FetchedObjectsWriter);

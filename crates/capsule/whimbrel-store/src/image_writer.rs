@@ -117,14 +117,7 @@ pub struct ImageWriter {
     order: u64,
 }
 
-impl std::fmt::Debug for ImageWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ImageWriter")
-            .field("base", &self.state.base)
-            .field("pages", &self.state.pages)
-            .finish()
-    }
-}
+whimbrel_core::opaque_debug!(ImageWriter);
 
 impl ImageWriter {
     pub(crate) fn new(pool: Arc<WorkerThreads>, base: Option<Digest>, pages: u64) -> Self {

@@ -31,8 +31,12 @@ pub(crate) struct Executor<'a> {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Read from this offset on; the data before it has been sent.
-    Read { from: u64 },
-    Write { data: Vec<u8> },
+    Read {
+        from: u64,
+    },
+    Write {
+        data: Vec<u8>,
+    },
     /// Flush, also that after a write with FUA.
     Flush,
     /// Trim or write zeroes.

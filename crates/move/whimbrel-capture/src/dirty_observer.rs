@@ -150,17 +150,7 @@ impl PageArray for ObservedArray {
     }
 }
 
-impl std::fmt::Debug for DirtyObserver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirtyObserver").field("gone", &(self.0.strong_count() == 0)).finish()
-    }
-}
-
-impl std::fmt::Debug for Observation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Observation").field("number", &self.number).finish()
-    }
-}
+whimbrel_core::opaque_debug!(DirtyObserver, Observation);
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

@@ -192,10 +192,7 @@ impl<'a> Pipeline<'a> {
         let usual = rustix::process::getpriority_process(None).unwrap_or(0);
         let _ = rustix::process::setpriority_process(None, usual + NICE);
         let mut is_nice = true;
-        let mut encoder = match Encoder::new() {
-            Ok(encoder) => encoder,
-            Err(error) => return self.fail(error.into()),
-        };
+        let mut encoder = Encoder::default();
         loop {
             let waiting = Instant::now();
             let Some(job) = self.next() else { return };

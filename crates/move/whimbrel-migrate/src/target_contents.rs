@@ -9,6 +9,7 @@ use crate::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_image::delta_blocks;
 
 /// As many zero pages as are compared at once.
 static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
@@ -157,8 +158,11 @@ impl TargetContents {
         for (number, page) in run.pages().enumerate().filter(|(number, _)| fresh[*number] && !there[*number])
         {
             content.read(PageRun::new(page, 1), &mut old)?;
-            changed[number] =
-                Some(page_batch::blocks_changed(&old, &data[number * PAGE_SIZE..][..PAGE_SIZE]));
+            changed[number] = Some(delta_blocks::changed(
+                &old,
+                &data[number * PAGE_SIZE..][..PAGE_SIZE],
+                page_batch::BLOCK,
+            ));
         }
         Ok(changed)
     }

@@ -235,8 +235,4 @@ impl Holders {
     }
 }
 
-impl std::fmt::Debug for Holders {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.entries.iter().map(|entry| entry.peer.name())).finish()
-    }
-}
+whimbrel_core::opaque_debug!(Holders);

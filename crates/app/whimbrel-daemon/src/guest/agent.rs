@@ -46,13 +46,9 @@ pub(crate) enum AgentError {
     Absent,
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
-    Timeout {
-        after: Duration,
-    },
+    Timeout { after: Duration },
     #[error("the guest agent refuses: {reason}")]
-    Refused {
-        reason: String,
-    },
+    Refused { reason: String },
     /// The report does not fit the command.
     #[error("the report of the guest agent does not fit the command")]
     UnexpectedReport,

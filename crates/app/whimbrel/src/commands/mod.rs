@@ -34,4 +34,7 @@ pub(crate) mod top;
 pub(crate) mod trust;
 pub(crate) mod untag;
 
-pub(crate) use short_verbs::{balloon, delete, diff, failover, gc, import, pause, ps, pull, show, start, suspend, tag, unpause, unprotect, verify};
+pub(crate) use short_verbs::{
+    balloon, delete, diff, failover, gc, import, pause, ps, pull, show, start, suspend, tag, unpause,
+    unprotect, verify,
+};

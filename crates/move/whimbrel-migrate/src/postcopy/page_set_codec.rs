@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PageRun, PageSet};
+use whimbrel_image::compression::{self, CompressionError, Settings};
 
 /// Most runs in one encoded part: at most 20 bytes each.
 pub(crate) const RUNS_MAX: usize = 1 << 16;
@@ -16,7 +17,7 @@ pub enum PageSetCodecError {
     #[error("cannot decompress the page set")]
     Compressed {
         /// Cause reported by the compressor.
-        source: std::io::Error,
+        source: CompressionError,
     },
     /// The decompressed bytes are not a list of runs.
     #[error("the page set is not a list of runs")]
@@ -45,12 +46,13 @@ pub enum PageSetCodecError {
 
 pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, PageSetCodecError> {
     let raw = postcard::to_stdvec(runs).map_err(|source| PageSetCodecError::Runs { source })?;
-    zstd::bulk::compress(&raw, 1).map_err(|source| PageSetCodecError::Compressed { source })
+    compression::compress(&raw, &[], Settings::level(1), Vec::new())
+        .map_err(|source| PageSetCodecError::Compressed { source })
 }
 
 /// Adds the runs in `bytes` to `set`.
 pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), PageSetCodecError> {
-    let raw = zstd::bulk::decompress(bytes, DECODED_MAX)
+    let raw = compression::decompress_at_most(bytes, &[], DECODED_MAX)
         .map_err(|source| PageSetCodecError::Compressed { source })?;
     let runs: Vec<PageRun> =
         postcard::from_bytes(&raw).map_err(|source| PageSetCodecError::Runs { source })?;

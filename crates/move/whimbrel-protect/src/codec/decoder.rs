@@ -14,8 +14,8 @@ use super::{
     sparse,
     wkdm::Unpacker,
 };
-use std::io;
 use whimbrel_core::{PAGE_SIZE, varint};
+use whimbrel_image::{compression::decompress_at_most, delta_blocks};
 
 /// Destination of decoded pages, and source of their older versions.
 pub trait PageSink {
@@ -33,8 +33,8 @@ pub trait PageSink {
 }
 
 /// Decodes batches of pages.
+#[derive(Default)]
 pub struct Decoder {
-    zstd: zstd::bulk::Decompressor<'static>,
     blocks: Vec<u8>,
 }
 
@@ -45,11 +45,6 @@ struct Entry {
 }
 
 impl Decoder {
-    /// Creates a decoder with an empty buffer.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { zstd: zstd::bulk::Decompressor::new()?, blocks: Vec::new() })
-    }
-
     /// Decodes a batch for an array of `len` pages. Returns the pages whose digest was wrong; they were not
     /// stored and must be sent again.
     pub fn decode<A: PageSink>(
@@ -63,7 +58,7 @@ impl Decoder {
         let entries = entries(&parts, block, len)?;
         let count = entries.iter().map(|entry| entry.mask.count_ones() as usize).sum();
         self.blocks(&parts, block, count)?;
-        let mut blocks = self.blocks.chunks_exact(block.bytes());
+        let mut blocks = &self.blocks[..];
         let mut checks = parts[Section::Checks as usize].chunks_exact(DIGEST_BYTES);
         let mut names = ReferenceReader::new(parts[Section::References as usize])?;
         let (mut wrong, mut page) = (Vec::new(), vec![0; PAGE_SIZE]);
@@ -81,11 +76,8 @@ impl Decoder {
                 }
                 _ => into.older(entry.page, &mut page)?,
             }
-            for (index, out) in page.chunks_exact_mut(block.bytes()).enumerate() {
-                if entry.mask >> index & 1 == 1 {
-                    out.copy_from_slice(blocks.next().ok_or(damaged("there are too few blocks"))?);
-                }
-            }
+            blocks = delta_blocks::scatter(blocks, entry.mask, block.bytes(), &mut page)
+                .ok_or(damaged("there are too few blocks"))?;
             let is_right = entry.kind == PAGE_WHOLE || checks.next() == Some(&page_digest(&page));
             if !is_here || !is_right {
                 wrong.push(entry.page);
@@ -98,7 +90,7 @@ impl Decoder {
 
     /// Decodes `count` blocks into the buffer.
     fn blocks(&mut self, parts: &[&[u8]], block: BlockSize, count: usize) -> Result<(), DamagedEpochPages> {
-        let raw = self.raw(parts, count * block.bytes())?;
+        let raw = Self::raw(parts, count * block.bytes())?;
         let (mut raw, size) = (&raw[..], block.bytes());
         let mut kinds = BitReader::new(parts[Section::Kinds as usize]);
         let mut shared = parts[Section::Shared as usize];
@@ -139,7 +131,7 @@ impl Decoder {
     }
 
     /// The bytes of plain blocks, at most `most`.
-    fn raw(&mut self, parts: &[&[u8]], most: usize) -> Result<Vec<u8>, DamagedEpochPages> {
+    fn raw(parts: &[&[u8]], most: usize) -> Result<Vec<u8>, DamagedEpochPages> {
         let length = parts[Section::RawLength as usize].first_chunk::<4>();
         let length = u32::from_le_bytes(*length.ok_or(damaged("a length is missing"))?) as usize;
         if length > most {
@@ -149,7 +141,7 @@ impl Decoder {
         let raw = match *parts[Section::RawCode as usize] {
             [RAW_PLAIN] => bytes.to_vec(),
             [RAW_ZSTD] => {
-                self.zstd.decompress(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?
+                decompress_at_most(bytes, &[], length).map_err(|_| damaged("its blocks do not decompress"))?
             }
             _ => return Err(damaged("its blocks are compressed by an unknown method")),
         };
@@ -254,8 +246,8 @@ mod tests {
             coding in codings(), epochs in prop::collection::vec(writes(), 1..6), seed: u64,
         ) {
             let (mut memory, mut copy) = (BTreeMap::new(), Copy::default());
-            let mut encoder = Encoder::new(coding, seed, 1 << 20).unwrap();
-            let mut decoder = Decoder::new().unwrap();
+            let mut encoder = Encoder::new(coding, seed, 1 << 20);
+            let mut decoder = Decoder::default();
             for writes in epochs {
                 let dirty: std::collections::BTreeSet<u64> = writes.iter().map(|write| write.0).collect();
                 writes.into_iter().for_each(|write| apply(&mut memory, write));
@@ -276,11 +268,11 @@ mod tests {
         ) {
             let mut memory = BTreeMap::new();
             writes.into_iter().for_each(|write| apply(&mut memory, write));
-            let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
+            let mut encoder = Encoder::new(coding, 1, 1 << 20);
             let (mut payload, _) = encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap();
             let len = payload.len();
             flips.iter().for_each(|(at, value)| payload[at % len] ^= value);
-            let mut decoder = Decoder::new().unwrap();
+            let mut decoder = Decoder::default();
             let _ = decoder.decode(&payload, coding.block, PAGES, &mut Copy::default());
             let _ = decoder.decode(&payload[..cut.index(len)], coding.block, PAGES, &mut Copy::default());
         }
@@ -298,8 +290,8 @@ mod tests {
     #[test]
     fn a_change_that_the_hashes_hide_is_asked_for_again() {
         let coding = CodecOptions::fine(BlockSize::B64);
-        let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
-        let (mut decoder, mut copy) = (Decoder::new().unwrap(), Copy::default());
+        let mut encoder = Encoder::new(coding, 1, 1 << 20);
+        let (mut decoder, mut copy) = (Decoder::default(), Copy::default());
         let page = vec![3; PAGE_SIZE];
         let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
         assert_eq!(decoder.decode(&payload, coding.block, PAGES, &mut copy), Ok(vec![]));
@@ -325,7 +317,7 @@ mod tests {
             };
             let mut memory: BTreeMap<u64, Vec<u8>> =
                 (0..PAGES).map(|page| (page, noise(page).collect())).collect();
-            let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
+            let mut encoder = Encoder::new(coding, 1, 1 << 20);
             encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap();
             for (page, data) in &mut memory {
                 data[8] = data[8].wrapping_add(1);

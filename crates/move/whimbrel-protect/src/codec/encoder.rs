@@ -19,6 +19,7 @@ use std::{
     io,
 };
 use whimbrel_core::{PAGE_SIZE, varint};
+use whimbrel_image::compression::{Settings, compress};
 
 pub(super) const PAGE_ZERO: u64 = 0;
 pub(super) const PAGE_WHOLE: u64 = 1;
@@ -42,7 +43,6 @@ const MEMORY: u32 = 0;
 pub struct Encoder {
     coding: CodecOptions,
     hashes: BlockHashes,
-    zstd: zstd::bulk::Compressor<'static>,
     batch: BatchBuilder,
     seeding: bool,
     /// Present if pages of other machines may be referenced.
@@ -70,17 +70,16 @@ struct BatchBuilder {
 
 impl Encoder {
     /// An encoder whose table of hashes takes at most `hash_bytes_max`.
-    pub fn new(coding: CodecOptions, seed: u64, hash_bytes_max: usize) -> io::Result<Self> {
+    pub fn new(coding: CodecOptions, seed: u64, hash_bytes_max: usize) -> Self {
         let hashes = BlockHashes::new(coding.block, seed, hash_bytes_max);
-        Ok(Self {
+        Self {
             coding,
             hashes,
-            zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?,
             batch: BatchBuilder::default(),
             seeding: false,
             member: None,
             not_referenced: HashSet::new(),
-        })
+        }
     }
 
     /// From now on, refers to pages that the standby has of this or another machine, if sharing is on.
@@ -184,7 +183,7 @@ impl Encoder {
     fn finish(&mut self) -> io::Result<(Vec<u8>, ByteCounts)> {
         let piece = &self.batch;
         let compressed = match self.coding.compact && !piece.raw.is_empty() {
-            true => self.zstd.compress(&piece.raw)?,
+            true => compress(&piece.raw, &[], Settings::level(ZSTD_LEVEL), Vec::new())?,
             false => Vec::new(),
         };
         let pays = !compressed.is_empty() && compressed.len() < piece.raw.len();

@@ -82,7 +82,7 @@ impl<'a> EpochSender<'a> {
         seed: u64,
         hash_bytes_max: usize,
     ) -> Result<Self, PrimaryError> {
-        let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
+        let encoder = Encoder::new(coding, seed, hash_bytes_max);
         let (cut, cut_at) = (EpochCapture::default(), Instant::now());
         Ok(Self {
             link,

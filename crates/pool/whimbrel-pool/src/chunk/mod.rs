@@ -147,18 +147,15 @@ mod tests {
                 (lengths.len() / 4, Digest::of(&lengths).short())
             })
             .collect();
-        let golden = [
-            (32, "b2cf302b5c38"),
-            (114, "f9babe00e708"),
-            (512, "ad8afab8288d"),
-            (63, "12e1e23eb004"),
-        ];
+        let golden =
+            [(32, "b2cf302b5c38"), (114, "f9babe00e708"), (512, "ad8afab8288d"), (63, "12e1e23eb004")];
         assert_eq!(found, golden.map(|(count, digest)| (count, digest.to_owned())));
     }
 
     #[test]
     fn a_policy_of_version_0_1_with_windows_opens_and_cuts_as_by_the_default() {
-        let old: Chunking = serde_json::from_str(r#"{"window":{"window":20,"bits":14,"advance":1}}"#).unwrap();
+        let old: Chunking =
+            serde_json::from_str(r#"{"window":{"window":20,"bits":14,"advance":1}}"#).unwrap();
         let data = noise(2 << 20);
         assert_eq!(chunks(old, &data), chunks(Chunking::default(), &data));
     }

@@ -44,11 +44,7 @@ pub(super) struct ChunkPipeline {
     session: Arc<WriteSession>,
 }
 
-impl std::fmt::Debug for ChunkPipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChunkPipeline").field("session", &self.session.id()).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(ChunkPipeline);
 
 impl ChunkPipeline {
     /// Starts the pipeline; with a secret, chunks are encrypted.
