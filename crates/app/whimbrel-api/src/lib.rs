@@ -51,8 +51,8 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, EpochPauseParts, FailoverRequest, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
-    ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
+    EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
+    ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,

@@ -50,10 +50,8 @@ pub(crate) struct Daemon {
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
     pub(crate) cleanup: Arc<Cleanup>,
-    /// Ports of incoming machines.
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
-    /// Fetchers of machines with missing pages.
     pub(crate) fetchers: PageFetchers,
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
@@ -298,7 +296,6 @@ impl Daemon {
     }
 }
 
-/// A disk of the machine and its base.
 fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     let meta =
         std::fs::metadata(&source.path).map_err(|error| DaemonError::io("open", &source.path, error))?;

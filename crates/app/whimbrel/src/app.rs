@@ -12,7 +12,6 @@ use std::{
 use tracing_subscriber::EnvFilter;
 use whimbrel_api::ApiError;
 
-/// Runs the command that the arguments ask for.
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::from_arguments();
     log_to_stderr(cli.verbose, cli.command.is_daemon());

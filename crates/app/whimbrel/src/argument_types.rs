@@ -363,7 +363,6 @@ impl From<FormatArg> for ExportFormat {
     }
 }
 
-/// Makes a path of this host absolute.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, std::io::Error> {
     std::path::absolute(text)
 }

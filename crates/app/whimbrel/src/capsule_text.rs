@@ -4,7 +4,6 @@ use crate::table::{ago, fields, table};
 use whimbrel_api::{CapsuleDiff, CapsuleInfo, PreviousCapsule};
 use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
 
-/// Formats capsules as a table.
 pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
     let rows = capsules.iter().map(|capsule| {
         [
@@ -36,7 +35,6 @@ fn kind_here(capsule: &CapsuleInfo) -> String {
     format!("{}{here}", kind(capsule))
 }
 
-/// Formats all details of a capsule.
 pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
     let mut pairs = vec![
@@ -69,7 +67,6 @@ pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
     Some(format!("that capsule has {children}; {now}"))
 }
 
-/// Formats the differences between two capsules.
 pub(crate) fn difference(diff: &CapsuleDiff) -> String {
     let images = diff.images.iter().map(|image| {
         let pages = image.pages_a.max(image.pages_b);

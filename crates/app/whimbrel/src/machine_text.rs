@@ -20,7 +20,6 @@ pub(crate) fn state_of(machine: &MachineInfo) -> String {
     }
 }
 
-/// State in a few words.
 pub(crate) fn state(state: &MachineState) -> String {
     match state {
         MachineState::Starting => "starting".to_owned(),

@@ -4,12 +4,9 @@ use crate::error::CliError;
 use serde::Serialize;
 use std::io::Write;
 
-/// Form of the output of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// Print results as JSON.
     pub(crate) json: bool,
-    /// Print no progress and no remarks.
     pub(crate) quiet: bool,
 }
 
@@ -42,7 +39,6 @@ impl Output {
         write(format!("{text}\n").as_bytes())
     }
 
-    /// Prints a remark to stderr.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
             let _ = writeln!(std::io::stderr(), "{text}");
@@ -56,19 +52,16 @@ pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write the result"))
 }
 
-/// Result of a command that removes names.
 #[derive(Debug, Serialize)]
 pub(crate) struct Removed {
     removed: Vec<String>,
 }
 
 impl Removed {
-    /// Result with one name.
     pub(crate) fn one(name: &impl ToString) -> Self {
         Self { removed: vec![name.to_string()] }
     }
 
-    /// Result with several names.
     pub(crate) fn many(names: &[impl ToString]) -> Self {
         Self { removed: names.iter().map(ToString::to_string).collect() }
     }

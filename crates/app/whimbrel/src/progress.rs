@@ -8,15 +8,10 @@ use std::{cell::RefCell, io::IsTerminal, io::Write, time::Duration};
 use whimbrel_api::{Operation, Progress, Unit};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
-/// Display of the progress of one operation.
 pub(crate) enum Display {
-    /// Shows no progress.
     Silent,
-    /// Bar on a terminal.
     Bar(ProgressBar),
-    /// Line at the start of each stage.
     Lines {
-        /// Prefix of each line.
         title: String,
         /// Stage that was printed last.
         stage: RefCell<String>,
@@ -24,7 +19,6 @@ pub(crate) enum Display {
 }
 
 impl Display {
-    /// Display that suits stderr.
     pub(crate) fn new(output: &Output, operation: &Operation) -> Self {
         let title = format!("{} {}", operation.kind, operation.subject);
         if output.quiet {
@@ -36,7 +30,6 @@ impl Display {
         }
     }
 
-    /// Shows the progress of the operation.
     pub(crate) fn show(&self, progress: &Progress) {
         match self {
             Self::Silent => {}

@@ -21,7 +21,6 @@ pub(crate) fn keys(given: Option<&Path>) -> PathBuf {
     given.map_or_else(|| below("XDG_CONFIG_HOME", ".config"), Path::to_owned)
 }
 
-/// Directory of the cache of one target.
 pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
     let flat: String = target
         .chars()

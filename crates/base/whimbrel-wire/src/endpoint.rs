@@ -66,11 +66,7 @@ impl Endpoint {
     }
 }
 
-impl std::fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Endpoint);
 
 /// The peer as the transport knows it before the hello.
 pub(crate) struct TransportPeer {

@@ -186,14 +186,12 @@ impl HashCache {
         self.sources().read(id).is_none_or(|record| record.kind == SourceKind::Memory)
     }
 
-    /// Reads as many bytes of a source as it has.
     pub(crate) fn read(&self, location: Location, buffer: &mut [u8]) -> Result<usize, NotRead> {
         let (sources, id) = (self.sources(), location.source);
         self.files.read(id, sources.stamp(id), || sources.read(id), location.offset, buffer)
     }
 }
 
-/// Opens a table file and checks its header and length.
 fn open_table(path: &Path) -> Result<(File, Header)> {
     let unusable = |source| CacheError::Unusable { path: path.to_owned(), source };
     let file = io_at("open", path, File::options().read(true).write(true).open(path))?;

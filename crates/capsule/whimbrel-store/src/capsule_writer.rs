@@ -105,11 +105,7 @@ pub struct CapsuleWriter {
     threads: Arc<WorkerThreads>,
 }
 
-impl std::fmt::Debug for CapsuleWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(CapsuleWriter);
 
 impl Store {
     /// Starts a writer with threads of its own.

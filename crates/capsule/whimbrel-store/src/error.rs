@@ -19,7 +19,6 @@ pub enum StoreError {
         /// Path relative to the store.
         path: String,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// A write or sync failed before, so this handle rejects writes. Open the store again.
@@ -62,7 +61,6 @@ pub enum StoreError {
         /// Offset of the frame.
         offset: u64,
         /// Result of the failed check.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// The content has another digest than expected.
@@ -89,7 +87,6 @@ pub enum StoreError {
     #[error("cannot encode objects")]
     Encode {
         /// Cause reported by the encoder.
-        #[source]
         source: PackFrameError,
     },
     /// An index file is damaged.
@@ -132,7 +129,6 @@ pub enum StoreError {
     #[error("the capsule is incomplete")]
     Incomplete {
         /// First missing object.
-        #[source]
         source: Box<StoreError>,
     },
     /// The pages are past the end of an image.
@@ -149,14 +145,12 @@ pub enum StoreError {
     #[error("the writer failed")]
     Writer {
         /// Error of the first thread that failed.
-        #[source]
         source: std::sync::Arc<StoreError>,
     },
     /// Missing objects could not be fetched.
     #[error("a part of the capsule is on another host and could not be fetched")]
     Remote {
         /// Cause reported by the source.
-        #[source]
         source: RemoteObjectsError,
     },
     /// The stream is no exported capsule.
@@ -171,14 +165,12 @@ pub enum StoreError {
         /// Verb of the operation: `read` or `write`.
         action: &'static str,
         /// Cause reported by the stream.
-        #[source]
         source: io::Error,
     },
     /// The caller's callback failed.
     #[error("the receiver of the pages failed")]
     Receiver {
         /// Error of the callback.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
 }

@@ -22,7 +22,6 @@ pub(crate) const MARKER: &str = "whimbrel-store";
 pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";
 pub(crate) const CONDEMNED: &str = "condemned";
 
-/// Bytes of the header of a pack.
 pub(crate) const PACK_HEAD: usize = 24;
 const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
 
@@ -45,7 +44,6 @@ impl PackId {
         (id.to_string() == name).then_some(id)
     }
 
-    /// Header of the pack file.
     pub(crate) fn head(&self) -> [u8; PACK_HEAD] {
         let mut head = [0; PACK_HEAD];
         head[..8].copy_from_slice(&PACK_MAGIC);

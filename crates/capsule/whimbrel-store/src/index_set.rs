@@ -19,7 +19,6 @@ use whimbrel_image::ShortDigest;
 
 const INDEX_LOCK: &str = "index.lock";
 
-/// Index files that this process has open.
 pub(crate) struct IndexSet {
     files: Arc<dyn Vfs>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,
@@ -33,7 +32,6 @@ impl IndexSet {
         Ok(catalog)
     }
 
-    /// Index files at this moment.
     pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
         self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -76,12 +74,10 @@ impl IndexSet {
         Ok(indexes)
     }
 
-    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
         self.snapshot().iter().flat_map(|index| index.find(key)).collect()
     }
 
-    /// Packs of all indexes.
     pub(crate) fn packs(&self) -> BTreeMap<PackId, u32> {
         self.snapshot().iter().flat_map(|index| index.packs().iter().copied()).collect()
     }

@@ -12,11 +12,9 @@ use whimbrel_image::{
 /// Live frames found so far. Marking further roots costs only what they do not share.
 pub(crate) struct Mark<'a> {
     store: &'a Store,
-    /// Packs to avoid where another pack has the object as well.
     pub(crate) avoid: HashSet<PackId>,
     nodes: HashSet<Digest>,
     pub(crate) live: HashSet<PackLocation>,
-    /// Deltas whose bases were marked.
     bases_marked: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
 }
@@ -27,7 +25,6 @@ impl<'a> Mark<'a> {
         Self { store, avoid, nodes, live, bases_marked, capsules }
     }
 
-    /// Marks all objects of a capsule.
     pub(crate) fn capsule(&mut self, id: &CapsuleId) -> Result<()> {
         if !self.capsules.insert(*id) {
             return Ok(());
@@ -42,7 +39,6 @@ impl<'a> Mark<'a> {
         })
     }
 
-    /// Marks all objects of a pin.
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
         let (root, pages) = match pinned {
             Pinned::Object(digest) => return self.object(ShortDigest::from(digest), u8::MAX),

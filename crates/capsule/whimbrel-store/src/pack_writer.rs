@@ -27,7 +27,6 @@ const QUEUE: usize = 64;
 /// Entries after which an index is published without a flush, to bound memory: 8 GiB of pages.
 const MAX_FRAMES_UNPUBLISHED: usize = 1 << 17;
 
-/// Encoded frame to be appended.
 pub(crate) struct NewFrame {
     pub(crate) kind: Kind,
     pub(crate) depth: u8,

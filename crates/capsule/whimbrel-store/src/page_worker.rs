@@ -109,7 +109,6 @@ impl WriteContext {
     }
 }
 
-/// Pages for a worker.
 pub(crate) struct PageBatch {
     pub(crate) image: Arc<ImageState>,
     pub(crate) order: u64,
@@ -307,12 +306,10 @@ fn digests(pages: &[[u8; PAGE_SIZE]]) -> Vec<Option<Digest>> {
     used.into_iter().map(|used| if used { digests.next() } else { None }).collect()
 }
 
-/// Older versions of the pages of a batch.
 struct OldPages<'a> {
     session: &'a WriteContext,
     image: &'a ImageState,
     extent: Option<(u64, Option<Arc<Node>>)>,
-    /// Other pages of the same plain frames.
     frame_siblings: Vec<OldPage>,
     seen: HashSet<PackLocation>,
 }

@@ -90,11 +90,7 @@ pub struct Store {
     pub(crate) inner: Arc<Inner>,
 }
 
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("options", &self.inner.options).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Store, Pin);
 
 impl Store {
     /// Opens the store in `dir`.
@@ -171,12 +167,6 @@ impl Store {
 /// Retains a capsule; see [`Store::pin`].
 pub struct Pin {
     _lease: GcLease,
-}
-
-impl std::fmt::Debug for Pin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pin").finish_non_exhaustive()
-    }
 }
 
 fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {

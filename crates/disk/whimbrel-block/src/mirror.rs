@@ -26,7 +26,6 @@ use std::{
 };
 use whimbrel_core::{PageRun, PageSet};
 
-/// Most pages of a queued write.
 const WRITE_PAGES: u64 = 64;
 
 /// Consecutive pages with their content.
@@ -68,9 +67,7 @@ enum Mode {
     Off,
     /// Writes are still only local, and recorded here too.
     Armed,
-    /// Writes are sent to the copy.
     On,
-    /// The mirror has ended for good.
     Ended,
 }
 

@@ -111,14 +111,12 @@ impl Process {
         Ok(false)
     }
 
-    /// Numbers of the process's userfaultfds.
     pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
         })
     }
 
-    /// Numbers of the process's descriptors of one file.
     pub(crate) fn descriptors_of(&self, device: u64, inode: u64) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::metadata(entry.path()).is_ok_and(|meta| (meta.dev(), meta.ino()) == (device, inode))

@@ -90,9 +90,7 @@ struct Tracer<'a> {
     deadline: Instant,
 }
 
-/// Result of one attempt.
 enum Attempt {
-    /// The call returned this value.
     Returned(i64),
     /// A signal came first; the thread has its own registers again.
     Interrupted,

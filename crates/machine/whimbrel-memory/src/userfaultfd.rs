@@ -21,7 +21,6 @@ pub(crate) struct Span {
 pub(crate) const FEATURES: u32 =
     sys::UFFD_FEATURE_WP_ASYNC | sys::UFFD_FEATURE_WP_UNPOPULATED | sys::UFFD_FEATURE_MISSING_SHMEM;
 
-/// Result of a fill attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// Number of bytes copied from the start; fewer than all if a later page was present.

@@ -54,7 +54,6 @@ pub enum ProcessError {
         /// Path of the program.
         program: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The log file for its output could not be opened.
@@ -63,7 +62,6 @@ pub enum ProcessError {
         /// Path of the log file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// There is no such process, or another one has its pid.
@@ -78,7 +76,6 @@ pub enum ProcessError {
         /// Process id of QEMU.
         pid: u32,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }

@@ -128,11 +128,7 @@ impl DemandFetcher {
     }
 }
 
-impl std::fmt::Debug for DemandFetcher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DemandFetcher").field("sources", &self.holders).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(DemandFetcher);
 
 impl RemoteObjects for DemandFetcher {
     fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {

@@ -208,7 +208,6 @@ impl Holders {
         matches!(&*lock(&self.entries[peer].state), State::Blamed { .. })
     }
 
-    /// Error that no holder gave `digest`.
     pub(crate) fn no_holder_error(&self, digest: Digest) -> TransferError {
         let (mut source, mut wrong) = (None, None);
         for (peer, entry) in self.entries.iter().enumerate() {
@@ -236,8 +235,4 @@ impl Holders {
     }
 }
 
-impl std::fmt::Debug for Holders {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.entries.iter().map(|entry| entry.peer.name())).finish()
-    }
-}
+whimbrel_core::opaque_debug!(Holders);

@@ -30,12 +30,10 @@ pub(crate) struct LeafWant {
     slots: WantedSlots,
 }
 
-/// Part of a reply for one leaf.
 struct LeafPart {
     answer: LeafAnswer,
     pages: Vec<u8>,
     older: Vec<u8>,
-    /// Digests of the older pages.
     older_digests: Vec<Digest>,
     differing: bool,
 }
@@ -46,7 +44,6 @@ impl LeafPart {
     }
 }
 
-/// Reply that is being built.
 struct Builder<'a> {
     answer: LeafPagesReply,
     similar: SimilarPages<'a>,
@@ -245,7 +242,6 @@ impl LeafPagesReply {
         }
     }
 
-    /// Pages in the payload of each frame.
     fn pages_by_frame(&self) -> impl Iterator<Item = usize> {
         let mut leaves = self.leaves.iter();
         self.frames

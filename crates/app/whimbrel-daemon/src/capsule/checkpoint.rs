@@ -51,7 +51,6 @@ pub(crate) enum CapturedArrays {
 }
 
 impl CapturedArrays {
-    /// Dirty logs of these arrays.
     fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
         match self {
             Self::All => ledgers,

@@ -17,7 +17,6 @@ use whimbrel_transfer::DemandFetcher;
 
 /// Tags of one host that are examined, newest first.
 const TAGS_MAX: usize = 4096;
-/// Manifests in one request.
 const MANIFESTS_PER_REQUEST: usize = 256;
 
 impl Daemon {

@@ -144,7 +144,6 @@ impl Core {
         Ok(())
     }
 
-    /// A capsule by its name here.
     pub(crate) fn find(
         &self,
         capsule: &whimbrel_api::CapsuleRef,

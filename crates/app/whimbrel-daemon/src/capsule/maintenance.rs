@@ -156,7 +156,6 @@ impl Daemon {
         converted
     }
 
-    /// Makes a capsule from a file.
     pub(crate) fn import(self: &Arc<Self>, request: ImportRequest) -> Result<Operation, DaemonError> {
         refs::check_tag(Some(&request.name))?;
         let (host, subject) = (self.clone(), request.path.display().to_string());

@@ -24,7 +24,6 @@ use whimbrel_image::Manifest;
 const RUNS_MAX: usize = 16;
 const MEMORY: &str = "memory";
 
-/// The capsules that a report is about.
 struct OutdatedCapsules {
     family: CapsuleGraph,
     old: Vec<CapsuleId>,

@@ -32,7 +32,6 @@ const CLONES_MAX: u32 = 1000;
 /// Interval at which a full resume polls for the end of its loading.
 const FULL_POLL: Duration = Duration::from_millis(20);
 
-/// One machine to make from a capsule.
 struct Plan<'a> {
     capsule: CapsuleId,
     manifest: &'a Manifest,
@@ -57,7 +56,6 @@ enum Kind {
 }
 
 impl Daemon {
-    /// Makes a machine from a capsule.
     pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, DaemonError> {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         let begun = Instant::now();
@@ -204,7 +202,6 @@ impl Daemon {
         turn.record.phase == Phase::Suspended { capsule: *capsule }
     }
 
-    /// Makes one machine and lets it run.
     fn make_machine(
         self: &Arc<Self>,
         plan: &Plan<'_>,

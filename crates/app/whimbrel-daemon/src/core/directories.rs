@@ -23,7 +23,6 @@ use std::{
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
 
-/// The directories of one host.
 #[derive(Debug, Clone)]
 pub(crate) struct Directories {
     data: PathBuf,
@@ -76,17 +75,14 @@ impl Directories {
         self.boot_dir().join(digest.to_string())
     }
 
-    /// Records of tunnels.
     pub(crate) fn tunnels(&self) -> PathBuf {
         self.data.join("tunnels")
     }
 
-    /// Records of finished migrations.
     pub(crate) fn migrations(&self) -> PathBuf {
         self.data.join("migrations")
     }
 
-    /// Protections that this host takes part in.
     pub(crate) fn protections(&self) -> PathBuf {
         self.data.join("protections")
     }
@@ -119,17 +115,14 @@ impl Directories {
         self.machine(name).join("console.log")
     }
 
-    /// The hash cache.
     pub(crate) fn hash_cache(&self) -> PathBuf {
         self.data.join("page-cache")
     }
 
-    /// Record of the machines whose capsules are uploaded.
     pub(crate) fn uploads(&self) -> PathBuf {
         self.data.join("following.json")
     }
 
-    /// Records of partial capsules of pools.
     pub(crate) fn partial_capsules(&self) -> PathBuf {
         self.data.join("pooled")
     }

@@ -223,7 +223,6 @@ impl DaemonError {
         }
     }
 
-    /// The error as the API reports it.
     pub(crate) fn to_api(&self) -> ApiError {
         let mut api = ApiError::from_error(self.code(), self);
         if let Self::NotEvacuated { source, .. } = self {
@@ -253,7 +252,6 @@ fn io_code(error: &io::Error) -> ErrorCode {
     }
 }
 
-/// The code of the innermost I/O error of a chain.
 pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())

@@ -16,7 +16,6 @@ pub(crate) const PREFIX: &str = "kept.";
 /// Digits of a time in a ref, in milliseconds since 1970: refs of one machine sort by time.
 const DIGITS: usize = 13;
 
-/// The ref of an epoch snapshot.
 pub(crate) fn name(machine: &MachineName, time_ms: u64) -> RefName {
     format!("{}{time_ms:0DIGITS$}", ref_prefix(machine))
         .parse()
@@ -32,7 +31,6 @@ fn ref_prefix(machine: &MachineName) -> String {
     }
 }
 
-/// A pattern that matches the refs of a machine's snapshots.
 pub(crate) fn pattern(machine: &MachineName) -> String {
     format!("{}*", ref_prefix(machine))
 }
@@ -44,7 +42,6 @@ fn time_of(name: &RefName, machine: &MachineName) -> Option<u64> {
     digits.parse().ok().filter(|_| all_digits)
 }
 
-/// The machine's name in the ref of a snapshot.
 pub(crate) fn machine_in(name: &str) -> Option<&str> {
     let (machine, digits) = name.strip_prefix(PREFIX)?.rsplit_once('.')?;
     (digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(machine)

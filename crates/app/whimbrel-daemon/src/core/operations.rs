@@ -24,7 +24,6 @@ const RETAINED_MAX: usize = 1000;
 /// Shortest interval between snapshots; a person reads no faster.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// All operations of this daemon.
 #[derive(Default)]
 pub(crate) struct Operations {
     next: AtomicU64,
@@ -95,7 +94,6 @@ impl Operations {
         table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
     }
 
-    /// One operation, to read or to watch.
     pub(crate) fn watch(&self, id: OperationId) -> Result<watch::Receiver<Operation>, DaemonError> {
         let table = self.table.lock().expect("no panic while held");
         let entry =
@@ -202,7 +200,6 @@ impl ProgressReporter {
         });
     }
 
-    /// Rounds that have ended.
     pub(crate) fn rounds(&self) -> Vec<RoundInfo> {
         self.entry.snapshot.borrow().progress.rounds.clone()
     }

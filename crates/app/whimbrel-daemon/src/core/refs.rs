@@ -29,7 +29,6 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
 }
 
-/// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
         Some(tag) => match [PREFIX, history::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix))
@@ -65,7 +64,6 @@ pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefNam
     Ok(None)
 }
 
-/// The capsule that the machine of a capsule was made from.
 pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
     manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
@@ -127,7 +125,6 @@ fn code(error: &StoreError) -> ErrorCode {
     }
 }
 
-/// The name of the machine that a capsule was taken from.
 pub(crate) fn machine_of(manifest: &Manifest) -> Result<MachineName, DaemonError> {
     let name = manifest.labels.get(MACHINE_LABEL).and_then(|name| name.parse().ok());
     name.ok_or_else(|| DaemonError::invalid("the capsule names no machine; choose a name with --name"))

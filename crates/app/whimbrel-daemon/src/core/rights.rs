@@ -54,7 +54,6 @@ pub(crate) fn lists(
     Ok((list(read)?, list(write)?))
 }
 
-/// A trusted host as the API reports it.
 pub(crate) fn entry(peer: &TrustedPeer) -> TrustEntry {
     let texts = |list: &RefPatterns| list.as_slice().iter().map(ToString::to_string).collect();
     TrustEntry {

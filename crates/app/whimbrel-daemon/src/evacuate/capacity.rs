@@ -24,20 +24,16 @@ const CLEANUP_WAIT: Duration = Duration::from_secs(10);
 /// Query for spare capacity, and for which of these machines.
 pub(crate) struct QueryCapacity;
 
-/// A machine that may be migrated here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityQuery {
     pub(crate) name: MachineName,
-    /// Machine type of its QEMU.
     pub(crate) machine: String,
 }
 
-/// The spare capacity of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityReply {
     /// Bytes of memory that no machine has or was promised.
     pub(crate) memory: u64,
-    /// Bytes free for disks.
     pub(crate) disk: u64,
     /// Machines that would be refused, and why.
     pub(crate) refused: Vec<(MachineName, String)>,
@@ -50,7 +46,6 @@ impl Call for QueryCapacity {
 }
 
 impl Daemon {
-    /// Answers a capacity query of another host.
     pub(crate) fn spare_capacity(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
         if machines.len() > MACHINES_MAX {
             return Err(DaemonError::invalid(format!("a query names at most {MACHINES_MAX} machines")));
@@ -81,7 +76,6 @@ impl Daemon {
         Ok(free.saturating_sub(promised))
     }
 
-    /// Queries the capacity of another host.
     pub(super) fn query_capacity(
         self: &Arc<Self>,
         host: &HostName,

@@ -115,7 +115,6 @@ impl Daemon {
         }))
     }
 
-    /// Hosts that machines may go to.
     fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, DaemonError> {
         let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
         if named.contains(&self.name) {
@@ -193,11 +192,9 @@ impl Daemon {
 /// The machines of this host that the requester may move.
 struct RequesterMachines {
     machines: Vec<Arc<Machine>>,
-    /// Number of other machines that run here.
     withheld: u32,
 }
 
-/// Whether a machine in this state can be migrated.
 fn is_movable(state: &MachineState) -> bool {
     matches!(state, MachineState::Running | MachineState::Paused | MachineState::Loading { .. })
 }
@@ -371,7 +368,6 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// State that a cancelled evacuation left behind.
 fn state_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);

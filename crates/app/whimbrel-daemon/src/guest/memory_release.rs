@@ -57,7 +57,6 @@ fn drop_caches(orders: &AgentCommands, reporter: &ProgressReporter) {
     }
 }
 
-/// Bytes that the machine's memory uses on the host.
 fn in_use(live: &RunningMachine) -> Option<u64> {
     std::fs::metadata(live.ram_path()).ok().map(|meta| meta.blocks().saturating_mul(512))
 }

@@ -64,7 +64,6 @@ impl Daemon {
         }
     }
 
-    /// Waits for the end of an operation.
     fn wait_for_result(&self, operation: &Operation) -> RequestOutcome {
         let state = self.operations().watch(operation.id).map(|mut watch| {
             let ended =

@@ -27,7 +27,6 @@ use std::{
 use whimbrel_core::MachineName;
 use whimbrel_migrate::protocol::HandoverId;
 
-/// Counts the cleanups under way.
 #[derive(Default)]
 pub(crate) struct Cleanup {
     under_way: Mutex<usize>,

@@ -18,7 +18,6 @@ use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
 
-/// A machine in the registry.
 pub(crate) struct Machine {
     name: MachineName,
     lock_holder: Mutex<Option<LockHolder>>,
@@ -36,7 +35,6 @@ pub(crate) struct MachineData {
     pub(crate) running: Option<RunningMachine>,
 }
 
-/// The holder of the machine lock.
 #[derive(Debug, Clone)]
 struct LockHolder {
     purpose: &'static str,
@@ -186,7 +184,6 @@ impl MachineLock<'_> {
         self.data.running.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
     }
 
-    /// The record and the running parts together.
     pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
         let (state, name) = (self.data.record.phase.name(), self.machine.name.clone());
         let MachineData { record, running: live } = &mut *self.data;

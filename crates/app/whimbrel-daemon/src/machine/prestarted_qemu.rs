@@ -39,7 +39,6 @@ pub(crate) struct PrestartedQemus {
 }
 
 impl PrestartedQemu {
-    /// Starts a QEMU that waits for a machine of this configuration.
     pub(crate) fn start(host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
         Self::start_in(RuntimeDir::create(&host.directories, config)?, host, config)
     }
@@ -111,7 +110,6 @@ impl PrestartedQemus {
         self.waiting().iter().filter(|(of, _)| of == config).count()
     }
 
-    /// Ends all waiting QEMUs.
     pub(crate) fn end_all(&self) {
         let all = std::mem::take(&mut *self.waiting());
         all.into_iter().for_each(|(_, warm)| warm.end());

@@ -52,7 +52,6 @@ impl RuntimeMark {
 /// Longest time for a killed QEMU to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The runtime directory of one QEMU.
 pub(crate) struct RuntimeDir {
     id: String,
     dir: PathBuf,
@@ -123,7 +122,6 @@ impl RuntimeDir {
         fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// The device state that the QEMU was loaded with.
     pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, DaemonError> {
         let path = self.dir.join(LOADED_STATE);
         fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))

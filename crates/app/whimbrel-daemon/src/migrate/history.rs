@@ -16,7 +16,6 @@ use std::{
 use whimbrel_api::{MigrationId, MigrationRecord};
 
 const FORMAT: u32 = 1;
-/// Most records that are stored.
 const RECORDS_MAX: usize = 100;
 /// More than the record of a hundred rounds needs; a larger file is not one of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -37,7 +36,6 @@ impl Core {
     }
 }
 
-/// A random id for a new migration.
 pub(super) fn new_id() -> MigrationId {
     MigrationId(format!("{:08x}", rand::random::<u32>()))
 }

@@ -94,7 +94,6 @@ pub(super) struct MachineBuilder<'a> {
     pub(super) image: Option<Option<Digest>>,
     /// Reason why the machine waits for other hosts.
     pub(super) stall: Arc<Stall>,
-    /// Fetcher of its missing pages.
     pub(super) fetcher: Option<Arc<PageFetcher>>,
     /// Whether it is an incoming machine.
     pub(super) incoming: bool,
@@ -104,7 +103,6 @@ pub(super) struct MachineBuilder<'a> {
 }
 
 impl<'a> MachineBuilder<'a> {
-    /// A builder for a new QEMU.
     pub(super) fn new(
         host: &'a Daemon,
         record: &'a Record,
@@ -130,7 +128,6 @@ impl<'a> MachineBuilder<'a> {
         self.complete_with(warm, content)
     }
 
-    /// Opens the disks and starts to serve them.
     pub(super) fn open_disks(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
         let Self { host, record, overlay, stall, fetcher: taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;

@@ -27,7 +27,6 @@ pub(crate) struct ConsoleView {
 pub(crate) struct SerialStream {
     /// Output of the guest, from the last lines before now on. Ends with the machine.
     pub(crate) output: mpsc::Receiver<Vec<u8>>,
-    /// Input that the user types.
     pub(crate) input: mpsc::Sender<Vec<u8>>,
 }
 
@@ -49,7 +48,6 @@ impl ConsoleView {
         String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
     }
 
-    /// Opens the console for one more client.
     pub(crate) fn open(&self) -> Result<SerialStream, DaemonError> {
         let subscription = self.console.subscribe();
         let (print, output) = mpsc::channel::<Vec<u8>>(QUEUE);

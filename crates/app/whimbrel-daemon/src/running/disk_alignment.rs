@@ -35,12 +35,10 @@ impl Core {
     }
 }
 
-/// Alignment of the first image of a disk.
 pub(crate) fn first_alignment(disk: &dyn Device) -> Option<PageAlignment> {
     layout_of(disk).page_alignment().ok().filter(|cuts| !cuts.is_identity())
 }
 
-/// Bases of the disks of a machine that is made from a capsule.
 pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
     let base = |disk| match manifest.image(&format!("disk{disk}")) {
         Some(image) => match image.root {
@@ -54,7 +52,6 @@ pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A disk as the aligned pages of its image.
 pub(crate) fn aligned(disk: Arc<dyn Device>, cuts: Option<&PageAlignment>) -> Result<Arc<dyn Device>, Cause> {
     Ok(match cuts {
         None => disk,

@@ -47,7 +47,6 @@ struct LazyPart {
 #[derive(Clone)]
 pub(crate) struct PagerView {
     pager: SharedPager,
-    /// Fetcher of its missing pages.
     fetcher: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
     pub(super) disks: RemoteDisks,
@@ -127,7 +126,6 @@ impl RunningMemory {
         self.lazy.as_ref().map(store)
     }
 
-    /// A view of the memory for reading.
     pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, DaemonError> {
         self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
     }

@@ -23,7 +23,6 @@ use whimbrel_core::{ByteSize, Digest};
 /// Content of a template: the root of an image (none for an empty one) and its size.
 pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
 
-/// The memory templates in use on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Templates {
     known: Mutex<BTreeMap<TemplateKey, Weak<File>>>,

@@ -29,12 +29,9 @@ use whimbrel_wire::{Call, range};
 
 /// Announces a suspended machine: the other host fetches its manifest.
 pub(crate) struct PrepareHandoff;
-/// Grants the machine to the host that receives this.
 pub(crate) struct GrantMachine;
-/// Claims a machine that is suspended on the receiving host.
 pub(crate) struct ClaimMachine;
 
-/// A machine and its capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HandoffSubject {
     pub(crate) machine: MachineName,

@@ -48,7 +48,6 @@ impl Daemon {
             .ok_or_else(|| DaemonError::HashCache { source: "its table cannot be opened".into() })
     }
 
-    /// Statistics of the cache.
     pub(crate) fn cache_info(&self) -> Result<CacheInfo, DaemonError> {
         let stats = self.hash_cache_or_error()?.stats();
         let source = |source: whimbrel_hashcache::SourceStats| CacheSource {

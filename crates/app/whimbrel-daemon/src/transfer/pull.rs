@@ -40,16 +40,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Most ancestors that are offered as bases of the transfer.
 const BASES: usize = 8;
 
-/// A capsule found on another host.
 pub(crate) struct LocatedCapsule {
     pub(crate) host: HostName,
     pub(crate) capsule: CapsuleId,
-    /// Name of the capsule there.
     pub(crate) name: Option<RefName>,
 }
 
 impl Daemon {
-    /// Capsules that a trusted host offers to this one.
     pub(crate) fn remote_capsules(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, DaemonError> {
         let entries = self.catalog(host, "*")?;
         let tell = |entry: RefEntry| RemoteCapsule {
@@ -134,7 +131,6 @@ impl Daemon {
         Ok(entry.and_then(|entry| found(Some(entry.name), entry.capsule)))
     }
 
-    /// Starts the operation that pulls a capsule.
     pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, DaemonError> {
         if let Some(pool) = request.pool.clone() {
             return self.pull_from_pool(&pool, request);
@@ -428,7 +424,6 @@ pub(super) fn not_found(capsule: &CapsuleRef) -> DaemonError {
     DaemonError::NotFound { what: "capsule", name: capsule.to_string() }
 }
 
-/// An error of a transfer with the other host.
 pub(crate) fn transfer_error(host: &HostName, source: LinkError) -> DaemonError {
     DaemonError::Transfer { host: host.clone(), source: source.into() }
 }

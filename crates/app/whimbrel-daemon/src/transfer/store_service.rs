@@ -24,7 +24,6 @@ use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 /// How long a host that sent wrong data is avoided at least.
 const AVOID_TIME: Duration = Duration::from_secs(600);
 
-/// State of transfers between hosts.
 #[derive(Default)]
 pub(crate) struct TransferState {
     /// Capsules and images that other hosts have announced.
@@ -37,9 +36,7 @@ pub(crate) struct TransferState {
     pull_ended: Condvar,
 }
 
-/// The list of hosts to fetch from.
 struct CachedHolders {
-    /// The trusted hosts of which the list was made.
     trusted: Vec<HostName>,
     sources: Arc<Holders>,
     since: Instant,

@@ -31,13 +31,10 @@ use whimbrel_wire::atomic_file;
 /// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Destination of a machine's capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum UploadTarget {
-    /// Name of another host.
     Host(HostName),
-    /// A folder of a pool.
     Pool(PoolPath),
 }
 
@@ -50,7 +47,6 @@ impl fmt::Display for UploadTarget {
     }
 }
 
-/// A machine whose capsules are uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct UploadRecord {
     to: UploadTarget,
@@ -61,7 +57,6 @@ struct UploadRecord {
     kept_ms: u64,
 }
 
-/// A capsule to upload.
 struct Due {
     time_ms: u64,
     capsule: CapsuleId,

@@ -111,7 +111,6 @@ pub enum StartError {
         /// Verb of the operation: `start a thread`, …
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }

@@ -21,7 +21,6 @@ const LEGACY: &str = "disable-modern=on,disable-legacy=off";
 const FIRST_NIC_SLOT: usize = 0x08;
 const FIRST_DISK_SLOT: usize = 0x10;
 
-/// Option value of words and paths.
 struct Value(OsString);
 
 impl Value {

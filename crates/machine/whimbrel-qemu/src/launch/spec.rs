@@ -149,7 +149,6 @@ pub enum LaunchError {
         /// Name of the file.
         what: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }

@@ -58,7 +58,6 @@ pub enum ProbeError {
         /// Path of the program.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The program starts but does not answer.
@@ -67,7 +66,6 @@ pub enum ProbeError {
         /// Path of the program.
         path: PathBuf,
         /// Error of the query.
-        #[source]
         source: QmpError,
     },
 }

@@ -101,7 +101,6 @@ pub enum TierError {
         /// The failed operation.
         action: &'static str,
         /// Cause reported by the object store.
-        #[source]
         source: Box<Error>,
     },
     /// The prefix belongs to another benefactor.
@@ -157,7 +156,6 @@ impl Bucket {
         failed(&self.url, action)
     }
 
-    /// Stores an object.
     pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
         put.map(drop).map_err(self.failed("store a segment"))
@@ -189,7 +187,6 @@ impl Bucket {
         absent(gone).map(drop).map_err(self.failed("remove a segment"))
     }
 
-    /// Names of all objects of the prefix.
     pub(super) fn list(&self) -> Result<Vec<String>> {
         let prefix = Path::from(self.url.prefix.as_str());
         let all = self.store.list(Some(&prefix)).map_ok(|object| object.location);

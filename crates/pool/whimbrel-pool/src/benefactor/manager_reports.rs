@@ -32,7 +32,6 @@ use whimbrel_wire::{
     TrustedPeer,
 };
 
-/// Chunks in one message of an inventory.
 const INVENTORY_CHUNKS: usize = 20_000;
 /// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
@@ -49,7 +48,6 @@ pub(super) struct HeartbeatService {
 }
 
 impl HeartbeatService {
-    /// Creates the service and the receiver of its requests.
     pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<HeartbeatRequest>) {
         let (wishes, asked) = mpsc::channel(REQUESTS_MAX);
         (Self { chunks, requests: wishes }, asked)

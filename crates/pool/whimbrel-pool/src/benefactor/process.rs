@@ -60,14 +60,12 @@ pub enum BenefactorError {
         /// Folder of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The socket is bound to a wildcard address and the address for clients is unknown.
     #[error("cannot determine the address of this benefactor for clients; set the address to advertise")]
     Advertise {
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The folder has data of another pool.

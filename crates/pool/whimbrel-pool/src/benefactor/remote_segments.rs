@@ -45,7 +45,6 @@ fn number_of_heads(name: &str) -> Option<u32> {
     name.strip_suffix(".far").filter(|digits| digits.len() == 8)?.parse().ok()
 }
 
-/// Numbers of the segments whose heads are in the folder.
 pub(super) fn heads_in(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for entry in fs::read_dir(dir)? {

@@ -11,14 +11,12 @@ pub enum PoolError {
     #[error("the request was refused")]
     Refused {
         /// The refusal that was received.
-        #[source]
         source: Refusal,
     },
     /// No manager could be reached before the timeout.
     #[error("no manager can be reached")]
     ManagerUnreachable {
         /// Cause of the last attempt.
-        #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// A benefactor does not trust this client's key.
@@ -38,14 +36,12 @@ pub enum PoolError {
         /// Address of the benefactor.
         address: String,
         /// Cause reported by the transport.
-        #[source]
         source: Arc<ConnectError>,
     },
     /// A call failed for another reason.
     #[error("a call failed")]
     Call {
         /// Cause reported by the connection.
-        #[source]
         source: Arc<CallError>,
     },
     /// No reachable benefactor has an intact copy.
@@ -78,7 +74,6 @@ pub enum PoolError {
         /// The failed operation.
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: Arc<io::Error>,
     },
     /// An answer violates the protocol.
@@ -109,7 +104,6 @@ impl PoolError {
         self.code() == Some(code::FULL)
     }
 
-    /// The error of a failed connection to a benefactor.
     pub(crate) fn unreached(place: &BenefactorAddress, error: ConnectError) -> Self {
         let address = place.address.clone();
         match error {

@@ -30,7 +30,6 @@ const LOCATIONS: usize = 200_000;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// Cached chunks and locations.
 #[derive(Debug)]
 pub(super) struct ChunkCache {
     most: usize,
@@ -123,7 +122,6 @@ impl Pool {
         Ok(())
     }
 
-    /// The checked content of a chunk.
     pub(super) async fn chunk(&self, piece: &ChunkRef) -> Result<Bytes> {
         let (cell, _) = self.inner.cache.cell(piece);
         let fetched = cell.get_or_try_init(|| self.fetch(piece)).await?;

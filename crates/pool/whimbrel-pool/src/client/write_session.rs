@@ -42,14 +42,12 @@ const LEAST_BUFFER: usize = 4 << 20;
 pub(super) const LEVEL: i32 = 1;
 /// zstd level of chunks whose samples do not shrink: takes almost no time and stores the bytes as they are.
 const NO_LEVEL: i32 = -1000;
-/// Bytes of a sample.
 const SAMPLE: usize = 8 << 10;
 /// Chunks of one copy order, which must be answered before the timeout.
 const COPY_ORDER_CHUNKS: usize = 256;
 /// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
 const REGISTERED_CHUNKS: usize = 20_000;
 
-/// A chunk of a write as benefactors store it.
 #[derive(Debug)]
 pub(super) struct NewChunk {
     pub(super) digest: Digest,
@@ -69,7 +67,6 @@ struct State {
     exclusions: Exclusions,
 }
 
-/// A write session of one file.
 #[derive(Debug)]
 pub(super) struct WriteSession {
     pool: Pool,
@@ -181,18 +178,15 @@ impl WriteSession {
         self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of the write, if it failed.
     pub(super) fn failure(&self) -> Option<PoolError> {
         self.state().failed.clone()
     }
 
-    /// Marks the write as failed.
     pub(super) fn fail(&self, error: PoolError) {
         self.state().failed.get_or_insert(error);
         self.budget.wake();
     }
 
-    /// Excludes a benefactor from the rest of the write.
     fn exclude(&self, id: BenefactorId, error: PoolError) {
         tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "excluded from the write");
         self.stripe().exclude(id);
@@ -277,7 +271,6 @@ impl WriteSession {
         }
     }
 
-    /// Reserves space and adds benefactors to the stripe.
     async fn reserve_space(&self, bytes: u64) -> Result<()> {
         let avoid = self.stripe().excluded();
         let written = self.sent() * self.copies as u64;
@@ -466,7 +459,6 @@ impl WriteSession {
 }
 
 impl Pool {
-    /// Calls a benefactor, with a timeout.
     pub(super) async fn call_benefactor<C: whimbrel_wire::Call>(
         &self,
         place: &BenefactorAddress,
@@ -486,7 +478,6 @@ impl Pool {
     }
 }
 
-/// Encodes chunks as consecutive frames.
 fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
     let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
     let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());

@@ -20,7 +20,6 @@ const COPY_TIME: Duration = Duration::from_secs(60);
 const LEAST: u64 = 16;
 const TENTH: u64 = 10;
 
-/// Chunks to move from one benefactor to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ChunkMove {
     from: BenefactorId,

@@ -162,7 +162,6 @@ impl ManagerService {
     }
 }
 
-/// The pins that retain a version.
 fn pinned_by(kept: &RetainedVersion) -> Vec<String> {
     let by_hand = kept.info.pinned.then(|| "hand".to_owned());
     kept.info.holders.iter().cloned().chain(by_hand).collect()

@@ -79,7 +79,6 @@ impl ManagerService {
             .await
     }
 
-    /// The pin timeout in milliseconds.
     fn pin_timeout_millis(&self) -> i64 {
         i64::try_from(self.shared.pin_timeout.as_millis()).unwrap_or(i64::MAX / 2)
     }

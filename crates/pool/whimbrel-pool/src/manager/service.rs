@@ -62,7 +62,6 @@ impl Shared {
     }
 }
 
-/// Encodes a list as payload.
 pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }

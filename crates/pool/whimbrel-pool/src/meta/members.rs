@@ -89,7 +89,6 @@ impl Meta {
         self.synced().await
     }
 
-    /// The number of counted copies of each benefactor.
     pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
         let rows =
             query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor").fetch_all(&self.read).await?;
@@ -147,7 +146,6 @@ impl Meta {
         self.finish(tx).await
     }
 
-    /// Starts a write session with reservations.
     pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
@@ -192,13 +190,11 @@ impl Meta {
         Ok(gone)
     }
 
-    /// The number of open write sessions.
     pub(crate) async fn sessions(&self) -> Result<u64> {
         let row = query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
-    /// Replaces the reservations of a session.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         query("DELETE FROM reservation WHERE session = $1").bind(signed(session)?).execute(&mut tx).await?;

@@ -377,7 +377,6 @@ async fn release(tx: &mut Tx<'_>, version: u64, now: i64) -> Result<()> {
     Ok(())
 }
 
-/// The chunks of a version; none if it does not exist.
 async fn chunks_of(tx: &mut Tx<'_>, version: u64) -> Result<Vec<ChunkId>> {
     let row = query("SELECT map FROM version WHERE id = $1")
         .bind(signed(version)?)

@@ -188,7 +188,6 @@ impl PoolFiles {
         Some(writing.clone())
     }
 
-    /// Removes a descriptor from an open write.
     fn release_writer(&self, inode: u64, writing: &Arc<OpenWrite>) {
         if writing.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
             // Commits only what no close has committed; nobody can receive an error any more.

@@ -374,7 +374,7 @@ impl Daemon {
         offer.tunnel.iter().filter(here).for_each(|tunnel| self.tunnels.end(tunnel.id));
     }
 
-    fn offer(
+    pub(crate) fn offer(
         &self,
         record: &Record,
         live: &RunningMachine,

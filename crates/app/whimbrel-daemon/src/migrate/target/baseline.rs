@@ -26,14 +26,10 @@ use whimbrel_migrate::{
 };
 use whimbrel_store::{Pin, StoredImage};
 
-/// Threads that fill memory.
 const FILL_THREADS: usize = 2;
 
-/// The baselines of an incoming machine.
 pub(crate) struct IncomingBaseline {
-    /// Baseline of each array.
     pub(crate) baselines: Vec<Baseline>,
-    /// Base of each disk.
     pub(crate) bases: Vec<DiskBase>,
     /// The capsule whose images are the bases of the disks.
     pub(crate) capsule: Option<CapsuleId>,
@@ -142,7 +138,6 @@ impl IncomingBaseline {
     }
 }
 
-/// A fill of memory from its baseline.
 pub(crate) struct BaselineFill {
     stop: Arc<AtomicBool>,
     state: Mutex<State>,

@@ -51,7 +51,6 @@ const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget(Weak<Daemon>);
 
-/// A machine on its way to this host.
 struct IncomingMachineState {
     host: Arc<Daemon>,
     handover: HandoverId,
@@ -67,7 +66,6 @@ struct IncomingMachineState {
     /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
-    /// Protection that the machine inherits.
     inherited_protection: Option<InheritedProtection>,
     runs_since: Option<Instant>,
 }

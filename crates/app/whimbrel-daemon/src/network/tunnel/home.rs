@@ -23,7 +23,6 @@ use whimbrel_wire::{Connection, Refusal};
 /// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmh%d";
 
-/// The home end of a machine that is away.
 pub(super) struct HomeEnd {
     record: HomeRecord,
     open: Option<OpenEnd>,
@@ -172,7 +171,6 @@ impl Daemon {
         }
     }
 
-    /// Adds machines that are away to a list of those that are here.
     pub(crate) fn add_away(&self, infos: &mut Vec<MachineInfo>) {
         for end in lock(&self.tunnels.homes).values() {
             let tunnel = end.tunnel_info(&self.name);
@@ -189,7 +187,6 @@ impl Daemon {
     }
 }
 
-/// A relay on the bridges of the machine's ports.
 fn connect_bridges(config: &MachineConfig) -> Result<Relay, NetError> {
     let socket = |nic: &NicConfig| {
         let bridge = nic.bridge.clone()?;

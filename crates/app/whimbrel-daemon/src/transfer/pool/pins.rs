@@ -32,7 +32,6 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(600);
 /// Delay before a pool that was unreachable is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Versions of a pool and their pin holders.
 type Pins = BTreeSet<(u64, String)>;
 
 impl Daemon {

@@ -26,16 +26,13 @@ use whimbrel_pool::{
 };
 use whimbrel_store::Expected;
 
-/// A capsule found in a pool.
 struct FoundCapsule {
     record: PartialRecord,
     capsule: Arc<PooledCapsule>,
-    /// Name of its file.
     name: RefName,
 }
 
 impl Daemon {
-    /// Finds a capsule in a folder of a pool.
     fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<FoundCapsule, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {
@@ -72,7 +69,6 @@ impl Daemon {
         Ok(FoundCapsule { record: PartialRecord { pool: place.clone(), version }, capsule: held, name })
     }
 
-    /// Starts the operation that pulls a capsule from a pool.
     pub(crate) fn pull_from_pool(
         self: &Arc<Self>,
         place: &str,
@@ -119,7 +115,6 @@ impl Daemon {
         Ok(vec![name])
     }
 
-    /// Makes a capsule of a pool ready to be resumed here.
     pub(crate) fn fetch_pooled_to_resume(
         &self,
         place: &str,

@@ -21,7 +21,6 @@ pub(crate) struct PoolObjects {
 }
 
 impl Daemon {
-    /// Opens the capsule of a record.
     pub(super) fn open_partial(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
         noted.open_capsule(|note| {
             let pool = self.pool(&note.pool)?;

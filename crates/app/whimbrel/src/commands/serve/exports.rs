@@ -76,7 +76,6 @@ impl ExportServer {
     }
 }
 
-/// Trusts a key for sessions and nothing else.
 fn allow(trust: &Trust, key: PublicKey) -> Result<(), TrustError> {
     if trust.find(&key)?.is_some() {
         return Ok(());

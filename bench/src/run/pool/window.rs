@@ -1,16 +1,29 @@
-//! CbCH chunking of the paper (IV.C): a window of m bytes advances by p; a boundary is where its hash has k
-//! zero bits.
+//! CbCH chunking of the paper (IV.C), to compare with: a window of m bytes advances by p; a boundary is where
+//! its hash has k zero bits.
 //!
 //! The paper does not name the hash. Ours is a rolling polynomial over the bytes if the window advances by
 //! one byte (the paper's overlap, which reached 1.1 MB/s there), and xxh3 of the window otherwise.
 
+use whimbrel_pool::chunk::Chunking;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// A way to cut: the length of the chunk at the start of the data.
+pub(super) type Cut = Box<dyn Fn(&[u8]) -> usize>;
+
+/// The pool's own way.
+pub(super) fn ours(way: Chunking) -> Cut {
+    Box::new(move |data| way.cut(data))
+}
+
+/// The paper's way, in chunks of at most 4 MiB.
+pub(super) fn paper(window: usize, bits: u8, advance: usize) -> Cut {
+    Box::new(move |data| cut(&data[..data.len().min(4 << 20)], window, bits, advance))
+}
 
 /// Base of the polynomial: odd, with powers that spread over all bits.
 const BASE: u64 = 0x9e37_79b9_7f4a_7c55;
 
-/// Length of the chunk at the start of `data`.
-pub(super) fn cut(data: &[u8], window: usize, bits: u8, advance: usize) -> usize {
+fn cut(data: &[u8], window: usize, bits: u8, advance: usize) -> usize {
     if data.len() <= window {
         return data.len();
     }
