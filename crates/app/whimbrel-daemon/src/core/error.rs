@@ -13,6 +13,7 @@ use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkE
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_store::StoreError;
+use whimbrel_wire::private_dir::PrivateDirError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -34,6 +35,8 @@ pub enum DaemonError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not on a tmpfs, which guest memory needs", path.display())]
     NotTmpfs { path: PathBuf },
+    #[error("the directory is not private to the daemon")]
+    NotPrivate { source: PrivateDirError },
     #[error("another daemon already uses {}", path.display())]
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
@@ -116,6 +119,8 @@ impl DaemonError {
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
+            Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
             Self::Store { code, .. } => *code,
             Self::Io { source, .. } => io_code(source),
@@ -168,6 +173,11 @@ impl DaemonError {
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
             Self::NotTmpfs { .. } => {
                 "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::NotPrivate { source: PrivateDirError::Foreign { .. } | PrivateDirError::Shared { .. } } => {
+                "only this user and root may be able to change any part of the path: mend its owner and mode after \
+                 looking at what is there, or name other directories with --data and --run-dir"
+                    .into()
             }
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
