@@ -8,6 +8,7 @@
 //! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] controls it again. This crate
 //! does not read guest memory: the engines map the RAM file of the specification.
 
+mod confinement;
 mod console;
 mod launch;
 mod machine;
