@@ -10,6 +10,7 @@
 
 mod confinement;
 mod console;
+mod image;
 mod launch;
 mod machine;
 mod probe;
@@ -18,6 +19,7 @@ mod qmp;
 mod state;
 
 pub use console::{Console, Ended, Subscription};
+pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status, VmIdentity};
 pub use probe::{

@@ -12,6 +12,7 @@ use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
+use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
 use whimbrel_wire::private_dir::PrivateDirError;
 
@@ -45,6 +46,10 @@ pub enum DaemonError {
     Memory { source: Cause },
     #[error("the disk {disk} failed")]
     Disk { disk: String, source: Cause },
+    #[error("{} cannot be read as a disk image", path.display())]
+    Image { path: PathBuf, source: ImageError },
+    #[error("{} is an image in the format {format}, which cannot be the disk of a machine", path.display())]
+    NotRaw { path: PathBuf, format: ImageFormat },
     #[error("the network port {port} failed")]
     Port { port: String, source: Cause },
     #[error("the store failed: cannot {action}")]
@@ -122,6 +127,11 @@ impl DaemonError {
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Image { source: ImageError::Read(source), .. } => io_code(source),
+            Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
+                ErrorCode::QemuFailed
+            }
+            Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::Io { source, .. } => io_code(source),
             Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
@@ -179,6 +189,14 @@ impl DaemonError {
                  looking at what is there, or name other directories with --data and --run-dir"
                     .into()
             }
+            Self::NotRaw { path, .. } => format!(
+                "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
+                path.display()
+            ),
+            Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
+                "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
+                path.display()
+            ),
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }

@@ -1,7 +1,7 @@
 //! `whimbrel import`: reads a capsule or a disk from a file.
 
 use crate::{
-    argument_types::{FormatArg, absolute},
+    argument_types::{ImportFormatArg, absolute},
     context::Context,
     error::CliError,
     operation,
@@ -17,7 +17,8 @@ Examples:
 
 /// Read a capsule or a disk image from a file into the store
 ///
-/// A disk image becomes a disk-only capsule, which boots when it is resumed.
+/// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other files, like
+/// a backing file, are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -26,14 +27,14 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Tag for the new capsule
     name: RefName,
-    /// Content of the file [default: from its ending .raw, .img or .qcow2, else capsule]
+    /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd, else capsule]
     #[arg(long, value_enum)]
-    format: Option<FormatArg>,
+    format: Option<ImportFormatArg>,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let format = FormatArg::or_from_ending(self.format, &self.file).into();
+        let format = ImportFormatArg::or_from_ending(self.format, &self.file);
         let request = ImportRequest { path: self.file, name: self.name, format };
         operation::perform(context, context.client.import(&request)).await
     }
