@@ -14,7 +14,8 @@ use std::{
 
 /// Permissions to change the entries of a directory, for others than its owner.
 const OTHERS_WRITE: u32 = 0o022;
-/// The same, for everybody. Directories of a group are common above a private one (`/var/local` of Debian).
+/// Permission for everybody to do so. Directories of a group are common above a private one (`/var/local` of
+/// Debian).
 const ALL_WRITE: u32 = 0o002;
 /// Entries may only be replaced by their owners (`/tmp`, `/dev/shm`).
 const STICKY: u32 = 0o1000;
@@ -22,7 +23,7 @@ const STICKY: u32 = 0o1000;
 /// A directory that cannot be used as a private one.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivateDirError {
-    /// It could not be created or examined.
+    /// The directory could not be created or examined.
     #[error("cannot {action} {}", path.display())]
     Io {
         /// What was tried: `create`, `examine` or `restrict`.
@@ -33,7 +34,7 @@ pub enum PrivateDirError {
         #[source]
         source: io::Error,
     },
-    /// It, or a part of its path, belongs to a user who is neither this one nor root.
+    /// The directory, or a part of its path, belongs to a user who is neither this one nor root.
     #[error("{} belongs to user {owner}, who could read and replace what is written there", path.display())]
     Foreign {
         /// The directory, or the part of its path.

@@ -17,8 +17,8 @@ use rustix::{
 };
 use std::{io, os::unix::process::CommandExt, process::Command};
 
-/// Most open files of a QEMU. It needs two for each queue of each device, 14 disks with a queue for each of up
-/// to 288 virtual CPUs, and some forty more.
+/// Most open files of a QEMU. It needs two for each queue of each device, 14 disks with a queue for each of
+/// up to 288 virtual CPUs, and some forty more.
 const MACHINE_FILES: u64 = 16 << 10;
 /// First user number for tools: far above any that a user database or container hands out.
 const FIRST_TOOL_USER: u32 = 0x7000_0000;

@@ -14,8 +14,8 @@
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
-//! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the daemon
-//! alone: mode 0700, and in no place where another user could put a directory of their own instead.
+//! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the
+//! daemon alone: mode 0700, and in no place where another user could put a directory of their own instead.
 
 use crate::core::error::DaemonError;
 use std::{

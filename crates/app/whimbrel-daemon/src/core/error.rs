@@ -159,8 +159,32 @@ impl DaemonError {
         }
     }
 
+    /// What to do about a file or directory of the user.
+    fn file_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotTmpfs { .. } => {
+                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::NotPrivate { source: PrivateDirError::Foreign { .. } | PrivateDirError::Shared { .. } } => {
+                "only this user and root may be able to change any part of the path: mend its owner and mode after \
+                 looking at what is there, or name other directories with --data and --run-dir"
+                    .into()
+            }
+            Self::NotRaw { path, .. } => format!(
+                "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
+                path.display()
+            ),
+            Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
+                "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
+                path.display()
+            ),
+            _ => return None,
+        })
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
+            _ if let Some(hint) = self.file_hint() => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -181,22 +205,6 @@ impl DaemonError {
                 "it is an incoming machine and runs as soon as the source commits the handover".into()
             }
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
-            Self::NotTmpfs { .. } => {
-                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
-            }
-            Self::NotPrivate { source: PrivateDirError::Foreign { .. } | PrivateDirError::Shared { .. } } => {
-                "only this user and root may be able to change any part of the path: mend its owner and mode after \
-                 looking at what is there, or name other directories with --data and --run-dir"
-                    .into()
-            }
-            Self::NotRaw { path, .. } => format!(
-                "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
-                path.display()
-            ),
-            Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
-                "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
-                path.display()
-            ),
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }

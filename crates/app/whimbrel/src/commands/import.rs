@@ -17,8 +17,8 @@ Examples:
 
 /// Read a capsule or a disk image from a file into the store
 ///
-/// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other files, like
-/// a backing file, are refused.
+/// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other files,
+/// like a backing file, are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -27,7 +27,8 @@ pub(crate) struct Args {
     file: PathBuf,
     /// Tag for the new capsule
     name: RefName,
-    /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd, else capsule]
+    /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd, else
+    /// capsule]
     #[arg(long, value_enum)]
     format: Option<ImportFormatArg>,
 }

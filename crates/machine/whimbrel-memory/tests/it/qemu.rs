@@ -12,8 +12,8 @@ use whimbrel_memory::{AttachError, Attachment, Mode, Pager};
 
 const PAGES: u64 = 64 << 20 >> 12;
 
-/// As the daemon starts it: without capabilities, so that it may create a userfaultfd for faults of the kernel
-/// with the inherited device only.
+/// Starts QEMU as the daemon does: without capabilities, so that it may create a userfaultfd for faults of
+/// the kernel with the inherited device only.
 const CONFINED: &str = "exec 9<>/dev/userfaultfd
 exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs qemu-system-x86_64 \"$@\"";
 

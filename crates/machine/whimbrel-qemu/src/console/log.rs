@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
 };
 
-/// Longest file.
+/// Greatest length of the file.
 pub(super) const MAX: u64 = 2 << 20;
 /// What is left of it when it is full.
 const LEFT: usize = 1 << 20;
@@ -31,7 +31,7 @@ impl ConsoleLog {
         Self { path, open: None, failed: false }
     }
 
-    /// Appends `output`.
+    /// Appends `output` and drops the older half of a full log.
     pub(super) fn append(&mut self, output: &[u8]) {
         let outcome = self.try_append(output);
         if let (Err(error), false) = (&outcome, self.failed) {

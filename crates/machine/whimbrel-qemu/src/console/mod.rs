@@ -1,8 +1,9 @@
 //! Serial console of a machine: recent output, live output, and input.
 //!
 //! A thread reads the socket, stores the last [`RING`] bytes, appends them to a log and reconnects when the
-//! connection ends, until the [`Console`] is dropped. A subscriber that does not read is disconnected, because
-//! the guest must not stall on a slow terminal. QEMU drops what the guest prints while nobody is connected.
+//! connection ends, until the [`Console`] is dropped. A subscriber that does not read is disconnected,
+//! because the guest must not stall on a slow terminal. QEMU drops what the guest prints while nobody is
+//! connected.
 
 mod log;
 mod output_queue;
@@ -207,7 +208,7 @@ mod tests {
             std::fs::remove_file(&path).unwrap();
         }
         assert_eq!(receive(&output, 12), b"hello hello ");
-        // Its end ends the thread that writes the log.
+        // The thread that writes the log has ended then.
         drop(console);
         assert_eq!(std::fs::read(&log).unwrap(), b"hello hello ");
     }

@@ -56,8 +56,8 @@ impl<'a> Conversion<'a> {
     /// Socket in the directory on which the caller serves the room for the disk.
     pub const OUTPUT: &'static str = "output";
 
-    /// A conversion in the directory `dir`, which has the sockets and nothing else; it becomes the tool's. The
-    /// image has `length` bytes, and the caller has had it checked with [`ImageFormat::check_alone`].
+    /// A conversion in the directory `dir`, which has the sockets and nothing else; it becomes the tool's.
+    /// The image has `length` bytes, and the caller has had it checked with [`ImageFormat::check_alone`].
     pub fn new(dir: &'a Path, format: ImageFormat, length: u64) -> Result<Self, ImageError> {
         let user = tool_user();
         let conversion = Self { dir, format, length, user };

@@ -39,9 +39,9 @@ pub enum ImageFormat {
     Raw,
     /// QEMU's format, versions 2 and 3.
     Qcow2,
-    /// VMware's, in one file.
+    /// VMware's format, in one file.
     Vmdk,
-    /// Hyper-V's.
+    /// The format of Hyper-V.
     Vhdx,
     /// Virtual PC's VHD, which QEMU calls vpc.
     Vpc,

@@ -18,7 +18,7 @@ pub enum ImageError {
     /// The file could not be read.
     #[error("cannot read the image")]
     Read(#[source] io::Error),
-    /// Its format is not supported.
+    /// The format is not supported.
     #[error("images in the format {format} cannot be read")]
     Unsupported {
         /// Name of the format.
@@ -32,7 +32,7 @@ pub enum ImageError {
         /// Name of the file as the image has it; empty if unknown.
         name: String,
     },
-    /// Its header is invalid or incomplete.
+    /// The header is invalid or incomplete.
     #[error("the header of the image is invalid: {what}")]
     Header {
         /// What is wrong.
@@ -43,7 +43,7 @@ pub enum ImageError {
     TooLarge {
         /// Size of the disk.
         bytes: u64,
-        /// Greatest size.
+        /// Greatest size that is read.
         max: u64,
     },
     /// The program could not be started.
@@ -52,7 +52,7 @@ pub enum ImageError {
     /// The program rejects the image.
     #[error("qemu-img rejects the image: {words}")]
     Rejected {
-        /// Its error output.
+        /// Error output of the program.
         words: String,
     },
     /// The program took too long.
