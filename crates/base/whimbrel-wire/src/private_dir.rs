@@ -34,10 +34,10 @@ pub enum PrivateDirError {
         #[source]
         source: io::Error,
     },
-    /// The directory, or a part of its path, belongs to a user who is neither this one nor root.
-    #[error("{} belongs to user {owner}, who could read and replace what is written there", path.display())]
+    /// The directory, a part of its path or an entry in it belongs to another user.
+    #[error("{} belongs to user {owner}, who could read or replace what is there", path.display())]
     Foreign {
-        /// The directory, or the part of its path.
+        /// The directory, the part of its path, or the entry.
         path: PathBuf,
         /// Number of the user.
         owner: u32,
@@ -53,6 +53,33 @@ pub enum PrivateDirError {
 /// Creates `dir` with mode 0700 if it is missing, and refuses it if other users may replace it or write in
 /// it. They may still be able to read an older one, see [`restrict`].
 pub fn create(dir: &Path) -> Result<(), PrivateDirError> {
+    let (real, found) = create_own(dir)?;
+    match found.mode() & OTHERS_WRITE {
+        0 => Ok(()),
+        _ => Err(PrivateDirError::Shared { path: real }),
+    }
+}
+
+/// Creates `dir` with mode 0700 if it is missing, and takes all permissions of others from one that exists:
+/// nothing below it can be reached by them any more, whatever its mode. One that has entries of other users
+/// is refused, since they are not what this program put there.
+pub fn restrict(dir: &Path) -> Result<(), PrivateDirError> {
+    let (real, _) = create_own(dir)?;
+    fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).map_err(io_error("restrict", dir))?;
+    // Nobody can add entries any more.
+    for entry in fs::read_dir(&real).map_err(io_error("examine", dir))? {
+        let path = entry.map_err(io_error("examine", dir))?.path();
+        match fs::symlink_metadata(&path) {
+            // Another process of this user has just removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            found => check_owner(&path, &found.map_err(io_error("examine", &path))?, false)?,
+        }
+    }
+    Ok(())
+}
+
+/// A directory of this user that no other user may replace, with its real path.
+fn create_own(dir: &Path) -> Result<(PathBuf, fs::Metadata), PrivateDirError> {
     let whole = std::path::absolute(dir).map_err(io_error("resolve", dir))?;
     // A part of the path that others may change is refused before anything is made in it.
     check_parents(&whole)?;
@@ -61,21 +88,16 @@ pub fn create(dir: &Path) -> Result<(), PrivateDirError> {
     let real = whole.canonicalize().map_err(io_error("examine", dir))?;
     check_parents(&real)?;
     let found = fs::metadata(&real).map_err(io_error("examine", dir))?;
-    let own = rustix::process::geteuid().as_raw();
-    if found.uid() != own {
-        return Err(PrivateDirError::Foreign { path: real, owner: found.uid() });
-    }
-    match found.mode() & OTHERS_WRITE {
-        0 => Ok(()),
-        _ => Err(PrivateDirError::Shared { path: real }),
-    }
+    check_owner(&real, &found, false)?;
+    Ok((real, found))
 }
 
-/// Creates `dir` as [`create`] does, and takes all permissions of others from one that exists: nothing below
-/// it can be reached by them any more, whatever its mode.
-pub fn restrict(dir: &Path) -> Result<(), PrivateDirError> {
-    create(dir)?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).map_err(io_error("restrict", dir))
+fn check_owner(path: &Path, found: &fs::Metadata, or_root: bool) -> Result<(), PrivateDirError> {
+    let owner = found.uid();
+    if owner == rustix::process::geteuid().as_raw() || (or_root && owner == 0) {
+        return Ok(());
+    }
+    Err(PrivateDirError::Foreign { path: path.to_owned(), owner })
 }
 
 /// Takes all permissions of others from every file that this process makes from now on, and those that it
@@ -87,15 +109,12 @@ pub fn restrict_new_files() {
 /// Refuses a path of which another user may change a part above its last one, or to which a symbolic link of
 /// another user leads.
 fn check_parents(whole: &Path) -> Result<(), PrivateDirError> {
-    let own = rustix::process::geteuid().as_raw();
     for (depth, part) in whole.ancestors().enumerate() {
         let found = match fs::symlink_metadata(part) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             found => found.map_err(io_error("examine", part))?,
         };
-        if found.uid() != own && found.uid() != 0 {
-            return Err(PrivateDirError::Foreign { path: part.to_owned(), owner: found.uid() });
-        }
+        check_owner(part, &found, true)?;
         let shared = found.is_dir() && found.mode() & ALL_WRITE != 0 && found.mode() & STICKY == 0;
         if depth > 0 && shared {
             return Err(PrivateDirError::Shared { path: part.to_owned() });
@@ -144,18 +163,28 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_could_read_is_closed_and_one_they_wrote_in_is_refused() {
+    fn a_directory_that_others_could_enter_is_closed_and_their_entries_are_refused() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("data");
         restrict(&dir).unwrap();
-        set_mode(&dir, 0o755);
-        create(&dir).unwrap();
-        assert_eq!(mode_of(&dir), 0o755, "only examined");
+        // As that of an earlier version, and the top of a new file system.
+        for mode in [0o755, 0o1777] {
+            set_mode(&dir, mode);
+            assert_eq!(create(&dir).is_ok(), mode == 0o755);
+            assert_eq!(mode_of(&dir), mode, "only examined");
+            restrict(&dir).unwrap();
+            assert_eq!(mode_of(&dir), 0o700);
+        }
+        let planted = dir.join("slots");
+        fs::create_dir(&planted).unwrap();
         restrict(&dir).unwrap();
-        assert_eq!(mode_of(&dir), 0o700);
-        set_mode(&dir, 0o1777);
-        assert!(matches!(restrict(&dir), Err(PrivateDirError::Shared { .. })));
-        assert_eq!(mode_of(&dir), 0o1777, "what others put there is not taken for ours");
+        if rustix::process::geteuid().is_root() {
+            chown(&planted, Some(65_534), None).unwrap();
+            for _ in 0..2 {
+                let refused = restrict(&dir).unwrap_err();
+                assert!(matches!(refused, PrivateDirError::Foreign { path, .. } if path.ends_with("slots")));
+            }
+        }
     }
 
     #[test]
