@@ -219,7 +219,7 @@ pub struct TagRequest {
     pub capsule: CapsuleRef,
 }
 
-/// Content of an exported or imported file.
+/// Content of an exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportFormat {
@@ -258,7 +258,19 @@ pub struct ImportRequest {
     #[schema(value_type = String)]
     pub name: RefName,
     /// Content of the file. A disk becomes a disk-only capsule.
-    pub format: ExportFormat,
+    pub format: ImportFormat,
+}
+
+/// Content of an imported file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ImportFormat {
+    /// Complete capsule in one file.
+    Capsule,
+    /// Image of a disk: raw, qcow2, vmdk, vhdx or vpc, whichever the content is.
+    // Earlier versions named the format, and left it to QEMU to find another one.
+    #[serde(alias = "raw", alias = "qcow2")]
+    Disk,
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ mod transfer;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, CapsuleRefError, ConfigChange, ExportFormat, ExportRequest,
-    ImageDiff, ImageInfo, ImportRequest, PointInTime, TagRequest,
+    ImageDiff, ImageInfo, ImportFormat, ImportRequest, PointInTime, TagRequest,
 };
 pub use dirty_trace::DirtyTraceRequest;
 pub use error::{ApiError, ErrorCode};

@@ -1,7 +1,7 @@
 //! The daemon: all its state, and the requests that are done at once.
 
 use crate::{
-    capsule::graph::AddedSizes,
+    capsule::{disk_image::check_raw, graph::AddedSizes},
     core::{directories::Directories, error::DaemonError, state::Core},
     evacuate::EvacuationState,
     machine::{
@@ -302,6 +302,7 @@ fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     if !meta.is_file() {
         return Err(DaemonError::invalid(format!("{} is not a file", source.path.display())));
     }
+    check_raw(&source.path)?;
     let size = source.size.map_or(meta.len(), |size| size.0.max(meta.len()));
     let size = ByteSize(size.next_multiple_of(PAGE_SIZE as u64));
     if size.0 == 0 {

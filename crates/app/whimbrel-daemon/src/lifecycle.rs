@@ -36,6 +36,8 @@ pub struct DaemonOptions {
 
 /// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
 pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
+    // Files of the daemon have memory and disks of guests in them.
+    whimbrel_wire::private_dir::restrict_new_files();
     let layout = Directories::create(&options.data, &options.run_dir)?;
     let _lock = lock(&layout)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

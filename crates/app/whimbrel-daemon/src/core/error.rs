@@ -12,7 +12,9 @@ use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
+use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
+use whimbrel_wire::private_dir::PrivateDirError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -34,6 +36,8 @@ pub enum DaemonError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not on a tmpfs, which guest memory needs", path.display())]
     NotTmpfs { path: PathBuf },
+    #[error("the directory is not private to the daemon")]
+    NotPrivate { source: PrivateDirError },
     #[error("another daemon already uses {}", path.display())]
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
@@ -42,6 +46,10 @@ pub enum DaemonError {
     Memory { source: Cause },
     #[error("the disk {disk} failed")]
     Disk { disk: String, source: Cause },
+    #[error("{} cannot be read as a disk image", path.display())]
+    Image { path: PathBuf, source: ImageError },
+    #[error("{} is an image in the format {format}, which cannot be the disk of a machine", path.display())]
+    NotRaw { path: PathBuf, format: ImageFormat },
     #[error("the network port {port} failed")]
     Port { port: String, source: Cause },
     #[error("the store failed: cannot {action}")]
@@ -116,7 +124,14 @@ impl DaemonError {
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
+            Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Image { source: ImageError::Read(source), .. } => io_code(source),
+            Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
+                ErrorCode::QemuFailed
+            }
+            Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::Io { source, .. } => io_code(source),
             Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
@@ -144,8 +159,32 @@ impl DaemonError {
         }
     }
 
+    /// What to do about a file or directory of the user.
+    fn file_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotTmpfs { .. } => {
+                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::NotPrivate { source: PrivateDirError::Foreign { .. } | PrivateDirError::Shared { .. } } => {
+                "only this user and root may be able to change any part of the path: mend its owner and mode after \
+                 looking at what is there, or name other directories with --data and --run-dir"
+                    .into()
+            }
+            Self::NotRaw { path, .. } => format!(
+                "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
+                path.display()
+            ),
+            Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
+                "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
+                path.display()
+            ),
+            _ => return None,
+        })
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
+            _ if let Some(hint) = self.file_hint() => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
@@ -166,9 +205,6 @@ impl DaemonError {
                 "it is an incoming machine and runs as soon as the source commits the handover".into()
             }
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
-            Self::NotTmpfs { .. } => {
-                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
-            }
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }

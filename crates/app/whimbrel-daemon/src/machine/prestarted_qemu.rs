@@ -13,7 +13,6 @@ use crate::{
 };
 use std::{
     collections::VecDeque,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_core::MachineConfig;
@@ -28,7 +27,6 @@ pub(crate) struct PrestartedQemu {
     pub(crate) qemu: Qemu,
     /// The memory, if that was attached early too.
     pub(crate) memory: Option<RunningMemory>,
-    pub(crate) console_log: PathBuf,
 }
 
 /// Prestarted QEMUs, and the memory templates of clones.
@@ -61,7 +59,7 @@ impl PrestartedQemu {
     }
 
     fn start_in(slot: RuntimeDir, host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
-        let mut warm = launch(host, config, slot, LaunchOptions { incoming: true, vmgenid: None }, None)?;
+        let mut warm = launch(host, config, slot, LaunchOptions { incoming: true, vmgenid: None })?;
         match RunningMemory::attach(&warm.qemu, &warm.runtime_dir, true) {
             Ok(memory) => {
                 warm.memory = Some(memory);

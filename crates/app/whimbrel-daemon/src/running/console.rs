@@ -4,7 +4,6 @@ use crate::core::error::DaemonError;
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +19,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct ConsoleView {
     console: Arc<Console>,
-    log: PathBuf,
 }
 
 /// Both directions of a serial port, for an async caller.
@@ -31,14 +29,14 @@ pub(crate) struct SerialStream {
 }
 
 impl ConsoleView {
-    pub(crate) fn new(console: Arc<Console>, log: PathBuf) -> Self {
-        Self { console, log }
+    pub(crate) fn new(console: Arc<Console>) -> Self {
+        Self { console }
     }
 
-    /// The end of the output since the machine's start.
+    /// The end of the output since the machine's start, as far as the log has it.
     pub(crate) fn log(&self, bytes: u64) -> String {
         let tail = || {
-            let mut file = File::open(&self.log)?;
+            let mut file = File::open(self.console.log())?;
             let len = file.metadata()?.len();
             file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
             let mut tail = Vec::new();
@@ -74,7 +72,7 @@ impl ConsoleView {
         };
         spawn("console-out", Box::new(reader))
             .and_then(|()| spawn("console-in", Box::new(writer)))
-            .map_err(|source| DaemonError::io("start threads to read", &self.log, source))?;
+            .map_err(|source| DaemonError::io("start threads to read", self.console.log(), source))?;
         Ok(SerialStream { output, input })
     }
 }

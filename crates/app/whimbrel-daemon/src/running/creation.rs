@@ -26,7 +26,7 @@ impl RunningMachine {
     pub(crate) fn boot(host: &Daemon, record: &Record) -> Result<Self, DaemonError> {
         let slot = RuntimeDir::create(&host.directories, &record.config)?;
         let start = LaunchOptions { incoming: false, vmgenid: None };
-        let warm = launch(host, &record.config, slot, start, Some(record))?;
+        let warm = launch(host, &record.config, slot, start)?;
         MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.with_prepared_state()
     }
 
@@ -37,8 +37,7 @@ impl RunningMachine {
         vmgenid: Option<Vmgenid>,
     ) -> Result<Self, DaemonError> {
         let slot = RuntimeDir::create(&host.directories, &record.config)?;
-        let warm =
-            launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid }, Some(record))?;
+        let warm = launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid })?;
         MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.with_prepared_state()
     }
 
@@ -59,8 +58,7 @@ impl RunningMachine {
         vmgenid: Option<Vmgenid>,
     ) -> Result<Self, DaemonError> {
         let slot = RuntimeDir::create(&host.directories, &record.config)?;
-        let warm =
-            launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
+        let warm = launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid })?;
         let assembly = MachineBuilder::new(host, record, Overlay::New, None);
         MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
@@ -88,12 +86,7 @@ impl RunningMachine {
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| DaemonError::Qemu { action: "adopt the process", source: source.into() })?;
-        let warm = PrestartedQemu {
-            runtime_dir: slot,
-            qemu,
-            memory: Some(memory),
-            console_log: host.directories.console_log(&record.name),
-        };
+        let warm = PrestartedQemu { runtime_dir: slot, qemu, memory: Some(memory) };
         let mut live = assembly.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();
         live.restore_stream_header();

@@ -65,7 +65,6 @@ pub(crate) struct RunningMachine {
     /// Observer of its memory writes.
     observer: DirtyObserver,
     console: Arc<Console>,
-    console_log: PathBuf,
     /// Connection to its guest agent.
     pub(crate) guest: GuestAgent,
     runtime_dir: RuntimeDir,
@@ -255,7 +254,7 @@ impl RunningMachine {
     }
 
     pub(crate) fn console_view(&self) -> ConsoleView {
-        ConsoleView::new(self.console.clone(), self.console_log.clone())
+        ConsoleView::new(self.console.clone())
     }
 
     /// Closes the network ports, tells QEMU to end, and ends waits for pages of other hosts. All that takes

@@ -1,7 +1,7 @@
 //! Verbs that make one call and print its result.
 
 use crate::{
-    argument_types::{BalloonArg, FormatArg, Located, absolute},
+    argument_types::{BalloonArg, ImportFormatArg, Located, absolute},
     capsule_text,
     context::Context,
     error::CliError,
@@ -132,7 +132,8 @@ Examples:
     import {
         /// Read a capsule or a disk image from a file into the store
         ///
-        /// A disk image becomes a disk-only capsule, which boots when it is resumed.
+        /// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other
+        /// files, like a backing file, are refused.
         "\
 Examples:
   whimbrel import /backup/web.capsule web
@@ -143,12 +144,13 @@ Examples:
             file: PathBuf,
             /// Tag for the new capsule
             name: RefName,
-            /// Content of the file [default: from its ending .raw, .img or .qcow2, else capsule]
+            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd,
+            /// else capsule]
             #[arg(long, value_enum)]
-            format: Option<FormatArg>,
+            format: Option<ImportFormatArg>,
         };
         |args, context| {
-            let format = FormatArg::or_from_ending(args.format, &args.file).into();
+            let format = ImportFormatArg::or_from_ending(args.format, &args.file);
             let request = ImportRequest { path: args.file, name: args.name, format };
             operation::perform(context, context.client.import(&request)).await
         }

@@ -27,8 +27,8 @@ pub(super) struct Manager {
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
     /// Store the metadata in this PostgreSQL, postgres://USER@HOST/DB, which several managers can share
-    /// [default: a file]
-    #[arg(long, value_name = "URL")]
+    /// [default: a file]. Every user can read arguments: set the variable for a URL with a password
+    #[arg(long, value_name = "URL", env = "WHIMBREL_POOL_DATABASE", hide_env_values = true)]
     database: Option<String>,
     /// Re-replicate the chunks of a benefactor that was silent for this long
     #[arg(long, value_name = "DURATION", default_value = "600s")]
@@ -133,6 +133,7 @@ struct Admitted {
 
 impl Manager {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
+        whimbrel_wire::private_dir::restrict_new_files();
         let mut options = ManagerOptions::new(self.data, self.listen);
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
         options.pin_timeout = self.pin_timeout.0;
@@ -148,6 +149,7 @@ impl Manager {
 
 impl Benefactor {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
+        whimbrel_wire::private_dir::restrict_new_files();
         let environment = std::env::vars_os();
         let settings = environment
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
