@@ -12,7 +12,7 @@ mod remote_segments;
 mod segment;
 mod service;
 
-pub use bucket::{Bucket, TierError, TierOptions, TierUrl, TierUrlError};
+pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
 pub use chunk_store::{ChunkStore, Usage};
 pub use error::ChunkError;
 pub use process::{Benefactor, BenefactorError, BenefactorOptions};
