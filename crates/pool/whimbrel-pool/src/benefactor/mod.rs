@@ -3,6 +3,7 @@
 
 mod bucket;
 mod chunk_store;
+mod compaction;
 mod error;
 mod manager_reports;
 mod pool_id_file;
