@@ -146,8 +146,12 @@ impl ManagerReporter {
 
     /// Uploads full segments, even if nothing is being written.
     async fn offload(&self) {
-        let store = self.store.clone();
-        let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
+        let (store, pool) = (self.store.clone(), self.pool().ok().flatten());
+        let offloaded = tokio::task::spawn_blocking(move || {
+            pool.map_or(Ok(()), |pool| store.bind_tier(pool))?;
+            store.offload()
+        });
+        let offloaded = offloaded.await;
         if let Ok(Err(error)) = offloaded {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot upload full segments");
         }

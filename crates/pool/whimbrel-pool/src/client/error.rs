@@ -1,7 +1,7 @@
 //! Errors of a client of the pool.
 
 use crate::protocol::{BenefactorAddress, ChunkId, code};
-use std::{io, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 use whimbrel_wire::{CallError, Code, ConnectError, PublicKey, Refusal};
 
 /// Failure of a call on the pool. Cheap to clone, because every waiter of a write gets it.
@@ -53,8 +53,8 @@ pub enum PoolError {
         #[source]
         because: Option<Arc<PoolError>>,
     },
-    /// The chunk is encrypted and the client has no secret or another one.
-    #[error("chunk {chunk} is encrypted with another secret than ours")]
+    /// The client and the writer of the chunk do not have the same secret, or one of them has none.
+    #[error("chunk {chunk} is not encrypted with the secret of this client, or it has none")]
     WrongSecret {
         /// Number of the chunk.
         chunk: ChunkId,
@@ -75,6 +75,14 @@ pub enum PoolError {
         action: &'static str,
         /// Cause reported by the kernel.
         source: Arc<io::Error>,
+    },
+    /// A closed file in the spool folder cannot be sent.
+    #[error("{} is not sent: {why}", path.display())]
+    LeftFile {
+        /// Path of the local file, which stays.
+        path: PathBuf,
+        /// Reason, for people.
+        why: &'static str,
     },
     /// An answer violates the protocol.
     #[error("the answer has an invalid {what}")]

@@ -32,8 +32,10 @@ use tokio::{sync::Notify, task::JoinSet};
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{Encoder, Kind};
 
-/// Bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
+/// Most bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
 const GRANT: u64 = 256 << 20;
+/// Bytes requested first. Requests grow with the file, so many small files do not reserve the whole pool.
+const FIRST_GRANT: u64 = 16 << 20;
 /// Bytes requested if the pool has less.
 const SMALL_GRANT: u64 = 1 << 20;
 /// Smallest buffer beyond the longest chunks: a batch and a block of written data, twice.
@@ -94,7 +96,7 @@ impl WriteSession {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
         let ask = |bytes| Reserve { session: 0, bytes, unused: 0, width, avoid: Vec::new() };
-        let reserved = match pool.call_manager::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
+        let reserved = match pool.call_manager::<ReserveSpace>(&ask(FIRST_GRANT), Bytes::new()).await {
             Err(error) if error.is_full() => {
                 pool.call_manager::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
             }
@@ -260,10 +262,11 @@ impl WriteSession {
     async fn reserve_more(&self, bytes: u64) -> Result<()> {
         let total = self.sent.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let needed = total * self.copies as u64;
-        if needed + GRANT / 4 < self.granted.load(Ordering::Relaxed) {
+        let grant = needed.clamp(FIRST_GRANT, GRANT);
+        if needed + grant / 4 < self.granted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match self.reserve_space(GRANT).await {
+        match self.reserve_space(grant).await {
             // The present grant may still be used up; a full benefactor refuses by itself.
             Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
             Err(error) if error.is_full() => self.reserve_space(SMALL_GRANT).await,

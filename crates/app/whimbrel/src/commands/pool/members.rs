@@ -81,6 +81,9 @@ pub(super) struct Benefactor {
     /// Size of the segments that stay on the disk; older ones are moved to the object store
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "tier")]
     tier_local: ByteSize,
+    /// Take the prefix of the object store over from a benefactor that has lost its disk and never returns
+    #[arg(long, requires = "tier")]
+    take_over: bool,
 }
 
 /// Print the key of a member, which is created if missing
@@ -154,7 +157,8 @@ impl Benefactor {
         let settings = environment
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let (keep_here, settings) = (self.tier_local.0, settings.collect());
-        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, settings });
+        let take_over = self.take_over;
+        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, take_over, settings });
         let options = BenefactorOptions {
             name: self.name,
             data: self.data,
