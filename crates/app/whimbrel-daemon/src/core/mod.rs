@@ -7,3 +7,5 @@ pub(crate) mod notifier;
 pub(crate) mod operations;
 pub(crate) mod refs;
 pub(crate) mod rights;
+#[cfg(test)]
+pub(crate) mod sample;
