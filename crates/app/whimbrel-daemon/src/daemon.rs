@@ -9,6 +9,7 @@ use crate::{
         entry::Machine,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
+        reservations::Reservations,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, tunnel::Tunnels},
@@ -62,6 +63,10 @@ pub(crate) struct Daemon {
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
     pub(crate) cleanup: Arc<Cleanup>,
+    /// Memory that guests were promised.
+    pub(crate) memory: Arc<Reservations>,
+    /// Disk space that incoming machines were promised.
+    pub(crate) disk_space: Arc<Reservations>,
     /// Ports of incoming machines.
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
@@ -120,6 +125,8 @@ impl Daemon {
             name,
             handovers,
             cleanup: Arc::default(),
+            memory: Reservations::new(&layout.runtime_dirs()),
+            disk_space: Reservations::new(layout.data()),
             recent_arrivals: RecentArrivals::default(),
             directories: layout,
             store,
