@@ -10,6 +10,7 @@ use crate::{
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
+        reservations::Reservations,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, tunnel::Tunnels},
@@ -50,6 +51,10 @@ pub(crate) struct Daemon {
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
     pub(crate) cleanup: Arc<Cleanup>,
+    /// Memory that guests were promised.
+    pub(crate) memory: Arc<Reservations>,
+    /// Disk space that incoming machines were promised.
+    pub(crate) disk_space: Arc<Reservations>,
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
     pub(crate) fetchers: PageFetchers,
@@ -75,7 +80,7 @@ impl Daemon {
         layout: Directories,
         runtime: Handle,
     ) -> Result<Arc<Self>, DaemonError> {
-        let core = Core::open(name, listen, layout, runtime)?;
+        let core = Arc::new(Core::open(name, listen, layout, runtime)?);
         let layout = &core.directories;
         let tunnels = Tunnels::open(layout.tunnels())?;
         let handovers = PendingHandovers::load(layout)?;
@@ -88,10 +93,12 @@ impl Daemon {
             hash_cache: HashCacheService::default(),
             pools,
             uploads: UploadService::default(),
-            core: Arc::new(core),
+            core: core.clone(),
             machines: MachineRegistry::default(),
             handovers,
             cleanup: Arc::default(),
+            memory: Reservations::new(&layout.runtime_dirs()),
+            disk_space: Reservations::new(layout.data()),
             recent_arrivals: RecentArrivals::default(),
             prestarted: PrestartedQemus::default(),
             tunnels,

@@ -47,6 +47,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     let host = Daemon::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
     host.recover_machines();
     host.start_uploads();
+    host.start_naming_read_capsules();
     host.start_pinning();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();

@@ -70,7 +70,8 @@ impl TransferError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoHolder { retryable, .. } => *retryable,
-            Self::Cancelled => true,
+            // The holder is asked again after a while.
+            Self::Cancelled | Self::WrongData { .. } => true,
             _ => false,
         }
     }

@@ -52,6 +52,17 @@ pub struct PageCounts {
     pub zero: u64,
 }
 
+impl PageCounts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.had += other.had;
+        self.cache += other.cache;
+        self.delta += other.delta;
+        self.plain += other.plain;
+        self.zero += other.zero;
+    }
+}
+
+/// Page with this short digest from another source on this host.
 fn find_by_short_digest(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
     let mut page = vec![0; PAGE_SIZE];
     let mut right = |holder: &&dyn PageLookup| {

@@ -106,7 +106,7 @@ impl Core {
     }
 
     /// The prefetch list of a capsule, recorded at its last resume here or by the host that made it.
-    fn prefetch_list(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
+    pub(crate) fn prefetch_list(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
         let noted = std::fs::read(self.directories.prefetch_list(capsule)).ok();
         let blob = || self.store.blob(&manifest.working_set?).ok();
         PrefetchList::decode(&noted.or_else(blob)?).ok()

@@ -32,6 +32,7 @@ impl Daemon {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
             let _held = host.pin_stopped_machines();
+            refs::remove_outdated_previous(&host.store).map_err(refs::store_error("read the refs"))?;
             let report = host.store.gc(GcRoots::Referenced).map_err(refs::store_error("collect garbage"))?;
             host.sweep_prefetch_lists()?;
             host.remove_partial_records()?;

@@ -68,17 +68,24 @@ impl Daemon {
             self.machines.check_free(&name, true)?;
         }
         Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
-            let (capsule, manifest) = match here {
-                Some(found) => found,
+            // Until the machine has its own pin.
+            let (capsule, manifest, _pin) = match here {
+                Some((capsule, manifest)) => (capsule, manifest, None),
                 None => {
                     reporter.progress("fetching the manifest", Unit::Items, 0, None);
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
                     match &request.pool {
                         Some(pool) => {
-                            host.fetch_pooled_to_resume(pool, &request.capsule, request.name.as_ref())?
+                            let name = request.name.as_ref();
+                            let found = host.fetch_pooled_to_resume(pool, &request.capsule, name)?;
+                            (found.0, found.1, None)
                         }
-                        None => host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?,
+                        None => {
+                            let found =
+                                host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?;
+                            (found.0, found.1, Some(found.2))
+                        }
                     }
                 }
             };
@@ -277,6 +284,12 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
         if plan.mode == ResumeMode::Lazy && !plan.fetch_rest {
+            // What the machine touched first the last time is read while the device state is loaded. The memory
+            // of clones is there already, or one of them reads it for all.
+            let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+            if let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest)) {
+                view.prefetch(&list);
+            }
             return Ok(());
         }
         match plan.mode {

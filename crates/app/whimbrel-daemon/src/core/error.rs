@@ -8,7 +8,7 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{ByteSize, HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
@@ -34,6 +34,10 @@ pub enum DaemonError {
     Invalid { reason: String },
     #[error("cannot {action} {}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "the machine needs {needed} of memory; {host} has {spare} that are not promised to its other machines"
+    )]
+    NoRoom { host: HostName, needed: ByteSize, spare: ByteSize },
     #[error("{} is not on a tmpfs, which guest memory needs", path.display())]
     NotTmpfs { path: PathBuf },
     #[error("the directory is not private to the daemon")]
@@ -126,6 +130,7 @@ impl DaemonError {
             Self::NotTmpfs { .. } => ErrorCode::Unsupported,
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
+            Self::NoRoom { .. } => ErrorCode::NoSpace,
             Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
             Self::Image { source: ImageError::Read(source), .. } => io_code(source),
             Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
@@ -205,6 +210,9 @@ impl DaemonError {
                 "it is an incoming machine and runs as soon as the source commits the handover".into()
             }
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
+            Self::NoRoom { .. } => {
+                "`whimbrel ps` lists the machines here: suspend, stop or migrate one, or give the new one less memory".into()
+            }
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
             }

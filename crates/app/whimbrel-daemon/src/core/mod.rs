@@ -9,5 +9,7 @@ pub(crate) mod notifier;
 pub(crate) mod operations;
 pub(crate) mod refs;
 pub(crate) mod rights;
+#[cfg(test)]
+pub(crate) mod sample;
 pub(crate) mod state;
 pub(crate) mod trusted_hosts;

@@ -5,10 +5,11 @@ use crate::core::{
     error::{DaemonError, chain_code},
     history,
 };
+use std::collections::HashSet;
 use whimbrel_api::{CapsuleRef, ErrorCode};
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::Manifest;
-use whimbrel_store::{Store, StoreError};
+use whimbrel_store::{Expected, Store, StoreError};
 
 /// Label with the machine that the capsule was taken from.
 pub(crate) const MACHINE_LABEL: &str = "machine";
@@ -21,6 +22,8 @@ pub(crate) const HOME_LABEL: &str = "home";
 /// between.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
+/// Prefix of the names that [`previous`] gives.
+const PREVIOUS: &str = "previous.";
 
 /// The ref of a machine's newest capsule. A name that is too long is replaced by its digest.
 pub(crate) fn machine_ref(name: &MachineName) -> RefName {
@@ -29,10 +32,40 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
 }
 
+/// Prefix of the refs that retain what machines of other hosts read.
+pub(crate) const READER: &str = "reader.";
+/// Prefixes of refs that users do not give.
+const RESERVED: [&str; 4] = [PREFIX, PREVIOUS, READER, history::PREFIX];
+
+/// The ref that retains a whole capsule after one that is still incomplete took its name.
+pub(crate) fn previous(capsule: &CapsuleId) -> RefName {
+    format!("{PREVIOUS}{}", capsule.short()).parse().expect("a prefix and some digits are a valid ref")
+}
+
+/// Removes the refs of [`previous`] whose names are at a whole capsule again, or are gone.
+pub(crate) fn remove_outdated_previous(store: &Store) -> Result<(), StoreError> {
+    let all = store.list_refs()?;
+    let (previous, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(name, _)| name.as_str().starts_with(PREVIOUS));
+    if previous.is_empty() {
+        return Ok(());
+    }
+    let mut needed = HashSet::new();
+    for (name, capsule) in others {
+        if store.is_partial(&capsule)? {
+            needed.extend(store.ref_history(&name)?.into_iter().map(|version| version.id));
+        }
+    }
+    for (name, capsule) in previous.into_iter().filter(|(_, capsule)| !needed.contains(capsule)) {
+        store.delete_ref(&name, Expected::Capsule(capsule))?;
+    }
+    Ok(())
+}
+
+/// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
-        Some(tag) => match [PREFIX, history::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix))
-        {
+        Some(tag) => match RESERVED.iter().find(|prefix| tag.as_str().starts_with(**prefix)) {
             Some(prefix) => {
                 Err(DaemonError::invalid(format!("tags that begin with {prefix:?} are reserved")))
             }

@@ -9,6 +9,7 @@ pub(crate) mod prestarted_qemu;
 pub(crate) mod record;
 mod recovery;
 pub(crate) mod registry;
+pub(crate) mod reservations;
 pub(crate) mod runtime_dir;
 pub(crate) mod start;
 pub(crate) mod supervisor;

@@ -5,7 +5,8 @@
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
-    machine::record::RamFile,
+    machine::{record::RamFile, reservations::Reservation},
+    running::Template,
 };
 use rustix::fs::{Mode, OFlags};
 use std::{
@@ -63,7 +64,9 @@ pub(crate) struct RuntimeDir {
     dir: PathBuf,
     disks: Vec<ServedDisk>,
     /// Held so that other clones find it; none if the memory file is this QEMU's alone.
-    template: Option<Arc<File>>,
+    template: Option<Arc<Template>>,
+    /// Memory that was promised to this QEMU alone.
+    _memory: Reservation,
 }
 
 /// The NBD server of one disk. Its content is set when the machine is known.
@@ -75,19 +78,35 @@ struct ServedDisk {
 
 impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
-    pub(crate) fn create(layout: &Directories, config: &MachineConfig) -> Result<Self, DaemonError> {
+    pub(crate) fn create(
+        layout: &Directories,
+        config: &MachineConfig,
+        memory: Reservation,
+    ) -> Result<Self, DaemonError> {
         let id = format!("{:016x}", rand::random::<u64>());
         let dir = layout.runtime_dir(&id);
         fs::create_dir(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        Self::serve(id, &dir, config, BeforeSet::Zeros).inspect_err(|_| drop(fs::remove_dir_all(&dir)))
+        Self::serve(id, &dir, (config, memory), BeforeSet::Zeros)
+            .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
-    pub(crate) fn adopt(layout: &Directories, id: &str, config: &MachineConfig) -> Result<Self, DaemonError> {
-        Self::serve(id.to_owned(), &layout.runtime_dir(id), config, BeforeSet::Wait)
+    pub(crate) fn adopt(
+        layout: &Directories,
+        id: &str,
+        config: &MachineConfig,
+        memory: Reservation,
+    ) -> Result<Self, DaemonError> {
+        Self::serve(id.to_owned(), &layout.runtime_dir(id), (config, memory), BeforeSet::Wait)
     }
 
-    fn serve(id: String, dir: &Path, config: &MachineConfig, before: BeforeSet) -> Result<Self, DaemonError> {
+    fn serve(
+        id: String,
+        dir: &Path,
+        (config, memory): (&MachineConfig, Reservation),
+        before: BeforeSet,
+    ) -> Result<Self, DaemonError> {
+        memory.taken_by(dir.join(RAM));
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
             let socket = dir.join(format!("disk{index}"));
             let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
@@ -98,7 +117,7 @@ impl RuntimeDir {
             Ok(ServedDisk { device: switch, _server: server, socket })
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, DaemonError>>()?;
-        Ok(Self { id, dir: dir.to_owned(), disks, template: None })
+        Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -126,7 +145,7 @@ impl RuntimeDir {
     }
 
     /// Records that the memory file is a link to this template.
-    pub(crate) fn hold_template(&mut self, template: Arc<File>) {
+    pub(crate) fn hold_template(&mut self, template: Arc<Template>) {
         self.template = Some(template);
     }
 

@@ -245,6 +245,16 @@ impl PagerView {
         pager.iter().for_each(Pager::prefetch_all);
     }
 
+    /// Fetches the memory on a prefetch list in the background.
+    pub(crate) fn prefetch(&self, list: &PrefetchList) {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pager) = &*pager
+            && let Some(pages) = list.of("memory", pager.missing().len())
+        {
+            pager.prefetch(pages);
+        }
+    }
+
     /// The prefetch list of the machine; none once it has ended.
     pub(crate) fn prefetch_list(&self) -> Option<PrefetchList> {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);

@@ -25,7 +25,7 @@ pub(crate) use builder::{LaunchOptions, launch};
 pub(crate) use console::{ConsoleView, SerialStream};
 pub(crate) use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
 pub(crate) use memory::{PagerView, RunningMemory};
-pub(crate) use memory_template::{TemplateKey as TemplateContent, Templates};
+pub(crate) use memory_template::{Template, TemplateKey as TemplateContent, Templates};
 use missing_pages::BackgroundFetch;
 pub(crate) use network_port::{NetworkPort, PortTarget};
 pub(crate) use pausable::PausableMachine;

@@ -66,7 +66,10 @@ impl Daemon {
         if !self.check_name_for_handoff(&what.machine, &what.capsule)? {
             return Ok(());
         }
-        self.fetch_description_from(from, &what.capsule, &[refs::machine_ref(&what.machine)]).map(drop)
+        let (_, _pin) = self.fetch_description(&self.source(from), from, &what.capsule)?;
+        // The machine's name goes with the right to run it, before its pages are here.
+        self.name_partial(&what.capsule, vec![refs::machine_ref(&what.machine)])?;
+        self.retain_on(from, what.capsule)
     }
 
     /// Handles [`GrantMachine`]: this host may resume the machine. Repeating it changes nothing.

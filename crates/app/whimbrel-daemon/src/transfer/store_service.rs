@@ -1,5 +1,6 @@
 //! Store service: answers requests of other hosts about this host's store, and lists hosts to fetch from.
 
+use super::reader_pins::ReaderPins;
 use crate::server::peer_rpc::{REFUSED, refused};
 use crate::{
     core::{
@@ -16,8 +17,8 @@ use std::{
 };
 use whimbrel_core::{CapsuleId, HostName, RefName, error_chain};
 use whimbrel_transfer::{
-    Access, DemandFetcher, Holders, Holdings, Link, LinkError, Server, WireLink,
-    protocol::{Announce, FindHolders, RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus},
+    Access, DemandFetcher, Holders, Link, LinkError, Server, WireLink,
+    protocol::{RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus, Retain},
 };
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
@@ -26,8 +27,7 @@ const AVOID_TIME: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
 pub(crate) struct TransferState {
-    /// Capsules and images that other hosts have announced.
-    pub(crate) holdings: Holdings,
+    pub(super) reader_pins: ReaderPins,
     sources: Mutex<Option<CachedHolders>>,
     /// The fetcher that uses `sources`.
     pub(super) remote: Mutex<Option<Arc<DemandFetcher>>>,
@@ -124,9 +124,11 @@ impl Daemon {
         }
     }
 
-    /// One host as the only holder.
+    /// One host as the first holder, and the other trusted ones for what it lacks or while it is away.
     pub(crate) fn source(&self, name: &HostName) -> Arc<Holders> {
-        Arc::new(Holders::new(vec![self.peer_holder(name)]))
+        let trusted = self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name);
+        let others = trusted.filter(|other| other != name).map(|other| self.peer_holder(&other));
+        Arc::new(Holders::led_by(self.peer_holder(name), others.collect()))
     }
 }
 
@@ -190,14 +192,12 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
             let progress = host.transfers.inbound_pulls().get(&capsule).copied();
             Reply::of::<RemotePullStatus>(&progress, Bytes::new())
         }
-        Announce::KIND => {
-            host.transfers.holdings.record(asker.name.as_str(), &request.decode::<Announce>()?);
-            Reply::of::<Announce>(&(), Bytes::new())
-        }
-        FindHolders::KIND => {
-            let digests = request.decode::<FindHolders>()?;
-            let who = digests.iter().map(|digest| host.transfers.holdings.holders_of(digest)).collect();
-            Reply::of::<FindHolders>(&who, Bytes::new())
+        Retain::KIND => {
+            let ask = request.decode::<Retain>()?;
+            let access = PeerAccess { host, identity: &asker.identity };
+            let pinned = host.transfers.reader_pins.update(&host.store, &asker.name, &ask, &access);
+            pinned.map_err(|error| refused(&error_chain(&error)).retryable())?;
+            Reply::of::<Retain>(&(), Bytes::new())
         }
         _ => Server::new(host.store.clone()).answer(&PeerAccess { host, identity: &asker.identity }, request),
     }

@@ -1,7 +1,8 @@
 //! Uploads: a background push of every new capsule of a machine to another host or a pool.
 //!
-//! The uploaded machines are one JSON file, replaced atomically. One thread uploads: it runs when a capsule
-//! is made and, while something is left to do, every few seconds; it continues after a restart of the daemon.
+//! The uploaded machines are one JSON file, replaced atomically. A thread for each machine uploads: it runs
+//! when a capsule is made and, while something is left to do, every few seconds; it continues after a restart
+//! of the daemon.
 //! Only the newest capsule of a machine is sent: earlier ones are its ancestors, and their pages come with it
 //! where they are still needed. A pool also gets the epoch capsules of a protected machine in order of time,
 //! each as a version, from the primary and the standby alike.
@@ -14,17 +15,17 @@ use crate::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::ControlFlow,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
-use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain};
+use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain, lock};
 use whimbrel_transfer::{
-    WireLink, announcements, call,
-    protocol::{Announce, Holding, RemotePull, RemotePullRequest},
+    WireLink, call,
+    protocol::{RemotePull, RemotePullRequest},
 };
 use whimbrel_wire::atomic_file;
 
@@ -71,6 +72,27 @@ pub(crate) struct UploadService {
     table: Mutex<BTreeMap<MachineName, UploadRecord>>,
     /// Error of the last failed attempt of each machine. Locked last.
     errors: Mutex<BTreeMap<MachineName, String>>,
+    /// Machines that have an upload thread.
+    under_way: Mutex<BTreeSet<MachineName>>,
+}
+
+/// The only upload thread of a machine, until dropped.
+struct UploadTurn {
+    host: Arc<Daemon>,
+    name: MachineName,
+}
+
+impl UploadTurn {
+    fn take(host: &Arc<Daemon>, name: MachineName) -> Option<Self> {
+        let first = lock(&host.uploads.under_way).insert(name.clone());
+        first.then(|| Self { host: host.clone(), name })
+    }
+}
+
+impl Drop for UploadTurn {
+    fn drop(&mut self) {
+        lock(&self.host.uploads.under_way).remove(&self.name);
+    }
 }
 
 impl UploadService {
@@ -120,8 +142,6 @@ impl Daemon {
         std::thread::spawn(move || {
             while let Some(host) = host.upgrade() {
                 let left = host.upload_what_is_new();
-                // Repeated from time to time: a host that was unreachable may have missed it.
-                host.announce();
                 host.uploads.notifier.wait(if left { RETRY } else { Duration::from_secs(60) });
                 if !host.sleep_unless_closing(Duration::ZERO) {
                     return;
@@ -190,33 +210,50 @@ impl Daemon {
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// Uploads new capsules of all machines. Returns whether something is left to do.
-    fn upload_what_is_new(&self) -> bool {
+    /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no other.
+    /// Returns whether some are not done.
+    fn upload_what_is_new(self: &Arc<Self>) -> bool {
         let table = self.uploads.table().clone();
-        let mut stalled = BTreeMap::new();
-        for (name, followed) in table {
-            if let Err(error) = self.upload_all(&name, &followed) {
-                tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
-                stalled.insert(name, error_chain(&error));
-            } else {
-                self.uploads.stalled().remove(&name);
+        self.uploads.stalled().retain(|name, _| table.contains_key(name));
+        for name in table.into_keys() {
+            let Some(turn) = UploadTurn::take(self, name) else { continue };
+            let work = move || turn.host.upload_machine(&turn.name);
+            if let Err(error) = std::thread::Builder::new().name("upload".into()).spawn(work) {
+                tracing::warn!(%error, "cannot start a thread for an upload yet");
             }
         }
-        let left = !stalled.is_empty();
-        *self.uploads.stalled() = stalled;
-        left
+        !self.uploads.stalled().is_empty() || !lock(&self.uploads.under_way).is_empty()
     }
 
-    /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones.
-    fn upload_all(&self, name: &MachineName, followed: &UploadRecord) -> Result<(), DaemonError> {
-        for due in self.due(name, followed)? {
+    /// Uploads what a machine has, and what is added meanwhile.
+    fn upload_machine(&self, name: &MachineName) {
+        loop {
+            let Some(followed) = self.uploads.table().get(name).cloned() else { return };
+            match self.upload_all(name, &followed) {
+                Ok(true) => {}
+                Ok(false) => return drop(self.uploads.stalled().remove(name)),
+                Err(error) => {
+                    tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
+                    self.uploads.stalled().insert(name.clone(), error_chain(&error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones. Returns
+    /// whether there were any.
+    fn upload_all(&self, name: &MachineName, followed: &UploadRecord) -> Result<bool, DaemonError> {
+        let all = self.due(name, followed)?;
+        let any = self.is_open() && !all.is_empty();
+        for due in all {
             match &followed.to {
                 UploadTarget::Host(to) => self.upload(name, to, due.capsule)?,
                 UploadTarget::Pool(place) => self.upload_to_pool(name, place, &due)?,
             }
             self.record_sent(name, &followed.to, &due);
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Capsules of a machine that are missing at the destination, in order of time.
@@ -278,29 +315,6 @@ impl Daemon {
         let ask = RemotePullRequest { capsule, refs: vec![refs::machine_ref(name)], bases: Vec::new() };
         let taken = call::<RemotePull>(&link, &ask, Bytes::new());
         taken.map(drop).map_err(|error| crate::transfer::pull::transfer_error(to, error))
-    }
-
-    /// Announces the capsules of this host to the connected hosts.
-    fn announce(&self) {
-        let connections = self.connections.all();
-        if connections.is_empty() {
-            return;
-        }
-        let Ok(capsules) = self.store.capsules() else { return };
-        let partial = self.store.partials().unwrap_or_default();
-        let mut held = Vec::new();
-        for capsule in capsules.iter().filter(|capsule| capsule.reachable) {
-            let whole = !partial.contains(&capsule.id);
-            held.push(Holding { digest: capsule.id.0, whole });
-            let roots = capsule.manifest.images.iter().filter_map(|image| image.root);
-            held.extend(roots.map(|digest| Holding { digest, whole }));
-        }
-        for message in announcements(&held) {
-            for connection in &connections {
-                // A host that misses it gets the next one.
-                let _ = call::<Announce>(&WireLink(connection.clone()), &message, Bytes::new());
-            }
-        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     machine::{
         entry::{Machine, MachineLock},
         record::{DiskBase, Phase, ProcessRecord, Record},
+        reservations::Reservation,
         runtime_dir::{self, RuntimeMark},
         supervisor,
     },
@@ -27,13 +28,12 @@ use crate::{
 use std::{
     fs::File,
     os::unix::fs::{FileExt, MetadataExt},
-    path::Path,
     sync::{Arc, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 use whimbrel_block::Device;
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::{self, HostCapacity, Incompatibility},
@@ -44,9 +44,6 @@ use whimbrel_migrate::{
     target::{HostError as Cause, IncomingMachine, TargetHost},
 };
 use whimbrel_qemu::{VmIdentity, Vmgenid};
-
-/// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
-const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget(Weak<Daemon>);
@@ -63,6 +60,10 @@ struct IncomingMachineState {
     baseline: Option<IncomingBaseline>,
     baseline_fill: BaselineFill,
     background_sync: BackgroundSync,
+    /// Memory for its QEMU, until that has it.
+    memory: Option<Reservation>,
+    /// Disk space, until all of its pages are here.
+    disk: Option<Reservation>,
     /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
@@ -90,7 +91,7 @@ impl TargetHost for DaemonTarget {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is shutting down")?;
-        check_fit(&host, offer)?;
+        let (memory, disk) = reserve_room(&host, offer)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
         let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
@@ -124,6 +125,8 @@ impl TargetHost for DaemonTarget {
             baseline: Some(beginning),
             baseline_fill: BaselineFill::nothing(),
             background_sync: BackgroundSync::default(),
+            memory: Some(memory),
+            disk: Some(disk),
             live: None,
             machine,
             inherited_protection: heir,
@@ -163,23 +166,27 @@ fn find_page(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-/// Checks the offer before anything is created. If memory or disk space is short, waits until ended machines
-/// have freed theirs.
-fn check_fit(host: &Daemon, offer: &Offer) -> Result<(), Cause> {
+/// Checks the offer before anything is created, and reserves memory and disk space for it. If these are
+/// short, waits until ended machines have freed theirs.
+fn reserve_room(host: &Daemon, offer: &Offer) -> Result<(Reservation, Reservation), Cause> {
     match compatibility::check(offer, &host_capacity(host, offer)?) {
-        Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })
-            if host.cleanup.wait(MEMORY_FREE_TIMEOUT) =>
-        {
-            Ok(compatibility::check(offer, &host_capacity(host, offer)?)?)
+        Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) if host.make_room() => {
+            compatibility::check(offer, &host_capacity(host, offer)?)?;
         }
-        checked => Ok(checked?),
+        checked => checked?,
     }
+    // Another machine may have come in between.
+    let (needed, disks) = (offer.config.memory, ByteSize(offer.disk_bytes));
+    let full = |free| Incompatibility::Memory { needed, free: ByteSize(free) };
+    let memory = host.memory.reserve(needed.0)?.map_err(full)?;
+    let full = |free| Incompatibility::Disk { needed: disks, free: ByteSize(free) };
+    let disk = host.disk_space.reserve(disks.0)?.map_err(full)?;
+    disk.taken_by(host.directories.machine(&offer.name));
+    Ok((memory, disk))
 }
 
 fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
-    let room =
-        |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
     let missing = |bridge: &String| !has_interface(bridge);
@@ -190,8 +197,8 @@ fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),
         processor: processor(),
-        memory: room(&host.directories.runtime_dirs())?.min(memory_available().unwrap_or(u64::MAX)),
-        disk: room(host.directories.data())?,
+        memory: host.memory.spare()?.min(memory_available().unwrap_or(u64::MAX)),
+        disk: host.disk_space.spare()?,
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
     })
 }
@@ -240,8 +247,12 @@ impl IncomingMachineState {
     /// Starts its QEMU once everything that QEMU opens by name is here.
     fn make_ready(&mut self) -> Result<(), DaemonError> {
         if self.missing.is_empty() && self.live.is_none() {
-            let live =
-                self.live.insert(RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid)?);
+            let memory = match self.memory.take() {
+                Some(memory) => memory,
+                None => self.host.reserve_memory(self.record.config.memory)?,
+            };
+            let live = RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid, memory)?;
+            let live = self.live.insert(live);
             if let Some(beginning) = &mut self.baseline {
                 let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
                 self.baseline_fill =
@@ -411,6 +422,7 @@ impl IncomingMachine for IncomingMachineState {
 
     fn run(&mut self) -> Result<(), Cause> {
         Failpoint::Commit.reached();
+        self.disk = None;
         if let Some(heir) = self.inherited_protection.take() {
             self.runs_since = heir.run(&self.host, &self.machine)?;
             Failpoint::Running.reached();
@@ -540,6 +552,8 @@ pub(crate) fn recover_prepared(
         baseline: None,
         baseline_fill: BaselineFill::nothing(),
         background_sync: BackgroundSync::default(),
+        memory: None,
+        disk: None,
         live: None,
         machine,
         inherited_protection: None,
