@@ -3,8 +3,9 @@
 use crate::{
     core::{error::DaemonError, refs},
     daemon::Daemon,
+    machine::entry::Machine,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use whimbrel_api::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo, PreviousCapsule, Tagged,
 };
@@ -96,12 +97,15 @@ impl Daemon {
             Some(machine) => refs::display_name(name, machine),
             None => Some(name.clone()),
         };
-        Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
+        let names = names.iter().filter_map(shown).collect();
+        let needs = |machine: &Arc<Machine>| machine.needed_capsule() == Some(id);
+        let machines = self.machines().into_iter().filter(needs).map(|one| one.name().clone());
+        Ok(PreviousCapsule { capsule: id, names, children, machines: machines.collect() })
     }
 
-    /// Bytes that the store uses on disk.
+    /// Bytes that the store uses on disk, without those set aside for garbage collection.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        disk_usage(&self.directories.store())
+        disk_usage(&self.directories.store()).saturating_sub(self.store.reserved_bytes().unwrap_or(0))
     }
 
     fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
