@@ -10,7 +10,8 @@ use whimbrel_core::{HostName, MachineName, RefName};
 pub const HOST: &str = "/v1/host";
 /// `GET`: all machines; `POST`: create one.
 pub const MACHINES: &str = "/v1/machines";
-/// `GET`: one machine; `DELETE`: delete one that does not run.
+/// `GET`: one machine; `DELETE`: delete one that does not run, or with `?unreadable=true` what is left of one
+/// whose record cannot be read.
 pub const MACHINE: &str = "/v1/machines/{name}";
 /// `POST`: start a stopped or crashed machine.
 pub const MACHINE_START: &str = "/v1/machines/{name}/start";
@@ -124,6 +125,11 @@ fn fill(template: &str, value: &str) -> String {
 /// Path of the machine `name`, from one of the `MACHINE…` templates.
 pub fn machine(template: &str, name: &MachineName) -> String {
     fill(template, name.as_str())
+}
+
+/// [`MACHINE`] to delete one whose record cannot be read.
+pub fn unreadable_machine(name: &MachineName) -> String {
+    format!("{}?unreadable=true", machine(MACHINE, name))
 }
 
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.

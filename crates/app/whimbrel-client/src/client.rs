@@ -92,6 +92,11 @@ impl Client {
         self.delete(routes::machine(routes::MACHINE, name)).await
     }
 
+    /// Deletes what is left of a machine whose record cannot be read.
+    pub async fn delete_unreadable_machine(&self, name: &MachineName) -> Result<(), ClientError> {
+        self.delete(routes::unreadable_machine(name)).await
+    }
+
     /// Pauses the CPUs of a machine.
     pub async fn pause(&self, name: &MachineName) -> Result<MachineInfo, ClientError> {
         self.start(routes::machine(routes::MACHINE_PAUSE, name)).await

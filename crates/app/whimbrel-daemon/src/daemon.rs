@@ -7,8 +7,10 @@ use crate::{
     machine::{
         cleanup::Cleanup,
         entry::Machine,
+        folder,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
+        unreadable::UnreadableMachines,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, tunnel::Tunnels},
@@ -70,6 +72,7 @@ pub(crate) struct Daemon {
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
+    pub(crate) unreadable: UnreadableMachines,
     listen: Option<SocketAddr>,
     operations: Operations,
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
@@ -132,6 +135,7 @@ impl Daemon {
             sizes: AddedSizes::default(),
             evacuation: EvacuationState::default(),
             protections: protecting,
+            unreadable: UnreadableMachines::default(),
             listen,
             operations: Operations::default(),
             machines: Mutex::default(),
@@ -191,7 +195,11 @@ impl Daemon {
     }
 
     pub(crate) fn machine(&self, name: &MachineName) -> Result<Arc<Machine>, DaemonError> {
-        self.table().get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
+        let found = self.table().get(name).cloned();
+        match found {
+            Some(machine) => Ok(machine),
+            None => self.unreadable.check(name).and(Err(DaemonError::machine_not_found(name))),
+        }
     }
 
     /// All machines, by name.
@@ -201,6 +209,7 @@ impl Daemon {
 
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
         let mut infos: Vec<_> = self.machines().iter().map(|machine| machine.info()).collect();
+        infos.extend(self.unreadable.infos());
         self.protections.add_to(&mut infos);
         self.uploads.add_to(&mut infos);
         infos
@@ -243,6 +252,7 @@ impl Daemon {
 
     /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), DaemonError> {
+        self.unreadable.check(name)?;
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
         let state = machine.info().state;
         if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {
@@ -331,7 +341,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         let name = record.name.clone();
         self.start_services(record, live).or_else(|error| {
-            Record::delete(&self.directories, &name)?;
+            folder::delete(&self.directories, &name)?;
             Err(error)
         })
     }
@@ -423,7 +433,7 @@ impl Daemon {
             self.tunnels.end_of(name);
         }
         let owed = turn.record.owed.take();
-        Record::delete(&self.directories, name)?;
+        folder::delete(&self.directories, name)?;
         self.remove(name);
         self.stop_upload(name);
         // The host that has its missing pages need not keep them.

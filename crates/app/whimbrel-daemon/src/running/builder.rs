@@ -12,6 +12,7 @@ use crate::{
     daemon::Daemon,
     guest::{ArrivalKind, GuestAgent},
     machine::{
+        folder,
         prestarted_qemu::PrestartedQemu,
         record::{DiskBase, Record},
         runtime_dir::RuntimeDir,
@@ -43,10 +44,9 @@ pub(crate) fn launch(
     let console_log = match record {
         None => slot.dir().join("console.log"),
         Some(record) => {
-            let dir = host.directories.machine(&record.name);
-            if let Err(source) = std::fs::create_dir_all(&dir) {
+            if let Err(error) = folder::prepare(&host.directories, &record.name) {
                 slot.remove();
-                return Err(DaemonError::io("create", &dir, source));
+                return Err(error);
             }
             host.directories.console_log(&record.name)
         }
@@ -134,6 +134,9 @@ impl<'a> MachineBuilder<'a> {
     pub(super) fn open_disks(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
         let Self { host, record, overlay, stall, fetcher: taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;
+        if *overlay == Overlay::New {
+            folder::prepare(&host.directories, &record.name)?;
+        }
         let origin = self.pin_origin()?;
         let served = record.config.disks.len().min(record.bases.len());
         let open = |index| RunningDisk::open((host, stall, taking), record, index, *overlay, slot);

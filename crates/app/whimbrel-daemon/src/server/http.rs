@@ -167,9 +167,23 @@ async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbr
     .await
 }
 
-async fn delete_machine(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
+#[derive(Deserialize)]
+struct DeleteQuery {
+    #[serde(default)]
+    unreadable: bool,
+}
+
+async fn delete_machine(
+    State(host): Shared,
+    Path(name): Path<String>,
+    Query(query): Query<DeleteQuery>,
+) -> Answer<()> {
     let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.delete(&name)).await
+    let delete = move |host: &Arc<Daemon>| match query.unreadable {
+        true => host.unreadable.delete(&host.directories, &name),
+        false => host.delete(&name),
+    };
+    blocking(host, delete).await
 }
 
 async fn start(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {

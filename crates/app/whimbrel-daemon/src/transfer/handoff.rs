@@ -133,7 +133,10 @@ impl Daemon {
         name: &MachineName,
         capsule: &CapsuleId,
     ) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machine(name) else { return Ok(true) };
+        let machine = match self.machine(name) {
+            Err(DaemonError::NotFound { .. }) => return Ok(true),
+            found => found?,
+        };
         let turn = machine.try_lock("arrival", None)?;
         match &turn.record.phase {
             Phase::Given { .. } => Ok(true),

@@ -15,11 +15,17 @@ Examples:
 pub(crate) struct Args {
     /// Name of the machine
     name: MachineName,
+    /// Delete what is left of a machine whose record cannot be read
+    #[arg(long)]
+    unreadable: bool,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        context.client.delete_machine(&self.name).await?;
+        match self.unreadable {
+            true => context.client.delete_unreadable_machine(&self.name).await?,
+            false => context.client.delete_machine(&self.name).await?,
+        }
         context.output.result(&Removed::one(&self.name), |removed| removed.sentence("deleted"))
     }
 }
