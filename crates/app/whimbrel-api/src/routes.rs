@@ -89,6 +89,11 @@ pub fn machine(template: &str, name: &MachineName) -> String {
     fill(template, name.as_str())
 }
 
+/// [`MACHINE`] to delete one whose record cannot be read.
+pub fn unreadable_machine(name: &MachineName) -> String {
+    format!("{}?unreadable=true", machine(MACHINE, name))
+}
+
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.
 pub fn console_log(name: &MachineName, bytes: u64) -> String {
     format!("{}?{CONSOLE_LOG_BYTES}={bytes}", machine(MACHINE_CONSOLE_LOG, name))

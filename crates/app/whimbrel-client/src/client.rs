@@ -150,6 +150,8 @@ calls! {
     DELETE cancel(id: OperationId) -> Operation: routes::operation(OPERATION, id);
     /// Deletes a stopped or crashed machine and its disks.
     DELETE delete_machine(name: &MachineName) -> (): routes::machine(MACHINE, name);
+    /// Deletes what is left of a machine whose record cannot be read.
+    DELETE delete_unreadable_machine(name: &MachineName) -> (): routes::unreadable_machine(name);
     /// Removes a host from the trust list.
     DELETE untrust(name: &HostName) -> (): routes::trust_entry(name);
 }

@@ -7,6 +7,7 @@ use crate::{
     machine::{
         cleanup::Cleanup,
         entry::Machine,
+        folder,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
@@ -122,7 +123,7 @@ impl Daemon {
     }
 
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
-        let mut infos: Vec<_> = self.machines.all().iter().map(|machine| machine.info()).collect();
+        let mut infos = self.machines.infos();
         self.protections.add_to(&mut infos);
         self.uploads.add_to(&mut infos);
         infos
@@ -178,7 +179,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         let name = record.name.clone();
         self.start_services(record, live).or_else(|error| {
-            Record::delete(&self.directories, &name)?;
+            folder::delete(&self.directories, &name)?;
             Err(error)
         })
     }
@@ -239,7 +240,7 @@ impl Daemon {
             self.tunnels.end_of(name);
         }
         let owed = turn.record.owed.take();
-        Record::delete(&self.directories, name)?;
+        folder::delete(&self.directories, name)?;
         self.machines.remove(name);
         self.stop_upload(name);
         // The host that has its missing pages need not keep them.

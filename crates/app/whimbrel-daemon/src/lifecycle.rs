@@ -45,7 +45,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .build()
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
     let host = Daemon::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
-    host.recover_machines();
+    host.recover_machines()?;
     host.start_uploads();
     host.start_naming_read_capsules();
     host.start_pinning();

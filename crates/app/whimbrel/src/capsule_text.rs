@@ -2,7 +2,7 @@
 
 use crate::table::{ago, fields, table};
 use whimbrel_api::{CapsuleDiff, CapsuleInfo, PreviousCapsule};
-use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
+use whimbrel_core::{ByteSize, MachineName, PAGE_SIZE, RefName};
 
 pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
     let rows = capsules.iter().map(|capsule| {
@@ -54,6 +54,10 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
 
 /// Remark about a capsule that lost a name; none if it has no children.
 pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
+    let machines: Vec<_> = left.machines.iter().map(MachineName::as_str).collect();
+    if !machines.is_empty() {
+        return Some(format!("{} needs that capsule, so `whimbrel gc` retains it", machines.join(", ")));
+    }
     let children = match left.children.len() as u64 {
         0 => return None,
         1 => "1 child, which does not depend on it".to_owned(),

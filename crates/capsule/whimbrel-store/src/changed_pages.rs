@@ -124,7 +124,11 @@ pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: U
     };
     thread::scope(|scope| {
         let workers = session.inner.options.workers.clamp(1, parts.len().max(1));
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (0..workers).filter_map(start).collect();
+        if threads.is_empty() {
+            return work();
+        }
         let joined =
             threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.collect::<Vec<Result<()>>>().into_iter().collect()

@@ -1,6 +1,7 @@
 //! Errors of the store.
 
 use crate::remote_objects::RemoteObjectsError;
+use rustix::io::Errno;
 use std::{error::Error, io};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{ManifestError, NodeError, pack_frame::PackFrameError};
@@ -21,7 +22,8 @@ pub enum StoreError {
         /// Cause reported by the kernel.
         source: io::Error,
     },
-    /// A write or sync failed before, so this handle rejects writes. Open the store again.
+    /// A sync failed before, or the disk had an error, so this handle rejects writes until the store is opened
+    /// again or [`Store::reopen`](crate::Store::reopen) succeeds.
     #[error("the store is latched after a failed {action}")]
     Latched {
         /// First action that failed.
@@ -185,6 +187,21 @@ impl StoreError {
     /// Whether the call may succeed later, when another host is back.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Remote { source } if source.retryable)
+    }
+
+    /// Whether nobody knows what is on the disk: a failed sync may have lost what was written before it. Any
+    /// other failure says itself what was not done.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        let io_error = Errno::IO.raw_os_error();
+        matches!(self, Self::Io { action, source, .. } if *action == "sync" || source.raw_os_error() == Some(io_error))
+    }
+
+    /// Whether the disk is full.
+    pub(crate) fn is_full_disk(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        whimbrel_core::causes(self)
+            .filter_map(|error| error.downcast_ref::<io::Error>())
+            .any(|error| full.contains(&error.kind()))
     }
 
     /// Whether a file does not exist.

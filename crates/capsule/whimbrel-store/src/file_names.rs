@@ -17,6 +17,8 @@ pub(crate) const REFS: &str = "refs";
 pub(crate) const LEASES: &str = "leases";
 /// Directory of marks for partial capsules.
 pub(crate) const PARTIAL: &str = "partial";
+/// Directory of the bytes that garbage collection may use on a full disk.
+pub(crate) const RESERVE: &str = "reserve";
 pub(crate) const TEMP: &str = "tmp";
 pub(crate) const MARKER: &str = "whimbrel-store";
 pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";

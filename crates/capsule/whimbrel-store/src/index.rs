@@ -105,6 +105,11 @@ impl Index {
         self.frames
     }
 
+    /// Bytes of the file.
+    pub(crate) fn size(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
     /// Whether the checksum of the body matches. Reads all of it.
     pub(crate) fn body_is_intact(&self) -> bool {
         xxh3_64(&self.bytes()[self.body()..]) == wide(self.bytes(), 32)

@@ -295,7 +295,11 @@ impl StoredImage {
             }
         };
         thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+            let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+            let threads: Vec<_> = (0..threads.max(1)).filter_map(start).collect();
+            if threads.is_empty() {
+                return work();
+            }
             let results = threads
                 .into_iter()
                 .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -9,15 +9,15 @@ use crate::{
 };
 use std::{fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
 use whimbrel_api::{
-    Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, MachineState, Operation,
-    OperationKind, OperationResult, Unit,
+    Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, Operation, OperationKind,
+    OperationResult, Unit,
 };
 use whimbrel_block::{BlockError, Device, FileDevice};
 use whimbrel_core::{
     Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
 };
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_store::{GcRoots, Pin, StoreError, StoredDisk};
+use whimbrel_store::{GcRoots, StoreError, StoredDisk};
 
 /// Memory of a machine that boots an imported disk, until its user changes it.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
@@ -31,9 +31,10 @@ impl Daemon {
         self.operations().start(OperationKind::Gc, "the store", move |reporter| {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
-            let _held = host.pin_stopped_machines();
+            host.machines.unreadable.check_none()?;
             refs::remove_outdated_previous(&host.store).map_err(refs::store_error("read the refs"))?;
-            let report = host.store.gc(GcRoots::Referenced).map_err(refs::store_error("collect garbage"))?;
+            let report = host.store.gc_retaining(GcRoots::Referenced, &host.needed_capsules());
+            let report = report.map_err(refs::store_error("collect garbage"))?;
             host.sweep_prefetch_lists()?;
             host.remove_partial_records()?;
             let stored = host.stored_bytes();
@@ -46,13 +47,10 @@ impl Daemon {
         })
     }
 
-    /// Pins the capsules beneath the disks of machines that are switched off. Running machines have their own
-    /// pins.
-    fn pin_stopped_machines(&self) -> Vec<Pin> {
-        let is_off =
-            |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
-        let resting = self.machine_infos().into_iter().filter(|machine| is_off(&machine.state));
-        resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
+    /// The capsules that machines need, whatever becomes of their refs. Running machines have pins too, which
+    /// end when they stop.
+    fn needed_capsules(&self) -> Vec<CapsuleId> {
+        self.machines.all().iter().filter_map(|machine| machine.needed_capsule()).collect()
     }
 
     /// Reads and checks the whole store.

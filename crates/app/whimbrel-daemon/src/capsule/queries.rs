@@ -4,8 +4,9 @@ use crate::{
     core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
+    machine::entry::Machine,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use whimbrel_api::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo, PreviousCapsule, Tagged,
 };
@@ -81,7 +82,10 @@ impl Daemon {
             Some(machine) => refs::display_name(name, machine),
             None => Some(name.clone()),
         };
-        Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
+        let names = names.iter().filter_map(shown).collect();
+        let needs = |machine: &Arc<Machine>| machine.needed_capsule() == Some(id);
+        let machines = self.machines.all().into_iter().filter(needs).map(|one| one.name().clone());
+        Ok(PreviousCapsule { capsule: id, names, children, machines: machines.collect() })
     }
 
     pub(crate) fn capsule_info(&self, id: CapsuleId, manifest: &Manifest, names: &[RefName]) -> CapsuleInfo {
@@ -130,9 +134,9 @@ impl Core {
         Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
     }
 
-    /// Bytes that the store uses on disk.
+    /// Bytes that the store uses on disk, without those set aside for garbage collection.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        disk_usage(&self.directories.store())
+        disk_usage(&self.directories.store()).saturating_sub(self.store.reserved_bytes().unwrap_or(0))
     }
 
     fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {

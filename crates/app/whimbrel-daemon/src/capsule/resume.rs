@@ -12,7 +12,7 @@ use crate::{
         record::{Phase, Record},
     },
     network::tunnel,
-    running::{RunningMachine, disk_alignment::disk_bases},
+    running::{RunningMachine, disk_alignment::disk_bases, remove_overlays},
 };
 use std::{
     sync::Arc,
@@ -227,6 +227,10 @@ impl Daemon {
             self.prefetch(plan.capsule, plan.manifest);
         }
         self.materialize_boot_files(plan.manifest)?;
+        if suspended.is_some() {
+            // Its capsule has the disks. A resume that failed may have left overlays.
+            remove_overlays(&self.directories, &self.directories.machine(&plan.name));
+        }
         let mut record = plan.record();
         let live = match plan.manifest.device.is_empty() {
             true => RunningMachine::boot(self, &record)?,

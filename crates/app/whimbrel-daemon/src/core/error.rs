@@ -26,6 +26,8 @@ pub enum DaemonError {
     NotFound { what: &'static str, name: String },
     #[error("the name {name} is taken")]
     NameTaken { name: MachineName },
+    #[error("the record of {name} cannot be read: {reason}")]
+    UnreadableRecord { name: MachineName, reason: String },
     #[error("{name} is busy with {with}")]
     Busy { name: MachineName, with: String },
     #[error("{name} is {state}; it must be {needed}")]
@@ -100,6 +102,8 @@ pub enum DaemonError {
     LostContact { host: HostName, source: Cause },
     #[error("cancelled: {left}")]
     Cancelled { left: String },
+    #[error("cannot start a thread")]
+    Thread { source: io::Error },
     #[error("a bug in the daemon stopped the operation")]
     Panicked,
 }
@@ -122,6 +126,7 @@ impl DaemonError {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::NameTaken { .. } => ErrorCode::NameTaken,
+            Self::UnreadableRecord { .. } => ErrorCode::Damaged,
             Self::Busy { .. }
             | Self::State { .. }
             | Self::AlreadyServed { .. }
@@ -160,7 +165,7 @@ impl DaemonError {
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
             Self::NoWitness { .. } => ErrorCode::Busy,
-            Self::Panicked => ErrorCode::Internal,
+            Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
         }
     }
 
@@ -196,6 +201,9 @@ impl DaemonError {
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
+            Self::UnreadableRecord { name, .. } => format!(
+                "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
+            ),
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
                 format!("`whimbrel start {name}` runs it again")
@@ -242,18 +250,18 @@ impl DaemonError {
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
             ),
             Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
+            Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }
             Self::Store { source, .. } if is_latched(&**source) => {
-                "an earlier write to the store failed (see the daemon's log): free space or repair the disk, then restart \
-                 the daemon; machines keep running"
+                "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again"
                     .into()
             }
             _ if self.code() == ErrorCode::NoSpace => "free space, or run `whimbrel gc`".into(),
             _ if self.code() == ErrorCode::Damaged => {
-                "`whimbrel verify` lists all damage".into()
+                "`whimbrel verify` lists all damage, and `whimbrel gc` rebuilds damaged indexes".into()
             }
             _ => return None,
         })

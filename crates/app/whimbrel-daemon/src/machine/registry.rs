@@ -1,17 +1,20 @@
 //! Registry: the machines of this host by name, and names that are reserved for machines to come.
 
-use super::entry::Machine;
+use super::{entry::Machine, unreadable::UnreadableMachines};
 use crate::core::error::DaemonError;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+use whimbrel_api::MachineInfo;
 use whimbrel_core::MachineName;
 
 /// All machines of this host.
 #[derive(Default)]
 pub(crate) struct MachineRegistry {
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
+    /// Names of machines whose records cannot be read.
+    pub(crate) unreadable: UnreadableMachines,
     /// Names of machines that are being created.
     reserved_names: Mutex<BTreeSet<MachineName>>,
 }
@@ -30,12 +33,22 @@ impl Drop for NameReservation<'_> {
 
 impl MachineRegistry {
     pub(crate) fn get(&self, name: &MachineName) -> Result<Arc<Machine>, DaemonError> {
-        self.table().get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
+        let found = self.table().get(name).cloned();
+        match found {
+            Some(machine) => Ok(machine),
+            None => self.unreadable.check(name).and(Err(DaemonError::machine_not_found(name))),
+        }
     }
 
     /// All machines, by name.
     pub(crate) fn all(&self) -> Vec<Arc<Machine>> {
         self.table().values().cloned().collect()
+    }
+
+    /// What `ps` shows of each machine, also of those whose records cannot be read.
+    pub(crate) fn infos(&self) -> Vec<MachineInfo> {
+        let known = self.all();
+        known.iter().map(|machine| machine.info()).chain(self.unreadable.infos()).collect()
     }
 
     /// Adds a machine to the registry. Its name is free, or that of a suspended machine.
@@ -75,6 +88,7 @@ impl MachineRegistry {
 
     /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), DaemonError> {
+        self.unreadable.check(name)?;
         let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
         let state = machine.info().state;
         if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {

@@ -12,6 +12,7 @@ use crate::{
     daemon::Daemon,
     guest::{ArrivalKind, GuestAgent},
     machine::{
+        folder,
         prestarted_qemu::PrestartedQemu,
         record::{DiskBase, Record},
         runtime_dir::RuntimeDir,
@@ -124,6 +125,9 @@ impl<'a> MachineBuilder<'a> {
     pub(super) fn open_disks(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
         let Self { host, record, overlay, stall, fetcher: taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;
+        if *overlay == Overlay::New {
+            folder::prepare(&host.directories, &record.name)?;
+        }
         let origin = self.pin_origin()?;
         let served = record.config.disks.len().min(record.bases.len());
         let open = |index| RunningDisk::open((host, stall, taking), record, index, *overlay, slot);

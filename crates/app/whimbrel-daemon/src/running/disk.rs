@@ -83,10 +83,7 @@ impl RunningDisk {
             base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
         }
         let cow = match overlay {
-            Overlay::New => {
-                place.remove().map_err(|source| failed(source.into()))?;
-                Cow::create(&place, base, base_id)
-            }
+            Overlay::New => Cow::create(&place, base, base_id),
             Overlay::Existing => Cow::open(&place, base, base_id),
         };
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);

@@ -42,6 +42,7 @@ macro_rules! routes {
 
 pub(crate) fn router(host: Arc<Daemon>) -> Router {
     let router = capsule_routes(machine_routes(Router::new()))
+        .route(routes::MACHINE, delete(delete_machine))
         .route(routes::MACHINE_WWS, post(wws))
         .route(routes::MACHINE_CONSOLE, get(console))
         .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
@@ -60,7 +61,6 @@ fn machine_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
         get MACHINES () () => machines;
         post MACHINES () (request: RunRequest) => move |host| host.run(request);
         get MACHINE (name: MachineName) () => move |host| machine(host, &name);
-        delete MACHINE (name: MachineName) () => move |host| host.delete(&name);
         post MACHINE_START (name: MachineName) () => move |host| host.start(&name);
         post MACHINE_STOP (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
         post MACHINE_PAUSE (name: MachineName) () => move |host| host.set_paused(&name, true);
@@ -223,6 +223,24 @@ async fn rebase(
 ) -> Answer<OutdatedReport> {
     let onto: Option<CapsuleRef> = query.onto.as_deref().map(named).transpose()?;
     blocking(host, move |host| host.outdated_report(&capsule, onto.as_ref())).await
+}
+
+#[derive(Deserialize)]
+struct DeleteQuery {
+    #[serde(default)]
+    unreadable: bool,
+}
+
+async fn delete_machine(
+    State(host): Shared,
+    At(name): At<MachineName>,
+    Query(query): Query<DeleteQuery>,
+) -> Answer<()> {
+    let delete = move |host: &Arc<Daemon>| match query.unreadable {
+        true => host.machines.unreadable.delete(&host.directories, &name),
+        false => host.delete(&name),
+    };
+    blocking(host, delete).await
 }
 
 async fn diff(State(host): Shared, Path((a, b)): Path<(String, String)>) -> Answer<CapsuleDiff> {

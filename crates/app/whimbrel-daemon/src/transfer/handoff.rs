@@ -121,7 +121,10 @@ impl Daemon {
         name: &MachineName,
         capsule: &CapsuleId,
     ) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machines.get(name) else { return Ok(true) };
+        let machine = match self.machines.get(name) {
+            Err(DaemonError::NotFound { .. }) => return Ok(true),
+            found => found?,
+        };
         let turn = machine.try_lock("arrival", None)?;
         match &turn.record.phase {
             Phase::Given { .. } => Ok(true),

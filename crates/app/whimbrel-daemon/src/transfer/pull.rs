@@ -249,12 +249,13 @@ impl Daemon {
     /// belongs to that machine while it is here: with the name moved to an older version, or to that of a
     /// namesake, the newest could be garbage-collected.
     pub(crate) fn may_have_name(&self, name: &RefName, capsule: &CapsuleId) -> bool {
-        let machine = refs::machine_named(name).and_then(|name| self.machines.get(&name).ok());
-        let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
-            !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. })
+        let lives_here = |name: MachineName| match self.machines.get(&name) {
+            Ok(machine) => !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. }),
+            // With an unreadable record, it may.
+            Err(error) => !matches!(error, DaemonError::NotFound { .. }),
         };
         let same = || self.store.get_ref(name).is_ok_and(|now| now == Some(*capsule));
-        !machine.is_some_and(lives_here) || same()
+        !refs::machine_named(name).is_some_and(lives_here) || same()
     }
 
     /// Fetches the rest of a partial capsule, then names it. Returns bytes on the wire and the pages in them.

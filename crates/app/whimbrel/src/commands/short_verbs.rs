@@ -69,9 +69,15 @@ Examples:
         {
             /// Name of the machine
             name: MachineName,
+            /// Delete what is left of a machine whose record cannot be read
+            #[arg(long)]
+            unreadable: bool,
         };
         |args, context| {
-            context.client.delete_machine(&args.name).await?;
+            match args.unreadable {
+                true => context.client.delete_unreadable_machine(&args.name).await?,
+                false => context.client.delete_machine(&args.name).await?,
+            }
             context.output.result(&Removed::one(&args.name), |removed| removed.sentence("deleted"))
         }
     }

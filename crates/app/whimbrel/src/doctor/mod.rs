@@ -42,11 +42,11 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    pub(crate) fn ok(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, verdict: CheckStatus::Ok, found: found.into(), fix: None }
     }
 
-    fn bad(name: &'static str, verdict: CheckStatus, found: impl Into<String>, fix: &str) -> Self {
+    pub(crate) fn bad(name: &'static str, verdict: CheckStatus, found: impl Into<String>, fix: &str) -> Self {
         Self { name, verdict, found: found.into(), fix: Some(fix.to_owned()) }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
+        folder,
         record::{DiskBase, Phase, ProcessRecord, Record},
         reservations::Reservation,
         runtime_dir::{self, RuntimeMark},
@@ -471,7 +472,7 @@ impl IncomingMachine for IncomingMachineState {
             Some(live) => live.end(),
             None => self.kill_unrecovered(&turn),
         }
-        if let Err(error) = Record::delete(&self.host.directories, self.machine.name()) {
+        if let Err(error) = folder::delete(&self.host.directories, self.machine.name()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot delete an aborted incoming machine"
@@ -525,7 +526,7 @@ pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
     if let Some(process) = &record.process {
         runtime_dir::clear(&host.directories.runtime_dir(&process.slot));
     }
-    if let Err(error) = Record::delete(&host.directories, &record.name) {
+    if let Err(error) = folder::delete(&host.directories, &record.name) {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot delete an unfinished migration");
     }
 }
