@@ -5,7 +5,7 @@
 //! matter: a slow line is not dead, and a peer that sends slowly holds at most one frame of memory.
 
 use crate::{
-    CloseReason, Connection, Endpoint, WireFrameError,
+    CloseReason, Connection, Endpoint, Peer, WireFrameError,
     connection::{self, HeldCredit, Shared},
     credit::Class,
     dispatcher::Dispatcher,
@@ -65,14 +65,16 @@ pub(crate) fn start(
     let name = connection.peer.name.clone();
     let reading = AbortOnDrop(tokio::spawn(read_frames(reader, shared.clone(), dispatcher)));
     let writing = AbortOnDrop(tokio::spawn(write_frames(writer, shared.clone())));
+    let peer = connection.peer.clone();
     tokio::spawn(async move {
-        supervise(&shared, reading, writing, dead_after).await;
+        supervise(&shared, &peer, reading, writing, dead_after).await;
         tracing::debug!(peer = %name, reason = %shared.reason(), "connection ended");
     });
 }
 
 async fn supervise(
     shared: &Arc<Shared>,
+    peer: &Peer,
     mut reading: AbortOnDrop,
     mut writing: AbortOnDrop,
     dead_after: Duration,
@@ -80,11 +82,12 @@ async fn supervise(
     let reason = tokio::select! {
         reason = reading.ended() => reason,
         reason = writing.ended() => reason,
-        reason = watch(shared, dead_after) => reason,
+        reason = watch(shared, peer, dead_after) => reason,
     };
     let polite = !matches!(reason, CloseReason::Io { .. } | CloseReason::Dead { .. } | CloseReason::Lost);
     let told = match &reason {
         CloseReason::Protocol { source } => source.to_string(),
+        CloseReason::TrustChanged => "the trust in this host has changed".to_owned(),
         _ => String::new(),
     };
     // Before the reason is set, which makes callers drop handles: these queue a goodbye without a reason.
@@ -107,8 +110,8 @@ async fn supervise(
     }
 }
 
-/// Pings the peer and returns when it counts as dead.
-async fn watch(shared: &Shared, dead_after: Duration) -> CloseReason {
+/// Pings the peer and returns when it counts as dead, or when its entry in the trust list has changed.
+async fn watch(shared: &Shared, peer: &Peer, dead_after: Duration) -> CloseReason {
     let limit = dead_after.as_micros() as u64;
     loop {
         shared.send_queue.ping(shared.counters.now());
@@ -118,6 +121,9 @@ async fn watch(shared: &Shared, dead_after: Duration) -> CloseReason {
         let write_at = shared.counters.write_at.load(Ordering::Relaxed);
         if now.saturating_sub(heard_at.min(write_at)) >= limit {
             return CloseReason::Dead { silent: dead_after };
+        }
+        if !peer.grants.are_unchanged(&peer.identity) {
+            return CloseReason::TrustChanged;
         }
     }
 }

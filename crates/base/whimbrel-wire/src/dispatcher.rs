@@ -6,9 +6,10 @@
 //! that must finish belongs in a task of its own.
 
 use crate::{
-    Answer, Connection, PublicKey, Refusal, Request, Rights, Role,
+    Answer, Connection, PublicKey, Refusal, Request, Role,
     call::Code,
     connection::{HeldCredit, Link, Shared},
+    endpoint::Grants,
     frame::{Flags, WireFrame},
 };
 use bytes::Bytes;
@@ -52,12 +53,11 @@ pub struct Peer {
     pub name: HostName,
     /// The kind of program that the peer is.
     pub role: Role,
-    /// Rights of the peer on this host.
-    pub rights: Rights,
     /// Protocol version that both sides use.
     pub version: u16,
     /// Bytes of bulk that may be in flight in each direction.
     pub window: u32,
+    pub(crate) grants: Grants,
     pub(crate) link: Weak<Link>,
 }
 
@@ -72,6 +72,12 @@ pub trait Service: Send + Sync + 'static {
     /// Answers one request. The payload's credit is returned to the peer after the answer was sent, so a
     /// service slows its peer down by not answering. Must not block the thread.
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer>;
+
+    /// Whether the peer may send requests of `kind` now, asked for each of them before it is handled. A service
+    /// whose requests need more than the right of their range judges them itself.
+    fn admits(&self, peer: &Peer, kind: u16) -> bool {
+        peer.grants.allow(&peer.identity, kind)
+    }
 
     /// Called for a new connection before any of its requests is handled. The handle can call the peer, and
     /// keeps the connection open while it exists. Must not block.
@@ -207,7 +213,7 @@ impl HandlerContext {
 
     async fn call_service(&self, request: Request) -> Answer {
         let kind = request.kind;
-        if !self.peer.rights.allow(kind) {
+        if !self.service.admits(&self.peer, kind) {
             return Err(Refusal::new(
                 Code::FORBIDDEN,
                 format!("requests of kind {kind:#06x} are not allowed"),

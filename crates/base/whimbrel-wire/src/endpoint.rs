@@ -2,7 +2,7 @@
 
 use crate::{
     ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service,
-    VersionRange, connection::Shared, connection_tasks, credit, hello,
+    Trust, TrustedPeer, VersionRange, connection::Shared, connection_tasks, credit, hello,
 };
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
@@ -51,13 +51,30 @@ pub struct Endpoint {
     pub settings: EndpointSettings,
     /// Versions that this side offers.
     pub versions: VersionRange,
+    /// Trust list that names the hosts that this side dials, and gives them their rights here. Without one,
+    /// they name themselves and may send every request that the service answers.
+    pub trust: Option<Arc<Trust>>,
 }
 
 impl Endpoint {
     /// A host called `name` whose peers' requests `service` answers (`()` refuses them all).
     pub fn new(name: HostName, service: impl Service) -> Self {
         let settings = EndpointSettings::default();
-        Self { name, role: Role::HOST, service: Arc::new(service), settings, versions: VersionRange::OURS }
+        let (service, versions) = (Arc::new(service), VersionRange::OURS);
+        Self { name, role: Role::HOST, service, settings, versions, trust: None }
+    }
+
+    /// The same endpoint, whose dialled peers are those of `trust`.
+    pub fn with_trust(self, trust: Arc<Trust>) -> Self {
+        Self { trust: Some(trust), ..self }
+    }
+
+    /// The dialled peer that was authenticated as `identity`.
+    pub(crate) fn dialled(&self, identity: PeerIdentity) -> Result<TransportPeer, ConnectError> {
+        match &self.trust {
+            None => Ok(TransportPeer { identity, grants: Grants::Fixed(Rights::all()) }),
+            Some(trust) => TransportPeer::listed(identity, trust.clone()),
+        }
     }
 
     fn hello(&self) -> Hello {
@@ -68,12 +85,56 @@ impl Endpoint {
 
 whimbrel_core::opaque_debug!(Endpoint);
 
+/// The source of a peer's name and rights.
+#[derive(Clone)]
+pub(crate) enum Grants {
+    /// Rights that the transport gives; the peer names itself.
+    Fixed(Rights),
+    /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for every
+    /// request.
+    Listed(Arc<Trust>, Box<TrustedPeer>),
+}
+
+impl Grants {
+    /// Whether a peer that was authenticated as `identity` may send requests of `kind` now.
+    pub(crate) fn allow(&self, identity: &PeerIdentity, kind: u16) -> bool {
+        match self {
+            Self::Fixed(rights) => rights.allow(kind),
+            Self::Listed(trust, _) => {
+                matches!(trust.entry(identity), Ok(Some(entry)) if entry.rights.allow(kind))
+            }
+        }
+    }
+
+    /// Whether the entry is still the one with which the connection was made. An unreadable list refuses
+    /// requests, but a slip in an editor does not end connections.
+    pub(crate) fn are_unchanged(&self, identity: &PeerIdentity) -> bool {
+        match self {
+            Self::Fixed(_) => true,
+            Self::Listed(trust, entry) => {
+                trust.entry(identity).map_or(true, |now| now.as_ref() == Some(entry))
+            }
+        }
+    }
+}
+
 /// The peer as the transport knows it before the hello.
 pub(crate) struct TransportPeer {
     pub(crate) identity: PeerIdentity,
-    pub(crate) rights: Rights,
-    /// The name in the trust list; without one, the name in the peer's hello is used.
-    pub(crate) name: Option<HostName>,
+    pub(crate) grants: Grants,
+}
+
+impl TransportPeer {
+    /// A peer that must have an entry in `trust`.
+    pub(crate) fn listed(identity: PeerIdentity, trust: Arc<Trust>) -> Result<Self, ConnectError> {
+        let entry = trust.entry(&identity);
+        let entry = entry.map_err(|source| ConnectError::Trust { source: Arc::new(source) })?;
+        match (entry, identity) {
+            (Some(entry), identity) => Ok(Self { identity, grants: Grants::Listed(trust, Box::new(entry)) }),
+            (None, PeerIdentity::Key(key)) => Err(ConnectError::UntrustedKey { key }),
+            (None, identity) => Err(ConnectError::Unlisted { identity }),
+        }
+    }
 }
 
 /// Exchanges hellos over a byte stream and starts a connection. The caller has authenticated the other end as
@@ -85,7 +146,8 @@ pub async fn connect_io(
     rights: Rights,
     endpoint: &Endpoint,
 ) -> Result<Connection, ConnectError> {
-    connect_authenticated(reader, writer, TransportPeer { identity, rights, name: None }, endpoint).await
+    let peer = TransportPeer { identity, grants: Grants::Fixed(rights) };
+    connect_authenticated(reader, writer, peer, endpoint).await
 }
 
 pub(crate) async fn connect_authenticated(
@@ -103,15 +165,14 @@ pub(crate) async fn connect_authenticated(
     }
     let (version, window) = agreed.map_err(|source| ConnectError::Hello { source })?;
     let shared = Shared::new(window);
-    let connection = Connection::new(shared.clone(), |link| Peer {
-        identity: peer.identity,
-        name: peer.name.unwrap_or(theirs.name),
-        role: theirs.role,
-        rights: peer.rights,
-        version,
-        window,
-        link,
-    });
+    let name = match &peer.grants {
+        Grants::Listed(_, entry) => entry.name.clone(),
+        Grants::Fixed(_) => theirs.name,
+    };
+    let TransportPeer { identity, grants } = peer;
+    let role = theirs.role;
+    let connection =
+        Connection::new(shared.clone(), |link| Peer { identity, name, role, grants, version, window, link });
     // Called first, so that the service knows the connection before it handles a request of it.
     endpoint.service.connected(connection.clone());
     connection_tasks::start(reader, writer, shared, &connection, endpoint);

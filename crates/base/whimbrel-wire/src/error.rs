@@ -1,6 +1,6 @@
 //! Errors of an identity, a trust list, a connection or a call, one enum for each.
 
-use crate::{HelloError, PublicKey, Refusal, WireFrameError};
+use crate::{HelloError, PeerIdentity, PublicKey, Refusal, WireFrameError};
 use std::{error::Error, io, path::PathBuf, process::ExitStatus, sync::Arc, time::Duration};
 use whimbrel_core::HostName;
 
@@ -159,6 +159,12 @@ pub enum ConnectError {
         /// The key that the peer would have to trust.
         ours: PublicKey,
     },
+    /// A dialled peer has no entry in the trust list, whatever its transport says.
+    #[error("the trust list has no entry for {identity:?}")]
+    Unlisted {
+        /// What the transport has authenticated.
+        identity: PeerIdentity,
+    },
     /// The TLS library reported an error.
     #[error("TLS failed")]
     Tls {
@@ -226,6 +232,9 @@ pub enum CloseReason {
         /// Time without progress.
         silent: Duration,
     },
+    /// The peer's entry in the trust list was changed or removed.
+    #[error("the trust in the peer was changed here")]
+    TrustChanged,
     /// The peer violated the protocol.
     #[error("the peer violated the protocol")]
     Protocol {

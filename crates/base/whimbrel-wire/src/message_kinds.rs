@@ -47,17 +47,19 @@ pub enum Right {
     Session,
     /// Connect to the network of machines whose home is here.
     Tunnel,
+    /// Say what the guests of machines that it migrates to this host may request here. No default.
+    Guest,
 }
 
 impl Right {
-    /// Every right, in the order of the ranges.
+    /// The rights that open a range, in the order of the ranges. An entry has them by default.
     pub const ALL: [Right; 6] =
         [Right::Migrate, Right::Store, Right::Protect, Right::Pool, Right::Session, Right::Tunnel];
 
-    /// The first kind of the range that this right opens.
+    /// The first kind of the range that this right opens, or in which it counts.
     pub const fn range(self) -> u16 {
         match self {
-            Right::Migrate => range::MIGRATE,
+            Right::Migrate | Right::Guest => range::MIGRATE,
             Right::Store => range::STORE,
             Right::Protect => range::PROTECT,
             Right::Pool => range::POOL,
@@ -73,7 +75,7 @@ impl Right {
 pub struct Rights(pub Vec<Right>);
 
 impl Rights {
-    /// All rights: the default for an entry of the trust list, and the rights of every ssh login.
+    /// The default for an entry of the trust list.
     pub fn all() -> Self {
         Self(Right::ALL.to_vec())
     }

@@ -1,10 +1,12 @@
 //! The ssh transport: runs `ssh DESTINATION whimbrel dial-stdio`; wire frames use its input and output.
 //!
-//! There is no TLS inside: ssh has authenticated the peer, and a login has all rights. ssh runs without a
-//! terminal and never prompts: where it would need a password it fails, and the error contains its message.
+//! There is no TLS inside: ssh has authenticated the peer, which has the rights of the trust entry with this
+//! destination. ssh runs without a terminal and never prompts: where it would need a password it fails, and
+//! the error contains its message.
 
 use crate::{
-    ConnectError, ConnectStep, Connection, Endpoint, PeerIdentity, Rights, connection, endpoint::connect_io,
+    ConnectError, ConnectStep, Connection, Endpoint, PeerIdentity, connection,
+    endpoint::connect_authenticated,
 };
 use std::{
     ffi::OsString,
@@ -78,6 +80,7 @@ impl SshCommand {
 
 /// Starts ssh and exchanges hellos with the remote command. ssh ends with the connection.
 pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connection, ConnectError> {
+    let peer = endpoint.dialled(PeerIdentity::Ssh(ssh.destination.clone()))?;
     let mut child = ssh.spawn()?;
     let piped = (child.stdout.take(), child.stdin.take(), child.stderr.take());
     let (Some(reader), Some(writer), Some(stderr)) = piped else {
@@ -85,8 +88,7 @@ pub async fn connect_ssh(ssh: &SshCommand, endpoint: &Endpoint) -> Result<Connec
         return Err(ConnectError::Io { step: ConnectStep::Dial, source });
     };
     let complaints = tokio::spawn(tail(stderr));
-    let identity = PeerIdentity::Ssh(ssh.destination.clone());
-    match connect_io(reader, writer, identity, Rights::all(), endpoint).await {
+    match connect_authenticated(reader, writer, peer, endpoint).await {
         Ok(connection) => {
             let shared = connection.shared().clone();
             tokio::spawn(async move {

@@ -2,11 +2,11 @@
 //!
 //! Both sides present a certificate that only carries an ed25519 key, and only that key decides whether the
 //! peer is trusted. The handshake signature, which rustls checks, proves that the peer has its secret. An
-//! untrusted peer costs one handshake; their number and their time are bounded.
+//! untrusted peer costs one handshake; their number and their time are bounded, and none of them keeps others
+//! waiting.
 
 use crate::{
-    ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Rights, Trust,
-    TrustError,
+    ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Trust, TrustError,
     endpoint::{TransportPeer, close_gracefully, connect_authenticated},
 };
 use rustls::{
@@ -20,10 +20,16 @@ use rustls::{
         danger::{ClientCertVerified, ClientCertVerifier},
     },
 };
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::oneshot,
     task::JoinSet,
     time::timeout,
 };
@@ -240,7 +246,7 @@ pub async fn connect_tls(
     let ours = identity.public_key();
     let shaken = timeout(after, connector.connect(name, stream)).await.map_err(late(ConnectStep::Tls))?;
     let stream = shaken.map_err(|source| explain(io(ConnectStep::Tls)(source), ours))?;
-    let peer = TransportPeer { identity: PeerIdentity::Key(expected), rights: Rights::all(), name: None };
+    let peer = endpoint.dialled(PeerIdentity::Key(expected))?;
     let connected = connect_over(stream.into(), peer, endpoint).await;
     connected.map_err(|error| explain(error, ours))
 }
@@ -256,6 +262,36 @@ async fn connect_over(
     }
     let (reader, writer) = tokio::io::split(stream);
     connect_authenticated(reader, writer, peer, endpoint).await
+}
+
+/// The handshakes under way, each with the sender whose drop ends it. Connections are accepted without waiting
+/// for any of them: when there are too many, the oldest of the address that has the most gives way. Strangers
+/// thus keep out others of their address at most, and only as fast as they connect.
+struct Handshakes {
+    max: usize,
+    under_way: VecDeque<(IpAddr, oneshot::Sender<()>)>,
+}
+
+impl Handshakes {
+    fn new(max: usize) -> Self {
+        Self { max: max.max(1), under_way: VecDeque::new() }
+    }
+
+    /// Adds a handshake; the receiver fires when it has to end.
+    fn begin(&mut self, from: IpAddr) -> oneshot::Receiver<()> {
+        // A handshake that is over has dropped its receiver.
+        self.under_way.retain(|(_, evict)| !evict.is_closed());
+        if self.under_way.len() >= self.max {
+            let of = |at: &usize| self.under_way[*at].0;
+            let count = |address: IpAddr| self.under_way.iter().filter(|(from, _)| *from == address).count();
+            // From the back, because the last of equals is taken.
+            let oldest = (0..self.under_way.len()).rev().max_by_key(|at| count(of(at)));
+            oldest.map(|at| self.under_way.remove(at));
+        }
+        let (evict, evicted) = oneshot::channel();
+        self.under_way.push_back((from, evict));
+        evicted
+    }
 }
 
 /// State that every accepted connection needs.
@@ -278,16 +314,15 @@ pub async fn serve_tls(
 ) -> Result<(), ConnectError> {
     let config = Arc::new(server_config(identity, trust.clone())?);
     let ours = identity.public_key();
-    let handshakes = Arc::new(Semaphore::new(endpoint.settings.max_handshakes));
+    let mut handshakes = Handshakes::new(endpoint.settings.max_handshakes);
     let server = Arc::new(Server { acceptor: TlsAcceptor::from(config), trust, endpoint, ours });
     let mut peers = JoinSet::new();
     loop {
         while peers.try_join_next().is_some() {}
-        let Ok(place) = handshakes.clone().acquire_owned().await else { return Ok(()) };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let server = server.clone();
-                peers.spawn(async move { server.serve_peer(stream, from, place).await });
+                let (server, evicted) = (server.clone(), handshakes.begin(from.ip()));
+                peers.spawn(async move { server.serve_peer(stream, from, evicted).await });
             }
             Err(error) => {
                 // Out of descriptors, or the peer has gone; in both cases continue to listen.
@@ -308,9 +343,12 @@ impl Drop for CloseOnDrop {
 }
 
 impl Server {
-    async fn serve_peer(&self, stream: TcpStream, from: SocketAddr, place: OwnedSemaphorePermit) {
-        let accepted = self.accept(stream).await;
-        drop(place);
+    async fn serve_peer(&self, stream: TcpStream, from: SocketAddr, mut evicted: oneshot::Receiver<()>) {
+        let accepted = tokio::select! {
+            accepted = self.accept(stream) => accepted,
+            _ = &mut evicted => return tracing::warn!(%from, "a handshake gave way to newer ones"),
+        };
+        drop(evicted);
         match accepted {
             Ok(connection) => {
                 tracing::debug!(%from, peer = %connection.peer().name, "connected");
@@ -343,13 +381,30 @@ impl Server {
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let key = key_of(certificate.ok_or(tls_error(rustls::Error::NoCertificatesPresented))?);
         let key = key.map_err(tls_error)?;
-        let trusted =
-            self.trust.find(&key).map_err(|source| ConnectError::Trust { source: Arc::new(source) })?;
-        // Looked up again for its rights; the entry may have been removed during the handshake.
-        let trusted = trusted.ok_or(ConnectError::UntrustedKey { key })?;
-        let identity = PeerIdentity::Key(key);
-        let peer = TransportPeer { identity, rights: trusted.rights, name: Some(trusted.name) };
+        // Looked up again: the entry may have been removed during the handshake.
+        let peer = TransportPeer::listed(PeerIdentity::Key(key), self.trust.clone())?;
         let connected = connect_over(stream.into(), peer, &self.endpoint).await;
         connected.map_err(|error| explain(error, self.ours))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    #[test]
+    fn the_oldest_handshake_of_the_busiest_address_gives_way() {
+        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mut handshakes = Handshakes::new(4);
+        let mut begun: Vec<_> = [1, 2, 2, 2].map(|last| handshakes.begin(address(last))).into();
+        let mut is_over = |at: usize| begun[at].try_recv() == Err(TryRecvError::Closed);
+        let new = handshakes.begin(address(3));
+        assert_eq!([0, 1, 2, 3].map(&mut is_over), [false, true, false, false]);
+        drop(new);
+        let _next = handshakes.begin(address(4));
+        assert!(!is_over(2), "what is over has left its place");
+        let _another = handshakes.begin(address(5));
+        assert_eq!([0, 2, 3].map(&mut is_over), [false, true, false]);
     }
 }

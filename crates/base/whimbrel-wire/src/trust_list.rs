@@ -4,14 +4,14 @@
 //! Every lookup notices a changed file, so `whimbrel trust add` needs no restart. The file is replaced
 //! atomically under a lock on `trust.lock`. A damaged file trusts nobody and is never overwritten.
 
-use crate::{PeerAddress, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
+use crate::{PeerAddress, PeerIdentity, PublicKey, RefPatterns, Rights, TrustError, atomic_file};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 use whimbrel_core::HostName;
 
@@ -110,7 +110,7 @@ type Stamp = (u64, u64, i64, i64);
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
-    seen: Mutex<(Option<Stamp>, Vec<TrustedPeer>)>,
+    seen: Mutex<(Option<Stamp>, Arc<Vec<TrustedPeer>>)>,
 }
 
 impl Trust {
@@ -123,6 +123,11 @@ impl Trust {
 
     /// All trusted hosts of the current file.
     pub fn list(&self) -> Result<Vec<TrustedPeer>, TrustError> {
+        Ok(self.peers()?.to_vec())
+    }
+
+    /// The list without a copy of it: it is looked up for every request of a peer.
+    fn peers(&self) -> Result<Arc<Vec<TrustedPeer>>, TrustError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = match fs::metadata(&self.path) {
             Ok(meta) if meta.len() > MAX_FILE => {
@@ -134,7 +139,7 @@ impl Trust {
         };
         if stamp.is_none() || stamp != seen.0 {
             let peers = if stamp.is_some() { self.read()? } else { Vec::new() };
-            *seen = (stamp, peers);
+            *seen = (stamp, Arc::new(peers));
         }
         Ok(seen.1.clone())
     }
@@ -149,12 +154,24 @@ impl Trust {
 
     /// The entry of `key`, if it is trusted.
     pub fn find(&self, key: &PublicKey) -> Result<Option<TrustedPeer>, TrustError> {
-        Ok(self.list()?.into_iter().find(|peer| peer.key == Some(*key)))
+        Ok(self.peers()?.iter().find(|peer| peer.key == Some(*key)).cloned())
+    }
+
+    /// The entry of a peer that a transport has authenticated. A process on standard input has none.
+    pub fn entry(&self, identity: &PeerIdentity) -> Result<Option<TrustedPeer>, TrustError> {
+        match identity {
+            PeerIdentity::Key(key) => self.find(key),
+            PeerIdentity::Ssh(destination) => {
+                let reaches = |peer: &&TrustedPeer| matches!(&peer.address, Some(PeerAddress::Ssh(known)) if known == destination);
+                Ok(self.peers()?.iter().find(reaches).cloned())
+            }
+            PeerIdentity::Stdio => Ok(None),
+        }
     }
 
     /// The entry of the host `name`.
     pub fn named(&self, name: &HostName) -> Result<Option<TrustedPeer>, TrustError> {
-        Ok(self.list()?.into_iter().find(|peer| peer.name == *name))
+        Ok(self.peers()?.iter().find(|peer| peer.name == *name).cloned())
     }
 
     /// Adds `peer`, durably. A name or key that is already in the list is refused.
@@ -183,7 +200,8 @@ impl Trust {
         })
     }
 
-    /// Removes the host `name`, durably, and returns its entry. Open connections stay open until they end.
+    /// Removes the host `name`, durably, and returns its entry. Its requests are refused from then on, and its
+    /// open connections end within moments.
     pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
         self.change(|peers| {
             let at = peers.iter().position(|peer| peer.name == *name);

@@ -9,7 +9,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use whimbrel_wire::{
-    CallError, CloseReason, Code, Identity, RequestOrder, Right, Rights, Trust, connect_tls,
+    CallError, CloseReason, Code, ConnectError, Endpoint, Identity, RequestOrder, Right, Rights, Trust,
+    TrustedPeer, connect_tls,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,6 +111,70 @@ async fn a_panic_an_unknown_kind_and_a_missing_right_are_refusals() {
             Err(CallError::Refused { source }) => assert_eq!(source.code, code),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// The dialled host calls back over the connection: it has the rights of its entry at the dialling side.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dialled_host_has_the_name_and_the_rights_of_its_entry_and_loses_them_at_once() {
+    let host = host_with(|_| (), true).await;
+    let (identity, dir) = (Identity::ephemeral().unwrap(), tempfile::tempdir().unwrap());
+    host.admit("client", &identity, Rights::all());
+    let trust = Arc::new(Trust::load(dir.path()).unwrap());
+    let mut near = endpoint("client").with_trust(trust.clone());
+    near.settings.dead_after = Duration::from_secs(4);
+    let untrusted = soon(host.connect_as(&identity, &near)).await;
+    assert!(matches!(untrusted, Err(ConnectError::UntrustedKey { .. })), "{untrusted:?}");
+    let entry = |rights| TrustedPeer {
+        name: "known".parse().unwrap(),
+        key: Some(host.identity.public_key()),
+        address: None,
+        rights,
+        read: None,
+        write: None,
+    };
+    trust.add(entry(Rights(vec![Right::Store]))).unwrap();
+    let connection = soon(host.connect_as(&identity, &near)).await.unwrap();
+    assert_eq!(connection.peer().name.as_str(), "known", "whatever it calls itself");
+    let far = host.far_side().await;
+    let code = async |kind| match soon(far.call(request(kind, [], Vec::new()))).await {
+        Err(CallError::Refused { source }) => Some(source.code),
+        Err(CallError::Closed { .. }) => None,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(code(0x0200).await, Some(Code::UNKNOWN_KIND));
+    assert_eq!(code(0x0100).await, Some(Code::FORBIDDEN));
+    trust.remove(&"known".parse().unwrap()).unwrap();
+    assert!(matches!(code(0x0200).await, Some(Code::FORBIDDEN) | None));
+    let reason = soon(connection.closed()).await;
+    assert!(matches!(reason, CloseReason::TrustChanged), "{reason:?}");
+    match soon(far.closed()).await {
+        CloseReason::Peer { reason } => assert!(reason.contains("trust"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_accepted_host_that_is_limited_or_removed_is_refused_at_once_and_cut() {
+    for remove in [true, false] {
+        let short = |endpoint: &mut Endpoint| endpoint.settings.dead_after = Duration::from_secs(4);
+        let host = host_with(short, true).await;
+        let connection = host.client().await;
+        soon(connection.call(request(ECHO, [], Vec::new()))).await.unwrap();
+        let name = host.trust.list().unwrap()[0].name.clone();
+        match remove {
+            true => drop(host.trust.remove(&name).unwrap()),
+            false => drop(host.trust.limit(&name, (Some("web".parse().unwrap()), None)).unwrap()),
+        }
+        let after = soon(connection.call(request(0x0200, [], Vec::new()))).await;
+        match (&after, remove) {
+            (Err(CallError::Refused { source }), true) => assert_eq!(source.code, Code::FORBIDDEN),
+            (Err(CallError::Refused { source }), false) => assert_eq!(source.code, Code::UNKNOWN_KIND),
+            (Err(CallError::Closed { .. }), _) => {}
+            other => panic!("{other:?}"),
+        }
+        let reason = soon(connection.closed()).await;
+        assert!(matches!(reason, CloseReason::Peer { .. }), "{reason:?}");
     }
 }
 

@@ -168,14 +168,15 @@ async fn a_client_that_stalls_in_the_handshake_is_cut_and_blocks_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_stalled_strangers_than_places_delay_a_friend_but_do_not_keep_it_out() {
+async fn more_stalled_strangers_than_places_do_not_delay_a_friend() {
+    // No stalled handshake ends by itself during the test.
     let change = |endpoint: &mut whimbrel_wire::Endpoint| {
-        endpoint.settings.handshake = Duration::from_millis(300);
+        endpoint.settings.handshake = Duration::from_secs(3600);
         endpoint.settings.max_handshakes = 2;
     };
     let host = host_with(change, false).await;
     let mut strangers = Vec::new();
-    for _ in 0..6 {
+    for _ in 0..64 {
         strangers.push(TcpStream::connect(&host.address).await.unwrap());
     }
     let identity = Identity::ephemeral().unwrap();
