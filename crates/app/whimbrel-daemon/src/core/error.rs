@@ -68,6 +68,8 @@ pub enum DaemonError {
     Protect { source: Cause },
     #[error("{name} has no witness, so only a user can confirm that its primary is dead")]
     NoWitness { name: MachineName },
+    #[error("{name} is not taken over: its primary {host} answers")]
+    PrimaryAnswers { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
     #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
@@ -164,7 +166,7 @@ impl DaemonError {
             | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
-            Self::NoWitness { .. } => ErrorCode::Busy,
+            Self::NoWitness { .. } | Self::PrimaryAnswers { .. } => ErrorCode::Busy,
             Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
         }
     }
@@ -248,6 +250,9 @@ impl DaemonError {
             Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
             Self::NoWitness { name } => format!(
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
+            ),
+            Self::PrimaryAnswers { name, host } => format!(
+                "`whimbrel failover {name}` on {host} loses nothing; with `--primary-is-dead --force` here, what runs there is stopped later"
             ),
             Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),

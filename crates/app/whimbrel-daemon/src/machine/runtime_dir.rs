@@ -132,11 +132,11 @@ impl RuntimeDir {
         self.dir.join(RAM)
     }
 
-    /// Creates the memory file, all holes, unless it is a link to a template. QEMU would create it too, but
-    /// not for its own user only.
+    /// Creates the memory file, all holes, unless it is there as a link: to a template, or to the memory of a
+    /// QEMU that could not load its state. QEMU would create it too, but not for its own user only.
     pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, DaemonError> {
         let path = self.ram();
-        if self.template.is_none() {
+        if !path.exists() {
             let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
             let made = file.and_then(|file| file.set_len(size.0));
             made.map_err(|source| DaemonError::io("create", &path, source))?;

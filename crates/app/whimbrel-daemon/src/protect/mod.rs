@@ -112,11 +112,23 @@ impl Protections {
         Ok(())
     }
 
-    /// Records a takeover in memory before the write: after a failed write, nobody may be told that it did
-    /// not happen.
+    /// Records a hosted standby, and reserves the space of the record of its takeover.
+    fn put_standby_record(
+        &self,
+        (id, name, handover): (ProtectionId, &MachineName, HandoverId),
+        from: &HostName,
+    ) -> Result<(), DaemonError> {
+        let note = |side| ProtectionRecord::new(id, name, handover, side);
+        let took = ProtectionSide::TookOver { from: from.clone(), at_ms: crate::now_ms() };
+        self.record_files.prepare(&note(took))?;
+        self.put_record(note(ProtectionSide::Loading { from: from.clone() }))
+    }
+
+    /// Records a takeover.
     fn put_takeover_record(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
-        lock(&self.records).insert(note.id, note.clone());
-        self.record_files.put(&note)
+        self.record_files.put_prepared(&note)?;
+        lock(&self.records).insert(note.id, note);
+        Ok(())
     }
 
     fn remove_record(&self, id: ProtectionId) {
@@ -124,8 +136,8 @@ impl Protections {
         self.record_files.remove(id);
     }
 
-    /// Whether an earlier daemon ended while it loaded this machine, which the primary had yielded and owns
-    /// again. It is of no more use here.
+    /// Whether an earlier daemon ended while it was the standby of this machine and had not taken it over: its
+    /// primary is told that the protection has ended. It is of no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
         let is_it = |note: &&ProtectionRecord| {
@@ -134,7 +146,7 @@ impl Protections {
         lock(&self.records).values().any(|note| is_it(&note))
     }
 
-    /// Removes the records of interrupted loads.
+    /// Removes the records of standbys that ended with an earlier daemon.
     pub(crate) fn remove_loading_records(&self) {
         let loading = |note: &&ProtectionRecord| matches!(note.side, ProtectionSide::Loading { .. });
         let ids: Vec<ProtectionId> =

@@ -117,9 +117,12 @@ Examples:
             /// Confirm that the primary no longer runs the machine; if it does, two copies will run
             #[arg(long)]
             primary_is_dead: bool,
+            /// Take over although its host answers: what runs there is stopped later
+            #[arg(long, requires = "primary_is_dead")]
+            force: bool,
         };
         |args, context| {
-            let request = FailoverRequest { primary_is_dead: args.primary_is_dead };
+            let request = FailoverRequest { primary_is_dead: args.primary_is_dead, force: args.force };
             operation::perform(context, context.client.failover(&args.name, &request)).await
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! Primary, standby and witness with clocks of their own, of which the primary's may lose an eighth; any
 //! message may be lost, repeated, late and overtaken; primary and witness restart at any time; the primary
-//! yields, or asks to go on alone, at any time. The witness is a host with a clock, or a register without
-//! one. In every state that can be reached: the machine is seen to run on one side at most. That the checker
-//! can fail is checked by breaking the rules.
+//! yields, loses its QEMU, or asks to go on alone, at any time; the standby fails to load the machine. The
+//! witness is a host with a clock, or a register without one. In every state that can be reached: the machine
+//! is seen to run on one side at most, some side has a copy of it, and it comes to run somewhere once the
+//! faults end. That the checker can fail is checked by breaking the rules.
 
 use crate::spoken::{Answer, Reply, TAKE};
 use stateright::{Checker, Model, Property};
@@ -12,8 +13,8 @@ use std::{collections::BTreeSet, time::Duration};
 use whimbrel_protect::{
     clock::BootTime,
     lease::{
-        PrimaryLease, PrimaryState, StandbyLease, StandbyLeaseAction, WitnessLease, WitnessQuery,
-        WitnessReply, WitnessState,
+        PrimaryLease, PrimaryLeaseAction, PrimaryState, StandbyLease, StandbyLeaseAction, WitnessLease,
+        WitnessQuery, WitnessReply, WitnessState,
     },
     protocol::StandbyOutcome,
     register_witness::{RegisterReply, RegisterRequest, RegisterWitness},
@@ -29,6 +30,8 @@ const LONG_HORIZON: u64 = 12;
 const STEP: u64 = 2;
 /// Messages under way at once.
 const UNDER_WAY: usize = 2;
+/// Rounds in which a machine comes to run once the faults end: several terms, with a pause before a reload.
+const ROUNDS: u64 = 80;
 /// Renewals that a register takes, for its revisions must have an end; and in the long check.
 const RENEWALS: u64 = 1;
 const LONG_RENEWALS: u64 = 2;
@@ -43,6 +46,15 @@ struct World {
     messages: BTreeSet<Message>,
     restarts: u8,
     yielded: bool,
+    /// The standby is loading the machine.
+    loads: bool,
+    /// Loads that have failed.
+    failures: u8,
+    /// The standby has deleted its copy, or retains it for another protection.
+    discarded: bool,
+    /// The primary has asked to keep the machine.
+    asked_to_keep: bool,
+    qemu_dead: bool,
 }
 
 /// The witness of the model.
@@ -74,7 +86,7 @@ impl Arbiter {
 
     fn ask(&mut self, question: &WitnessQuery, now: BootTime) -> WitnessReply {
         match self {
-            Self::Host(witness) => witness.step(question, now),
+            Self::Host(witness) => witness.step(question, now).reply(),
             Self::Register { .. } => RegisterWitness::verdict(
                 question,
                 self.attempt(RegisterWitness::new(TERM).attempt(question, now)),
@@ -116,6 +128,9 @@ enum Message {
         verdict: Answer,
     },
     Yield,
+    Yielded {
+        fate: Reply,
+    },
     End,
     Ended {
         fate: Reply,
@@ -135,9 +150,13 @@ enum Action {
     /// The standby reads the register's state, to know when it must act.
     StandbyWatches,
     StandbyHearsNothing,
+    StandbyLoads {
+        succeeds: bool,
+    },
     PrimaryRestarts,
     WitnessRestarts,
     GiveUp,
+    QemuDies,
 }
 
 /// What may be broken in the rules.
@@ -157,6 +176,12 @@ struct Broken {
     does_not_wait: bool,
     /// The standby takes the machine whatever the revision is by then.
     takes_any: bool,
+    /// The primary deletes its machine when the witness says that it is taken.
+    retires_unheard: bool,
+    /// The standby gives up a machine that it cannot load.
+    gives_up: bool,
+    /// Nobody asks a standby that does not know that the machine is its own.
+    never_yields: bool,
 }
 
 struct Lease {
@@ -164,6 +189,11 @@ struct Lease {
     horizon: u64,
     register: bool,
     renewals: u64,
+    /// Whether to look at what becomes of copies, with clocks that agree: a load may fail, QEMU may die, and the
+    /// primary may end the protection at any time. Otherwise a load takes no time and always succeeds.
+    copies: bool,
+    /// The only property that is looked for: the search ends when it is broken.
+    only: Option<&'static str>,
 }
 
 impl World {
@@ -179,6 +209,91 @@ impl World {
         self.primary.may_run(self.primary_now())
     }
 
+    fn has_copy(&self) -> bool {
+        !self.qemu_dead && self.primary.state() != PrimaryState::TakenOver
+    }
+
+    /// Does what the standby must do.
+    fn execute(&mut self, mut action: StandbyLeaseAction, at: BootTime) {
+        loop {
+            action = match action {
+                StandbyLeaseAction::Nothing | StandbyLeaseAction::Run => return,
+                StandbyLeaseAction::AskWitness => {
+                    let take = match &self.witness {
+                        Arbiter::Host(_) => Message::Take,
+                        Arbiter::Register { ballot, .. } => match ballot.attempt(&TAKE, at) {
+                            RegisterRequest::Put { revision: over, .. } => Message::Try { over },
+                            _ => Message::Try { over: None },
+                        },
+                    };
+                    self.messages.insert(take);
+                    return;
+                }
+                StandbyLeaseAction::Load => {
+                    self.loads = true;
+                    return;
+                }
+                StandbyLeaseAction::Record => self.standby.handle_recorded(),
+                StandbyLeaseAction::Retain | StandbyLeaseAction::Discard => {
+                    self.discarded = true;
+                    return;
+                }
+            };
+        }
+    }
+
+    /// Does what the primary must do once it no longer sends epochs.
+    fn settle(&self, broken: Broken) -> Vec<Message> {
+        match self.primary.settle(true, self.has_copy(), self.primary_now()) {
+            PrimaryLeaseAction::RunHere | PrimaryLeaseAction::Retire => Vec::new(),
+            PrimaryLeaseAction::Ask | PrimaryLeaseAction::AskFenced if self.qemu_dead => Vec::new(),
+            PrimaryLeaseAction::Ask | PrimaryLeaseAction::AskFenced => vec![Message::Close, Message::End],
+            PrimaryLeaseAction::Yield if broken.never_yields => Vec::new(),
+            PrimaryLeaseAction::Yield => vec![Message::Yield],
+            PrimaryLeaseAction::TakeBack => vec![Message::End],
+        }
+    }
+
+    /// Whether the machine comes to run somewhere if nothing fails from now on.
+    fn heals(&self, broken: Broken) -> bool {
+        let mut world = self.clone();
+        world.messages.clear();
+        for _ in 0..ROUNDS {
+            world.ticks += STEP;
+            if world.standby.outcome() == StandbyOutcome::TakenOver
+                || (world.is_seen_here() && world.has_copy())
+            {
+                return true;
+            }
+            let now = world.standby_now();
+            if world.loads {
+                world.load(true, broken);
+            }
+            // A query that was not answered is given up.
+            world.standby.handle_witness_reply(None, now);
+            let action = world.standby.tick(true, now);
+            world.execute(action, now);
+            world.messages.extend(world.settle(broken));
+            if let Arbiter::Register { .. } = world.witness {
+                world.messages.insert(Message::Try { over: None });
+            }
+            while let Some(message) = world.messages.pop_first() {
+                world.deliver(&message, broken);
+            }
+        }
+        false
+    }
+
+    fn load(&mut self, succeeds: bool, broken: Broken) {
+        self.loads = false;
+        let now = self.standby_now();
+        let mut action = self.standby.handle_loaded(succeeds, now);
+        if broken.gives_up && !succeeds {
+            action = self.standby.end(false);
+        }
+        self.execute(action, now);
+    }
+
     fn deliver(&mut self, message: &Message, broken: Broken) {
         let (now, mine) = (self.standby_now(), self.primary_now());
         let asked_at = |asked: BootTime| if broken.counts_from_the_answer { mine } else { asked };
@@ -188,7 +303,7 @@ impl World {
                 self.messages.insert(Message::Renewed { asked, verdict });
             }
             Message::Renewed { asked, verdict } => {
-                self.primary.handle_witness_reply(&WitnessQuery::Renew, verdict.verdict(), asked_at(asked));
+                self.hear_witness(&WitnessQuery::Renew, verdict.verdict(), asked_at(asked), broken);
             }
             Message::Heartbeat { asked } => {
                 let fate = Reply::of(self.standby.heartbeat(now));
@@ -202,7 +317,8 @@ impl World {
                 self.messages.insert(Message::Taken { verdict });
             }
             Message::Taken { verdict } => {
-                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                let action = self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                self.execute(action, now);
             }
             Message::Try { over } => {
                 let take = |over| RegisterRequest::Put {
@@ -224,24 +340,37 @@ impl World {
                         now,
                     );
                 }
-                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                let action = self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                self.execute(action, now);
             }
             Message::Close => {
                 let verdict = Answer::of(self.witness.ask(&WitnessQuery::Close, now));
                 self.messages.insert(Message::Closed { verdict });
             }
             Message::Closed { verdict } => {
-                self.primary.handle_witness_reply(&WitnessQuery::Close, verdict.verdict(), mine);
+                self.hear_witness(&WitnessQuery::Close, verdict.verdict(), mine, broken);
             }
-            Message::Yield => drop(self.standby.handle_yield(true)),
+            Message::Yield => {
+                let action = self.standby.handle_yield(true);
+                self.execute(action, now);
+                let fate = Reply::fate(self.standby.outcome());
+                self.messages.insert(Message::Yielded { fate });
+            }
+            Message::Yielded { fate } => self.primary.handle_yield_reply(fate.ended()),
             Message::End => {
-                self.standby.end();
+                let action = self.standby.end(false);
+                self.execute(action, now);
                 let fate = Reply::fate(self.standby.outcome());
                 self.messages.insert(Message::Ended { fate });
             }
-            Message::Ended { fate } => {
-                self.primary.handle_outcome(fate.ended().expect("it says how it ended"))
-            }
+            Message::Ended { fate } => self.primary.handle_take_back_reply(fate.ended()),
+        }
+    }
+
+    fn hear_witness(&mut self, query: &WitnessQuery, verdict: WitnessReply, asked: BootTime, broken: Broken) {
+        self.primary.handle_witness_reply(query, verdict, asked);
+        if broken.retires_unheard && verdict == WitnessReply::Taken {
+            self.primary.handle_outcome(StandbyOutcome::TakenOver);
         }
     }
 }
@@ -271,6 +400,11 @@ impl Model for Lease {
             messages: BTreeSet::new(),
             restarts: 0,
             yielded: false,
+            loads: false,
+            failures: 0,
+            discarded: false,
+            asked_to_keep: false,
+            qemu_dead: false,
         }]
     }
 
@@ -278,24 +412,24 @@ impl Model for Lease {
         if world.ticks < self.horizon {
             actions.push(Action::Tick { primary_skips: false });
             let most = if self.broken.slow { 4 } else { 8 };
-            if (world.skipped + 1) * most <= world.ticks + STEP {
+            if !self.copies && (world.skipped + 1) * most <= world.ticks + STEP {
                 actions.push(Action::Tick { primary_skips: true });
             }
         }
         if world.messages.len() < UNDER_WAY {
             let asked = world.primary_now();
-            match world.primary.state() {
-                PrimaryState::Protected => {
-                    actions.push(Action::Send(Message::Renew { asked }));
-                    actions.push(Action::Send(Message::Heartbeat { asked }));
-                    actions.push(Action::Send(Message::Close));
-                }
-                PrimaryState::Undecided => {
-                    actions.push(Action::Send(Message::Close));
-                    actions.push(Action::Send(Message::End));
-                }
-                PrimaryState::TakenOver if world.yielded => actions.push(Action::Send(Message::Yield)),
-                _ => {}
+            if world.primary.state() == PrimaryState::Protected && !world.qemu_dead {
+                actions.push(Action::Send(Message::Renew { asked }));
+                actions.push(Action::Send(Message::Heartbeat { asked }));
+            }
+            let says = world.settle(self.broken).into_iter();
+            let ends = self.copies || world.primary.state() != PrimaryState::Protected;
+            actions.extend(says.filter(|says| ends || *says != Message::End).map(Action::Send));
+            // An old message may still be under way when the machine is yielded, or has run there.
+            let over =
+                matches!(world.primary.state(), PrimaryState::Yielded { .. } | PrimaryState::TakenOver);
+            if self.copies && over && !world.qemu_dead {
+                actions.push(Action::Send(Message::End));
             }
             actions.push(Action::StandbyLooks);
             if self.register {
@@ -308,6 +442,17 @@ impl Model for Lease {
         }
         if world.standby.outcome() == StandbyOutcome::Asking {
             actions.push(Action::StandbyHearsNothing);
+        }
+        if world.loads {
+            actions.push(Action::StandbyLoads { succeeds: true });
+            if world.failures < 1 {
+                actions.push(Action::StandbyLoads { succeeds: false });
+            }
+        }
+        // Whoever has asked to keep the machine has its only copy.
+        let only_copy = world.asked_to_keep || world.qemu_dead;
+        if self.copies && world.primary.state() == PrimaryState::Protected && !only_copy {
+            actions.push(Action::QemuDies);
         }
         if world.restarts < 1 {
             actions.push(Action::PrimaryRestarts);
@@ -326,7 +471,10 @@ impl Model for Lease {
                 next.ticks += STEP;
                 next.skipped += u64::from(primary_skips);
             }
-            Action::Send(message) => drop(next.messages.insert(message)),
+            Action::Send(message) => {
+                next.asked_to_keep |= matches!(message, Message::Close | Message::End);
+                next.messages.insert(message);
+            }
             Action::Deliver(message) => {
                 next.deliver(&message, self.broken);
                 let endless = matches!(next.witness, Arbiter::Register { stand: WitnessState::Open, revision, .. } if revision > self.renewals);
@@ -338,23 +486,25 @@ impl Model for Lease {
             Action::Lose(message) => drop(next.messages.remove(&message)),
             Action::StandbyLooks => {
                 let at = if self.broken.breaks_promises { now.after(TERM) } else { now };
-                if next.standby.tick(true, at) != StandbyLeaseAction::AskWitness {
+                let action = next.standby.tick(true, at);
+                if action == StandbyLeaseAction::Nothing {
                     return None;
                 }
-                next.messages.insert(match &world.witness {
-                    Arbiter::Host(_) => Message::Take,
-                    Arbiter::Register { ballot, .. } => match ballot.attempt(&TAKE, now) {
-                        RegisterRequest::Put { revision: over, .. } => Message::Try { over },
-                        _ => Message::Try { over: None },
-                    },
-                });
+                next.execute(action, now);
+            }
+            Action::StandbyLoads { succeeds } => {
+                next.failures += u8::from(!succeeds);
+                next.load(succeeds, self.broken);
             }
             Action::StandbyHearsNothing => drop(next.standby.handle_witness_reply(None, now)),
             Action::PrimaryRestarts => {
                 next.restarts += 1;
                 match world.primary.state() {
-                    // The yield is recorded durably.
+                    // What the standby has said it says again.
                     PrimaryState::TakenOver => return None,
+                    // A machine that was yielded, durably, or has no QEMU any more, is yielded again.
+                    PrimaryState::Yielded { .. } if world.yielded => return None,
+                    _ if world.qemu_dead => next.primary.yield_machine(),
                     _ if self.broken.goes_on => next.primary.handle_outcome(StandbyOutcome::Ended),
                     _ => next.primary = PrimaryLease::recovered(true, TERM),
                 }
@@ -368,16 +518,33 @@ impl Model for Lease {
                 next.witness = Arbiter::Host(WitnessLease::new(witness.state(), term, then));
             }
             Action::GiveUp => {
-                next.yielded = next.primary.yield_machine();
+                next.yielded = true;
+                next.primary.yield_machine();
             }
+            Action::QemuDies => {
+                next.qemu_dead = true;
+                next.yielded = true;
+                next.primary.yield_machine();
+            }
+        }
+        if !self.copies && next.loads {
+            next.load(true, self.broken);
         }
         (next != *world).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::always("one side at most is seen to run", |_, world: &World| {
+        let all = vec![
+            Property::always(ONE_SIDE, |_, world: &World| {
                 !(world.is_seen_here() && world.standby.outcome() == StandbyOutcome::TakenOver)
+            }),
+            Property::always(A_COPY, |_, world: &World| world.has_copy() || !world.discarded),
+            Property::always(GOES_ON, |model: &Self, world: &World| world.heals(model.broken)),
+            Property::sometimes(LOADS_AGAIN, |_, world: &World| {
+                world.failures > 0 && world.standby.outcome() == StandbyOutcome::TakenOver
+            }),
+            Property::sometimes(GOES_BACK, |_, world: &World| {
+                world.failures > 0 && world.primary.state() == PrimaryState::Alone
             }),
             Property::sometimes("the standby takes over", |_, world: &World| {
                 world.standby.outcome() == StandbyOutcome::TakenOver && !world.yielded
@@ -393,13 +560,28 @@ impl Model for Lease {
                     && world.primary.state() == PrimaryState::Protected
                     && world.primary.lease_until() <= world.primary_now()
             }),
-        ]
+        ];
+        let of_copies = [A_COPY, GOES_ON, LOADS_AGAIN, GOES_BACK];
+        let wanted = |property: &Property<Self>| match self.only {
+            Some(only) => property.name == only,
+            None => match self.copies {
+                true => property.name == ONE_SIDE || of_copies.contains(&property.name),
+                false => !of_copies.contains(&property.name),
+            },
+        };
+        all.into_iter().filter(wanted).collect()
     }
 }
 
-fn check(horizon: u64, register: bool, renewals: u64) {
+const ONE_SIDE: &str = "one side at most is seen to run";
+const A_COPY: &str = "some side has a copy";
+const GOES_ON: &str = "the machine comes to run somewhere once the faults end";
+const LOADS_AGAIN: &str = "a machine that the standby could not load runs there";
+const GOES_BACK: &str = "a machine that the standby could not load goes back";
+
+fn check(horizon: u64, register: bool, renewals: u64, copies: bool) {
     let begun = std::time::Instant::now();
-    let checked = Lease { broken: Broken::default(), horizon, register, renewals }
+    let checked = Lease { broken: Broken::default(), horizon, register, renewals, copies, only: None }
         .checker()
         .threads(2)
         .spawn_bfs()
@@ -411,39 +593,51 @@ fn check(horizon: u64, register: bool, renewals: u64) {
 
 #[test]
 fn whatever_happens_the_machine_is_seen_on_one_side_at_most() {
-    check(HORIZON, false, 0);
+    check(HORIZON, false, 0, false);
+}
+
+#[test]
+fn whatever_happens_some_side_has_a_copy_and_comes_to_run_it() {
+    check(HORIZON, false, 0, true);
 }
 
 #[test]
 fn a_register_without_a_clock_is_as_good_a_witness() {
-    check(HORIZON, true, RENEWALS);
+    check(HORIZON, true, RENEWALS, false);
 }
 
 #[test]
 #[ignore = "takes two minutes: run it after a change of the rules"]
 fn whatever_comes_late_the_machine_is_seen_on_one_side_at_most() {
-    check(LONG_HORIZON, false, 0);
-    check(LONG_HORIZON, true, LONG_RENEWALS);
+    check(LONG_HORIZON, false, 0, false);
+    check(LONG_HORIZON, false, 0, true);
+    check(LONG_HORIZON, true, LONG_RENEWALS, false);
 }
 
 #[test]
 fn every_fault_in_the_rules_is_found() {
     let faults = [
-        Broken { counts_from_the_answer: true, ..Broken::default() },
-        Broken { forgets_leases: true, ..Broken::default() },
-        Broken { breaks_promises: true, ..Broken::default() },
-        Broken { goes_on: true, ..Broken::default() },
-        Broken { slow: true, ..Broken::default() },
-        Broken { does_not_wait: true, ..Broken::default() },
-        Broken { takes_any: true, ..Broken::default() },
+        (Broken { counts_from_the_answer: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { forgets_leases: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { breaks_promises: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { goes_on: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { slow: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { does_not_wait: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { takes_any: true, ..Broken::default() }, ONE_SIDE),
+        (Broken { retires_unheard: true, ..Broken::default() }, A_COPY),
+        (Broken { gives_up: true, ..Broken::default() }, A_COPY),
+        (Broken { never_yields: true, ..Broken::default() }, GOES_ON),
     ];
-    for fault in faults {
+    for (fault, property) in faults {
         let register = fault.does_not_wait || fault.takes_any;
-        let checked = Lease { broken: fault, horizon: LONG_HORIZON, register, renewals: RENEWALS }
+        let (copies, only) = (property != ONE_SIDE, Some(property));
+        let horizon = if copies { HORIZON } else { LONG_HORIZON };
+        let checked = Lease { broken: fault, horizon, register, renewals: RENEWALS, copies, only }
             .checker()
             .threads(2)
             .spawn_bfs()
             .join();
-        assert!(checked.discovery("one side at most is seen to run").is_some(), "{fault:?} is not found");
+        println!("{fault:?}: {} states", checked.unique_state_count());
+        assert!(checked.discovery(property).is_some(), "{fault:?} is not found");
     }
 }

@@ -421,6 +421,23 @@ impl IncomingMachine for IncomingMachineState {
         Ok(())
     }
 
+    fn spill_file(&self) -> Result<File, Cause> {
+        let path = self.host.directories.machine(&self.record.name).join("epoch");
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(file)
+    }
+
+    fn restart(&mut self) -> Result<(), Cause> {
+        let Self { host, record, vmgenid, live, .. } = self;
+        let before = live.as_mut().ok_or("its boot files have not arrived")?;
+        let again = RunningMachine::create_incoming_again(host, record, *vmgenid, before)?;
+        record.process = Some(again.process_record());
+        record.save(&host.directories)?;
+        live.replace(again).into_iter().for_each(RunningMachine::end);
+        Ok(())
+    }
+
     fn run(&mut self) -> Result<(), Cause> {
         Failpoint::Commit.reached();
         self.disk = None;
