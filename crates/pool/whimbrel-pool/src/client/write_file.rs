@@ -25,9 +25,10 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{SystemTime, UNIX_EPOCH},
 };
+use whimbrel_core::lock;
 
 /// Longest hole that a write past the end may leave; holes are written as zeros.
 const LONGEST_HOLE: u64 = 16 << 30;
@@ -147,28 +148,24 @@ impl WriteFile {
         self
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Current size in bytes.
     pub fn size(&self) -> u64 {
-        self.inner().streamed
+        lock(&self.inner).streamed
     }
 
     /// The file, if it exists or was committed.
     pub fn node(&self) -> Option<NodeId> {
-        self.inner().node.as_ref().map(|node| node.id)
+        lock(&self.inner).node.as_ref().map(|node| node.id)
     }
 
     /// Whether there is something to commit.
-    pub fn is_changed(&self) -> bool {
-        self.inner().changed
+    pub(crate) fn is_changed(&self) -> bool {
+        lock(&self.inner).changed
     }
 
     /// Writes `data` at `offset`; blocks.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         inner.changed = true;
         let done = self.write(&mut inner, offset, data);
@@ -196,7 +193,7 @@ impl WriteFile {
     /// Appends chunks of an older version without reading or sending them. If they no longer exist at the
     /// commit, it is refused. Blocks.
     pub fn append_known(&self, pieces: &[ChunkRef]) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         inner.changed = true;
         let done = self.reuse_chunks(&mut inner, pieces);
@@ -294,7 +291,7 @@ impl WriteFile {
 
     /// Reads the bytes that a commit would make visible; blocks.
     pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         let done = self.drain(&mut inner);
         inner.record_error(done)?;
@@ -322,7 +319,7 @@ impl WriteFile {
 
     /// Truncates the file to `size`, or extends it with zeros; blocks.
     pub fn set_size(&self, size: u64) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         if size == inner.streamed {
             return Ok(());
@@ -355,7 +352,7 @@ impl WriteFile {
 
     /// Makes the written data durable, but not visible; blocks.
     pub fn sync(&self) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         let done = self.drain(&mut inner);
         inner.record_error(done)
@@ -363,7 +360,7 @@ impl WriteFile {
 
     /// Commits the file as a new version, unless nothing has changed since the last commit; blocks.
     pub fn commit(&self) -> Result<Option<Node>> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         if !inner.changed {
             return Ok(inner.node.clone());
@@ -447,7 +444,7 @@ impl WriteFile {
 
     /// Discards everything that was not committed.
     pub fn abandon(&self) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.broken = Some(PoolError::Abandoned);
         if let Some(feed) = inner.pipeline.take() {
             let session: Arc<WriteSession> = feed.session().clone();

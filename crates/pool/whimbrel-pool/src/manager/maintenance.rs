@@ -33,7 +33,7 @@ pub struct MaintenanceReport {
 
 impl ManagerService {
     /// Runs a round of everything except policies.
-    pub async fn run_maintenance(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
+    pub(crate) async fn run_maintenance(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
         let (meta, now) = (&self.shared.meta, now());
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
         meta.expire_pins(now).await?;
@@ -127,7 +127,7 @@ impl ManagerService {
     }
 
     /// Applies the policies of all folders, or only lists what they would remove, with pinned versions.
-    pub async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
+    pub(crate) async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
