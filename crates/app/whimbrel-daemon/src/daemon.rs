@@ -22,7 +22,7 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -33,6 +33,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{
     Accel, Boot, ByteSize, Digest, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
+    lock,
 };
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_qemu::QemuBinary;
@@ -85,7 +86,7 @@ pub(crate) struct NameReservation<'a> {
 
 impl Drop for NameReservation<'_> {
     fn drop(&mut self) {
-        self.host.reserved_names.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+        lock(&self.host.reserved_names).remove(&self.name);
     }
 }
 
@@ -186,11 +187,11 @@ impl Daemon {
     }
 
     pub(crate) fn machine(&self, name: &MachineName) -> Result<Arc<Machine>, DaemonError> {
-        self.table().get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
+        lock(&self.machines).get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
     }
 
     pub(crate) fn machines(&self) -> Vec<Arc<Machine>> {
-        self.table().values().cloned().collect()
+        lock(&self.machines).values().cloned().collect()
     }
 
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
@@ -203,12 +204,12 @@ impl Daemon {
     /// Adds a machine to the registry. Its name is free, or that of a suspended machine.
     pub(crate) fn insert(&self, machine: Machine) -> Arc<Machine> {
         let machine = Arc::new(machine);
-        self.table().insert(machine.name().clone(), machine.clone());
+        lock(&self.machines).insert(machine.name().clone(), machine.clone());
         machine
     }
 
     pub(crate) fn remove(&self, name: &MachineName) {
-        self.table().remove(name);
+        lock(&self.machines).remove(name);
     }
 
     /// Reserves a name for a machine that is being created, or reports that it is in use. Only one of two
@@ -227,7 +228,7 @@ impl Daemon {
         name: &MachineName,
         check: impl FnOnce() -> Result<(), DaemonError>,
     ) -> Result<NameReservation<'_>, DaemonError> {
-        let mut claimed = self.reserved_names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claimed = lock(&self.reserved_names);
         check()?;
         if !claimed.insert(name.clone()) {
             return Err(DaemonError::NameTaken { name: name.clone() });
@@ -237,7 +238,7 @@ impl Daemon {
 
     /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
     pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), DaemonError> {
-        let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
+        let Some(machine) = lock(&self.machines).get(name).cloned() else { return Ok(()) };
         let state = machine.info().state;
         if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {
             return Err(DaemonError::HandedOff { name: name.clone(), to: to.clone() });
@@ -250,15 +251,11 @@ impl Daemon {
     /// for.
     pub(crate) fn check_current(&self, machine: &Arc<Machine>) -> Result<(), DaemonError> {
         let name = machine.name();
-        match self.table().get(name) {
+        match lock(&self.machines).get(name) {
             Some(now) if Arc::ptr_eq(now, machine) => Ok(()),
             Some(_) => Err(DaemonError::Busy { name: name.clone(), with: "a start".into() }),
             None => Err(DaemonError::machine_not_found(name)),
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Arc<Machine>>> {
-        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn info(&self) -> Result<HostInfo, DaemonError> {
@@ -272,7 +269,7 @@ impl Daemon {
             pid: std::process::id(),
             qemu_version: qemu.map(|qemu| qemu.version.to_string()),
             accel: qemu.map_or(Accel::Tcg, whimbrel_qemu::best_accel),
-            machines: self.table().len() as u32,
+            machines: lock(&self.machines).len() as u32,
             uptime_s: self.started.elapsed().as_secs(),
             store: self.store_usage()?,
         })

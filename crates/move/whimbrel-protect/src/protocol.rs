@@ -39,11 +39,11 @@ pub const INPUTS_FRAMES_MAX: usize = 4096;
 /// Most bytes of all frames of one [`INPUTS`] message except the last.
 pub const INPUTS_BYTES_MAX: usize = 2 << 20;
 /// Most bytes of content in all pages of an epoch. If more is dirty, the standby is seeded again.
-pub const EPOCH_BYTES_MAX: usize = 256 << 20;
+pub(crate) const EPOCH_BYTES_MAX: usize = 256 << 20;
 /// Array number of the device state, which is sent as pages: most of it equals the epoch before.
 pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one comparison.
-pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
+pub(crate) const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
 hex_id! {
     /// Identifies one protection of one machine, from its start until it has ended or the standby has taken

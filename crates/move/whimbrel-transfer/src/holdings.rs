@@ -4,9 +4,9 @@
 use crate::protocol::{AnnounceRequest, HOLDINGS_MAX, Holding};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 
 /// Most holdings of one host; further ones are ignored.
 const HOLDINGS_PER_HOST_MAX: usize = 65_536;
@@ -20,13 +20,9 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    fn hosts(&self) -> MutexGuard<'_, BTreeMap<String, HashMap<Digest, bool>>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records the announcement of `host`.
     pub fn record(&self, host: &str, said: &AnnounceRequest) {
-        let mut hosts = self.hosts();
+        let mut hosts = lock(&self.hosts);
         if !hosts.contains_key(host) && hosts.len() >= HOSTS_MAX {
             return;
         }
@@ -43,7 +39,7 @@ impl Holdings {
 
     /// Names of the hosts that hold `digest`, those with all of it first.
     pub fn holders_of(&self, digest: &Digest) -> Vec<String> {
-        let hosts = self.hosts();
+        let hosts = lock(&self.hosts);
         let holders = |all: bool| {
             let hosts = hosts.iter();
             hosts.filter(move |(_, held)| held.get(digest) == Some(&all)).map(|(host, _)| host.clone())
@@ -53,7 +49,7 @@ impl Holdings {
 
     /// Removes a host.
     pub fn remove(&self, host: &str) {
-        self.hosts().remove(host);
+        lock(&self.hosts).remove(host);
     }
 }
 
@@ -96,6 +92,6 @@ mod tests {
             let many = (0..1800).map(|i| Holding { digest: digest(i), whole: true }).collect();
             holdings.record("greedy", &AnnounceRequest { replace: false, holdings: many });
         }
-        assert_eq!(holdings.hosts()["greedy"].len(), HOLDINGS_PER_HOST_MAX);
+        assert_eq!(lock(&holdings.hosts)["greedy"].len(), HOLDINGS_PER_HOST_MAX);
     }
 }

@@ -14,9 +14,9 @@ use crate::{
 use std::{
     collections::VecDeque,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
-use whimbrel_core::MachineConfig;
+use whimbrel_core::{MachineConfig, lock};
 use whimbrel_qemu::Qemu;
 
 /// Most QEMUs that wait; an idle one costs some 30 MB.
@@ -85,7 +85,7 @@ impl PrestartedQemus {
     /// A waiting QEMU of this configuration that still lives.
     fn take(&self, config: &MachineConfig) -> Option<PrestartedQemu> {
         loop {
-            let mut waiting = self.waiting();
+            let mut waiting = lock(&self.waiting);
             let at = waiting.iter().position(|(of, _)| of == config)?;
             let (_, warm) = waiting.remove(at)?;
             drop(waiting);
@@ -97,7 +97,7 @@ impl PrestartedQemus {
     }
 
     fn put(&self, config: MachineConfig, warm: PrestartedQemu) {
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         waiting.push_back((config, warm));
         let surplus = if waiting.len() > WAITING_MAX { waiting.pop_front() } else { None };
         drop(waiting);
@@ -107,16 +107,12 @@ impl PrestartedQemus {
     }
 
     fn count(&self, config: &MachineConfig) -> usize {
-        self.waiting().iter().filter(|(of, _)| of == config).count()
+        lock(&self.waiting).iter().filter(|(of, _)| of == config).count()
     }
 
     pub(crate) fn end_all(&self) {
-        let all = std::mem::take(&mut *self.waiting());
+        let all = std::mem::take(&mut *lock(&self.waiting));
         all.into_iter().for_each(|(_, warm)| warm.end());
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<(MachineConfig, PrestartedQemu)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

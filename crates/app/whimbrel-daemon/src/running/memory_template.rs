@@ -16,9 +16,9 @@ use std::{
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
-use whimbrel_core::{ByteSize, Digest};
+use whimbrel_core::{ByteSize, Digest, lock};
 
 /// Content of a template: the root of an image (none for an empty one) and its size.
 pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
@@ -32,7 +32,7 @@ impl Templates {
     /// Links the template of `content` as `path`: the one that other clones use, or a new one.
     pub(crate) fn link(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
         let failed = |source| DaemonError::io("share the memory of clones in", path, source);
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         if let Some(file) = known.get(&content).and_then(Weak::upgrade) {
             match link_file(&file, path) {
                 Ok(()) => return Ok(file),
@@ -51,7 +51,7 @@ impl Templates {
     pub(crate) fn adopt(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
         let failed = |source| DaemonError::io("open", path, source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         match known.get(&content).and_then(Weak::upgrade) {
             Some(other) if is_same(&other, &file).map_err(failed)? => Ok(other),
             // Two templates of one content: a crash came between the last link of one and the next clone.
@@ -62,10 +62,6 @@ impl Templates {
                 Ok(file)
             }
         }
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<TemplateKey, Weak<File>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

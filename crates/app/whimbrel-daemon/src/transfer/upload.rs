@@ -18,11 +18,11 @@ use std::{
     collections::BTreeMap,
     fmt,
     ops::ControlFlow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
-use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain};
+use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain, lock};
 use whimbrel_transfer::{
     WireLink, announcements, call,
     protocol::{Announce, Holding, RemotePull, RemotePullRequest},
@@ -75,21 +75,13 @@ pub(crate) struct UploadService {
 }
 
 impl UploadService {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, UploadRecord>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stalled(&self) -> MutexGuard<'_, BTreeMap<MachineName, String>> {
-        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds the destination and errors of uploads to the information about machines.
     pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
-        let table = self.table();
+        let table = lock(&self.table);
         for machine in machines {
             machine.uploads = table.get(&machine.name).map(|followed| Uploads {
                 to: followed.to.to_string(),
-                stalled: self.stalled().get(&machine.name).cloned(),
+                stalled: lock(&self.errors).get(&machine.name).cloned(),
             });
         }
     }
@@ -106,7 +98,7 @@ impl Daemon {
         let path = self.directories.uploads();
         match std::fs::read(&path) {
             Ok(text) => match serde_json::from_slice(&text) {
-                Ok(table) => *self.uploads.table() = table,
+                Ok(table) => *lock(&self.uploads.table) = table,
                 Err(error) => {
                     tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
                 }
@@ -148,7 +140,7 @@ impl Daemon {
         };
         // Uploads of a machine that has moved away can still be stopped.
         let is_ours =
-            |name: &MachineName| self.machine(name).is_ok() || self.uploads.table().contains_key(name);
+            |name: &MachineName| self.machine(name).is_ok() || lock(&self.uploads.table).contains_key(name);
         let name = named.filter(is_ours);
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
@@ -157,7 +149,7 @@ impl Daemon {
         let (host, subject, followed) = (self.clone(), name.to_string(), name.clone());
         Ok(self.operations().start(OperationKind::Push, subject, move |_| {
             {
-                let mut table = host.uploads.table();
+                let mut table = lock(&host.uploads.table);
                 let before = table.clone();
                 match &to {
                     // Repeated with the same destination, it continues.
@@ -169,7 +161,7 @@ impl Daemon {
                 }
                 host.save_uploads(&table).inspect_err(|_| *table = before)?;
             }
-            host.uploads.stalled().remove(&followed);
+            lock(&host.uploads.errors).remove(&followed);
             host.uploads.notify();
             Ok(OperationResult::Follow { host: to.map(|to| to.to_string()) })
         }))
@@ -177,9 +169,9 @@ impl Daemon {
 
     /// Stops the uploads of a machine that has left this host. Existing capsules stay where they are.
     pub(crate) fn stop_upload(&self, name: &MachineName) {
-        let mut table = self.uploads.table();
+        let mut table = lock(&self.uploads.table);
         if table.remove(name).is_some() {
-            self.uploads.stalled().remove(name);
+            lock(&self.uploads.errors).remove(name);
             // If the write fails, the upload is tried again after the next start, and finds nothing new.
             let _ = self.save_uploads(&table);
         }
@@ -193,18 +185,18 @@ impl Daemon {
 
     /// Uploads new capsules of all machines. Returns whether something is left to do.
     fn upload_what_is_new(&self) -> bool {
-        let table = self.uploads.table().clone();
+        let table = lock(&self.uploads.table).clone();
         let mut stalled = BTreeMap::new();
         for (name, followed) in table {
             if let Err(error) = self.upload_all(&name, &followed) {
                 tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
                 stalled.insert(name, error_chain(&error));
             } else {
-                self.uploads.stalled().remove(&name);
+                lock(&self.uploads.errors).remove(&name);
             }
         }
         let left = !stalled.is_empty();
-        *self.uploads.stalled() = stalled;
+        *lock(&self.uploads.errors) = stalled;
         left
     }
 
@@ -242,7 +234,7 @@ impl Daemon {
     }
 
     fn record_sent(&self, name: &MachineName, to: &UploadTarget, due: &Due) {
-        let mut table = self.uploads.table();
+        let mut table = lock(&self.uploads.table);
         if let Some(entry) = table.get_mut(name).filter(|entry| entry.to == *to) {
             match due.is_epoch_capsule {
                 true => entry.kept_ms = due.time_ms,
@@ -270,7 +262,7 @@ impl Daemon {
     }
 
     fn goes_to_pool(&self, name: &MachineName, place: &PoolPath) -> bool {
-        let table = self.uploads.table();
+        let table = lock(&self.uploads.table);
         table.get(name).is_some_and(|now| matches!(&now.to, UploadTarget::Pool(to) if to == place))
     }
 
