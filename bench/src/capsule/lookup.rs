@@ -1,8 +1,7 @@
 //! `hashcache.*`: how fast the table of the hash cache answers, and how large it is.
 //!
 //! The table is made for four million pages (16 GiB of content) and filled with as many digests, so it is far
-//! larger than the processor's caches. Digests are asked for in random order on one thread, in batches as a
-//! pull asks.
+//! larger than the processor's caches. Digests are asked for in random order on one thread.
 
 use crate::harness::{Goal, Row, Samples, scratch};
 use crate::run::Context;
@@ -12,8 +11,6 @@ use std::time::Instant;
 use whimbrel_core::Digest;
 use whimbrel_hashcache::{Geometry, HashCache, Location, OnMissing, SourceKind};
 
-/// Pages asked for at once.
-const BATCH: usize = 4096;
 /// Digests asked for in one round.
 const ROUND: u64 = 1 << 20;
 
@@ -48,8 +45,8 @@ fn measure(cache: &HashCache, rounds: usize, base: u64, count: u64) -> Samples {
     let wanted: Vec<Digest> = (0..ROUND).map(|at| digest(base + mix(at) % count)).collect();
     let round = |_| {
         let begun = Instant::now();
-        for batch in wanted.chunks(BATCH) {
-            black_box(cache.lookup_many(batch));
+        for digest in &wanted {
+            black_box(cache.lookup(digest));
         }
         ROUND as f64 / begun.elapsed().as_secs_f64() / 1e6
     };

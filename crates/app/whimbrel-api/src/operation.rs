@@ -85,23 +85,7 @@ pub enum OperationKind {
 
 impl fmt::Display for OperationKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Checkpoint => "checkpoint",
-            Self::Suspend => "suspend",
-            Self::Resume => "resume",
-            Self::Clone => "clone",
-            Self::Migrate => "migrate",
-            Self::Evacuate => "evacuate",
-            Self::Protect => "protect",
-            Self::Failover => "failover",
-            Self::Gc => "gc",
-            Self::Verify => "verify",
-            Self::Export => "export",
-            Self::Import => "import",
-            Self::Pull => "pull",
-            Self::Push => "push",
-            Self::Cache => "cache",
-        })
+        f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 

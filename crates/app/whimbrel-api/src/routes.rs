@@ -3,8 +3,9 @@
 //! The constants are templates in the form that axum and OpenAPI use (`{name}`). The text of all parameters
 //! is safe in a URL (letters, digits, `-_.`).
 
-use crate::{CapsuleRef, OperationId};
-use whimbrel_core::{HostName, MachineName, RefName};
+use crate::CapsuleRef;
+use std::fmt::Display;
+use whimbrel_core::MachineName;
 
 /// Defines the paths; [`crate::openapi`] says what each method does with them.
 macro_rules! paths {
@@ -77,88 +78,49 @@ pub const NDJSON: &str = "application/x-ndjson";
 /// Query parameter of [`MACHINE_CONSOLE_LOG`]: how many bytes at most.
 pub const CONSOLE_LOG_BYTES: &str = "bytes";
 
-/// Replaces the parameter of `template` by `value`.
-fn fill(template: &str, value: &str) -> String {
+/// Fills in the first parameter of a template.
+pub fn path(template: &str, value: impl Display) -> String {
     let (before, rest) = template.split_once('{').unwrap_or((template, "}"));
     let (_, after) = rest.split_once('}').unwrap_or(("", ""));
     format!("{before}{value}{after}")
 }
 
-/// Path of the machine `name`, from one of the `MACHINE…` templates.
-pub fn machine(template: &str, name: &MachineName) -> String {
-    fill(template, name.as_str())
-}
-
 /// [`MACHINE`] to delete one whose record cannot be read.
 pub fn unreadable_machine(name: &MachineName) -> String {
-    format!("{}?unreadable=true", machine(MACHINE, name))
+    format!("{}?unreadable=true", path(MACHINE, name))
 }
 
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.
 pub fn console_log(name: &MachineName, bytes: u64) -> String {
-    format!("{}?{CONSOLE_LOG_BYTES}={bytes}", machine(MACHINE_CONSOLE_LOG, name))
-}
-
-/// [`CAPSULE`], [`CAPSULE_LOG`] or [`CAPSULE_GRAPH`] for one capsule.
-pub fn capsule(template: &str, capsule: &CapsuleRef) -> String {
-    fill(template, &capsule.to_string())
+    format!("{}?{CONSOLE_LOG_BYTES}={bytes}", path(MACHINE_CONSOLE_LOG, name))
 }
 
 /// [`CAPSULE_REBASE`] for a capsule, with the new version if it is given.
 pub fn capsule_rebase(old: &CapsuleRef, onto: Option<&CapsuleRef>) -> String {
     let query = onto.map(|onto| format!("?{REBASE_ONTO}={onto}")).unwrap_or_default();
-    capsule(CAPSULE_REBASE, old) + &query
-}
-
-/// [`REF_HISTORY`] for one ref.
-pub fn ref_history(name: &RefName) -> String {
-    fill(REF_HISTORY, name.as_str())
+    path(CAPSULE_REBASE, old) + &query
 }
 
 /// [`CAPSULE_DIFF`] for two capsules.
 pub fn capsule_diff(a: &CapsuleRef, b: &CapsuleRef) -> String {
-    fill(&capsule(CAPSULE_DIFF, a), &b.to_string())
-}
-
-/// [`CAPSULE`] for a ref to remove.
-pub fn reference(name: &RefName) -> String {
-    fill(CAPSULE, name.as_str())
-}
-
-/// [`TAG`] for one tag.
-pub fn tag(tag: &RefName) -> String {
-    fill(TAG, tag.as_str())
-}
-
-/// [`TRUST_ENTRY`] for one host.
-pub fn trust_entry(host: &HostName) -> String {
-    fill(TRUST_ENTRY, host.as_str())
-}
-
-/// [`REMOTE`] for one host.
-pub fn remote(host: &HostName) -> String {
-    fill(REMOTE, host.as_str())
-}
-
-/// [`OPERATION`] or [`OPERATION_EVENTS`] for one operation.
-pub fn operation(template: &str, id: OperationId) -> String {
-    fill(template, &id.to_string())
+    path(&path(CAPSULE_DIFF, a), b)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OperationId;
 
     #[test]
     fn filled_paths_have_no_braces_left() {
         let (name, a) = ("web-1".parse().unwrap(), "before".parse().unwrap());
-        assert_eq!(machine(MACHINE_STOP, &name), "/v1/machines/web-1/stop");
+        assert_eq!(path(MACHINE_STOP, &name), "/v1/machines/web-1/stop");
         assert_eq!(console_log(&name, 10), "/v1/machines/web-1/console/log?bytes=10");
         assert_eq!(capsule_diff(&a, &"after".parse().unwrap()), "/v1/capsules/before/diff/after");
         assert_eq!(capsule_rebase(&a, None), "/v1/capsules/before/rebase");
         assert_eq!(capsule_rebase(&a, Some(&a)), "/v1/capsules/before/rebase?onto=before");
-        assert_eq!(ref_history(&"golden".parse().unwrap()), "/v1/refs/golden/history");
-        assert_eq!(operation(OPERATION_EVENTS, OperationId(3)), "/v1/operations/3/events");
-        assert_eq!(trust_entry(&"beta".parse().unwrap()), "/v1/trust/beta");
+        assert_eq!(path(REF_HISTORY, "golden"), "/v1/refs/golden/history");
+        assert_eq!(path(OPERATION_EVENTS, OperationId(3)), "/v1/operations/3/events");
+        assert_eq!(path(TRUST_ENTRY, "beta"), "/v1/trust/beta");
     }
 }

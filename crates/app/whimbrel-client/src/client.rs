@@ -1,5 +1,5 @@
-//! API client: one method for each route, most of them from one table. `whimbrel-api` describes the calls; all
-//! errors are [`ClientError`]s.
+//! API client: one method for each route, most of them from one table. `whimbrel-api` describes the calls;
+//! all errors are [`ClientError`]s.
 
 use crate::{ClientError, connection::Call};
 use bytes::Bytes;
@@ -36,7 +36,7 @@ impl Client {
 
     /// Graph of all capsules, or of one with its ancestors and descendants; parents first.
     pub async fn graph(&self, of: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, ClientError> {
-        let path = of.map_or_else(|| GRAPH.to_owned(), |of| routes::capsule(CAPSULE_GRAPH, of));
+        let path = of.map_or_else(|| GRAPH.to_owned(), |of| routes::path(CAPSULE_GRAPH, of));
         Call::new(Method::GET, path).read(&self.socket).await
     }
 }
@@ -62,31 +62,31 @@ calls! {
     /// All machines of the host.
     GET machines() -> Vec<MachineInfo>: MACHINES;
     /// Information about one machine.
-    GET machine(name: &MachineName) -> MachineInfo: routes::machine(MACHINE, name);
+    GET machine(name: &MachineName) -> MachineInfo: routes::path(MACHINE, name);
     /// Creates a machine and starts it.
     POST run() [request: &RunRequest] -> MachineInfo: MACHINES;
     /// Starts a stopped or crashed machine again, from its own disks.
-    POST start_machine(name: &MachineName) -> MachineInfo: routes::machine(MACHINE_START, name);
+    POST start_machine(name: &MachineName) -> MachineInfo: routes::path(MACHINE_START, name);
     /// Stops a machine and waits until it has stopped.
-    POST stop(name: &MachineName) [request: &StopRequest] -> MachineInfo: routes::machine(MACHINE_STOP, name);
+    POST stop(name: &MachineName) [request: &StopRequest] -> MachineInfo: routes::path(MACHINE_STOP, name);
     /// Pauses the CPUs of a machine.
-    POST pause(name: &MachineName) -> MachineInfo: routes::machine(MACHINE_PAUSE, name);
+    POST pause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_PAUSE, name);
     /// Resumes the CPUs of a paused machine.
-    POST unpause(name: &MachineName) -> MachineInfo: routes::machine(MACHINE_UNPAUSE, name);
+    POST unpause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UNPAUSE, name);
     /// Changes the memory size of a guest.
-    POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::machine(MACHINE_BALLOON, name);
+    POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.
-    POST checkpoint(name: &MachineName) [request: &CheckpointRequest] -> Operation: routes::machine(MACHINE_CHECKPOINT, name);
+    POST checkpoint(name: &MachineName) [request: &CheckpointRequest] -> Operation: routes::path(MACHINE_CHECKPOINT, name);
     /// Starts to suspend a machine: a capsule, then the machine is ended.
-    POST suspend(name: &MachineName) [request: &SuspendRequest] -> Operation: routes::machine(MACHINE_SUSPEND, name);
+    POST suspend(name: &MachineName) [request: &SuspendRequest] -> Operation: routes::path(MACHINE_SUSPEND, name);
     /// Starts the migration of a machine to another host.
-    POST migrate(name: &MachineName) [request: &MigrateRequest] -> Operation: routes::machine(MACHINE_MIGRATE, name);
+    POST migrate(name: &MachineName) [request: &MigrateRequest] -> Operation: routes::path(MACHINE_MIGRATE, name);
     /// Starts the protection of a machine by a standby on another host.
-    POST protect(name: &MachineName) [request: &ProtectRequest] -> Operation: routes::machine(MACHINE_PROTECT, name);
+    POST protect(name: &MachineName) [request: &ProtectRequest] -> Operation: routes::path(MACHINE_PROTECT, name);
     /// Ends the protection of a machine.
-    DELETE unprotect(name: &MachineName) -> MachineInfo: routes::machine(MACHINE_PROTECT, name);
+    DELETE unprotect(name: &MachineName) -> MachineInfo: routes::path(MACHINE_PROTECT, name);
     /// Starts the switch of a machine to its standby.
-    POST failover(name: &MachineName) [request: &FailoverRequest] -> Operation: routes::machine(MACHINE_FAILOVER, name);
+    POST failover(name: &MachineName) [request: &FailoverRequest] -> Operation: routes::path(MACHINE_FAILOVER, name);
     /// Past migrations away from the host, newest first.
     GET migrations() -> Vec<MigrationRecord>: MIGRATIONS;
     /// Starts the migration of all machines of the host to other hosts.
@@ -104,19 +104,19 @@ calls! {
     /// Machines and capsules that are based on old versions of a capsule.
     GET outdated(capsule: &CapsuleRef, onto: Option<&CapsuleRef>) -> OutdatedReport: routes::capsule_rebase(capsule, onto);
     /// Earlier capsules of a ref, newest first.
-    GET ref_history(name: &RefName) -> Vec<RefVersion>: routes::ref_history(name);
+    GET ref_history(name: &RefName) -> Vec<RefVersion>: routes::path(REF_HISTORY, name);
     /// All capsules of the host, newest first.
     GET capsules() -> Vec<CapsuleInfo>: CAPSULES;
     /// Information about one capsule.
-    GET capsule(capsule: &CapsuleRef) -> CapsuleInfo: routes::capsule(CAPSULE, capsule);
+    GET capsule(capsule: &CapsuleRef) -> CapsuleInfo: routes::path(CAPSULE, capsule);
     /// Capsule and its ancestors, newest first.
-    GET log(capsule: &CapsuleRef) -> Vec<CapsuleInfo>: routes::capsule(CAPSULE_LOG, capsule);
+    GET log(capsule: &CapsuleRef) -> Vec<CapsuleInfo>: routes::path(CAPSULE_LOG, capsule);
     /// Differences between two capsules.
     GET diff(a: &CapsuleRef, b: &CapsuleRef) -> CapsuleDiff: routes::capsule_diff(a, b);
     /// Sets a tag to a capsule.
-    PUT tag(tag: &RefName) [request: &TagRequest] -> Tagged: routes::tag(tag);
+    PUT tag(tag: &RefName) [request: &TagRequest] -> Tagged: routes::path(TAG, tag);
     /// Removes a ref, and returns the capsule that it named.
-    DELETE remove(name: &RefName) -> PreviousCapsule: routes::reference(name);
+    DELETE remove(name: &RefName) -> PreviousCapsule: routes::path(CAPSULE, name);
     /// Starts garbage collection.
     POST gc() -> Operation: STORE_GC;
     /// Starts to read and check everything in the store.
@@ -130,7 +130,7 @@ calls! {
     /// Starts to send a machine or a capsule to another host.
     POST push() [request: &PushRequest] -> Operation: PUSH;
     /// Capsules that a trusted host offers.
-    GET remote(host: &HostName) -> Vec<RemoteCapsule>: routes::remote(host);
+    GET remote(host: &HostName) -> Vec<RemoteCapsule>: routes::path(REMOTE, host);
     /// Statistics of the hash cache.
     GET cache() -> CacheInfo: CACHE;
     /// Starts to index a file in the hash cache.
@@ -140,18 +140,18 @@ calls! {
     /// Adds a host to the trust list.
     POST trust() [entry: &TrustEntry] -> TrustEntry: TRUST;
     /// Sets the refs that a trusted host may use.
-    PUT set_rights(name: &HostName) [rights: &RefRights] -> TrustEntry: routes::trust_entry(name);
+    PUT set_rights(name: &HostName) [rights: &RefRights] -> TrustEntry: routes::path(TRUST_ENTRY, name);
     /// Operations that are running or ended recently.
     GET operations() -> Vec<Operation>: OPERATIONS;
     /// State of one operation.
-    GET operation(id: OperationId) -> Operation: routes::operation(OPERATION, id);
+    GET operation(id: OperationId) -> Operation: routes::path(OPERATION, id);
     /// Requests the cancellation of an operation. It may still end otherwise; [`Client::watch_operation`]
     /// returns its end.
-    DELETE cancel(id: OperationId) -> Operation: routes::operation(OPERATION, id);
+    DELETE cancel(id: OperationId) -> Operation: routes::path(OPERATION, id);
     /// Deletes a stopped or crashed machine and its disks.
-    DELETE delete_machine(name: &MachineName) -> (): routes::machine(MACHINE, name);
+    DELETE delete_machine(name: &MachineName) -> (): routes::path(MACHINE, name);
     /// Deletes what is left of a machine whose record cannot be read.
     DELETE delete_unreadable_machine(name: &MachineName) -> (): routes::unreadable_machine(name);
     /// Removes a host from the trust list.
-    DELETE untrust(name: &HostName) -> (): routes::trust_entry(name);
+    DELETE untrust(name: &HostName) -> (): routes::path(TRUST_ENTRY, name);
 }

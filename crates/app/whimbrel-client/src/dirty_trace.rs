@@ -21,7 +21,7 @@ impl Client {
         name: &MachineName,
         request: &DirtyTraceRequest,
     ) -> Result<TraceStream, ClientError> {
-        let call = Call::new(Method::POST, routes::machine(routes::MACHINE_WWS, name)).json(request)?;
+        let call = Call::new(Method::POST, routes::path(routes::MACHINE_WWS, name)).json(request)?;
         let label = call.label();
         Ok(TraceStream { body: call.send(self.socket()).await?.into_body(), label })
     }

@@ -32,7 +32,7 @@ impl Client {
     }
 
     async fn events(&self, id: OperationId) -> Result<Lines, ClientError> {
-        let call = Call::new(Method::GET, routes::operation(routes::OPERATION_EVENTS, id));
+        let call = Call::new(Method::GET, routes::path(routes::OPERATION_EVENTS, id));
         let label = call.label();
         Ok(Lines {
             label,

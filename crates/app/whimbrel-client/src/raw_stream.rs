@@ -20,7 +20,7 @@ pub struct RawStream(TokioIo<Upgraded>);
 impl Client {
     /// Opens the console of a machine. The stream ends with the machine or the daemon.
     pub async fn console(&self, name: &MachineName) -> Result<RawStream, ClientError> {
-        self.upgrade(routes::machine(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
+        self.upgrade(routes::path(routes::MACHINE_CONSOLE, name), routes::CONSOLE_PROTOCOL).await
     }
 
     /// Opens a stream of the protocol between hosts. It ends when the daemon ends or closes the connection to

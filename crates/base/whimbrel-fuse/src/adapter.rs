@@ -1,8 +1,8 @@
 //! Adapter from the [`FileSystem`] trait to the `fuser` package: one short function for each FUSE request.
 
 use crate::{
-    Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Result, SetAttributes,
-    SetTime,
+    Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Opened, Result,
+    SetAttributes, SetTime,
 };
 use fuser::{
     BsdFileFlags, FileHandle, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
@@ -51,36 +51,43 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), pid: request.pid() }
 }
 
-fn reply_entry(reply: ReplyEntry, found: std::result::Result<Entry, fuser::Errno>) {
-    match found {
-        Ok(entry) => {
-            let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
-            reply.entry_with_ttls(&entry.entry_ttl, &entry.attributes_ttl, &attributes, generation);
-        }
-        Err(error) => reply.error(error),
-    }
+fn reply_entry(reply: ReplyEntry, entry: &Entry) {
+    let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
+    reply.entry_with_ttls(&entry.entry_ttl, &entry.attributes_ttl, &attributes, generation);
 }
 
-fn reply_done(reply: ReplyEmpty, done: std::result::Result<(), fuser::Errno>) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(error),
-    }
+fn reply_created(reply: ReplyCreate, entry: &Entry, opened: &Opened) {
+    let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
+    let ttl = entry.entry_ttl.min(entry.attributes_ttl);
+    reply.created(&ttl, &attributes, generation, FileHandle(opened.handle), opened.flags());
 }
 
 /// Replies with an extended attribute; a request of size 0 asks for its length.
-fn reply_xattr(reply: ReplyXattr, size: u32, value: std::result::Result<Vec<u8>, fuser::Errno>) {
-    match value {
-        Err(error) => reply.error(error),
-        Ok(value) if value.len() > XATTR_MAX => reply.error(fuser::Errno::E2BIG),
-        Ok(value) if size == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(fuser::Errno::ERANGE),
-        Ok(value) => reply.data(&value),
+fn reply_xattr(reply: ReplyXattr, size: u32, value: &[u8]) {
+    match value.len() {
+        length if length > XATTR_MAX => reply.error(fuser::Errno::E2BIG),
+        length if size == 0 => reply.size(length as u32),
+        length if length > size as usize => reply.error(fuser::Errno::ERANGE),
+        _ => reply.data(value),
     }
 }
 
 fn handle_of(handle: Option<FileHandle>) -> Option<u64> {
     handle.map(|handle| handle.0)
+}
+
+/// Defines methods that call one method of the file system: parameters, kind of reply, call, and the answer if
+/// the call succeeds.
+macro_rules! requests {
+    ($($name:ident($request:ident $(, $arg:ident: $kind:ty)*) $reply:ident: $to:ty,
+        $call:expr => $value:pat => $answer:expr;)*) => {
+        $(fn $name(&self, $request: &Request, $($arg: $kind,)* $reply: $to) {
+            match self.call($call) {
+                Ok($value) => $answer,
+                Err(error) => $reply.error(error),
+            }
+        })*
+    };
 }
 
 impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
@@ -113,7 +120,10 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
                 return reply.entry(&kept, &nothing, Generation(0));
             }
         }
-        reply_entry(reply, found);
+        match found {
+            Ok(entry) => reply_entry(reply, &entry),
+            Err(error) => reply.error(error),
+        }
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
@@ -121,13 +131,6 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
             files.forget(inode.0, count);
             Ok(())
         });
-    }
-
-    fn getattr(&self, request: &Request, inode: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        match self.call(|files| files.getattr(caller(request), inode.0, handle_of(handle))) {
-            Ok((attributes, ttl)) => reply.attr(&ttl, &attributes.to_fuser()),
-            Err(error) => reply.error(error),
-        }
     }
 
     fn setattr(
@@ -156,176 +159,6 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         }
     }
 
-    fn access(&self, request: &Request, inode: INodeNo, mask: fuser::AccessFlags, reply: ReplyEmpty) {
-        reply_done(reply, self.call(|files| files.access(caller(request), inode.0, mask.bits())));
-    }
-
-    fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {
-        match self.call(|files| files.readlink(inode.0)) {
-            Ok(target) => reply.data(&target),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        device: u32,
-        reply: ReplyEntry,
-    ) {
-        reply_entry(reply, self.call(|files| files.mknod(caller(request), parent.0, name, mode, device)));
-    }
-
-    fn mkdir(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        reply: ReplyEntry,
-    ) {
-        reply_entry(reply, self.call(|files| files.mkdir(caller(request), parent.0, name, mode)));
-    }
-
-    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.call(|files| files.unlink(caller(request), parent.0, name)));
-    }
-
-    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.call(|files| files.rmdir(caller(request), parent.0, name)));
-    }
-
-    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        reply_entry(reply, self.call(|files| files.symlink(caller(request), parent.0, name, target)));
-    }
-
-    fn rename(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        new_parent: INodeNo,
-        new_name: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        let (from, to) = ((parent.0, name), (new_parent.0, new_name));
-        reply_done(reply, self.call(|files| files.rename(caller(request), from, to, flags.bits())));
-    }
-
-    fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        reply_entry(reply, self.call(|files| files.link(caller(request), inode.0, parent.0, name)));
-    }
-
-    fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.call(|files| files.open(caller(request), inode.0, Access { flags: flags.0 })) {
-            Ok(opened) => reply.opened(FileHandle(opened.handle), opened.flags()),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn create(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        match self.call(|files| files.create(caller(request), parent.0, name, mode, Access { flags })) {
-            Ok((entry, opened)) => {
-                let (attributes, generation) = (entry.attributes.to_fuser(), Generation(entry.generation));
-                let ttl = entry.entry_ttl.min(entry.attributes_ttl);
-                reply.created(&ttl, &attributes, generation, FileHandle(opened.handle), opened.flags());
-            }
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn read(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        match self.call(|files| files.read(inode.0, handle.0, offset, size)) {
-            Ok(data) => reply.data(&data[..data.len().min(size as usize)]),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn write(
-        &self,
-        request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        match self.call(|files| files.write(caller(request), inode.0, handle.0, offset, data)) {
-            Ok(written) => reply.written(written),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn flush(
-        &self,
-        request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.flush(caller(request), inode.0, handle.0)));
-    }
-
-    fn release(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        _flags: OpenFlags,
-        _owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.release(inode.0, handle.0)));
-    }
-
-    fn fsync(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        data_only: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.fsync(inode.0, handle.0, data_only)));
-    }
-
-    fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.call(|files| files.opendir(caller(request), inode.0)) {
-            Ok(handle) => reply.opened(FileHandle(handle), fuser::FopenFlags::empty()),
-            Err(error) => reply.error(error),
-        }
-    }
-
     fn readdir(
         &self,
         _request: &Request,
@@ -345,28 +178,6 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         }
     }
 
-    fn releasedir(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.releasedir(inode.0, handle.0)));
-    }
-
-    fn fsyncdir(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        _data_only: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.fsyncdir(inode.0, handle.0)));
-    }
-
     fn statfs(&self, _request: &Request, inode: INodeNo, reply: ReplyStatfs) {
         match self.call(|files| files.statfs(inode.0)) {
             Ok(said) => {
@@ -378,79 +189,68 @@ impl<F: FileSystem> fuser::Filesystem for Adapter<F> {
         }
     }
 
-    fn setxattr(
-        &self,
-        request: &Request,
-        inode: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.setxattr(caller(request), inode.0, name, value, flags)));
-    }
-
-    fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply_xattr(reply, size, self.call(|files| files.getxattr(caller(request), inode.0, name)));
-    }
-
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let names = self.call(|files| files.listxattr(caller(request), inode.0)).map(|names| {
             names.iter().flat_map(|name| name.as_bytes().iter().copied().chain([0])).collect::<Vec<u8>>()
         });
-        reply_xattr(reply, size, names);
-    }
-
-    fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply_done(reply, self.call(|files| files.removexattr(caller(request), inode.0, name)));
-    }
-
-    fn fallocate(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        reply_done(reply, self.call(|files| files.fallocate(inode.0, handle.0, offset, length, mode)));
-    }
-
-    fn copy_file_range(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        _handle: FileHandle,
-        offset: u64,
-        to_inode: INodeNo,
-        _to_handle: FileHandle,
-        to_offset: u64,
-        length: u64,
-        _flags: fuser::CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        let (from, to) = ((inode.0, offset), (to_inode.0, to_offset));
-        match self.call(|files| files.copy_file_range(from, to, length)) {
-            Ok(copied) => reply.written(copied),
+        match names {
+            Ok(names) => reply_xattr(reply, size, &names),
             Err(error) => reply.error(error),
         }
     }
 
-    fn lseek(
-        &self,
-        _request: &Request,
-        inode: INodeNo,
-        handle: FileHandle,
-        offset: i64,
-        whence: i32,
-        reply: ReplyLseek,
-    ) {
-        match self.call(|files| files.lseek(inode.0, handle.0, offset, whence)) {
-            Ok(offset) => reply.offset(offset),
-            Err(error) => reply.error(error),
-        }
+    requests! {
+        getattr(request, inode: INodeNo, handle: Option<FileHandle>) reply: ReplyAttr,
+            |files| files.getattr(caller(request), inode.0, handle_of(handle)) => (attributes, ttl) => reply.attr(&ttl, &attributes.to_fuser());
+        access(request, inode: INodeNo, mask: fuser::AccessFlags) reply: ReplyEmpty,
+            |files| files.access(caller(request), inode.0, mask.bits()) => () => reply.ok();
+        readlink(_request, inode: INodeNo) reply: ReplyData,
+            |files| files.readlink(inode.0) => target => reply.data(&target);
+        mknod(request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, device: u32) reply: ReplyEntry,
+            |files| files.mknod(caller(request), parent.0, name, mode, device) => entry => reply_entry(reply, &entry);
+        mkdir(request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32) reply: ReplyEntry,
+            |files| files.mkdir(caller(request), parent.0, name, mode) => entry => reply_entry(reply, &entry);
+        unlink(request, parent: INodeNo, name: &OsStr) reply: ReplyEmpty,
+            |files| files.unlink(caller(request), parent.0, name) => () => reply.ok();
+        rmdir(request, parent: INodeNo, name: &OsStr) reply: ReplyEmpty,
+            |files| files.rmdir(caller(request), parent.0, name) => () => reply.ok();
+        symlink(request, parent: INodeNo, name: &OsStr, target: &Path) reply: ReplyEntry,
+            |files| files.symlink(caller(request), parent.0, name, target) => entry => reply_entry(reply, &entry);
+        rename(request, parent: INodeNo, name: &OsStr, new_parent: INodeNo, new_name: &OsStr, flags: RenameFlags) reply: ReplyEmpty,
+            |files| files.rename(caller(request), (parent.0, name), (new_parent.0, new_name), flags.bits()) => () => reply.ok();
+        link(request, inode: INodeNo, parent: INodeNo, name: &OsStr) reply: ReplyEntry,
+            |files| files.link(caller(request), inode.0, parent.0, name) => entry => reply_entry(reply, &entry);
+        open(request, inode: INodeNo, flags: OpenFlags) reply: ReplyOpen,
+            |files| files.open(caller(request), inode.0, Access { flags: flags.0 }) => opened => reply.opened(FileHandle(opened.handle), opened.flags());
+        create(request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, flags: i32) reply: ReplyCreate,
+            |files| files.create(caller(request), parent.0, name, mode, Access { flags }) => (entry, opened) => reply_created(reply, &entry, &opened);
+        read(_request, inode: INodeNo, handle: FileHandle, offset: u64, size: u32, _flags: OpenFlags, _owner: Option<LockOwner>) reply: ReplyData,
+            |files| files.read(inode.0, handle.0, offset, size) => data => reply.data(&data[..data.len().min(size as usize)]);
+        write(request, inode: INodeNo, handle: FileHandle, offset: u64, data: &[u8], _write_flags: WriteFlags, _flags: OpenFlags, _owner: Option<LockOwner>) reply: ReplyWrite,
+            |files| files.write(caller(request), inode.0, handle.0, offset, data) => written => reply.written(written);
+        flush(request, inode: INodeNo, handle: FileHandle, _owner: LockOwner) reply: ReplyEmpty,
+            |files| files.flush(caller(request), inode.0, handle.0) => () => reply.ok();
+        release(_request, inode: INodeNo, handle: FileHandle, _flags: OpenFlags, _owner: Option<LockOwner>, _flush: bool) reply: ReplyEmpty,
+            |files| files.release(inode.0, handle.0) => () => reply.ok();
+        fsync(_request, inode: INodeNo, handle: FileHandle, data_only: bool) reply: ReplyEmpty,
+            |files| files.fsync(inode.0, handle.0, data_only) => () => reply.ok();
+        opendir(request, inode: INodeNo, _flags: OpenFlags) reply: ReplyOpen,
+            |files| files.opendir(caller(request), inode.0) => handle => reply.opened(FileHandle(handle), fuser::FopenFlags::empty());
+        releasedir(_request, inode: INodeNo, handle: FileHandle, _flags: OpenFlags) reply: ReplyEmpty,
+            |files| files.releasedir(inode.0, handle.0) => () => reply.ok();
+        fsyncdir(_request, inode: INodeNo, handle: FileHandle, _data_only: bool) reply: ReplyEmpty,
+            |files| files.fsyncdir(inode.0, handle.0) => () => reply.ok();
+        setxattr(request, inode: INodeNo, name: &OsStr, value: &[u8], flags: i32, _position: u32) reply: ReplyEmpty,
+            |files| files.setxattr(caller(request), inode.0, name, value, flags) => () => reply.ok();
+        getxattr(request, inode: INodeNo, name: &OsStr, size: u32) reply: ReplyXattr,
+            |files| files.getxattr(caller(request), inode.0, name) => value => reply_xattr(reply, size, &value);
+        removexattr(request, inode: INodeNo, name: &OsStr) reply: ReplyEmpty,
+            |files| files.removexattr(caller(request), inode.0, name) => () => reply.ok();
+        fallocate(_request, inode: INodeNo, handle: FileHandle, offset: u64, length: u64, mode: i32) reply: ReplyEmpty,
+            |files| files.fallocate(inode.0, handle.0, offset, length, mode) => () => reply.ok();
+        copy_file_range(_request, inode: INodeNo, _handle: FileHandle, offset: u64, to_inode: INodeNo, _to_handle: FileHandle, to_offset: u64, length: u64, _flags: fuser::CopyFileRangeFlags) reply: ReplyWrite,
+            |files| files.copy_file_range((inode.0, offset), (to_inode.0, to_offset), length) => copied => reply.written(copied);
+        lseek(_request, inode: INodeNo, handle: FileHandle, offset: i64, whence: i32) reply: ReplyLseek,
+            |files| files.lseek(inode.0, handle.0, offset, whence) => offset => reply.offset(offset);
     }
 }

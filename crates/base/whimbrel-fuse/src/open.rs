@@ -23,11 +23,6 @@ impl Access {
         self.flags & libc::O_TRUNC != 0
     }
 
-    /// Whether every write goes to the end.
-    pub fn appends(self) -> bool {
-        self.flags & libc::O_APPEND != 0
-    }
-
     /// Whether the file must not exist yet.
     pub fn exclusive(self) -> bool {
         self.flags & libc::O_EXCL != 0

@@ -53,7 +53,7 @@ impl Code {
     /// The requested thing does not exist.
     pub const NOT_FOUND: Code = Code(5);
     /// The answer exceeds the limits.
-    pub const TOO_LONG: Code = Code(6);
+    pub(crate) const TOO_LONG: Code = Code(6);
 }
 
 /// A negative answer to a request.

@@ -17,7 +17,7 @@ use std::{
     collections::HashMap,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -25,6 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{Notify, oneshot, watch};
+use whimbrel_core::lock;
 
 /// State that the tasks and handles of one connection share.
 #[derive(Debug)]
@@ -104,7 +105,7 @@ impl Shared {
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.calls)
     }
 
     /// Ends the connection: every waiting and later call fails with `reason`, which only the first call sets.
@@ -273,7 +274,7 @@ impl Connection {
     /// Limits the send rate to `rate` bytes a second from now on; `None` removes the limit.
     pub fn limit_rate(&self, rate: Option<u64>) {
         let now = Duration::from_micros(self.shared().counters.now());
-        self.shared().limit.lock().unwrap_or_else(PoisonError::into_inner).set_rate(rate, now);
+        lock(&self.shared().limit).set_rate(rate, now);
         self.shared().limit_changed.notify_one();
     }
 

@@ -16,7 +16,7 @@ use crate::{
 use bytes::{Buf, BytesMut};
 use std::{
     io,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 use tokio::{
@@ -24,6 +24,7 @@ use tokio::{
     task::{JoinError, JoinHandle},
     time::{sleep, timeout},
 };
+use whimbrel_core::lock;
 
 /// Time for the peer to close after this side did.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -283,7 +284,7 @@ async fn write_paced(
         }
         shared.counters.sent.fetch_add(written as u64, Ordering::Relaxed);
         let now = Duration::from_micros(shared.counters.now());
-        shared.limit.lock().unwrap_or_else(PoisonError::into_inner).spend(written, now);
+        lock(&shared.limit).spend(written, now);
     }
     Ok(())
 }
@@ -293,7 +294,7 @@ async fn wait_for_rate(shared: &Shared) -> usize {
     loop {
         let now = Duration::from_micros(shared.counters.now());
         let (delay, piece) = {
-            let limit = shared.limit.lock().unwrap_or_else(PoisonError::into_inner);
+            let limit = lock(&shared.limit);
             (limit.delay(now), limit.max_write())
         };
         if delay.is_zero() {

@@ -19,7 +19,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
@@ -28,7 +28,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     task::JoinSet,
 };
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, lock};
 
 /// A boxed, sendable future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -155,7 +155,7 @@ impl Dispatcher {
             return;
         }
         let job = Job { id, request: request.ordered(stream), held };
-        match self.context.streams().entry(stream) {
+        match lock(&self.context.streams).entry(stream) {
             Entry::Occupied(mut queue) => queue.get_mut().push_back(job),
             Entry::Vacant(place) => {
                 place.insert(VecDeque::from([job]));
@@ -166,13 +166,9 @@ impl Dispatcher {
 }
 
 impl HandlerContext {
-    fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The next request of `stream`. If there is none, the stream is removed and its task ends.
     fn next(&self, stream: u16) -> Option<Job> {
-        let mut streams = self.streams();
+        let mut streams = lock(&self.streams);
         let job = streams.get_mut(&stream)?.pop_front();
         if job.is_none() {
             streams.remove(&stream);

@@ -30,12 +30,12 @@ impl Flags {
     /// The wire frame answers a request.
     pub const REPLY: Flags = Flags(1);
     /// With `REPLY`: the answer is a refusal.
-    pub const REFUSAL: Flags = Flags(1 | 2);
+    pub(crate) const REFUSAL: Flags = Flags(1 | 2);
     /// The request is handled in order of arrival in its stream.
     pub const ORDERED: Flags = Flags(4);
 
     /// The flags of `bits`, if the combination is defined.
-    pub fn from_bits(bits: u16) -> Option<Self> {
+    pub(crate) fn from_bits(bits: u16) -> Option<Self> {
         matches!(bits, 0 | 1 | 3 | 4).then_some(Self(bits))
     }
 
@@ -169,7 +169,7 @@ fn bounded(len: u64, limit: u32) -> Option<u32> {
 
 impl FrameHead {
     /// Length of the whole wire frame in bytes.
-    pub fn frame_len(&self) -> u32 {
+    pub(crate) fn frame_len(&self) -> u32 {
         HEAD_SIZE as u32 + self.header_len + self.payload_len
     }
 

@@ -68,8 +68,6 @@ pub struct Role(pub u8);
 impl Role {
     /// The daemon, `whimbrel host`.
     pub const HOST: Role = Role(1);
-    /// A command that works on a store or serves over ssh.
-    pub const TOOL: Role = Role(2);
 }
 
 /// The first message of a side.
@@ -157,7 +155,7 @@ impl Hello {
     }
 
     /// The version and window for the connection; both sides compute the same.
-    pub fn agree(&self, theirs: &Hello) -> Result<(u16, u32), HelloError> {
+    pub(crate) fn agree(&self, theirs: &Hello) -> Result<(u16, u32), HelloError> {
         let version = self
             .versions
             .common(theirs.versions)

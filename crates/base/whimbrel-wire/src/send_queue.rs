@@ -9,11 +9,9 @@ use crate::{
     message_kinds::wire,
 };
 use bytes::{Bytes, BytesMut};
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, sync::Mutex};
 use tokio::sync::Notify;
+use whimbrel_core::lock;
 
 /// Payloads up to this size are copied behind their heads: one large write is faster than many small ones.
 const COPY_MAX: usize = 8 << 10;
@@ -52,12 +50,8 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    fn lock(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, edit: impl FnOnce(&mut Queues)) {
-        edit(&mut self.lock());
+        edit(&mut lock(&self.queues));
         self.filled.notify_one();
     }
 
@@ -106,7 +100,7 @@ impl SendQueue {
 
     /// Appends to `out` the wire frames that can be sent now.
     pub(crate) fn gather(&self, out: &mut BytesMut) -> WriteBatch {
-        let mut queues = self.lock();
+        let mut queues = lock(&self.queues);
         let pings = [(wire::PING, queues.ping.take()), (wire::PONG, queues.pong.take())];
         for (kind, value) in pings {
             if let Some(value) = value {

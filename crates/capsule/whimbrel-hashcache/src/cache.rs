@@ -25,9 +25,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use whimbrel_core::{Digest, PAGE_SIZE};
 
-/// Keys whose memory is prefetched while an earlier one is looked up.
-const PREFETCH_DISTANCE: usize = 32;
-
 /// Most streams that are retained for the next request; each has read ahead up to 256 KiB.
 const STREAMS_MAX: usize = 8;
 
@@ -107,24 +104,6 @@ impl HashCache {
     pub fn lookup(&self, digest: &Digest) -> Option<Location> {
         let table = self.table();
         table.first(&table.key(digest))
-    }
-
-    /// [`lookup`](Self::lookup) for many digests, with a result for each; prefetches the table's memory.
-    pub fn lookup_many(&self, digests: &[Digest]) -> Vec<Option<Location>> {
-        let table = self.table();
-        let mut keys = [table.key(&Digest([0; 32])); PREFETCH_DISTANCE];
-        let mut found = Vec::with_capacity(digests.len());
-        for i in 0..digests.len() + PREFETCH_DISTANCE {
-            if i >= PREFETCH_DISTANCE {
-                found.push(table.first(&keys[i % PREFETCH_DISTANCE]));
-            }
-            if let Some(digest) = digests.get(i) {
-                keys[i % PREFETCH_DISTANCE] = table.key(digest);
-                table.prefetch(&keys[i % PREFETCH_DISTANCE]);
-            }
-            table.prefetch_rest(&keys[(i + PREFETCH_DISTANCE / 2) % PREFETCH_DISTANCE]);
-        }
-        found
     }
 
     /// Reads the page of `digest` from any location and checks it. Wrong entries are dropped. If it returns

@@ -24,7 +24,7 @@ pub const RECORD_SIZE: usize = 1024;
 /// Most bytes of a source's path.
 pub const MAX_PATH: usize = RECORD_SIZE - PATH_AT;
 /// Most sources of a table.
-pub const MAX_SOURCES: u32 = 4096;
+pub(crate) const MAX_SOURCES: u32 = 4096;
 /// Entries in a bucket: 16 bytes each.
 pub(crate) const BUCKET_ENTRIES: u64 = PAGE_SIZE as u64 / 16;
 /// 1 TiB of table, for 256 TiB of content; larger numbers are damage or an attack.

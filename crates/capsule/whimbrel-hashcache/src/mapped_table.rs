@@ -38,16 +38,3 @@ impl Mapped {
         self.map.flush()
     }
 }
-
-/// Prefetches the cache line of `word` without waiting for it.
-#[inline(always)]
-pub(crate) fn prefetch(word: &AtomicU64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint that reads nothing into the program and never faults; the pointer is a
-    // live reference's.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.as_ptr().cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = word;
-}

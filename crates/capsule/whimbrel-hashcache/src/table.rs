@@ -16,7 +16,7 @@
 
 use crate::format::{BUCKET_ENTRIES, Geometry};
 use crate::location::{Location, PackedLocation, SourceId};
-use crate::mapped_table::{Mapped, prefetch};
+use crate::mapped_table::Mapped;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use whimbrel_core::Digest;
 
@@ -72,26 +72,6 @@ impl<'a> Table<'a> {
         let home = (tag >> 59) as usize % GROUPS;
         // A tag of zero would look like an entry that was never used.
         TableKey { first: bucket as usize * GROUPS * GROUP_WORDS, home, tag: tag.max(1) }
-    }
-
-    /// Prefetches the lines where a search most likely ends.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, key: &TableKey) {
-        let group = key.first + key.home * GROUP_WORDS;
-        prefetch(&self.words[group]);
-        prefetch(&self.words[group + GROUP]);
-    }
-
-    /// Prefetches the tags of the other groups if the search will not end in the first, which should have
-    /// arrived by now.
-    #[inline(always)]
-    pub(crate) fn prefetch_rest(&self, key: &TableKey) {
-        let mut groups = self.window(key);
-        if let Some((tags, ..)) = groups.next()
-            && compare(tags, key.tag) == (0, false)
-        {
-            groups.for_each(|(tags, ..)| prefetch(&tags[0]));
-        }
     }
 
     /// Groups of a key's window: the tags, the locations, and the index of the first location word.

@@ -1,5 +1,5 @@
-//! Delta blocks: the parts of a page in which two versions differ, named by a mask whose bit `n` is block `n`.
-//! Migrations and protections send them.
+//! Delta blocks: the parts of a page in which two versions differ, named by a mask whose bit `n` is block
+//! `n`. Migrations and protections send them.
 
 fn named(mask: u64) -> impl Fn(&usize) -> bool {
     move |block| mask >> block & 1 == 1

@@ -26,7 +26,7 @@ use zstd::zstd_safe::compress_bound;
 /// Bytes of the fixed header.
 pub const HEAD: usize = 28;
 /// Most objects of a frame.
-pub const MAX_OBJECTS: usize = 256;
+pub(crate) const MAX_OBJECTS: usize = 256;
 /// Most raw bytes of a frame of pages or nodes, and of all bases of a delta.
 pub const MAX_RAW: usize = MAX_OBJECTS * (PAGE_SIZE + 4096 + 64);
 /// Most raw bytes of a blob; kernels and initial RAM disks are one blob each.
@@ -293,7 +293,7 @@ pub struct Bases<'a> {
     pub depth: u8,
 }
 
-/// Encodes frames.
+/// Encodes frames at one level.
 #[derive(Debug)]
 pub struct Encoder {
     level: i32,

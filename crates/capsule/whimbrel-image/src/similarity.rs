@@ -44,7 +44,7 @@ impl SimilarityIndex {
 }
 
 /// Whether enough words of `old` are unchanged in `new`.
-pub fn resembles(new: &[u8; PAGE_SIZE], old: &[u8; PAGE_SIZE]) -> bool {
+pub(crate) fn resembles(new: &[u8; PAGE_SIZE], old: &[u8; PAGE_SIZE]) -> bool {
     let words = new.as_chunks::<8>().0.iter().zip(old.as_chunks::<8>().0);
     words.filter(|(new, old)| new == old && **new != [0; 8]).count() >= MIN_UNCHANGED_WORDS
 }

@@ -142,17 +142,6 @@ impl Store {
         Ok(capsules.map(|capsule| capsule.id).collect())
     }
 
-    /// Children of every parent that a capsule of the store names; the parent may have been deleted.
-    pub fn children_of_all(&self) -> Result<BTreeMap<CapsuleId, Vec<CapsuleId>>> {
-        let mut children = BTreeMap::<CapsuleId, Vec<CapsuleId>>::new();
-        for capsule in self.capsules()? {
-            for parent in &capsule.manifest.parents {
-                children.entry(*parent).or_default().push(capsule.id);
-            }
-        }
-        Ok(children)
-    }
-
     /// Bytes of pages that a capsule has and its parent does not have at the same position, equal pages
     /// counted once and before compression. Of several parents the nearest counts. Without a parent in the
     /// store, all pages count.

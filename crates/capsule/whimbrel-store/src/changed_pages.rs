@@ -16,13 +16,13 @@ use crate::{
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc::SyncSender,
     },
     thread,
 };
-use whimbrel_core::{Digest, PAGE_SIZE};
+use whimbrel_core::{Digest, PAGE_SIZE, lock};
 use whimbrel_image::{
     ShortDigest,
     delta::{self, Part},
@@ -66,7 +66,7 @@ pub(crate) struct PendingPages {
 impl PendingPages {
     /// Adds pages; returns all of them for framing once there are many.
     pub(crate) fn add(&self, batch: UnpackedPages) -> UnpackedPages {
-        let mut gathered = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gathered = lock(&self.batch);
         gathered.pages.extend(batch.pages);
         let room = MAX_PENDING.saturating_sub(gathered.frame_siblings.len());
         gathered.frame_siblings.extend(batch.frame_siblings.into_iter().take(room));
@@ -78,7 +78,7 @@ impl PendingPages {
     }
 
     fn take(&self) -> UnpackedPages {
-        std::mem::take(&mut *self.batch.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.batch))
     }
 }
 

@@ -5,11 +5,8 @@
 //! cache is lost with the process; then capsules are checked again.
 
 use crate::{error::Result, gc_lease::Condemned, reachability, store::Store};
-use std::{
-    collections::HashSet,
-    sync::{Mutex, PoisonError},
-};
-use whimbrel_core::CapsuleId;
+use std::{collections::HashSet, sync::Mutex};
+use whimbrel_core::{CapsuleId, lock};
 
 /// Limit of the cache; capsules beyond it are checked again.
 const KNOWN_MAX: usize = 100_000;
@@ -26,12 +23,12 @@ struct Known {
 
 impl CompleteCapsules {
     fn knows(&self, generation: u64, id: &CapsuleId) -> bool {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         known.generation == generation && known.capsules.contains(id)
     }
 
     fn remember(&self, generation: u64, id: CapsuleId) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         if known.generation != generation || known.capsules.len() >= KNOWN_MAX {
             *known = Known { generation, capsules: HashSet::new() };
         }

@@ -11,11 +11,11 @@ use crate::{
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread,
     time::Duration,
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 use whimbrel_image::pack_frame::Kind;
 
 /// Bytes after which a batch is written.
@@ -41,16 +41,12 @@ pub(crate) struct FetchedObjects {
 }
 
 impl FetchedObjects {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn has(&self, digest: &Digest) -> bool {
-        self.state().pending.contains_key(digest)
+        lock(&self.state).pending.contains_key(digest)
     }
 
     pub(crate) fn get(&self, digest: &Digest) -> Option<Arc<[u8]>> {
-        self.state().pending.get(digest).map(|(_, bytes)| bytes.clone())
+        lock(&self.state).pending.get(digest).map(|(_, bytes)| bytes.clone())
     }
 
     /// Adds objects whose digests were checked.
@@ -60,7 +56,7 @@ impl FetchedObjects {
         kind: Kind,
         objects: impl IntoIterator<Item = (Digest, Vec<u8>)>,
     ) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         for (digest, bytes) in objects {
             if state.bytes + bytes.len() > LIMIT {
                 tracing::warn!("dropping fetched objects, because the store cannot write them");
@@ -81,9 +77,8 @@ impl FetchedObjects {
     }
 
     fn write(&self, store: &Store) -> Result<()> {
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = self
-            .state()
+        let _one = lock(&self.writing);
+        let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = lock(&self.state)
             .pending
             .iter()
             .map(|(digest, (kind, bytes))| (*digest, *kind, bytes.clone()))
@@ -98,7 +93,7 @@ impl FetchedObjects {
             writer.put_objects(kinds[0].1, &objects, group(kinds[0].1))?;
         }
         writer.flush()?;
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         for (digest, _, bytes) in &batch {
             if state.pending.remove(digest).is_some() {
                 state.bytes -= bytes.len();
@@ -126,7 +121,7 @@ fn run(inner: &Weak<Inner>) {
     while let Some(inner) = inner.upgrade() {
         {
             let waits = |state: &mut State| state.bytes < BATCH;
-            let state = inner.fetched.state();
+            let state = lock(&inner.fetched.state);
             let (mut state, _) = inner
                 .fetched
                 .wakeup
@@ -167,7 +162,7 @@ impl FetchedObjectsWriter {
         inner.check_latch()?;
         let objects = objects.iter().map(|bytes| (Digest::of(bytes), bytes.to_vec()));
         inner.fetched.store(inner, kind, objects);
-        if inner.fetched.state().bytes > 4 * BATCH {
+        if lock(&inner.fetched.state).bytes > 4 * BATCH {
             // More than the disk accepts: the fetching thread waits for it.
             self.flush()?;
         }

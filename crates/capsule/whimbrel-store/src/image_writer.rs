@@ -154,15 +154,6 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Zeroes the pages of `run`.
-    pub fn put_zeros(&mut self, run: PageRun) -> Result<()> {
-        self.check(run)?;
-        self.dispatch()?;
-        self.state.record(self.order, run.pages().map(|page| (page, None)).collect());
-        self.order += 1;
-        Ok(())
-    }
-
     fn check(&self, run: PageRun) -> Result<()> {
         let pages = self.state.pages;
         match run.start.checked_add(run.len).is_some_and(|end| end <= pages) {

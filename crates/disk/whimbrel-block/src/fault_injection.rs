@@ -6,9 +6,10 @@
 use crate::{BlockError, Device, Extent};
 use std::io;
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
+use whimbrel_core::lock;
 
 /// Operations that are to fail. Counts begin at 1; none never fails.
 #[derive(Debug, Clone, Default)]
@@ -37,11 +38,11 @@ impl FaultInjector {
 
     /// Replaces the plan; counting continues.
     pub fn set_plan(&self, plan: FaultPlan) {
-        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = plan;
+        *lock(&self.plan) = plan;
     }
 
     fn plan(&self) -> FaultPlan {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.plan).clone()
     }
 
     fn broken(action: &'static str, offset: u64) -> BlockError {

@@ -7,6 +7,7 @@
 use crate::{BlockError, latch::Latch};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, PoisonError};
+use whimbrel_core::lock;
 
 /// Lets one caller at a time sync, for all that wait.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ impl GroupCommit {
         if self.synced.load(SeqCst) == self.written.load(SeqCst) {
             return Ok(());
         }
-        let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rounds = lock(&self.rounds);
         let wanted = rounds.begun + 1;
         while rounds.ended < wanted {
             if rounds.begun > rounds.ended {
@@ -72,7 +73,7 @@ struct EndRound<'a>(&'a GroupCommit);
 
 impl Drop for EndRound<'_> {
     fn drop(&mut self) {
-        let mut rounds = self.0.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rounds = lock(&self.0.rounds);
         rounds.ended = rounds.begun;
         self.0.changed.notify_all();
     }

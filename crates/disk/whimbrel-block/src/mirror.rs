@@ -24,7 +24,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use whimbrel_core::{PageRun, PageSet};
+use whimbrel_core::{PageRun, PageSet, lock};
 
 const WRITE_PAGES: u64 = 64;
 
@@ -101,10 +101,6 @@ impl Mirror {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wait<'s>(&self, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,7 +109,7 @@ impl Mirror {
     /// queued or in flight. The copier must know all writes before this call, or find them when it next
     /// collects.
     pub fn arm(&self, bound: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.mode == Mode::Off {
             (state.mode, state.bound) = (Mode::Armed, bound);
         }
@@ -121,12 +117,12 @@ impl Mirror {
 
     /// Whether writes are sent, or will be from the next round on.
     pub fn is_armed(&self) -> bool {
-        matches!(self.state().mode, Mode::Armed | Mode::On)
+        matches!(lock(&self.state).mode, Mode::Armed | Mode::On)
     }
 
     /// Ends the mirror; waiting writers continue.
     pub fn end(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.mode = Mode::Ended;
         state.queue.clear();
         self.changed.notify_all();
@@ -134,13 +130,13 @@ impl Mirror {
 
     /// Cost of the mirror so far.
     pub fn cost(&self) -> MirrorCost {
-        self.state().cost
+        lock(&self.state).cost
     }
 
     /// Starts a round with `left`, the pages found written since the last one. Removes pages that were sent,
     /// and adds those that the round must have.
     pub fn collected(&self, left: &mut PageSet) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let missed = match state.mode {
             Mode::Off | Mode::Ended => return,
             Mode::Armed | Mode::On => state.missed.take(),
@@ -157,7 +153,7 @@ impl Mirror {
 
     /// Announces that the copier will read pages of a round. On return no older version of them is in flight.
     pub fn about_to_read(&self, run: PageRun) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.mode == Mode::On && overlaps(&state.in_flight, run) {
             state = self.wait(state);
         }
@@ -171,21 +167,21 @@ impl Mirror {
 
     /// Reports that these pages have arrived.
     pub fn arrived(&self, runs: &[PageRun]) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         runs.iter().for_each(|run| state.in_flight.remove_run(*run));
         self.changed.notify_all();
     }
 
     /// Reports that `bytes` of queued writes have arrived; [`Mirror::arrived`] reports their pages.
     pub fn delivered(&self, bytes: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.outstanding = state.outstanding.saturating_sub(bytes);
         self.changed.notify_all();
     }
 
     /// Takes at least one write to send, with at most `pages` pages together. Waits for one, if `wait`.
     pub fn take(&self, pages: u64, wait: bool) -> NextWrites {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if state.mode == Mode::Ended {
                 return NextWrites::Ended;
@@ -207,7 +203,7 @@ impl Mirror {
 
     /// Waits until all queued writes have arrived, or the mirror has ended. Nothing writes any more.
     pub fn wait_until_drained(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.mode == Mode::On && state.outstanding > 0 {
             state = self.wait(state);
         }
@@ -234,7 +230,7 @@ impl Mirror {
             }
         }
         waited += after.elapsed();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         // Pages that are not sent: those of no sent run, or all if the write failed or the mirror has ended.
         between(run, &carried).for_each(|gap| state.missed.insert_run(gap));
         for piece in rest {
@@ -248,7 +244,7 @@ impl Mirror {
 
     /// Waits until no page to be sent is in flight; returns the pages of `run` to be sent.
     fn start(&self, run: PageRun) -> Vec<PageRun> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if state.mode != Mode::On {
                 return Vec::new();
@@ -265,7 +261,7 @@ impl Mirror {
 
     /// Queues a write once there is space; false if the mirror has ended.
     fn enqueue(&self, run: PageRun, data: Vec<u8>) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.mode == Mode::On && state.outstanding >= state.bound {
             state = self.wait(state);
         }
@@ -280,7 +276,7 @@ impl Mirror {
 
     /// Records that the pages of `run` were changed only on this host.
     pub(crate) fn record_missed(&self, run: PageRun) {
-        self.state().missed.insert_run(run);
+        lock(&self.state).missed.insert_run(run);
     }
 }
 

@@ -5,7 +5,8 @@
 //! exchange devices only while the machine is paused or before it ran. No lock is held while a device works.
 
 use crate::{BlockError, Device, Extent, ExtentKind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use whimbrel_core::lock;
 
 /// Result of a read before there is a device. Writes always wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +65,7 @@ impl SwappableDevice {
     }
 
     fn replace(&self, target: Target) -> Option<Arc<dyn Device>> {
-        let old = std::mem::replace(&mut *self.lock(), target);
+        let old = std::mem::replace(&mut *lock(&self.target), target);
         self.changed.notify_all();
         match old {
             Target::Set(device) => Some(device),
@@ -72,13 +73,9 @@ impl SwappableDevice {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Target> {
-        self.target.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Current device, without waiting.
     fn now(&self) -> Result<Option<Arc<dyn Device>>, BlockError> {
-        match &*self.lock() {
+        match &*lock(&self.target) {
             Target::Unset => Ok(None),
             Target::Set(device) => Ok(Some(device.clone())),
             Target::Closed => Err(BlockError::Closed),
@@ -87,7 +84,8 @@ impl SwappableDevice {
 
     fn get(&self) -> Result<Arc<dyn Device>, BlockError> {
         let unset = |target: &mut Target| matches!(target, Target::Unset);
-        let target = self.changed.wait_while(self.lock(), unset).unwrap_or_else(PoisonError::into_inner);
+        let target =
+            self.changed.wait_while(lock(&self.target), unset).unwrap_or_else(PoisonError::into_inner);
         match &*target {
             Target::Set(device) => Ok(device.clone()),
             Target::Unset | Target::Closed => Err(BlockError::Closed),

@@ -7,11 +7,12 @@
 use crate::{BlockError, Device, layer::all_but_writes};
 use std::{
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Idle time that later writes may use.
 const BURST: Duration = Duration::from_millis(50);
@@ -40,7 +41,7 @@ impl WriteThrottle {
 
     /// Limits writes to `rate` bytes a second from now on; none removes the limit.
     pub fn set_rate(&self, rate: Option<u64>) {
-        let mut pace = self.pace();
+        let mut pace = lock(&self.pace);
         if pace.rate != rate {
             *pace = RateState { rate, free_at: Instant::now() };
             self.changed.notify_all();
@@ -52,13 +53,9 @@ impl WriteThrottle {
         self.written.load(Ordering::Relaxed)
     }
 
-    fn pace(&self) -> MutexGuard<'_, RateState> {
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until `bytes` may be written.
     fn wait(&self, bytes: u64) {
-        let mut pace = self.pace();
+        let mut pace = lock(&self.pace);
         while let Some(rate) = pace.rate {
             let now = Instant::now();
             let wait = pace.free_at.saturating_duration_since(now);
@@ -93,7 +90,7 @@ impl Device for WriteThrottle {
 
     /// While throttled, all writes count as waiting, so that they do not delay other requests.
     fn may_wait(&self, offset: u64, len: u64) -> bool {
-        self.pace().rate.is_some() || self.inner.may_wait(offset, len)
+        lock(&self.pace).rate.is_some() || self.inner.may_wait(offset, len)
     }
 }
 

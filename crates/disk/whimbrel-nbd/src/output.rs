@@ -3,7 +3,8 @@
 use rustix::{io::retry_on_intr, net::SendFlags};
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+use whimbrel_core::lock;
 
 /// Bytes after which replies are sent, even if more requests wait.
 pub(crate) const SEND_AT: usize = 256 << 10;
@@ -63,7 +64,7 @@ impl<'a> Output<'a> {
     pub(crate) fn send(&self, replies: &mut ReplyBuffer) -> io::Result<()> {
         let mut rest = &replies.bytes[..replies.len];
         if !rest.is_empty() {
-            let _one_frame_at_a_time = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one_frame_at_a_time = lock(&self.sending);
             while !rest.is_empty() {
                 let count = retry_on_intr(|| rustix::net::send(self.socket, rest, SendFlags::NOSIGNAL))?;
                 rest = &rest[count..];

@@ -6,11 +6,12 @@ use std::net::Shutdown;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{fs, io};
 use whimbrel_block::Device;
+use whimbrel_core::lock;
 
 /// Pause after a failed accept (no descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -132,7 +133,7 @@ pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) 
 impl Server {
     /// Number of connected clients.
     pub fn connections(&self) -> usize {
-        self.inner.lock().sockets.len()
+        lock(&self.inner.clients).sockets.len()
     }
 
     /// Disconnects all clients and returns when their last request has ended: the device is not used
@@ -143,14 +144,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.inner.lock().stopping = true;
+        lock(&self.inner.clients).stopping = true;
         // Wakes `accept`, which then fails (`unix(7)` sockets do that on Linux).
         let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
             // Fails only if the thread panicked, and then it does not accept any more either.
             let _ = acceptor.join();
         }
-        let clients = self.inner.lock();
+        let clients = lock(&self.inner.clients);
         for socket in clients.sockets.values() {
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -160,14 +161,10 @@ impl Drop for Server {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Clients> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn accept(self: &Arc<Self>, listener: &UnixListener) {
         loop {
             let accepted = listener.accept();
-            if self.lock().stopping {
+            if lock(&self.clients).stopping {
                 return;
             }
             match accepted {
@@ -202,7 +199,7 @@ struct Client {
 impl Client {
     fn register(inner: &Arc<Inner>, socket: UnixStream) -> Option<Self> {
         let socket = Arc::new(socket);
-        let mut clients = inner.lock();
+        let mut clients = lock(&inner.clients);
         if clients.sockets.len() >= inner.options.max_connections {
             return None;
         }
@@ -231,7 +228,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
-        self.inner.lock().sockets.remove(&self.id);
+        lock(&self.inner.clients).sockets.remove(&self.id);
         self.inner.left.notify_all();
     }
 }

@@ -6,7 +6,8 @@
 use crate::execution::Work;
 use crate::request::Request;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use whimbrel_core::lock;
 
 /// Most requests that wait or are in progress.
 const MAX_REQUESTS: usize = 128;
@@ -44,16 +45,13 @@ impl WorkerPool {
         Self { max_workers: max_workers.max(1), state: Mutex::default(), work, space }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for space for one more job of `bytes` bytes and reserves it.
     pub(crate) fn reserve(&self, bytes: usize) {
         let full = |state: &mut State| {
             state.requests >= MAX_REQUESTS || state.bytes > 0 && state.bytes + bytes > MAX_BYTES
         };
-        let mut state = self.space.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        let mut state =
+            self.space.wait_while(lock(&self.state), full).unwrap_or_else(PoisonError::into_inner);
         state.requests += 1;
         state.bytes += bytes;
     }
@@ -61,7 +59,7 @@ impl WorkerPool {
     /// Queues a job for which space was reserved. If it returns true, the caller must start one more worker.
     #[must_use]
     pub(crate) fn submit(&self, job: Job) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.queue.push_back(job);
         let more = state.idle < state.queue.len() && state.workers < self.max_workers;
         state.workers += usize::from(more);
@@ -72,7 +70,7 @@ impl WorkerPool {
 
     /// Next job for a worker; none once the pool is closed and empty.
     pub(crate) fn next(&self) -> Option<Job> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.idle += 1;
         let nothing = |state: &mut State| state.queue.is_empty() && !state.closed;
         state = self.work.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +80,7 @@ impl WorkerPool {
 
     /// Frees the space of a job.
     pub(crate) fn ended(&self, bytes: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.requests -= 1;
         state.bytes -= bytes;
         drop(state);
@@ -91,7 +89,7 @@ impl WorkerPool {
 
     /// Lets the workers end once the queue is empty.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
+        lock(&self.state).closed = true;
         self.work.notify_all();
     }
 }

@@ -13,7 +13,7 @@ const HEADER: usize = 20;
 /// Bytes of the checksum after the payload.
 const TRAILER: usize = 4;
 /// Most bytes of a payload.
-pub const PAYLOAD_MAX: usize = 64 << 10;
+pub(crate) const PAYLOAD_MAX: usize = 64 << 10;
 
 /// Message that is not decoded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]

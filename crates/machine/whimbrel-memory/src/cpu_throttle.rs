@@ -12,10 +12,11 @@ use crate::ptrace::{self, Stop};
 use rustix::process::Pid;
 use std::{
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Time for which threads run, as with QEMU's own throttle (`system/cpu-throttle.c`).
 const RUN: Duration = Duration::from_millis(10);
@@ -76,14 +77,14 @@ impl Throttle {
 
     /// Sets the share from now on.
     pub fn set(&self, share: CpuShare) {
-        let mut now = self.order.lock();
+        let mut now = lock(&self.order.share);
         *now = now.map(|_| share);
     }
 }
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        *self.order.lock() = None;
+        *lock(&self.order.share) = None;
         self.order.changed.notify_all();
         if let Some(tracer) = self.tracer.take() {
             // A panic was reported by the thread itself, and has released the stopped threads.
@@ -93,14 +94,10 @@ impl Drop for Throttle {
 }
 
 impl ThrottleState {
-    fn lock(&self) -> MutexGuard<'_, Option<CpuShare>> {
-        self.share.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for `time`, or until the throttle ends; returns the share.
     fn wait(&self, time: Duration) -> Option<CpuShare> {
         let until = Instant::now() + time;
-        let mut share = self.lock();
+        let mut share = lock(&self.share);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || share.is_none() {

@@ -28,11 +28,12 @@ use std::{
     fs::File,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Interval of connection attempts to QEMU. A failed one costs a few microseconds.
 const RETRY: Duration = Duration::from_millis(20);
@@ -61,8 +62,8 @@ impl Shared {
     /// Locks the forwarder. A panic during its use leaves at worst wrong counters: gates and queue change in
     /// single steps.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Forwarder> {
-        let _turn = self.queue_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.forwarder.lock().unwrap_or_else(PoisonError::into_inner)
+        let _turn = lock(&self.queue_lock);
+        lock(&self.forwarder)
     }
 }
 

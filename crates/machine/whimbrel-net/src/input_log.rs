@@ -7,9 +7,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Most bytes that are recorded and not yet released.
 const BYTES_MAX: usize = 64 << 20;
@@ -72,7 +73,7 @@ impl InputLog {
     /// Records a frame that is to be delivered; false if there is no space, so that it must be dropped.
     pub(crate) fn record(&self, port: u16, frame: &[u8]) -> bool {
         let at = self.since.elapsed();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if !state.started {
             state.release_before(at.saturating_sub(DELIVERY_DELAY));
         }
@@ -87,7 +88,7 @@ impl InputLog {
 
     pub(crate) fn record_sent(&self, frame: &[u8]) {
         if let Some(print) = crate::input_replay::fingerprint(frame) {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if state.sent.len() >= SENT_MAX {
                 state.sent.pop_front();
             }
@@ -98,7 +99,7 @@ impl InputLog {
     /// Starts the log; returns the number from which on inputs may not be in the state of a guest that is
     /// paused now.
     pub fn start(&self) -> u64 {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let before = self.since.elapsed().saturating_sub(DELIVERY_DELAY);
         if !state.started {
             state.release_before(before);
@@ -109,18 +110,18 @@ impl InputLog {
 
     /// Number of the next input.
     pub fn next(&self) -> u64 {
-        let state = self.state();
+        let state = lock(&self.state);
         state.first + state.retained.len() as u64
     }
 
     /// Retains only recent frames from now on.
     pub fn restart(&self) {
-        self.state().started = false;
+        lock(&self.state).started = false;
     }
 
     /// Releases inputs before this number, because a committed state of the guest has them.
     pub fn release(&self, before: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.first < before && state.retained.len() > state.untaken.len() {
             state.pop();
         }
@@ -128,14 +129,14 @@ impl InputLog {
 
     /// Whether the log is so full that a state of the guest should be committed soon.
     pub fn is_filling(&self) -> bool {
-        let state = self.state();
+        let state = lock(&self.state);
         state.bytes > BYTES_MAX / 2 || state.retained.len() > FRAMES_MAX / 2
     }
 
     /// Takes inputs that were not taken yet: at most `frames_max` frames, and `bytes_max` bytes except for
     /// the last frame.
     pub fn take(&self, bytes_max: usize, frames_max: usize) -> InputBatch {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let first = state.first + (state.retained.len() - state.untaken.len()) as u64;
         let (mut inputs, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max
@@ -147,10 +148,6 @@ impl InputLog {
         }
         let some = state.sent.len().min(frames_max);
         InputBatch { first, inputs, sent: state.sent.drain(..some).collect() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

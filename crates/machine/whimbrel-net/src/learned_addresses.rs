@@ -25,7 +25,7 @@ impl Mac {
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
     /// Whether it can be the address of one station.
-    pub fn is_station(self) -> bool {
+    pub(crate) fn is_station(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
     }
 }

@@ -39,6 +39,7 @@ pub use input_log::{Input, InputBatch, InputLog};
 pub use learned_addresses::{Addresses, Mac, Station};
 pub use output_buffer::{BufferFull, BufferLimits, Epoch, OutputBuffer};
 pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, Uplink};
+pub use tap::open_tun;
 
 /// Most bytes of a frame that QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).
 pub const FRAME_MAX: usize = 4096 + 65536;

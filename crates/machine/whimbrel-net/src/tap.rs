@@ -14,6 +14,7 @@ use std::{
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
 };
 
+const IFF_TUN: i16 = 0x0001;
 const IFF_TAP: i16 = 0x0002;
 const IFF_NO_PI: i16 = 0x1000;
 /// Bytes of an interface name with its final zero.
@@ -38,7 +39,7 @@ nix::ioctl_readwrite_bad!(
 /// device and its name.
 pub(crate) fn open(config: &TapConfig) -> Result<(File, String), NetError> {
     let failed = |action| move |source| NetError::Tap { action, name: config.name.clone(), source };
-    let (device, name) = create(&config.name).map_err(failed("create"))?;
+    let (device, name) = create(&config.name, IFF_TAP).map_err(failed("create"))?;
     let index = if_nametoindex(name.as_str()).map_err(|errno| failed("find")(errno.into()))?;
     netlink::set_address(index, high_address()).map_err(failed("name"))?;
     if let Some(bridge) = &config.bridge {
@@ -58,8 +59,13 @@ fn high_address() -> [u8; 6] {
     [0xfe, random[0], random[1], random[2], random[3], random[4]]
 }
 
-fn create(name: &str) -> io::Result<(File, String)> {
-    let mut request = InterfaceRequest { name: [0; NAME_SIZE], flags: IFF_TAP | IFF_NO_PI, unused: [0; 22] };
+/// Creates a TUN device, which carries IP packets instead of frames. Reads and writes do not block.
+pub fn open_tun(name: &str) -> io::Result<File> {
+    create(name, IFF_TUN).map(|(device, _)| device)
+}
+
+fn create(name: &str, kind: i16) -> io::Result<(File, String)> {
+    let mut request = InterfaceRequest { name: [0; NAME_SIZE], flags: kind | IFF_NO_PI, unused: [0; 22] };
     if name.len() >= NAME_SIZE || name.bytes().any(|byte| byte == 0) {
         return Err(io::ErrorKind::InvalidInput.into());
     }

@@ -189,7 +189,7 @@ impl<'a> Simulation<'a> {
 
     /// Simulates the migration that starts `start` seconds into the trace, with the rounds that the policy
     /// decides.
-    pub fn simulate_migration(&self, start: f64, bandwidth: u64, model: &Model) -> Prediction {
+    pub(crate) fn simulate_migration(&self, start: f64, bandwidth: u64, model: &Model) -> Prediction {
         let policy = PrecopyPolicy::new(Rates::Full { max: Some(bandwidth) }, DOWNTIME_MAX);
         let (mut at, mut left, mut beyond) = (start, self.trace.header.populated as f64, false);
         let mut history: Vec<RoundStats> = Vec::new();

@@ -41,7 +41,7 @@ pub enum StopReason {
 
 impl StopReason {
     /// Whether a lower dirty rate would have made another round worthwhile.
-    pub fn is_hopeless(self) -> bool {
+    pub(crate) fn is_hopeless(self) -> bool {
         matches!(self, Self::RateAboveMax | Self::Plateau)
     }
 }

@@ -23,7 +23,7 @@ pub const BLOCK: usize = 64;
 /// Delta blocks of a page, as many as a `u64` has bits.
 pub const BLOCKS: usize = PAGE_SIZE / BLOCK;
 /// Most changed blocks of a delta; with more, the complete page is sent.
-pub const BLOCKS_CHANGED_MAX: u32 = 40;
+pub(crate) const BLOCKS_CHANGED_MAX: u32 = 40;
 /// Compressed data above this part of its raw size is sent raw, so that the other side need not decompress
 /// it.
 const WORTH_PACKING: f64 = 0.97;
@@ -94,7 +94,7 @@ pub enum PageBatchError {
 
 impl PageBatchHeader {
     /// Refuses a header that a correct peer never sends, for any array.
-    pub fn check_size(&self) -> Result<(), PageBatchError> {
+    pub(crate) fn check_size(&self) -> Result<(), PageBatchError> {
         let runs = self.zero.len() + self.whole.len() + self.delta.len();
         let count = |list: &[PageRun]| list.iter().fold(0u64, |sum, run| sum.saturating_add(run.len));
         let (whole, delta) = (count(&self.whole), count(&self.delta));

@@ -35,7 +35,7 @@ use std::{
 };
 use whimbrel_block::Mirror;
 use whimbrel_capture::{PageBatch, Sink, SinkError, StopReason};
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, lock};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Most bytes of page messages that wait for a reply: a Gbit/s over 130 ms.
@@ -179,10 +179,6 @@ impl<'a> Pipeline<'a> {
         self.urgent.store(true, Ordering::Relaxed);
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn wait<'q>(&self, queue: MutexGuard<'q, Queue>) -> MutexGuard<'q, Queue> {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,7 +205,7 @@ impl<'a> Pipeline<'a> {
     }
 
     fn next(&self) -> Option<BatchJob> {
-        let mut queue = self.queue();
+        let mut queue = lock(&self.queue);
         loop {
             if let Some(job) = queue.jobs.pop_front() {
                 queue.busy += 1;
@@ -255,7 +251,7 @@ impl<'a> Pipeline<'a> {
         let answer = self.link.send(protocol::PAGES, header, payload.into())?;
         self.wait_for_replies(self.unanswered_max(), Some((answer, wire as usize, flight)))?;
         let (link, idle) = (begun.elapsed() - encoding - asked, waited + asked);
-        self.effort_control().record(EncoderTime { encoding, link, idle, raw, wire });
+        lock(&self.effort_control).record(EncoderTime { encoding, link, idle, raw, wire });
         Ok(())
     }
 
@@ -296,7 +292,7 @@ impl<'a> Pipeline<'a> {
         let places: Vec<usize> =
             (0..verdicts.len()).filter(|at| verdicts[*at] == PageEncoding::Whole).collect();
         let urgent = self.urgent.load(Ordering::Relaxed);
-        if urgent || !self.hit_estimate().wants(places.len(), self.link_rate()) {
+        if urgent || !lock(&self.hit_estimate).wants(places.len(), self.link_rate()) {
             return Ok(Duration::ZERO);
         }
         let content: Vec<_> = places.iter().map(|at| &job.data.as_chunks::<PAGE_SIZE>().0[*at]).collect();
@@ -311,20 +307,16 @@ impl<'a> Pipeline<'a> {
         let has: PageQueryReply = postcard::from_bytes(&answer)?;
         let found = (0..).zip(&places).filter(|(number, _)| has.has(*number));
         let found = found.map(|(_, at)| verdicts[*at] = PageEncoding::Present).count();
-        self.hit_estimate().answered(places.len() as u64, found as u64);
+        lock(&self.hit_estimate).answered(places.len() as u64, found as u64);
         Ok(begun.elapsed())
     }
 
     /// Rate of the link in bytes a second, if known: a limit is known before anything was sent.
     fn link_rate(&self) -> Option<f64> {
-        let seen = self.effort_control().link().map(|link| link * self.threads() as f64);
+        let seen = lock(&self.effort_control).link().map(|link| link * self.threads() as f64);
         let limit = self.limit.load(Ordering::Relaxed);
         let limit = (limit != u64::MAX).then_some(limit as f64);
         seen.into_iter().chain(limit).reduce(f64::min)
-    }
-
-    fn hit_estimate(&self) -> MutexGuard<'_, HitEstimate> {
-        self.hit_estimate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of threads, more than processors: while some wait for a reply, others encode.
@@ -333,12 +325,8 @@ impl<'a> Pipeline<'a> {
     }
 
     pub(crate) fn effort(&self) -> Effort {
-        let choice = self.effort_control();
+        let choice = lock(&self.effort_control);
         if self.urgent.load(Ordering::Relaxed) { choice.urgent_effort() } else { choice.effort() }
-    }
-
-    fn effort_control(&self) -> MutexGuard<'_, EffortControl> {
-        self.effort_control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records a message of this many bytes without a reply, and waits until at most `max` bytes are
@@ -348,7 +336,7 @@ impl<'a> Pipeline<'a> {
         max: usize,
         more: Option<(Box<dyn Answer>, usize, MirroredBatch)>,
     ) -> Result<(), BoxError> {
-        let mut queue = self.queue();
+        let mut queue = lock(&self.queue);
         queue.unanswered_bytes += more.as_ref().map_or(0, |(_, bytes, _)| *bytes);
         queue.unanswered.extend(more);
         while queue.unanswered_bytes > max {
@@ -357,7 +345,7 @@ impl<'a> Pipeline<'a> {
             oldest.wait()?;
             flight.arrived();
             self.arrived.fetch_add(bytes as u64, Ordering::Relaxed);
-            queue = self.queue();
+            queue = lock(&self.queue);
             // The bytes count until the reply is here, also while another thread checks the limit.
             queue.unanswered_bytes -= bytes;
         }
@@ -365,13 +353,13 @@ impl<'a> Pipeline<'a> {
     }
 
     pub(crate) fn fail(&self, error: BoxError) {
-        self.queue().fail(error);
+        lock(&self.queue).fail(error);
         self.changed.notify_all();
     }
 
     /// Queues a batch for the encoders; blocks while the queue is full.
     fn push(&self, job: BatchJob) -> Result<(), BoxError> {
-        let mut queue = self.queue();
+        let mut queue = lock(&self.queue);
         while queue.failed.is_none() && queue.jobs.len() >= self.encoders {
             queue = self.wait(queue);
         }
@@ -383,7 +371,7 @@ impl<'a> Pipeline<'a> {
 
     /// Waits until everything has arrived.
     fn finish(&self) -> Result<(), BoxError> {
-        let mut queue = self.queue();
+        let mut queue = lock(&self.queue);
         while queue.failed.is_none() && (queue.busy > 0 || !queue.jobs.is_empty()) {
             queue = self.wait(queue);
         }
@@ -398,7 +386,7 @@ struct Busy<'a>(&'a Pipeline<'a>);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        let mut queue = self.0.queue();
+        let mut queue = lock(&self.0.queue);
         queue.busy -= 1;
         if thread::panicking() {
             queue.fail("an encoder failed".into());
@@ -536,7 +524,7 @@ impl Sink for PageSender<'_, '_> {
 
 impl Drop for PageSender<'_, '_> {
     fn drop(&mut self) {
-        let mut queue = self.pipeline.queue();
+        let mut queue = lock(&self.pipeline.queue);
         queue.closed = true;
         queue.jobs.clear();
         self.pipeline.changed.notify_all();

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
 /// Sends a range of a boot file; header [`BootFileRange`], payload the content.
-pub const BOOT_FILE: u16 = 0x0101;
+pub(crate) const BOOT_FILE: u16 = 0x0101;
 /// Sends pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
 pub const PAGES: u16 = 0x0102;
 /// Ends the copy; header [`FinishHeader`], payload the rest of the device state as one zstd frame. Answered
@@ -52,11 +52,11 @@ pub const DEVICE_STATE_MAX: usize = 8 << 20;
 /// Most capsules that a source names as baselines.
 pub const BASES_MAX: usize = 64;
 /// Most bytes of a path of a file that a source names.
-pub const PATH_MAX: usize = 4096;
+pub(crate) const PATH_MAX: usize = 4096;
 /// Most bytes of a protection request.
-pub const PROTECTION_REQUEST_MAX: usize = 4096;
+pub(crate) const PROTECTION_REQUEST_MAX: usize = 4096;
 /// Most arrays of a machine (memory and disks).
-pub const ARRAYS_MAX: usize = 64;
+pub(crate) const ARRAYS_MAX: usize = 64;
 
 hex_id! {
     /// Id of one attempt to migrate one machine. Random, so that a late message of an older attempt matches

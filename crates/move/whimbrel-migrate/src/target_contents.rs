@@ -7,8 +7,8 @@ use crate::{
     sent_hashes::{BlockHashes, SentHashes},
     source::BoxError,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use std::sync::{Arc, Mutex};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, lock};
 use whimbrel_image::delta_blocks;
 
 /// As many zero pages as are compared at once.
@@ -50,13 +50,9 @@ impl TargetContents {
         Self { bases: contents, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the hashes of another hot page can be stored, so that its next version can be sent as a delta.
     pub(crate) fn has_room(&self) -> bool {
-        self.state().sent.has_room()
+        lock(&self.state).sent.has_room()
     }
 
     /// Returns the pages of `runs` that are not zero on the target, and records that they are zero from now
@@ -65,7 +61,7 @@ impl TargetContents {
         let mut left = Vec::new();
         for run in runs.iter().flat_map(|run| run.chunks(page_batch::BATCH_PAGES_MAX)) {
             let there = self.equals_baseline(array, run, &ZEROS[..run.bytes()])?;
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             for (page, _) in run.pages().zip(there).filter(|(_, there)| !there) {
                 state.record_zero(array, page);
                 page_batch::push(&mut left, page);
@@ -103,14 +99,14 @@ impl TargetContents {
     ) -> Result<(), BoxError> {
         let there = self.equals_baseline(array, run, data)?;
         let against_base = self.changed_from_baseline(array, run, data, &there)?;
-        let marks = self.state().sent.hasher();
+        let marks = lock(&self.state).sent.hasher();
         for (number, (page, content)) in run.pages().zip(data.chunks_exact(PAGE_SIZE)).enumerate() {
             if there[number] {
                 verdicts.push(PageEncoding::Present);
                 continue;
             }
             let now = marks(content);
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let fresh = state.clear_as_baseline(array, page);
             let changed = match fresh {
                 true => against_base[number],
@@ -137,7 +133,7 @@ impl TargetContents {
     }
 
     fn is_as_baseline(&self, array: usize, run: PageRun) -> Vec<bool> {
-        match &self.state().as_baseline[array] {
+        match &lock(&self.state).as_baseline[array] {
             Some(fresh) => run.pages().map(|page| fresh.contains(page)).collect(),
             None => vec![false; run.len as usize],
         }

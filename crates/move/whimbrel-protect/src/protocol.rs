@@ -45,7 +45,7 @@ pub const EPOCH_PAGES_MAX: usize = 1 << 20;
 /// Array number of the device state, which is sent as pages: most of it equals the epoch before.
 pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one comparison.
-pub const COMPARE_PAGES_MAX: u64 = 1 << 16;
+pub(crate) const COMPARE_PAGES_MAX: u64 = 1 << 16;
 
 hex_id! {
     /// Identifies one protection of one machine, from its start until it has ended or the standby has taken

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE};
+use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, lock};
 use whimbrel_image::{Node, ShortDigest, pack_frame::Kind};
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
 
@@ -78,7 +78,7 @@ impl DemandFetcher {
     }
 
     fn remember(&self, nodes: &HashMap<Digest, Vec<u8>>) {
-        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaves = lock(&self.leaves);
         if leaves.len() + nodes.len() > LEAVES {
             leaves.clear();
         }
@@ -87,7 +87,7 @@ impl DemandFetcher {
     }
 
     fn leaf(&self, digest: &Digest) -> Result<Node, TransferError> {
-        let known = self.leaves.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
+        let known = lock(&self.leaves).get(digest).cloned();
         if let Some(leaf) = known {
             return Ok(leaf);
         }
@@ -166,7 +166,7 @@ struct CallObjects<'a> {
 
 impl CallObjects<'_> {
     fn lock_fetched(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Vec<u8>>> {
-        self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.fetched)
     }
 }
 

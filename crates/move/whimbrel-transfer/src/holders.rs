@@ -182,7 +182,7 @@ impl Holders {
     }
 
     /// Whether something is wanted at once.
-    pub fn is_demanded(&self) -> bool {
+    pub(crate) fn is_demanded(&self) -> bool {
         self.demands.load(Ordering::Acquire) > 0
     }
 

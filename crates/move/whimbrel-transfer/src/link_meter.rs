@@ -59,7 +59,7 @@ impl LinkMeter {
     }
 
     /// Sets a round trip that was measured elsewhere (the wire's ping).
-    pub fn set_round_trip(&mut self, round_trip: Duration) {
+    pub(crate) fn set_round_trip(&mut self, round_trip: Duration) {
         self.round_trip = Some(round_trip);
     }
 
@@ -78,7 +78,7 @@ impl LinkMeter {
     }
 
     /// Bytes that one reply should have.
-    pub fn answer_bytes(&self) -> u64 {
+    pub(crate) fn answer_bytes(&self) -> u64 {
         let bytes = self.rate.map_or(WINDOW_INITIAL / 2, |rate| (rate * REPLY_TIME.as_secs_f64()) as u64);
         bytes.clamp(ANSWER_MIN, ANSWER_MAX)
     }

@@ -15,23 +15,21 @@ pub const WANTS_MAX: usize = 512;
 /// Most digests in one [`HasObjects`].
 pub const DIGESTS_MAX: usize = 65_536;
 /// Most refs in one reply of [`ListRefs`].
-pub const REFS_MAX: usize = 256;
-/// Most refs that one [`RemotePull`] sets.
-pub const REMOTE_PULL_REFS_MAX: usize = 64;
+pub(crate) const REFS_MAX: usize = 256;
 /// Raw bytes of the objects in one reply, and of a range of a blob.
-pub const RAW_MAX: usize = 8 << 20;
+pub(crate) const RAW_MAX: usize = 8 << 20;
 /// Bytes of the longest ref pattern.
-pub const PATTERN_MAX: usize = 256;
+pub(crate) const PATTERN_MAX: usize = 256;
 /// Pages in one frame of a reply: large frames of changed pages are a fifth smaller than those of 512.
 pub const FRAME_PAGES: usize = 4096;
 /// Pages in one reply: a window of the wire, uncompressed.
-pub const ANSWER_PAGES: usize = 4096;
+pub(crate) const ANSWER_PAGES: usize = 4096;
 /// Most leaves in one reply: their entries must fit a header.
-pub const LEAVES_MAX: usize = 880;
+pub(crate) const LEAVES_MAX: usize = 880;
 /// Most bytes that a server plans for a reply, whatever the request allows.
-pub const ANSWER_BYTES: u32 = 4 << 20;
+pub(crate) const ANSWER_BYTES: u32 = 4 << 20;
 /// Longest blob that serves as the older version of another.
-pub const SIMILAR_BLOB_MAX: usize = 4 << 20;
+pub(crate) const SIMILAR_BLOB_MAX: usize = 4 << 20;
 
 /// Call that lists refs; header [`ListRefsRequest`].
 #[derive(Debug)]

@@ -9,10 +9,10 @@
 use crate::base_images::BaseImage;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     thread,
 };
-use whimbrel_core::{Digest, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun, lock};
 use whimbrel_store::Store;
 
 /// Number of features of a page.
@@ -41,7 +41,7 @@ impl Sketch {
     /// Sketch of an image, built now if it is not one of the last few. Unreadable pages have no features.
     pub(crate) fn of(store: &Store, image: &BaseImage) -> Cell {
         let cell = {
-            let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut recent = lock(&RECENT);
             let known = recent.iter().position(|(root, _)| *root == image.root);
             let cell = known.map(|at| recent.remove(at).1).unwrap_or_default();
             recent.insert(0, (image.root, cell.clone()));

@@ -8,10 +8,10 @@ use crate::protocol::{ChunkId, MAX_CHUNK};
 use whimbrel_core::varint::{self, VarintError};
 
 /// Most chunks of one file. The maps of most files reach [`MAX_MAP`] long before.
-pub const MAX_CHUNKS: usize = 1 << 24;
+pub(crate) const MAX_CHUNKS: usize = 1 << 24;
 /// Longest map in bytes, because a commit sends it in one message: half a terabyte in chunks of the default
 /// size, 11 GiB in single pages.
-pub const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
+pub(crate) const MAX_MAP: u64 = whimbrel_wire::MAX_PAYLOAD as u64;
 
 /// A chunk in a chunk map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

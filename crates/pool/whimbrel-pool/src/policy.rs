@@ -95,7 +95,7 @@ pub struct Timestep<'a> {
 }
 
 /// Splits a name of the form `A.Ni.Tj`, where i and j are decimal numbers.
-pub fn timestep(name: &str) -> Option<Timestep<'_>> {
+pub(crate) fn timestep(name: &str) -> Option<Timestep<'_>> {
     let number = |text: &str, letter: char| {
         let digits = text.strip_prefix(letter)?;
         let plain =

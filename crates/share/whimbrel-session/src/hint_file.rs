@@ -17,7 +17,7 @@ use std::{
 /// First line of a hint file.
 const HEAD: &str = "whimbrel note 1";
 /// Longest hint file in bytes.
-pub const MAX_LEN: u64 = 256 << 10;
+pub(crate) const MAX_LEN: u64 = 256 << 10;
 /// Most ranges of zeros.
 const MAX_RUNS: usize = 4096;
 /// Shortest range worth a line: a block of the cache is requested as a whole.

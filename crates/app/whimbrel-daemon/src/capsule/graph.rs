@@ -12,10 +12,10 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 use whimbrel_api::{CapsuleRef, GraphNode, MachineOnCapsule, MachineState, RefVersion};
-use whimbrel_core::{ByteSize, CapsuleId, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, RefName, lock};
 use whimbrel_image::Manifest;
 use whimbrel_store::CapsuleInfo as Stored;
 
@@ -162,7 +162,7 @@ impl Daemon {
     fn added_size(&self, family: &CapsuleGraph, id: &CapsuleId) -> Option<ByteSize> {
         let parents = &family.capsules[id].manifest.parents;
         let key = (*id, parents.iter().filter(|parent| family.capsules.contains_key(parent)).count());
-        let known = || self.sizes.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || lock(&self.sizes.0);
         if let Some(size) = known().get(&key) {
             return Some(*size);
         }

@@ -67,55 +67,12 @@ impl Directories {
         &self.data
     }
 
-    pub(crate) fn key_dir(&self) -> PathBuf {
-        self.data.join("key")
-    }
-
-    pub(crate) fn store(&self) -> PathBuf {
-        self.data.join("store")
-    }
-
-    pub(crate) fn boot_dir(&self) -> PathBuf {
-        self.data.join("boot")
-    }
-
     pub(crate) fn boot_file(&self, digest: &Digest) -> PathBuf {
         self.boot_dir().join(digest.to_string())
     }
 
-    pub(crate) fn tunnels(&self) -> PathBuf {
-        self.data.join("tunnels")
-    }
-
-    pub(crate) fn migrations(&self) -> PathBuf {
-        self.data.join("migrations")
-    }
-
-    pub(crate) fn protections(&self) -> PathBuf {
-        self.data.join("protections")
-    }
-
-    /// Leases that this host decides about as witness.
-    pub(crate) fn leases(&self) -> PathBuf {
-        self.data.join("leases")
-    }
-
-    pub(crate) fn machines(&self) -> PathBuf {
-        self.data.join("machines")
-    }
-
-    /// Folders of machines that are gone.
-    pub(crate) fn trash(&self) -> PathBuf {
-        self.data.join("trash")
-    }
-
     pub(crate) fn machine(&self, name: &MachineName) -> PathBuf {
         self.machines().join(name.as_str())
-    }
-
-    /// Bitmaps of overlays, as of the last acknowledged write.
-    pub(crate) fn live_bitmaps(&self) -> PathBuf {
-        self.run.join("bitmaps")
     }
 
     /// Serial output of a machine since its start.
@@ -123,39 +80,49 @@ impl Directories {
         self.machine(name).join("console.log")
     }
 
-    pub(crate) fn hash_cache(&self) -> PathBuf {
-        self.data.join("page-cache")
-    }
-
-    pub(crate) fn uploads(&self) -> PathBuf {
-        self.data.join("following.json")
-    }
-
-    pub(crate) fn partial_capsules(&self) -> PathBuf {
-        self.data.join("pooled")
-    }
-
-    /// The secret that encrypts chunks in pools; may be absent.
-    pub(crate) fn pool_secret(&self) -> PathBuf {
-        self.data.join("pool-secret")
-    }
-
-    pub(crate) fn prefetch_lists(&self) -> PathBuf {
-        self.data.join("working-sets")
-    }
-
     /// Prefetch list of a capsule, from its last resume here.
     pub(crate) fn prefetch_list(&self, capsule: &CapsuleId) -> PathBuf {
         self.prefetch_lists().join(capsule.to_string())
     }
 
-    pub(crate) fn runtime_dirs(&self) -> PathBuf {
-        self.run.join("slots")
-    }
-
     pub(crate) fn runtime_dir(&self, id: &str) -> PathBuf {
         self.runtime_dirs().join(id)
     }
+}
+
+/// Defines a method for each file and folder of a fixed name.
+macro_rules! places {
+    ($($(#[$doc:meta])* $name:ident = $root:ident / $file:literal;)*) => {
+        impl Directories {
+            $($(#[$doc])*
+            pub(crate) fn $name(&self) -> PathBuf {
+                self.$root.join($file)
+            })*
+        }
+    };
+}
+
+places! {
+    key_dir = data / "key";
+    store = data / "store";
+    boot_dir = data / "boot";
+    tunnels = data / "tunnels";
+    migrations = data / "migrations";
+    protections = data / "protections";
+    /// Leases that this host decides about as witness.
+    leases = data / "leases";
+    machines = data / "machines";
+    /// Folders of machines that are gone.
+    trash = data / "trash";
+    /// Bitmaps of overlays, as of the last acknowledged write.
+    live_bitmaps = run / "bitmaps";
+    hash_cache = data / "page-cache";
+    uploads = data / "following.json";
+    partial_capsules = data / "pooled";
+    /// The secret that encrypts chunks in pools; may be absent.
+    pool_secret = data / "pool-secret";
+    prefetch_lists = data / "working-sets";
+    runtime_dirs = run / "slots";
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, DaemonError> {

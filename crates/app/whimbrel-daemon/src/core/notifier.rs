@@ -4,6 +4,7 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
+use whimbrel_core::lock;
 
 /// A notification before the wait is remembered; several count as one.
 #[derive(Default)]
@@ -15,13 +16,13 @@ pub(crate) struct Notifier {
 impl Notifier {
     /// Wakes the waiter: there may be work.
     pub(crate) fn notify(&self) {
-        *self.notified.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.notified) = true;
         self.changed.notify_all();
     }
 
     /// Waits for a notification, at most for `patience`.
     pub(crate) fn wait(&self, patience: Duration) {
-        let rung = self.notified.lock().unwrap_or_else(PoisonError::into_inner);
+        let rung = lock(&self.notified);
         let waited = self.changed.wait_timeout_while(rung, patience, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }

@@ -31,7 +31,7 @@ use remote::EvacuationId;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -41,7 +41,7 @@ use whimbrel_api::{
     MigrateRequest, MoveOutcome, Operation, OperationId, OperationKind, OperationResult, OperationState,
     Unit,
 };
-use whimbrel_core::{ByteSize, HostName, MachineName, error_chain};
+use whimbrel_core::{ByteSize, HostName, MachineName, error_chain, lock};
 use whimbrel_wire::PeerIdentity;
 
 /// Machines that migrate at the same time.
@@ -254,7 +254,7 @@ impl<'a> Evacuation<'a> {
 
     /// The next machine that has a host, unless no other is to start.
     fn next(&self) -> Option<(usize, &MachineName, &HostName)> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         loop {
             if state.halted || self.reporter.is_cancelled() {
                 return None;
@@ -271,7 +271,7 @@ impl<'a> Evacuation<'a> {
     }
 
     fn ended(&self, index: usize, machine: &MachineName, to: &HostName, outcome: MoveOutcome) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.halted |= self.request.stop_on_failure && matches!(outcome, MoveOutcome::Failed { .. });
         state.under_way.remove(&format!("{machine} to {to}"));
         state.outcomes.insert(index, outcome);
@@ -285,10 +285,6 @@ impl<'a> Evacuation<'a> {
         };
         let (done, total) = (state.outcomes.len() as u64, self.placed.len() as u64);
         self.reporter.progress(&stage, Unit::Items, done, Some(total));
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn move_one(&self, machine: &MachineName, to: &HostName) -> MoveOutcome {

@@ -16,14 +16,14 @@ use crate::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use whimbrel_api::{
     ApiError, ErrorCode, EvacuateRequest, Operation, OperationId, OperationKind, OperationResult,
     OperationState,
 };
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, lock};
 use whimbrel_transfer::{LinkError, WireLink, call};
 use whimbrel_wire::{Call, Connection, PeerIdentity, range};
 
@@ -83,7 +83,7 @@ impl Daemon {
         order: &RemoteEvacuation,
         request: &[u8],
     ) -> Result<Operation, DaemonError> {
-        let mut ordered = self.evacuation.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ordered = lock(&self.evacuation.requested);
         let known = ordered.filter(|(id, _)| *id == order.id).map(|(_, operation)| operation);
         match (order.word, known) {
             (EvacuationAction::Begin, None) => {

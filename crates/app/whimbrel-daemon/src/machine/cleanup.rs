@@ -25,6 +25,7 @@ use std::{
     thread,
     time::Duration,
 };
+use whimbrel_core::lock;
 use whimbrel_migrate::protocol::HandoverId;
 
 #[derive(Default)]
@@ -38,13 +39,13 @@ struct UnderWay(Arc<Cleanup>);
 
 impl Cleanup {
     fn start(self: &Arc<Self>) -> UnderWay {
-        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.under_way) += 1;
         UnderWay(self.clone())
     }
 
     /// Waits until no cleanup is under way, at most for `patience`. Returns whether any was.
     pub(crate) fn wait(&self, patience: Duration) -> bool {
-        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let under_way = lock(&self.under_way);
         let any = *under_way > 0;
         let waited = self.changed.wait_timeout_while(under_way, patience, |under_way| *under_way > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -54,7 +55,7 @@ impl Cleanup {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *lock(&self.0.under_way) -= 1;
         self.0.changed.notify_all();
     }
 }

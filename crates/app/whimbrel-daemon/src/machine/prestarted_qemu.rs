@@ -13,9 +13,9 @@ use crate::{
 };
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
-use whimbrel_core::MachineConfig;
+use whimbrel_core::{MachineConfig, lock};
 use whimbrel_qemu::Qemu;
 
 /// Most QEMUs that wait; an idle one costs some 30 MB.
@@ -90,7 +90,7 @@ impl PrestartedQemus {
     /// A waiting QEMU of this configuration that still lives.
     fn take(&self, config: &MachineConfig) -> Option<PrestartedQemu> {
         loop {
-            let mut waiting = self.waiting();
+            let mut waiting = lock(&self.waiting);
             let at = waiting.iter().position(|(of, _)| of == config)?;
             let (_, warm) = waiting.remove(at)?;
             drop(waiting);
@@ -102,7 +102,7 @@ impl PrestartedQemus {
     }
 
     fn put(&self, config: MachineConfig, warm: PrestartedQemu) {
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         waiting.push_back((config, warm));
         let surplus = if waiting.len() > WAITING_MAX { waiting.pop_front() } else { None };
         drop(waiting);
@@ -112,19 +112,15 @@ impl PrestartedQemus {
     }
 
     fn count(&self, config: &MachineConfig) -> usize {
-        self.waiting().iter().filter(|(of, _)| of == config).count()
+        lock(&self.waiting).iter().filter(|(of, _)| of == config).count()
     }
 
     /// Ends all waiting QEMUs; false if there were none.
     pub(crate) fn end_all(&self) -> bool {
-        let all = std::mem::take(&mut *self.waiting());
+        let all = std::mem::take(&mut *lock(&self.waiting));
         let any = !all.is_empty();
         all.into_iter().for_each(|(_, warm)| warm.end());
         any
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<(MachineConfig, PrestartedQemu)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,9 +8,10 @@
 use crate::running::NetworkPort;
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Mutex, Weak},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_migrate::{late_frames::LateFrame, protocol::HandoverId};
 use whimbrel_net::{Gates, Port};
 
@@ -60,7 +61,7 @@ struct RecentArrival {
 impl RecentArrivals {
     /// Adds a machine that is about to run here.
     pub(crate) fn insert(&self, handover: HandoverId, ports: &[NetworkPort]) {
-        let mut newcomers = self.lock();
+        let mut newcomers = lock(&self.0);
         newcomers.retain(|newcomer| newcomer.since.elapsed() < ARRIVAL_AGE_MAX);
         if newcomers.len() >= ARRIVALS_MAX {
             newcomers.pop_front();
@@ -71,7 +72,7 @@ impl RecentArrivals {
 
     /// Delivers late frames to their machine. Drops them if it is unknown, no longer recent, or gone.
     pub(crate) fn deliver(&self, handover: HandoverId, strays: &[LateFrame]) {
-        let newcomers = self.lock();
+        let newcomers = lock(&self.0);
         let is_it = |newcomer: &&RecentArrival| {
             newcomer.handover == handover && newcomer.since.elapsed() < ARRIVAL_AGE_MAX
         };
@@ -82,9 +83,5 @@ impl RecentArrivals {
             let its = strays.iter().filter(|stray| stray.port == index).map(|stray| &*stray.frame);
             port.upgrade().into_iter().for_each(|port| port.add_late_frames(its.clone()));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<RecentArrival>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,12 +13,12 @@ use crate::{
 use std::{
     fs::File,
     os::unix::fs::FileExt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use whimbrel_api::MachineState;
 use whimbrel_capture::dirty_observer::{DirtyObserver, observable};
-use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet};
+use whimbrel_core::{CapsuleId, Digest, PageRun, PageSet, lock};
 use whimbrel_image::PrefetchList;
 use whimbrel_machine::{PageArray, PageError};
 use whimbrel_memory::{Attachment, Mode, PageSource, Pager, RamTarget};
@@ -196,7 +196,7 @@ impl RunningMemory {
     }
 
     fn with_pager<T>(&self, ask: impl FnOnce(&Pager) -> T) -> Option<T> {
-        let pager = self.lazy.as_ref()?.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.lazy.as_ref()?.pager);
         pager.as_ref().map(ask)
     }
 }
@@ -205,7 +205,7 @@ impl Drop for RunningMemory {
     fn drop(&mut self) {
         // Views may outlive the machine; the pager's threads must not.
         if let Some(lazy) = &self.lazy {
-            lazy.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
+            lock(&lazy.pager).take();
         }
     }
 }
@@ -213,7 +213,7 @@ impl Drop for RunningMemory {
 impl PagerView {
     /// `Lazy` while pages are missing, `Running` after that.
     pub(crate) fn state(&self) -> MachineState {
-        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.pager);
         let waits = self.stall.reason();
         if let Some(view) = self.fetcher.as_ref().map(|taking| taking.status())
             && view.progress.missing > 0
@@ -241,13 +241,13 @@ impl PagerView {
 
     /// Prefetches all pages in the background.
     pub(crate) fn prefetch_all(&self) {
-        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.pager);
         pager.iter().for_each(Pager::prefetch_all);
     }
 
     /// Fetches the memory on a prefetch list in the background.
     pub(crate) fn prefetch(&self, list: &PrefetchList) {
-        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.pager);
         if let Some(pager) = &*pager
             && let Some(pages) = list.of("memory", pager.missing().len())
         {
@@ -257,7 +257,7 @@ impl PagerView {
 
     /// The prefetch list of the machine; none once it has ended.
     pub(crate) fn prefetch_list(&self) -> Option<PrefetchList> {
-        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.pager);
         let memory = ("memory".to_owned(), pager.as_ref()?.touched());
         let disks = self.disks.iter().map(|(name, disk)| (name.clone(), disk.touched()));
         Some(PrefetchList(disks.chain([memory]).collect()))

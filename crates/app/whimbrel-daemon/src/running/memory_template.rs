@@ -16,9 +16,9 @@ use std::{
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
-use whimbrel_core::{ByteSize, Digest};
+use whimbrel_core::{ByteSize, Digest, lock};
 
 /// Content of a template: the root of an image (none for an empty one) and its size.
 pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
@@ -52,7 +52,7 @@ impl Templates {
         reserve: impl FnOnce() -> Result<Reservation, DaemonError>,
     ) -> Result<Arc<Template>, DaemonError> {
         let failed = |source| DaemonError::io("share the memory of clones in", path, source);
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         if let Some(template) = known.get(&content).and_then(Weak::upgrade) {
             match link_file(&template.file, path) {
                 Ok(()) => return Ok(template),
@@ -77,7 +77,7 @@ impl Templates {
     ) -> Result<Arc<Template>, DaemonError> {
         let failed = |source| DaemonError::io("open", path, source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         match known.get(&content).and_then(Weak::upgrade) {
             Some(other) if is_same(&other.file, &file).map_err(failed)? => Ok(other),
             // Two templates of one content: a crash came between the last link of one and the next clone.
@@ -88,10 +88,6 @@ impl Templates {
                 Ok(template)
             }
         }
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<TemplateKey, Weak<Template>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

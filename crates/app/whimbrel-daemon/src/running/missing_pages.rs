@@ -6,14 +6,15 @@ use crate::core::failpoint::Failpoint;
 use std::{
     path::Path,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 use whimbrel_block::{BlockError, Cow, Device, Extent, ExtentKind};
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, lock};
 use whimbrel_machine::PageError;
 use whimbrel_memory::PageSource;
 use whimbrel_migrate::{
@@ -137,7 +138,7 @@ pub(super) struct MemoryPageStore(pub(super) SharedPager);
 
 impl PageStore for MemoryPageStore {
     fn missing(&self, owed: &PageSet) -> PageSet {
-        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.0);
         // Without a pager the machine has ended and needs no pages.
         let Some(pager) = pager.as_ref() else { return PageSet::empty(owed.len()) };
         let mut missing = pager.missing();
@@ -146,7 +147,7 @@ impl PageStore for MemoryPageStore {
     }
 
     fn fill(&self, run: PageRun, content: &[u8]) -> Result<(), BoxError> {
-        let pager = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pager = lock(&self.0);
         Ok(pager.as_ref().ok_or("the machine has ended")?.fill(run, content)?)
     }
 
@@ -175,7 +176,7 @@ impl PageStore for DiskPageStore {
 
 /// Kills a QEMU that loads while the pages that it waits for cannot be fetched.
 pub(super) struct LoadGuard {
-    over: Arc<AtomicBool>,
+    over: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -185,32 +186,28 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl LoadGuard {
     pub(super) fn start(taking: Arc<PageFetcher>, process: ProcessIdentity, slot: &Path) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let (over, ended) = mpsc::channel();
         let log = slot.join("qemu.log");
-        let guard = {
-            let over = over.clone();
-            move || {
-                let mut cut_off_since = None;
-                while !over.load(Ordering::Acquire) {
-                    thread::sleep(POLL_INTERVAL);
-                    let cut_off = !taking.status().connected;
-                    let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
-                    cut_off_since = since;
-                    if since.is_some_and(|since| since.elapsed() > LOAD_PATIENCE) {
-                        tracing::warn!(from = %taking.from(), "aborting a load: its missing pages cannot be fetched");
-                        return QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
-                    }
+        let guard = move || {
+            let mut cut_off_since = None;
+            while ended.recv_timeout(POLL_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let cut_off = !taking.status().connected;
+                let since = cut_off.then(|| *cut_off_since.get_or_insert_with(Instant::now));
+                cut_off_since = since;
+                if since.is_some_and(|since| since.elapsed() > LOAD_PATIENCE) {
+                    tracing::warn!(from = %taking.from(), "aborting a load: its missing pages cannot be fetched");
+                    return QemuProcess::adopt(process, &log).into_iter().for_each(|qemu| qemu.kill());
                 }
             }
         };
         let thread = thread::Builder::new().name("loading".into()).spawn(guard);
-        Self { over, thread: thread.ok() }
+        Self { over: Some(over), thread: thread.ok() }
     }
 }
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
+        self.over = None;
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }

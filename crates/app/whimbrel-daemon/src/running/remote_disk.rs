@@ -6,14 +6,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 use whimbrel_block::{BlockError, Device, Extent};
-use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, error_chain};
+use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, error_chain, lock};
 use whimbrel_store::StoreError;
 
 /// First and longest interval between attempts.
@@ -31,11 +31,11 @@ pub(crate) struct Stall {
 
 impl Stall {
     pub(crate) fn reason(&self) -> Option<String> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.reason).clone()
     }
 
     fn set(&self, reason: Option<String>) {
-        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        *lock(&self.reason) = reason;
     }
 
     /// Ends all waits, as the machine ends.
@@ -64,7 +64,7 @@ impl RemoteDisk {
 
     /// Pages read in the first seconds.
     pub(crate) fn touched(&self) -> PageSet {
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.touched).clone()
     }
 
     fn touch(&self, offset: u64, len: u64) {
@@ -72,7 +72,7 @@ impl RemoteDisk {
             return;
         }
         let (first, end) = (offset / PAGE_SIZE as u64, (offset + len).div_ceil(PAGE_SIZE as u64));
-        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = lock(&self.touched);
         touched.insert_run(PageRun::new(first, end - first));
     }
 

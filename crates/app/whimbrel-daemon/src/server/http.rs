@@ -28,7 +28,7 @@ const LOG_MAX: u64 = 1 << 20;
 type Shared = State<Arc<Daemon>>;
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// Adds routes whose handlers parse the parameter of the path and the body, and call one method of [`Daemon`].
+/// Adds routes whose handlers parse the parameter of the path and the body, and call one method.
 macro_rules! routes {
     ($router:expr; $($method:ident $path:ident
         ($($name:ident: $kind:ty)?) ($($body:ident: $request:ty)?) => $work:expr;)*) => {

@@ -11,9 +11,9 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 use whimbrel_api::{
     CapsuleRef, Operation, OperationKind, OperationResult, PushRequest, TransferReport, Unit,
@@ -172,21 +172,19 @@ fn send_over(
     ask: &RemotePullRequest,
     reporter: &ProgressReporter,
 ) -> Result<Result<RemotePullReply, LinkError>, DaemonError> {
-    let taking = {
-        let (link, ask) = (link.clone(), ask.clone());
-        thread::spawn(move || call::<RemotePull>(&*link, &ask, Bytes::new()))
-    };
-    while !taking.is_finished() {
+    let (answered, answer) = mpsc::channel();
+    let (there, pull) = (link.clone(), ask.clone());
+    thread::spawn(move || answered.send(call::<RemotePull>(&*there, &pull, Bytes::new())));
+    loop {
         if let Ok((Some(progress), _)) = call::<RemotePullStatus>(&**link, &ask.capsule, Bytes::new()) {
             let total = progress.received + progress.left;
             reporter.progress("sending", Unit::Bytes, progress.received, Some(total));
         }
         stop_if_cancelled(reporter)?;
-        let until = Instant::now() + STATUS_INTERVAL;
-        while Instant::now() < until && !taking.is_finished() {
-            thread::sleep(Duration::from_millis(5));
+        match answer.recv_timeout(STATUS_INTERVAL) {
+            Ok(answer) => return Ok(answer.map(|(answer, _)| answer)),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(DaemonError::Panicked),
         }
     }
-    let answer = taking.join().map_err(|_| DaemonError::Panicked)?;
-    Ok(answer.map(|(answer, _)| answer))
 }

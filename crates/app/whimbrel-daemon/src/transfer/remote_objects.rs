@@ -2,8 +2,8 @@
 
 use super::store_service::TransferState;
 use crate::daemon::Daemon;
-use std::sync::{Arc, PoisonError, Weak};
-use whimbrel_core::PAGE_SIZE;
+use std::sync::{Arc, Weak};
+use whimbrel_core::{PAGE_SIZE, lock};
 use whimbrel_hashcache::HashCache;
 use whimbrel_image::pack_frame::Kind;
 use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
@@ -23,7 +23,7 @@ impl TransferState {
     /// The fetcher for the present list of hosts.
     fn remote(&self, host: &Daemon) -> Arc<DemandFetcher> {
         let sources = host.sources();
-        let mut kept = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.remote);
         match &*kept {
             Some(remote) if Arc::ptr_eq(remote.holders(), &sources) => remote.clone(),
             _ => kept.insert(Arc::new(DemandFetcher::new(Arc::new(host.store.clone()), sources))).clone(),

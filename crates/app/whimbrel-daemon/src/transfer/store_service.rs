@@ -12,10 +12,10 @@ use crate::{
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
-use whimbrel_core::{CapsuleId, HostName, RefName, error_chain};
+use whimbrel_core::{CapsuleId, HostName, RefName, error_chain, lock};
 use whimbrel_transfer::{
     Access, DemandFetcher, Holders, Link, LinkError, Server, WireLink,
     protocol::{RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus, Retain},
@@ -49,13 +49,9 @@ pub(crate) struct InboundPull<'a> {
 }
 
 impl TransferState {
-    fn inbound_pulls(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, RemotePullProgress>> {
-        self.inbound_pulls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts a pull, after waiting for one of the same capsule.
     pub(crate) fn start_pull(&self, capsule: CapsuleId) -> InboundPull<'_> {
-        let taking = self.inbound_pulls();
+        let taking = lock(&self.inbound_pulls);
         let waited = self.pull_ended.wait_while(taking, |taking| taking.contains_key(&capsule));
         waited.unwrap_or_else(PoisonError::into_inner).insert(capsule, RemotePullProgress::default());
         InboundPull { transfers: self, capsule }
@@ -64,13 +60,13 @@ impl TransferState {
 
 impl InboundPull<'_> {
     pub(crate) fn set_progress(&self, progress: RemotePullProgress) {
-        self.transfers.inbound_pulls().insert(self.capsule, progress);
+        lock(&self.transfers.inbound_pulls).insert(self.capsule, progress);
     }
 }
 
 impl Drop for InboundPull<'_> {
     fn drop(&mut self) {
-        self.transfers.inbound_pulls().remove(&self.capsule);
+        lock(&self.transfers.inbound_pulls).remove(&self.capsule);
         self.transfers.pull_ended.notify_all();
     }
 }
@@ -107,7 +103,7 @@ impl Daemon {
     pub(crate) fn sources(&self) -> Arc<Holders> {
         let trusted: Vec<HostName> =
             self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name).collect();
-        let mut kept = self.transfers.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.transfers.sources);
         match &*kept {
             Some(asked)
                 if asked.trusted == trusted
@@ -189,7 +185,7 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
         }
         RemotePullStatus::KIND => {
             let capsule = request.decode::<RemotePullStatus>()?;
-            let progress = host.transfers.inbound_pulls().get(&capsule).copied();
+            let progress = lock(&host.transfers.inbound_pulls).get(&capsule).copied();
             Reply::of::<RemotePullStatus>(&progress, Bytes::new())
         }
         Retain::KIND => {

@@ -18,7 +18,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::ControlFlow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
@@ -96,21 +96,13 @@ impl Drop for UploadTurn {
 }
 
 impl UploadService {
-    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, UploadRecord>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stalled(&self) -> MutexGuard<'_, BTreeMap<MachineName, String>> {
-        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds the destination and errors of uploads to the information about machines.
     pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
-        let table = self.table();
+        let table = lock(&self.table);
         for machine in machines {
             machine.uploads = table.get(&machine.name).map(|followed| Uploads {
                 to: followed.to.to_string(),
-                stalled: self.stalled().get(&machine.name).cloned(),
+                stalled: lock(&self.errors).get(&machine.name).cloned(),
             });
         }
     }
@@ -127,7 +119,7 @@ impl Daemon {
         let path = self.directories.uploads();
         match std::fs::read(&path) {
             Ok(text) => match serde_json::from_slice(&text) {
-                Ok(table) => *self.uploads.table() = table,
+                Ok(table) => *lock(&self.uploads.table) = table,
                 Err(error) => {
                     tracing::error!(path = %path.display(), %error, "cannot read which capsules to upload")
                 }
@@ -166,8 +158,9 @@ impl Daemon {
             CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
         };
         // Uploads of a machine that has moved away can still be stopped.
-        let is_ours =
-            |name: &MachineName| self.machines.get(name).is_ok() || self.uploads.table().contains_key(name);
+        let is_ours = |name: &MachineName| {
+            self.machines.get(name).is_ok() || lock(&self.uploads.table).contains_key(name)
+        };
         let name = named.filter(is_ours);
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
@@ -176,7 +169,7 @@ impl Daemon {
         let (host, subject, followed) = (self.clone(), name.to_string(), name.clone());
         Ok(self.operations().start(OperationKind::Push, subject, move |_| {
             {
-                let mut table = host.uploads.table();
+                let mut table = lock(&host.uploads.table);
                 let before = table.clone();
                 match &to {
                     // Repeated with the same destination, it continues.
@@ -188,7 +181,7 @@ impl Daemon {
                 }
                 host.save_uploads(&table).inspect_err(|_| *table = before)?;
             }
-            host.uploads.stalled().remove(&followed);
+            lock(&host.uploads.errors).remove(&followed);
             host.uploads.notify();
             Ok(OperationResult::Follow { host: to.map(|to| to.to_string()) })
         }))
@@ -196,9 +189,9 @@ impl Daemon {
 
     /// Stops the uploads of a machine that has left this host. Existing capsules stay where they are.
     pub(crate) fn stop_upload(&self, name: &MachineName) {
-        let mut table = self.uploads.table();
+        let mut table = lock(&self.uploads.table);
         if table.remove(name).is_some() {
-            self.uploads.stalled().remove(name);
+            lock(&self.uploads.errors).remove(name);
             // If the write fails, the upload is tried again after the next start, and finds nothing new.
             let _ = self.save_uploads(&table);
         }
@@ -213,8 +206,8 @@ impl Daemon {
     /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no other.
     /// Returns whether some are not done.
     fn upload_what_is_new(self: &Arc<Self>) -> bool {
-        let table = self.uploads.table().clone();
-        self.uploads.stalled().retain(|name, _| table.contains_key(name));
+        let table = lock(&self.uploads.table).clone();
+        lock(&self.uploads.errors).retain(|name, _| table.contains_key(name));
         for name in table.into_keys() {
             let Some(turn) = UploadTurn::take(self, name) else { continue };
             let work = move || turn.host.upload_machine(&turn.name);
@@ -222,19 +215,19 @@ impl Daemon {
                 tracing::warn!(%error, "cannot start a thread for an upload yet");
             }
         }
-        !self.uploads.stalled().is_empty() || !lock(&self.uploads.under_way).is_empty()
+        !lock(&self.uploads.errors).is_empty() || !lock(&self.uploads.under_way).is_empty()
     }
 
     /// Uploads what a machine has, and what is added meanwhile.
     fn upload_machine(&self, name: &MachineName) {
         loop {
-            let Some(followed) = self.uploads.table().get(name).cloned() else { return };
+            let Some(followed) = lock(&self.uploads.table).get(name).cloned() else { return };
             match self.upload_all(name, &followed) {
                 Ok(true) => {}
-                Ok(false) => return drop(self.uploads.stalled().remove(name)),
+                Ok(false) => return drop(lock(&self.uploads.errors).remove(name)),
                 Err(error) => {
                     tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
-                    self.uploads.stalled().insert(name.clone(), error_chain(&error));
+                    lock(&self.uploads.errors).insert(name.clone(), error_chain(&error));
                     return;
                 }
             }
@@ -278,7 +271,7 @@ impl Daemon {
     }
 
     fn record_sent(&self, name: &MachineName, to: &UploadTarget, due: &Due) {
-        let mut table = self.uploads.table();
+        let mut table = lock(&self.uploads.table);
         if let Some(entry) = table.get_mut(name).filter(|entry| entry.to == *to) {
             match due.is_epoch_capsule {
                 true => entry.kept_ms = due.time_ms,
@@ -306,7 +299,7 @@ impl Daemon {
     }
 
     fn goes_to_pool(&self, name: &MachineName, place: &PoolPath) -> bool {
-        let table = self.uploads.table();
+        let table = lock(&self.uploads.table);
         table.get(name).is_some_and(|now| matches!(&now.to, UploadTarget::Pool(to) if to == place))
     }
 

@@ -10,12 +10,13 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpStream},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Timeout of an answer. Generous: a guest without hardware virtualisation shares two cores with others.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -210,7 +211,7 @@ impl TestAgent {
 
     /// Last lines that were received.
     pub fn last_lines(&self) -> Vec<String> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        lock(&self.seen).iter().cloned().collect()
     }
 
     fn identity(&mut self, verb: &str, patience: Duration) -> Result<Identity, TestAgentError> {
@@ -336,7 +337,7 @@ fn read_lines(mut reader: impl BufRead, answers: &Sender<String>, seen: &Mutex<V
         {
             return;
         }
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(seen);
         if seen.len() == RECENT_LINES {
             seen.pop_front();
         }

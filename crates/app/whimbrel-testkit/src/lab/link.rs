@@ -3,7 +3,7 @@
 //! A TUN device `wan` at each end and two threads for each direction: one receives packets and asks the
 //! [`DelayLine`] when they are due, one delivers them then. Handles a Gbit/s in full packets.
 
-use super::{DelayLine, LabError, LinkConfig, Namespace, tun};
+use super::{DelayLine, LabError, LinkConfig, Namespace};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -14,12 +14,13 @@ use std::{
     fs::File,
     net::Ipv4Addr,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Interval at which an idle thread checks whether it should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -69,7 +70,7 @@ impl LinkEmulator {
 
     /// Changes the parameters of both directions from now on. Connections across the link continue.
     pub fn change(&self, config: LinkConfig) {
-        self.shared.iter().for_each(|direction| direction.line().change(config));
+        self.shared.iter().for_each(|direction| lock(&direction.line).change(config));
     }
 
     /// Bytes of IP packets delivered so far, from the first end to the second and back.
@@ -92,7 +93,8 @@ impl Drop for LinkEmulator {
 }
 
 fn device(namespace: &Namespace, own: Ipv4Addr, peer: Ipv4Addr) -> Result<File, LabError> {
-    let device = namespace.run(|| tun::open("wan"))?;
+    let device = namespace.run(|| whimbrel_net::open_tun("wan"));
+    let device = device.map_err(LabError::system("make a TUN device"))?;
     namespace.ip(&format!("addr add {own} peer {peer} dev wan"))?;
     // The queue of the device must not overflow before that of the model.
     namespace.ip("link set wan txqueuelen 1000 up")?;
@@ -110,23 +112,15 @@ impl Direction {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn line(&self) -> MutexGuard<'_, DelayLine> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, Vec<u8>)>> {
-        self.in_transit.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Receives packets until the link is dropped.
     fn receive(&self, mut noise: SmallRng) {
         let (begin, mut packet) = (Instant::now(), [0; PACKET_MAX]);
         while !self.stopped() {
             match rustix::io::read(&self.from, &mut packet) {
                 Ok(len) => {
-                    let due = self.line().admit(begin.elapsed(), len, noise.random());
+                    let due = lock(&self.line).admit(begin.elapsed(), len, noise.random());
                     if let Some(due) = due {
-                        self.lock().push_back((begin + due, packet[..len].to_vec()));
+                        lock(&self.in_transit).push_back((begin + due, packet[..len].to_vec()));
                         self.more.notify_one();
                     }
                 }
@@ -152,7 +146,7 @@ impl Direction {
     fn next(&self) -> Option<(Instant, Vec<u8>)> {
         let (mut under_way, _) = self
             .more
-            .wait_timeout_while(self.lock(), POLL_INTERVAL, |waiting| waiting.is_empty())
+            .wait_timeout_while(lock(&self.in_transit), POLL_INTERVAL, |waiting| waiting.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
         under_way.pop_front()
     }

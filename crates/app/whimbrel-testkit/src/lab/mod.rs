@@ -7,7 +7,6 @@ mod namespace;
 mod process;
 mod stream_probe;
 mod topology;
-mod tun;
 
 pub use datagram_probe::{Probe, ProbeReport};
 pub use delay_line::{DelayLine, LinkConfig};

@@ -13,12 +13,13 @@ use std::{
     os::fd::AsRawFd,
     process::{self, Command},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -59,7 +60,7 @@ impl Namespace {
         let job: Job = Box::new(move || {
             let _ = answer.send(work());
         });
-        let sent = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+        let sent = lock(&self.jobs).send(job);
         sent.expect("the namespace's thread lives as long as the namespace");
         result.recv().expect("work in a namespace does not panic")
     }

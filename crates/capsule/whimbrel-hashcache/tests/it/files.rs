@@ -19,11 +19,7 @@ fn pages_of_a_file_are_found_and_zero_pages_and_strangers_are_not() {
     assert_eq!(count(&fixture.cache, (1..700).filter(|number| number % 7 != 0)), 600);
     assert_eq!(count(&fixture.cache, 1000..1100), 0);
     let digests: Vec<_> = (1..12).map(|number| Digest::of(&common::page(number))).collect();
-    let many = fixture.cache.lookup_many(&digests);
-    let one: Vec<_> = digests.iter().map(|digest| fixture.cache.lookup(digest)).collect();
-    assert_eq!(many, one);
-    assert_eq!(many.iter().flatten().count(), 10);
-    assert!(fixture.cache.lookup_many(&[]).is_empty());
+    assert_eq!(digests.iter().filter_map(|digest| fixture.cache.lookup(digest)).count(), 10);
     let stats = fixture.cache.stats();
     assert_eq!((stats.hits, stats.misses, stats.used, stats.sources.len()), (600, 100, 600, 1));
     let source = &stats.sources[0];

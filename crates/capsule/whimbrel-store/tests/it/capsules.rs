@@ -49,7 +49,7 @@ fn images_blobs_and_disks_read_back_and_equal_content_is_stored_once() {
         image.put(PageRun::new(70_000, 1000), &data).unwrap();
         image.put(PageRun::new(5, 1), &page(7)).unwrap();
         image.put(PageRun::new(5, 1), &page(8)).unwrap();
-        image.put_zeros(PageRun::new(70_003, 2)).unwrap();
+        image.put(PageRun::new(70_003, 2), &[0; 2 * PAGE_SIZE]).unwrap();
         image.finish().unwrap()
     };
     let (memory, disk) = (write(), write());

@@ -82,7 +82,7 @@ fn deleting_a_parent_never_touches_its_children() {
         assert_eq!(store.manifest(kid).unwrap().parents, [parent], "it still says where it came from");
         assert_eq!(store.log(kid).unwrap().len(), 1);
     }
-    assert_eq!(store.children_of_all().unwrap()[&parent].len(), 3);
+    assert_eq!(store.children(&parent).unwrap().len(), 3);
 }
 
 #[test]

@@ -37,7 +37,7 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-use whimbrel_core::{PageRun, PageSet};
+use whimbrel_core::{PageRun, PageSet, lock};
 use whimbrel_machine::PageError;
 
 /// Time after the start in which faults count as touched, see [`Pager::touched`].
@@ -316,7 +316,7 @@ impl Shared {
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
         // Every update of the state is a single assignment, so a panicking holder leaves no partial update.
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.progress)
     }
 
     fn stopped(&self) -> bool {

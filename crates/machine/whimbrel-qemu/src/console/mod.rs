@@ -22,6 +22,7 @@ use std::{
     thread::{self, JoinHandle},
     time::Duration,
 };
+use whimbrel_core::lock;
 
 /// Bytes of recent output.
 const RING: usize = 64 << 10;
@@ -134,7 +135,7 @@ impl Drop for Console {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every update under the lock is complete, even after a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn read_output(&self, mut log: ConsoleLog) {

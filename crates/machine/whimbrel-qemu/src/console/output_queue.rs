@@ -6,6 +6,7 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
+use whimbrel_core::lock;
 
 /// Most bytes queued for a subscriber that does not read.
 pub(super) const BACKLOG: usize = 1 << 20;
@@ -25,7 +26,7 @@ struct State {
 impl OutputQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every update under the lock is complete, even after a panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Adds `output`. If it does not fit or the queue is closed, returns false, and the queue ends after its

@@ -21,6 +21,7 @@ use std::{
     thread,
     time::Duration,
 };
+use whimbrel_core::lock;
 
 /// Most events queued for a subscriber that does not read.
 const BACKLOG: usize = 1024;
@@ -133,7 +134,7 @@ impl Qmp {
     }
 
     /// Runs `command` and returns its answer, within `timeout`.
-    pub fn execute_within(
+    pub(crate) fn execute_within(
         &self,
         command: &str,
         arguments: Value,
@@ -223,7 +224,7 @@ impl Qmp {
     }
 
     fn send(&self, lines: &[u8]) -> io::Result<()> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(lines)
+        lock(&self.writer).write_all(lines)
     }
 }
 
@@ -239,7 +240,7 @@ whimbrel_core::opaque_debug!(Qmp);
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         // Nothing under the lock panics, and the map of waiting commands has no partial state.
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inbox)
     }
 
     fn read_all(&self, mut from: BufReader<UnixStream>) {

@@ -61,7 +61,7 @@ impl FetchSchedule {
     }
 
     /// Reports a fault: the pages around it come next.
-    pub fn faulted(&mut self, array: usize, page: u64) {
+    pub(crate) fn faulted(&mut self, array: usize, page: u64) {
         let Some(part) = self.arrays.get(array).filter(|part| page < part.unrequested.len()) else { return };
         let start = page.saturating_sub(BEFORE);
         let end = page.saturating_add(AFTER).min(part.unrequested.len());
@@ -123,7 +123,7 @@ impl FetchSchedule {
     }
 
     /// Reports that these pages are here, from whatever source.
-    pub fn mark_present(&mut self, array: usize, run: PageRun) {
+    pub(crate) fn mark_present(&mut self, array: usize, run: PageRun) {
         if let Some(part) = self.arrays.get_mut(array) {
             let awaited = |page: &u64| part.unrequested.contains(*page) || part.requested.contains(*page);
             self.missing -= run.pages().filter(awaited).count() as u64;

@@ -6,7 +6,7 @@ use whimbrel_core::PageRun;
 
 /// Lists pages that stay on the source; header [`MissingPages`], payload as in `page_set_codec.rs`. Between
 /// the last pages and `FINISH`, in order.
-pub const MISSING_PAGES: u16 = 0x0106;
+pub(crate) const MISSING_PAGES: u16 = 0x0106;
 /// From the source: offers this connection for fetching; header [`OfferFetch`], reply [`OfferFetchReply`].
 pub const OFFER_FETCH: u16 = 0x0110;
 /// From the target: requests pages; header [`Fetch`], reply header [`Fetched`] and payload as in
@@ -16,7 +16,7 @@ pub const FETCH: u16 = 0x0111;
 pub const COMPLETE: u16 = 0x0112;
 
 /// Most pages in one fetch, and most runs.
-pub const FETCH_PAGES_MAX: u64 = 256;
+pub(crate) const FETCH_PAGES_MAX: u64 = 256;
 
 /// Header of some missing pages of one array; the messages add up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

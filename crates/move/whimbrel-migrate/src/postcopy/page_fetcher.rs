@@ -17,12 +17,12 @@ use bytes::Bytes;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
-use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{HostName, PAGE_SIZE, PageRun, PageSet, lock};
 
 /// Background requests in flight, and pages in each: 1 MiB, which at 1 Gbit/s is 8 ms ahead of a
 /// neighbourhood.
@@ -163,7 +163,7 @@ impl PageFetcher {
 
     /// Adds pages that the source announces as missing. Returns the array's set so far.
     pub fn add_missing(&self, array: usize, hot: bool, piece: &[u8]) -> Result<PageSet, BoxError> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let sets = if hot { &mut state.hot } else { &mut state.missing };
         let set = sets.get_mut(array).ok_or("pages of an array that was not offered")?;
         page_set_codec::decode_into(piece, set).map_err(|error: PageSetCodecError| BoxError::from(error))?;
@@ -174,7 +174,7 @@ impl PageFetcher {
 
     /// Restores the missing pages that an earlier daemon has recorded.
     pub fn restore_missing(&self, sets: Vec<(u32, PageSet)>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         for (array, set) in sets {
             if let Some(owed) = state.missing.get_mut(array as usize).filter(|owed| owed.len() == set.len()) {
                 *owed = set;
@@ -185,19 +185,19 @@ impl PageFetcher {
 
     /// Pages of an array that were missing when the machine arrived.
     pub fn missing_at_start(&self, array: usize) -> PageSet {
-        self.state().missing.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
+        lock(&self.state).missing.get(array).cloned().unwrap_or_else(|| PageSet::empty(0))
     }
 
     /// Drops the missing pages of an array that is gone with the machine's QEMU.
     pub fn drop_missing(&self, array: usize) {
-        if let Some(owed) = self.state().missing.get_mut(array) {
+        if let Some(owed) = lock(&self.state).missing.get_mut(array) {
             *owed = PageSet::empty(owed.len());
         }
     }
 
     /// Accepts a connection that the source offers.
     pub fn accept_connection(&self, kind: FetchPriority, lane: Arc<dyn FetchConnection>) -> OfferFetchReply {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.fetch_state.step(FetchEvent::FetchOffered).1 == [FetchAction::ReportComplete] {
             return OfferFetchReply::Whole;
         }
@@ -231,7 +231,7 @@ impl PageFetcher {
 
     /// Pages of `run` that were missing when the machine arrived.
     pub fn missing_runs(&self, array: usize, run: PageRun) -> Vec<PageRun> {
-        let state = self.state();
+        let state = lock(&self.state);
         let Some(owed) = state.missing.get(array) else { return Vec::new() };
         let mut runs: Vec<PageRun> = Vec::new();
         for page in run.pages().filter(|page| *page < owed.len() && owed.contains(*page)) {
@@ -256,7 +256,7 @@ impl PageFetcher {
         lane: &dyn FetchConnection,
         ask: &FetchRange,
     ) -> Result<Box<dyn PendingReply>, LinkError> {
-        let (handover, stand) = (self.handover, self.state().progress);
+        let (handover, stand) = (self.handover, lock(&self.state).progress);
         let fetch = Fetch { handover, array: ask.array as u32, runs: ask.runs.clone(), stand };
         let header = postcard::to_stdvec(&fetch).map_err(|error| LinkError::Lost { source: error.into() })?;
         lane.request(FETCH, header)
@@ -285,7 +285,7 @@ impl PageFetcher {
     }
 
     fn connection_lost(&self, lane: &Arc<dyn FetchConnection>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.fetch_state = state.fetch_state.step(FetchEvent::LinkLost).0;
         let State { urgent, bulk, .. } = &mut *state;
         for place in [urgent, bulk] {
@@ -304,14 +304,14 @@ impl PageFetcher {
         let none = |state: &mut State| of(state).is_none() && !self.is_closed();
         let (state, _) = self
             .changed
-            .wait_timeout_while(self.state(), patience, none)
+            .wait_timeout_while(lock(&self.state), patience, none)
             .unwrap_or_else(PoisonError::into_inner);
         of(&state).filter(|_| !self.is_closed())
     }
 
     fn record_wait(&self, array: usize, run: PageRun, took: Duration, content: Option<Vec<u8>>) {
         let micros = took.as_micros() as u64;
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.progress.faults += 1;
         state.progress.waited_us += micros;
         state.progress.longest_us = state.progress.longest_us.max(micros);
@@ -329,11 +329,11 @@ impl PageFetcher {
         while !self.is_closed() {
             let missing = self.missing(stores);
             let left: u64 = missing.iter().map(PageSet::count).sum();
-            self.state().progress.missing = left;
+            lock(&self.state).progress.missing = left;
             if left == 0 {
                 return true;
             }
-            let hot = self.state().hot.clone();
+            let hot = lock(&self.state).hot.clone();
             BackgroundFetch {
                 fetcher: self,
                 stores,
@@ -346,7 +346,7 @@ impl PageFetcher {
     }
 
     fn missing(&self, stores: &[Option<Arc<dyn PageStore>>]) -> Vec<PageSet> {
-        let owed = self.state().missing.clone();
+        let owed = lock(&self.state).missing.clone();
         let missing = |(index, owed): (usize, &PageSet)| match stores.get(index) {
             Some(Some(store)) => store.missing(owed),
             _ => PageSet::empty(owed.len()),
@@ -358,7 +358,7 @@ impl PageFetcher {
     /// source, which otherwise learns it at its next offer of a connection.
     pub fn mark_complete(&self) {
         let lane = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.fetch_state = state.fetch_state.step(FetchEvent::LastStored).0;
             state.progress.missing = 0;
             state.urgent.clone().or_else(|| state.bulk.clone())
@@ -375,7 +375,7 @@ impl PageFetcher {
     /// Closes the fetcher: readers stop waiting, and nothing is requested any more.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let lanes = [state.urgent.take(), state.bulk.take()];
         drop(state);
         lanes.iter().flatten().for_each(|lane| lane.close());
@@ -394,7 +394,7 @@ impl PageFetcher {
 
     /// Current status of the fetcher.
     pub fn status(&self) -> PageFetcherStatus {
-        let state = self.state();
+        let state = lock(&self.state);
         PageFetcherStatus {
             from: self.from.clone(),
             missing_at_start: state.missing.iter().map(PageSet::count).sum(),
@@ -402,10 +402,6 @@ impl PageFetcher {
             connected: state.urgent.is_some(),
             stalled: state.stalled.clone(),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -440,7 +436,7 @@ impl BackgroundFetch<'_> {
     /// Applies the faults and pages that readers reported meanwhile.
     fn drain_events(&mut self) {
         let (touched, spare) = {
-            let mut state = self.fetcher.state();
+            let mut state = lock(&self.fetcher.state);
             state.progress.missing = self.schedule.missing();
             (std::mem::take(&mut state.faults), std::mem::take(&mut state.unstored))
         };
@@ -486,20 +482,22 @@ impl BackgroundFetch<'_> {
             rest = after;
         }
         self.schedule.arrived(ask);
-        self.fetcher.state().stalled = None;
+        lock(&self.fetcher.state).stalled = None;
     }
 
     fn handle_error(&mut self, ask: &FetchRange, error: &PageFetchError) {
         self.schedule.lost(ask);
         match error {
-            PageFetchError::NotConnected { .. } => self.fetcher.state().stalled = Some(error.to_string()),
+            PageFetchError::NotConnected { .. } => {
+                lock(&self.fetcher.state).stalled = Some(error.to_string())
+            }
             PageFetchError::Refused { source, .. } => self.pause(format!("{error}: {source}")),
             PageFetchError::Reply { source, .. } => self.pause(format!("{error}: {source}")),
         }
     }
 
     fn pause(&mut self, why: String) {
-        let mut state = self.fetcher.state();
+        let mut state = lock(&self.fetcher.state);
         if state.stalled.as_ref() != Some(&why) {
             tracing::warn!(handover = %self.fetcher.handover, why, "missing pages of a machine do not arrive");
         }

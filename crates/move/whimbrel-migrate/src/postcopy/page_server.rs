@@ -10,9 +10,10 @@ use super::{
 };
 use crate::protocol::HandoverId;
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
+use whimbrel_core::lock;
 use whimbrel_machine::{PageArray, PageError};
 
 /// Server of the pages of one handover.
@@ -106,7 +107,7 @@ impl PageServer {
 
     /// Starts to serve once the machine is paused and its pages no longer change; `owed` pages stayed here.
     pub fn open(&self, owed: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.serve_state = Some(ServeState::initial().0);
         state.status.missing_at_start = Some(owed);
         state.status.progress.missing = owed;
@@ -114,22 +115,22 @@ impl PageServer {
 
     /// Starts to serve again after a restart of the daemon.
     pub fn reopen(&self) {
-        self.state().serve_state = Some(ServeState::recovered(true).0);
+        lock(&self.state).serve_state = Some(ServeState::recovered(true).0);
     }
 
     /// Whether pages are served: the machine is paused.
     pub fn is_open(&self) -> bool {
-        self.state().serve_state.is_some()
+        lock(&self.state).serve_state.is_some()
     }
 
     /// Adds bytes that the connections carried to the status.
     pub fn add_bytes(&self, bytes: u64) {
-        self.state().status.bytes += bytes;
+        lock(&self.state).status.bytes += bytes;
     }
 
     /// Ends the server because the pages are gone from here.
     pub fn end(&self) {
-        self.state().ended = true;
+        lock(&self.state).ended = true;
         self.changed.notify_all();
     }
 
@@ -157,7 +158,7 @@ impl PageServer {
         self.check_open()?;
         let array = self.arrays.get(fetch.array as usize);
         let array = array.ok_or(PageServerError::Array { array: fetch.array })?;
-        let array = array.lock().unwrap_or_else(PoisonError::into_inner);
+        let array = lock(array);
         fetch_reply::check(&fetch.runs, array.page_count())?;
         let pages = fetch_reply::count(&fetch.runs);
         let mut data = vec![0; pages as usize * whimbrel_core::PAGE_SIZE];
@@ -175,7 +176,7 @@ impl PageServer {
     }
 
     fn check_open(&self) -> Result<(), PageServerError> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.ended {
             return Err(PageServerError::Closed { reason: "was stopped here by its user" });
         }
@@ -189,7 +190,7 @@ impl PageServer {
     }
 
     fn record_progress(&self, stand: FetchProgress, pages: u64) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let view = &mut state.status;
         view.sent += pages;
         // There are two connections, so the report that arrives later may be the older one.
@@ -207,7 +208,7 @@ impl PageServer {
 
     /// Records that the target has every page, so that those here may be freed.
     pub fn mark_complete(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Some(keeper) = state.serve_state else { return };
         state.serve_state = Some(keeper.step(ServeEvent::Complete).0);
         state.status.complete = true;
@@ -218,7 +219,7 @@ impl PageServer {
 
     /// Records whether the target has a fetch connection, and why not.
     pub fn connected(&self, connected: bool, stalled: Option<String>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.status.connected = connected;
         state.status.stalled = stalled;
         if let (false, Some(keeper)) = (connected, state.serve_state) {
@@ -230,31 +231,28 @@ impl PageServer {
 
     /// Whether nothing more is to be served: the target has every page, or the pages are gone.
     pub fn is_finished(&self) -> bool {
-        let state = self.state();
+        let state = lock(&self.state);
         state.ended || state.serve_state == Some(ServeState::Released)
     }
 
     /// Waits at most `patience` until nothing more is to be served; returns whether that is so.
     pub fn wait_finished(&self, patience: Duration) -> bool {
         let going_on = |state: &mut State| !state.ended && state.serve_state != Some(ServeState::Released);
-        let waited = self.changed.wait_timeout_while(self.state(), patience, going_on);
+        let waited = self.changed.wait_timeout_while(lock(&self.state), patience, going_on);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.ended || state.serve_state == Some(ServeState::Released)
     }
 
     /// Waits at most `patience` until the target has a fetch connection; returns whether it has one.
     pub fn wait_connected(&self, patience: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.state(), patience, |state| !state.status.connected);
+        let waited =
+            self.changed.wait_timeout_while(lock(&self.state), patience, |state| !state.status.connected);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.status.connected
     }
 
     /// Current status of the server.
     pub fn status(&self) -> PageServerStatus {
-        self.state().status.clone()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state).status.clone()
     }
 }

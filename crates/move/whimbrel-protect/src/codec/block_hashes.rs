@@ -93,7 +93,7 @@ impl BlockHashes {
     }
 
     /// Forgets what the standby has.
-    pub fn forget_all(&mut self) {
+    pub(crate) fn forget_all(&mut self) {
         self.groups.clear();
     }
 }

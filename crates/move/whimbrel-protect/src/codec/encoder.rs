@@ -5,7 +5,7 @@
 //! by byte before it is shared), then offered to the codes in the order of their cost.
 
 use super::{
-    BATCH_PAGES_MAX, BlockSize, ByteCounts, CodecOptions, DIGEST_BYTES,
+    BATCH_PAGES_MAX, BlockSize, ByteCounts, CodecOptions,
     bit_io::BitWriter,
     block_hashes::{BlockHashes, PageChange},
     page_digest,
@@ -88,7 +88,7 @@ impl Encoder {
     }
 
     /// Pages of the last batch that were sent as references; the standby may request them again.
-    pub fn referenced(&self) -> &[u64] {
+    pub(crate) fn referenced(&self) -> &[u64] {
         self.batch.references.pages()
     }
 
@@ -272,9 +272,4 @@ impl BatchBuilder {
 
 pub(super) const fn mask_bytes(block: BlockSize) -> usize {
     block.in_page().div_ceil(8)
-}
-
-/// Most bytes of a batch of `pages` pages beside its blocks.
-pub const fn overhead_max(pages: usize) -> usize {
-    pages * (DIGEST_BYTES + 8 + 10)
 }

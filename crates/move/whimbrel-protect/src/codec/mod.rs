@@ -28,7 +28,7 @@ use whimbrel_core::PAGE_SIZE;
 pub const BATCH_PAGES_MAX: usize = 1024;
 /// Bytes of a page's digest: the first half of its BLAKE3. 128 bits detect errors, not attacks: only the
 /// guest could construct a collision, and it would damage only its own copy.
-pub const DIGEST_BYTES: usize = 16;
+pub(crate) const DIGEST_BYTES: usize = 16;
 
 /// The unit in which changes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

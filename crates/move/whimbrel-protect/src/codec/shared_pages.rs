@@ -13,8 +13,9 @@ use crate::protocol::{DEVICES, ProtectionId};
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+use whimbrel_core::lock;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Most recorded pages: what a table of 2^20 buckets holds before it grows.
@@ -85,7 +86,7 @@ impl SharedPages {
 
     /// Adds a machine, which shares pages with the others. None if there are too many.
     pub fn join(&self, id: ProtectionId) -> Option<SharingMachine> {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let index = (0..=u16::MAX).find(|index| !table.members.contains_key(index))?;
         table.members.insert(index, id);
         drop(table);
@@ -94,11 +95,7 @@ impl SharedPages {
 
     /// Number of recorded pages.
     pub fn places(&self) -> usize {
-        self.lock().places.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table).places.len()
     }
 }
 
@@ -116,7 +113,7 @@ impl SharingMachine {
             return None;
         }
         let hash = xxh3_64_with_seed(content, self.shared_pages.seed);
-        let mut table = self.shared_pages.lock();
+        let mut table = lock(&self.shared_pages.table);
         let found = table.places.get(&hash).copied();
         if let Some(CompactReference { member, array, page }) = found.filter(|_| !anew)
             && let Some(of) = table.members.get(&member)
@@ -134,7 +131,7 @@ impl SharingMachine {
 
 impl Drop for SharingMachine {
     fn drop(&mut self) {
-        let mut table = self.shared_pages.lock();
+        let mut table = lock(&self.shared_pages.table);
         table.members.remove(&self.index);
         table.places.retain(|_, place| place.member != self.index);
         table.places.shrink_to_fit();

@@ -23,10 +23,10 @@ use crate::{
 };
 use epoch_buffer::BufferedEpoch;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Instant,
 };
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun, lock};
 use whimbrel_migrate::{
     protocol::{BOOT_FILE_MAX, BootFileRange, DEVICE_STATE_MAX, Finish, HandoverId},
     target::IncomingMachine,
@@ -48,20 +48,16 @@ impl CommittedEpoch {
 
     /// The complete epoch, if there is one, and since when.
     pub fn epoch(&self) -> (Option<u64>, Instant) {
-        *self.lock()
+        *lock(&self.0)
     }
 
     /// Records that no epoch is complete any more.
     pub fn clear(&self) {
-        self.lock().0 = None;
+        lock(&self.0).0 = None;
     }
 
     fn set(&self, epoch: Option<u64>) {
-        *self.lock() = (epoch, Instant::now());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (Option<u64>, Instant)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0) = (epoch, Instant::now());
     }
 }
 

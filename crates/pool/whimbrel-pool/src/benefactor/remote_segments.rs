@@ -21,6 +21,7 @@ use std::{
     sync::{Mutex, PoisonError},
     time::Instant,
 };
+use whimbrel_core::lock;
 use whimbrel_wire::atomic_file;
 
 /// Length at which a segment is full if it will be uploaded. Single chunks are read by range.
@@ -204,7 +205,7 @@ impl ChunkStore {
     /// Uploads full segments until at most `keep_here` bytes of them are on the disk.
     pub fn offload(&self) -> Result<()> {
         let Some(behind) = &self.object_tier else { return Ok(()) };
-        let _one = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.offloading);
         loop {
             let oldest = {
                 let state = self.state();

@@ -18,10 +18,11 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 use tokio::runtime::Handle;
+use whimbrel_core::lock;
 use whimbrel_wire::{Call, CallError, Connection};
 
 /// Time between attempts to reach a manager.
@@ -144,11 +145,6 @@ impl Pool {
         Ok(self.call_manager::<C>(header, Bytes::new()).await?.0)
     }
 
-    /// Finds a child of a folder.
-    pub async fn lookup(&self, parent: NodeId, name: &str) -> Result<Node> {
-        self.simple::<Lookup>(&(parent, name.to_owned())).await
-    }
-
     /// Finds the node at a path from the root.
     pub async fn find(&self, path: &str) -> Result<Node> {
         let mut node = self.node(whimbrel_fuse::ROOT).await?;
@@ -156,11 +152,6 @@ impl Pool {
             node = self.lookup(node.id, name).await?;
         }
         Ok(node)
-    }
-
-    /// Reads a node by its number.
-    pub async fn node(&self, id: NodeId) -> Result<Node> {
-        self.simple::<GetNode>(&id).await
     }
 
     /// Lists all children of a folder, by name.
@@ -179,39 +170,9 @@ impl Pool {
         }
     }
 
-    /// Creates a folder or an empty file.
-    pub async fn make(&self, make: &NewNode) -> Result<Node> {
-        self.simple::<MakeNode>(make).await
-    }
-
-    /// Removes a file, or an empty folder.
-    pub async fn remove(&self, parent: NodeId, name: &str, folder: bool) -> Result<()> {
-        self.simple::<Remove>(&(parent, name.to_owned(), folder)).await
-    }
-
-    /// Moves or renames a file or folder.
-    pub async fn rename(&self, from: (NodeId, &str), to: (NodeId, &str), replace: bool) -> Result<()> {
-        self.simple::<Rename>(&(from.0, from.1.to_owned(), to.0, to.1.to_owned(), replace)).await
-    }
-
-    /// Changes attributes of a node.
-    pub async fn change(&self, node: NodeId, change: NodeChange) -> Result<Node> {
-        self.simple::<Change>(&(node, change)).await
-    }
-
     /// Lists the versions of a file, newest first.
     pub async fn versions(&self, node: NodeId) -> Result<Vec<VersionInfo>> {
         Ok(self.listed::<Versions, VersionInfo>(&node).await?.1)
-    }
-
-    /// Removes a version that is not the current one.
-    pub async fn drop_version(&self, node: NodeId, number: u32) -> Result<()> {
-        self.simple::<DropVersion>(&(node, number)).await
-    }
-
-    /// Pins a version for a user, or unpins it.
-    pub async fn pin(&self, node: NodeId, number: u32, pinned: bool) -> Result<()> {
-        self.simple::<Pin>(&(node, number, pinned)).await
     }
 
     /// Pins a version, by its number in the pool, for the returned time; repeated calls renew the pin.
@@ -220,39 +181,14 @@ impl Pool {
         Ok(Duration::from_secs(seconds.into()))
     }
 
-    /// Removes a pin of this host; with `anybody`, a pin that any host holds under this name.
-    pub async fn release_pin(&self, version: u64, holder: &str, anybody: bool) -> Result<()> {
-        self.simple::<ReleasePin>(&(version, holder.to_owned(), anybody)).await
-    }
-
     /// Lists all pins, or only those of this host.
     pub async fn pins(&self, own: bool) -> Result<Vec<PinInfo>> {
         Ok(self.listed::<ListPins, PinInfo>(&own).await?.1)
     }
 
-    /// The policy set on a file or folder, and the one that applies to it.
-    pub async fn policy(&self, folder: NodeId) -> Result<(Option<Policy>, Policy)> {
-        self.simple::<GetPolicy>(&folder).await
-    }
-
-    /// Sets the policy of a file or folder; none inherits it.
-    pub async fn set_policy(&self, folder: NodeId, policy: Option<Policy>) -> Result<()> {
-        self.simple::<SetPolicy>(&(folder, policy)).await
-    }
-
     /// Applies policies now, or only lists what they would remove.
     pub async fn purge(&self, dry: bool) -> Result<Vec<Purged>> {
         Ok(self.listed::<Purge, Purged>(&dry).await?.1)
-    }
-
-    /// Starts or cancels draining of the benefactor with this name.
-    pub async fn drain(&self, benefactor: &str, leave: bool) -> Result<()> {
-        self.simple::<Drain>(&(benefactor.to_owned(), leave)).await
-    }
-
-    /// Reads the status of the pool.
-    pub async fn status(&self) -> Result<PoolStatus> {
-        self.simple::<crate::protocol::GetStatus>(&()).await
     }
 
     /// The id of the pool, which is asked for once.
@@ -262,11 +198,52 @@ impl Pool {
     }
 
     pub(super) fn record_addresses(&self, places: &[BenefactorAddress]) {
-        let mut known = self.inner.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.inner.places);
         places.iter().for_each(|place| drop(known.insert(place.id, place.clone())));
     }
 
     pub(super) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
-        self.inner.places.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+        lock(&self.inner.places).get(&id).cloned()
     }
+}
+
+/// Defines calls of the manager: parameters, reply, and the message with its header.
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) -> $reply:ty = $call:ty[$header:expr];)*) => {
+        impl Pool {
+            $($(#[$doc])*
+            pub async fn $name(&self, $($arg: $kind),*) -> Result<$reply> {
+                self.simple::<$call>($header).await
+            })*
+        }
+    };
+}
+
+calls! {
+    /// Finds a child of a folder.
+    lookup(parent: NodeId, name: &str) -> Node = Lookup[&(parent, name.to_owned())];
+    /// Reads a node by its number.
+    node(id: NodeId) -> Node = GetNode[&id];
+    /// Creates a folder or an empty file.
+    make(make: &NewNode) -> Node = MakeNode[make];
+    /// Removes a file, or an empty folder.
+    remove(parent: NodeId, name: &str, folder: bool) -> () = Remove[&(parent, name.to_owned(), folder)];
+    /// Moves or renames a file or folder.
+    rename(from: (NodeId, &str), to: (NodeId, &str), replace: bool) -> () = Rename[&(from.0, from.1.to_owned(), to.0, to.1.to_owned(), replace)];
+    /// Changes attributes of a node.
+    change(node: NodeId, change: NodeChange) -> Node = Change[&(node, change)];
+    /// Removes a version that is not the current one.
+    drop_version(node: NodeId, number: u32) -> () = DropVersion[&(node, number)];
+    /// Pins a version for a user, or unpins it.
+    pin(node: NodeId, number: u32, pinned: bool) -> () = Pin[&(node, number, pinned)];
+    /// Removes a pin of this host; with `anybody`, a pin that any host holds under this name.
+    release_pin(version: u64, holder: &str, anybody: bool) -> () = ReleasePin[&(version, holder.to_owned(), anybody)];
+    /// The policy set on a file or folder, and the one that applies to it.
+    policy(folder: NodeId) -> (Option<Policy>, Policy) = GetPolicy[&folder];
+    /// Sets the policy of a file or folder; none inherits it.
+    set_policy(folder: NodeId, policy: Option<Policy>) -> () = SetPolicy[&(folder, policy)];
+    /// Starts or cancels draining of the benefactor with this name.
+    drain(benefactor: &str, leave: bool) -> () = Drain[&(benefactor.to_owned(), leave)];
+    /// Reads the status of the pool.
+    status() -> PoolStatus = crate::protocol::GetStatus[&()];
 }

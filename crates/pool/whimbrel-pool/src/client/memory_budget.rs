@@ -1,6 +1,7 @@
 //! The memory budget of a write (the sliding window): writers wait while too many bytes are in flight.
 
 use std::sync::{Condvar, Mutex, PoisonError};
+use whimbrel_core::lock;
 
 /// A limit for bytes in flight.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ impl MemoryBudget {
 
     /// Waits until `bytes` fit. If nothing is in flight, any number fits. `stop` ends the wait.
     pub(crate) fn take(&self, bytes: usize, stop: impl Fn() -> bool) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         while *used > 0 && *used + bytes > self.most && !stop() {
             used = self.less.wait(used).unwrap_or_else(PoisonError::into_inner);
         }
@@ -25,14 +26,14 @@ impl MemoryBudget {
     }
 
     pub(crate) fn release(&self, bytes: usize) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         *used = used.saturating_sub(bytes);
         self.less.notify_all();
     }
 
     /// Makes waiting threads check `stop` again.
     pub(crate) fn wake(&self) {
-        let _used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let _used = lock(&self.used);
         self.less.notify_all();
     }
 }

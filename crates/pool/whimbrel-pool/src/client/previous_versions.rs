@@ -12,9 +12,9 @@ use crate::{
 };
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 
 /// Most series, and most chunks of all of them: about 16 MiB.
 const SERIES: usize = 64;
@@ -53,19 +53,15 @@ pub(super) struct PreviousVersions {
 }
 
 impl PreviousVersions {
-    fn known(&self) -> MutexGuard<'_, VecDeque<(Key, Arc<KnownVersion>)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The version with which a new version of this file probably shares chunks.
     pub(super) fn find(&self, make: &NewNode) -> Option<Arc<KnownVersion>> {
         let key = key(make);
-        self.known().iter().find(|(known, _)| *known == key).map(|(_, before)| before.clone())
+        lock(&self.known).iter().find(|(known, _)| *known == key).map(|(_, before)| before.clone())
     }
 
     pub(super) fn record(&self, make: &NewNode, version: u64, pieces: &[ChunkRef], session: &WriteSession) {
         let key = key(make);
-        self.known().retain(|(known, _)| *known != key);
+        lock(&self.known).retain(|(known, _)| *known != key);
         if !(CHUNKS_MIN..=CHUNKS).contains(&pieces.len()) {
             return;
         }
@@ -73,7 +69,7 @@ impl PreviousVersions {
             pieces.iter().enumerate().map(|(at, piece)| (piece.chunk, at)).collect();
         let place = |(digest, chunk): (&Digest, &ChunkId)| Some((*digest, (*places.get(chunk)?, *chunk)));
         let chunks = session.with_numbers(|numbers| numbers.iter().filter_map(place).collect());
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         known.push_back((key, Arc::new(KnownVersion { version, pieces: pieces.len(), chunks })));
         let too_many = |known: &VecDeque<(Key, Arc<KnownVersion>)>| {
             known.len() > SERIES || known.iter().map(|(_, before)| before.pieces).sum::<usize>() > CHUNKS

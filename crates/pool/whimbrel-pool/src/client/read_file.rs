@@ -16,11 +16,12 @@ use std::{
     collections::{HashMap, VecDeque},
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 use tokio::sync::OnceCell;
+use whimbrel_core::lock;
 use whimbrel_wire::Code;
 
 /// Chunks located in one call.
@@ -49,13 +50,9 @@ impl ChunkCache {
         Self { most, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, CacheState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The cell of a chunk, which may still be empty, and whether it existed before.
     fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let Some(cell) = state.cells.get(&piece.chunk) {
             return (cell.clone(), true);
         }
@@ -102,7 +99,7 @@ impl Pool {
     /// Locates chunks whose places are unknown, or all of them if `anew`.
     async fn locate(&self, wanted: &[ChunkId], anew: bool) -> Result<()> {
         let unknown: Vec<ChunkId> = {
-            let state = self.inner.cache.state();
+            let state = lock(&self.inner.cache.state);
             wanted.iter().copied().filter(|chunk| anew || !state.located.contains_key(chunk)).collect()
         };
         for batch in unknown.chunks(LOCATED * 4) {
@@ -111,7 +108,7 @@ impl Pool {
             self.record_addresses(&places);
             let located = get_located(&payload).filter(|located| located.len() == batch.len());
             let located = located.ok_or(PoolError::Answer { what: "list of places" })?;
-            let mut state = self.inner.cache.state();
+            let mut state = lock(&self.inner.cache.state);
             if state.located.len() > LOCATIONS {
                 state.located.clear();
             }
@@ -133,7 +130,7 @@ impl Pool {
         let mut because = None;
         for anew in [false, true] {
             self.locate(&[piece.chunk], anew).await?;
-            let located = self.inner.cache.state().located.get(&piece.chunk).cloned();
+            let located = lock(&self.inner.cache.state).located.get(&piece.chunk).cloned();
             let Some(located) = located else { break };
             match self.fetch_from(piece, &located).await {
                 Ok(bytes) => return self.decrypt(piece, bytes),

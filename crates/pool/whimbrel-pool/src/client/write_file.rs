@@ -29,9 +29,10 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{SystemTime, UNIX_EPOCH},
 };
+use whimbrel_core::lock;
 
 /// Longest hole that a write past the end may leave; holes are written as zeros.
 const LONGEST_HOLE: u64 = 16 << 30;
@@ -149,23 +150,19 @@ impl WriteFile {
         self
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Current size in bytes.
     pub fn size(&self) -> u64 {
-        self.inner().streamed
+        lock(&self.inner).streamed
     }
 
     /// The file, if it exists or was committed.
     pub fn node(&self) -> Option<NodeId> {
-        self.inner().node.as_ref().map(|node| node.id)
+        lock(&self.inner).node.as_ref().map(|node| node.id)
     }
 
     /// Whether there is something to commit.
-    pub fn is_changed(&self) -> bool {
-        self.inner().changed
+    pub(crate) fn is_changed(&self) -> bool {
+        lock(&self.inner).changed
     }
 
     /// Writes `data` at `offset`; blocks.
@@ -176,8 +173,8 @@ impl WriteFile {
     }
 
     /// The file, to be changed. One that was closed is committed first, as it was then.
-    fn change(&self) -> Result<MutexGuard<'_, Inner>> {
-        let mut inner = self.inner();
+    fn change(&self) -> Result<std::sync::MutexGuard<'_, Inner>> {
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         if inner.closed.is_some() {
             let done = self.publish(&mut inner);
@@ -305,7 +302,7 @@ impl WriteFile {
 
     /// Reads the bytes that a commit would make visible; blocks.
     pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         let done = self.drain(&mut inner);
         inner.record_error(done)?;
@@ -333,7 +330,7 @@ impl WriteFile {
 
     /// Truncates the file to `size`, or extends it with zeros; blocks.
     pub fn set_size(&self, size: u64) -> Result<()> {
-        let inner = self.inner();
+        let inner = lock(&self.inner);
         inner.usable()?;
         if size == inner.streamed {
             return Ok(());
@@ -367,7 +364,7 @@ impl WriteFile {
 
     /// Makes the written data durable, but not visible; blocks.
     pub fn sync(&self) -> Result<()> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         let done = self.drain(&mut inner);
         inner.record_error(done)
@@ -403,7 +400,7 @@ impl WriteFile {
 
     /// Commits the file as a new version, unless nothing has changed since the last commit; blocks.
     pub fn commit(&self) -> Result<Option<Node>> {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.usable()?;
         if !inner.changed {
             return Ok(inner.node.clone());
@@ -490,7 +487,7 @@ impl WriteFile {
 
     /// Discards everything that was not committed.
     pub fn abandon(&self) {
-        let mut inner = self.inner();
+        let mut inner = lock(&self.inner);
         inner.broken = Some(PoolError::Abandoned);
         if let Some(closed) = inner.closed.take() {
             closed.remove();

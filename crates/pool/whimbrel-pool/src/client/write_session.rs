@@ -23,13 +23,13 @@ use bytes::{Bytes, BytesMut};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Condvar, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 use tokio::{sync::Notify, task::JoinSet};
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 use whimbrel_image::pack_frame::{Encoder, Kind};
 
 /// Most bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
@@ -155,13 +155,13 @@ impl WriteSession {
         let Some(chunk) = self.base.get().and_then(|(_, standing)| standing.get(digest)) else {
             return false;
         };
-        self.state().ids.insert(*digest, *chunk);
+        lock(&self.state).ids.insert(*digest, *chunk);
         true
     }
 
     /// Calls `look` with the numbers of all chunks that are registered or were known.
     pub(super) fn with_numbers<T>(&self, look: impl FnOnce(&HashMap<Digest, ChunkId>) -> T) -> T {
-        look(&self.state().ids)
+        look(&lock(&self.state).ids)
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -172,41 +172,33 @@ impl WriteSession {
         self.sent.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stripe(&self) -> MutexGuard<'_, Stripe> {
-        self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn failure(&self) -> Option<PoolError> {
-        self.state().failed.clone()
+        lock(&self.state).failed.clone()
     }
 
     pub(super) fn fail(&self, error: PoolError) {
-        self.state().failed.get_or_insert(error);
+        lock(&self.state).failed.get_or_insert(error);
         self.budget.wake();
     }
 
     fn exclude(&self, id: BenefactorId, error: PoolError) {
         tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "excluded from the write");
-        self.stripe().exclude(id);
-        self.state().exclusions.add(error);
+        lock(&self.stripe).exclude(id);
+        lock(&self.state).exclusions.add(error);
     }
 
     fn unwritten(&self, lost: usize, refused: Option<PoolError>) -> PoolError {
-        self.state().exclusions.unwritten(lost, refused)
+        lock(&self.state).exclusions.unwritten(lost, refused)
     }
 
     /// Number of a chunk that is registered or was known.
     pub(super) fn number(&self, digest: &Digest) -> Option<ChunkId> {
-        self.state().ids.get(digest).copied()
+        lock(&self.state).ids.get(digest).copied()
     }
 
     /// Sends a batch in the background; `bytes` return to the budget afterwards.
     pub(super) fn dispatch(self: &Arc<Self>, batch: Batch, bytes: usize) {
-        self.state().under_way += 1;
+        lock(&self.state).under_way += 1;
         let session = self.clone();
         self.pool.inner.runtime.spawn(async move {
             if session.failure().is_none()
@@ -216,14 +208,14 @@ impl WriteSession {
                 session.fail(error);
             }
             session.budget.release(bytes);
-            session.state().under_way -= 1;
+            lock(&session.state).under_way -= 1;
             session.idle.notify_all();
         });
     }
 
     /// Waits, in a thread outside the runtime, until no batch is in flight.
     pub(super) fn wait(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         while state.under_way > 0 {
             state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -236,7 +228,7 @@ impl WriteSession {
         let known = known.ok_or(PoolError::Answer { what: "list of known chunks" })?;
         let mut new = Vec::new();
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             for (chunk, id) in batch.into_iter().zip(known) {
                 match id {
                     0 => new.push(chunk),
@@ -254,7 +246,7 @@ impl WriteSession {
         let header: Vec<(Digest, u32)> = written.iter().map(|chunk| (chunk.digest, chunk.stored)).collect();
         let places = self.put(&header, payload).await?;
         let with_places = written.into_iter().map(|chunk| WrittenChunk { places: places.clone(), ..chunk });
-        self.state().pending.extend(with_places);
+        lock(&self.state).pending.extend(with_places);
         Ok(())
     }
 
@@ -275,14 +267,14 @@ impl WriteSession {
     }
 
     async fn reserve_space(&self, bytes: u64) -> Result<()> {
-        let avoid = self.stripe().excluded();
+        let avoid = lock(&self.stripe).excluded();
         let written = self.sent() * self.copies as u64;
         let unused = self.granted.load(Ordering::Relaxed).saturating_sub(written);
         let ask = Reserve { session: self.id, bytes, unused, width: self.width, avoid };
         let (reserved, _) = self.pool.call_manager::<ReserveSpace>(&ask, Bytes::new()).await?;
         self.granted.fetch_add(reserved.bytes, Ordering::Relaxed);
         self.pool.record_addresses(&reserved.stripe);
-        let mut stripe = self.stripe();
+        let mut stripe = lock(&self.stripe);
         if stripe.width() < usize::from(self.width) {
             stripe.extend(reserved.stripe);
         }
@@ -320,7 +312,7 @@ impl WriteSession {
         loop {
             let mut room = std::pin::pin!(self.room.notified());
             room.as_mut().enable();
-            match self.stripe().choose(bytes, copies, not) {
+            match lock(&self.stripe).choose(bytes, copies, not) {
                 StripeChoice::Wait => {}
                 other => return other,
             }
@@ -346,7 +338,7 @@ impl WriteSession {
         let mut taken = Vec::new();
         while let Some(done) = puts.join_next().await {
             let Ok((id, put)) = done else { continue };
-            self.stripe().done(id, payload.len() as u64);
+            lock(&self.stripe).done(id, payload.len() as u64);
             match put {
                 Ok(_) => taken.push(id),
                 Err(error) => self.exclude(id, error),
@@ -361,7 +353,7 @@ impl WriteSession {
         if let Some(error) = self.failure() {
             return Err(error);
         }
-        let mut pending = std::mem::take(&mut self.state().pending);
+        let mut pending = std::mem::take(&mut lock(&self.state).pending);
         self.flush(&mut pending).await;
         self.replace_lost_copies(&mut pending).await;
         let lost = pending.iter().filter(|chunk| chunk.places.is_empty()).count();
@@ -372,7 +364,7 @@ impl WriteSession {
             let (_, ids) = self.pool.call_manager::<RegisterChunks>(&self.id, put_written(batch)).await?;
             let ids = get_numbers(&ids).filter(|ids| ids.len() == batch.len());
             let ids = ids.ok_or(PoolError::Answer { what: "list of chunk numbers" })?;
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.ids.extend(batch.iter().map(|chunk| chunk.digest).zip(ids));
         }
         Ok(())
@@ -391,7 +383,7 @@ impl WriteSession {
         });
         for (id, chunks) in lists {
             let digests = put_digests(chunks.iter().map(|at| &pending[*at].digest));
-            let (pool, place) = (self.pool.clone(), self.stripe().place(id));
+            let (pool, place) = (self.pool.clone(), lock(&self.stripe).place(id));
             flushes.spawn(async move {
                 let Some(place) = place else {
                     return (id, chunks, Err(PoolError::Answer { what: "benefactor" }));
@@ -426,7 +418,7 @@ impl WriteSession {
         let mut orders: BTreeMap<(BenefactorId, BenefactorId), Vec<usize>> = BTreeMap::new();
         for (at, chunk) in pending.iter().enumerate().filter(|(_, chunk)| lacks(chunk)) {
             if let StripeChoice::Places(places) =
-                self.stripe().choose(0, self.copies - chunk.places.len(), &chunk.places)
+                lock(&self.stripe).choose(0, self.copies - chunk.places.len(), &chunk.places)
             {
                 places.iter().for_each(|to| orders.entry((chunk.places[0], to.id)).or_default().push(at));
             }
@@ -437,7 +429,7 @@ impl WriteSession {
         });
         for ((from, to), chunks) in lists {
             let both = {
-                let stripe = self.stripe();
+                let stripe = lock(&self.stripe);
                 stripe.place(from).zip(stripe.place(to))
             };
             let Some((source, target)) = both else { continue };

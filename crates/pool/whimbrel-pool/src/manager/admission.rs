@@ -12,11 +12,11 @@ use crate::protocol::{RequestHeartbeat, admission};
 use bytes::Bytes;
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant},
 };
 use tokio::{task::JoinSet, time::timeout};
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 use whimbrel_wire::{PeerIdentity, PublicKey};
 
 /// Longest time that a member waits for the benefactors.
@@ -86,7 +86,7 @@ impl Admissions {
 
 impl ManagerService {
     pub(super) fn admissions(&self) -> MutexGuard<'_, Admissions> {
-        self.shared.admissions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared.admissions)
     }
 
     /// Requests heartbeats so that these benefactors admit `member`, as far as they answer in time.

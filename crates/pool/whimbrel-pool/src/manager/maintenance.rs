@@ -152,7 +152,7 @@ impl ManagerService {
     }
 
     /// Applies the policies of all folders, or only lists what they would remove, with pinned versions.
-    pub async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
+    pub(crate) async fn apply_policies(&self, dry: bool) -> Result<Vec<Purged>, MetaError> {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();

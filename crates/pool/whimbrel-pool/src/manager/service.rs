@@ -11,11 +11,12 @@ use serde::Serialize;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_wire::{
     Answer, BoxFuture, Call, Connection, Peer, PeerIdentity, PublicKey, Refusal, Reply, Request, Service,
     Trust,
@@ -61,7 +62,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn connections(&self) -> MutexGuard<'_, HashMap<PublicKey, Connection>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connections)
     }
 }
 
@@ -277,70 +278,15 @@ impl ManagerService {
         Ok(sums)
     }
 
-    async fn name(&self, request: Request) -> Answer {
-        let (meta, now, none) = (&self.shared.meta, self.now(), Bytes::new());
-        match request.kind {
-            Lookup::KIND => {
-                let (parent, name) = request.decode::<Lookup>()?;
-                Reply::of::<Lookup>(&meta.lookup(parent, &name).await?, none)
-            }
-            GetNode::KIND => Reply::of::<GetNode>(&meta.node(request.decode::<GetNode>()?).await?, none),
-            MakeNode::KIND => {
-                Reply::of::<MakeNode>(&meta.make(&request.decode::<MakeNode>()?, now).await?, none)
-            }
-            Remove::KIND => {
-                let (parent, name, folder) = request.decode::<Remove>()?;
-                Reply::of::<Remove>(&meta.remove(parent, &name, folder, now).await?, none)
-            }
-            Rename::KIND => {
-                let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
-                meta.rename((from, &name), (to, &new_name), replace, now).await?;
-                Reply::of::<Rename>(&(), none)
-            }
-            Change::KIND => {
-                let (node, change) = request.decode::<Change>()?;
-                Reply::of::<Change>(&meta.change(node, &change, now).await?, none)
-            }
-            other => Err(Refusal::unknown_kind(other)),
-        }
-    }
-
-    async fn versions(&self, request: Request) -> Answer {
-        let (meta, now, none) = (&self.shared.meta, self.now(), Bytes::new());
-        match request.kind {
-            Versions::KIND => {
-                let versions = meta.versions(request.decode::<Versions>()?).await?;
-                Reply::of::<Versions>(&(), payload(&versions)?)
-            }
-            DropVersion::KIND => {
-                let (node, number) = request.decode::<DropVersion>()?;
-                Reply::of::<DropVersion>(&meta.drop_version(node, number, false, now).await?, none)
-            }
-            Pin::KIND => {
-                let (node, number, pinned) = request.decode::<Pin>()?;
-                Reply::of::<Pin>(&meta.pin(node, number, pinned).await?, none)
-            }
-            GetPolicy::KIND => {
-                Reply::of::<GetPolicy>(&meta.policy(request.decode::<GetPolicy>()?).await?, none)
-            }
-            SetPolicy::KIND => {
-                let (folder, policy) = request.decode::<SetPolicy>()?;
-                policy
-                    .iter()
-                    .try_for_each(|policy| policy.check())
-                    .map_err(|error| invalid(&error.to_string()))?;
-                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref(), now).await?, none)
-            }
-            Purge::KIND => {
-                let dry = request.decode::<Purge>()?;
-                let purged = self.apply_policies(dry).await?;
-                Reply::of::<Purge>(&(), payload(&purged)?)
-            }
-            other => Err(Refusal::unknown_kind(other)),
-        }
-    }
-
     async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        let (meta, now) = (&self.shared.meta, self.now());
+        // Calls without a payload of their own: the call, its header, and the reply.
+        macro_rules! reply {
+            ($call:ident, $header:pat => $reply:expr) => {{
+                let $header = request.decode::<$call>()?;
+                Reply::of::<$call>(&$reply.await?, Bytes::new())
+            }};
+        }
         match request.kind {
             Heartbeat::KIND => self.register(identity, request).await,
             FindGarbage::KIND => self.find_garbage(identity, request).await,
@@ -349,31 +295,50 @@ impl ManagerService {
             FindReusable::KIND => self.find_reusable(request).await,
             RegisterChunks::KIND => self.register_chunks(request).await,
             CommitFile::KIND => self.commit(request).await,
-            EndSession::KIND => {
-                let session = request.decode::<EndSession>()?;
-                Reply::of::<EndSession>(&self.shared.meta.end_session(session).await?, Bytes::new())
-            }
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
             Locate::KIND => self.locate(identity, request).await,
-            ReportFault::KIND => {
-                let fault = request.decode::<ReportFault>()?;
-                tracing::warn!(?fault, "a copy could not be read");
-                Reply::of::<ReportFault>(
-                    &self.shared.meta.record_fault(&fault, self.now()).await?,
-                    Bytes::new(),
-                )
-            }
             GetStatus::KIND => self.status().await,
             Drain::KIND => self.drain(request).await,
             HoldPin::KIND | ReleasePin::KIND | ListPins::KIND => self.pins(identity, request).await,
-            Versions::KIND
-            | DropVersion::KIND
-            | Pin::KIND
-            | GetPolicy::KIND
-            | SetPolicy::KIND
-            | Purge::KIND => self.versions(request).await,
-            _ => self.name(request).await,
+            EndSession::KIND => reply!(EndSession, session => meta.end_session(session)),
+            ReportFault::KIND => {
+                let fault = request.decode::<ReportFault>()?;
+                tracing::warn!(?fault, "a copy could not be read");
+                Reply::of::<ReportFault>(&meta.record_fault(&fault, now).await?, Bytes::new())
+            }
+            Lookup::KIND => reply!(Lookup, (parent, name) => meta.lookup(parent, &name)),
+            GetNode::KIND => reply!(GetNode, node => meta.node(node)),
+            MakeNode::KIND => reply!(MakeNode, make => meta.make(&make, now)),
+            Remove::KIND => {
+                reply!(Remove, (parent, name, folder) => meta.remove(parent, &name, folder, now))
+            }
+            Rename::KIND => {
+                let (from, name, to, new_name, replace) = request.decode::<Rename>()?;
+                meta.rename((from, &name), (to, &new_name), replace, now).await?;
+                Reply::of::<Rename>(&(), Bytes::new())
+            }
+            Change::KIND => reply!(Change, (node, change) => meta.change(node, &change, now)),
+            Versions::KIND => {
+                let versions = meta.versions(request.decode::<Versions>()?).await?;
+                Reply::of::<Versions>(&(), payload(&versions)?)
+            }
+            DropVersion::KIND => {
+                reply!(DropVersion, (node, number) => meta.drop_version(node, number, false, now))
+            }
+            Pin::KIND => reply!(Pin, (node, number, pinned) => meta.pin(node, number, pinned)),
+            GetPolicy::KIND => reply!(GetPolicy, node => meta.policy(node)),
+            SetPolicy::KIND => {
+                let (folder, policy) = request.decode::<SetPolicy>()?;
+                let checked = policy.iter().try_for_each(|policy| policy.check());
+                checked.map_err(|error| invalid(&error.to_string()))?;
+                Reply::of::<SetPolicy>(&meta.set_policy(folder, policy.as_ref(), now).await?, Bytes::new())
+            }
+            Purge::KIND => {
+                let purged = self.apply_policies(request.decode::<Purge>()?).await?;
+                Reply::of::<Purge>(&(), payload(&purged)?)
+            }
+            other => Err(Refusal::unknown_kind(other)),
         }
     }
 }

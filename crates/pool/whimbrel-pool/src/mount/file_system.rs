@@ -16,11 +16,12 @@ use std::{
     collections::{HashMap, hash_map::Entry::Vacant},
     ffi::{OsStr, OsString},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
+use whimbrel_core::lock;
 use whimbrel_fuse::{
     Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Opened, Result, SetAttributes,
     StatFs,
@@ -93,26 +94,22 @@ impl PoolFiles {
         self.sender.send_left(&self.options);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     fn insert_handle(&self, handle: Handle) -> u64 {
         let number = self.number();
-        self.state().handles.insert(number, handle);
+        lock(&self.state).handles.insert(number, handle);
         number
     }
 
     fn handle(&self, number: u64) -> Result<Handle> {
-        self.state().handles.get(&number).cloned().ok_or(Errno::EBADF)
+        lock(&self.state).handles.get(&number).cloned().ok_or(Errno::EBADF)
     }
 
     fn writer(&self, inode: u64) -> Option<Arc<OpenWrite>> {
-        self.state().writers.get(&inode).cloned()
+        lock(&self.state).writers.get(&inode).cloned()
     }
 
     fn writing(&self, handle: u64) -> Result<Arc<OpenWrite>> {
@@ -148,7 +145,7 @@ impl PoolFiles {
                 of_folder(at, &self.call(self.pool.node(id))?)
             }
             Inode::Version(id) => {
-                let state = self.state();
+                let state = lock(&self.state);
                 let (version, node) = state.versions.get(&id).ok_or(Errno::ESTALE)?;
                 of_version(version, node)
             }
@@ -164,12 +161,12 @@ impl PoolFiles {
         let version = versions.into_iter().find(|version| version.number.to_string() == name);
         let version = version.ok_or(Errno::ENOENT)?;
         let attributes = of_version(&version, &node);
-        self.state().versions.insert(version.id, (version, node));
+        lock(&self.state).versions.insert(version.id, (version, node));
         Ok(Entry::new(attributes).cached(TTL))
     }
 
     fn pending(&self, parent: u64, name: &str) -> Option<(u64, Arc<OpenWrite>)> {
-        let state = self.state();
+        let state = lock(&self.state);
         let mut new = state.writers.iter().filter(|(inode, _)| matches!(Inode::of(**inode), Inode::New(_)));
         let is_it = |w: &OpenWrite| w.make.parent == parent && w.make.name == name && !w.is_unlinked();
         new.find(|(_, w)| is_it(w) && w.file.node().is_none()).map(|(inode, w)| (*inode, w.clone()))
@@ -190,7 +187,7 @@ impl PoolFiles {
             let opened = WriteFile::open(&self.pool, make.clone(), base, empty, self.options.clone());
             // No lock was held during the call, so another open may have been faster; join it.
             let opened = Arc::new(OpenWrite::new(self.call(opened)?, make));
-            if let Vacant(free) = self.state().writers.entry(inode) {
+            if let Vacant(free) = lock(&self.state).writers.entry(inode) {
                 free.insert(opened.clone());
                 return Ok(opened);
             }
@@ -199,7 +196,7 @@ impl PoolFiles {
 
     /// The open write of a file, with one more descriptor.
     fn join(&self, inode: u64) -> Option<Arc<OpenWrite>> {
-        let state = self.state();
+        let state = lock(&self.state);
         let writing = state.writers.get(&inode)?;
         writing.opens.fetch_add(1, Ordering::Relaxed);
         Some(writing.clone())
@@ -214,7 +211,7 @@ impl PoolFiles {
             if writing.file.is_changed() && self.commit(inode, writing).is_err() {
                 tracing::warn!(name = writing.make.name, "written data is lost: the commit failed");
             }
-            self.state().forget(inode, writing);
+            lock(&self.state).forget(inode, writing);
         }
     }
 
@@ -297,7 +294,7 @@ impl FileSystem for PoolFiles {
 
     fn forget(&self, inode: u64, _count: u64) {
         if let Inode::Version(id) = Inode::of(inode) {
-            self.state().versions.remove(&id);
+            lock(&self.state).versions.remove(&id);
         }
     }
 
@@ -375,7 +372,7 @@ impl FileSystem for PoolFiles {
         }
         let node = self.call(self.pool.lookup(parent, name))?;
         self.call(self.pool.remove(parent, name, false))?;
-        let state = self.state();
+        let state = lock(&self.state);
         let open = state.writers.values().filter(|writing| writing.file.node() == Some(node.id));
         open.for_each(|writing| writing.unlinked.store(true, Ordering::Relaxed));
         Ok(())
@@ -452,7 +449,7 @@ impl FileSystem for PoolFiles {
         let writing = Arc::new(OpenWrite::new(self.call(opened)?, make));
         let inode = Inode::New(self.number()).number();
         let entry = Entry::new(self.writing_attributes(inode, &writing)?);
-        self.state().writers.insert(inode, writing.clone());
+        lock(&self.state).writers.insert(inode, writing.clone());
         Ok((entry, Opened::direct(self.insert_handle(Handle::Write(writing)))))
     }
 
@@ -491,7 +488,7 @@ impl FileSystem for PoolFiles {
     }
 
     fn release(&self, inode: u64, handle: u64) -> Result<()> {
-        let handle = self.state().handles.remove(&handle);
+        let handle = lock(&self.state).handles.remove(&handle);
         if let Some(Handle::Write(writing)) = handle {
             self.release_writer(inode, &writing);
         }
@@ -524,17 +521,17 @@ impl FileSystem for PoolFiles {
     }
 
     fn releasedir(&self, _inode: u64, handle: u64) -> Result<()> {
-        self.state().handles.remove(&handle);
+        lock(&self.state).handles.remove(&handle);
         Ok(())
     }
 
     fn statfs(&self, _inode: u64) -> Result<StatFs> {
-        let known = self.state().status.clone().filter(|(at, _)| at.elapsed() < STATUS_AGE);
+        let known = lock(&self.state).status.clone().filter(|(at, _)| at.elapsed() < STATUS_AGE);
         let status = match known {
             Some((_, status)) => status,
             None => {
                 let status = self.call(self.pool.status())?;
-                self.state().status = Some((Instant::now(), status.clone()));
+                lock(&self.state).status = Some((Instant::now(), status.clone()));
                 status
             }
         };

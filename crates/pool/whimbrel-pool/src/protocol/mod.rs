@@ -19,17 +19,17 @@ use whimbrel_wire::{Call, Code, PublicKey, range};
 /// Longest chunk in raw bytes; its frame fits in a payload.
 pub const MAX_CHUNK: usize = 4 << 20;
 /// Shortest chunk size that can be configured.
-pub const MIN_CHUNK: usize = 1 << 10;
+pub(crate) const MIN_CHUNK: usize = 1 << 10;
 /// Most chunks in one request that names them in its header.
 pub const MAX_BATCH: usize = 1000;
 /// Most chunks in one request that lists them in its payload.
-pub const MAX_LIST: usize = 100_000;
+pub(crate) const MAX_LIST: usize = 100_000;
 /// Most copies of one chunk in a list.
-pub const MAX_COPIES: usize = 8;
+pub(crate) const MAX_COPIES: usize = 8;
 /// Longest name of a file.
 pub const MAX_NAME: usize = 255;
 /// Longest name of the holder of a pin.
-pub const MAX_HOLDER: usize = 200;
+pub(crate) const MAX_HOLDER: usize = 200;
 
 /// Codes of refusals, for programs.
 pub mod code {
@@ -39,7 +39,7 @@ pub mod code {
     /// The name is in use.
     pub const EXISTS: Code = Code(0x400);
     /// The node is a file where a folder is required.
-    pub const NOT_A_FOLDER: Code = Code(0x401);
+    pub(crate) const NOT_A_FOLDER: Code = Code(0x401);
     /// The node is a folder where a file is required.
     pub const IS_A_FOLDER: Code = Code(0x402);
     /// The folder is not empty.
@@ -51,9 +51,9 @@ pub mod code {
     /// The database or disk failed.
     pub const STORAGE: Code = Code(0x406);
     /// The data belongs to another pool.
-    pub const OTHER_POOL: Code = Code(0x407);
+    pub(crate) const OTHER_POOL: Code = Code(0x407);
     /// The write session has ended because its lease expired.
-    pub const SESSION_OVER: Code = Code(0x408);
+    pub(crate) const SESSION_OVER: Code = Code(0x408);
     /// The stored bytes are damaged.
     pub const DAMAGED: Code = Code(0x409);
     /// The version that a commit is based on was removed.

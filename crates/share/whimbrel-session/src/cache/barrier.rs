@@ -10,16 +10,14 @@ use super::{
     journal_record::JournalRecord,
     storage::StoragePart,
 };
-use std::{
-    io,
-    sync::{PoisonError, atomic::Ordering},
-};
+use std::{io, sync::atomic::Ordering};
+use whimbrel_core::lock;
 
 impl BlockCache {
     /// Makes everything durable that was written before this call.
     pub fn sync(&self) -> Result<(), CacheError> {
         let wanted = self.barriers_started.load(Ordering::Acquire) + 1;
-        let _turn = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.barrier);
         if self.barriers_done.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }

@@ -23,6 +23,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+use whimbrel_core::lock;
 
 /// A journal is restarted when it is longer than this and four times as long as its live records.
 const MIN_JOURNAL: u64 = 16 << 20;
@@ -337,13 +338,8 @@ impl BlockCache {
         }
     }
 
-    /// Mask of the pages of a block that are here.
-    pub fn valid_pages(&self, file: FileId, block: u64) -> u64 {
-        self.read_state().index.get(Key { file, block }).map_or(0, |block| block.valid)
-    }
-
     /// Whether all pages of a block below `size` are here or known to be zeros.
-    pub fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
+    pub(crate) fn has_block(&self, file: FileId, block: u64, size: u64) -> bool {
         let state = self.read_state();
         let Some(held) = state.files.get(&file) else { return false };
         let (start, page) = (block * self.geometry.block(), PAGE as u64);
@@ -367,7 +363,7 @@ impl BlockCache {
     /// Marks blocks as being fetched, so that they stay until [`BlockCache::unmark_fetching`]. A block that
     /// was written here, sent and evicted meanwhile could otherwise come back with its old content.
     pub fn mark_fetching(&self, file: FileId, blocks: &[u64]) {
-        let mut flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = lock(&self.fetching);
         for block in blocks {
             *flights.entry(Key { file, block: *block }).or_default() += 1;
         }
@@ -375,7 +371,7 @@ impl BlockCache {
 
     /// Unmarks blocks whose fetch was stored or failed.
     pub fn unmark_fetching(&self, file: FileId, blocks: &[u64]) {
-        let mut flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut flights = lock(&self.fetching);
         for block in blocks {
             if let Entry::Occupied(mut flight) = flights.entry(Key { file, block: *block }) {
                 *flight.get_mut() -= 1;

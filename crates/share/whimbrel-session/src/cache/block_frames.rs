@@ -11,10 +11,8 @@ use super::{
     storage::StoragePart,
 };
 use crate::proto::PAGE;
-use std::{
-    io,
-    sync::{PoisonError, atomic::Ordering},
-};
+use std::{io, sync::atomic::Ordering};
+use whimbrel_core::lock;
 
 /// Pages to be stored, from page `first` of a block on: those with a sum in `sums`.
 #[derive(Clone, Copy)]
@@ -148,7 +146,7 @@ impl BlockCache {
     ) -> Result<WritePlan, CacheError> {
         let mut gone = Vec::new();
         let mut plan_now = |state: &mut State| {
-            let flights = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+            let flights = lock(&self.fetching);
             let used = |frame: u32, key: Key| {
                 self.used[frame as usize].swap(false, Ordering::Relaxed) || flights.contains_key(&key)
             };

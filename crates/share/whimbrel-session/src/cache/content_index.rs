@@ -12,7 +12,7 @@ use crate::proto::PAGE;
 impl BlockCache {
     /// Byte offsets, in the file and in the frames, of the pages in `len` bytes from `offset` (a page
     /// boundary) that are here. Pages of zeros are left out.
-    pub fn page_places(&self, file: FileId, offset: u64, len: u64) -> Vec<(u64, u64)> {
+    pub(crate) fn page_places(&self, file: FileId, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let (page, block) = (PAGE as u64, self.block_size());
         let end = offset.saturating_add(len);
         let state = self.read_state();

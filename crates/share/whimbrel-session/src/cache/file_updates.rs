@@ -220,7 +220,7 @@ impl BlockCache {
     }
 
     /// Blocks of a file with at least one page here.
-    pub fn cached_blocks(&self, file: FileId) -> Vec<u64> {
+    pub(crate) fn cached_blocks(&self, file: FileId) -> Vec<u64> {
         self.read_state().index.blocks(file).map(|(number, _)| number).collect()
     }
 

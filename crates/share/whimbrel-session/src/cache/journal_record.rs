@@ -43,7 +43,7 @@ pub struct FileRecord {
 impl FileRecord {
     /// Whether the server had this content after it reported `attr`. Replies overtake each other, but the
     /// server's inode change time does not go back.
-    pub fn is_newer_than(&self, attr: &Attr) -> bool {
+    pub(crate) fn is_newer_than(&self, attr: &Attr) -> bool {
         self.base.ctime > attr.ctime
     }
 }
@@ -128,12 +128,6 @@ impl MergedChanges {
     /// Whether nothing was merged.
     pub fn is_empty(&self) -> bool {
         self.now.is_empty() && self.gone.is_empty()
-    }
-
-    /// The change that now creates a file that `number` was to create; inner `None` if no change does, outer
-    /// `None` if nothing changed.
-    pub fn creator_of(&self, number: u64) -> Option<Option<u64>> {
-        self.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
     }
 }
 

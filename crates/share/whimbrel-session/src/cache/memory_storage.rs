@@ -18,7 +18,7 @@ pub struct MemoryStorage {
 
 impl MemoryStorage {
     /// Empty memory; the directory stays locked.
-    pub fn instead_of(folder: DiskStorage) -> Self {
+    pub(crate) fn instead_of(folder: DiskStorage) -> Self {
         Self { parts: Default::default(), _instead_of: folder }
     }
 

@@ -66,7 +66,7 @@ impl BlockCache {
     }
 
     /// The first `most` changes that `are` wanted.
-    pub fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
+    pub(crate) fn first_ops(&self, most: usize, are: impl Fn(&u64) -> bool) -> Vec<(u64, Op)> {
         let state = self.read_state();
         let wanted = state.ops.iter().filter(|(number, _)| are(number)).take(most);
         wanted.map(|(number, op)| (*number, op.clone())).collect()

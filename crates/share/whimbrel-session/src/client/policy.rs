@@ -110,7 +110,7 @@ impl Default for MountSettings {
 
 impl MountSettings {
     /// Policy for a path.
-    pub fn policy_of(&self, path: &[u8]) -> Policy {
+    pub(crate) fn policy_of(&self, path: &[u8]) -> Policy {
         let rule = self.rules.iter().rev().find(|rule| rule.files.matches(path));
         rule.map_or(self.policy, |rule| rule.policy)
     }

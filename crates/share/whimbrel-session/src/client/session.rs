@@ -26,6 +26,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Notifier};
 use whimbrel_wire::{CallError, ConnectError};
 
@@ -457,11 +458,11 @@ pub(super) fn errno_of_fail(fail: CallFailure) -> Errno {
 
 impl Core {
     pub(super) fn inodes(&self) -> MutexGuard<'_, InodeTable> {
-        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inodes)
     }
 
     pub(super) fn read_history(&self) -> MutexGuard<'_, ReadHistory> {
-        self.read_history.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.read_history)
     }
 
     pub(super) fn settings(&self) -> MountSettings {
@@ -486,7 +487,7 @@ impl Core {
 
     pub(super) fn event(&self, text: String) {
         tracing::warn!("{text}");
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = lock(&self.events);
         events.push_back(Event { at: Time::now().seconds, text });
         if events.len() > MAX_EVENTS {
             events.pop_front();
@@ -496,7 +497,7 @@ impl Core {
     /// The current time, but later than every earlier stamp: it distinguishes this client's changes from all
     /// others.
     pub(super) fn stamp(&self) -> Time {
-        let mut last = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.clock);
         let mut now = Time::now();
         if now <= *last {
             now = *last;
@@ -543,7 +544,7 @@ impl Core {
             queued: self.writeback.queued(),
             damaged: stats.damaged,
             settings: self.settings(),
-            events: self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect(),
+            events: lock(&self.events).iter().cloned().collect(),
         }
     }
 }

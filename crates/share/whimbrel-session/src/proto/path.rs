@@ -123,33 +123,31 @@ impl RelPath {
     }
 }
 
-impl TryFrom<Vec<u8>> for Name {
-    type Error = PathError;
+macro_rules! bytes_on_the_wire {
+    ($($type:ident)*) => {
+        $(impl TryFrom<Vec<u8>> for $type {
+            type Error = PathError;
 
-    fn try_from(bytes: Vec<u8>) -> Result<Self, PathError> {
-        Self::new(&bytes)
-    }
+            fn try_from(bytes: Vec<u8>) -> Result<Self, PathError> {
+                Self::new(&bytes)
+            }
+        }
+
+        impl From<$type> for Vec<u8> {
+            fn from(value: $type) -> Self {
+                value.0.into_vec()
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{self}")
+            }
+        })*
+    };
 }
 
-impl From<Name> for Vec<u8> {
-    fn from(name: Name) -> Self {
-        name.0.into_vec()
-    }
-}
-
-impl TryFrom<Vec<u8>> for RelPath {
-    type Error = PathError;
-
-    fn try_from(bytes: Vec<u8>) -> Result<Self, PathError> {
-        Self::new(&bytes)
-    }
-}
-
-impl From<RelPath> for Vec<u8> {
-    fn from(path: RelPath) -> Self {
-        path.0.into_vec()
-    }
-}
+bytes_on_the_wire!(Name RelPath);
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,21 +155,9 @@ impl fmt::Display for Name {
     }
 }
 
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_root() { f.write_str(".") } else { write!(f, "{}", self.0.escape_ascii()) }
-    }
-}
-
-impl fmt::Debug for RelPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
     }
 }
 

@@ -11,10 +11,11 @@ use std::{
     ops::Range,
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
+use whimbrel_core::lock;
 use whimbrel_wire::Refusal;
 
 /// Most listings remembered for a session: parts are requested soon after each other.
@@ -95,7 +96,7 @@ impl Listings {
 
     fn insert(&self, listing: Arc<Listing>) -> (u64, Arc<Listing>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut kept = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.latest);
         kept.push_back((number, listing.clone()));
         let names = |kept: &VecDeque<(u64, Arc<Listing>)>| -> usize {
             kept.iter().map(|(_, listing)| listing.names.len()).sum()
@@ -107,7 +108,7 @@ impl Listings {
     }
 
     fn find(&self, number: u64) -> Result<Arc<Listing>, Refusal> {
-        let kept = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock(&self.latest);
         let found = kept.iter().find(|(known, _)| *known == number).map(|(_, listing)| listing.clone());
         found.ok_or_else(|| Refusal::new(code::STALE, "the listing has expired, start another"))
     }

@@ -19,10 +19,11 @@ use std::{
     ops,
     os::unix::fs::FileExt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
+use whimbrel_core::lock;
 use whimbrel_wire::Refusal;
 
 /// Most bytes of one read or write; half of a wire frame.
@@ -62,10 +63,6 @@ impl OpenFiles {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The open file of this identity, opened now if necessary.
     pub(super) fn get(
         &self,
@@ -74,14 +71,14 @@ impl OpenFiles {
         write: bool,
     ) -> Result<Arc<OpenFile>, Refusal> {
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
-        let known = self.open().get(&wanted.ident).cloned();
-        let known = known.or_else(|| self.removed().get(&wanted.ident).cloned());
+        let known = lock(&self.open).get(&wanted.ident).cloned();
+        let known = known.or_else(|| lock(&self.removed).get(&wanted.ident).cloned());
         if let Some(known) = known.filter(|known| known.writable || !write) {
             known.used.store(now, Ordering::Relaxed);
             return Ok(known);
         }
         let file = tree.file(wanted, write)?;
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         // Another thread may have been faster, and a file must have one lock only.
         if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
             return Ok(known.clone());
@@ -99,14 +96,10 @@ impl OpenFiles {
         Ok(opened)
     }
 
-    fn removed(&self) -> MutexGuard<'_, HashMap<Ident, Arc<OpenFile>>> {
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Retains a file that is about to lose its name, so that this session can still read it.
     pub(super) fn retain_removed(&self, tree: &ExportTree, wanted: &FileRef) -> Result<(), Refusal> {
         let file = self.get(tree, wanted, false)?;
-        let mut removed = self.removed();
+        let mut removed = lock(&self.removed);
         if removed.len() >= MAX_REMOVED {
             let oldest = removed.iter().min_by_key(|(_, file)| file.used.load(Ordering::Relaxed));
             if let Some(oldest) = oldest.map(|(ident, _)| *ident) {
@@ -119,7 +112,7 @@ impl OpenFiles {
 
     /// Closes a file after a sync: a descriptor for writing would prevent others from executing the file.
     pub(super) fn release(&self, ident: &Ident) {
-        self.open().remove(ident);
+        lock(&self.open).remove(ident);
     }
 }
 

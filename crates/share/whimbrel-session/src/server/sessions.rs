@@ -13,9 +13,10 @@ use crate::proto::{ClientId, SessionKey, code};
 use std::{
     fs::File,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_wire::{PeerIdentity, Refusal};
 
 /// Limits of a server.
@@ -116,7 +117,7 @@ impl ServedSession {
     }
 
     fn idle(&self) -> Duration {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        lock(&self.used).elapsed()
     }
 }
 
@@ -130,16 +131,12 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    fn sessions(&self) -> MutexGuard<'_, Vec<Arc<ServedSession>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a session, and ends earlier ones of its client. If there are too many, the one idle for longest
     /// ends, and its client begins another.
     pub(super) fn add(&self, session: ServedSession, limits: &Limits) -> Arc<ServedSession> {
-        let before: Vec<_> = self.sessions().extract_if(.., |before| session.succeeds(before)).collect();
+        let before: Vec<_> = lock(&self.sessions).extract_if(.., |before| session.succeeds(before)).collect();
         before.iter().for_each(|session| session.end_changes());
-        let mut living = self.sessions();
+        let mut living = lock(&self.sessions);
         living.retain(|session| session.idle() < limits.idle);
         if living.len() >= limits.sessions.max(1) {
             let longest = (0..living.len()).max_by_key(|at| living[*at].idle());
@@ -158,23 +155,23 @@ impl Sessions {
         limits: &Limits,
     ) -> Result<Arc<ServedSession>, Refusal> {
         let mut found = None;
-        for session in self.sessions().iter() {
+        for session in lock(&self.sessions).iter() {
             if session.key.matches(key) {
                 found = Some(session.clone());
             }
         }
         let found = found.filter(|session| session.peer == *peer && session.idle() < limits.idle);
         let session = found.ok_or_else(unknown_key)?;
-        *session.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *lock(&session.used) = Instant::now();
         Ok(session)
     }
 
     pub(super) fn end(&self, session: &Arc<ServedSession>) {
-        self.sessions().retain(|living| !Arc::ptr_eq(living, session));
+        lock(&self.sessions).retain(|living| !Arc::ptr_eq(living, session));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.sessions().len()
+        lock(&self.sessions).len()
     }
 }
 

@@ -12,12 +12,12 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
 };
-use whimbrel_core::CapsuleId;
+use whimbrel_core::{CapsuleId, lock};
 use whimbrel_image::Manifest;
 use whimbrel_migrate::{
     baseline::Baseline,
@@ -157,7 +157,7 @@ impl BaselineFill {
 
     /// Waits until the memory has its baseline.
     pub(crate) fn wait(&self) -> Result<(), Cause> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         match std::mem::replace(&mut *state, State::Failed) {
             State::Running(thread) => {
                 thread.join().map_err(|_| "filling memory failed")??;

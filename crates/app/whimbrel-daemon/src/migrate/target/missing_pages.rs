@@ -21,14 +21,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
     time::Duration,
 };
 use whimbrel_api::Unit;
-use whimbrel_core::{HostName, PAGE_SIZE, PageSet};
+use whimbrel_core::{HostName, PAGE_SIZE, PageSet, lock};
 use whimbrel_migrate::{
     link::LinkError,
     postcopy::{
@@ -66,23 +66,19 @@ pub(crate) struct PageFetchers {
 }
 
 impl PageFetchers {
-    fn table(&self) -> MutexGuard<'_, HashMap<HandoverId, Entry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn insert(&self, taking: Arc<PageFetcher>) {
-        self.table().insert(taking.handover(), Entry::Ready(taking));
+        lock(&self.table).insert(taking.handover(), Entry::Ready(taking));
     }
 
     fn of(&self, handover: HandoverId) -> Option<Arc<PageFetcher>> {
-        match self.table().get(&handover)? {
+        match lock(&self.table).get(&handover)? {
             Entry::Ready(taking) => Some(taking.clone()),
             Entry::Unreadable(_) => None,
         }
     }
 
     fn unreadable(&self, handover: HandoverId) -> Option<Arc<str>> {
-        match self.table().get(&handover)? {
+        match lock(&self.table).get(&handover)? {
             Entry::Ready(_) => None,
             Entry::Unreadable(why) => Some(why.clone()),
         }
@@ -90,7 +86,7 @@ impl PageFetchers {
 
     /// Removes a handover whose pages are all here, or whose machine never arrived.
     pub(crate) fn remove(&self, handover: HandoverId) -> Option<Arc<PageFetcher>> {
-        match self.table().remove(&handover)? {
+        match lock(&self.table).remove(&handover)? {
             Entry::Ready(taking) => Some(taking),
             Entry::Unreadable(_) => None,
         }
@@ -215,7 +211,7 @@ pub(crate) fn restore(host: &Daemon, record: &Record) {
                     path.display()
                 );
                 tracing::error!(why);
-                host.fetchers.table().insert(owed.handover, Entry::Unreadable(why.into()));
+                lock(&host.fetchers.table).insert(owed.handover, Entry::Unreadable(why.into()));
                 return;
             }
         }

@@ -30,9 +30,10 @@ pub(crate) use push::SkipIf;
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
+use whimbrel_core::lock;
 use whimbrel_pool::{
     client::{Pool, PoolOptions, Secret},
     connections::TlsDialer,
@@ -77,10 +78,6 @@ impl Pools {
             secret,
         })
     }
-
-    fn pinned_in(&self) -> MutexGuard<'_, BTreeMap<String, PoolPath>> {
-        self.pinned_in.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn failed(place: &PoolPath) -> impl Fn(Cause) -> DaemonError {
@@ -91,7 +88,7 @@ fn failed(place: &PoolPath) -> impl Fn(Cause) -> DaemonError {
 impl Daemon {
     fn pool(&self, place: &PoolPath) -> Result<Pool, DaemonError> {
         let name = place.pool_name();
-        let mut open = self.pools.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.pools.open);
         if let Some(pool) = open.get(&name) {
             return Ok(pool.clone());
         }

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use whimbrel_core::CapsuleId;
+use whimbrel_core::{CapsuleId, lock};
 use whimbrel_wire::atomic_file;
 
 /// How long a new record is needed although nothing leads to its capsule yet: a machine may be about to use
@@ -54,7 +54,7 @@ impl OpenPartial {
         &self,
         open: impl FnOnce(&PartialRecord) -> Result<PooledCapsule, E>,
     ) -> Result<Arc<PooledCapsule>, E> {
-        let mut slot = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.open);
         match &*slot {
             Some(held) => Ok(held.clone()),
             None => Ok(slot.insert(Arc::new(open(&self.record)?)).clone()),
@@ -91,20 +91,16 @@ impl PartialRecords {
         Ok(Self { dir, table: Mutex::new(table) })
     }
 
-    fn table(&self) -> MutexGuard<'_, BTreeMap<CapsuleId, Arc<OpenPartial>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn of(&self, capsule: &CapsuleId) -> Option<Arc<OpenPartial>> {
-        self.table().get(capsule).cloned()
+        lock(&self.table).get(capsule).cloned()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<OpenPartial>> {
-        self.table().values().cloned().collect()
+        lock(&self.table).values().cloned().collect()
     }
 
     pub(super) fn entries(&self) -> Vec<(CapsuleId, Arc<OpenPartial>)> {
-        self.table().iter().map(|(id, noted)| (*id, noted.clone())).collect()
+        lock(&self.table).iter().map(|(id, noted)| (*id, noted.clone())).collect()
     }
 
     /// Stores a record durably.
@@ -114,12 +110,12 @@ impl PartialRecords {
         std::fs::create_dir_all(&self.dir).map_err(failed)?;
         let text = serde_json::to_vec(&noted.record).map_err(|error| failed(error.into()))?;
         atomic_file::replace(&path, &text).map_err(failed)?;
-        self.table().insert(capsule, noted);
+        lock(&self.table).insert(capsule, noted);
         Ok(())
     }
 
     pub(super) fn remove(&self, capsule: &CapsuleId) {
-        if self.table().remove(capsule).is_some()
+        if lock(&self.table).remove(capsule).is_some()
             && let Err(error) = std::fs::remove_file(self.dir.join(capsule.to_string()))
         {
             tracing::warn!(%error, %capsule, "cannot remove the record of a partial capsule");
@@ -128,7 +124,7 @@ impl PartialRecords {
 
     /// Removes all records when nothing is missing here any more.
     pub(super) fn clear(&self) {
-        let all: Vec<CapsuleId> = self.table().keys().copied().collect();
+        let all: Vec<CapsuleId> = lock(&self.table).keys().copied().collect();
         all.iter().for_each(|capsule| self.remove(capsule));
     }
 }

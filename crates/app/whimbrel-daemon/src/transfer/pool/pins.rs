@@ -17,11 +17,11 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     thread,
     time::Duration,
 };
-use whimbrel_core::CapsuleId;
+use whimbrel_core::{CapsuleId, lock};
 use whimbrel_pool::{
     client::{Pool, PoolError},
     protocol::code,
@@ -53,10 +53,10 @@ impl Daemon {
         noted: Arc<OpenPartial>,
         subject: &str,
     ) -> Result<(), DaemonError> {
-        let _settled = self.pools.pin_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _settled = lock(&self.pools.pin_lock);
         let (place, version) = (&noted.record.pool, noted.record.version);
         let pool = self.pool(place)?;
-        self.pools.pinned_in().insert(place.pool_name(), place.clone());
+        lock(&self.pools.pinned_in).insert(place.pool_name(), place.clone());
         match pool.block(pool.hold(version, &self.holder(subject))) {
             Err(error) if error.code() == Some(code::NOT_FOUND) => {
                 Err(DaemonError::NotFound { what: "version any more of", name: format!("{place}/{subject}") })
@@ -69,7 +69,7 @@ impl Daemon {
     /// Removes records that nothing needs, pins what is needed and releases other pins. Returns whether all
     /// pools were reached.
     fn reconcile_pins(&self) -> bool {
-        let _settled = self.pools.pin_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _settled = lock(&self.pools.pin_lock);
         let wanted = match self.wanted_pins() {
             Ok(wanted) => wanted,
             Err(error) => {
@@ -80,7 +80,7 @@ impl Daemon {
                 return false;
             }
         };
-        let places = self.pools.pinned_in().clone();
+        let places = lock(&self.pools.pinned_in).clone();
         let mut all_said = true;
         for (name, place) in places {
             let wanted = wanted.get(&name).cloned().unwrap_or_default();
@@ -88,7 +88,7 @@ impl Daemon {
                 pool.block(reconcile(&pool, &wanted)).map_err(|error| failed(&place)(error.into()))
             });
             match settled {
-                Ok(()) if wanted.is_empty() => drop(self.pools.pinned_in().remove(&name)),
+                Ok(()) if wanted.is_empty() => drop(lock(&self.pools.pinned_in).remove(&name)),
                 Ok(()) => {}
                 Err(error) => {
                     all_said = false;
@@ -111,7 +111,7 @@ impl Daemon {
                 continue;
             }
             let place = &noted.record.pool;
-            self.pools.pinned_in().entry(place.pool_name()).or_insert_with(|| place.clone());
+            lock(&self.pools.pinned_in).entry(place.pool_name()).or_insert_with(|| place.clone());
             let pins = holders.iter().map(|subject| (noted.record.version, self.holder(subject)));
             wanted.entry(place.pool_name()).or_default().extend(pins);
         }

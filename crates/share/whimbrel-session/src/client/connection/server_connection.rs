@@ -13,7 +13,7 @@ use bytes::Bytes;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -23,6 +23,7 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
+use whimbrel_core::lock;
 use whimbrel_fuse::Errno;
 use whimbrel_wire::{BoxFuture, Call, CallError, ConnectError, Connection, Refusal, Reply, Request, range};
 
@@ -349,7 +350,7 @@ impl ServerConnection {
 
     /// Rate in bytes per second at which content arrives, once some has.
     pub(in crate::client) fn rate(&self) -> Option<f64> {
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner).per_second()
+        lock(&self.rate).per_second()
     }
 
     /// Like [`ServerConnection::send`], for content; measures the rate.
@@ -361,15 +362,11 @@ impl ServerConnection {
         B: Clone,
         C: Call<Header = Keyed<B>>,
     {
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner).request_sent(Instant::now());
+        lock(&self.rate).request_sent(Instant::now());
         let answer = self.send::<C, B>(body, Bytes::new(), None).await.0;
         let bytes = answer.as_ref().map_or(0, |(_, payload)| payload.len() as u64);
         let round_trip = self.round_trip().unwrap_or_default();
-        self.rate.lock().unwrap_or_else(PoisonError::into_inner).reply_received(
-            Instant::now(),
-            bytes,
-            round_trip,
-        );
+        lock(&self.rate).reply_received(Instant::now(), bytes, round_trip);
         answer
     }
 

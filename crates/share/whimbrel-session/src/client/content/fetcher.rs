@@ -10,8 +10,9 @@ use crate::{
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
 };
+use whimbrel_core::lock;
 
 /// Largest request in bytes: large enough to fill a link, small enough that the first block does not wait
 /// long.
@@ -31,13 +32,13 @@ pub(in crate::client) struct FetchRequest {
 
 impl FetchRequest {
     pub(in crate::client) fn wait(&self) -> FetchResult {
-        let brought = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let brought = lock(&self.result);
         let landed = self.finished.wait_while(brought, |brought| brought.is_none());
         landed.unwrap_or_else(PoisonError::into_inner).clone().unwrap_or(Err(CallFailure::InvalidReply))
     }
 
     fn finish(&self, brought: FetchResult) {
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(brought);
+        *lock(&self.result) = Some(brought);
         self.finished.notify_all();
     }
 }
@@ -46,12 +47,6 @@ impl FetchRequest {
 #[derive(Default)]
 pub(in crate::client) struct Fetcher {
     requests: Mutex<HashMap<(FileId, u64), Arc<FetchRequest>>>,
-}
-
-impl Fetcher {
-    fn requests(&self) -> MutexGuard<'_, HashMap<(FileId, u64), Arc<FetchRequest>>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A file in the form in which it is requested.
@@ -76,7 +71,7 @@ impl Core {
         let mut flights = Vec::new();
         let mut started: Vec<(Vec<u64>, Arc<FetchRequest>)> = Vec::new();
         {
-            let mut under_way = self.fetcher.requests();
+            let mut under_way = lock(&self.fetcher.requests);
             for number in blocks.iter().copied() {
                 if let Some(flight) =
                     under_way.get(&(source.file, number)).filter(|flight| flight.epoch == epoch)
@@ -125,7 +120,7 @@ impl Core {
                 let attr = came.as_ref().ok().map(|(attr, _)| *attr);
                 let brought = came.and_then(|came| core.store_fetched(&source, flight.epoch, offset, came));
                 core.cache.unmark_fetching(source.file, &run);
-                let mut under_way = core.fetcher.requests();
+                let mut under_way = lock(&core.fetcher.requests);
                 for number in run {
                     let ours = under_way
                         .get(&(source.file, number))

@@ -18,6 +18,7 @@ use std::{
     sync::{Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 use whimbrel_fuse::{Access, Errno, Opened, Result};
 
 /// Largest readahead in bytes.
@@ -43,7 +44,7 @@ impl Core {
             return Ok(file);
         }
         let (attr, path) = (node.attr, nodes.path(id).unwrap_or_default());
-        let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner).get(&attr.ident).copied();
+        let known = lock(&self.known_files).get(&attr.ident).copied();
         let file = match known.and_then(|file| Some((file, self.cache.file(file)?))) {
             Some((file, record)) => {
                 if record.base != attr.version() && !record.dirty && !record.is_newer_than(&attr) {
@@ -66,7 +67,7 @@ impl Core {
                     removed: false,
                 };
                 let file = self.cache.add_file(record).map_err(errno_of)?;
-                self.known_files.lock().unwrap_or_else(PoisonError::into_inner).insert(attr.ident, file);
+                lock(&self.known_files).insert(attr.ident, file);
                 file
             }
         };
@@ -170,7 +171,7 @@ impl Core {
         let (first, last, total) = (offset / block, (offset + len - 1) / block, size.div_ceil(block));
         self.read_history().record(file, first, last);
         let Some(handle) = handle else { return };
-        let ranges = handle.reader.lock().unwrap_or_else(PoisonError::into_inner).read(first, last, total);
+        let ranges = lock(&handle.reader).read(first, last, total);
         if ranges.is_empty() {
             return;
         }

@@ -4,10 +4,8 @@
 use crate::client::session::Core;
 use crate::proto::{FilesystemSpace, StatfsCall};
 use bytes::Bytes;
-use std::{
-    sync::PoisonError,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+use whimbrel_core::lock;
 use whimbrel_fuse::Result;
 
 /// How long it is cached; other programs use the disk as well.
@@ -16,7 +14,7 @@ const SPACE_TTL: Duration = Duration::from_secs(10);
 impl Core {
     /// Space of the server's file system, at most [`SPACE_TTL`] old.
     pub(in crate::client) fn free_space(&self) -> Result<FilesystemSpace> {
-        let known = *self.free_space.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = *lock(&self.free_space);
         if let Some((_, room)) = known.filter(|(at, _)| at.elapsed() < SPACE_TTL.min(self.ttl())) {
             return Ok(room);
         }
@@ -39,6 +37,6 @@ impl Core {
     }
 
     fn store_free_space(&self, room: FilesystemSpace) {
-        *self.free_space.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), room));
+        *lock(&self.free_space) = Some((Instant::now(), room));
     }
 }

@@ -13,10 +13,11 @@ use bytes::Bytes;
 use std::{
     collections::HashMap,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
+use whimbrel_core::lock;
 use whimbrel_wire::Code;
 
 /// Smallest file for which holes are requested.
@@ -34,7 +35,7 @@ pub(in crate::client) struct HoleQueries {
 impl HoleQueries {
     /// Whether a file was not queried in this epoch yet; marks it as queried.
     fn is_new(&self, file: FileId, epoch: u64) -> bool {
-        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut epochs = lock(&self.epochs);
         if epochs.len() >= MAX_FILES {
             epochs.clear();
         }

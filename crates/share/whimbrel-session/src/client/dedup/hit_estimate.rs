@@ -1,10 +1,8 @@
 //! Hit estimate: whether asking for digests first is worth a round trip, learnt for each file.
 
 use crate::cache::FileId;
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Mutex};
+use whimbrel_core::lock;
 
 /// Weight of the initial guess, in pages: a hit is as likely as a miss, and more likely (7/8) where reference
 /// files were named.
@@ -85,7 +83,7 @@ impl HitEstimates {
         first: HitEstimate,
         with: impl FnOnce(&mut HitEstimate) -> T,
     ) -> T {
-        let mut odds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut odds = lock(&self.0);
         if odds.len() >= MAX_FILES && !odds.contains_key(&file) {
             odds.clear();
         }

@@ -27,11 +27,11 @@ use std::{
     },
     path::Path,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 
 /// Smallest file that is shared: to ask for a key takes longer than to read a smaller one.
 const MIN_FILE_SIZE: u64 = 1 << 20;
@@ -79,7 +79,7 @@ impl SharedCache {
 
     /// Records the key that a server gave for a file, or that it gives none.
     fn record(&self, file: FileId, version: Version, key: Option<ShareKey>) {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         if keys.len() >= MAX_KEYS && !keys.contains_key(&file) {
             keys.clear();
         }
@@ -87,7 +87,7 @@ impl SharedCache {
     }
 
     fn key(&self, file: FileId, version: Version) -> Option<Option<ShareKey>> {
-        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys = lock(&self.keys);
         keys.get(&file).filter(|(of, _)| *of == version).map(|(_, key)| *key)
     }
 

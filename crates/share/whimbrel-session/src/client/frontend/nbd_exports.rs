@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 use whimbrel_block::Device;
+use whimbrel_core::lock;
 use whimbrel_nbd::{Options, Server, bind_private, serve};
 
 /// Most exports of one session: each has its own thread and one for each client.
@@ -51,10 +52,6 @@ impl NbdExports {
         Self { session, served: Mutex::default() }
     }
 
-    fn served(&self) -> MutexGuard<'_, Vec<Export>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Serves `file` at `socket`; the error is a text.
     pub(in crate::client) fn start(&self, file: &str, socket: &Path) -> Result<(), String> {
         let path = RelPath::new(file.as_bytes()).map_err(|error| error.to_string())?;
@@ -62,7 +59,7 @@ impl NbdExports {
             .map_err(|errno| format!("cannot open {file:?}: {errno}"))?;
         let disk = Arc::new(disk);
         // Hold the lock while the socket is made, so that of two requests for one file the second fails.
-        let mut served = self.served();
+        let mut served = lock(&self.served);
         if served.len() >= MAX_EXPORTS || served.iter().any(|export| export.file == file) {
             return Err(format!("{file:?} is already served, or {MAX_EXPORTS} files are"));
         }
@@ -75,7 +72,7 @@ impl NbdExports {
 
     /// Ends the export of `file`; the error is a text.
     pub(in crate::client) fn end(&self, file: &str) -> Result<(), String> {
-        let mut served = self.served();
+        let mut served = lock(&self.served);
         let at = served.iter().position(|export| export.file == file);
         let export = served.remove(at.ok_or_else(|| format!("{file:?} is not served"))?);
         drop(served);
@@ -83,7 +80,7 @@ impl NbdExports {
     }
 
     pub(in crate::client) fn end_all(&self) {
-        let all = std::mem::take(&mut *self.served());
+        let all = std::mem::take(&mut *lock(&self.served));
         for export in all {
             if let Err(error) = export.end() {
                 tracing::warn!("{error}");
@@ -99,7 +96,7 @@ impl NbdExports {
             read_only: export.disk.is_read_only(),
             clients: export.server.connections(),
         };
-        self.served().iter().map(status).collect()
+        lock(&self.served).iter().map(status).collect()
     }
 }
 

@@ -352,6 +352,12 @@ mod tests {
         queue.extend(all);
     }
 
+    /// The change that now creates a file that `number` was to create; inner `None` if no change does, outer
+    /// `None` if nothing changed.
+    fn creator_of(merged: &MergedChanges, number: u64) -> Option<Option<u64>> {
+        merged.makes.iter().find(|(before, _)| *before == number).map(|(_, now)| *now)
+    }
+
     #[test]
     fn a_file_replaced_a_thousand_times_by_way_of_one_temporary_name_is_made_once() {
         let mut queue = Vec::new();
@@ -365,8 +371,8 @@ mod tests {
             queue.push((number + 2, Op::Rename { from: path("tmp"), path: to, no_replace: false }));
         }
         let folded = merge(queue.clone());
-        assert_eq!(folded.creator_of(2997), Some(Some(2999)));
-        assert_eq!(folded.creator_of(0), Some(None));
+        assert_eq!(creator_of(&folded, 2997), Some(Some(2999)));
+        assert_eq!(creator_of(&folded, 0), Some(None));
         apply(&mut queue, &folded);
         let replaced = |number: u64, name| {
             (number, Op::Replace { path: path(name), mode: 0o644, stamp: time(number as i64 - 2) })
@@ -396,7 +402,7 @@ mod tests {
             // Each file is created by the change in its record, or by none.
             for (number, op) in &before {
                 let Op::Create { stamp, .. } = op else { continue };
-                let by = folded.creator_of(*number).unwrap_or(Some(*number));
+                let by = creator_of(&folded, *number).unwrap_or(Some(*number));
                 let makes = |(_, op): &&(u64, Op)| matches!(op, Op::Create { stamp: made, .. } | Op::Replace { stamp: made, .. } if made == stamp);
                 prop_assert_eq!(queue.iter().find(makes).map(|(number, _)| *number), by);
             }

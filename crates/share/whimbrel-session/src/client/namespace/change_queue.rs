@@ -16,11 +16,9 @@ use crate::{
     proto::{Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, errno},
 };
 use bytes::Bytes;
-use std::{
-    collections::HashSet,
-    sync::{Arc, PoisonError},
-};
+use std::{collections::HashSet, sync::Arc};
 use tokio::{sync::Semaphore, task::JoinSet};
+use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Result};
 
 /// Changes sent before the first answer is awaited.
@@ -173,7 +171,7 @@ impl Core {
             if let Err(error) = updated {
                 errno_of(error);
             }
-            self.known_files.lock().unwrap_or_else(PoisonError::into_inner).insert(attr.ident, file);
+            lock(&self.known_files).insert(attr.ident, file);
         }
         self.update_inode(number, node, attr);
     }

@@ -12,8 +12,9 @@ use crate::{
 };
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
 };
+use whimbrel_core::lock;
 
 /// Smallest file for which a hint is looked up.
 const MIN_FILE_SIZE: u64 = 1 << 20;
@@ -23,12 +24,6 @@ type VersionedHint = (Version, Arc<Hint>);
 #[derive(Default)]
 pub(in crate::client) struct Hints {
     known: Mutex<HashMap<FileId, VersionedHint>>,
-}
-
-impl Hints {
-    fn known(&self) -> MutexGuard<'_, HashMap<FileId, VersionedHint>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Core {
@@ -52,14 +47,14 @@ impl Core {
         let beside = self.lookup(parent, &name).ok();
         let attr = beside.and_then(|beside| Some(self.inodes().get(beside)?.attr));
         let (Some(beside), Some(attr)) = (beside, attr) else {
-            self.hints.known().remove(&file);
+            lock(&self.hints.known).remove(&file);
             return None;
         };
         // Another user may create files in the directory, but must not declare what this file contains.
         if attr.kind != Kind::File || attr.size > MAX_LEN || attr.uid != owner {
             return None;
         }
-        if let Some((version, note)) = self.hints.known().get(&file)
+        if let Some((version, note)) = lock(&self.hints.known).get(&file)
             && *version == attr.version()
         {
             return Some(note.clone());
@@ -68,13 +63,13 @@ impl Core {
         match Hint::parse(&bytes) {
             Ok(note) => {
                 let note = Arc::new(note);
-                self.hints.known().insert(file, (attr.version(), note.clone()));
+                lock(&self.hints.known).insert(file, (attr.version(), note.clone()));
                 Some(note)
             }
             Err(error) => {
                 let path = self.inodes().path(id).unwrap_or_default();
                 self.event(format!("{path}: its hint file is invalid: {error}"));
-                self.hints.known().insert(file, (attr.version(), Arc::default()));
+                lock(&self.hints.known).insert(file, (attr.version(), Arc::default()));
                 None
             }
         }
@@ -82,7 +77,7 @@ impl Core {
 
     /// Stores the blocks that are zero according to the hint in the cache, and returns the others.
     pub(in crate::client) fn fill_zeros(&self, source: &FetchSubject, blocks: &[u64]) -> Vec<u64> {
-        let note = self.hints.known().get(&source.file).map(|(_, note)| note.clone());
+        let note = lock(&self.hints.known).get(&source.file).map(|(_, note)| note.clone());
         let Some(note) = note.filter(|note| !note.zeros.is_empty()) else { return blocks.to_vec() };
         // Read the epoch first, so that the fill is void if the content changes meanwhile.
         let (epoch, record) = (self.cache.epoch(source.file), self.cache.file(source.file));

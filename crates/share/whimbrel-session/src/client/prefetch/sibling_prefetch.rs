@@ -11,10 +11,8 @@ use crate::client::{
     session::Core,
 };
 use crate::{cache::FileId, proto::Kind};
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::{MutexGuard, PoisonError},
-};
+use std::collections::{HashSet, VecDeque};
+use whimbrel_core::lock;
 use whimbrel_fuse::ROOT;
 
 /// Largest file that is prefetched, in bytes.
@@ -147,7 +145,7 @@ impl Core {
     /// Handles the opening of a file: if it has to be fetched, prefetches its siblings.
     pub(in crate::client) fn prefetch_siblings(&self, id: u64, file: FileId, size: u64) {
         let coming = {
-            let mut ahead = self.prefetch_distance();
+            let mut ahead = lock(&self.prefetch_distance);
             let coming = ahead.is_prefetched(file);
             ahead.file_opened(file);
             coming
@@ -163,24 +161,20 @@ impl Core {
         if files.is_empty() {
             return;
         }
-        self.prefetch_distance().start_fetching(files.iter().map(|(_, file)| *file).collect());
+        lock(&self.prefetch_distance).start_fetching(files.iter().map(|(_, file)| *file).collect());
         for (id, file) in files {
             self.fetch_all(id, file);
         }
     }
 
-    fn prefetch_distance(&self) -> MutexGuard<'_, PrefetchDistance> {
-        self.prefetch_distance.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn choose_siblings(&self, id: u64) -> Vec<u64> {
-        let mut ahead = self.prefetch_distance();
+        let mut ahead = lock(&self.prefetch_distance);
         let nodes = self.inodes();
         let parent = nodes.get(id).and_then(|node| node.names.first()).map(|(parent, _)| *parent);
         let Some((files, bytes)) = parent.and_then(|parent| ahead.next_size(parent)) else {
             return Vec::new();
         };
-        let known = self.known_files.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.known_files);
         let fits = |node: &Inode| {
             let file = node.file.or_else(|| known.get(&node.attr.ident).copied());
             file.is_none_or(|file| {
