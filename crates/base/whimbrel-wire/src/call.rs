@@ -54,6 +54,8 @@ impl Code {
     pub const NOT_FOUND: Code = Code(5);
     /// The answer exceeds the limits.
     pub const TOO_LONG: Code = Code(6);
+    /// The two sides have no common version of the engine's messages.
+    pub const VERSION: Code = Code(7);
 }
 
 /// A negative answer to a request.

@@ -1,8 +1,8 @@
 //! The local endpoint of connections: its name, service and limits, and the hello over a byte stream.
 
 use crate::{
-    ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service,
-    VersionRange, connection::Shared, connection_tasks, credit, hello,
+    ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Protocol, ProtocolVersions,
+    Rights, Role, Service, VersionRange, connection::Shared, connection_tasks, credit, hello,
 };
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
@@ -51,18 +51,31 @@ pub struct Endpoint {
     pub settings: EndpointSettings,
     /// Versions that this side offers.
     pub versions: VersionRange,
+    /// Protocols of the calls that this side makes and answers.
+    pub protocols: Vec<Protocol>,
 }
 
 impl Endpoint {
     /// A host called `name` whose peers' requests `service` answers (`()` refuses them all).
     pub fn new(name: HostName, service: impl Service) -> Self {
         let settings = EndpointSettings::default();
-        Self { name, role: Role::HOST, service: Arc::new(service), settings, versions: VersionRange::OURS }
+        let (role, service, versions) = (Role::HOST, Arc::new(service), VersionRange::OURS);
+        Self { name, role, service, settings, versions, protocols: Vec::new() }
+    }
+
+    /// The same endpoint with the protocols of its engines.
+    pub fn with_protocols(self, protocols: impl Into<Vec<Protocol>>) -> Self {
+        Self { protocols: protocols.into(), ..self }
     }
 
     fn hello(&self) -> Hello {
         let window = self.settings.window.max(credit::MIN_WINDOW);
-        Hello { versions: self.versions, role: self.role, window, name: self.name.clone() }
+        let listed = |protocol: &Protocol| ProtocolVersions {
+            first_kind: protocol.kinds.0,
+            versions: protocol.range(),
+        };
+        let protocols = self.protocols.iter().map(listed).collect();
+        Hello { versions: self.versions, role: self.role, window, name: self.name.clone(), protocols }
     }
 }
 
@@ -106,6 +119,7 @@ pub(crate) async fn connect_authenticated(
         close_gracefully(&mut reader, &mut writer).await;
     }
     let (version, window) = agreed.map_err(|source| ConnectError::Hello { source })?;
+    let mismatches = theirs.mismatches(&endpoint.protocols);
     let shared = Shared::new(window);
     let connection = Connection::new(shared.clone(), |link| Peer {
         identity: peer.identity,
@@ -114,6 +128,7 @@ pub(crate) async fn connect_authenticated(
         rights: peer.rights,
         version,
         window,
+        mismatches,
         link,
     });
     // Called first, so that the service knows the connection before it handles a request of it.

@@ -9,7 +9,18 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun, hex_id};
+use whimbrel_wire::{Protocol, Version, range};
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Versions of these messages and of those in [`crate::postcopy::messages`].
+pub const PROTOCOL: Protocol = Protocol {
+    name: "migrate",
+    kinds: (range::MIGRATE, range::MIGRATE + 0x3f),
+    versions: &[Version {
+        number: 2,
+        reason: "the offer says whether the user has paused the machine, which an older target would run",
+    }],
+};
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
