@@ -28,6 +28,8 @@ pub const MACHINE_CHECKPOINT: &str = "/v1/machines/{name}/checkpoint";
 pub const MACHINE_SUSPEND: &str = "/v1/machines/{name}/suspend";
 /// `POST`: migrate a machine.
 pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
+/// `POST`: decide who has a machine that is between two hosts.
+pub const MACHINE_RESOLVE: &str = "/v1/machines/{name}/resolve";
 /// `POST`: protect a machine; `DELETE`: end the protection.
 pub const MACHINE_PROTECT: &str = "/v1/machines/{name}/protect";
 /// `POST`: switch a machine over to its standby.

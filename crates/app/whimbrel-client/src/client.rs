@@ -161,6 +161,14 @@ impl Client {
         self.post(routes::machine(routes::MACHINE_FAILOVER, name), request).await
     }
 
+    /// Decides who has a machine that is between two hosts.
+    pub async fn resolve(&self, name: &MachineName, request: &ResolveRequest) -> Result<(), ClientError> {
+        let call = Call::new(Method::POST, routes::machine(routes::MACHINE_RESOLVE, name));
+        let body =
+            serde_json::to_vec(request).map_err(|error| ClientError::protocol(&call.label(), error))?;
+        call.json(body).send(&self.socket).await.map(drop)
+    }
+
     /// Past migrations away from the host, newest first.
     pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, ClientError> {
         self.get(routes::MIGRATIONS).await

@@ -14,7 +14,7 @@ const GROUPS: [(&str, &str); 10] = [
         "Capsules",
         "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import",
     ),
-    ("Moving", "migrate evacuate push pull migrations"),
+    ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify cache"),
     ("Hosts", "trust key doctor"),
@@ -148,6 +148,7 @@ pub(crate) enum Call {
     #[command(alias = "report")]
     Migrations(migrations::Args),
     Evacuate(evacuate::Args),
+    Resolve(resolve::Args),
     #[command(alias = "wws")]
     DirtyRate(dirty_rate::Args),
     Push(push::Args),
@@ -201,6 +202,7 @@ impl Call {
             Self::Failover(args) => args.run(context).await,
             Self::Migrations(args) => args.run(context).await,
             Self::Evacuate(args) => args.run(context).await,
+            Self::Resolve(args) => args.run(context).await,
             Self::DirtyRate(args) => args.run(context).await,
             Self::Push(args) => args.run(context).await,
             Self::Pull(args) => args.run(context).await,

@@ -56,6 +56,10 @@ pub enum DaemonError {
     NoWitness { name: MachineName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error("{name} is between two hosts: {known}")]
+    Unresolved { name: MachineName, known: String },
+    #[error("cannot decide the handover")]
+    Resolve { source: Cause },
     #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
     RunsOnBackupHost { name: MachineName, target: HostName, third: HostName },
     #[error("some disk pages of {name} are still on {from}")]
@@ -139,7 +143,7 @@ impl DaemonError {
             | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
-            Self::NoWitness { .. } => ErrorCode::Busy,
+            Self::NoWitness { .. } | Self::Unresolved { .. } | Self::Resolve { .. } => ErrorCode::Busy,
             Self::Panicked => ErrorCode::Internal,
         }
     }
@@ -159,11 +163,17 @@ impl DaemonError {
             Self::State { name, state: "suspended", .. } => {
                 format!("`whimbrel resume {name}` continues it")
             }
-            Self::State { state: "handed over", .. } => {
-                "it belongs to the target host: see `whimbrel ps` there".into()
-            }
-            Self::State { state: "arriving", .. } => {
-                "it is an incoming machine and runs as soon as the source commits the handover".into()
+            Self::State { name, state: "handed over", .. } => format!(
+                "it belongs to the target host: see `whimbrel ps` there; if that host is lost for good, `whimbrel resolve {name}`"
+            ),
+            Self::State { name, state: "arriving", .. } => format!(
+                "it runs as soon as the source commits the handover; if that host is lost for good, `whimbrel resolve {name}`"
+            ),
+            Self::Unresolved { name, .. } => format!(
+                "make sure that the other host does not run it, then `whimbrel resolve {name} --run-here`; or `--discard` this copy"
+            ),
+            Self::Migrate { source, .. } if matches!(**source, MigrateError::OverBudget { .. }) => {
+                "allow more with --downtime-max or --time-max".into()
             }
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
             Self::NotTmpfs { .. } => {

@@ -46,6 +46,7 @@ pub(crate) fn router(host: Arc<Daemon>) -> Router {
         .route(routes::MACHINE_MIGRATE, post(migrate))
         .route(routes::MACHINE_PROTECT, post(protect).delete(unprotect))
         .route(routes::MACHINE_FAILOVER, post(failover))
+        .route(routes::MACHINE_RESOLVE, post(resolve))
         .route(routes::MIGRATIONS, get(migrations))
         .route(routes::MACHINE_WWS, post(wws))
         .route(routes::EVACUATE, post(evacuate))
@@ -233,6 +234,11 @@ async fn unprotect(State(host): Shared, Path(name): Path<String>) -> Answer<whim
 async fn failover(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
     let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
     blocking(host, move |host| host.failover(&name, request)).await
+}
+
+async fn resolve(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<()> {
+    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
+    blocking(host, move |host| host.resolve(&name, &request)).await
 }
 
 async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {

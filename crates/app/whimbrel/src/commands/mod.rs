@@ -32,6 +32,7 @@ pub(crate) mod protect;
 pub(crate) mod ps;
 pub(crate) mod pull;
 pub(crate) mod push;
+pub(crate) mod resolve;
 pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod serve;
