@@ -63,7 +63,7 @@ impl Endpoint {
         Self { name, role, service, settings, versions, protocols: Vec::new() }
     }
 
-    /// The same endpoint with the protocols of its engines.
+    /// Adds the protocols of the endpoint's engines.
     pub fn with_protocols(self, protocols: impl Into<Vec<Protocol>>) -> Self {
         Self { protocols: protocols.into(), ..self }
     }

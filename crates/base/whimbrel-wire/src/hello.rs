@@ -242,8 +242,8 @@ impl Hello {
         Ok((version, self.window.min(theirs.window)))
     }
 
-    /// Those of `ours` that the sender of this hello cannot speak. A protocol that the sender does not list,
-    /// although it lists others, is none of its: it refuses the kinds.
+    /// Protocols of `ours` that the sender of this hello cannot speak. A protocol that the sender does not
+    /// list, although it lists others, is none of its: it refuses the kinds.
     pub(crate) fn mismatches(&self, ours: &[Protocol]) -> Vec<ProtocolMismatch> {
         let of_peer = |protocol: &Protocol| {
             let listed = self.protocols.iter().find(|listed| listed.first_kind == protocol.kinds.0);

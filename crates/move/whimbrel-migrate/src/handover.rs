@@ -22,10 +22,11 @@
 //! A record of the handover that could not be written may be on the disk all the same. The source then writes
 //! that the machine is its own (`Reverting`), and stays paused and silent until that is durable.
 //!
-//! No I/O and no clock here. `step` is the table of transitions. One `match` for each type of action carries it
-//! out: `attempt.rs` up to the commit point, [`crate::outcome`] after it, `incoming.rs` on the target. The states that a restarted daemon finds on its disk are part of the rules:
-//! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every
-//! order of messages, losses, crashes, failed writes and power losses.
+//! No I/O and no clock here. `step` is the table of transitions. One `match` for each type of action carries
+//! it out: `attempt.rs` up to the commit point, [`crate::outcome`] after it, `incoming.rs` on the target. The
+//! states that a restarted daemon finds on its disk are part of the rules: [`Source::recovered`] and
+//! [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every order of messages, losses,
+//! crashes, failed writes and power losses.
 
 /// State of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Source of a migration: offer, rounds, handover.
 //!
-//! The order of steps is that of [`crate::handover::Source`], whose actions [`crate::attempt`] carries out; this
-//! module reports its events. A failure before the commit point returns a [`MigrateError`] with the machine
+//! The order of steps is that of [`crate::handover::Source`]. This module reports its events; `attempt.rs`
+//! carries out its actions. A failure before the commit point returns a [`MigrateError`] with the machine
 //! running here and all state intact.
 
 use crate::{
@@ -142,12 +142,12 @@ pub enum MigrateError {
     /// The handover could not be recorded.
     #[error("cannot record the handover")]
     Record(#[source] BoxError),
-    /// It took longer than it may.
+    /// A limit of the migration was exceeded.
     #[error("the {what} before the handover exceeded its limit of {limit:?}")]
     OverBudget {
         /// What was limited: `downtime` or `time`.
         what: &'static str,
-        /// The limit.
+        /// Longest time that was allowed.
         limit: Duration,
     },
     /// The target's reply could not be decoded.
@@ -158,8 +158,8 @@ pub enum MigrateError {
 /// Copies the machine to the target and hands it over, up to and including the commit point.
 ///
 /// On success the machine is paused here and must never run here again: call [`crate::confirm`], which frees
-/// it. On failure it runs here as before, and the target waits for an [`AbortedAction::SendAbort`]. Only after
-/// [`MigrateError::Record`] it may be paused still: see [`HandoverRecord::revert`].
+/// it. On failure it runs here as before, and the target waits for an [`AbortedAction::SendAbort`]. After
+/// [`MigrateError::Record`] it may also be paused still: see [`HandoverRecord::revert`].
 ///
 /// [`AbortedAction::SendAbort`]: crate::handover::AbortedAction::SendAbort
 pub fn migrate(

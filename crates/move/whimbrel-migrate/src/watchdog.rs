@@ -1,4 +1,4 @@
-//! Watchdog of a migration: ends it before the commit point if its user cancels it, or if a budget is used up.
+//! Watchdog of a migration: ends it before the commit point if its user cancels it or a budget is used up.
 //!
 //! It closes the link, which ends every wait for the target. From the commit point on nothing ends the
 //! migration any more.
@@ -24,7 +24,7 @@ pub struct Budget<'a> {
 }
 
 impl Budget<'_> {
-    /// No limits.
+    /// A budget without any limit.
     pub const UNLIMITED: Budget<'static> = Budget { downtime: None, time: None, cancelled: &|| false };
 
     fn exceeded(&self, begun: Instant, paused: Option<Instant>) -> Option<MigrateError> {

@@ -157,25 +157,13 @@ impl DaemonError {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
-            Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
-                format!("`whimbrel start {name}` runs it again")
-            }
-            Self::State { name, state: "suspended", .. } => {
-                format!("`whimbrel resume {name}` continues it")
-            }
-            Self::State { name, state: "handed over", .. } => format!(
-                "it belongs to the target host: see `whimbrel ps` there; if that host is lost for good, `whimbrel resolve {name}`"
-            ),
-            Self::State { name, state: "arriving", .. } => format!(
-                "it runs as soon as the source commits the handover; if that host is lost for good, `whimbrel resolve {name}`"
-            ),
             Self::Unresolved { name, .. } => format!(
                 "make sure that the other host does not run it, then `whimbrel resolve {name} --run-here`; or `--discard` this copy"
             ),
             Self::Migrate { source, .. } if matches!(**source, MigrateError::OverBudget { .. }) => {
                 "allow more with --downtime-max or --time-max".into()
             }
-            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
+            Self::State { name, state, needed } => return state_hint(name, state, needed),
             Self::NotTmpfs { .. } => {
                 "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
             }
@@ -207,7 +195,6 @@ impl DaemonError {
             Self::NoWitness { name } => format!(
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
             ),
-            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
@@ -243,6 +230,20 @@ impl DaemonError {
         api.hint = self.hint();
         api
     }
+}
+
+/// Way out of a state in which a machine cannot do what was asked.
+fn state_hint(name: &MachineName, state: &str, needed: &str) -> Option<String> {
+    let lost = format!("if that host is lost for good, `whimbrel resolve {name}`");
+    Some(match (state, needed) {
+        ("stopped" | "crashed", "running") => format!("`whimbrel start {name}` runs it again"),
+        ("suspended", _) => format!("`whimbrel resume {name}` continues it"),
+        ("handed over", _) => format!("it belongs to the target host: see `whimbrel ps` there; {lost}"),
+        ("arriving", _) => format!("it runs as soon as the source commits the handover; {lost}"),
+        ("running", _) => format!("`whimbrel stop {name}` stops it"),
+        (_, "protected") => format!("`whimbrel protect {name} HOST` creates a standby"),
+        _ => return None,
+    })
 }
 
 /// Whether a store refuses to write because an earlier write failed.

@@ -43,13 +43,13 @@ pub(super) struct HandoverRecord<'a> {
 
 /// Owner of the machine by the record.
 enum Owner {
-    /// This host: nothing was begun.
+    /// The machine is this host's, and nothing was begun.
     Here,
-    /// This host; the mark would hand it over.
+    /// The machine is this host's until the mark is made.
     Pending(CommitMark),
-    /// The target.
+    /// The machine was handed over.
     Target,
-    /// Open: the write of the mark failed, and nothing was written since.
+    /// The write of the mark failed, and nothing was written since.
     Unknown,
 }
 

@@ -23,8 +23,8 @@ const MBIT: u64 = 1_000_000 / 8;
 /// Slower than any plausible link: a GiB would take a day.
 const RATE_LOWEST: u64 = 10_000;
 
-/// The limits that end a migration before its commit point. A downtime that the user has set is enforced, with
-/// an allowance for what its prediction leaves out.
+/// The limits that end a migration before its commit point. A downtime that the user has set is enforced,
+/// with an allowance for what its prediction leaves out.
 pub(super) fn budget<'a>(request: &MigrateRequest, cancelled: &'a (dyn Fn() -> bool + Sync)) -> Budget<'a> {
     let downtime = request.downtime_max_ms.map(|max| Duration::from_millis(max) + LOAD_ALLOWANCE);
     Budget { downtime, time: request.time_max_ms.map(Duration::from_millis), cancelled }

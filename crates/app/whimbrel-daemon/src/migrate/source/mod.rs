@@ -199,8 +199,7 @@ impl Daemon {
         };
         let parts = baselines::DirtySources { record: &before, disks: &live.disks, stored: &live.bases };
         let mut brake = disk_throttle::DiskThrottle::new(&live.disks);
-        let mirrors = brake.mirrors();
-        let cancelled = || reporter.is_cancelled();
+        let (mirrors, cancelled) = (brake.mirrors(), || reporter.is_cancelled());
         let job = MigrationJob {
             budget: &limits::budget(request, &cancelled),
             link,

@@ -47,7 +47,7 @@ pub(crate) struct PendingHandovers {
 struct PendingHandover {
     handover: HandoverId,
     to: HostName,
-    /// Of those before the commit point and after it, only that they are not aborted.
+    /// Only whether it is aborted matters here.
     state: Source,
 }
 
@@ -72,8 +72,8 @@ impl PendingHandovers {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(DaemonError::io("read", &path, error)),
         };
-        // The result is the same whether the machine is still here or has left by a later handover. Recovery of
-        // its record makes it run on.
+        // The result is the same whether the machine is still here or has left by a later handover. Recovery
+        // of its record makes it run on.
         let (state, _) = Source::recovered(SourceRecord::Ours);
         let found = |one: StoredHandover| PendingHandover { handover: one.handover, to: one.to, state };
         let begun = Mutex::new(kept.into_iter().map(found).collect());
