@@ -13,7 +13,7 @@ use whimbrel_transfer::ChildSet;
 use whimbrel_transfer::protocol::{
     BlobRangeReply, LeafAnswer, LeafPagesFrame, LeafPagesReply, ObjectAnswer, ObjectsReply,
 };
-use whimbrel_wire::{Flags, FrameHead, Hello, Role, VersionRange, encode_head};
+use whimbrel_wire::{Flags, FrameHead, Hello, ProtocolVersions, Role, VersionRange, encode_head};
 
 pub(crate) fn image_nodes() -> Vec<Vec<u8>> {
     let node = |level: u8, children: &[usize]| {
@@ -279,7 +279,8 @@ pub(crate) fn wire_frames() -> Vec<Vec<u8>> {
 
 pub(crate) fn wire_hellos() -> Vec<Vec<u8>> {
     let name = "alpha".parse().expect("a name");
-    let hello =
-        Hello { versions: VersionRange { oldest: 1, newest: 1 }, role: Role::HOST, window: 1 << 20, name };
-    vec![hello.encode()]
+    let versions = VersionRange { oldest: 1, newest: 1 };
+    let hello = Hello { versions, role: Role::HOST, window: 1 << 20, name, protocols: vec![] };
+    let protocols = vec![ProtocolVersions { first_kind: 0x100, versions }];
+    vec![hello.encode(), Hello { protocols, ..hello }.encode()]
 }

@@ -41,8 +41,9 @@ pub use lineage::{
 };
 pub use machine::{
     BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
-    MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo, NicRequest, ResumeMode,
-    ResumeRequest, RunRequest, StopMode, StopRequest, SuspendRequest, TunnelInfo, Uploads,
+    HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo,
+    NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RunRequest, StopMode, StopRequest, SuspendRequest,
+    TunnelInfo, Uploads,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use openapi::{openapi, openapi_json};

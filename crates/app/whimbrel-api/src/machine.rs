@@ -358,9 +358,13 @@ pub struct MigrateRequest {
     /// Mode of the migration.
     #[serde(default)]
     pub mode: MigrateMode,
-    /// Keep copying until the predicted downtime is at most this.
+    /// Keep copying until the predicted downtime is at most this. The machine runs on here if the downtime
+    /// before the handover exceeds it by more than a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_max_ms: Option<u64>,
+    /// Give up, with the machine running here, if it was not handed over within this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_max_ms: Option<u64>,
     /// Limit for the rate, in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
@@ -400,6 +404,25 @@ pub struct MigrateRequest {
     /// Let the guest drop clean caches before the first round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub free_caches: bool,
+}
+
+/// Body of `POST /v1/machines/{name}/resolve`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveRequest {
+    /// The decision; without one, the error says what is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<HandoverDecision>,
+}
+
+/// Decision of a person about a machine between two hosts, one of which is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandoverDecision {
+    /// Run the machine here. If the other host runs it too, there are two.
+    RunHere,
+    /// Delete what is here of the machine. If the other host does not have it, it is lost.
+    Discard,
 }
 
 /// Time at which the pages of a resumed machine are loaded.

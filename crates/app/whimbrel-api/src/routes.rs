@@ -27,6 +27,7 @@ paths! {
     MACHINE_CHECKPOINT = "/v1/machines/{name}/checkpoint";
     MACHINE_SUSPEND = "/v1/machines/{name}/suspend";
     MACHINE_MIGRATE = "/v1/machines/{name}/migrate";
+    MACHINE_RESOLVE = "/v1/machines/{name}/resolve";
     MACHINE_PROTECT = "/v1/machines/{name}/protect";
     MACHINE_FAILOVER = "/v1/machines/{name}/failover";
     MACHINE_WWS = "/v1/machines/{name}/wws";

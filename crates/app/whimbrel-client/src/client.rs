@@ -87,6 +87,8 @@ calls! {
     DELETE unprotect(name: &MachineName) -> MachineInfo: routes::path(MACHINE_PROTECT, name);
     /// Starts the switch of a machine to its standby.
     POST failover(name: &MachineName) [request: &FailoverRequest] -> Operation: routes::path(MACHINE_FAILOVER, name);
+    /// Decides who has a machine that is between two hosts.
+    POST resolve(name: &MachineName) [request: &ResolveRequest] -> (): routes::path(MACHINE_RESOLVE, name);
     /// Past migrations away from the host, newest first.
     GET migrations() -> Vec<MigrationRecord>: MIGRATIONS;
     /// Starts the migration of all machines of the host to other hosts.

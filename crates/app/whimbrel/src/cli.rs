@@ -14,7 +14,7 @@ const GROUPS: [(&str, &str); 10] = [
         "Capsules",
         "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import",
     ),
-    ("Moving", "migrate evacuate push pull migrations"),
+    ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify cache"),
     ("Hosts", "trust key doctor"),
@@ -165,6 +165,7 @@ calls! {
     #[command(alias = "report")]
     Migrations(migrations::Args),
     Evacuate(evacuate::Args),
+    Resolve(resolve::Args),
     #[command(alias = "wws")]
     DirtyRate(dirty_rate::Args),
     Push(push::Args),

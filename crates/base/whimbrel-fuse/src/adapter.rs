@@ -76,8 +76,8 @@ fn handle_of(handle: Option<FileHandle>) -> Option<u64> {
     handle.map(|handle| handle.0)
 }
 
-/// Defines methods that call one method of the file system: parameters, kind of reply, call, and the answer if
-/// the call succeeds.
+/// Defines methods that call one method of the file system: parameters, kind of reply, call, and the answer
+/// if the call succeeds.
 macro_rules! requests {
     ($($name:ident($request:ident $(, $arg:ident: $kind:ty)*) $reply:ident: $to:ty,
         $call:expr => $value:pat => $answer:expr;)*) => {

@@ -53,7 +53,9 @@ impl Code {
     /// The requested thing does not exist.
     pub const NOT_FOUND: Code = Code(5);
     /// The answer exceeds the limits.
-    pub(crate) const TOO_LONG: Code = Code(6);
+    pub const TOO_LONG: Code = Code(6);
+    /// The two sides have no common version of the engine's messages.
+    pub const VERSION: Code = Code(7);
 }
 
 /// A negative answer to a request.

@@ -228,6 +228,9 @@ impl Connection {
         if request.kind & 0xff00 == crate::range::WIRE {
             return Err(unsendable(WireFrameError::Malformed { kind: request.kind }));
         }
+        if let Some(source) = self.peer.refusal_by_version(request.kind) {
+            return Err(CallError::Refused { source });
+        }
         let (flags, stream) = match request.order {
             RequestOrder::Any => (Flags::NONE, 0),
             RequestOrder::Stream(stream) => (Flags::ORDERED, stream),
@@ -297,6 +300,12 @@ impl Connection {
 
     /// Closes the connection after sending what is queued; waiting calls fail with [`CloseReason::Local`].
     pub fn close(&self) {
+        self.shared().send_queue.goodbye("");
+    }
+
+    /// Closes the connection at once: waiting calls fail, and what is queued is not sent.
+    pub fn abort(&self) {
+        self.shared().end(CloseReason::Local);
         self.shared().send_queue.goodbye("");
     }
 

@@ -6,7 +6,7 @@
 //! that must finish belongs in a task of its own.
 
 use crate::{
-    Answer, Connection, PublicKey, Refusal, Request, Role,
+    Answer, Connection, ProtocolMismatch, PublicKey, Refusal, Request, Role,
     call::Code,
     connection::{HeldCredit, Link, Shared},
     endpoint::Grants,
@@ -58,6 +58,7 @@ pub struct Peer {
     /// Bytes of bulk that may be in flight in each direction.
     pub window: u32,
     pub(crate) grants: Grants,
+    pub(crate) mismatches: Vec<ProtocolMismatch>,
     pub(crate) link: Weak<Link>,
 }
 
@@ -73,8 +74,8 @@ pub trait Service: Send + Sync + 'static {
     /// service slows its peer down by not answering. Must not block the thread.
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer>;
 
-    /// Whether the peer may send requests of `kind` now, asked for each of them before it is handled. A service
-    /// whose requests need more than the right of their range judges them itself.
+    /// Whether the peer may send requests of `kind` now, asked for each of them before it is handled. A
+    /// service whose requests need more than the right of their range judges them itself.
     fn admits(&self, peer: &Peer, kind: u16) -> bool {
         peer.grants.allow(&peer.identity, kind)
     }
@@ -215,6 +216,9 @@ impl HandlerContext {
                 format!("requests of kind {kind:#06x} are not allowed"),
             ));
         }
+        if let Some(refusal) = self.peer.refusal_by_version(kind) {
+            return Err(refusal);
+        }
         // A panic fails only its request: the caller gets a refusal and the connection stays open.
         let mut handled = pin!(async { self.service.handle(&self.peer, request).await });
         std::future::poll_fn(|context| {
@@ -243,6 +247,12 @@ fn answer_frame(kind: u16, request: u64, answer: Answer) -> WireFrame {
 }
 
 impl Peer {
+    /// The refusal of a request whose protocol has no common version.
+    pub(crate) fn refusal_by_version(&self, kind: u16) -> Option<Refusal> {
+        let found = self.mismatches.iter().find(|one| (one.kinds.0..=one.kinds.1).contains(&kind))?;
+        Some(Refusal::new(Code::VERSION, found.to_string()))
+    }
+
     /// A handle that calls the peer, unless the connection is closing.
     pub fn connection(self: &Arc<Self>) -> Option<Connection> {
         Connection::upgrade(&self.link, self.clone())

@@ -1,8 +1,9 @@
 //! The local endpoint of connections: its name, service and limits, and the hello over a byte stream.
 
 use crate::{
-    ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Rights, Role, Service,
-    Trust, TrustedPeer, VersionRange, connection::Shared, connection_tasks, credit, hello,
+    ConnectError, ConnectStep, Connection, Hello, HelloError, Peer, PeerIdentity, Protocol, ProtocolVersions,
+    Rights, Role, Service, Trust, TrustedPeer, VersionRange, connection::Shared, connection_tasks, credit,
+    hello,
 };
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
@@ -54,6 +55,8 @@ pub struct Endpoint {
     /// Trust list that names the hosts that this side dials, and gives them their rights here. Without one,
     /// they name themselves and may send every request that the service answers.
     pub trust: Option<Arc<Trust>>,
+    /// Protocols of the calls that this side makes and answers.
+    pub protocols: Vec<Protocol>,
 }
 
 impl Endpoint {
@@ -61,12 +64,17 @@ impl Endpoint {
     pub fn new(name: HostName, service: impl Service) -> Self {
         let settings = EndpointSettings::default();
         let (service, versions) = (Arc::new(service), VersionRange::OURS);
-        Self { name, role: Role::HOST, service, settings, versions, trust: None }
+        Self { name, role: Role::HOST, service, settings, versions, trust: None, protocols: Vec::new() }
     }
 
     /// The same endpoint, whose dialled peers are those of `trust`.
     pub fn with_trust(self, trust: Arc<Trust>) -> Self {
         Self { trust: Some(trust), ..self }
+    }
+
+    /// Adds the protocols of the endpoint's engines.
+    pub fn with_protocols(self, protocols: impl Into<Vec<Protocol>>) -> Self {
+        Self { protocols: protocols.into(), ..self }
     }
 
     /// The dialled peer that was authenticated as `identity`.
@@ -79,7 +87,12 @@ impl Endpoint {
 
     fn hello(&self) -> Hello {
         let window = self.settings.window.max(credit::MIN_WINDOW);
-        Hello { versions: self.versions, role: self.role, window, name: self.name.clone() }
+        let listed = |protocol: &Protocol| ProtocolVersions {
+            first_kind: protocol.kinds.0,
+            versions: protocol.range(),
+        };
+        let protocols = self.protocols.iter().map(listed).collect();
+        Hello { versions: self.versions, role: self.role, window, name: self.name.clone(), protocols }
     }
 }
 
@@ -90,8 +103,8 @@ whimbrel_core::opaque_debug!(Endpoint);
 pub(crate) enum Grants {
     /// Rights that the transport gives; the peer names itself.
     Fixed(Rights),
-    /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for every
-    /// request.
+    /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for
+    /// every request.
     Listed(Arc<Trust>, Box<TrustedPeer>),
 }
 
@@ -164,6 +177,7 @@ pub(crate) async fn connect_authenticated(
         close_gracefully(&mut reader, &mut writer).await;
     }
     let (version, window) = agreed.map_err(|source| ConnectError::Hello { source })?;
+    let mismatches = theirs.mismatches(&endpoint.protocols);
     let shared = Shared::new(window);
     let name = match &peer.grants {
         Grants::Listed(_, entry) => entry.name.clone(),
@@ -171,8 +185,16 @@ pub(crate) async fn connect_authenticated(
     };
     let TransportPeer { identity, grants } = peer;
     let role = theirs.role;
-    let connection =
-        Connection::new(shared.clone(), |link| Peer { identity, name, role, grants, version, window, link });
+    let connection = Connection::new(shared.clone(), |link| Peer {
+        identity,
+        name,
+        role,
+        grants,
+        version,
+        window,
+        mismatches,
+        link,
+    });
     // Called first, so that the service knows the connection before it handles a request of it.
     endpoint.service.connected(connection.clone());
     connection_tasks::start(reader, writer, shared, &connection, endpoint);

@@ -7,8 +7,13 @@
 //! ```text
 //! 0  magic "WHIMBREL"   8   u16 length of the whole hello, 24..=1024
 //! 10 u16 oldest version spoken   12 u16 newest   14 u8 role   15 u8 length of name
-//! 16 u32 window in bytes         20 u32 zero     24 name (UTF-8)   .. future fields
+//! 16 u32 window in bytes         20 u32 zero     24 name (UTF-8)
+//! .. u8 number of protocols, each: u16 first kind   u16 oldest version   u16 newest   .. future fields
 //! ```
+//!
+//! The versions in the fixed part are those of the connection. The calls of each engine are a protocol of
+//! their own ([`Protocol`]), so that two hosts work together wherever their messages are the same. A hello
+//! that ends with the name lists no protocol: its sender has the first version of each.
 
 use crate::MIN_WINDOW;
 use std::fmt;
@@ -18,6 +23,8 @@ const MAGIC: &[u8; 8] = b"WHIMBREL";
 /// The length of the fixed part, which is read and checked first.
 pub(crate) const FIXED: usize = 24;
 const MAX_HELLO: u16 = 1024;
+/// Bytes of one protocol in the list.
+const PROTOCOL_SIZE: usize = 6;
 
 /// A version of the protocol and the reason for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +35,56 @@ pub struct Version {
     pub reason: &'static str,
 }
 
-/// Every version that this build speaks, oldest first. An entry is removed when support for it ends.
-pub const VERSIONS: &[Version] = &[Version {
-    number: 1,
-    reason: "the first: calls both ways, two classes of credit, ordered streams, pings, goodbye with a reason",
-}];
+/// Every version of the connection that this build speaks, oldest first. An entry is removed when support for
+/// it ends.
+pub const VERSIONS: &[Version] = &[
+    Version {
+        number: 1,
+        reason: "the first: calls both ways, two classes of credit, ordered streams, pings, goodbye with a reason",
+    },
+    Version { number: 2, reason: "the hello lists the versions of each engine's messages" },
+];
+
+/// The calls of one engine, with the versions of their messages.
+#[derive(Debug, Clone, Copy)]
+pub struct Protocol {
+    /// Name for people.
+    pub name: &'static str,
+    /// First and last kind of its calls.
+    pub kinds: (u16, u16),
+    /// Every version that this build speaks, oldest first.
+    pub versions: &'static [Version],
+}
+
+impl Protocol {
+    /// Range of the versions.
+    pub const fn range(&self) -> VersionRange {
+        VersionRange::of(self.versions)
+    }
+}
+
+/// Versions that the sender of a hello has of one protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProtocolVersions {
+    /// First kind of the protocol's calls, which names it.
+    pub first_kind: u16,
+    /// Versions the sender speaks.
+    pub versions: VersionRange,
+}
+
+/// Two sides without a common version of one protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no common version of the {protocol} protocol: we speak {ours}, the peer speaks {theirs}")]
+pub struct ProtocolMismatch {
+    /// Name of the protocol.
+    pub protocol: &'static str,
+    /// First and last kind of its calls.
+    pub kinds: (u16, u16),
+    /// Versions of this side.
+    pub ours: VersionRange,
+    /// Versions of the peer.
+    pub theirs: VersionRange,
+}
 
 /// A range of versions, `oldest..=newest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +97,17 @@ pub struct VersionRange {
 
 impl VersionRange {
     /// The versions that this build speaks.
-    pub const OURS: VersionRange =
-        VersionRange { oldest: VERSIONS[0].number, newest: VERSIONS[VERSIONS.len() - 1].number };
+    pub const OURS: VersionRange = VersionRange::of(VERSIONS);
+
+    /// The range of a table of versions, which has one at least.
+    pub const fn of(versions: &[Version]) -> Self {
+        Self { oldest: versions[0].number, newest: versions[versions.len() - 1].number }
+    }
+
+    /// Whether a version is in the range.
+    pub fn contains(self, version: u16) -> bool {
+        (self.oldest..=self.newest).contains(&version)
+    }
 
     /// The newest version in both ranges.
     pub fn common(self, other: Self) -> Option<u16> {
@@ -81,6 +142,8 @@ pub struct Hello {
     pub window: u32,
     /// The name that the sender claims; it is not authenticated.
     pub name: HostName,
+    /// Protocols of the sender's engines; empty if it lists none.
+    pub protocols: Vec<ProtocolVersions>,
 }
 
 /// Failure to parse the hello or to agree on a version.
@@ -112,15 +175,25 @@ impl Hello {
     /// The hello as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let name = self.name.as_str().as_bytes();
-        let mut out = Vec::with_capacity(FIXED + name.len());
+        let listed = if self.protocols.is_empty() { 0 } else { 1 + self.protocols.len() * PROTOCOL_SIZE };
+        let len = FIXED + name.len() + listed;
+        let mut out = Vec::with_capacity(len);
         out.extend(MAGIC);
-        out.extend(((FIXED + name.len()) as u16).to_le_bytes());
+        out.extend((len as u16).to_le_bytes());
         out.extend(self.versions.oldest.to_le_bytes());
         out.extend(self.versions.newest.to_le_bytes());
         out.extend([self.role.0, name.len() as u8]);
         out.extend(self.window.to_le_bytes());
         out.extend([0; 4]);
         out.extend(name);
+        if listed > 0 {
+            out.push(self.protocols.len() as u8);
+        }
+        for ProtocolVersions { first_kind, versions } in &self.protocols {
+            for number in [*first_kind, versions.oldest, versions.newest] {
+                out.extend(number.to_le_bytes());
+            }
+        }
         out
     }
 
@@ -134,7 +207,7 @@ impl Hello {
         if known { Ok(usize::from(length) - FIXED) } else { Err(HelloError::Malformed { field: "length" }) }
     }
 
-    /// Parses a complete hello. Fields behind the name are skipped.
+    /// Parses a complete hello. Fields behind the protocols are skipped.
     pub fn parse(bytes: &[u8]) -> Result<Self, HelloError> {
         let (fixed, rest) = bytes.split_first_chunk::<FIXED>().ok_or_else(|| HelloError::NotWhimbrel {
             start: bytes.iter().take(FIXED).flat_map(|b| b.escape_ascii()).map(char::from).collect(),
@@ -145,13 +218,14 @@ impl Hello {
         let u16_at = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
         let versions = VersionRange { oldest: u16_at(10), newest: u16_at(12) };
         let window = u32::from_le_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]);
-        let name =
-            std::str::from_utf8(&rest[..usize::from(fixed[15])]).ok().and_then(|name| name.parse().ok());
+        let (name, more) = rest.split_at(usize::from(fixed[15]));
+        let name = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok());
         let name = name.ok_or(HelloError::Malformed { field: "name" })?;
         if versions.oldest > versions.newest {
             return Err(HelloError::Malformed { field: "versions" });
         }
-        Ok(Self { versions, role: Role(fixed[14]), window, name })
+        let protocols = parse_protocols(more).ok_or(HelloError::Malformed { field: "protocols" })?;
+        Ok(Self { versions, role: Role(fixed[14]), window, name, protocols })
     }
 
     /// The version and window for the connection; both sides compute the same.
@@ -165,6 +239,34 @@ impl Hello {
         }
         Ok((version, self.window.min(theirs.window)))
     }
+
+    /// Protocols of `ours` that the sender of this hello cannot speak. A protocol that the sender does not
+    /// list, although it lists others, is none of its: it refuses the kinds.
+    pub(crate) fn mismatches(&self, ours: &[Protocol]) -> Vec<ProtocolMismatch> {
+        let of_peer = |protocol: &Protocol| {
+            let listed = self.protocols.iter().find(|listed| listed.first_kind == protocol.kinds.0);
+            let first = VersionRange { oldest: 1, newest: 1 };
+            listed.map(|listed| listed.versions).or(self.protocols.is_empty().then_some(first))
+        };
+        let mismatch = |protocol: &Protocol| {
+            let (ours, theirs) = (protocol.range(), of_peer(protocol)?);
+            let Protocol { name: protocol, kinds, .. } = *protocol;
+            ours.common(theirs).is_none().then_some(ProtocolMismatch { protocol, kinds, ours, theirs })
+        };
+        ours.iter().filter_map(mismatch).collect()
+    }
+}
+
+/// The list of protocols, if there is one.
+fn parse_protocols(bytes: &[u8]) -> Option<Vec<ProtocolVersions>> {
+    let Some((count, listed)) = bytes.split_first() else { return Some(Vec::new()) };
+    let listed = listed.get(..usize::from(*count) * PROTOCOL_SIZE)?;
+    let parse = |entry: &[u8; PROTOCOL_SIZE]| {
+        let [first_kind, oldest, newest] = [0, 2, 4].map(|at| u16::from_le_bytes([entry[at], entry[at + 1]]));
+        let versions = VersionRange { oldest, newest };
+        (oldest <= newest).then_some(ProtocolVersions { first_kind, versions })
+    };
+    listed.as_chunks::<PROTOCOL_SIZE>().0.iter().map(parse).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +276,8 @@ mod tests {
 
     fn hello(oldest: u16, newest: u16) -> Hello {
         let versions = VersionRange { oldest, newest };
-        Hello { versions, role: Role::HOST, window: 32 << 20, name: "alpha".parse().unwrap() }
+        let name = "alpha".parse().unwrap();
+        Hello { versions, role: Role::HOST, window: 32 << 20, name, protocols: vec![] }
     }
 
     /// Changing these bytes cuts us off from every host that runs today.
@@ -187,10 +290,34 @@ mod tests {
 
     #[test]
     fn fields_of_a_future_version_are_skipped() {
-        let mut bytes = hello(2, 900).encode();
+        let protocols =
+            vec![ProtocolVersions { first_kind: 0x0100, versions: VersionRange { oldest: 2, newest: 3 } }];
+        let hello = Hello { protocols, ..hello(2, 900) };
+        let mut bytes = hello.encode();
+        assert_eq!(bytes[29..], [1, 0, 1, 2, 0, 3, 0]);
+        assert_eq!(Hello::parse(&bytes).as_ref(), Ok(&hello));
         bytes.extend([7; 100]);
-        bytes[8..10].copy_from_slice(&129u16.to_le_bytes());
-        assert_eq!(Hello::parse(&bytes), Ok(hello(2, 900)));
+        bytes[8..10].copy_from_slice(&136u16.to_le_bytes());
+        assert_eq!(Hello::parse(&bytes), Ok(hello));
+        bytes[29] = 200;
+        assert_eq!(Hello::parse(&bytes), Err(HelloError::Malformed { field: "protocols" }));
+    }
+
+    #[test]
+    fn an_engine_of_other_versions_is_refused_with_both_and_the_others_work() {
+        const TABLE: &[Version] = &[Version { number: 2, reason: "" }, Version { number: 3, reason: "" }];
+        let protocol = |name, first| Protocol { name, kinds: (first, first + 255), versions: TABLE };
+        let ours = [protocol("migrate", 0x0100), protocol("store", 0x0200), protocol("pool", 0x0400)];
+        let listed = |first_kind, oldest, newest| ProtocolVersions {
+            first_kind,
+            versions: VersionRange { oldest, newest },
+        };
+        let theirs = Hello { protocols: vec![listed(0x0100, 4, 5), listed(0x0200, 3, 9)], ..hello(1, 2) };
+        let found = theirs.mismatches(&ours);
+        assert_eq!(found.iter().map(|one| one.protocol).collect::<Vec<_>>(), ["migrate"]);
+        let words = "no common version of the migrate protocol: we speak 2 to 3, the peer speaks 4 to 5";
+        assert_eq!(found[0].to_string(), words);
+        assert_eq!(hello(1, 1).mismatches(&ours).len(), 3, "an old host has the first version of each");
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod dispatcher;
 mod endpoint;
 mod error;
 mod frame;
+pub mod golden;
 mod hello;
 mod identity;
 mod message_kinds;
@@ -40,7 +41,9 @@ pub use error::{CallError, CloseReason, ConnectError, ConnectStep, IdentityError
 pub use frame::{
     Decoder, Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrame, WireFrameError, encode_head,
 };
-pub use hello::{Hello, HelloError, Role, VERSIONS, Version, VersionRange};
+pub use hello::{
+    Hello, HelloError, Protocol, ProtocolMismatch, ProtocolVersions, Role, VERSIONS, Version, VersionRange,
+};
 pub use identity::Identity;
 pub use message_kinds::{Right, Rights, range};
 pub use peer_address::{ParseAddressError, PeerAddress};

@@ -48,8 +48,8 @@ pub struct HashCache {
     geometry: Geometry,
     files: SourceFiles,
     random: Random,
-    /// Streams that no thread uses now, the last one used at the end. A thread takes one, so that nobody waits
-    /// while another reads a file.
+    /// Streams that no thread uses now, the last one used at the end. A thread takes one, so that nobody
+    /// waits while another reads a file.
     streams: Mutex<Vec<Stream>>,
     /// Held with the file lock while the list of sources changes.
     pub(crate) registration: Mutex<()>,

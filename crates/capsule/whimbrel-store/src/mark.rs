@@ -18,8 +18,8 @@ pub(crate) struct Mark<'a> {
     pub(crate) live: HashSet<PackLocation>,
     bases_marked: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
-    /// Those that were complete. Of a partial one, missing objects may arrive, or be found, until it is marked
-    /// again.
+    /// Those that were complete. Of a partial one, missing objects may arrive, or be found, until it is
+    /// marked again.
     complete: HashSet<CapsuleId>,
 }
 

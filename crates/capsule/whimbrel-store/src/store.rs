@@ -138,8 +138,8 @@ impl Store {
         Ok(Self { inner })
     }
 
-    /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. What was
-    /// being written when it failed stays failed.
+    /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. What
+    /// was being written when it failed stays failed.
     pub fn reopen(&self) -> Result<()> {
         let inner = &self.inner;
         if inner.check_latch().is_ok() {

@@ -19,8 +19,10 @@ pub use report::{FEATURES, GuestRequest, PROCESSES_MAX, Process, Report};
 
 /// Name of the port, as the guest sees it in `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "org.whimbrel.guest.0";
-/// Protocol version. Frames of another version are skipped.
-pub const VERSION: u8 = 1;
+/// Every version of the protocol and the reason for it, oldest first.
+pub const VERSIONS: &[(u8, &str)] = &[(1, "the first: caches, stuns, announcements and requests of guests")];
+/// The newest version, which this build speaks. Frames of another version are skipped.
+pub const VERSION: u8 = VERSIONS[VERSIONS.len() - 1].0;
 /// Pages that a process may write during the observation without being stunned (Clark et al., NSDI 2005,
 /// section 5.5).
 pub const WRITES_ALLOWED: u32 = 40;

@@ -151,6 +151,7 @@ struct Run<'r, 's> {
     collected: Vec<PageSet>,
     /// Everything of which the sink has some version, by array. Empty if rewritten pages do not wait.
     delivered: Vec<PageSet>,
+    /// Whether the machine was paused here, or may be after a failed pause.
     paused: bool,
     buffer: Vec<u8>,
     started: Instant,
@@ -228,8 +229,9 @@ impl Run<'_, '_> {
     ) -> Result<Captured, CaptureError> {
         self.subject.machine.about_to_pause();
         let paused_at = Instant::now();
-        self.subject.machine.pause()?;
+        // Set first: a pause that reports a failure, as after a timeout, may have stopped the machine.
         self.paused = true;
+        self.subject.machine.pause()?;
         let mut parts = PauseParts { stop: paused_at.elapsed(), ..PauseParts::default() };
         let fresh = self.collect()?;
         left.iter_mut().zip(&fresh).for_each(|(left, fresh)| left.union(fresh));

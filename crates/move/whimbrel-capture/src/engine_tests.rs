@@ -312,3 +312,38 @@ fn followers_do_not_take_each_others_pages() {
     assert!(ledger.collect(Consumer::Store).unwrap().contains(42));
     assert!(ledger.collect(Consumer::Store).unwrap().is_empty());
 }
+
+/// Machine that stops, but whose pause reports a failure, as QEMU after a timeout.
+struct LatePause(Fake);
+
+impl Machine for LatePause {
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.0.pause()?;
+        Err(MachineError::new("pause", "timed out"))
+    }
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.0.unpause()
+    }
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.0.device_state()
+    }
+}
+
+#[test]
+fn a_machine_that_stopped_although_its_pause_failed_runs_on() {
+    let fake = world(1, 10, 0);
+    let mut ledger = DirtyLog::new(Box::new(fake.clone()));
+    ledger.attach_all(Consumer::Store).unwrap();
+    let mut copy = Copy { versions: vec![0; 10], batches: 0, fail_after: u64::MAX };
+    let mut machine = LatePause(fake.clone());
+    let mut subject = CaptureSource {
+        machine: &mut machine,
+        dirty_logs: std::slice::from_mut(&mut ledger),
+        consumer: Consumer::Store,
+    };
+    let go_on = &mut |_: Progress| ControlFlow::Continue(());
+    let captured =
+        capture(&mut subject, &mut copy, &CheckpointPolicy::CHECKPOINT, AfterCapture::Unpause, go_on);
+    assert!(matches!(captured, Err(CaptureError::Machine(_))));
+    assert!(fake.0.lock().unwrap().running);
+}

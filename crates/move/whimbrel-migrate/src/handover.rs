@@ -4,9 +4,10 @@
 //!   source                                        target
 //!   Copying  (start recorded)
 //!            ---- offer, pages ---------------->  Receiving (offer recorded; a daemon crash ends it)
-//!   Stopped  ---- last pages, device state ---->  (loads, stays paused)
-//!            <--- ready -----------------------   Prepared
-//!   COMMIT POINT: the source records "handed over" durably; from here on it never runs the machine again
+//!   Stopped  ---- last pages, device state ---->
+//!            <--- ready -----------------------   Prepared  (loaded, stays paused)
+//!   Recording  (writes "handed over")
+//!   COMMIT POINT: that record is durable; from here on the source never runs the machine again
 //!   Committed --- commit (repeated until answered) ->
 //!            <--- running ---------------------   Running
 //!   Done
@@ -18,9 +19,14 @@
 //! is. A source that gave up repeats `abort` until it is answered, so that the target always learns the
 //! outcome.
 //!
-//! No I/O and no clock here. The states that a restarted daemon finds on its disk are part of the rules:
-//! [`Source::recovered`] and [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every
-//! order of messages, losses, crashes and power losses.
+//! A record of the handover that could not be written may be on the disk all the same. The source then writes
+//! that the machine is its own (`Reverting`), and stays paused and silent until that is durable.
+//!
+//! No I/O and no clock here. `step` is the table of transitions. One `match` for each type of action carries
+//! it out: `attempt.rs` up to the commit point, [`crate::outcome`] after it, `incoming.rs` on the target. The
+//! states that a restarted daemon finds on its disk are part of the rules: [`Source::recovered`] and
+//! [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every order of messages, losses,
+//! crashes, failed writes and power losses.
 
 /// State of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,6 +35,11 @@ pub enum Source {
     Copying,
     /// The machine is paused here; its last pages and device state are being sent.
     Stopped,
+    /// The target is ready, and the record of the handover is being written.
+    Recording,
+    /// Writing that record failed, and what the disk has is unknown: another record is being written, which
+    /// says that the machine belongs to this host.
+    Reverting,
     /// The handover is recorded: the machine never runs here again. The target may not know yet.
     Committed,
     /// The target confirmed that the machine runs there. Nothing is left here.
@@ -44,6 +55,8 @@ pub enum SourceEvent {
     RoundsOver,
     /// The target has everything, loaded and paused.
     TargetReady,
+    /// The record that was being written is durable.
+    Recorded,
     /// The target reports that the machine runs there.
     TargetRuns,
     /// The target reports that it has nothing of the machine.
@@ -59,20 +72,36 @@ pub enum SourceEvent {
 pub enum SourceAction {
     /// Record durably that this handover has begun and with which target; then offer the machine.
     RecordAndOffer,
-    /// Pause the machine and send what is left.
-    PauseAndSend,
+    /// Pause the machine; what is left is sent next.
+    Pause,
     /// Record durably that the machine was handed over.
     RecordHandover,
-    /// Send the commit; repeat it until it is answered.
-    SendCommit,
-    /// Send the abort; repeat it until it is answered.
-    SendAbort,
+    /// Record durably that the machine belongs to this host, whatever was recorded before.
+    RecordOurs,
     /// Let the machine run here again, with every page that was sent dirty again.
     ResumeHere,
+    /// Action after the commit point.
+    Committed(CommittedAction),
+    /// Action after an abort.
+    Aborted(AbortedAction),
+}
+
+/// Actions of the source after the commit point, for [`crate::outcome`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CommittedAction {
+    /// Send the commit; repeat it until it is answered.
+    SendCommit,
+    /// Remove the paused machine here with the record of the handover, and free its resources.
+    FreeMachine,
+}
+
+/// Actions of the source for a handover that was aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AbortedAction {
+    /// Send the abort; repeat it until it is answered.
+    SendAbort,
     /// Remove the record, because the target knows the outcome.
     RemoveRecord,
-    /// Kill the paused machine here and free its resources.
-    FreeMachine,
 }
 
 /// Durable state on the source of a handover that has begun and whose record was not removed.
@@ -103,15 +132,21 @@ impl Source {
 
     /// Transition function of the source.
     pub fn step(self, event: SourceEvent) -> (Source, &'static [SourceAction]) {
-        use {Source::*, SourceAction::*, SourceEvent::*};
+        use {AbortedAction::*, CommittedAction::*, Source::*, SourceAction::*, SourceEvent::*};
         match (self, event) {
-            (Copying, RoundsOver) => (Stopped, &[PauseAndSend]),
-            (Stopped, TargetReady) => (Committed, &[RecordHandover, SendCommit]),
-            (Copying | Stopped, Failed | Restarted) => (Aborted, &[ResumeHere, SendAbort]),
-            (Committed, TargetRuns) => (Done, &[RemoveRecord, FreeMachine]),
-            (Committed, Failed | Restarted) => (Committed, &[SendCommit]),
-            (Aborted, TargetDiscarded) => (Aborted, &[RemoveRecord]),
-            (Aborted, Failed | Restarted) => (Aborted, &[SendAbort]),
+            (Copying, RoundsOver) => (Stopped, &[Pause]),
+            (Stopped, TargetReady) => (Recording, &[RecordHandover]),
+            (Recording, Recorded) => (Source::Committed, &[SourceAction::Committed(SendCommit)]),
+            (Recording | Reverting, Failed) => (Reverting, &[RecordOurs]),
+            (Copying | Stopped, Failed | Restarted) | (Reverting, Recorded) => {
+                (Source::Aborted, &[ResumeHere, SourceAction::Aborted(SendAbort)])
+            }
+            (Source::Committed, TargetRuns) => (Done, &[SourceAction::Committed(FreeMachine)]),
+            (Source::Committed, Failed | Restarted) => {
+                (Source::Committed, &[SourceAction::Committed(SendCommit)])
+            }
+            (Source::Aborted, TargetDiscarded) => (Source::Aborted, &[SourceAction::Aborted(RemoveRecord)]),
+            (Source::Aborted, Failed | Restarted) => (Source::Aborted, &[SourceAction::Aborted(SendAbort)]),
             // Late or repeated messages change nothing.
             (state, _) => (state, &[]),
         }
@@ -120,6 +155,26 @@ impl Source {
     /// Whether the machine may run on the source.
     pub fn may_run(self) -> bool {
         matches!(self, Source::Copying | Source::Aborted)
+    }
+}
+
+impl CommittedAction {
+    /// Actions of a committed source after `event`.
+    pub fn after(event: SourceEvent) -> impl Iterator<Item = Self> {
+        let actions = Source::Committed.step(event).1.iter();
+        actions.filter_map(
+            |action| if let SourceAction::Committed(action) = action { Some(*action) } else { None },
+        )
+    }
+}
+
+impl AbortedAction {
+    /// Actions of a source that gave up after `event`.
+    pub fn after(event: SourceEvent) -> impl Iterator<Item = Self> {
+        let actions = Source::Aborted.step(event).1.iter();
+        actions.filter_map(
+            |action| if let SourceAction::Aborted(action) = action { Some(*action) } else { None },
+        )
     }
 }
 
@@ -139,8 +194,8 @@ pub enum Target {
 /// Event on the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetEvent {
-    /// The last pages and the device state arrived and were loaded.
-    Loaded,
+    /// The last pages and the device state arrived.
+    Finished,
     /// The source sent its commit.
     Commit,
     /// The source sent its abort.
@@ -154,12 +209,13 @@ pub enum TargetEvent {
 /// Actions of the target, to be carried out in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetAction {
-    /// Reserve resources, record durably which machine is incoming; then reply to the source.
+    /// Reserve resources, record durably which machine is incoming; then reply to the source. A machine that
+    /// does not fit is refused instead.
     ReserveAndAccept,
-    /// Mark the incoming machine as complete, for a later daemon; then reply to the source. The mark need not
-    /// outlive the paused machine, so it is no durable write: nothing is synced for the record during the
+    /// Load the machine and mark it as complete, for a later daemon; then reply to the source. The mark need
+    /// not outlive the paused machine, so it is no durable write: nothing is synced for the record during the
     /// downtime.
-    MarkAndConfirmReady,
+    LoadAndConfirmReady,
     /// Run the machine, open its network, announce it; record durably that it belongs to this host; then
     /// reply to the source.
     RunAndConfirm,
@@ -217,7 +273,7 @@ impl Target {
     pub fn step(self, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         use {Target::*, TargetAction::*, TargetEvent::*};
         match (self, event) {
-            (Receiving, Loaded) => (Prepared, &[MarkAndConfirmReady]),
+            (Receiving, Finished) => (Prepared, &[LoadAndConfirmReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
             (Prepared, Commit) => (Running, &[RunAndConfirm]),
             (Prepared, Abort) => (Discarded, &[Discard]),
@@ -230,5 +286,35 @@ impl Target {
     /// Whether the machine may run on the target.
     pub fn may_run(self) -> bool {
         self == Target::Running
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each executor sees the actions of its own part only, so that none is lost between them.
+    #[test]
+    fn no_part_of_the_source_has_actions_of_another() {
+        use SourceEvent::*;
+        let events = [RoundsOver, TargetReady, Recorded, TargetRuns, TargetDiscarded, Failed, Restarted];
+        for event in events {
+            assert_eq!(
+                CommittedAction::after(event).count(),
+                Source::Committed.step(event).1.len(),
+                "{event:?}"
+            );
+            assert_eq!(AbortedAction::after(event).count(), Source::Aborted.step(event).1.len(), "{event:?}");
+            assert_eq!(Source::Done.step(event), (Source::Done, &[][..]));
+            for before in [Source::Copying, Source::Stopped, Source::Recording, Source::Reverting] {
+                let (after, actions) = before.step(event);
+                let own = |action: &SourceAction| match action {
+                    SourceAction::Committed(_) => after == Source::Committed,
+                    SourceAction::Aborted(_) => after == Source::Aborted,
+                    _ => true,
+                };
+                assert!(actions.iter().all(own), "{before:?}, {event:?}");
+            }
+        }
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! Invariant: at every instant at most one side may run the machine, and after any failure exactly one can.
 
+mod attempt;
 pub mod baseline;
 pub mod boot_files;
 pub mod compatibility;
@@ -16,9 +17,11 @@ mod effort_control;
 mod error;
 pub mod handover;
 mod hit_estimate;
+mod incoming;
 pub mod late_frames;
 pub mod link;
 mod mirrored_writes;
+pub mod outcome;
 pub mod page_batch;
 mod page_sender;
 pub mod postcopy;
@@ -27,6 +30,10 @@ mod sent_hashes;
 pub mod source;
 pub mod target;
 mod target_contents;
+mod watchdog;
 
+pub use attempt::HandoverRecord;
 pub use error::TargetError;
-pub use source::{HandedOver, MigrateError, MigrationJob, PendingCommit, abort, confirm, migrate};
+pub use outcome::{CommittedHost, PendingCommit, abort, confirm};
+pub use source::{HandedOver, MigrateError, MigrationJob, migrate};
+pub use watchdog::Budget;

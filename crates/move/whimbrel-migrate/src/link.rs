@@ -19,6 +19,9 @@ pub trait Link: Send + Sync {
 
     /// Number of bytes sent so far, framing included.
     fn bytes_sent(&self) -> u64;
+
+    /// Closes the link at once: every wait for a reply ends with an error.
+    fn close(&self) {}
 }
 
 /// Reply that has not arrived yet.

@@ -10,12 +10,23 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun, hex_id};
 use whimbrel_image::compression::{self, Settings};
+use whimbrel_wire::{Protocol, Version, range};
 use xxhash_rust::xxh3::xxh3_64;
+
+/// Versions of these messages and of those in [`crate::postcopy::messages`].
+pub const PROTOCOL: Protocol = Protocol {
+    name: "migrate",
+    kinds: (range::MIGRATE, range::MIGRATE + 0x3f),
+    versions: &[Version {
+        number: 2,
+        reason: "the offer says whether the user has paused the machine, which an older target would run",
+    }],
+};
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
 /// Sends a range of a boot file; header [`BootFileRange`], payload the content.
-pub(crate) const BOOT_FILE: u16 = 0x0101;
+pub const BOOT_FILE: u16 = 0x0101;
 /// Sends pages; header [`PagesHeader`], payload as in [`crate::page_batch`].
 pub const PAGES: u16 = 0x0102;
 /// Ends the copy; header [`FinishHeader`], payload the rest of the device state as one zstd frame. Answered

@@ -1,20 +1,21 @@
 //! Target of a migration: the incoming machines, and the effect of each message on them.
 //!
-//! Each incoming machine has a lock of its own. Everything in a message is checked against the offer before
-//! it is used. The states are those of [`crate::handover::Target`]; this module turns its actions into calls
-//! of [`IncomingMachine`], which the daemon implements.
+//! Each incoming machine has a lock of its own. The states are those of [`crate::handover::Target`];
+//! `incoming.rs` carries out its actions through [`TargetHost`] and [`IncomingMachine`], which the daemon
+//! implements.
 
 use crate::{
     baseline::Baseline,
     compatibility::Incompatibility,
     error::TargetError,
-    handover::{Target, TargetAction, TargetEvent},
+    handover::{PausedIncoming, Target, TargetEvent, TargetRecord},
+    incoming::{Incoming, encode_reply},
     late_frames::{self, LateFrame, LateFramesHeader},
     page_batch::PageBatch,
     postcopy::{self, messages::MissingPages},
     protocol::{
-        self, Accepted, BootFileRange, FilePages, Finish, FinishHeader, HandoverId, Offer, Offered,
-        PageQuery, PageQueryReply, PagesHeader, Prepared, RunningSince,
+        self, BootFileRange, FilePages, Finish, FinishHeader, HandoverId, Offer, Offered, PageQuery,
+        PageQueryReply, PagesHeader,
     },
 };
 use bytes::Bytes;
@@ -121,17 +122,6 @@ pub trait IncomingMachine: Send {
     fn discard(&mut self);
 }
 
-struct Incoming {
-    state: Target,
-    machine: Box<dyn IncomingMachine>,
-    /// Lengths of the offered arrays, in pages.
-    arrays: Vec<u64>,
-    boot_files: Vec<(Digest, u64)>,
-    boot_file: Vec<u8>,
-    /// Early device state that the source sent.
-    early_state: Vec<u8>,
-}
-
 /// Most aborted handovers that are remembered to refuse their late offers. One is needed only as long as the
 /// connection of its offer lives.
 const ABORTED_MAX: usize = 4096;
@@ -178,30 +168,27 @@ impl IncomingMigrations {
         Self { host, table: Mutex::default(), ended: Mutex::default() }
     }
 
-    /// Adds an incoming machine that an earlier daemon had prepared: it waits for the source's commit or
-    /// abort.
-    pub fn adopt_prepared(
+    /// Adds the handover of an incoming machine that an earlier daemon left, or discards the machine.
+    pub fn recover(
         &self,
         handover: HandoverId,
-        arrival: Box<dyn IncomingMachine>,
+        waiting: PausedIncoming,
+        machine: Box<dyn IncomingMachine>,
     ) -> Result<(), TargetError> {
-        let state = Target::Prepared;
-        let arriving = Incoming {
-            state,
-            machine: arrival,
-            arrays: vec![],
-            boot_files: vec![],
-            boot_file: vec![],
-            early_state: vec![],
-        };
-        self.table().insert(handover, Arc::new(Mutex::new(arriving)));
+        let (state, actions) = Target::recovered(TargetRecord::Arriving, waiting);
+        let mut incoming = Incoming::ended(state);
+        incoming.machine = Some(machine);
+        incoming.execute_all(actions)?;
+        self.table().insert(handover, Arc::new(Mutex::new(incoming)));
+        self.remove_ended(handover);
         Ok(())
     }
 
     /// Adds a handover by which, according to its record, a machine of this host arrived: a repeated commit
     /// is answered.
     pub fn adopt_arrived(&self, handover: HandoverId) {
-        self.ended().insert(handover, Target::Running);
+        let (state, _) = Target::recovered(TargetRecord::Ours, PausedIncoming::Gone);
+        self.ended().insert(handover, state);
     }
 
     /// Handles one message and returns the reply's header. Blocks while the incoming machine works.
@@ -210,31 +197,29 @@ impl IncomingMigrations {
             protocol::OFFER => self.offer(parse(header)?),
             protocol::BOOT_FILE => {
                 let piece: BootFileRange = parse(header)?;
-                self.with(piece.handover, |arriving| arriving.boot_file_range(&piece, &payload))
+                self.with(piece.handover, |arriving| arriving.boot_file_range(&piece, &payload)).map(no_reply)
             }
             protocol::PAGES => {
                 let pages: PagesHeader = parse(header)?;
                 // Decoded before the lock is taken.
                 let batch = PageBatch::decode(&pages.batch, &payload)?;
-                self.with(pages.handover, |arriving| arriving.pages(&pages, &batch))
+                self.with(pages.handover, |arriving| arriving.pages(&pages, &batch)).map(no_reply)
             }
             protocol::BOOT_FILE_PAGES => {
                 let pages: FilePages = parse(header)?;
-                self.with(pages.handover, |arriving| arriving.file_pages(&pages))
+                self.with(pages.handover, |arriving| arriving.file_pages(&pages)).map(no_reply)
             }
             protocol::QUERY_PAGES => self.query_pages(&parse(header)?),
             postcopy::messages::MISSING_PAGES => {
                 let owed: MissingPages = parse(header)?;
-                self.with(owed.handover, |arriving| arriving.add_missing(&owed, &payload))
+                self.with(owed.handover, |arriving| arriving.add_missing(&owed, &payload)).map(no_reply)
             }
             protocol::EARLY_STATE => {
-                self.with(parse(header)?, |arriving| arriving.store_early_state(&payload))
+                self.with(parse(header)?, |arriving| arriving.store_early_state(&payload)).map(no_reply)
             }
             protocol::FINISH => {
                 let word: FinishHeader = parse(header)?;
-                let begun = Instant::now();
-                self.with(word.finish.handover, |arriving| arriving.finish(&word, &payload))?;
-                Ok(encode_reply(&Prepared { took: begun.elapsed().as_micros() as u64 }))
+                self.with(word.finish.handover, |arriving| arriving.finish(word, &payload))
             }
             protocol::LATE_FRAMES => {
                 let head: LateFramesHeader = parse(header)?;
@@ -260,31 +245,18 @@ impl IncomingMigrations {
 
     /// Handles a commit or abort. It may come at any time, over any connection, and repeatedly.
     fn handle_outcome(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
-        let mut runs_since = None;
-        let done = self.with(handover, |arriving| {
-            arriving.event(event)?;
-            runs_since = arriving.machine.runs_since();
-            Ok(())
-        });
+        let done = self.with(handover, |arriving| arriving.event(event));
         self.remove_ended(handover);
-        if let (Ok(_), TargetEvent::Commit, Some(since)) = (&done, event, runs_since) {
-            return Ok(encode_reply(&RunningSince { since: since.elapsed().as_micros() as u64 }));
-        }
         let Err(TargetError::Unknown { .. }) = done else { return done };
-        if event == TargetEvent::Abort && self.record_unknown(handover) {
-            return Ok(Vec::new());
+        if event == TargetEvent::Abort {
+            self.record_unknown(handover);
         }
         let Some(state) = self.ended().of(handover) else { return done };
-        match (state.step(event).0, event) {
-            (Target::Running, TargetEvent::Commit) | (Target::Discarded, TargetEvent::Abort) => {
-                Ok(Vec::new())
-            }
-            (state, _) => Err(TargetError::State { state }),
-        }
+        Incoming::ended(state).event(event)
     }
 
-    /// Records the end of an unknown handover, because its offer may still arrive or be in progress. Returns
-    /// whether it was unknown.
+    /// Records the end of a handover if it is unknown, because its offer may still arrive or be in progress.
+    /// Returns whether it was unknown.
     fn record_unknown(&self, handover: HandoverId) -> bool {
         // The lock is held until the handover is recorded, so that no offer comes in between.
         let table = self.table();
@@ -303,35 +275,28 @@ impl IncomingMigrations {
         if let Some(state) = self.ended().of(offer.handover) {
             return Err(TargetError::State { state });
         }
-        let arrival = match self.host.reserve(&offer).map_err(|error| error.downcast::<Incompatibility>()) {
-            Ok(arrival) => arrival,
-            Err(Ok(misfit)) => return Ok(reply(&Offered::Misfit(*misfit))),
-            Err(Err(source)) => return Err(TargetError::Refused { source }),
-        };
-        let (blobs_missing, begun_as) = (arrival.boot_files_missing(), arrival.baselines());
-        let accepted = Offered::Accepted(Accepted { blobs_missing, begun_as });
-        let arrays = offer.arrays.iter().map(|array| array.pages).collect();
-        // `reserve` has carried out the actions; the reply is the rest.
-        let ((state, _), blobs) = (Target::initial(), offer.blobs);
-        let mut arriving = Incoming {
-            state,
-            machine: arrival,
-            arrays,
-            boot_files: blobs,
-            boot_file: vec![],
-            early_state: vec![],
+        let handover = offer.handover;
+        let (mut arriving, accepted) = match Incoming::reserved(self.host.clone(), offer) {
+            Ok(reserved) => reserved,
+            Err(TargetError::Refused { source }) => {
+                let misfit = source.downcast::<Incompatibility>();
+                return misfit
+                    .map(|misfit| encode_reply(&Offered::Misfit(*misfit)))
+                    .map_err(|source| TargetError::Refused { source });
+            }
+            Err(error) => return Err(error),
         };
         let mut table = self.table();
         // Copied into a local: the lock on ended handovers is not held while the machine is discarded.
-        let ended = self.ended().of(offer.handover);
+        let ended = self.ended().of(handover);
         if let Some(state) = ended {
             // The source aborted, or disconnected, while resources were reserved.
             drop(table);
             arriving.event(TargetEvent::Abort)?;
             return Err(TargetError::State { state });
         }
-        table.insert(offer.handover, Arc::new(Mutex::new(arriving)));
-        Ok(reply(&accepted))
+        table.insert(handover, Arc::new(Mutex::new(arriving)));
+        Ok(accepted)
     }
 
     /// Looks for pages on this host and stores those that are found in the array.
@@ -352,14 +317,14 @@ impl IncomingMigrations {
         Ok(postcard::to_stdvec(&PageQueryReply::of(&found)).expect("a reply is always encodable"))
     }
 
-    fn with(
+    fn with<T>(
         &self,
         handover: HandoverId,
-        act: impl FnOnce(&mut Incoming) -> Result<(), TargetError>,
-    ) -> Result<Vec<u8>, TargetError> {
+        act: impl FnOnce(&mut Incoming) -> Result<T, TargetError>,
+    ) -> Result<T, TargetError> {
         let arriving = self.table().get(&handover).cloned().ok_or(TargetError::Unknown { handover })?;
         let mut arriving = arriving.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        act(&mut arriving).map(|()| Vec::new())
+        act(&mut arriving)
     }
 
     /// Removes an incoming machine whose handover has ended, and records the outcome.
@@ -381,177 +346,13 @@ impl IncomingMigrations {
     }
 }
 
-impl Incoming {
-    fn event(&mut self, event: TargetEvent) -> Result<(), TargetError> {
-        let (next, actions) = self.state.step(event);
-        for action in actions {
-            match action {
-                TargetAction::RunAndConfirm => {
-                    self.machine.run().map_err(|source| TargetError::Run { source })?;
-                }
-                TargetAction::Discard => self.machine.discard(),
-                // `reserve` and `prepare` have done it; the reply to the message tells the source.
-                TargetAction::ReserveAndAccept
-                | TargetAction::MarkAndConfirmReady
-                | TargetAction::ConfirmRunning
-                | TargetAction::ConfirmDiscarded => {}
-            }
-        }
-        self.state = next;
-        match (event, next) {
-            (TargetEvent::Commit, Target::Running) | (TargetEvent::Abort | TargetEvent::Failed, _) => Ok(()),
-            (TargetEvent::Loaded, Target::Prepared) => Ok(()),
-            _ => Err(TargetError::State { state: next }),
-        }
-    }
-
-    fn receiving(&self) -> Result<(), TargetError> {
-        match self.state {
-            Target::Receiving => Ok(()),
-            state => Err(TargetError::State { state }),
-        }
-    }
-
-    fn boot_file_range(&mut self, piece: &BootFileRange, data: &[u8]) -> Result<(), TargetError> {
-        self.receiving()?;
-        let known = self.boot_files.iter().find(|(digest, _)| *digest == piece.digest);
-        let (digest, size) = *known.ok_or(TargetError::Invalid { what: "an unknown boot file" })?;
-        if piece.offset == 0 {
-            self.boot_file.clear();
-        }
-        if piece.offset != self.boot_file.len() as u64 || piece.offset + data.len() as u64 > size {
-            return Err(TargetError::Invalid { what: "a boot file range out of order" });
-        }
-        self.boot_file.extend_from_slice(data);
-        if (self.boot_file.len() as u64) < size {
-            return Ok(());
-        }
-        let content = std::mem::take(&mut self.boot_file);
-        if Digest::of(&content) != digest {
-            return Err(TargetError::Invalid { what: "a boot file with another digest" });
-        }
-        self.machine.store_boot_file(digest, content).map_err(TargetError::write)
-    }
-
-    fn pages(&mut self, pages: &PagesHeader, batch: &PageBatch) -> Result<(), TargetError> {
-        self.receiving()?;
-        let array = pages.batch.array as usize;
-        let len =
-            *self.arrays.get(array).ok_or(TargetError::Invalid { what: "an array that was not offered" })?;
-        pages.batch.check(len)?;
-        let mut rest = batch.whole();
-        for run in &pages.batch.whole {
-            let (data, after) = rest.split_at(run.bytes());
-            self.machine.write(array, *run, data).map_err(TargetError::write)?;
-            rest = after;
-        }
-        let (mut buffer, mut patches) = (Vec::new(), batch.patches());
-        for run in &pages.batch.delta {
-            buffer.resize(run.bytes(), 0);
-            self.machine.read(array, *run, &mut buffer).map_err(TargetError::write)?;
-            for (page, patch) in buffer.chunks_exact_mut(PAGE_SIZE).zip(&mut patches) {
-                patch.apply(page);
-            }
-            self.machine.write(array, *run, &buffer).map_err(TargetError::write)?;
-        }
-        pages.batch.zero.iter().try_for_each(|run| self.machine.zero(array, *run)).map_err(TargetError::write)
-    }
-
-    /// Copies pages of memory from the boot files. Nothing is stored unless all pages equal those on the
-    /// source.
-    fn file_pages(&mut self, pages: &FilePages) -> Result<(), TargetError> {
-        self.receiving()?;
-        if !pages.is_valid(self.arrays[MEMORY], &self.boot_files) {
-            return Err(TargetError::Invalid { what: "pages that are in no boot file" });
-        }
-        let mut data = vec![0; pages.runs.iter().map(|run| run.pages.bytes()).sum()];
-        let mut rest = &mut data[..];
-        for run in &pages.runs {
-            let (out, after) = rest.split_at_mut(run.pages.bytes());
-            let (digest, _) = &self.boot_files[usize::from(run.file)];
-            self.machine.read_boot_file(digest, run.offset, out).map_err(TargetError::write)?;
-            rest = after;
-        }
-        if FilePages::check_of(&data) != pages.check {
-            return Err(TargetError::Invalid {
-                what: "pages of a boot file that differ here: one of the two copies is damaged",
-            });
-        }
-        let mut rest = &data[..];
-        for run in &pages.runs {
-            let (content, after) = rest.split_at(run.pages.bytes());
-            self.machine.write(MEMORY, run.pages, content).map_err(TargetError::write)?;
-            rest = after;
-        }
-        Ok(())
-    }
-
-    fn store_found(&mut self, ask: &PageQuery, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
-        self.receiving()?;
-        let array = ask.array as usize;
-        let len = self.arrays.get(array).copied().filter(|len| ask.is_valid(*len));
-        len.ok_or(TargetError::Invalid { what: "a query for pages that were not offered" })?;
-        let pages = ask.runs.iter().flat_map(|run| run.pages()).zip(content.chunks_exact(PAGE_SIZE));
-        for ((page, content), _) in pages.zip(found).filter(|(_, found)| **found) {
-            self.machine.write(array, PageRun::new(page, 1), content).map_err(TargetError::write)?;
-        }
-        Ok(())
-    }
-
-    fn add_missing(&mut self, owed: &MissingPages, piece: &[u8]) -> Result<(), TargetError> {
-        self.receiving()?;
-        if owed.array as usize >= self.arrays.len() {
-            return Err(TargetError::Invalid { what: "pages of an array that was not offered" });
-        }
-        self.machine.add_missing(owed, piece).map_err(TargetError::write)
-    }
-
-    fn store_early_state(&mut self, packed: &[u8]) -> Result<(), TargetError> {
-        self.receiving()?;
-        if !self.early_state.is_empty() {
-            return Err(TargetError::Invalid { what: "a second early device state" });
-        }
-        let ahead = protocol::unpack_state(packed, protocol::DEVICE_STATE_MAX);
-        self.early_state = ahead.ok_or(BAD_STATE)?;
-        self.machine.expect_state(&self.early_state).map_err(|source| TargetError::Prepare { source })
-    }
-
-    fn device_state(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
-        let (ahead, len) = (word.ahead as usize, word.rest as usize);
-        if ahead > self.early_state.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {
-            return Err(BAD_STATE);
-        }
-        let rest = protocol::unpack_state(rest, len).filter(|rest| rest.len() == len).ok_or(BAD_STATE)?;
-        let mut state = std::mem::take(&mut self.early_state);
-        state.truncate(ahead);
-        state.extend(rest);
-        Ok(state)
-    }
-
-    fn finish(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<(), TargetError> {
-        self.receiving()?;
-        let device_state = self.device_state(word, rest)?;
-        // After a failure the machine stays until the source aborts: its own machine is paused until this is
-        // answered.
-        let prepared = self.machine.prepare(&word.finish, &device_state);
-        prepared.map_err(|source| TargetError::Prepare { source })?;
-        self.event(TargetEvent::Loaded)
-    }
-}
-
 fn parse<'a, T: serde::Deserialize<'a>>(header: &'a [u8]) -> Result<T, TargetError> {
     postcard::from_bytes(header).map_err(|source| TargetError::Header { source })
 }
 
-fn reply(offered: &Offered) -> Vec<u8> {
-    encode_reply(offered)
+fn no_reply((): ()) -> Vec<u8> {
+    Vec::new()
 }
-
-fn encode_reply(answer: &impl serde::Serialize) -> Vec<u8> {
-    postcard::to_stdvec(answer).expect("a reply is always encodable")
-}
-
-const BAD_STATE: TargetError = TargetError::Invalid { what: "a device state whose parts do not match" };
 
 /// Checks an offer as far as possible without the host.
 fn check_offer(offer: &Offer) -> Result<(), TargetError> {

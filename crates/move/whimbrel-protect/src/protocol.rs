@@ -8,6 +8,14 @@ use crate::codec::{BlockSize, CodecOptions};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{HostName, PageRun, WitnessAddress, hex_id};
 use whimbrel_migrate::protocol::{Offer, Offered};
+use whimbrel_wire::{Protocol, Version, range};
+
+/// Versions of these messages.
+pub const PROTOCOL: Protocol = Protocol {
+    name: "protect",
+    kinds: (range::PROTECT, range::PROTECT + 0xff),
+    versions: &[Version { number: 2, reason: "the machine is offered as in version 2 of a migration" }],
+};
 
 /// Offers a machine to the standby; header [`StartRequest`], reply [`StartReply`].
 pub const START: u16 = 0x0300;

@@ -8,12 +8,21 @@ use crate::{BaseImage, ChildSet};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, RefName};
 use whimbrel_image::pack_frame::Kind;
-use whimbrel_wire::{Call, range};
+use whimbrel_wire::{Call, Code, Protocol, Refusal, Request, Version, range};
+
+/// Versions of these messages.
+pub const PROTOCOL: Protocol = Protocol {
+    name: "transfer",
+    kinds: (range::STORE, range::STORE + 0xff),
+    versions: &[Version { number: 1, reason: "the first: trees are compared, pages sent as differences" }],
+};
 
 /// Most objects or leaves in one request.
 pub const WANTS_MAX: usize = 512;
 /// Most digests in one [`HasObjects`].
 pub const DIGESTS_MAX: usize = 65_536;
+/// Most refs that one [`RemotePull`] sets.
+pub(crate) const REMOTE_PULL_REFS_MAX: usize = 64;
 /// Most refs in one reply of [`ListRefs`].
 pub(crate) const REFS_MAX: usize = 256;
 /// Raw bytes of the objects in one reply, and of a range of a blob.
@@ -278,6 +287,20 @@ pub struct RemotePullRequest {
     pub bases: Vec<CapsuleId>,
 }
 
+impl RemotePullRequest {
+    /// The request of a [`RemotePull`], unless it is for too much.
+    pub fn of(request: &Request) -> Result<Self, Refusal> {
+        let asked = request.decode::<RemotePull>()?;
+        match asked.refs.len() {
+            0..=REMOTE_PULL_REFS_MAX => Ok(asked),
+            refs => Err(Refusal::new(
+                Code::TOO_LONG,
+                format!("one pull sets at most {REMOTE_PULL_REFS_MAX} refs, not {refs}"),
+            )),
+        }
+    }
+}
+
 /// Result of a remote pull.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemotePullReply {
@@ -341,6 +364,18 @@ call!(Retain, 9, RetainRequest, ());
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pull_that_sets_too_many_refs_is_refused() {
+        let asked = |refs: usize| {
+            let refs = (0..refs).map(|at| format!("r{at}").parse().unwrap()).collect();
+            let header = RemotePullRequest { capsule: CapsuleId(Digest([1; 32])), refs, bases: vec![] };
+            RemotePullRequest::of(&Request::of::<RemotePull>(&header, Default::default()).unwrap())
+        };
+        assert!(asked(REMOTE_PULL_REFS_MAX).is_ok());
+        let refused = asked(REMOTE_PULL_REFS_MAX + 1).unwrap_err();
+        assert_eq!(refused.to_string(), "one pull sets at most 64 refs, not 65 (code 6)");
+    }
 
     #[test]
     fn the_largest_messages_fit_a_header() {

@@ -71,8 +71,8 @@ impl Report {
     }
 }
 
-/// Copies a capsule into `store` and points `refs` at it, once it is complete. A ref that something else moves
-/// in the meantime stays where that put it.
+/// Copies a capsule into `store` and points `refs` at it, once it is complete. A ref that something else
+/// moves in the meantime stays where that put it.
 pub fn pull(
     store: &Store,
     sources: &Holders,

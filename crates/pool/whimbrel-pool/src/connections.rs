@@ -28,7 +28,7 @@ pub struct TlsDialer {
 impl TlsDialer {
     /// A dialer with the name `name`; `service` answers what peers request over its connections.
     pub fn new(identity: Arc<Identity>, name: HostName, service: impl Service) -> Self {
-        Self { identity, endpoint: Endpoint::new(name, service) }
+        Self { identity, endpoint: Endpoint::new(name, service).with_protocols([crate::protocol::PROTOCOL]) }
     }
 }
 

@@ -288,8 +288,8 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
         if plan.mode == ResumeMode::Lazy && !plan.fetch_rest {
-            // What the machine touched first the last time is read while the device state is loaded. The memory
-            // of clones is there already, or one of them reads it for all.
+            // What the machine touched first the last time is read while the device state is loaded. The
+            // memory of clones is there already, or one of them reads it for all.
             let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
             if let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest)) {
                 view.prefetch(&list);

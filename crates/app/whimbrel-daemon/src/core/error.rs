@@ -72,6 +72,10 @@ pub enum DaemonError {
     PrimaryAnswers { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error("{name} is between two hosts: {known}")]
+    Unresolved { name: MachineName, known: String },
+    #[error("cannot decide the handover")]
+    Resolve { source: Cause },
     #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
     RunsOnBackupHost { name: MachineName, target: HostName, third: HostName },
     #[error("some disk pages of {name} are still on {from}")]
@@ -166,7 +170,10 @@ impl DaemonError {
             | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
-            Self::NoWitness { .. } | Self::PrimaryAnswers { .. } => ErrorCode::Busy,
+            Self::NoWitness { .. }
+            | Self::PrimaryAnswers { .. }
+            | Self::Unresolved { .. }
+            | Self::Resolve { .. } => ErrorCode::Busy,
             Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
         }
     }
@@ -207,19 +214,13 @@ impl DaemonError {
                 "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
             ),
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
-            Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
-                format!("`whimbrel start {name}` runs it again")
+            Self::Unresolved { name, .. } => format!(
+                "make sure that the other host does not run it, then `whimbrel resolve {name} --run-here`; or `--discard` this copy"
+            ),
+            Self::Migrate { source, .. } if matches!(**source, MigrateError::OverBudget { .. }) => {
+                "allow more with --downtime-max or --time-max".into()
             }
-            Self::State { name, state: "suspended", .. } => {
-                format!("`whimbrel resume {name}` continues it")
-            }
-            Self::State { state: "handed over", .. } => {
-                "it belongs to the target host: see `whimbrel ps` there".into()
-            }
-            Self::State { state: "arriving", .. } => {
-                "it is an incoming machine and runs as soon as the source commits the handover".into()
-            }
-            Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
+            Self::State { name, state, needed } => return state_hint(name, state, needed),
             Self::NoRoom { .. } => {
                 "`whimbrel ps` lists the machines here: suspend, stop or migrate one, or give the new one less memory".into()
             }
@@ -254,7 +255,6 @@ impl DaemonError {
             Self::PrimaryAnswers { name, host } => format!(
                 "`whimbrel failover {name}` on {host} loses nothing; with `--primary-is-dead --force` here, what runs there is stopped later"
             ),
-            Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
@@ -289,6 +289,20 @@ impl DaemonError {
         api.hint = self.hint();
         api
     }
+}
+
+/// Way out of a state in which a machine cannot do what was asked.
+fn state_hint(name: &MachineName, state: &str, needed: &str) -> Option<String> {
+    let lost = format!("if that host is lost for good, `whimbrel resolve {name}`");
+    Some(match (state, needed) {
+        ("stopped" | "crashed", "running") => format!("`whimbrel start {name}` runs it again"),
+        ("suspended", _) => format!("`whimbrel resume {name}` continues it"),
+        ("handed over", _) => format!("it belongs to the target host: see `whimbrel ps` there; {lost}"),
+        ("arriving", _) => format!("it runs as soon as the source commits the handover; {lost}"),
+        ("running", _) => format!("`whimbrel stop {name}` stops it"),
+        (_, "protected") => format!("`whimbrel protect {name} HOST` creates a standby"),
+        _ => return None,
+    })
 }
 
 /// Whether a store refuses to write because an earlier write failed.

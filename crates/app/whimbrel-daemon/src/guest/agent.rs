@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_core::MachineName;
-use whimbrel_guest_protocol::{Command, Report, RequestOutcome, frame::Decoder};
+use whimbrel_guest_protocol::{Command, Report, RequestOutcome, VERSION, frame::Decoder};
 
 /// Interval between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
@@ -220,8 +220,8 @@ impl Shared {
                         Err(error) => tracing::debug!(machine = %self.machine, %error, "bad report"),
                     }
                 }
-                if let Some(version) = decoder.other_version() {
-                    tracing::warn!(machine = %self.machine, version, "the guest agent speaks another version");
+                if let Some(theirs) = decoder.other_version() {
+                    tracing::warn!(machine = %self.machine, ours = VERSION, theirs, "the guest agent speaks another version");
                 }
             }
             let mut state = self.lock();

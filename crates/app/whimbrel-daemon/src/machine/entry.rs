@@ -11,12 +11,19 @@ use crate::{
 };
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
+
+/// Time to wait for a handover to give up its lock: an attempt to connect, and the longest delay between two.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(crate) struct Machine {
     name: MachineName,
@@ -26,6 +33,8 @@ pub(crate) struct Machine {
     view: Mutex<View>,
     /// Machine type of its QEMU; never changes.
     machine_type: String,
+    /// Whether a person decides who has it: a handover that waits for another host gives up its lock.
+    resolving: AtomicBool,
 }
 
 /// Data that the holder of the machine lock works with.
@@ -66,6 +75,7 @@ impl Machine {
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
+            resolving: AtomicBool::new(false),
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
             data: Mutex::new(MachineData { record, running: live }),
@@ -133,6 +143,24 @@ impl Machine {
         *turn = Some(LockHolder { purpose: on, operation: None });
         drop(turn);
         self.locked(on, None)
+    }
+
+    /// Like [`Machine::try_lock_in_any_phase`], but a handover that waits for another host gives up its lock
+    /// first, after at most one attempt to reach that host.
+    pub(crate) fn lock_to_resolve(&self) -> Result<MachineLock<'_>, DaemonError> {
+        self.resolving.store(true, Ordering::Release);
+        let holder = lock(&self.lock_holder);
+        let held = |holder: &mut Option<LockHolder>| holder.is_some();
+        let waited = self.lock_released.wait_timeout_while(holder, RESOLVE_TIMEOUT, held);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let turn = self.try_lock_in_any_phase("resolve", None);
+        self.resolving.store(false, Ordering::Release);
+        turn
+    }
+
+    /// Whether a handover must give up the machine lock.
+    pub(crate) fn is_resolving(&self) -> bool {
+        self.resolving.load(Ordering::Acquire)
     }
 
     fn locked(&self, on: &'static str, operation: Option<OperationId>) -> MachineLock<'_> {

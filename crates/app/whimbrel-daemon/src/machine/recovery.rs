@@ -10,10 +10,11 @@ use crate::{
         record::{Phase, Record},
         runtime_dir, supervisor,
     },
+    migrate::target::incoming,
     running::RunningMachine,
 };
 use std::{collections::BTreeSet, sync::Arc};
-use whimbrel_migrate::handover::SourceRecord;
+use whimbrel_migrate::handover::{PausedIncoming, SourceRecord};
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
@@ -81,18 +82,17 @@ impl Daemon {
         if self.recover_protected(&record) {
             return;
         }
-        if crate::migrate::target::incoming::is_unfinished(self, &record)
-            || self.protections.was_loading(&record)
-        {
-            crate::migrate::target::incoming::discard_unfinished(self, &record);
-            return;
+        if self.protections.was_loading(&record) {
+            return incoming::discard_unfinished(self, &record);
         }
+        let waiting = incoming::waiting(self, &record);
         if record.owed.is_some() && record.process.is_some() && record.phase == Phase::Here {
             // A QEMU that waits for a page answers no command, and the host that has the page can only
             // connect once this daemon serves: it is adopted later.
             return self.recover_later(record);
         }
         let mut live = match (&record.phase, &record.process) {
+            _ if waiting == Some(PausedIncoming::Unfinished) => None,
             (Phase::Here | Phase::HandedOver { .. } | Phase::Prepared { .. }, Some(process)) => {
                 match RunningMachine::adopt(self, &record, process) {
                     Ok(live) => Some(live),
@@ -105,11 +105,11 @@ impl Daemon {
             }
             _ => None,
         };
-        match record.phase.clone() {
-            Phase::Prepared { handover, .. } => {
-                crate::migrate::target::incoming::recover_prepared(self, record, live, handover)
+        match (record.phase.clone(), waiting) {
+            (Phase::Prepared { handover, .. }, Some(waiting)) => {
+                incoming::recover_incoming(self, record, live, (handover, waiting));
             }
-            Phase::HandedOver { handover, to, .. } => {
+            (Phase::HandedOver { handover, to, .. }, _) => {
                 let machine = self.machines.insert(Machine::new(record, live));
                 self.finish_handover(&machine, handover, to);
             }

@@ -1,7 +1,7 @@
 //! Peer links: connections to other hosts, over TLS or ssh, for engines on plain threads.
 
 use super::ssh;
-use crate::server::peer_rpc::{Peers, SeparateService};
+use crate::server::peer_rpc::{PROTOCOLS, Peers, SeparateService};
 use crate::{core::error::DaemonError, core::state::Core, daemon::Daemon};
 use bytes::Bytes;
 use std::{
@@ -73,7 +73,7 @@ pub(crate) fn connect(
     service: impl Service,
 ) -> Result<Connection, DaemonError> {
     let route = host.route(name)?;
-    let endpoint = Endpoint::new(host.name.clone(), service);
+    let endpoint = Endpoint::new(host.name.clone(), service).with_protocols(PROTOCOLS);
     match route {
         Route::Tls { address, key } => host
             .runtime
@@ -167,6 +167,10 @@ impl Link for PeerLink {
 
     fn bytes_sent(&self) -> u64 {
         self.sent(&self.bulk())
+    }
+
+    fn close(&self) {
+        std::iter::once(&self.connection).chain(&self.bulk().more).for_each(Connection::abort);
     }
 }
 

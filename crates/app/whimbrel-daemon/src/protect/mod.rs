@@ -136,8 +136,8 @@ impl Protections {
         self.record_files.remove(id);
     }
 
-    /// Whether an earlier daemon ended while it was the standby of this machine and had not taken it over: its
-    /// primary is told that the protection has ended. It is of no more use here.
+    /// Whether an earlier daemon ended while it was the standby of this machine and had not taken it over:
+    /// its primary is told that the protection has ended. It is of no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
         let is_it = |note: &&ProtectionRecord| {

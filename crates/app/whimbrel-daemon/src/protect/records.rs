@@ -50,8 +50,8 @@ pub(crate) enum ProtectionSide {
         keep: bool,
     },
     /// Standby that has not recorded a takeover. A restarted daemon discards what it has of the machine and
-    /// tells the primary that the protection has ended. The name is of an earlier version, which recorded only
-    /// standbys that were loading.
+    /// tells the primary that the protection has ended. The name is of an earlier version, which recorded
+    /// only standbys that were loading.
     Loading {
         /// The primary host.
         from: HostName,

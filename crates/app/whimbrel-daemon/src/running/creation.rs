@@ -71,8 +71,8 @@ impl RunningMachine {
         MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
 
-    /// A new QEMU over the memory and disks of an incoming machine whose QEMU could not load its device state.
-    /// If this fails, the pages of the old one stay.
+    /// A new QEMU over the memory and disks of an incoming machine whose QEMU could not load its device
+    /// state. If this fails, the pages of the old one stay.
     pub(crate) fn create_incoming_again(
         host: &Daemon,
         record: &Record,

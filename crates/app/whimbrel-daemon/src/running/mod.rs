@@ -127,9 +127,12 @@ impl RunningMachine {
 
     pub(crate) fn set_paused(&mut self, paused: bool) -> Result<(), DaemonError> {
         let done = if paused { self.qemu.pause() } else { self.qemu.unpause() };
-        done.map_err(|source| DaemonError::Qemu { action: "pause or unpause", source: source.into() })?;
-        self.paused = paused;
-        Ok(())
+        // A command that failed, as after a timeout, may be carried out all the same. This one waits for it.
+        self.paused = match &done {
+            Ok(()) => paused,
+            Err(_) => self.qemu.status().map_or(self.paused || paused, |status| !status.running),
+        };
+        done.map_err(|source| DaemonError::Qemu { action: "pause or unpause", source: source.into() })
     }
 
     /// Pauses or unpauses for the user. The pause outlasts this daemon.

@@ -34,6 +34,8 @@ impl whimbrel_machine::Machine for PausableMachine<'_> {
     }
 
     fn pause(&mut self) -> Result<(), MachineError> {
+        // The pause drains the disks: writes that wait for a throttle would be downtime.
+        self.disks.iter().for_each(|disk| disk.throttle().set_rate(None));
         late_frames::start_buffering(self.buffering_ports);
         self.qemu.pause().inspect_err(|_| late_frames::deliver_locally(self.buffering_ports))
     }

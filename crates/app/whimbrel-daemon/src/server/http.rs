@@ -72,6 +72,7 @@ fn machine_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
         post MACHINE_PROTECT (name: MachineName) (request: ProtectRequest) => move |host| host.protect(&name, request);
         delete MACHINE_PROTECT (name: MachineName) () => move |host| host.unprotect(&name);
         post MACHINE_FAILOVER (name: MachineName) (request: FailoverRequest) => move |host| host.failover(&name, request);
+        post MACHINE_RESOLVE (name: MachineName) (request: ResolveRequest) => move |host| host.resolve(&name, &request);
         get MIGRATIONS () () => |host| host.past_migrations();
         post EVACUATE () (request: EvacuateRequest) => move |host| host.evacuate(request);
         get TRUST () () => |host| host.trust_list();

@@ -18,7 +18,9 @@ use std::{
 use whimbrel_core::{CapsuleId, HostName, RefName, error_chain, lock};
 use whimbrel_transfer::{
     Access, DemandFetcher, Holders, Link, LinkError, Server, WireLink,
-    protocol::{RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus, Retain},
+    protocol::{
+        RemotePull, RemotePullProgress, RemotePullReply, RemotePullRequest, RemotePullStatus, Retain,
+    },
 };
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
@@ -175,7 +177,7 @@ impl Requester {
 pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     match request.kind {
         RemotePull::KIND => {
-            let ask = request.decode::<RemotePull>()?;
+            let ask = RemotePullRequest::of(request)?;
             let writes = |name: &RefName| rights::peer_may(&host.trust, &asker.identity, Way::Write, name);
             if let Some(name) = ask.refs.iter().find(|name| !writes(name)) {
                 return Err(Refusal::new(REFUSED, format!("{} may not write {name} here", asker.name)));

@@ -203,8 +203,8 @@ impl Daemon {
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no other.
-    /// Returns whether some are not done.
+    /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no
+    /// other. Returns whether some are not done.
     fn upload_what_is_new(self: &Arc<Self>) -> bool {
         let table = lock(&self.uploads.table).clone();
         lock(&self.uploads.errors).retain(|name, _| table.contains_key(name));

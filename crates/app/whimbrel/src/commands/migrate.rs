@@ -36,9 +36,13 @@ pub(crate) struct Args {
     /// Mode of the migration
     #[arg(long, value_enum, default_value = "precopy")]
     mode: ModeArg,
-    /// Keep copying until the predicted downtime is at most this [default: 2ms; 10ms with --mode hybrid]
+    /// Keep copying until the predicted downtime is at most this [default: 2ms; 10ms with --mode hybrid]. If
+    /// it is given, the machine runs on here when the downtime exceeds it by more than a second
     #[arg(long, alias = "downtime-limit", value_name = "DURATION")]
     downtime_max: Option<DurationArg>,
+    /// Give up, with the machine running here, if it was not handed over within this time
+    #[arg(long, value_name = "DURATION")]
+    time_max: Option<DurationArg>,
     /// Most rounds of --mode hybrid before the machine runs on the target [default: 2]
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
@@ -101,6 +105,7 @@ impl Args {
             },
             rounds: self.rounds,
             downtime_max_ms: self.downtime_max.map(DurationArg::as_ms),
+            time_max_ms: self.time_max.map(DurationArg::as_ms),
             rate_max: self.rate_max.map(|rate| rate.0),
             rate_min: self.rate_min.map(|rate| rate.0),
             rate_step: self.rate_step.map(|rate| rate.0),

@@ -24,6 +24,7 @@ pub(crate) mod pool;
 pub(crate) mod promote;
 pub(crate) mod protect;
 pub(crate) mod push;
+pub(crate) mod resolve;
 pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod serve;

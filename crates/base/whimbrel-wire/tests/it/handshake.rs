@@ -2,14 +2,15 @@
 //! step.
 
 use crate::hosts::*;
+use bytes::Bytes;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
 use whimbrel_wire::{
-    CloseReason, ConnectError, ConnectStep, HelloError, Identity, PeerIdentity, PublicKey, Rights,
-    VersionRange, connect_io, connect_tls,
+    CallError, CloseReason, Code, ConnectError, ConnectStep, HelloError, Identity, PeerIdentity, Protocol,
+    PublicKey, Request, Rights, Version, VersionRange, connect_io, connect_tls,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,6 +116,29 @@ async fn without_a_common_version_both_sides_learn_both_ranges() {
             assert_eq!((ours, theirs), (old.versions, VersionRange::OURS));
         }
         other => panic!("{other:?}"),
+    }
+}
+
+const VERSIONS_OF_HOST: &[Version] = &[Version { number: 2, reason: "a test" }];
+const VERSIONS_OF_PEER: &[Version] = &[Version { number: 3, reason: "a test" }];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_an_engine_without_a_common_version_are_refused_on_both_sides_and_no_others() {
+    let protocol = |kind, versions| Protocol { name: "test", kinds: (kind, kind), versions };
+    let speaks = vec![protocol(ECHO, VERSIONS_OF_HOST)];
+    let host = host_with(|endpoint| endpoint.protocols = speaks, false).await;
+    let identity = Identity::ephemeral().unwrap();
+    host.admit("peer", &identity, Rights::all());
+    // One peer of another version, and one that lists no versions: only the host can refuse that one.
+    let newer = endpoint("peer").with_protocols([protocol(ECHO, VERSIONS_OF_PEER)]);
+    for (peer, theirs) in [(newer, "3 to 3"), (endpoint("peer"), "1 to 1")] {
+        let connection = soon(host.connect_as(&identity, &peer)).await.unwrap();
+        let refused = soon(connection.call(Request::new(ECHO, Bytes::new(), Bytes::new()))).await;
+        let Err(CallError::Refused { source }) = refused else { panic!("{refused:?}") };
+        assert_eq!(source.code, Code::VERSION);
+        assert!(source.text.contains("2 to 2") && source.text.contains(theirs), "{}", source.text);
+        let other = soon(connection.call(Request::new(RECORD, Bytes::new(), Bytes::new()))).await;
+        assert!(other.is_ok(), "{other:?}");
     }
 }
 

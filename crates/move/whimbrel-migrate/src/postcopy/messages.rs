@@ -6,7 +6,7 @@ use whimbrel_core::PageRun;
 
 /// Lists pages that stay on the source; header [`MissingPages`], payload as in `page_set_codec.rs`. Between
 /// the last pages and `FINISH`, in order.
-pub(crate) const MISSING_PAGES: u16 = 0x0106;
+pub const MISSING_PAGES: u16 = 0x0106;
 /// From the source: offers this connection for fetching; header [`OfferFetch`], reply [`OfferFetchReply`].
 pub const OFFER_FETCH: u16 = 0x0110;
 /// From the target: requests pages; header [`Fetch`], reply header [`Fetched`] and payload as in

@@ -3,23 +3,25 @@
 //! The fears: a page lost or stale on the target, both sides running, the machine gone, a second migration
 //! after a failed one that misses pages. The machine keeps writing while it is copied.
 
+use crate::record::Record;
 use bytes::Bytes;
 use proptest::prelude::*;
 use std::{
-    cell::Cell,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
 use whimbrel_core::{Accel, Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    MigrationJob, PendingCommit,
+    Budget, CommittedHost, HandedOver, HandoverRecord, MigrateError, MigrationJob, PendingCommit,
     baseline::{ArrayBaseline, Baseline, BaselineContent, MayDiffer},
     confirm,
+    handover::AbortedAction,
     late_frames::LateFrame,
     link::{Answer, Link, LinkError},
     migrate,
@@ -43,6 +45,8 @@ struct World {
     memory: Vec<u8>,
     dirty: PageSet,
     running: bool,
+    /// Whether a pause reports a failure although it succeeds, as QEMU after a timeout.
+    pause_fails: bool,
     seed: u64,
 }
 
@@ -90,8 +94,9 @@ impl PageArray for Guest {
 
 impl Machine for Guest {
     fn pause(&mut self) -> Result<(), MachineError> {
-        self.0.lock().unwrap().running = false;
-        Ok(())
+        let mut world = self.0.lock().unwrap();
+        world.running = false;
+        if world.pause_fails { Err(MachineError::new("pause", "timeout")) } else { Ok(()) }
     }
     fn unpause(&mut self) -> Result<(), MachineError> {
         self.0.lock().unwrap().running = true;
@@ -304,6 +309,26 @@ fn memory(seed: u64) -> Vec<u8> {
     memory
 }
 
+/// Source after the commit point, whose links break at first.
+struct Committed<'a> {
+    broken: &'a dyn Fn(u64) -> Flaky,
+    attempts: AtomicU64,
+    freed: u32,
+}
+
+impl CommittedHost for Committed<'_> {
+    fn connect(&self) -> Result<Box<dyn Link>, HostError> {
+        let left = self.attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+        Ok(Box::new((self.broken)(left.map_or(u64::MAX, |left| left % 2))))
+    }
+    fn wait(&self, _: Duration) -> bool {
+        true
+    }
+    fn free_machine(&mut self) {
+        self.freed += 1;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -311,9 +336,8 @@ proptest! {
     fn one_side_runs_the_whole_machine_wherever_the_link_breaks(
         seed: u64, has_base: bool, breaks in prop::collection::vec((0..40u64, any::<bool>()), 0..4), commits_lost in 0..4u64,
     ) {
-        let memory = memory(seed);
-        let base = if has_base { older(&memory, seed) } else { vec![] };
-        let guest = Guest(Arc::new(Mutex::new(World { memory, dirty: PageSet::empty(PAGES), running: true, seed })));
+        let base = if has_base { older(&memory(seed), seed) } else { vec![] };
+        let guest = guest(seed);
         let mut ledger = DirtyLog::new(Box::new(guest.clone()));
         ledger.attach_from(Consumer::Store, PageSet::empty(PAGES)).unwrap();
         let host = Arc::new(FakeTarget { base: base.clone(), ..FakeTarget::default() });
@@ -327,9 +351,13 @@ proptest! {
             let mut subject = CaptureSource {
                 machine: &mut machine, dirty_logs: std::slice::from_mut(&mut ledger), consumer: Consumer::Migration,
             };
-            let (recorded, mut ran_before) = (Cell::new(false), false);
-            let outcome = migrate(MigrationJob {
-                source: &mut subject,
+            let (recorded, mut ran_before) = (AtomicBool::new(false), false);
+            let mut record = Record::new(|| {
+                recorded.store(true, Ordering::Relaxed);
+                ran_before = !host.running.lock().unwrap().is_empty();
+                Ok(())
+            });
+            let outcome = migrate(&mut subject, &mut record, MigrationJob {
                 link: &link,
                 offer: &offer,
                 open_boot_file: &|_| Ok(Box::new(kernel())),
@@ -345,22 +373,20 @@ proptest! {
                 seed: 7,
                 ports: &Vec::new,
                 take_late_frames: &mut || {
-                    assert!(recorded.get(), "what came for it is the source's own until the commit");
+                    assert!(recorded.load(Ordering::Relaxed), "what came for it is the source's own until the commit");
                     vec![late()]
-                },
-                record_handover: &mut || {
-                    recorded.set(true);
-                    ran_before = !host.running.lock().unwrap().is_empty();
-                    Ok(())
                 },
                 policy: &CheckpointPolicy { pages_left_max: 8, ..CheckpointPolicy::CHECKPOINT },
                 deferred: None,
                 backup: None,
                 mirrors: &[],
-        observe: &mut |_| ControlFlow::Continue(()),
+        budget: &Budget::UNLIMITED,
+                observe: &mut |_| ControlFlow::Continue(()),
             });
+            let aborted = std::mem::take(&mut record.aborted);
             let running_here = guest.0.lock().unwrap().running;
-            let recorded = recorded.get();
+            let recorded = recorded.load(Ordering::Relaxed);
+            prop_assert_eq!(aborted.len(), usize::from(!recorded), "the target hears of one end only");
             prop_assert_eq!(outcome.is_ok(), recorded, "the record is the commit point");
             prop_assert_eq!(running_here, outcome.is_err(), "the source runs exactly if nothing was committed");
             let runs_there = !host.running.lock().unwrap().is_empty();
@@ -381,12 +407,11 @@ proptest! {
 
         let handover = handed_over.expect("the last link never breaks");
         let broken = |budget| Flaky::new(&arrivals, budget, true);
-        let attempts = AtomicU64::new(commits_lost);
-        let connect = || -> Result<Box<dyn Link>, HostError> {
-            let left = attempts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
-            Ok(Box::new(broken(if left.is_ok() { left.unwrap_or(0) % 2 } else { u64::MAX })))
-        };
-        prop_assert!(confirm(handover, PendingCommit::send(&broken(0), handover), &connect, &|_| true).is_some());
+        let attempts = AtomicU64::new(commits_lost + 1);
+        let mut source = Committed { broken: &broken, attempts, freed: 0 };
+        let sent = PendingCommit::unsent();
+        prop_assert!(confirm(handover, sent, &mut source).is_some());
+        prop_assert_eq!(source.freed, 1, "the machine is freed once, when the target has it");
         let running = host.running.lock().unwrap();
         prop_assert_eq!(running.len(), 1, "a repeated commit starts it once");
         prop_assert!(running[0] == guest.0.lock().unwrap().memory, "and it is the machine that was paused");
@@ -395,43 +420,141 @@ proptest! {
     }
 }
 
-#[test]
-fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
-    let guest = Guest(Arc::new(Mutex::new(World {
-        memory: memory(5),
-        dirty: PageSet::empty(PAGES),
-        running: true,
-        seed: 5,
-    })));
-    let mut ledger = DirtyLog::new(Box::new(guest.clone()));
-    let host = Arc::new(FakeTarget { is_damaged: true, ..FakeTarget::default() });
+/// Migrates a machine over a link that does not break.
+fn attempt(
+    guest: &Guest,
+    host: &Arc<FakeTarget>,
+    record: &mut dyn HandoverRecord,
+) -> Result<HandedOver, MigrateError> {
     let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Landings(host.clone()))));
-    let (link, offer, mut machine) = (Flaky::new(&arrivals, u64::MAX, false), offer(1), guest.clone());
-    let outcome = migrate(MigrationJob {
-        source: &mut CaptureSource {
-            machine: &mut machine,
-            dirty_logs: std::slice::from_mut(&mut ledger),
-            consumer: Consumer::Migration,
-        },
-        link: &link,
+    attempt_over(&Flaky::new(&arrivals, u64::MAX, false), guest, record, &Budget::UNLIMITED)
+}
+
+fn attempt_over(
+    link: &dyn Link,
+    guest: &Guest,
+    record: &mut dyn HandoverRecord,
+    budget: &Budget<'_>,
+) -> Result<HandedOver, MigrateError> {
+    let mut ledger = DirtyLog::new(Box::new(guest.clone()));
+    let (offer, mut machine) = (offer(1), guest.clone());
+    let mut source = CaptureSource {
+        machine: &mut machine,
+        dirty_logs: std::slice::from_mut(&mut ledger),
+        consumer: Consumer::Migration,
+    };
+    let job = MigrationJob {
+        link,
         offer: &offer,
         open_boot_file: &|_| Ok(Box::new(kernel())),
         open_baseline: &|_, _| Err("there is none".into()),
         seed: 7,
         ports: &Vec::new,
         take_late_frames: &mut Vec::new,
-        record_handover: &mut || Err("nothing is handed over".into()),
         policy: &CheckpointPolicy::CHECKPOINT,
         deferred: None,
         backup: None,
         mirrors: &[],
+        budget,
         observe: &mut |_| ControlFlow::Continue(()),
-    });
-    let error = outcome.map(|done| done.handover).unwrap_err();
-    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-    let words = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    };
+    migrate(&mut source, record, job)
+}
+
+fn guest(seed: u64) -> Guest {
+    let (memory, dirty) = (memory(seed), PageSet::empty(PAGES));
+    Guest(Arc::new(Mutex::new(World { memory, dirty, running: true, pause_fails: false, seed })))
+}
+
+/// Link to a target that loads for ever: the reply to the last message comes only when the link is closed.
+struct Hung {
+    link: Flaky,
+    closed: Arc<(Mutex<bool>, Condvar)>,
+    asked: AtomicBool,
+}
+
+struct HungAnswer(Arc<(Mutex<bool>, Condvar)>);
+
+impl Answer for HungAnswer {
+    fn wait(self: Box<Self>) -> Result<Bytes, LinkError> {
+        drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |closed| !*closed).unwrap());
+        Err(LinkError::Lost { source: "closed".into() })
+    }
+}
+
+impl Link for Hung {
+    fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
+        if kind != protocol::FINISH {
+            return self.link.send(kind, header, payload);
+        }
+        self.asked.store(true, Ordering::Relaxed);
+        Ok(Box::new(HungAnswer(self.closed.clone())))
+    }
+    fn bytes_sent(&self) -> u64 {
+        self.link.bytes_sent()
+    }
+    fn close(&self) {
+        *self.closed.0.lock().unwrap() = true;
+        self.closed.1.notify_all();
+    }
+}
+
+#[test]
+fn a_machine_whose_target_hangs_in_the_pause_runs_on_when_its_budget_is_used_up_or_its_user_cancels() {
+    let short = Some(Duration::from_millis(1));
+    for (downtime, time, words) in
+        [(short, None, "the downtime before"), (None, short, "the time before"), (None, None, "cancelled")]
+    {
+        let (guest, host) = (guest(5), Arc::new(FakeTarget::default()));
+        let arrivals = Arc::new(IncomingMigrations::new(Arc::new(Landings(host.clone()))));
+        let (closed, asked) = (Arc::default(), AtomicBool::new(false));
+        let hung = Hung { link: Flaky::new(&arrivals, u64::MAX, false), closed, asked };
+        let cancelled = || words == "cancelled" && hung.asked.load(Ordering::Relaxed);
+        let budget = Budget { downtime, time, cancelled: &cancelled };
+        let mut record = Record::new(|| Err("nothing is handed over".into()));
+        let error = attempt_over(&hung, &guest, &mut record, &budget).map(|done| done.handover).unwrap_err();
+        let found = whimbrel_core::error_chain(&error);
+        assert!(found.contains(words), "{found}");
+        assert_eq!(record.aborted, [AbortedAction::SendAbort]);
+        assert!(guest.0.lock().unwrap().running, "{words}");
+    }
+}
+
+#[test]
+fn pages_of_a_damaged_boot_file_never_reach_a_machine() {
+    let (guest, host) = (guest(5), Arc::new(FakeTarget { is_damaged: true, ..FakeTarget::default() }));
+    let mut record = Record::new(|| Err("nothing is handed over".into()));
+    let error = attempt(&guest, &host, &mut record).map(|done| done.handover).unwrap_err();
+    let words = whimbrel_core::error_chain(&error);
     assert!(words.contains("damaged"), "{words}");
     assert!(guest.0.lock().unwrap().running && host.running.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_machine_whose_handover_cannot_be_recorded_runs_on_once_its_own_record_is_durable_again() {
+    let (guest, host) = (guest(5), Arc::new(FakeTarget::default()));
+    let mut record = Record::new(|| Err("the disk is full".into()));
+    assert!(matches!(attempt(&guest, &host, &mut record), Err(MigrateError::Record(_))));
+    assert_eq!(record.aborted, [AbortedAction::SendAbort]);
+    assert!(guest.0.lock().unwrap().running && host.running.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_machine_of_which_no_record_can_be_written_runs_nowhere_and_nobody_is_told_anything() {
+    let (guest, host) = (guest(5), Arc::new(FakeTarget::default()));
+    let mut record = Record { reverts: false, ..Record::new(|| Err("the disk is full".into())) };
+    assert!(matches!(attempt(&guest, &host, &mut record), Err(MigrateError::Record(_))));
+    assert_eq!(record.aborted, [], "a later daemon may find the handover on the disk");
+    assert!(!guest.0.lock().unwrap().running && host.running.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_machine_whose_pause_failed_after_it_had_stopped_runs_on() {
+    let (guest, host) = (guest(5), Arc::new(FakeTarget::default()));
+    guest.0.lock().unwrap().pause_fails = true;
+    let mut record = Record::new(|| Err("nothing is handed over".into()));
+    assert!(matches!(attempt(&guest, &host, &mut record), Err(MigrateError::Capture(_))));
+    assert!(guest.0.lock().unwrap().running);
 }
 
 #[test]

@@ -7,7 +7,8 @@
 //!   Only messages on the connection of the pages (offer, the last pages, their replies) end with that
 //!   connection, which the two sides notice at different times.
 //! - Either daemon dies between any two of its effects, and restarts with what was durable and what survives
-//!   a daemon (QEMU, files on a tmpfs). A host loses power, and those too. A host never comes back.
+//!   a daemon (QEMU, files on a tmpfs). The write of a record of the source fails, and may have reached the
+//!   disk all the same. A host loses power, and those too. A host never comes back.
 //! - Either QEMU dies. The user migrates again after a failed attempt.
 //!
 //! [`PROPERTIES`] are checked in every state that can be reached. Breaking the rules one at a time checks
@@ -16,7 +17,8 @@
 use crate::model::{Handover, PROPERTIES, Rules};
 use stateright::{Checker, Model};
 use whimbrel_migrate::handover::{
-    PausedIncoming, Source, SourceAction, SourceEvent, Target, TargetAction, TargetEvent, TargetRecord,
+    AbortedAction, CommittedAction, PausedIncoming, Source, SourceAction, SourceEvent, Target, TargetAction,
+    TargetEvent, TargetRecord,
 };
 
 #[test]
@@ -28,6 +30,9 @@ fn the_handover_is_safe_and_ends_whatever_happens() {
     checked.assert_properties();
     assert!(unique > 10_000, "the model reached only {unique} states");
 }
+
+const SEND_COMMIT: SourceAction = SourceAction::Committed(CommittedAction::SendCommit);
+const SEND_ABORT: SourceAction = SourceAction::Aborted(AbortedAction::SendAbort);
 
 /// Property that most faults break.
 const ENDS_WELL: &str = PROPERTIES[6].0;
@@ -43,8 +48,8 @@ fn broken(rules: Rules) -> Vec<&'static str> {
 fn a_target_that_starts_when_it_is_prepared_is_found() {
     fn eager(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         match (state, event) {
-            (Target::Receiving, TargetEvent::Loaded) => {
-                (Target::Running, &[TargetAction::MarkAndConfirmReady, TargetAction::RunAndConfirm])
+            (Target::Receiving, TargetEvent::Finished) => {
+                (Target::Running, &[TargetAction::LoadAndConfirmReady, TargetAction::RunAndConfirm])
             }
             _ => state.step(event),
         }
@@ -68,8 +73,9 @@ fn a_source_that_commits_before_it_writes_is_found() {
     fn hasty(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         match (state, event) {
             (Source::Stopped, SourceEvent::TargetReady) => {
-                (Source::Committed, &[SourceAction::SendCommit, SourceAction::RecordHandover])
+                (Source::Recording, &[SEND_COMMIT, SourceAction::RecordHandover])
             }
+            (Source::Recording, SourceEvent::Recorded) => (Source::Committed, &[]),
             _ => state.step(event),
         }
     }
@@ -83,12 +89,40 @@ fn a_source_that_goes_on_after_a_lost_commit_is_found() {
     fn wavering(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
         match (state, event) {
             (Source::Committed, SourceEvent::Failed) => {
-                (Source::Aborted, &[SourceAction::ResumeHere, SourceAction::SendAbort])
+                (Source::Aborted, &[SourceAction::ResumeHere, SEND_ABORT])
             }
             _ => state.step(event),
         }
     }
     assert!(broken(Rules { source: wavering, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_source_that_goes_on_after_a_failed_write_is_found() {
+    fn careless(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::Recording, SourceEvent::Failed) => {
+                (Source::Aborted, &[SourceAction::ResumeHere, SEND_ABORT])
+            }
+            _ => state.step(event),
+        }
+    }
+    let found = broken(Rules { source: careless, ..Rules::default() });
+    assert!(found.contains(&"the source never runs again after the commit"), "{found:?}");
+}
+
+#[test]
+fn a_source_that_goes_on_before_it_has_taken_a_failed_record_back_is_found() {
+    fn hasty(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::Recording, SourceEvent::Failed) => {
+                (Source::Aborted, &[SourceAction::ResumeHere, SourceAction::RecordOurs, SEND_ABORT])
+            }
+            _ => state.step(event),
+        }
+    }
+    let found = broken(Rules { source: hasty, ..Rules::default() });
+    assert!(found.contains(&"the source never runs again after the commit"), "{found:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of hot pages: pages that are written all the time are sent once ahead, so that they are deltas in
 //! the pause.
 
+use crate::record::Record;
 use bytes::Bytes;
 use std::{
     ops::ControlFlow,
@@ -16,7 +17,7 @@ use whimbrel_capture::{
 use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    MigrationJob,
+    Budget, MigrationJob,
     link::{Answer, Link, LinkError},
     migrate,
     protocol::{self, Accepted, HandoverId, Offer, Offered, PageQueryReply},
@@ -153,12 +154,9 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
     let mut ledger = DirtyLog::new(Box::new(guest.clone()));
     let mut machine = guest.clone();
     let ledgers = std::slice::from_mut(&mut ledger);
-    let done = migrate(MigrationJob {
-        source: &mut CaptureSource {
-            machine: &mut machine,
-            dirty_logs: ledgers,
-            consumer: Consumer::Migration,
-        },
+    let mut source =
+        CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Migration };
+    let job = MigrationJob {
         link: &link,
         offer: &offer(),
         open_boot_file: &|_| Ok(Box::new(vec![])),
@@ -166,14 +164,14 @@ fn a_page_that_is_always_hot_travels_once_whole_and_in_the_pause_as_a_difference
         seed: 7,
         ports: &Vec::new,
         take_late_frames: &mut Vec::new,
-        record_handover: &mut || Ok(()),
         policy: &Three,
         deferred: None,
         backup: None,
         mirrors: &[],
+        budget: &Budget::UNLIMITED,
         observe: &mut |_| ControlFlow::Continue(()),
-    })
-    .unwrap();
+    };
+    let done = migrate(&mut source, &mut Record::new(|| Ok(())), job).unwrap();
     let hot = HOT.end - HOT.start;
     let pages: Vec<(u64, u64)> = done.rounds.iter().map(|round| (round.pages, round.skipped)).collect();
     assert_eq!(pages, [(PAGES, 0), (0, hot), (0, hot), (hot, 0)], "hot pages wait once they were sent");

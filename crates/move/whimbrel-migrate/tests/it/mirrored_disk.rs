@@ -5,6 +5,7 @@
 //! waits for ever because the target is gone, a later migration that lacks what an earlier one sent as
 //! mirrored.
 
+use crate::record::Record;
 use bytes::Bytes;
 use proptest::prelude::*;
 use std::{
@@ -23,7 +24,7 @@ use whimbrel_capture::{
 use whimbrel_core::{Accel, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    MigrationJob,
+    Budget, MigrationJob,
     link::{Answer, Link, LinkError},
     migrate,
     protocol::{Finish, HandoverId, Offer, PAGES},
@@ -282,8 +283,7 @@ fn attempt(
     let mirror = Arc::new(Mirror::new(DISK));
     let mut subject = CaptureSource { machine: guest, dirty_logs: ledgers, consumer: Consumer::Migration };
     let mut armed = false;
-    let outcome = migrate(MigrationJob {
-        source: &mut subject,
+    let job = MigrationJob {
         link: &link,
         offer: &offer(number),
         open_boot_file: &|_| unreachable!("there are no boot files"),
@@ -291,11 +291,11 @@ fn attempt(
         seed: 7,
         ports: &Vec::new,
         take_late_frames: &mut Vec::new,
-        record_handover: &mut || Ok(()),
         policy: &Patient,
         deferred: None,
         backup: None,
         mirrors: &[(1, mirror.clone())],
+        budget: &Budget::UNLIMITED,
         observe: &mut |progress| {
             if progress.ended.is_some() && !armed {
                 armed = true;
@@ -304,7 +304,8 @@ fn attempt(
             }
             ControlFlow::Continue(())
         },
-    });
+    };
+    let outcome = migrate(&mut subject, &mut Record::new(|| Ok(())), job);
     mirror.end();
     disk.set(None);
     let last = outcome.ok().map(|done| done.rounds.last().map_or(0, |round| round.pages));

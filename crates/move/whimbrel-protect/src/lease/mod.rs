@@ -14,10 +14,11 @@
 //! - No witness configured: the standby never asks by itself. A person confirms that the primary is dead, and
 //!   is responsible for that.
 //!
-//! A right is not a copy. The primary deletes its machine only once the standby has said that it loaded it and
-//! recorded that, whatever the witness says. Until then it *yields*: it is not visible, keeps its copy, and
-//! asks the standby to take over. A standby that cannot load the machine keeps its copy too, until the primary
-//! takes the machine back. Only a primary that has a copy ends a protection or takes the machine back.
+//! A right is not a copy. The primary deletes its machine only once the standby has said that it loaded it
+//! and recorded that, whatever the witness says. Until then it *yields*: it is not visible, keeps its copy,
+//! and asks the standby to take over. A standby that cannot load the machine keeps its copy too, until the
+//! primary takes the machine back. Only a primary that has a copy ends a protection or takes the machine
+//! back.
 //!
 //! Each machine has one transition function for each event, and says by an action what its host must do next.
 //! The daemon executes actions in one place for each side, by a `match` that names all of them.

@@ -26,8 +26,8 @@ pub enum PrimaryState {
     Undecided,
     /// No standby can take over by this protection any more.
     Alone,
-    /// The machine is the standby's if that can run it. This host keeps its copy, invisible, until the standby
-    /// has the machine or has ended.
+    /// The machine is the standby's if that can run it. This host keeps its copy, invisible, until the
+    /// standby has the machine or has ended.
     Yielded {
         /// What the standby answered last, if it did not take over.
         refusal: Option<StandbyOutcome>,
@@ -161,8 +161,8 @@ impl PrimaryLease {
         }
     }
 
-    /// Handles the standby's answer to [`PrimaryLeaseAction::TakeBack`]. If it did not end, it is asked to run
-    /// the machine again.
+    /// Handles the standby's answer to [`PrimaryLeaseAction::TakeBack`]. If it did not end, it is asked to
+    /// run the machine again.
     pub fn handle_take_back_reply(&mut self, outcome: Option<StandbyOutcome>) {
         outcome.iter().for_each(|outcome| self.handle_outcome(*outcome));
         if let PrimaryState::Yielded { refusal } = &mut self.state {

@@ -39,7 +39,8 @@ pub enum StandbyLeaseAction {
     Nothing,
     /// Ask the witness for the machine; [`StandbyLease::handle_witness_reply`] follows.
     AskWitness,
-    /// Load the last complete epoch; [`StandbyLease::handle_loaded`] follows. Nobody else sees the machine yet.
+    /// Load the last complete epoch; [`StandbyLease::handle_loaded`] follows. Nobody else sees the machine
+    /// yet.
     Load,
     /// Record durably that this host has the machine; [`StandbyLease::handle_recorded`] follows.
     Record,

@@ -1,8 +1,8 @@
 //! Large epochs: more than a pause can copy is sent in rounds while the machine runs.
 //!
-//! The standby buffers what arrives beside the machine and applies it when the epoch ends, so the epoch before
-//! stays whole until then. The last part is captured in a short pause as always. Between rounds that leave too
-//! much for that, the machine is slowed down; if that does not help either, this gives up.
+//! The standby buffers what arrives beside the machine and applies it when the epoch ends, so the epoch
+//! before stays whole until then. The last part is captured in a short pause as always. Between rounds that
+//! leave too much for that, the machine is slowed down; if that does not help either, this gives up.
 
 use super::{Committed, EpochSender};
 use crate::{
@@ -24,8 +24,9 @@ const ROUNDS_MAX: u32 = 12;
 const ROUNDS_FREE: u32 = 2;
 
 impl EpochSender<'_> {
-    /// Sends the next epoch in rounds and returns when the standby has committed it. `stopped` is called during
-    /// the last pause; `observe` gets the pages of a round that were read so far and in total, and may cancel.
+    /// Sends the next epoch in rounds and returns when the standby has committed it. `stopped` is called
+    /// during the last pause; `observe` gets the pages of a round that were read so far and in total, and may
+    /// cancel.
     pub fn large_epoch(
         &mut self,
         subject: &mut CaptureSource<'_>,

@@ -1,8 +1,8 @@
 //! Epoch buffer of the standby: the pages of the epoch in flight, beside the machine that they will change.
 //!
-//! The first part of the content is in memory, the rest in a file. Nothing is written to the machine before the
-//! epoch is complete, so the epoch before stays whole. Fails if the file cannot be written, or if an epoch has
-//! more pages than are accepted.
+//! The first part of the content is in memory, the rest in a file. Nothing is written to the machine before
+//! the epoch is complete, so the epoch before stays whole. Fails if the file cannot be written, or if an
+//! epoch has more pages than are accepted.
 
 use super::{EpochSnapshots, devices_page};
 use crate::{

@@ -189,8 +189,8 @@ struct Lease {
     horizon: u64,
     register: bool,
     renewals: u64,
-    /// Whether to look at what becomes of copies, with clocks that agree: a load may fail, QEMU may die, and the
-    /// primary may end the protection at any time. Otherwise a load takes no time and always succeeds.
+    /// Whether to look at what becomes of copies, with clocks that agree: a load may fail, QEMU may die, and
+    /// the primary may end the protection at any time. Otherwise a load takes no time and always succeeds.
     copies: bool,
     /// The only property that is looked for: the search ends when it is broken.
     only: Option<&'static str>,

@@ -6,6 +6,7 @@ mod group;
 mod inherit;
 mod keep;
 mod lease_model;
+mod messages;
 mod replay;
 mod room;
 mod sharing;

@@ -128,7 +128,8 @@ impl Benefactor {
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
         let service = BenefactorService::new(store.clone(), links);
-        let endpoint = Endpoint::new(options.name.clone(), service.clone());
+        let endpoint =
+            Endpoint::new(options.name.clone(), service.clone()).with_protocols([crate::protocol::PROTOCOL]);
         let (reports, asked) = HeartbeatService::new(service);
         let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
         let managers = ConnectionCache::new(Arc::new(to_manager));

@@ -1,9 +1,9 @@
 //! Local files of the write modes, and closed files that are not in the pool yet.
 //!
-//! A local file has no name, so it vanishes with a process that dies. With complete local write, a closed file
-//! gets a name in the spool folder, in one step and with everything that is needed to send it; the name goes
-//! when the file is in the pool. What a process leaves behind is found by the next mount. A file is locked
-//! while its process lives. See `docs/formats/pool.md`.
+//! A local file has no name, so it vanishes with a process that dies. With complete local write, a closed
+//! file gets a name in the spool folder, in one step and with everything that is needed to send it; the name
+//! goes when the file is in the pool. What a process leaves behind is found by the next mount. A file is
+//! locked while its process lives. See `docs/formats/pool.md`.
 
 use super::{PoolError, Result};
 use crate::protocol::{NewNode, NodeId};

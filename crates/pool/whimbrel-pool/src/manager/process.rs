@@ -103,7 +103,7 @@ impl Manager {
         let Self { options, listener: front, service } = self;
         // Nobody reads the name: a manager is identified by its key.
         let name: HostName = "manager".parse()?;
-        let endpoint = Endpoint::new(name, service.clone());
+        let endpoint = Endpoint::new(name, service.clone()).with_protocols([crate::protocol::PROTOCOL]);
         tokio::select! {
             served = front.serve(endpoint) => Ok(served?),
             never = maintain(&service, &options) => never,

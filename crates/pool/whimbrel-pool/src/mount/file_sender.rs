@@ -1,5 +1,5 @@
-//! Sends closed files to the pool after `close` has returned (complete local write), in the order in which they
-//! were closed.
+//! Sends closed files to the pool after `close` has returned (complete local write), in the order in which
+//! they were closed.
 //!
 //! The end of a mount waits until they are sent. What cannot be sent stays in the spool folder, and the next
 //! mount sends it.

@@ -14,7 +14,14 @@ pub use lists::{
 use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
-use whimbrel_wire::{Call, Code, PublicKey, range};
+use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};
+
+/// Versions of these messages.
+pub const PROTOCOL: Protocol = Protocol {
+    name: "pool",
+    kinds: (range::POOL, range::POOL + 0xff),
+    versions: &[Version { number: 1, reason: "the first: chunks by digest, versions by chunk maps, pins" }],
+};
 
 /// Longest chunk in raw bytes; its frame fits in a payload.
 pub const MAX_CHUNK: usize = 4 << 20;

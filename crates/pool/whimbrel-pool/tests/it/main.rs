@@ -3,6 +3,7 @@
 mod admission;
 mod common;
 mod faults;
+mod messages;
 mod mount;
 mod places;
 mod pool;

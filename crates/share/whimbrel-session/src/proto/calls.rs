@@ -6,12 +6,16 @@
 
 use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
-use whimbrel_wire::{Call, Code, Refusal, range};
+use whimbrel_wire::{Call, Code, Refusal, Version, VersionRange, range};
 
-/// Version of the calls in this file.
-pub const PROTOCOL: u16 = 2;
-/// The oldest version that a server answers: such a client does not use the changes added since.
-pub const OLDEST_PROTOCOL: u16 = 1;
+/// Every version of these calls that a server answers, oldest first. A client has the newest, and names it in
+/// [`Open`]; an older one does not use the changes added since.
+pub const VERSIONS: &[Version] = &[
+    Version { number: 1, reason: "the first: content by path and identity, changes of names in order" },
+    Version { number: 2, reason: "`Op::Replace`: a file in place of another is one change" },
+];
+/// Range of these versions.
+pub const SPOKEN: VersionRange = VersionRange::of(VERSIONS);
 
 /// Refusal codes of a session's requests.
 pub mod code {
@@ -114,7 +118,7 @@ pub fn request_name(kind: u16) -> Option<&'static str> {
 /// Begins a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Open {
-    /// Protocol version of the client ([`PROTOCOL`]).
+    /// Protocol version of the client, one of [`VERSIONS`].
     pub protocol: u16,
     /// The directory to open, as the server's user would name it.
     pub directory: Vec<u8>,

@@ -18,8 +18,8 @@ pub use attr::{Attr, Ident, Kind, Time, Version};
 pub use calls::{
     AttrBatch, AttrCall, Copied, Copy, CopyCall, DigestCall, Digests, DigestsDone, End, EndCall, FileRef,
     FilesystemSpace, HolesCall, HolesDone, Keyed, List, ListCall, ListTree, Listed, LookedUp, Lookup,
-    LookupCall, OLDEST_PROTOCOL, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, PagesCall, Range,
-    Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, StatfsCall, Sync, SyncCall, WalkCall, Walked, Write,
+    LookupCall, Op, OpCall, OpDone, Open, OpenCall, Opened, PagesCall, Range, Read, ReadCall, ReadDone,
+    ReadPages, ReadlinkCall, SPOKEN, StatfsCall, Sync, SyncCall, VERSIONS, WalkCall, Walked, Write,
     WriteCall, WriteDone, code, errno, request_name,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};

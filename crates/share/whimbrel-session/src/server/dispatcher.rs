@@ -15,10 +15,10 @@ use super::{
 };
 use crate::proto::{
     Attr, AttrBatch, AttrCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall, FileRef,
-    FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OLDEST_PROTOCOL,
-    OpCall, Open, OpenCall, Opened, PROTOCOL, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall,
-    ShareKey, StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, code, is_in, pack_digests,
-    pack_holes, pack_some, unpack_pages,
+    FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OpCall, Open,
+    OpenCall, Opened, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, SPOKEN, ShareKey,
+    StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, code, is_in, pack_digests, pack_holes,
+    pack_some, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -164,8 +164,9 @@ impl Shared {
     }
 
     fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
-        if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&wanted.protocol) {
-            let text = format!("this server supports session version {PROTOCOL}, not {}", wanted.protocol);
+        if !SPOKEN.contains(wanted.protocol) {
+            let text =
+                format!("the server speaks session versions {SPOKEN}, the client speaks {}", wanted.protocol);
             return Err(Refusal::new(code::VERSION, text));
         }
         let client = match client {

@@ -9,6 +9,7 @@ mod copies;
 mod holes;
 mod known;
 mod large;
+mod messages;
 mod mount;
 mod nbd;
 mod random;

@@ -11,8 +11,8 @@ use std::{
 use whimbrel_session::{
     proto::{
         AttrBatch, AttrCall, DigestCall, Digests, FileRef, Ident, Keyed, List, ListCall, ListTree, Lookup,
-        LookupCall, Name, Op, OpCall, Open, OpenCall, Opened, PROTOCOL, PagesCall, Range, Read, ReadCall,
-        ReadPages, RelPath, SessionKey, Sync, SyncCall, Time, WalkCall, Walked, WalkedDir, Write, WriteCall,
+        LookupCall, Name, Op, OpCall, Open, OpenCall, Opened, PagesCall, Range, Read, ReadCall, ReadPages,
+        RelPath, SPOKEN, SessionKey, Sync, SyncCall, Time, WalkCall, Walked, WalkedDir, Write, WriteCall,
         code, digest_of_page, errno, pack_pages, unpack_digests, unpack_dirs, unpack_pages,
     },
     server::{Export, Limits, Server},
@@ -25,7 +25,7 @@ fn path(text: &str) -> RelPath {
 
 async fn open(connection: &Connection, dir: &Path) -> Result<Opened, Refusal> {
     let directory = dir.as_os_str().as_encoded_bytes().to_vec();
-    answered(connection.request::<OpenCall>(&Open { protocol: PROTOCOL, directory }, Bytes::new()).await)
+    answered(connection.request::<OpenCall>(&Open { protocol: SPOKEN.newest, directory }, Bytes::new()).await)
 }
 
 fn answered<T>(answer: Result<(T, Bytes), CallError>) -> Result<T, Refusal> {

@@ -18,7 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_api::{MigrateMode, MigrateRequest};
-use whimbrel_capture::Consumer;
 use whimbrel_core::MachineName;
 
 /// How long to wait for the backup host's report when the target needs nothing more but has not ended the
@@ -77,11 +76,7 @@ pub(super) fn seed<'a>(
     reporter: &'a ProgressReporter,
 ) -> Result<Option<SeedRounds<'a>>, DaemonError> {
     let Some(filling) = filling else { return Ok(None) };
-    let filled = filling.seed(record, ledgers, ports, reporter);
-    if filled.is_err() {
-        ledgers.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
-    }
-    filled.map(Some)
+    filling.seed(record, ledgers, ports, reporter).map(Some)
 }
 
 /// The error for the caller when the backup host has taken over.

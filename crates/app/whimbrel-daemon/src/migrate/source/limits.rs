@@ -5,6 +5,7 @@ use std::time::Duration;
 use whimbrel_api::{MigrateMode, MigrateRequest};
 use whimbrel_capture::{PrecopyPolicy, Rates, RoundDecision, StopPolicy, precopy_policy::DOWNTIME_MAX};
 use whimbrel_core::ByteSize;
+use whimbrel_migrate::Budget;
 
 /// Default downtime of a postcopy migration, which need not wait for the pages in its pause.
 const DOWNTIME_MAX_POSTCOPY: Duration = Duration::from_millis(10);
@@ -15,9 +16,19 @@ const RATE_STEP: u64 = 50 * MBIT;
 const RATE_MIN: u64 = 100 * MBIT;
 /// A copy of everything, and one round of what was written meanwhile.
 const HYBRID_ROUNDS: u32 = 2;
+/// Time to pause and load a machine, which the prediction of a downtime leaves out: ten times what a host
+/// without KVM needs.
+const LOAD_ALLOWANCE: Duration = Duration::from_secs(1);
 const MBIT: u64 = 1_000_000 / 8;
 /// Slower than any plausible link: a GiB would take a day.
 const RATE_LOWEST: u64 = 10_000;
+
+/// The limits that end a migration before its commit point. A downtime that the user has set is enforced,
+/// with an allowance for what its prediction leaves out.
+pub(super) fn budget<'a>(request: &MigrateRequest, cancelled: &'a (dyn Fn() -> bool + Sync)) -> Budget<'a> {
+    let downtime = request.downtime_max_ms.map(|max| Duration::from_millis(max) + LOAD_ALLOWANCE);
+    Budget { downtime, time: request.time_max_ms.map(Duration::from_millis), cancelled }
+}
 
 /// The precopy policy for a machine that runs or is paused already.
 pub(super) fn policy(request: &MigrateRequest, was_paused: bool) -> Result<PrecopyPolicy, DaemonError> {
@@ -111,6 +122,16 @@ mod tests {
         assert_eq!(first_rate(&request(r#", "rate_max": 2000000"#)).unwrap(), Some(ByteSize(2_000_000)));
         let slow = Rates::Adaptive { min: 2_000_000, max: Some(2_000_000), step: 1_000_000 };
         assert_eq!(rates(r#", "adaptive": true, "rate_max": 2000000, "rate_step": 1000000"#), slow);
+    }
+
+    #[test]
+    fn only_limits_that_were_asked_for_end_a_migration() {
+        let limits = |more| {
+            let budget = budget(&request(more), &|| false);
+            (budget.downtime.map(|limit| limit.as_millis()), budget.time.map(|limit| limit.as_millis()))
+        };
+        assert_eq!(limits(""), (None, None));
+        assert_eq!(limits(r#", "downtime_max_ms": 50, "time_max_ms": 60000"#), (Some(1050), Some(60_000)));
     }
 
     #[test]

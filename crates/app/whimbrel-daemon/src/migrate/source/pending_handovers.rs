@@ -47,24 +47,8 @@ pub(crate) struct PendingHandovers {
 struct PendingHandover {
     handover: HandoverId,
     to: HostName,
-    state: HandoverState,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HandoverState {
-    /// A migration is in progress, or the machine's record says that the handover was committed.
-    InProgress,
-    /// Aborted: the machine stays here. The target may not know.
-    Aborted,
-}
-
-impl HandoverState {
-    fn of(state: Source) -> Self {
-        match state {
-            Source::Copying | Source::Stopped | Source::Committed => Self::InProgress,
-            Source::Aborted | Source::Done => Self::Aborted,
-        }
-    }
+    /// Only whether it is aborted matters here.
+    state: Source,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -88,10 +72,10 @@ impl PendingHandovers {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(DaemonError::io("read", &path, error)),
         };
-        // The result is the same whether the machine is still here or has left by a later handover.
-        let stand = HandoverState::of(Source::recovered(SourceRecord::Ours).0);
-        let found =
-            |one: StoredHandover| PendingHandover { handover: one.handover, to: one.to, state: stand };
+        // The result is the same whether the machine is still here or has left by a later handover. Recovery
+        // of its record makes it run on.
+        let (state, _) = Source::recovered(SourceRecord::Ours);
+        let found = |one: StoredHandover| PendingHandover { handover: one.handover, to: one.to, state };
         let begun = Mutex::new(kept.into_iter().map(found).collect());
         Ok(Self { path, handovers: begun, notifying: AtomicBool::new(false) })
     }
@@ -99,24 +83,24 @@ impl PendingHandovers {
     /// Records durably that a machine is about to be offered.
     pub(crate) fn start(&self, handover: HandoverId, to: &HostName) -> Result<(), DaemonError> {
         let mut begun = self.begun();
-        begun.push(PendingHandover { handover, to: to.clone(), state: HandoverState::InProgress });
+        begun.push(PendingHandover { handover, to: to.clone(), state: Source::initial().0 });
         self.save(&begun).inspect_err(|_| drop(begun.pop()))
     }
 
     /// The machine's record says that this handover was committed, so it must not be aborted.
     pub(crate) fn mark_committed(&self, handover: HandoverId) {
-        self.set(handover, HandoverState::of(Source::recovered(SourceRecord::HandedOver).0));
+        self.set(handover, Source::recovered(SourceRecord::HandedOver).0);
     }
 
     /// Aborts a handover: the machine stays here.
     pub(crate) fn abort(&self, handover: HandoverId) {
-        self.set(handover, HandoverState::Aborted);
+        self.set(handover, Source::Aborted);
     }
 
-    /// Leaves all handovers undecided: a record that could not be read may have committed one. The next daemon
-    /// decides.
+    /// Leaves all handovers undecided: a record that could not be read may have committed one. The next
+    /// daemon decides.
     pub(crate) fn hold(&self) {
-        self.begun().iter_mut().for_each(|one| one.state = HandoverState::InProgress);
+        self.begun().iter_mut().for_each(|one| one.state = Source::initial().0);
     }
 
     /// Removes a handover whose outcome the target knows.
@@ -128,13 +112,13 @@ impl PendingHandovers {
         }
     }
 
-    fn set(&self, handover: HandoverId, stand: HandoverState) {
-        self.begun().iter_mut().filter(|one| one.handover == handover).for_each(|one| one.state = stand);
+    fn set(&self, handover: HandoverId, state: Source) {
+        self.begun().iter_mut().filter(|one| one.handover == handover).for_each(|one| one.state = state);
     }
 
     fn aborted(&self) -> Vec<(HandoverId, HostName)> {
         let begun = self.begun();
-        let given_up = begun.iter().filter(|one| one.state == HandoverState::Aborted);
+        let given_up = begun.iter().filter(|one| one.state == Source::Aborted);
         given_up.map(|one| (one.handover, one.to.clone())).collect()
     }
 
@@ -164,9 +148,8 @@ impl Daemon {
     /// Notifies a target of aborted handovers over an existing connection.
     pub(crate) fn notify_aborted_over(&self, to: &HostName, link: &dyn Link) {
         for (handover, _) in self.handovers.aborted().into_iter().filter(|(_, host)| host == to) {
-            match abort(link, handover) {
-                Ok(()) => self.handovers.end(handover),
-                Err(error) => tracing::debug!(%handover, %error, "a target missed an aborted handover"),
+            if let Err(error) = abort(link, handover, || self.handovers.end(handover)) {
+                tracing::debug!(%handover, %error, "a target missed an aborted handover");
             }
         }
     }

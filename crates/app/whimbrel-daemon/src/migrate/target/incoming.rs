@@ -11,7 +11,7 @@ use crate::{
     machine::{
         entry::{Machine, MachineLock},
         folder,
-        record::{DiskBase, Phase, ProcessRecord, Record},
+        record::{DiskBase, Phase, Record},
         reservations::Reservation,
         runtime_dir::{self, RuntimeMark},
         supervisor,
@@ -38,7 +38,7 @@ use whimbrel_core::{ByteSize, Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::{self, HostCapacity, Incompatibility},
-    handover::{PausedIncoming, Target, TargetRecord},
+    handover::PausedIncoming,
     late_frames::LateFrame,
     postcopy::messages::MissingPages,
     protocol::{Finish, HandoverId, Offer},
@@ -518,25 +518,18 @@ fn load_during_sync(
     })
 }
 
-/// Whether to discard an incoming machine that an earlier daemon left: its source was never told that all
-/// pages had arrived.
-pub(crate) fn is_unfinished(host: &Daemon, record: &Record) -> bool {
-    let Phase::Prepared { ahead, .. } = record.phase else { return false };
-    let waiting = waiting(host, record.process.as_ref(), ahead);
-    Target::recovered(TargetRecord::Arriving, waiting).0 == Target::Discarded
-}
-
-fn waiting(host: &Daemon, process: Option<&ProcessRecord>, ahead: bool) -> PausedIncoming {
-    let slot =
-        process.map(|process| host.directories.runtime_dir(&process.slot)).filter(|slot| slot.exists());
-    match slot {
+/// What an earlier daemon left of an incoming machine; nothing of any other machine.
+pub(crate) fn waiting(host: &Daemon, record: &Record) -> Option<PausedIncoming> {
+    let Phase::Prepared { ahead, .. } = record.phase else { return None };
+    let slot = record.process.as_ref().map(|process| host.directories.runtime_dir(&process.slot));
+    Some(match slot.filter(|slot| slot.exists()) {
         None => PausedIncoming::Gone,
         Some(slot) if ahead && !RuntimeMark::Complete.is_on(&slot) => PausedIncoming::Unfinished,
         Some(_) => PausedIncoming::Complete,
-    }
+    })
 }
 
-/// Discards an incoming machine whose migration was interrupted.
+/// Discards a machine that came from another host and was not loaded to its end.
 pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
     tracing::info!(machine = %record.name, "discarding an incoming machine whose migration was interrupted");
     host.protections.remove_inherited(record);
@@ -548,13 +541,13 @@ pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
     }
 }
 
-/// Recovers a machine that was prepared when the daemon ended: it continues to wait for the source's
-/// decision.
-pub(crate) fn recover_prepared(
+/// Recovers an incoming machine: one that was prepared continues to wait for the source's decision, any other
+/// is discarded.
+pub(crate) fn recover_incoming(
     host: &Arc<Daemon>,
     record: Record,
     live: Option<RunningMachine>,
-    handover: HandoverId,
+    (handover, waiting): (HandoverId, PausedIncoming),
 ) {
     live.iter().for_each(|live| host.recent_arrivals.insert(handover, &live.ports));
     let machine = host.machines.insert(Machine::new(record.clone(), live));
@@ -577,7 +570,7 @@ pub(crate) fn recover_prepared(
         inherited_protection: None,
         runs_since: None,
     };
-    if let Err(error) = host.arrivals().adopt_prepared(handover, Box::new(arrival)) {
+    if let Err(error) = host.arrivals().recover(handover, waiting, Box::new(arrival)) {
         tracing::error!(error = &error as &dyn std::error::Error, "cannot recover an incoming machine");
     }
 }

@@ -3,7 +3,14 @@
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, MachineName};
 use whimbrel_migrate::protocol::TunnelId;
-use whimbrel_wire::{Call, range};
+use whimbrel_wire::{Call, Protocol, Version, range};
+
+/// Versions of these messages.
+pub(crate) const PROTOCOL: Protocol = Protocol {
+    name: "tunnel",
+    kinds: (range::TUNNEL, range::TUNNEL + 0xff),
+    versions: &[Version { number: 1, reason: "the first: a tunnel for each machine, frames in batches" }],
+};
 
 /// Message kinds of tunnels.
 pub(crate) const RANGE: u16 = range::TUNNEL;
@@ -60,4 +67,18 @@ impl Call for CloseCall {
     const KIND: u16 = CLOSE;
     type Header = Close;
     type Reply = ();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::golden::{call, check};
+
+    #[test]
+    fn messages_keep_their_bytes_as_long_as_their_version_stays() {
+        let samples =
+            [("OPEN", call::<OpenCall>()), ("FRAMES", call::<FramesCall>()), ("CLOSE", call::<CloseCall>())];
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/network/tunnel/messages.txt");
+        check(path, PROTOCOL.range(), &samples);
+    }
 }

@@ -75,8 +75,8 @@ impl Membership {
         self.wait(GroupPhase::Pause, Some(until), &mut || true);
     }
 
-    /// Waits until the epochs of all members are committed, or `go_on` returns false. Returns whether all have
-    /// the epoch: of a member that was late for the pause they have another one.
+    /// Waits until the epochs of all members are committed, or `go_on` returns false. Returns whether all
+    /// have the epoch: of a member that was late for the pause they have another one.
     pub(in crate::protect) fn wait_committed(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
         matches!(self.wait(GroupPhase::Send, None, go_on), Waited::Past)
     }

@@ -31,8 +31,8 @@ use whimbrel_protect::{
 const SEEDING_SILENCE: Duration = Duration::from_secs(10);
 /// Interval at which the clock is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long QEMU and the disks may take for the capture of an epoch, unless the term is longer. QEMU answers in
-/// milliseconds, a busy disk may sync for seconds, and a member of a group is waited for during the pause.
+/// How long QEMU and the disks may take for the capture of an epoch, unless the term is longer. QEMU answers
+/// in milliseconds, a busy disk may sync for seconds, and a member of a group is waited for during the pause.
 const STALL_MIN: Duration = Duration::from_secs(5);
 
 /// Lease of one protection.
@@ -143,8 +143,8 @@ impl Heartbeat {
         }
     }
 
-    /// Sends a heartbeat to the standby and applies its reply. A host that has yielded the machine asks for no
-    /// promise: then the standby takes over by itself if it is not told.
+    /// Sends a heartbeat to the standby and applies its reply. A host that has yielded the machine asks for
+    /// no promise: then the standby takes over by itself if it is not told.
     pub(in crate::protect) fn send_heartbeat(&self) {
         if self.lease().state() != PrimaryState::Protected {
             return;

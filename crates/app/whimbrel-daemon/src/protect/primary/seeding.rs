@@ -28,7 +28,7 @@ use whimbrel_core::{ByteSize, HostName, MachineName, WitnessAddress};
 use whimbrel_migrate::{
     handover::SourceRecord,
     protocol::{BackupHost, HandoverId},
-    source::{self, BoxError},
+    source::{BackupSink, BoxError},
 };
 use whimbrel_protect::{
     inherited_primary,
@@ -122,12 +122,16 @@ impl StandbySeeding {
         sending.attach_consumer(ledgers, false).map_err(epochs::failed)?;
         let mut copying =
             SeedRounds { seeding: self, sender: sending, ports, reporter, last_heartbeat: Instant::now() };
-        for _ in 0..ROUNDS_MAX {
-            if copying.round(ledgers)? <= PAGES_LEFT_MAX {
-                break;
+        let mut rounds = || -> Result<(), DaemonError> {
+            for _ in 0..ROUNDS_MAX {
+                if copying.round(ledgers)? <= PAGES_LEFT_MAX {
+                    break;
+                }
             }
-        }
-        Ok(copying)
+            Ok(())
+        };
+        let copied = rounds();
+        copied.inspect_err(|_| copying.give_up(ledgers)).map(|()| copying)
     }
 
     fn send_heartbeat(&self) -> bool {
@@ -198,7 +202,7 @@ impl SeedRounds<'_> {
     }
 }
 
-impl source::BackupSink for SeedRounds<'_> {
+impl BackupSink for SeedRounds<'_> {
     fn copy_ahead(&mut self, ledgers: &mut [DirtyLog]) -> Result<(), BoxError> {
         self.round(ledgers)?;
         // The standby will be complete after the next round. A heartbeat keeps it from asking the witness
@@ -214,8 +218,12 @@ impl source::BackupSink for SeedRounds<'_> {
     fn copy_at_pause(&mut self, ledgers: &mut [DirtyLog], device_state: &[u8]) -> Result<(), BoxError> {
         let ports = self.ports.iter().map(NetworkPort::addresses).collect();
         self.sender.copy_last_round(ledgers, device_state, ports)?;
-        ledgers.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
+        self.give_up(ledgers);
         Ok(())
+    }
+
+    fn give_up(&mut self, ledgers: &mut [DirtyLog]) {
+        ledgers.iter_mut().for_each(|ledger| ledger.detach(Consumer::Standby));
     }
 }
 

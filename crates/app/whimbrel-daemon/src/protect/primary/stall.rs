@@ -1,9 +1,10 @@
 //! Stall watch of the primary: yields a machine whose QEMU or disk hangs.
 //!
-//! The protection thread waits for QEMU and for the disks, and may wait for ever. This thread asks neither: when
-//! the capture of an epoch takes too long it yields the machine, which closes its gates and ends heartbeats and
-//! renewals. The standby takes over when it is told, or by the witness if a disk that hangs prevents the record
-//! that must come first. The QEMU here is killed only then, so that the protection thread goes on.
+//! The protection thread waits for QEMU and for the disks, and may wait for ever. This thread asks neither:
+//! when the capture of an epoch takes too long it yields the machine, which closes its gates and ends
+//! heartbeats and renewals. The standby takes over when it is told, or by the witness if a disk that hangs
+//! prevents the record that must come first. The QEMU here is killed only then, so that the protection thread
+//! goes on.
 
 use super::{handle::ProtectionHandle, heartbeat::Heartbeat};
 use crate::{

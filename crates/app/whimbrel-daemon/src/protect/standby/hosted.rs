@@ -294,8 +294,8 @@ impl Daemon {
         standing.outcome()
     }
 
-    /// Handles a yield: the primary does not run the machine unless it takes it back. Answers when the machine
-    /// runs here, or when it could not be loaded.
+    /// Handles a yield: the primary does not run the machine unless it takes it back. Answers when the
+    /// machine runs here, or when it could not be loaded.
     fn answer_yield(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
         let Some(standing) = self.standby_of(asker, id) else { return Ok(self.protections.outcome(id)) };
         let action = {

@@ -57,8 +57,8 @@ pub(in crate::protect) fn yield_to_standby(
     settle(host, guard, beats, live, false)
 }
 
-/// Determines the owner: the only place that carries out what the rules of the primary demand. With `keep` the
-/// standby retains its pages if the protection ends.
+/// Determines the owner: the only place that carries out what the rules of the primary demand. With `keep`
+/// the standby retains its pages if the protection ends.
 pub(in crate::protect) fn settle(
     host: &Daemon,
     guard: &ProtectionHandle,

@@ -44,8 +44,8 @@ impl<'s> Takeover<'s> {
         Self { standby, cause, begun: Instant::now(), loaded_ms: 0.0, from: None, receiver: None }
     }
 
-    /// Loads the last epoch. If that fails, the copy stays for another attempt, or until the primary takes the
-    /// machine back.
+    /// Loads the last epoch. If that fails, the copy stays for another attempt, or until the primary takes
+    /// the machine back.
     pub(in crate::protect) fn load(&mut self) -> StandbyLeaseAction {
         let standby = self.standby;
         let mut held = lock(&standby.receiver);

@@ -87,8 +87,8 @@ impl WitnessTable {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Answers a query of the host `asker`. A write for one protection, which may take long, holds up no query
-    /// of another one.
+    /// Answers a query of the host `asker`. A write for one protection, which may take long, holds up no
+    /// query of another one.
     pub(crate) fn answer(
         &self,
         asker: &HostName,

@@ -37,16 +37,35 @@ use whimbrel_migrate::{
     protocol::{self, HandoverId},
 };
 use whimbrel_wire::{
-    Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Refusal, Reply, Request, Rights,
-    Service, connect_io, range, serve_tls,
+    Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Protocol, Refusal, Reply,
+    Request, Rights, Service, Version, connect_io, range, serve_tls,
 };
 
 /// Code of an engine's refusal; only the text differs.
 pub(crate) const REFUSED: Code = Code(256);
 
+/// Versions of calls between hosts that belong to no engine: handoffs, evacuations, permissions of guests.
+const HOST_CALLS: Protocol = Protocol {
+    name: "host",
+    kinds: (range::MIGRATE + 0x40, range::MIGRATE + 0xff),
+    versions: &[Version {
+        number: 1,
+        reason: "the first: handoff of suspended machines, capacity, evacuation",
+    }],
+};
+
+/// Protocols of the calls that this host makes and answers.
+pub(crate) const PROTOCOLS: [Protocol; 5] = [
+    protocol::PROTOCOL,
+    HOST_CALLS,
+    whimbrel_transfer::protocol::PROTOCOL,
+    whimbrel_protect::protocol::PROTOCOL,
+    tunnel::protocol::PROTOCOL,
+];
+
 /// Serves other hosts on `listener` in the background.
 pub(crate) fn serve(host: Arc<Daemon>, listener: TcpListener) {
-    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me)).with_protocols(PROTOCOLS);
     let trust = host.trust.clone();
     let runtime = host.runtime.clone();
     runtime.spawn(async move {
@@ -58,7 +77,7 @@ pub(crate) fn serve(host: Arc<Daemon>, listener: TcpListener) {
 
 /// Serves one host that comes through the API socket, until it is gone.
 pub(crate) async fn serve_stream(host: Arc<Daemon>, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
-    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me));
+    let endpoint = Endpoint::new(host.name.clone(), Peers::new(&host.me)).with_protocols(PROTOCOLS);
     let (reader, writer) = tokio::io::split(stream);
     match connect_io(reader, writer, PeerIdentity::Stdio, Rights::all(), &endpoint).await {
         Ok(connection) => {
@@ -307,4 +326,33 @@ pub(crate) fn refused(text: &str) -> Refusal {
 
 fn address_of(peer: &Peer) -> usize {
     std::ptr::from_ref(peer).addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_wire::golden::{call, check};
+
+    #[test]
+    fn messages_keep_their_bytes_as_long_as_their_version_stays() {
+        let samples = [
+            ("PrepareHandoff", call::<PrepareHandoff>()),
+            ("GrantMachine", call::<GrantMachine>()),
+            ("ClaimMachine", call::<ClaimMachine>()),
+            ("QueryCapacity", call::<QueryCapacity>()),
+            ("SetGuestPermissions", call::<SetGuestPermissions>()),
+            ("EvacuateHost", call::<EvacuateHost>()),
+        ];
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server/peer_rpc/messages.txt");
+        check(path, HOST_CALLS.range(), &samples);
+    }
+
+    #[test]
+    fn no_kind_belongs_to_two_protocols() {
+        for (index, one) in PROTOCOLS.iter().enumerate() {
+            for other in &PROTOCOLS[index + 1..] {
+                assert!(one.kinds.1 < other.kinds.0 || other.kinds.1 < one.kinds.0, "{one:?}, {other:?}");
+            }
+        }
+    }
 }

@@ -53,6 +53,7 @@ fn heal(rules: &Rules, world: &World) -> World {
     now.wires = [Wire::default(); ATTEMPTS];
     for attempt in 0..ATTEMPTS {
         if now.source.power == Power::Up {
+            now.source_hears(rules, attempt, SourceEvent::Recorded, None);
             now.source_hears(rules, attempt, SourceEvent::Failed, None);
         }
         if now.target.power == Power::Up && now.target.minds[attempt].is_some() {

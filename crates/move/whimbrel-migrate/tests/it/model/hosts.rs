@@ -3,8 +3,8 @@
 
 use super::{ATTEMPTS, Rules, Wire, World};
 use whimbrel_migrate::handover::{
-    PausedIncoming, Source, SourceAction, SourceEvent, SourceRecord, Target, TargetAction, TargetEvent,
-    TargetRecord,
+    AbortedAction, CommittedAction, PausedIncoming, Source, SourceAction, SourceEvent, SourceRecord, Target,
+    TargetAction, TargetEvent, TargetRecord,
 };
 
 /// A host and its daemon.
@@ -169,21 +169,28 @@ impl World {
                 SourceAction::RecordAndOffer => {
                     run(self, &[&|w| w.source.noted[h] = note, &|w| w.wires[h].offer = true], &mut cut)
                 }
-                SourceAction::PauseAndSend => {
+                SourceAction::Pause => {
                     run(self, &[&|w| w.source.stop(), &|w| w.wires[h].last = true], &mut cut)
                 }
+                // As long as nothing says that it is durable, it may also be missing: `Step::WriteFails`.
                 SourceAction::RecordHandover => {
                     run(self, &[&|w| w.source.disk = Disk::By(h, SourceRecord::HandedOver)], &mut cut)
                 }
-                SourceAction::SendCommit => run(self, &[&|w| w.wires[h].commit = true], &mut cut),
-                SourceAction::SendAbort => run(self, &[&|w| w.wires[h].abort = true], &mut cut),
+                SourceAction::RecordOurs => run(self, &[&|w| w.source.disk = Disk::Ours], &mut cut),
                 SourceAction::ResumeHere => run(self, &[&|w| w.source.go_on()], &mut cut),
-                SourceAction::RemoveRecord => run(self, &[&|w| w.source.noted[h] = false], &mut cut),
-                SourceAction::FreeMachine => run(
-                    self,
-                    &[&|w| w.source.qemu = Qemu::Dead, &|w| w.source.disk = Disk::Nothing],
-                    &mut cut,
-                ),
+                SourceAction::Committed(CommittedAction::SendCommit) => {
+                    run(self, &[&|w| w.wires[h].commit = true], &mut cut)
+                }
+                // The folder in the trash names the handover until its record is removed: both end at once.
+                SourceAction::Committed(CommittedAction::FreeMachine) => {
+                    run(self, &[&|w| w.source.remove(h), &|w| w.source.qemu = Qemu::Dead], &mut cut)
+                }
+                SourceAction::Aborted(AbortedAction::SendAbort) => {
+                    run(self, &[&|w| w.wires[h].abort = true], &mut cut)
+                }
+                SourceAction::Aborted(AbortedAction::RemoveRecord) => {
+                    run(self, &[&|w| w.source.noted[h] = false], &mut cut)
+                }
             };
             if !lives {
                 return self.source_dies();
@@ -203,6 +210,10 @@ impl World {
 
     pub(crate) fn source_restarts(&mut self, rules: &Rules) {
         self.source.power = Power::Up;
+        if self.source.disk == Disk::Nothing {
+            // A runtime directory that no record owns is removed.
+            self.source.qemu = Qemu::Dead;
+        }
         for attempt in 0..ATTEMPTS {
             if let Some(record) = self.source.recovered(attempt) {
                 self.source_does(rules, attempt, (rules.source_recovered)(record), None);
@@ -222,10 +233,6 @@ impl World {
         }
         match (self.target.minds[attempt], event) {
             (Some(state), _) => {
-                if event == TargetEvent::Loaded {
-                    // The disks are flushed as part of it.
-                    (self.target.slot, self.target.whole) = (Slot::Loaded, true);
-                }
                 self.target_does(attempt, (rules.target)(state, event), cut);
             }
             // Aborting an unknown handover is no error, but its offer may still arrive.
@@ -252,9 +259,11 @@ impl World {
                     }],
                     &mut cut,
                 ),
-                TargetAction::MarkAndConfirmReady => {
-                    run(self, &[&|w| w.target.mark(), &|w| w.wires[h].ready = true], &mut cut)
-                }
+                TargetAction::LoadAndConfirmReady => run(
+                    self,
+                    &[&|w| w.target.load(), &|w| w.target.mark(), &|w| w.wires[h].ready = true],
+                    &mut cut,
+                ),
                 TargetAction::RunAndConfirm => run(
                     self,
                     &[&|w| w.target.start(), &|w| w.target.record(h, TargetRecord::Ours), &|w| {
@@ -305,6 +314,10 @@ impl World {
 }
 
 impl SourceHost {
+    fn remove(&mut self, attempt: usize) {
+        (self.disk, self.noted[attempt]) = (Disk::Nothing, false);
+    }
+
     fn stop(&mut self) {
         if self.qemu == Qemu::Running {
             self.qemu = Qemu::Paused;
@@ -321,6 +334,11 @@ impl SourceHost {
 impl TargetHost {
     fn reserve(&mut self) {
         (self.slot, self.whole) = (Slot::Filling, false);
+    }
+
+    /// The disks are flushed as part of it.
+    fn load(&mut self) {
+        (self.slot, self.whole) = (Slot::Loaded, true);
     }
 
     fn mark(&mut self) {

@@ -93,10 +93,29 @@ pub(crate) struct Wire {
 /// Step of the model. `cut` is the number of effects after which the daemon dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    Begin { cut: Option<usize> },
-    Source { attempt: usize, event: SourceEvent, cut: Option<usize> },
-    Offer { attempt: usize, cut: Option<usize> },
-    Target { attempt: usize, event: TargetEvent, cut: Option<usize> },
+    Begin {
+        cut: Option<usize>,
+    },
+    Source {
+        attempt: usize,
+        event: SourceEvent,
+        cut: Option<usize>,
+    },
+    /// A write of the source's record fails, and leaves either record on the disk.
+    WriteFails {
+        attempt: usize,
+        disk: Disk<SourceRecord>,
+        cut: Option<usize>,
+    },
+    Offer {
+        attempt: usize,
+        cut: Option<usize>,
+    },
+    Target {
+        attempt: usize,
+        event: TargetEvent,
+        cut: Option<usize>,
+    },
     SourceCrash,
     SourceRestart,
     SourcePowerLoss,
@@ -187,6 +206,12 @@ fn source_steps(world: &World, cut: Option<usize>, steps: &mut Vec<Step>) {
     for (attempt, wire) in world.wires.iter().enumerate() {
         let Some(state) = world.source.minds[attempt] else { continue };
         let mut hear = |event| steps.push(Step::Source { attempt, event, cut });
+        if matches!(state, Source::Recording | Source::Reverting) {
+            hear(SourceEvent::Recorded);
+            let both = [Disk::Ours, Disk::By(attempt, SourceRecord::HandedOver)];
+            steps.extend(both.map(|disk| Step::WriteFails { attempt, disk, cut }));
+            continue;
+        }
         hear(SourceEvent::Failed);
         if state == Source::Copying && wire.open_at_source && wire.accepted {
             hear(SourceEvent::RoundsOver);
@@ -214,7 +239,7 @@ fn target_steps(rules: &Rules, world: &World, cut: Option<usize>, steps: &mut Ve
         }
         if wire.open_at_target && wire.last && world.target.minds[attempt] == Some(Target::Receiving) {
             let loads = world.target.slot == Slot::Filling;
-            hear(if loads { TargetEvent::Loaded } else { TargetEvent::Failed });
+            hear(if loads { TargetEvent::Finished } else { TargetEvent::Failed });
         }
         if wire.commit {
             hear(TargetEvent::Commit);
@@ -230,6 +255,10 @@ impl World {
         match step {
             Step::Begin { cut } => self.begin(rules, cut),
             Step::Source { attempt, event, cut } => self.source_hears(rules, attempt, event, cut),
+            Step::WriteFails { attempt, disk, cut } => {
+                self.source.disk = disk;
+                self.source_hears(rules, attempt, SourceEvent::Failed, cut);
+            }
             Step::Offer { attempt, cut } => self.target_does(attempt, Target::initial(), cut),
             Step::Target { attempt, event, cut } => self.target_hears(rules, attempt, event, cut),
             Step::SourceCrash => self.source_dies(),

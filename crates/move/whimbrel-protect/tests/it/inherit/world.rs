@@ -212,7 +212,7 @@ impl World {
             _ => {}
         }
         if self.source == Source::Stopped && self.ready && (self.sealed || broken.commits_early) {
-            self.source = self.source.step(SourceEvent::TargetReady).0;
+            self.source = self.source.step(SourceEvent::TargetReady).0.step(SourceEvent::Recorded).0;
             self.is_witness_from_now(broken);
         }
     }
@@ -230,7 +230,7 @@ impl World {
         let now = self.now();
         match *message {
             Message::Finish => {
-                self.target = self.target.step(TargetEvent::Loaded).0;
+                self.target = self.target.step(TargetEvent::Finished).0;
                 if self.target == Target::Prepared {
                     self.messages.insert(Message::Ready);
                 }
@@ -328,7 +328,9 @@ impl World {
             Host::Source => {
                 let record = match self.source {
                     Source::Committed => SourceRecord::HandedOver,
-                    Source::Copying | Source::Stopped => SourceRecord::Ours,
+                    Source::Copying | Source::Stopped | Source::Recording | Source::Reverting => {
+                        SourceRecord::Ours
+                    }
                     Source::Done | Source::Aborted => return false,
                 };
                 self.source = Source::recovered(record).0;

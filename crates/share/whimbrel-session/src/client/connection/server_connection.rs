@@ -6,7 +6,7 @@
 
 use super::transfer_rate::TransferRate;
 use crate::proto::{
-    Attr, ClientId, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, SessionKey, code, errno,
+    Attr, ClientId, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, SPOKEN, SessionKey, code, errno,
     request_name,
 };
 use bytes::Bytes;
@@ -155,7 +155,7 @@ async fn open(
         .connect()
         .await
         .map_err(|source| E::Connect { to: connector.destination(), source: Box::new(source) })?;
-    let wanted = Open { protocol: PROTOCOL, directory: settings.directory.clone() };
+    let wanted = Open { protocol: SPOKEN.newest, directory: settings.directory.clone() };
     let client = Bytes::copy_from_slice(settings.client.as_bytes());
     let opened = connection.request::<OpenCall>(&wanted, client).await;
     let (opened, _) = opened.map_err(|source| E::Open { to: connector.destination(), source })?;

@@ -1,0 +1,137 @@
+//! Resolution of a handover whose other host is gone: a person decides who has the machine.
+//!
+//! Neither host can decide that alone, because each has to wait for the other. What is known here is said
+//! first, and nothing is decided for a source whose target answers: that one confirms the handover by itself.
+
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    machine::{
+        entry::{Machine, MachineLock},
+        record::Phase,
+        supervisor,
+    },
+    network::late_frames,
+    server::peer_rpc::PeerLink,
+};
+use bytes::Bytes;
+use std::sync::Arc;
+use whimbrel_api::{HandoverDecision, ResolveRequest};
+use whimbrel_capture::Consumer;
+use whimbrel_core::{HostName, MachineName};
+use whimbrel_migrate::protocol::{ABORT, COMMIT, HandoverId};
+
+impl Daemon {
+    /// Decides a handover, or says what is known of it if the request decides nothing.
+    pub(crate) fn resolve(
+        self: &Arc<Self>,
+        name: &MachineName,
+        request: &ResolveRequest,
+    ) -> Result<(), DaemonError> {
+        let machine = self.machines.get(name)?;
+        let turn = machine.lock_to_resolve()?;
+        self.machines.check_current(&machine)?;
+        let state = turn.record.phase.name();
+        match turn.record.phase.clone() {
+            Phase::Prepared { handover, .. } => {
+                let Some(decision) = request.decision else { return Err(known_of_incoming(&turn)) };
+                drop(turn);
+                self.decide_incoming(handover, decision)
+            }
+            Phase::HandedOver { handover, to, .. } => {
+                let decided = self.decide_handed_over(&machine, turn, (handover, &to), request.decision);
+                if decided.is_err() {
+                    self.finish_handover(&machine, handover, to);
+                }
+                decided
+            }
+            _ => Err(DaemonError::State { name: name.clone(), state, needed: "between two hosts" }),
+        }
+    }
+
+    /// Takes the place of the source: commits or aborts.
+    fn decide_incoming(&self, handover: HandoverId, decision: HandoverDecision) -> Result<(), DaemonError> {
+        let kind = match decision {
+            HandoverDecision::RunHere => COMMIT,
+            HandoverDecision::Discard => ABORT,
+        };
+        let header =
+            postcard::to_stdvec(&handover).map_err(|error| DaemonError::invalid(error.to_string()))?;
+        let decided = self.arrivals().handle(kind, &header, Bytes::new());
+        decided.map(drop).map_err(|source| DaemonError::Resolve { source: Box::new(source) })
+    }
+
+    fn decide_handed_over(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        mut turn: MachineLock<'_>,
+        (handover, to): (HandoverId, &HostName),
+        decision: Option<HandoverDecision>,
+    ) -> Result<(), DaemonError> {
+        let answers = PeerLink::connect(self, to).is_ok();
+        match decision.filter(|_| !answers) {
+            None => Err(known_of_handed_over(&turn, to, answers)),
+            Some(HandoverDecision::Discard) => {
+                self.clean_up(machine, turn, handover);
+                Ok(())
+            }
+            Some(HandoverDecision::RunHere) => {
+                take_back(self, &mut turn)?;
+                self.handovers.abort(handover);
+                if let Some(live) = &mut turn.running {
+                    live.page_server.take().into_iter().for_each(|server| server.end());
+                    live.dirty_logs.iter_mut().for_each(|log| log.detach(Consumer::Migration));
+                    late_frames::deliver_locally(&live.ports);
+                    live.open_ports();
+                    if !live.is_paused_by_user() {
+                        live.set_paused(false)?;
+                    }
+                    supervisor::watch(self, machine, live.events());
+                }
+                self.notify_aborted();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Records durably that the machine belongs to this host again: as crashed if its QEMU has ended.
+fn take_back(host: &Daemon, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
+    let before = turn.record.clone();
+    turn.record.phase = match &turn.running {
+        Some(live) if live.qemu.process().is_alive() => Phase::Here,
+        _ => Phase::Crashed { reason: "its QEMU ended after it was handed over".to_owned() },
+    };
+    (turn.record.leaving, turn.record.inherited) = (None, None);
+    turn.record.since_ms = crate::now_ms();
+    let saved = turn.record.save(&host.directories);
+    if saved.is_err() {
+        turn.record = before;
+    }
+    saved
+}
+
+fn known_of_incoming(turn: &MachineLock<'_>) -> DaemonError {
+    let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+    let here = match alive {
+        true => "all of it is here, paused",
+        false => "its memory is lost here: it would start from its disks",
+    };
+    let known = format!("the source has not said whether the machine was handed over; {here}");
+    DaemonError::Unresolved { name: turn.record.name.clone(), known }
+}
+
+fn known_of_handed_over(turn: &MachineLock<'_>, to: &HostName, answers: bool) -> DaemonError {
+    let name = turn.record.name.clone();
+    if answers {
+        return DaemonError::Unconfirmed { name, host: to.clone() };
+    }
+    let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+    let here = match alive {
+        true => "all of it is here, paused as it was handed over",
+        false => "its memory is lost here: it would start from its disks",
+    };
+    let known =
+        format!("it was handed over to {to}, which has not confirmed it and cannot be reached; {here}");
+    DaemonError::Unresolved { name, known }
+}

@@ -1,0 +1,30 @@
+//! The bytes of session messages stay as long as their version does.
+
+use whimbrel_session::proto::{
+    AttrCall, CopyCall, DigestCall, EndCall, HolesCall, ListCall, LookupCall, OpCall, OpenCall, PagesCall,
+    ReadCall, ReadlinkCall, SPOKEN, StatfsCall, SyncCall, WalkCall, WriteCall,
+};
+use whimbrel_wire::golden::{call, check};
+
+#[test]
+fn messages_keep_their_bytes_as_long_as_their_version_stays() {
+    let samples = [
+        ("Open", call::<OpenCall>()),
+        ("End", call::<EndCall>()),
+        ("Lookup", call::<LookupCall>()),
+        ("List", call::<ListCall>()),
+        ("Attr", call::<AttrCall>()),
+        ("Read", call::<ReadCall>()),
+        ("Write", call::<WriteCall>()),
+        ("Sync", call::<SyncCall>()),
+        ("Op", call::<OpCall>()),
+        ("Readlink", call::<ReadlinkCall>()),
+        ("Statfs", call::<StatfsCall>()),
+        ("Walk", call::<WalkCall>()),
+        ("Digest", call::<DigestCall>()),
+        ("Pages", call::<PagesCall>()),
+        ("Holes", call::<HolesCall>()),
+        ("Copy", call::<CopyCall>()),
+    ];
+    check(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/messages.txt"), SPOKEN, &samples);
+}
