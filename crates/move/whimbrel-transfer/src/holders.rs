@@ -63,7 +63,7 @@ struct Attempt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     Up,
-    /// It is being dialled.
+    /// Being dialled at the moment.
     Dialling {
         /// Whether the dial before failed.
         again: bool,

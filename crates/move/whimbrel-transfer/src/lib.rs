@@ -47,6 +47,6 @@ pub use holders::{Demand, HOLDERS_MAX, Holder, Holders};
 pub use link::{Answer, Link, LinkError, WireLink, call};
 pub use link_meter::{Content, LinkMeter, level};
 pub use local_objects::{BoxError, LocalObjects, PageLookup};
-pub use pull::{Options, Progress, Report, fetch_capsule, pull};
+pub use pull::{Options, Progress, Report, fetch_capsule, pull, state_of};
 pub use server::{Access, Server};
 pub use tree_walk::PageCounts;

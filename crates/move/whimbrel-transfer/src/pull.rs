@@ -81,8 +81,8 @@ pub fn pull(
     mut options: Options<'_>,
 ) -> Result<Report, TransferError> {
     let commit = |source| TransferError::Commit { source };
-    let before =
-        refs.iter().map(|name| store.get_ref(name)).collect::<Result<Vec<_>, _>>().map_err(commit)?;
+    let before = refs.iter().map(|name| state_of(store, name)).collect::<Result<Vec<_>, _>>();
+    let before = before.map_err(commit)?;
     // A manifest alone means nothing: a failed attempt may have left it.
     let mark = || match store.is_complete(&capsule)? {
         true => Ok(()),
@@ -110,7 +110,7 @@ pub fn pull(
         }
     }
     for (name, before) in refs.iter().zip(before) {
-        match store.set_ref(name, &capsule, before.map_or(Expected::Absent, Expected::Capsule)) {
+        match store.set_ref(name, &capsule, before) {
             Err(StoreError::RefChanged { found, .. }) => {
                 tracing::info!(%name, ?found, "a ref was moved during the pull, and is left there");
             }
@@ -118,6 +118,15 @@ pub fn pull(
         }
     }
     Ok(report)
+}
+
+/// Present state of a ref, as what a later change expects. A damaged ref may be replaced by anything.
+pub fn state_of(store: &Store, name: &RefName) -> Result<Expected, StoreError> {
+    match store.get_ref(name) {
+        Ok(named) => Ok(named.map_or(Expected::Absent, Expected::Capsule)),
+        Err(StoreError::SmallFile { .. }) => Ok(Expected::Anything),
+        Err(error) => Err(error),
+    }
 }
 
 /// Copies all objects of a capsule into `shelf`.

@@ -291,8 +291,10 @@ impl Daemon {
             // What the machine touched first the last time is read while the device state is loaded. The
             // memory of clones is there already, or one of them reads it for all.
             let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
-            if let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest)) {
-                view.prefetch(&list);
+            if let Some(memory) = plan.manifest.image("memory")
+                && let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest))
+            {
+                list.of("memory", memory.pages).iter().for_each(|pages| view.prefetch(pages));
             }
             return Ok(());
         }

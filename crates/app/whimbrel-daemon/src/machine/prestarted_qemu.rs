@@ -136,7 +136,7 @@ impl Daemon {
         if self.prestarted.count(config) > 0 {
             return;
         }
-        // It takes only what nobody else needs.
+        // Only memory that nobody else needs is taken.
         let Ok(Ok(memory)) = self.memory.reserve(config.memory.0) else { return };
         let (host, config) = (self.clone(), config.clone());
         let started = std::thread::Builder::new().name("warm-up".into()).spawn(move || {

@@ -245,14 +245,10 @@ impl PagerView {
         pager.iter().for_each(Pager::prefetch_all);
     }
 
-    /// Fetches the memory on a prefetch list in the background.
-    pub(crate) fn prefetch(&self, list: &PrefetchList) {
+    /// Fetches these pages of the memory in the background.
+    pub(crate) fn prefetch(&self, pages: &PageSet) {
         let pager = lock(&self.pager);
-        if let Some(pager) = &*pager
-            && let Some(pages) = list.of("memory", pager.missing().len())
-        {
-            pager.prefetch(pages);
-        }
+        pager.iter().for_each(|pager| pager.prefetch(pages));
     }
 
     /// The prefetch list of the machine; none once it has ended.

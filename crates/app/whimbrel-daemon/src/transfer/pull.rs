@@ -31,7 +31,7 @@ use whimbrel_store::{Expected, ObjectWant, Pin, RemoteObjects};
 use whimbrel_transfer::{
     DemandFetcher, Holders, LinkError, Options, PageLookup, Progress, TransferError, WireLink, call,
     protocol::{ListRefs, ListRefsRequest, RefEntry, RemotePullProgress, RemotePullRequest},
-    pull,
+    pull, state_of,
 };
 
 /// Interval at which the progress of the other host is polled.
@@ -152,7 +152,7 @@ impl Daemon {
             }
             let sources = host.source(&found.host);
             let before = sources.bytes();
-            host.fetch_description(&sources, &found.host, &found.capsule)?;
+            let (_, _pin) = host.fetch_description(&sources, &found.host, &found.capsule)?;
             let (bytes, pages) = match request.lazy {
                 true => {
                     host.name_partial(&found.capsule, names)?;
@@ -232,15 +232,14 @@ impl Daemon {
     pub(super) fn name_partial(&self, capsule: &CapsuleId, names: Vec<RefName>) -> Result<(), DaemonError> {
         let name_it = refs::store_error("name the capsule");
         for name in names.into_iter().filter(|name| self.may_have_name(name, capsule)) {
-            let before = self.store.get_ref(&name).map_err(&name_it)?;
-            if let Some(whole) = before.filter(|before| before != capsule && !self.is_partial(before))
-                && self.is_partial(capsule)
+            let before = state_of(&self.store, &name).map_err(&name_it)?;
+            if let Expected::Capsule(whole) = before
+                && (whole != *capsule && !self.is_partial(&whole) && self.is_partial(capsule))
             {
                 let kept = self.store.set_ref(&refs::previous(&whole), &whole, Expected::Anything);
                 kept.map_err(&name_it)?;
             }
-            let expected = before.map_or(Expected::Absent, Expected::Capsule);
-            self.store.set_ref(&name, capsule, expected).map_err(&name_it)?;
+            self.store.set_ref(&name, capsule, before).map_err(&name_it)?;
         }
         Ok(())
     }
