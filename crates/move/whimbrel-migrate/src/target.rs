@@ -99,6 +99,16 @@ pub trait IncomingMachine: Send {
     /// Loads the device state into a paused machine and records durably that it waits here.
     fn prepare(&mut self, finish: &Finish, device_state: &[u8]) -> Result<(), HostError>;
 
+    /// Makes a file for pages that are not to be written to the machine yet. It is gone once it is closed.
+    fn spill_file(&self) -> Result<std::fs::File, HostError> {
+        Err("this host holds no pages in a file".into())
+    }
+
+    /// Makes ready for another attempt after a failed [`IncomingMachine::prepare`]. The pages stay.
+    fn restart(&mut self) -> Result<(), HostError> {
+        Err("this host loads a machine once".into())
+    }
+
     /// Runs the machine, opens its network and announces it.
     fn run(&mut self) -> Result<(), HostError>;
 

@@ -36,6 +36,14 @@ impl EpochCapture {
         self.runs.iter().map(|(_, run)| run.len).sum()
     }
 
+    /// Number of captured pages that are in the set of their array.
+    pub fn count_in(&self, sets: &[PageSet]) -> u64 {
+        let count = |(array, run): &(u32, PageRun)| {
+            run.pages().filter(|page| sets[*array as usize].contains(*page)).count() as u64
+        };
+        self.runs.iter().map(count).sum()
+    }
+
     /// The pages of each array with their content, in ascending order.
     pub fn arrays(&self) -> Vec<(u32, ArrayPages<'_>)> {
         let mut arrays: Vec<(u32, ArrayPages<'_>)> = Vec::new();

@@ -25,8 +25,8 @@ pub const HEARTBEAT: u16 = 0x0305;
 /// Ends the protection, the machine stays with the primary; header [`EndProtection`]; reply
 /// [`StandbyOutcome`]. May be repeated.
 pub const END: u16 = 0x0306;
-/// The primary will never run the machine again; header [`ProtectionId`]; reply [`StandbyOutcome`] once the
-/// standby runs it. May be repeated.
+/// The primary does not run the machine again unless this protection ends; header [`ProtectionId`]; reply
+/// [`StandbyOutcome`] once the standby runs it, or could not load it. May be repeated.
 pub const YIELD: u16 = 0x0307;
 /// Query to a witness; header [`WitnessRequest`], reply [`crate::lease::WitnessReply`].
 pub const WITNESS: u16 = 0x0308;
@@ -38,8 +38,10 @@ pub const INPUTS: u16 = 0x0309;
 pub const INPUTS_FRAMES_MAX: usize = 4096;
 /// Most bytes of all frames of one [`INPUTS`] message except the last.
 pub const INPUTS_BYTES_MAX: usize = 2 << 20;
-/// Most bytes of content in all pages of an epoch. If more is dirty, the standby is seeded again.
+/// Most bytes of content that are copied in one pause. More is sent in rounds before.
 pub const EPOCH_BYTES_MAX: usize = 256 << 20;
+/// Most pages of an epoch: 4 GiB of content. The standby holds what is beyond 256 MiB in a file.
+pub const EPOCH_PAGES_MAX: usize = 1 << 20;
 /// Array number of the device state, which is sent as pages: most of it equals the epoch before.
 pub const DEVICES: u32 = u32::MAX;
 /// Most pages in one comparison.

@@ -166,9 +166,10 @@ impl ControlLink {
         }
     }
 
-    /// Connects in advance, so that an urgent request does not wait for that.
-    pub(in crate::protect) fn preconnect(&self) {
-        drop(self.connection(Duration::from_secs(1)));
+    /// Connects in advance, so that an urgent request does not wait for that. Returns whether there is a
+    /// connection.
+    pub(in crate::protect) fn preconnect(&self) -> bool {
+        self.connection(Duration::from_secs(1)).is_some()
     }
 
     fn connection(&self, patience: Duration) -> Option<Connection> {

@@ -32,7 +32,7 @@ use whimbrel_core::{HostName, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
     codec::shared_pages::SharedPages,
-    protocol::{ProtectionId, StandbyOutcome},
+    protocol::{ProtectionId, StandbyOutcome, StartRequest},
 };
 use witness::service::WitnessTable;
 
@@ -112,11 +112,20 @@ impl Protections {
         Ok(())
     }
 
-    /// Records a takeover in memory before the write: after a failed write, nobody may be told that it did
-    /// not happen.
+    /// Records a hosted standby, and reserves the space of the record of its takeover.
+    fn put_standby_record(&self, begin: &StartRequest, from: &HostName) -> Result<(), DaemonError> {
+        let note = |side| ProtectionRecord::new(begin.id, &begin.offer.name, begin.offer.handover, side);
+        let took = ProtectionSide::TookOver { from: from.clone(), at_ms: crate::now_ms() };
+        let loading = ProtectionSide::Loading { from: from.clone() };
+        let prepared = self.record_files.prepare(&note(took));
+        prepared.and_then(|()| self.put_record(note(loading))).inspect_err(|_| self.remove_record(begin.id))
+    }
+
+    /// Records a takeover.
     fn put_takeover_record(&self, note: ProtectionRecord) -> Result<(), DaemonError> {
-        lock(&self.records).insert(note.id, note.clone());
-        self.record_files.put(&note)
+        self.record_files.put_prepared(&note)?;
+        lock(&self.records).insert(note.id, note);
+        Ok(())
     }
 
     fn remove_record(&self, id: ProtectionId) {
@@ -124,8 +133,8 @@ impl Protections {
         self.record_files.remove(id);
     }
 
-    /// Whether an earlier daemon ended while it loaded this machine, which the primary had yielded and owns
-    /// again. It is of no more use here.
+    /// Whether an earlier daemon ended while it was the standby of this machine and had not taken it over:
+    /// its primary is told that the protection has ended. It is of no more use here.
     pub(crate) fn was_loading(&self, record: &Record) -> bool {
         let Phase::Prepared { handover, .. } = record.phase else { return false };
         let is_it = |note: &&ProtectionRecord| {
@@ -134,7 +143,7 @@ impl Protections {
         lock(&self.records).values().any(|note| is_it(&note))
     }
 
-    /// Removes the records of interrupted loads.
+    /// Removes the records of standbys that ended with an earlier daemon.
     pub(crate) fn remove_loading_records(&self) {
         let loading = |note: &&ProtectionRecord| matches!(note.side, ProtectionSide::Loading { .. });
         let ids: Vec<ProtectionId> =

@@ -49,8 +49,9 @@ pub(crate) enum ProtectionSide {
         /// Whether another protection can use its pages.
         keep: bool,
     },
-    /// Standby that loads a yielded machine. A restarted daemon discards it and tells the primary, which
-    /// still has the machine, that the protection has ended.
+    /// Standby that has not recorded a takeover. A restarted daemon discards what it has of the machine and
+    /// tells the primary that the protection has ended. The name is of an earlier version, which recorded
+    /// only standbys that were loading.
     Loading {
         /// The primary host.
         from: HostName,
@@ -83,6 +84,10 @@ impl ProtectionRecords {
     /// Opens the directory, and creates it if it is missing.
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
+        // What an earlier daemon has prepared ended with it, as its standbys did.
+        let entries = fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))?;
+        let paths = entries.flatten().map(|entry| entry.path());
+        paths.filter(|path| path.extension().is_some_and(|it| it == PREPARED)).for_each(|path| remove(&path));
         Ok(Self(dir))
     }
 
@@ -95,8 +100,19 @@ impl ProtectionRecords {
         write(&self.path(note.id), note)
     }
 
+    /// Reserves the space of a record, durably: a full disk does not prevent its [`Self::put_prepared`].
+    pub(crate) fn prepare(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
+        write(&prepared_path(&self.path(note.id), PREPARED), note)
+    }
+
+    /// Writes a record durably; if that fails, the prepared one.
+    pub(crate) fn put_prepared(&self, note: &ProtectionRecord) -> Result<(), DaemonError> {
+        write_prepared(&self.path(note.id), PREPARED, note)
+    }
+
     /// Removes a record. If it reappears, the other hosts are asked once more.
     pub(crate) fn remove(&self, id: ProtectionId) {
+        remove(&prepared_path(&self.path(id), PREPARED));
         remove(&self.path(id));
     }
 
@@ -111,6 +127,33 @@ impl ProtectionRecords {
 pub(in crate::protect) fn write(path: &Path, content: &impl Serialize) -> Result<(), DaemonError> {
     let text = serde_json::to_vec_pretty(content).expect("ids, names and numbers");
     atomic_file::replace(path, &text).map_err(|source| DaemonError::io("write", path, source))
+}
+
+/// Ending of a prepared record of a takeover.
+const PREPARED: &str = "prepared";
+
+/// Path of a record that was prepared to replace the one at `path`.
+pub(in crate::protect) fn prepared_path(path: &Path, ending: &str) -> PathBuf {
+    path.with_extension(ending)
+}
+
+/// Writes a JSON file atomically and durably; if that fails, puts the prepared one in its place, which needs
+/// no space.
+pub(in crate::protect) fn write_prepared(
+    path: &Path,
+    ending: &str,
+    content: &impl Serialize,
+) -> Result<(), DaemonError> {
+    let prepared = prepared_path(path, ending);
+    write(path, content).inspect(|()| remove(&prepared)).or_else(|error| {
+        tracing::error!(error = &error as &dyn std::error::Error, "using the space that was reserved");
+        let placed = fs::rename(&prepared, path).and_then(|()| sync_folder(path));
+        placed.map_err(|_| error)
+    })
+}
+
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    path.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
 /// Removes a file that is no longer needed.
@@ -144,4 +187,57 @@ pub(in crate::protect) fn read_all<T: serde::de::DeserializeOwned>(
         found.push(one);
     }
     Ok(found)
+}
+
+/// A folder with little room, on a file system of its own.
+#[cfg(test)]
+pub(in crate::protect) struct FullDisk(tempfile::TempDir);
+
+#[cfg(test)]
+impl FullDisk {
+    pub(in crate::protect) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = std::process::Command::new("mount");
+        let mount = mount.args(["-t", "tmpfs", "-o", "size=64k", "none"]).arg(dir.path());
+        assert!(mount.status().unwrap().success());
+        Self(dir)
+    }
+
+    pub(in crate::protect) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(in crate::protect) fn fill(&self) {
+        let mut file = fs::File::create(self.path().join("full")).unwrap();
+        while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    }
+}
+
+#[cfg(test)]
+impl Drop for FullDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.path()).status();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_takeover_is_recorded_on_a_full_disk() {
+        let full = FullDisk::new();
+        let records = ProtectionRecords::open(full.path().to_owned()).unwrap();
+        let (id, from) = (ProtectionId([1; 16]), "alpha".parse::<HostName>().unwrap());
+        let note = |side| ProtectionRecord::new(id, &"web".parse().unwrap(), HandoverId([2; 16]), side);
+        let took = note(ProtectionSide::TookOver { from: from.clone(), at_ms: 5 });
+        records.put(&note(ProtectionSide::Loading { from })).unwrap();
+        records.prepare(&took).unwrap();
+        full.fill();
+        records.put(&took).expect_err("the disk is full");
+        records.put_prepared(&took).unwrap();
+        assert_eq!(records.all().unwrap(), [took]);
+        records.remove(id);
+        assert!(records.all().unwrap().is_empty());
+    }
 }

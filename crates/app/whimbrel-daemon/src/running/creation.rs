@@ -18,8 +18,12 @@ use crate::{
         runtime_dir::RuntimeDir,
     },
 };
+use std::time::Duration;
 use whimbrel_core::Digest;
 use whimbrel_qemu::{ProcessIdentity, Qemu, Vmgenid};
+
+/// Longest time for a killed QEMU to end.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl RunningMachine {
     /// A new machine, before its first instruction.
@@ -62,6 +66,30 @@ impl RunningMachine {
         let warm =
             launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
         let assembly = MachineBuilder::new(host, record, Overlay::New, None);
+        MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
+    }
+
+    /// A new QEMU over the memory and disks of an incoming machine whose QEMU could not load its device
+    /// state. If this fails, the pages of the old one stay.
+    pub(crate) fn create_incoming_again(
+        host: &Daemon,
+        record: &Record,
+        vmgenid: Option<Vmgenid>,
+        before: &mut Self,
+    ) -> Result<Self, DaemonError> {
+        before.disconnect();
+        before.qemu.process().wait(END_TIMEOUT);
+        before.dirty_logs.clear();
+        before.disks.clear();
+        let slot = RuntimeDir::create(&host.directories, &record.config)?;
+        if let Err(source) = std::fs::hard_link(before.ram_path(), slot.ram()) {
+            let path = slot.ram();
+            slot.remove();
+            return Err(DaemonError::io("link", &path, source));
+        }
+        let warm =
+            launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
+        let assembly = MachineBuilder::new(host, record, Overlay::Existing, None);
         MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
 

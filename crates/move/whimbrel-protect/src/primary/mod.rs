@@ -4,6 +4,7 @@
 //! in flight at a time, so memory is bounded by one capture, and a link that is too slow makes epochs longer.
 //! After a failure every page of the epoch is dirty again, and the contents of the standby count as unknown.
 
+mod rounds;
 mod seeding;
 
 use crate::stats::EpochPause;
@@ -184,8 +185,13 @@ impl<'a> EpochSender<'a> {
         self.devices.clear();
         self.captured_at = Instant::now();
         subject.consumer = Consumer::Standby;
-        let mut sink =
-            SeedSink { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
+        let mut sink = SeedSink {
+            sender: self,
+            epoch: None,
+            list: Vec::new(),
+            data: Vec::new(),
+            unanswered: VecDeque::new(),
+        };
         let captured = capture(subject, &mut sink, policy, AfterCapture::Unpause, observe);
         self.encoder.set_seeding(false);
         let captured = captured.map_err(PrimaryError::Seeding)?;
@@ -211,16 +217,18 @@ impl<'a> EpochSender<'a> {
         self.capture.take(subject, stopped)?;
         self.captured_at = Instant::now();
         self.state = state;
-        match self.send(epoch, ports()) {
-            Ok(committed) => {
-                self.state = self.state.step(PrimaryEvent::Committed(epoch)).0;
-                Ok(committed)
-            }
-            Err(error) => {
-                self.state = self.state.step(PrimaryEvent::Failed).0;
-                Err(error)
-            }
-        }
+        let sent = self.send(epoch, 0, ports());
+        self.record_outcome(epoch, sent)
+    }
+
+    fn record_outcome(
+        &mut self,
+        epoch: u64,
+        sent: Result<Committed, PrimaryError>,
+    ) -> Result<Committed, PrimaryError> {
+        let event = sent.as_ref().map_or(PrimaryEvent::Failed, |_| PrimaryEvent::Committed(epoch));
+        self.state = self.state.step(event).0;
+        sent
     }
 
     /// The last epoch's pause, and the time at which the machine ran on.
@@ -233,10 +241,11 @@ impl<'a> EpochSender<'a> {
         self.encoder.hash_bytes()
     }
 
-    fn send(&mut self, epoch: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
+    /// Sends what was captured. The standby has `ahead` more pages of the epoch already.
+    fn send(&mut self, epoch: u64, ahead: u64, ports: Vec<Vec<u8>>) -> Result<Committed, PrimaryError> {
         let cut = std::mem::take(&mut self.capture);
         let before = std::mem::take(&mut self.devices);
-        let sent = self.send_capture(epoch, &cut, &before, ports);
+        let sent = self.send_capture((epoch, ahead), &cut, &before, ports);
         if sent.is_ok() {
             self.devices = whole_pages(&cut.device_state);
         }
@@ -251,7 +260,7 @@ impl<'a> EpochSender<'a> {
     /// after that page.
     fn send_capture(
         &mut self,
-        epoch: u64,
+        (epoch, ahead): (u64, u64),
         cut: &EpochCapture,
         before: &[u8],
         ports: Vec<Vec<u8>>,
@@ -261,7 +270,8 @@ impl<'a> EpochSender<'a> {
         let devices = (0..).zip(now.chunks_exact(PAGE_SIZE)).zip(old);
         let devices: ArrayPages<'_> =
             devices.filter(|((_, now), old)| Some(*now) != *old).map(|(page, _)| page).collect();
-        let (pages, device_bytes) = (cut.pages() + devices.len() as u64, cut.device_state.len() as u32);
+        let (pages, device_bytes) =
+            (ahead + cut.pages() + devices.len() as u64, cut.device_state.len() as u32);
         let seal = EpochEnd { id: self.id, epoch, pages, device_bytes: Some(device_bytes), ports };
 
         let mut committed =
@@ -339,6 +349,8 @@ impl<'a> EpochSender<'a> {
 /// The capture sink that seeds a standby.
 struct SeedSink<'s, 'a> {
     sender: &'s mut EpochSender<'a>,
+    /// The epoch that the standby buffers the pages for; none if it writes them on arrival.
+    epoch: Option<u64>,
     /// Pages waiting for the next batch: array and number, and their contents in the same order.
     list: Vec<(u32, u64)>,
     data: Vec<u8>,
@@ -358,7 +370,7 @@ impl SeedSink<'_, '_> {
         let Some(array) = self.list.first().map(|(array, _)| *array) else { return Ok(()) };
         let pages: Vec<(u64, &[u8])> =
             self.list.iter().map(|(_, page)| *page).zip(self.data.chunks_exact(PAGE_SIZE)).collect();
-        let (answer, _) = self.sender.send_pages(None, array, &pages).map_err(undelivered)?;
+        let (answer, _) = self.sender.send_pages(self.epoch, array, &pages).map_err(undelivered)?;
         let mut named = self.sender.encoder.referenced().iter().peekable();
         let kept = pages.iter().filter(|(page, _)| named.next_if_eq(&page).is_some());
         let named = kept.map(|(page, content)| (*page, content.to_vec())).collect();
@@ -385,7 +397,7 @@ impl SeedSink<'_, '_> {
             wrong.iter().for_each(|page| self.sender.encoder.forget(array, *page));
             let again = named.iter().filter(|(page, _)| wrong.contains(page));
             let again: Vec<(u64, &[u8])> = again.map(|(page, content)| (*page, &content[..])).collect();
-            let (answer, _) = self.sender.send_pages(None, array, &again).map_err(undelivered)?;
+            let (answer, _) = self.sender.send_pages(self.epoch, array, &again).map_err(undelivered)?;
             self.unanswered.push_back(Unanswered { answer, array, referenced: Vec::new() });
         }
         Ok(())

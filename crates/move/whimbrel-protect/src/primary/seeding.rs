@@ -22,12 +22,23 @@ impl EpochSender<'_> {
         ledgers: &mut [DirtyLog],
         observe: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<u64, PrimaryError> {
+        self.encoder.set_seeding(true);
+        let taken = self.send_dirty_pages(None, ledgers, observe)?;
+        Ok(taken.iter().map(PageSet::count).sum())
+    }
+
+    /// Collects and sends the dirty pages once, to be buffered for `epoch`, if it is one. Returns them.
+    pub(super) fn send_dirty_pages(
+        &mut self,
+        epoch: Option<u64>,
+        ledgers: &mut [DirtyLog],
+        observe: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<PageSet>, PrimaryError> {
         let taken = ledgers.iter_mut().map(|ledger| ledger.collect(Consumer::Standby));
         let taken = taken.collect::<Result<Vec<PageSet>, _>>()?;
         let total: u64 = taken.iter().map(PageSet::count).sum();
-        self.encoder.set_seeding(true);
         let mut sink =
-            SeedSink { sender: self, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
+            SeedSink { sender: self, epoch, list: Vec::new(), data: Vec::new(), unanswered: VecDeque::new() };
         let (mut done, mut data) = (0, vec![0; BATCH_PAGES as usize * PAGE_SIZE]);
         for (array, (ledger, set)) in ledgers.iter().zip(&taken).enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES).collect::<Vec<_>>()) {
@@ -42,7 +53,7 @@ impl EpochSender<'_> {
             }
         }
         sink.end_round().map_err(|error| PrimaryError::Seeding(CaptureError::Sink(error)))?;
-        Ok(total)
+        Ok(taken)
     }
 
     /// Sends the last round of a paused machine, then ends epoch 0.

@@ -26,7 +26,7 @@ use crate::{
 };
 use std::{
     fs::File,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::Path,
     sync::{Arc, Weak},
     thread,
@@ -408,6 +408,24 @@ impl IncomingMachine for IncomingMachineState {
         turn.running = self.live.take();
         drop(turn);
         Failpoint::Ready.reached();
+        Ok(())
+    }
+
+    fn spill_file(&self) -> Result<File, Cause> {
+        let path = self.host.directories.machine(&self.record.name).join("epoch");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(file)
+    }
+
+    fn restart(&mut self) -> Result<(), Cause> {
+        let Self { host, record, vmgenid, live, .. } = self;
+        let before = live.as_mut().ok_or("its boot files have not arrived")?;
+        let again = RunningMachine::create_incoming_again(host, record, *vmgenid, before)?;
+        record.process = Some(again.process_record());
+        record.save(&host.directories)?;
+        live.replace(again).into_iter().for_each(RunningMachine::end);
         Ok(())
     }
 

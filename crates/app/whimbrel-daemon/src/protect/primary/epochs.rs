@@ -1,6 +1,7 @@
 //! Epochs of one machine: when the next one is captured, what buffers its output, and what ends them.
 
 use super::{
+    events::{QemuEvents, QemuVerdict},
     group::Membership,
     handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
     heartbeat::Heartbeat,
@@ -13,17 +14,19 @@ use crate::{
     running::{NetworkPort, PausableMachine, RunningMachine},
 };
 use std::{
+    cell::RefCell,
     ops::ControlFlow,
     sync::{
         Arc, Mutex,
-        mpsc::{Receiver, Sender, TryRecvError},
+        mpsc::{Receiver, Sender},
     },
     time::{Duration, Instant},
 };
 use whimbrel_api::ProtectState;
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
 use whimbrel_core::{error_chain, lock};
-use whimbrel_machine::{Machine, MachineError};
+use whimbrel_machine::{Machine, MachineError, UnpauseReport};
+use whimbrel_memory::{CpuShare, Throttle};
 use whimbrel_migrate::link::Link;
 use whimbrel_net::{BufferLimits, Epoch, Port};
 use whimbrel_protect::{
@@ -45,6 +48,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// How long to wait for the other members of a group before polling for events.
 const GROUP_WAIT: Duration = Duration::from_millis(100);
 
+/// Shares of the time, in percent, that virtual CPUs get one after the other if rounds do not suffice.
+const SHARES: [u8; 3] = [60, 35, 20];
+
 /// Reason for which the epochs ended.
 pub(in crate::protect) enum EpochsEnd {
     /// The standby was lost, or something else failed.
@@ -53,7 +59,7 @@ pub(in crate::protect) enum EpochsEnd {
     Unprotect(Sender<Result<(), DaemonError>>),
     /// A user requested a failover. The standby has the last epoch, and the machine is paused here.
     Failover { answer: Sender<Result<f64, DaemonError>>, paused_at: Instant },
-    /// QEMU has died.
+    /// QEMU has died, or cannot go on here.
     QemuGone,
     /// The guest has shut down.
     SwitchedOff,
@@ -104,6 +110,64 @@ impl Machine for SeedingMachine<'_> {
 
     fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
         self.machine.device_state()
+    }
+}
+
+/// The machine while epochs are captured: others see how long QEMU and the disks take.
+struct EpochMachine<'a> {
+    machine: PausableMachine<'a>,
+    heartbeat: &'a Heartbeat,
+    /// How often it was slowed down, and by what at present.
+    shares: usize,
+    throttle: Option<Throttle>,
+}
+
+impl Machine for EpochMachine<'_> {
+    fn slow_down(&mut self, _predicted: Duration) -> bool {
+        let percent = SHARES[self.shares.min(SHARES.len() - 1)];
+        self.shares += 1;
+        let share = CpuShare::percent(percent).unwrap_or(CpuShare::MIN);
+        tracing::info!(percent, "virtual CPUs run for a part of the time, so that the standby can catch up");
+        let threads = self.machine.qemu.cpu_threads().unwrap_or_default();
+        self.throttle = Throttle::start(&threads, share)
+            .inspect_err(|error| tracing::warn!(%error, "cannot throttle virtual CPUs"))
+            .ok();
+        self.throttle.is_some()
+    }
+
+    fn about_to_pause(&mut self) {
+        // The pause would wait for a throttled CPU.
+        self.throttle = None;
+        self.heartbeat.set_capturing(true);
+        self.machine.about_to_pause();
+    }
+
+    fn pause(&mut self) -> Result<(), MachineError> {
+        self.machine.pause()
+    }
+
+    fn unpause(&mut self) -> Result<(), MachineError> {
+        self.machine.unpause()
+    }
+
+    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
+        self.machine.device_state()
+    }
+
+    fn pause_for_state(&mut self) -> Result<(), MachineError> {
+        self.machine.pause_for_state()
+    }
+
+    fn unpause_with_state(&mut self) -> UnpauseReport {
+        let report = self.machine.unpause_with_state();
+        self.heartbeat.set_capturing(false);
+        report
+    }
+}
+
+impl Drop for EpochMachine<'_> {
+    fn drop(&mut self) {
+        self.heartbeat.set_capturing(false);
     }
 }
 
@@ -189,7 +253,7 @@ fn attach_consumer(
         }
         Err(error) => return epochs.end_of_error(error),
     }
-    epochs.run_all(told)
+    epochs.run_all()
 }
 
 /// Continues a standby that the source has seeded, until all missing pages are here or another event ends the
@@ -200,7 +264,6 @@ pub(in crate::protect) fn inherit(
     live: &mut RunningMachine,
     memory: u64,
     (link, beats): (&PageLink, &Heartbeat),
-    told: &Sender<ProtectionEvent>,
 ) -> EpochsEnd {
     let events = live.events();
     let mut sending = match sender(link, beats.id, &guard.settings, memory) {
@@ -210,7 +273,7 @@ pub(in crate::protect) fn inherit(
     sending.inherit_standby();
     let epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, None);
     // The state of the pause is the standby's epoch 0.
-    Epochs { inherited: true, next: 1, ..epochs }.run_all(told)
+    Epochs { inherited: true, next: 1, ..epochs }.run_all()
 }
 
 struct Epochs<'a, 'l> {
@@ -219,7 +282,7 @@ struct Epochs<'a, 'l> {
     live: &'a mut RunningMachine,
     heartbeat: &'a Heartbeat,
     sender: &'a mut Sending<'l>,
-    events: Receiver<MachineEvent>,
+    events: QemuEvents,
     output_marks: Mutex<Vec<(Arc<Port>, Epoch)>>,
     /// Present in a group while epochs run.
     membership: Option<Membership>,
@@ -242,6 +305,7 @@ impl<'a, 'l> Epochs<'a, 'l> {
         shipper: Option<&'a InputShipper<'a>>,
     ) -> Self {
         let (output_marks, membership, inherited, next) = (Mutex::default(), None, false, 0);
+        let events = QemuEvents::new(events);
         Self {
             host,
             handle,
@@ -259,11 +323,9 @@ impl<'a, 'l> Epochs<'a, 'l> {
 }
 
 impl Epochs<'_, '_> {
-    /// Seeds the standby, for the first time or again. Returns how long the machine was paused.
+    /// Seeds the standby. Returns how long the machine was paused.
     fn seed(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
         self.handle.set_state(ProtectState::Seeding);
-        // Nobody in a group waits for seeding.
-        self.membership = None;
         let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
         let machine = PausableMachine { qemu, disks, keep_paused: false, buffering_ports: &[] };
         self.shipper.iter().for_each(|shipping| shipping.stop_release());
@@ -293,12 +355,16 @@ impl Epochs<'_, '_> {
         }
         self.handle.committed(0, self.sender.hash_bytes(), |_| {});
         self.handle.set_state(ProtectState::Protected);
-        let group = self.handle.settings.request.group.as_deref();
-        self.membership = group.map(|group| self.host.protections.groups.join(group));
+        self.join_group();
         Ok(captured.downtime)
     }
 
-    fn run_all(&mut self, told: &Sender<ProtectionEvent>) -> EpochsEnd {
+    fn join_group(&mut self) {
+        let group = self.handle.settings.request.group.as_deref();
+        self.membership = group.map(|group| self.host.protections.groups.join(group));
+    }
+
+    fn run_all(&mut self) -> EpochsEnd {
         let ProtectionSettings { epoch: length, stretch, .. } = self.handle.settings;
         let mut stretch = EpochLength::new(length, stretch);
         if stretch.is_adaptive() {
@@ -326,14 +392,6 @@ impl Epochs<'_, '_> {
             begun = Instant::now();
             match self.run_epoch(false, &mut last_cut) {
                 Ok(delay) => stretch.committed(delay),
-                Err(DaemonError::Protect { source }) if is_too_much(&*source) && !self.inherited => {
-                    // The size of an epoch is bounded: the standby is seeded again, and output waits that
-                    // long.
-                    tracing::warn!(machine = %self.handle.name, "more is dirty than an epoch may hold; seeding the standby again");
-                    if let Err(error) = self.seed(told) {
-                        return self.end_of_error(error);
-                    }
-                }
                 Err(error) => return self.end_of_error(error),
             }
             let now = Instant::now();
@@ -376,14 +434,18 @@ impl Epochs<'_, '_> {
         if self.inherited && self.live.is_complete() {
             return Some(EpochsEnd::Complete);
         }
-        loop {
-            match self.events.try_recv() {
-                Ok(MachineEvent::Shutdown(_)) => return Some(EpochsEnd::SwitchedOff),
-                Ok(MachineEvent::Disconnected) | Err(TryRecvError::Disconnected) => {
-                    return Some(EpochsEnd::QemuGone);
-                }
-                Ok(_) => {}
-                Err(TryRecvError::Empty) => return None,
+        if self.heartbeat.is_forgotten() && !self.inherited {
+            // A new protection registers there again; this one may have been decided.
+            return Some(EpochsEnd::Failed(DaemonError::invalid(
+                "the witness has forgotten this protection, as after a reinstallation",
+            )));
+        }
+        match self.events.poll(Instant::now())? {
+            QemuVerdict::SwitchedOff => Some(EpochsEnd::SwitchedOff),
+            QemuVerdict::Gone => Some(EpochsEnd::QemuGone),
+            QemuVerdict::DiskFails => {
+                tracing::error!(machine = %self.handle.name, "a disk keeps failing: yielding the machine to its standby");
+                Some(EpochsEnd::QemuGone)
             }
         }
     }
@@ -405,7 +467,8 @@ impl Epochs<'_, '_> {
     /// the machine stays paused.
     fn run_epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
         let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
-        let mut machine = PausableMachine { qemu, disks, keep_paused: stay, buffering_ports: &[] };
+        let machine = PausableMachine { qemu, disks, keep_paused: stay, buffering_ports: &[] };
+        let mut machine = EpochMachine { machine, heartbeat: self.heartbeat, shares: 0, throttle: None };
         let mut subject =
             CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Standby };
         let (shipping, epoch, mut needed) = (self.shipper, self.next, 0);
@@ -413,19 +476,39 @@ impl Epochs<'_, '_> {
             shipping.iter().for_each(|shipping| shipping.wait_captured_known());
             ports.iter().map(NetworkPort::addresses).collect()
         };
-        let (beats, cut, membership) = (self.heartbeat, &self.output_marks, &self.membership);
+        let (beats, cut) = (self.heartbeat, &self.output_marks);
+        let membership = RefCell::new(self.membership.take());
         let mut stopped = || {
             *lock(cut) = barriers(beats);
             if let Some(shipping) = shipping {
                 needed = shipping.epoch_captured(epoch, stay);
             }
-            membership.iter().for_each(Membership::wait_paused);
+            membership.borrow().iter().for_each(Membership::wait_paused);
         };
-        let committed = self.sender.epoch(&mut subject, &addresses, &mut stopped).map_err(failed)?;
-        let host = self.host;
+        let (host, name) = (self.host, &self.handle.name);
+        let mut committed = self.sender.epoch(&mut subject, &addresses, &mut stopped);
+        if let Err(PrimaryError::EpochTooLarge { bytes }) = committed {
+            tracing::warn!(machine = %name, bytes, "more is dirty than a pause can copy; sending it in rounds, output waits");
+            // Nobody in a group waits for that.
+            drop(membership.take());
+            let mut go_on = |_, _| match beats.may_run() && !host.is_closing() {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            };
+            committed = self.sender.large_epoch(&mut subject, &addresses, &mut stopped, &mut go_on);
+        }
+        drop(machine);
+        let committed = committed.map_err(failed)?;
         let mut go_on = || beats.may_run() && !host.is_closing();
-        membership.iter().for_each(|membership| membership.wait_committed(&mut go_on));
-        release(self.heartbeat, &self.output_marks);
+        // Output of an epoch that others may not have leaves with a later one, if any.
+        let membership = membership.into_inner();
+        if membership.as_ref().is_none_or(|membership| membership.wait_committed(&mut go_on)) {
+            release(self.heartbeat, &self.output_marks);
+        }
+        self.membership = membership;
+        if !stay && self.membership.is_none() {
+            self.join_group();
+        }
         self.next = committed.epoch + 1;
         let waits = shipping.map(|shipping| shipping.epoch_committed(needed));
         let (pause, cut_at) = self.sender.last_pause();
@@ -451,10 +534,6 @@ impl Epochs<'_, '_> {
 fn is_of_link(error: &DaemonError) -> bool {
     let DaemonError::Protect { source } = error else { return true };
     matches!(source.downcast_ref::<PrimaryError>(), Some(PrimaryError::Link(_)))
-}
-
-fn is_too_much(error: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(error.downcast_ref::<PrimaryError>(), Some(PrimaryError::EpochTooLarge { .. }))
 }
 
 pub(in crate::protect) fn failed(error: PrimaryError) -> DaemonError {

@@ -75,9 +75,10 @@ impl Membership {
         self.wait(GroupPhase::Pause, Some(until), &mut || true);
     }
 
-    /// Waits until the epochs of all members are committed, or `go_on` returns false.
-    pub(in crate::protect) fn wait_committed(&self, go_on: &mut dyn FnMut() -> bool) {
-        self.wait(GroupPhase::Send, None, go_on);
+    /// Waits until the epochs of all members are committed, or `go_on` returns false. Returns whether all
+    /// have the epoch: of a member that was late for the pause they have another one.
+    pub(in crate::protect) fn wait_committed(&self, go_on: &mut dyn FnMut() -> bool) -> bool {
+        matches!(self.wait(GroupPhase::Send, None, go_on), Waited::Past)
     }
 
     fn wait(&self, phase: GroupPhase, until: Option<Instant>, go_on: &mut dyn FnMut() -> bool) -> Waited {
@@ -140,7 +141,7 @@ mod tests {
                         assert!(membership.wait_due(&mut || true));
                         membership.wait_paused();
                         rounds[at].store(round, Ordering::SeqCst);
-                        membership.wait_committed(&mut || true);
+                        assert!(membership.wait_committed(&mut || true));
                         let least = rounds[usize::from(round > 20)..]
                             .iter()
                             .map(|round| round.load(Ordering::SeqCst));
@@ -149,6 +150,17 @@ mod tests {
                 });
             }
         });
+        let (one, slow) = (groups.join("till"), groups.join("till"));
+        std::thread::scope(|scope| {
+            let both = [&one, &slow].map(|member| {
+                scope.spawn(|| {
+                    assert!(member.wait_due(&mut || true));
+                    member.wait_paused();
+                })
+            });
+            both.into_iter().for_each(|member| member.join().unwrap());
+        });
+        assert!(!one.wait_committed(&mut || false), "the other one's epoch is not committed");
         let last = groups.join("shop");
         let waits = groups.join("shop");
         assert!(!last.wait_due(&mut || false), "it has something better to do");

@@ -8,6 +8,7 @@
 use super::handle::ProtectionHandle;
 use crate::protect::{
     link::{ControlLink, PageLink},
+    lock,
     witness::client::WitnessClient,
 };
 use std::{
@@ -21,7 +22,8 @@ use std::{
 use whimbrel_net::{Gates, Port};
 use whimbrel_protect::{
     clock::BootTime,
-    lease::{PrimaryLease, PrimaryState, WitnessQuery},
+    inherited_primary,
+    lease::{PrimaryLease, PrimaryState, WitnessQuery, WitnessReply},
     protocol::{self, HeartbeatReply, ProtectionId},
 };
 
@@ -29,6 +31,9 @@ use whimbrel_protect::{
 const SEEDING_SILENCE: Duration = Duration::from_secs(10);
 /// Interval at which the clock is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long QEMU and the disks may take for the capture of an epoch, unless the term is longer. QEMU answers
+/// in milliseconds, a busy disk may sync for seconds, and a member of a group is waited for during the pause.
+const STALL_MIN: Duration = Duration::from_secs(5);
 
 /// Lease of one protection.
 pub(in crate::protect) struct Heartbeat {
@@ -40,6 +45,10 @@ pub(in crate::protect) struct Heartbeat {
     /// Whether the standby might take over: only then are gates closed.
     armed: AtomicBool,
     stop: AtomicBool,
+    /// Time since when an epoch is being captured, by QEMU and the disks.
+    capturing: Mutex<Option<BootTime>>,
+    /// Whether the witness has lost the protection.
+    forgotten: AtomicBool,
     ports: Vec<Weak<Port>>,
     link: Weak<PageLink>,
     handle: Weak<ProtectionHandle>,
@@ -54,8 +63,9 @@ impl Heartbeat {
         (ports, link): (Vec<Weak<Port>>, Weak<PageLink>),
         handle: Weak<ProtectionHandle>,
     ) -> Self {
-        let (armed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { id, term, standby, witness, lease: Mutex::new(lease), armed, stop, ports, link, handle }
+        let (armed, stop, forgotten) = Default::default();
+        let (lease, capturing) = (Mutex::new(lease), Mutex::default());
+        Self { id, term, standby, witness, lease, armed, stop, capturing, forgotten, ports, link, handle }
     }
 
     pub(in crate::protect) fn lease(&self) -> MutexGuard<'_, PrimaryLease> {
@@ -65,6 +75,24 @@ impl Heartbeat {
     /// Whether the machine may be visible to the outside now.
     pub(in crate::protect) fn may_run(&self) -> bool {
         !self.is_armed() || self.lease().may_run(BootTime::now())
+    }
+
+    /// Records that QEMU and the disks have begun to capture an epoch, or are done with it.
+    pub(in crate::protect) fn set_capturing(&self, capturing: bool) {
+        *lock(&self.capturing) = capturing.then(BootTime::now);
+    }
+
+    /// Whether QEMU or a disk has not answered for too long, and the standby is there to take over.
+    pub(in crate::protect) fn is_stalled(&self, now: BootTime) -> bool {
+        let since = *lock(&self.capturing);
+        self.is_armed()
+            && since.is_some_and(|since| now > since.after(self.term.max(STALL_MIN)))
+            && inherited_primary::yields(&self.lease(), now)
+    }
+
+    /// Whether the witness knows nothing of this protection any more, and could not decide.
+    pub(in crate::protect) fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Ordering::SeqCst)
     }
 
     /// Records that the standby might take over from now on.
@@ -108,12 +136,19 @@ impl Heartbeat {
             guard.witness_answered(verdict.is_some());
         }
         if let Some(verdict) = verdict {
+            if *question == WitnessQuery::Renew {
+                self.forgotten.store(verdict == WitnessReply::Unknown, Ordering::SeqCst);
+            }
             self.lease().handle_witness_reply(question, verdict, asked);
         }
     }
 
-    /// Sends a heartbeat to the standby and applies its reply.
+    /// Sends a heartbeat to the standby and applies its reply. A host that has yielded the machine asks for
+    /// no promise: then the standby takes over by itself if it is not told.
     pub(in crate::protect) fn send_heartbeat(&self) {
+        if self.lease().state() != PrimaryState::Protected {
+            return;
+        }
         let asked = BootTime::now();
         let heard: Option<HeartbeatReply> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.timeout());
         if let Some(heard) = heard {
@@ -139,7 +174,9 @@ impl Heartbeat {
         while let (Some(witness), false) = (&self.witness, self.is_over()) {
             let now = BootTime::now();
             let answers = now.until(self.lease().promise_until()) > self.term / 2;
-            if renewed.is_none_or(|renewed| now >= renewed.after(witness.renewal_interval(answers))) {
+            if self.lease().state() == PrimaryState::Protected
+                && renewed.is_none_or(|renewed| now >= renewed.after(witness.renewal_interval(answers)))
+            {
                 renewed = Some(now);
                 self.ask_witness(&WitnessQuery::Renew);
             }

@@ -1,6 +1,7 @@
 //! The primary side of a protection: seeding, epochs, heartbeats.
 
 pub(crate) mod epochs;
+mod events;
 pub(crate) mod group;
 pub(crate) mod handle;
 pub(crate) mod heartbeat;
@@ -9,3 +10,4 @@ mod input_shipping;
 pub(crate) mod offer;
 pub(crate) mod run;
 pub(crate) mod seeding;
+mod stall;

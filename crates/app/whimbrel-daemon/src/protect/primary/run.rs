@@ -9,6 +9,7 @@ use super::{
     handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
     heartbeat::{Heartbeat, HeartbeatThreads},
     inherited::{self, InheritedProtection, SourceWatch},
+    stall::StallWatch,
 };
 use crate::protect::{
     link::{ControlLink, PageLink},
@@ -24,6 +25,7 @@ use crate::{
         record::Phase,
         supervisor,
     },
+    running::RunningMachine,
 };
 use std::{
     sync::{Arc, mpsc::Sender},
@@ -245,8 +247,11 @@ impl Attempt<'_> {
                 return RunEnd::Alone { reason: error.to_string(), error: None };
             }
         };
-        let outcome = match turn.parts() {
-            Ok((record, live)) => {
+        let outcome = match turn
+            .parts()
+            .and_then(|(record, live)| Ok((self.watch_stalls(live, &beats)?, record, live)))
+        {
+            Ok((_watch, record, live)) => {
                 let memory = record.config.memory.0;
                 epochs::run(self.host, self.handle, live, memory, (&link, &beats), has_pages, self.events)
             }
@@ -256,6 +261,12 @@ impl Attempt<'_> {
         let end = self.after_epochs(turn, outcome, &beats);
         drop(beating);
         end
+    }
+
+    fn watch_stalls(&self, live: &RunningMachine, beats: &Arc<Heartbeat>) -> Result<StallWatch, DaemonError> {
+        let qemu = (live.qemu.process().identity(), live.runtime_path().join("qemu.log"));
+        StallWatch::start(self.host, self.handle, beats, qemu)
+            .map_err(|source| DaemonError::io("start a thread for", self.host.directories.data(), source))
     }
 
     /// Runs an incoming machine and protects it.
@@ -313,7 +324,8 @@ impl Attempt<'_> {
         let (record, live) = turn.parts()?;
         tracing::info!(machine = %self.handle.name, standby = %beats.standby.to(), "a migration with a backup host has completed here");
         let memory = record.config.memory.0;
-        let outcome = epochs::inherit(self.host, self.handle, live, memory, (&heir.link, beats), self.events);
+        let _stalls = self.watch_stalls(live, beats)?;
+        let outcome = epochs::inherit(self.host, self.handle, live, memory, (&heir.link, beats));
         drop(watch);
         Ok((outcome, beating))
     }
@@ -343,21 +355,21 @@ impl Attempt<'_> {
                 }
             },
             EpochsEnd::Failover { answer, paused_at } => {
-                let given = ownership::yield_to_standby(self.host, self.handle, beats);
+                let given = self.yield_to_standby(&mut turn, beats);
                 match given {
                     Ownership::Gone => {
                         let _ = answer.send(Ok(paused_at.elapsed().as_secs_f64() * 1e3));
                     }
                     _ => {
                         let _ = answer.send(Err(DaemonError::invalid("the standby did not take over")));
-                        turn.running.iter_mut().for_each(crate::running::RunningMachine::unpause);
+                        turn.running.iter_mut().for_each(RunningMachine::unpause);
                     }
                 }
                 self.finish(turn, beats, given)
             }
             EpochsEnd::QemuGone => {
                 // The guest is lost here, and the standby has all of it that anybody has seen.
-                let given = ownership::yield_to_standby(self.host, self.handle, beats);
+                let given = self.yield_to_standby(&mut turn, beats);
                 self.finish(turn, beats, given)
             }
             EpochsEnd::SwitchedOff | EpochsEnd::Complete => {
@@ -384,7 +396,11 @@ impl Attempt<'_> {
     }
 
     fn determine_owner(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) -> Ownership {
-        ownership::determine_owner(self.host, self.handle, beats, turn.running.as_mut(), keep)
+        ownership::settle(self.host, self.handle, beats, turn.running.as_mut(), keep)
+    }
+
+    fn yield_to_standby(&self, turn: &mut MachineLock<'_>, beats: &Heartbeat) -> Ownership {
+        ownership::yield_to_standby(self.host, self.handle, beats, turn.running.as_mut())
     }
 
     /// Releases all output: only this host has the machine. The standby is notified afterwards, which may

@@ -10,8 +10,8 @@
 
 use super::epoch_capsules::{EpochCapsuleWriter, LastEpochCapsule};
 use crate::protect::standby::page_sharing::SiblingStandbys;
-use crate::protect::takeover::run::TakeoverCause;
-use crate::protect::{settings::ProtectionSettings, witness::client::WitnessClient};
+use crate::protect::takeover::run::{Takeover, TakeoverCause};
+use crate::protect::{link::ControlLink, settings::ProtectionSettings, witness::client::WitnessClient};
 use crate::{core::error::DaemonError, daemon::Daemon};
 use bytes::Bytes;
 use std::{
@@ -69,6 +69,8 @@ pub(crate) struct HostedStandby {
     pub(in crate::protect) next_settings: Option<ProtectionSettings>,
     /// Present if epochs are stored as capsules.
     capsules: Option<EpochCapsuleWriter>,
+    /// Why the machine could not be loaded here.
+    pub(in crate::protect) failure: Mutex<Option<String>>,
     pub(in crate::protect) over: AtomicBool,
 }
 
@@ -167,12 +169,14 @@ impl Daemon {
         let keeping =
             begin.keep.map(|rule| EpochCapsuleWriter::new(rule, &begin.offer, last.filter(|_| !first)));
         let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.committed_epoch());
+        let primary = begin.heir.clone().unwrap_or_else(|| from.clone());
+        self.protections.put_standby_record(&begin, &primary).inspect_err(|_| receiver.discard())?;
         let arbiter = |witness| Arc::new(WitnessClient::new(self, witness, begin.id, term));
         let standing = Arc::new(HostedStandby {
             host: self.clone(),
             id: begin.id,
             name: begin.offer.name.clone(),
-            primary: begin.heir.clone().unwrap_or_else(|| from.clone()),
+            primary,
             seeder: begin.heir.is_some().then(|| from.clone()),
             accepted_primary: Mutex::new(AcceptedPrimary::Source),
             term,
@@ -184,6 +188,7 @@ impl Daemon {
             inputs: Mutex::default(),
             next_settings: then,
             capsules: keeping,
+            failure: Mutex::default(),
             over: AtomicBool::new(false),
         });
         self.protections.insert_standby(standing.clone());
@@ -278,36 +283,30 @@ impl Daemon {
         let Some(standing) = self.standby_of(asker, end.id) else {
             return self.protections.outcome(end.id);
         };
-        let action = lock(&standing.lease).end();
-        let fate = lock(&standing.lease).outcome();
-        if action == StandbyLeaseAction::Discard || fate == StandbyOutcome::Ended {
-            tracing::info!(machine = %standing.name, from = %standing.primary, keep = end.keep, "a protection has ended");
-            if !end.keep {
-                standing.discard();
-            }
-        }
-        fate
+        let action = lock(&standing.lease).end(end.keep);
+        // Neither of the two that end a protection can fail.
+        drop(standing.execute(action, TakeoverCause::Yielded));
+        standing.outcome()
     }
 
-    /// Handles a yield: the primary never runs the machine again. Answers when the machine runs here, or when
-    /// it cannot.
+    /// Handles a yield: the primary does not run the machine unless it takes it back. Answers when the
+    /// machine runs here, or when it could not be loaded.
     fn answer_yield(&self, asker: &HostName, id: ProtectionId) -> Result<StandbyOutcome, DaemonError> {
         let Some(standing) = self.standby_of(asker, id) else { return Ok(self.protections.outcome(id)) };
         let action = {
             let mut rules = lock(&standing.lease);
             rules.handle_yield(standing.is_current())
         };
-        if action == StandbyLeaseAction::TakeOver {
-            standing.take_over(TakeoverCause::Yielded)?;
-            if let Some(witness) =
-                standing.witness.clone().filter(|_| standing.outcome() == StandbyOutcome::TakenOver)
-            {
-                // Only informs the witness, which no longer decides.
-                let tell = move || {
-                    let _ = witness.ask(&WitnessQuery::TakeOver { yielded: true }, RETENTION / 100);
-                };
-                drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
-            }
+        standing.execute(action, TakeoverCause::Yielded)?;
+        if action == StandbyLeaseAction::Load
+            && standing.outcome() == StandbyOutcome::TakenOver
+            && let Some(witness) = standing.witness.clone()
+        {
+            // Only informs the witness, which no longer decides.
+            let tell = move || {
+                let _ = witness.ask(&WitnessQuery::TakeOver { yielded: true }, RETENTION / 100);
+            };
+            drop(std::thread::Builder::new().name("tell-witness".into()).spawn(tell));
         }
         // Waits for the takeover in progress, which may still fail.
         drop(lock(&standing.receiver));
@@ -400,7 +399,7 @@ impl HostedStandby {
         let mut receiver = lock(&self.receiver);
         let ended = {
             let mut rules = lock(&self.lease);
-            rules.end();
+            rules.end(true);
             rules.outcome() == StandbyOutcome::Ended
         };
         let fits = receiver.as_ref().is_some_and(|receiver| {
@@ -416,6 +415,7 @@ impl HostedStandby {
         }
         self.over.store(true, Ordering::SeqCst);
         self.host.protections.remove_standby(self.id);
+        self.host.protections.remove_record(self.id);
         let last = self.capsules.as_ref().and_then(EpochCapsuleWriter::take_last);
         receiver.take().map(|receiver| (receiver, last))
     }
@@ -426,6 +426,30 @@ impl HostedStandby {
             receiver.discard();
         }
         self.host.protections.remove_standby(self.id);
+        self.host.protections.remove_record(self.id);
+    }
+
+    /// Carries out what the rules demand, and what follows from that: the only place that does.
+    fn execute(&self, mut action: StandbyLeaseAction, cause: TakeoverCause) -> Result<(), DaemonError> {
+        let mut takeover = Takeover::new(self, cause);
+        loop {
+            action = match action {
+                StandbyLeaseAction::Nothing => return Ok(()),
+                StandbyLeaseAction::AskWitness => self.ask_witness(),
+                StandbyLeaseAction::Load => takeover.load(),
+                StandbyLeaseAction::Record => takeover.record()?,
+                StandbyLeaseAction::Run => return takeover.run(),
+                StandbyLeaseAction::Retain => {
+                    tracing::info!(machine = %self.name, from = %self.primary, "a protection has ended; its pages are retained for a while");
+                    return Ok(());
+                }
+                StandbyLeaseAction::Discard => {
+                    tracing::info!(machine = %self.name, from = %self.primary, "a protection has ended");
+                    self.discard();
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Watches the clock and QEMU until the protection is over.
@@ -433,25 +457,30 @@ impl HostedStandby {
         let mut ended_at = None;
         while !self.over.load(Ordering::SeqCst) {
             let (now, alive) = (BootTime::now(), self.is_alive());
-            let (action, fate, wakes) = {
+            let (action, outcome, wakes) = {
                 let mut rules = lock(&self.lease);
                 let current = self.is_current();
                 let silent = !current && now > rules.wakes().after(RETENTION);
-                if (silent || !alive) && rules.end() == StandbyLeaseAction::Discard {
-                    tracing::error!(machine = %self.name, from = %self.primary, alive, "the standby of a machine has ended here");
-                }
-                (rules.tick(current, now), rules.outcome(), rules.wakes())
+                let lost = if silent || !alive { rules.lose() } else { StandbyLeaseAction::Nothing };
+                let action =
+                    if lost == StandbyLeaseAction::Nothing { rules.tick(current, now) } else { lost };
+                (action, rules.outcome(), rules.wakes())
             };
-            match (action, fate) {
-                (StandbyLeaseAction::AskWitness, _) => self.ask_witness(),
-                (_, StandbyOutcome::TakenOver) => return,
-                (_, StandbyOutcome::Ended) if !alive => self.discard(),
-                (_, StandbyOutcome::Ended)
-                    if ended_at.get_or_insert_with(Instant::now).elapsed() > RETENTION =>
+            if action == StandbyLeaseAction::Retain {
+                tracing::error!(machine = %self.name, from = %self.primary, alive, "the standby of a machine has ended here");
+            }
+            // A takeover that failed is logged by itself.
+            drop(self.execute(action, TakeoverCause::Silent));
+            match outcome {
+                StandbyOutcome::Ended
+                    if !alive || ended_at.get_or_insert_with(Instant::now).elapsed() > RETENTION =>
                 {
                     self.discard()
                 }
-                _ => {}
+                StandbyOutcome::Standing
+                | StandbyOutcome::Asking
+                | StandbyOutcome::TakenOver
+                | StandbyOutcome::Ended => {}
             }
             let pause = now.until(wakes).clamp(Duration::from_millis(2), self.term / 8);
             if !self.host.sleep_unless_closing(pause.min(Duration::from_millis(50))) {
@@ -471,21 +500,18 @@ impl HostedStandby {
         }
     }
 
-    /// Asks the witness for the machine and carries out its decision.
-    fn ask_witness(&self) {
-        let Some(witness) = &self.witness else { return };
+    /// Asks the witness for the machine.
+    fn ask_witness(&self) -> StandbyLeaseAction {
+        let Some(witness) = &self.witness else {
+            return lock(&self.lease).handle_witness_reply(None, BootTime::now());
+        };
         tracing::warn!(machine = %self.name, primary = %self.primary, witness = %witness.name(), "the primary is silent, asking the witness");
         let patience = self.term.max(Duration::from_millis(200));
         let verdict: Option<WitnessReply> = witness.ask(&WitnessQuery::TakeOver { yielded: false }, patience);
-        let action = lock(&self.lease).handle_witness_reply(verdict, BootTime::now());
-        match action {
-            // A failed takeover is logged by itself.
-            StandbyLeaseAction::TakeOver => drop(self.take_over(TakeoverCause::Silent)),
-            StandbyLeaseAction::Discard => {
-                tracing::info!(machine = %self.name, "the witness has decided for the primary, which continues alone");
-            }
-            StandbyLeaseAction::Nothing | StandbyLeaseAction::AskWitness => {}
+        if verdict == Some(WitnessReply::Closed) {
+            tracing::info!(machine = %self.name, "the witness has decided for the primary, which continues alone");
         }
+        lock(&self.lease).handle_witness_reply(verdict, BootTime::now())
     }
 
     /// Handles a failover that a person requested here.
@@ -494,18 +520,25 @@ impl HostedStandby {
             let mut rules = lock(&self.lease);
             rules.failover(self.is_current(), BootTime::now())
         };
-        match action {
-            StandbyLeaseAction::TakeOver => self.take_over(TakeoverCause::ByHand)?,
-            StandbyLeaseAction::AskWitness => self.ask_witness(),
-            StandbyLeaseAction::Nothing | StandbyLeaseAction::Discard => {}
-        }
-        match self.outcome() {
-            StandbyOutcome::TakenOver => Ok(()),
-            _ => Err(DaemonError::invalid(format!(
+        self.execute(action, TakeoverCause::ByHand)?;
+        let failure = lock(&self.failure).clone();
+        match (self.outcome(), failure) {
+            (StandbyOutcome::TakenOver, _) => Ok(()),
+            (_, Some(failure)) => Err(DaemonError::invalid(format!(
+                "{} cannot be loaded here; its copy is kept, and loaded again soon: {failure}",
+                self.name
+            ))),
+            (_, None) => Err(DaemonError::invalid(format!(
                 "{} is not taken over: {} is alive, or its lease is still valid, or no epoch is complete here yet",
                 self.name, self.primary
             ))),
         }
+    }
+
+    /// Whether the primary lives: it has sent a heartbeat within the term, or its daemon answers now.
+    pub(in crate::protect) fn hears_primary(&self) -> bool {
+        lock(&self.lease).hears_primary(BootTime::now())
+            || ControlLink::new(&self.host, &self.primary).preconnect()
     }
 
     pub(in crate::protect) fn has_witness(&self) -> bool {
@@ -515,12 +548,15 @@ impl HostedStandby {
     /// The information for users.
     pub(in crate::protect) fn info(&self) -> ProtectionInfo {
         let (epoch, at) = self.committed.epoch();
-        let state = match (self.outcome(), epoch) {
-            (StandbyOutcome::Ended, _) => {
+        let state = match (self.outcome(), lock(&self.failure).clone(), epoch) {
+            (StandbyOutcome::Ended, _, _) => {
                 ProtectState::Unprotected { reason: "the primary continues alone".to_owned() }
             }
-            (_, None) => ProtectState::Seeding,
-            (_, Some(_)) => ProtectState::Protected,
+            (_, Some(failure), _) => ProtectState::Fenced {
+                reason: format!("it cannot be loaded here, its copy is kept: {failure}"),
+            },
+            (_, None, None) => ProtectState::Seeding,
+            (_, None, Some(_)) => ProtectState::Protected,
         };
         ProtectionInfo {
             role: ProtectRole::Standby,

@@ -1,12 +1,13 @@
 //! Ownership: determines which host has a protected machine, after contact was lost or the daemon restarted.
 //!
-//! The rules are in [`PrimaryLease`](whimbrel_protect::lease::PrimaryLease). This module asks the witness and
-//! the standby until one of them decides. Until then the machine is fenced unless its lease is valid. If the
-//! standby owns it, the machine here is ended.
+//! The rules are in [`PrimaryLease`](whimbrel_protect::lease::PrimaryLease). This module carries out their
+//! actions: it asks the witness and the standby until one of them decides. Until then the machine is fenced
+//! unless its lease is valid. It is ended here only once the standby has said that it runs the machine.
 
 use crate::protect::{
     primary::{handle::ProtectionHandle, heartbeat::Heartbeat},
     records::{ProtectionRecord, ProtectionSide},
+    witness::client::WitnessClient,
 };
 use crate::{
     core::error::DaemonError,
@@ -25,12 +26,14 @@ use std::{
 use whimbrel_api::ProtectState;
 use whimbrel_protect::{
     clock::BootTime,
-    lease::{PrimaryState, WitnessQuery},
+    lease::{PrimaryLeaseAction, PrimaryState, WitnessQuery},
     protocol::StandbyOutcome,
 };
 
 /// Delays between attempts: the first and the longest.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+/// How long the standby may take to load a machine.
+const YIELD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The result of determining the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,51 +46,108 @@ pub(in crate::protect) enum Ownership {
     Closing,
 }
 
-/// Determines the owner. With `keep` the standby retains its pages if the protection ends.
-pub(in crate::protect) fn determine_owner(
+/// Yields the machine to the standby. This host runs it again only if the standby ends the protection.
+pub(in crate::protect) fn yield_to_standby(
+    host: &Daemon,
+    guard: &ProtectionHandle,
+    beats: &Heartbeat,
+    live: Option<&mut RunningMachine>,
+) -> Ownership {
+    beats.lease().yield_machine();
+    settle(host, guard, beats, live, false)
+}
+
+/// Determines the owner: the only place that carries out what the rules of the primary demand. With `keep`
+/// the standby retains its pages if the protection ends.
+pub(in crate::protect) fn settle(
     host: &Daemon,
     guard: &ProtectionHandle,
     beats: &Heartbeat,
     mut live: Option<&mut RunningMachine>,
     keep: bool,
 ) -> Ownership {
-    let mut delay = RETRY_DELAYS[0];
+    let (mut delay, begun) = (RETRY_DELAYS[0], Instant::now());
+    let (mut asked, mut is_recorded) = (false, false);
     loop {
-        match beats.lease().state() {
-            PrimaryState::Alone => return Ownership::Alone,
-            PrimaryState::TakenOver => return Ownership::Gone,
-            PrimaryState::Protected | PrimaryState::Undecided => {}
+        let has_copy = live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
+        let action = beats.lease().settle(asked, has_copy, BootTime::now());
+        match action {
+            PrimaryLeaseAction::RunHere => return Ownership::Alone,
+            PrimaryLeaseAction::Retire => {
+                tracing::warn!(machine = %guard.name, standby = %beats.standby.to(), after_ms = begun.elapsed().as_secs_f64() * 1e3, "the standby has taken over");
+                return Ownership::Gone;
+            }
+            PrimaryLeaseAction::Ask => ask_others(beats, keep),
+            PrimaryLeaseAction::AskFenced => {
+                ask_others(beats, keep);
+                if is_undecided(beats) {
+                    pause(live.as_deref_mut());
+                    guard.set_state(ProtectState::Fenced { reason: unanswered(beats) });
+                }
+            }
+            PrimaryLeaseAction::Yield => {
+                is_recorded = is_recorded || record_yield(host, guard, beats);
+                let answer = is_recorded.then(|| beats.standby.yield_to_standby(beats.id, YIELD_TIMEOUT));
+                beats.lease().handle_yield_reply(answer.flatten());
+                // Not locked while QEMU is waited for.
+                let state = beats.lease().state();
+                if let PrimaryState::Yielded { refusal } = state {
+                    pause(live.as_deref_mut());
+                    let why = refusal.map_or("does not answer", |_| "cannot run the machine yet");
+                    let reason = format!("{} {why}, and is to take it over", beats.standby.to());
+                    guard.set_state(ProtectState::Fenced { reason });
+                }
+            }
+            PrimaryLeaseAction::TakeBack => {
+                let answer = beats.standby.end(beats.id, false, beats.timeout());
+                beats.lease().handle_take_back_reply(answer);
+            }
         }
-        beats.ask_witness(&WitnessQuery::Close);
-        if beats.lease().state() == PrimaryState::Alone {
-            return Ownership::Alone;
-        }
-        if let Some(fate) = beats.standby.end(beats.id, keep, beats.timeout()) {
-            beats.lease().handle_outcome(fate);
-        }
-        let (stand, may_run) = {
-            let lease = beats.lease();
-            (lease.state(), lease.may_run(BootTime::now()))
-        };
-        match stand {
-            PrimaryState::Alone | PrimaryState::TakenOver => continue,
-            // Without a witness only a person decides, who would have declared this host dead.
-            PrimaryState::Protected if beats.witness.is_none() => return Ownership::Alone,
-            PrimaryState::Protected | PrimaryState::Undecided => {}
-        }
-        if !may_run {
-            pause(live.as_deref_mut());
-            let reason = match &beats.witness {
-                Some(witness) => format!("neither {} nor {} answers", witness.name(), beats.standby.to()),
-                None => format!("{} does not answer, and may have taken over", beats.standby.to()),
-            };
-            guard.set_state(ProtectState::Fenced { reason });
-        }
-        if !host.sleep_unless_closing(delay) {
+        asked = true;
+        let next = beats.lease().settle(asked, has_copy, BootTime::now());
+        // Whatever has led on is followed at once.
+        let waits =
+            next == action || (action, next) == (PrimaryLeaseAction::TakeBack, PrimaryLeaseAction::Yield);
+        if waits && !host.sleep_unless_closing(delay) {
             return Ownership::Closing;
         }
         delay = (delay * 2).min(RETRY_DELAYS[1]);
     }
+}
+
+/// Asks the witness to close the protection, then the standby to end it unless the witness has decided.
+fn ask_others(beats: &Heartbeat, keep: bool) {
+    beats.ask_witness(&WitnessQuery::Close);
+    if is_undecided(beats)
+        && let Some(outcome) = beats.standby.end(beats.id, keep, beats.timeout())
+    {
+        beats.lease().handle_outcome(outcome);
+    }
+}
+
+fn is_undecided(beats: &Heartbeat) -> bool {
+    matches!(beats.lease().state(), PrimaryState::Protected | PrimaryState::Undecided)
+}
+
+fn unanswered(beats: &Heartbeat) -> String {
+    match &beats.witness {
+        Some(witness) => format!("neither {} nor {} answers", witness.name(), beats.standby.to()),
+        None => format!("{} does not answer, and may have taken over", beats.standby.to()),
+    }
+}
+
+/// Records durably that this host has yielded the machine, before the standby hears of it. Returns whether it
+/// is recorded.
+fn record_yield(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat) -> bool {
+    let side = ProtectionSide::Primary { request: guard.settings.request.clone(), gave_up: true };
+    let note = ProtectionRecord::new(beats.id, &guard.name, guard.handover, side);
+    let recorded = host.protections.put_record(note);
+    recorded
+        .inspect_err(|error| {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(error, "cannot record that a machine is yielded; trying again");
+        })
+        .is_ok()
 }
 
 /// Pauses the machine while its owner is unknown.
@@ -102,59 +162,6 @@ fn pause(live: Option<&mut RunningMachine>) {
     }
 }
 
-/// Yields the machine to the standby: records that durably, so that this host never runs it, then notifies
-/// the standby until it answers.
-pub(in crate::protect) fn yield_to_standby(
-    host: &Daemon,
-    guard: &ProtectionHandle,
-    beats: &Heartbeat,
-) -> Ownership {
-    if !beats.lease().yield_machine() {
-        return Ownership::Alone;
-    }
-    let request = guard.settings.request.clone();
-    let side = ProtectionSide::Primary { request, gave_up: true };
-    let note = ProtectionRecord::new(beats.id, &guard.name, guard.handover, side);
-    while let Err(error) = host.protections.put_record(note.clone()) {
-        tracing::error!(error = &error as &dyn std::error::Error, "cannot record that a machine is yielded");
-        if !host.sleep_unless_closing(Duration::from_secs(1)) {
-            return Ownership::Closing;
-        }
-    }
-    notify_yield(host, guard, beats)
-}
-
-/// Notifies the standby of the yield until the machine runs there, or cannot run there.
-pub(in crate::protect) fn notify_yield(
-    host: &Daemon,
-    guard: &ProtectionHandle,
-    beats: &Heartbeat,
-) -> Ownership {
-    let (mut delay, begun) = (RETRY_DELAYS[0], Instant::now());
-    loop {
-        match beats.standby.yield_to_standby(beats.id, Duration::from_secs(30)) {
-            Some(StandbyOutcome::TakenOver) => {
-                tracing::warn!(machine = %guard.name, standby = %beats.standby.to(), after_ms = begun.elapsed().as_secs_f64() * 1e3, "the standby has taken over");
-                return Ownership::Gone;
-            }
-            Some(StandbyOutcome::Ended) => return Ownership::Alone,
-            // The standby has no complete epoch. An ended protection never will.
-            Some(StandbyOutcome::Standing) => {
-                if beats.standby.end(beats.id, false, beats.timeout()) == Some(StandbyOutcome::Ended) {
-                    return Ownership::Alone;
-                }
-            }
-            Some(StandbyOutcome::Asking) | None => {}
-        }
-        let reason = format!("{} does not answer, and is to take the machine over", beats.standby.to());
-        guard.set_state(ProtectState::Fenced { reason });
-        if !host.sleep_unless_closing(delay) {
-            return Ownership::Closing;
-        }
-        delay = (delay * 2).min(RETRY_DELAYS[1]);
-    }
-}
-
 /// Records that the machine belongs to this host. If that is decided, only the standby must be notified;
 /// without a witness, it is decided when the standby knows, and until then a restarted daemon asks again.
 pub(in crate::protect) fn record_alone(
@@ -165,7 +172,9 @@ pub(in crate::protect) fn record_alone(
 ) {
     match beats.lease().state() {
         PrimaryState::Alone | PrimaryState::TakenOver => notify_ended(host, guard, beats, keep),
-        PrimaryState::Protected | PrimaryState::Undecided => host.protections.notify_later(beats.id),
+        PrimaryState::Protected | PrimaryState::Undecided | PrimaryState::Yielded { .. } => {
+            host.protections.notify_later(beats.id);
+        }
     }
 }
 
@@ -222,13 +231,8 @@ pub(in crate::protect) fn end_machine(
     match saved {
         Ok(()) => {
             host.protections.remove_record(beats.id);
-            // The witness may have decided before the standby got its reply: then the standby must be able to
-            // ask again.
-            if let Some(witness) = &beats.witness
-                && beats.standby.end(beats.id, false, beats.timeout()) == Some(StandbyOutcome::TakenOver)
-            {
-                witness.forget();
-            }
+            // The standby itself has said that it has the machine, so nobody asks the witness any more.
+            beats.witness.iter().for_each(WitnessClient::forget);
         }
         // The record remains, and a later daemon asks again.
         Err(error) => report(&error),

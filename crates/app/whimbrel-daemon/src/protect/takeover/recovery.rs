@@ -207,13 +207,11 @@ impl UndecidedMachine<'_> {
         for note in self.records {
             let beats = recovered_heartbeat(self.host, self.handle, note);
             let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
-            let settled = match gave_up || !alive {
-                // The guest is lost here: the standby takes over if it has a complete epoch.
-                true => ownership::yield_to_standby(self.host, self.handle, &beats),
-                false => {
-                    ownership::determine_owner(self.host, self.handle, &beats, turn.running.as_mut(), true)
-                }
-            };
+            if gave_up || !alive {
+                // The standby takes over if it has a complete epoch.
+                beats.lease().yield_machine();
+            }
+            let settled = ownership::settle(self.host, self.handle, &beats, turn.running.as_mut(), true);
             match settled {
                 Ownership::Alone => ownership::record_alone(self.host, self.handle, &beats, true),
                 Ownership::Gone => {

@@ -1,7 +1,7 @@
 //! Takeover of a machine: records it, loads it, runs it, and protects it again.
 //!
-//! `standby::hosted` decides before whether to take over. A machine that was *taken* over belongs to this
-//! host whatever happens here; one that was *yielded* and does not load is returned.
+//! `standby::hosted` decides before whether to take over. Nobody is told of a takeover before the machine is
+//! loaded and that is recorded; then it belongs to this host whatever happens here.
 
 use crate::protect::standby::hosted::{HostedStandby, standby_error, unknown};
 use crate::{
@@ -14,12 +14,12 @@ use std::{
 };
 use whimbrel_core::{error_chain, lock};
 use whimbrel_migrate::protocol::HandoverId;
-use whimbrel_protect::standby::EpochReceiver;
+use whimbrel_protect::{clock::BootTime, lease::StandbyLeaseAction, standby::EpochReceiver};
 
 /// Cause of a takeover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::protect) enum TakeoverCause {
-    /// The primary yielded the machine, and still has it.
+    /// The primary yielded the machine.
     Yielded,
     /// The primary is silent, and the witness said yes.
     Silent,
@@ -27,54 +27,83 @@ pub(in crate::protect) enum TakeoverCause {
     ByHand,
 }
 
-impl HostedStandby {
-    /// Takes the machine over: records it first, runs it second. A yielded machine that does not load is
-    /// returned, since the primary still has all of it.
-    pub(in crate::protect) fn take_over(&self, why: TakeoverCause) -> Result<(), DaemonError> {
-        let begun = Instant::now();
-        let mut held = lock(&self.receiver);
-        let from = self.committed.epoch().0;
-        let receiver = held.as_mut().ok_or_else(|| unknown(self.id))?;
-        if why == TakeoverCause::Yielded
-            && let Err(error) = self.record_loading()
-        {
-            self.return_machine(held, &error);
-            return Ok(());
+/// A takeover in progress.
+pub(in crate::protect) struct Takeover<'s> {
+    standby: &'s HostedStandby,
+    cause: TakeoverCause,
+    begun: Instant,
+    loaded_ms: f64,
+    /// The epoch that was loaded.
+    from: Option<u64>,
+    /// Held from the load until the machine runs.
+    receiver: Option<MutexGuard<'s, Option<EpochReceiver>>>,
+}
+
+impl<'s> Takeover<'s> {
+    pub(in crate::protect) fn new(standby: &'s HostedStandby, cause: TakeoverCause) -> Self {
+        Self { standby, cause, begun: Instant::now(), loaded_ms: 0.0, from: None, receiver: None }
+    }
+
+    /// Loads the last epoch. If that fails, the copy stays for another attempt, or until the primary takes
+    /// the machine back.
+    pub(in crate::protect) fn load(&mut self) -> StandbyLeaseAction {
+        let standby = self.standby;
+        let mut held = lock(&standby.receiver);
+        self.from = self.from.or(standby.committed.epoch().0);
+        let loaded = held.as_mut().ok_or_else(|| unknown(standby.id));
+        let loaded = loaded.and_then(|receiver| receiver.take_over().map_err(standby_error));
+        self.loaded_ms = self.begun.elapsed().as_secs_f64() * 1e3;
+        if let Err(error) = &loaded {
+            let error = error as &dyn std::error::Error;
+            tracing::error!(machine = %standby.name, from = %standby.primary, error, "cannot load a machine that is to run here; its copy is kept");
         }
-        let (loaded, noted) = std::thread::scope(|scope| {
-            // Loading has no visible effect, so the takeover is recorded meanwhile.
-            let note = (why != TakeoverCause::Yielded).then(|| scope.spawn(|| self.record_takeover()));
-            let loaded = receiver.take_over();
-            let noted = note.map(|note| note.join().unwrap_or(Err(DaemonError::Panicked)));
-            (loaded, noted)
+        *lock(&standby.failure) = loaded.as_ref().err().map(|error| error_chain(error));
+        let action = lock(&standby.lease).handle_loaded(loaded.is_ok(), BootTime::now());
+        self.receiver = Some(held).filter(|_| loaded.is_ok());
+        action
+    }
+
+    /// Records the takeover. Retried until it succeeds: nobody is told before.
+    pub(in crate::protect) fn record(&self) -> Result<StandbyLeaseAction, DaemonError> {
+        let standby = self.standby;
+        let side = ProtectionSide::TookOver { from: standby.primary.clone(), at_ms: crate::now_ms() };
+        let note = ProtectionRecord::new(standby.id, &standby.name, standby.handover, side);
+        while let Err(error) = standby.host.protections.put_takeover_record(note.clone()) {
+            let text = error_chain(&error);
+            tracing::error!(machine = %standby.name, error = text, "cannot record a takeover; trying again");
+            if !standby.host.sleep_unless_closing(Duration::from_secs(1)) {
+                return Err(error);
+            }
+        }
+        Ok(lock(&standby.lease).handle_recorded())
+    }
+
+    /// Runs the machine, which belongs to this host whatever happens from here on.
+    pub(in crate::protect) fn run(mut self) -> Result<(), DaemonError> {
+        let (standby, why) = (self.standby, self.cause.text());
+        standby.host.arrivals().adopt_arrived(standby.handover);
+        let run = standby.replay(self.from).and_then(|()| {
+            let receiver = self.receiver.as_mut().and_then(|held| held.as_mut());
+            receiver.ok_or_else(|| unknown(standby.id))?.run().map_err(standby_error)
         });
-        let loaded_ms = begun.elapsed().as_secs_f64() * 1e3;
-        if let (Err(error), TakeoverCause::Yielded) = (&loaded, why) {
-            self.return_machine(held, error);
-            return Ok(());
-        }
-        let noted = noted.unwrap_or_else(|| self.record_takeover());
-        self.host.arrivals().adopt_arrived(self.handover);
-        let run = noted
-            .and_then(|()| loaded.map_err(standby_error))
-            .and_then(|()| self.replay(from))
-            .and_then(|()| receiver.run().map_err(standby_error));
-        self.over.store(true, Ordering::SeqCst);
-        self.host.protections.remove_standby(self.id);
+        standby.over.store(true, Ordering::SeqCst);
+        standby.host.protections.remove_standby(standby.id);
         match &run {
             Ok(()) => {
-                let total_ms = begun.elapsed().as_secs_f64() * 1e3;
-                tracing::warn!(machine = %self.name, from = %self.primary, why = why.text(), loaded_ms, total_ms, "took a machine over");
-                self.protect_next();
+                let (loaded_ms, total_ms) = (self.loaded_ms, self.begun.elapsed().as_secs_f64() * 1e3);
+                tracing::warn!(machine = %standby.name, from = %standby.primary, why, loaded_ms, total_ms, "took a machine over");
+                standby.protect_next();
             }
             Err(error) => {
                 let error = error as &dyn std::error::Error;
-                tracing::error!(machine = %self.name, from = %self.primary, why = why.text(), error, "cannot run a machine that was taken over");
+                tracing::error!(machine = %standby.name, from = %standby.primary, why, error, "cannot run a machine that was taken over");
             }
         }
         run
     }
+}
 
+impl HostedStandby {
     /// Protects the machine again, if the primary had named the next standby. Retried until it succeeds or a
     /// user ends it.
     fn protect_next(&self) {
@@ -90,40 +119,6 @@ impl HostedStandby {
                 tracing::error!(machine = %self.name, error, "a machine that was taken over runs unprotected");
             }
         }
-    }
-
-    /// Records that a yielded machine is being loaded, which is returned if this daemon ends meanwhile.
-    fn record_loading(&self) -> Result<(), DaemonError> {
-        let side = ProtectionSide::Loading { from: self.primary.clone() };
-        self.host.protections.put_record(ProtectionRecord::new(self.id, &self.name, self.handover, side))
-    }
-
-    /// Returns a yielded machine that cannot run here to the primary.
-    fn return_machine(
-        &self,
-        mut held: MutexGuard<'_, Option<EpochReceiver>>,
-        error: &(dyn std::error::Error + 'static),
-    ) {
-        tracing::error!(machine = %self.name, from = %self.primary, error, "cannot load a yielded machine; returning it to its primary");
-        held.iter_mut().for_each(EpochReceiver::release_pages);
-        lock(&self.lease).returns_machine();
-        drop(held);
-        self.discard();
-        self.host.protections.remove_record(self.id);
-    }
-
-    /// Records the takeover. Retried until it succeeds, because no other host may ever run the machine.
-    fn record_takeover(&self) -> Result<(), DaemonError> {
-        let side = ProtectionSide::TookOver { from: self.primary.clone(), at_ms: crate::now_ms() };
-        let note = ProtectionRecord::new(self.id, &self.name, self.handover, side);
-        while let Err(error) = self.host.protections.put_takeover_record(note.clone()) {
-            let text = error_chain(&error);
-            tracing::error!(machine = %self.name, error = text, "cannot record a takeover; trying again");
-            if !self.host.sleep_unless_closing(Duration::from_secs(1)) {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{HashMap, HashSet},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, lock};
 use whimbrel_protect::{
     clock::BootTime,
-    lease::{WitnessLease, WitnessQuery, WitnessReply, WitnessState},
+    lease::{WitnessAction, WitnessLease, WitnessQuery, WitnessReply, WitnessState},
     protocol::{ProtectionId, WitnessRequest},
 };
 
@@ -30,10 +30,12 @@ const SILENCE_MAX: [Duration; 2] = [Duration::from_secs(7 * 86_400), Duration::f
 /// Terms that are accepted, in milliseconds.
 const TERMS: std::ops::RangeInclusive<u32> = 50..=600_000;
 
-/// All protections registered here.
+type Table = HashMap<ProtectionId, Arc<Mutex<Entry>>>;
+
+/// All protections registered here. No lock of an entry is waited for with the table locked.
 pub(crate) struct WitnessTable {
     dir: PathBuf,
-    table: Mutex<HashMap<ProtectionId, Entry>>,
+    table: Mutex<Table>,
     /// Protections decided for the standby since this daemon started, also deleted ones.
     taken: Mutex<HashSet<ProtectionId>>,
 }
@@ -77,7 +79,7 @@ impl WitnessTable {
     pub(crate) fn open(dir: PathBuf) -> Result<Self, DaemonError> {
         std::fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
         let kept: Vec<StoredLease> = records::read_all(&dir, |kept: &StoredLease| kept.format)?;
-        let table = kept.into_iter().map(|kept| (kept.id, Entry::new(kept))).collect();
+        let table = kept.into_iter().map(|kept| (kept.id, Arc::new(Mutex::new(Entry::new(kept))))).collect();
         Ok(Self { dir, table: Mutex::new(table), taken: Mutex::default() })
     }
 
@@ -85,47 +87,71 @@ impl WitnessTable {
         self.dir.join(format!("{id}.json"))
     }
 
-    /// Answers a query of the host `asker`.
+    /// Answers a query of the host `asker`. A write for one protection, which may take long, holds up no
+    /// query of another one.
     pub(crate) fn answer(
         &self,
         asker: &HostName,
         asked: &WitnessRequest,
     ) -> Result<WitnessReply, DaemonError> {
-        let mut table = self.table();
-        if let WitnessQuery::Register { standby, term_ms } = &asked.question {
-            return self.register(&mut table, asker, asked.id, (standby, *term_ms));
-        }
-        let Some(entry) = table.get_mut(&asked.id) else { return Ok(WitnessReply::Unknown) };
+        let Some(entry) = self.entry(asked.id) else {
+            return match &asked.question {
+                WitnessQuery::Register { standby, term_ms } => {
+                    self.register(asker, asked.id, (standby, *term_ms))
+                }
+                _ => Ok(WitnessReply::Unknown),
+            };
+        };
+        let mut entry = lock(&entry);
         let may = match asked.question {
-            WitnessQuery::Renew | WitnessQuery::Close => *asker == entry.stored.primary,
+            WitnessQuery::Register { .. } | WitnessQuery::Renew | WitnessQuery::Close => {
+                *asker == entry.stored.primary
+            }
             WitnessQuery::TakeOver { .. } => *asker == entry.stored.standby,
             WitnessQuery::Forget => *asker == entry.stored.primary || *asker == entry.stored.standby,
-            WitnessQuery::Register { .. } => false,
         };
         if !may {
             return Ok(WitnessReply::Unknown);
         }
         entry.last_query = BootTime::now();
-        if asked.question == WitnessQuery::Forget {
-            if entry.stored.stand != WitnessState::Open {
-                records::remove(&self.path(asked.id));
-                table.remove(&asked.id);
-            }
-            return Ok(WitnessReply::Yes);
+        let mut lease = entry.lease;
+        let action = lease.step(&asked.question, BootTime::now());
+        match action {
+            WitnessAction::Reply(_) => {}
+            WitnessAction::Record(state) => self.record(&mut entry, state, asker)?,
+            WitnessAction::Delete => self.delete(asked.id),
         }
-        let mut rules = entry.lease;
-        let verdict = rules.step(&asked.question, BootTime::now());
-        if rules.state() != entry.stored.stand {
-            let kept = StoredLease { stand: rules.state(), ..entry.stored.clone() };
-            records::write(&self.path(asked.id), &kept)?;
-            tracing::info!(protection = %asked.id, by = %asker, stand = ?kept.stand, "the witness has decided a protection");
-            if kept.stand == WitnessState::Taken {
-                self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(asked.id);
-            }
-            entry.stored = kept;
+        entry.lease = lease;
+        Ok(action.reply())
+    }
+
+    /// Makes a decision durable. The space was reserved when the protection was registered.
+    fn record(&self, entry: &mut Entry, state: WitnessState, asker: &HostName) -> Result<(), DaemonError> {
+        let stored = StoredLease { stand: state, ..entry.stored.clone() };
+        records::write_prepared(&self.path(stored.id), ending(state), &stored)?;
+        tracing::info!(protection = %stored.id, by = %asker, stand = ?state, "the witness has decided a protection");
+        if state == WitnessState::Taken {
+            lock(&self.taken).insert(stored.id);
         }
-        entry.lease = rules;
-        Ok(verdict)
+        entry.stored = stored;
+        Ok(())
+    }
+
+    fn delete(&self, id: ProtectionId) {
+        self.remove_files(id);
+        lock(&self.table).remove(&id);
+    }
+
+    fn remove_files(&self, id: ProtectionId) {
+        let path = self.path(id);
+        for state in [WitnessState::Taken, WitnessState::Closed] {
+            records::remove(&records::prepared_path(&path, ending(state)));
+        }
+        records::remove(&path);
+    }
+
+    fn entry(&self, id: ProtectionId) -> Option<Arc<Mutex<Entry>>> {
+        lock(&self.table).get(&id).cloned()
     }
 
     /// Makes this host the witness of a protection that `primary` has inherited from it. A known one stays
@@ -137,7 +163,7 @@ impl WitnessTable {
         standby: &HostName,
         term_ms: u32,
     ) -> Result<(), DaemonError> {
-        match self.register(&mut self.table(), primary, id, (standby, term_ms))? {
+        match self.register(primary, id, (standby, term_ms))? {
             WitnessReply::Full => Err(DaemonError::invalid("this witness has no space left")),
             _ => Ok(()),
         }
@@ -145,53 +171,80 @@ impl WitnessTable {
 
     /// Whether a protection is registered here and undecided.
     pub(crate) fn is_open(&self, id: ProtectionId) -> bool {
-        self.table().get(&id).is_some_and(|entry| entry.stored.stand == WitnessState::Open)
+        self.entry(id).is_some_and(|entry| lock(&entry).stored.stand == WitnessState::Open)
     }
 
     /// Whether a protection was decided for the standby.
     pub(crate) fn was_taken(&self, id: ProtectionId) -> bool {
-        let taken = self.table().get(&id).is_some_and(|entry| entry.stored.stand == WitnessState::Taken);
-        taken || self.taken.lock().unwrap_or_else(PoisonError::into_inner).contains(&id)
+        let taken = self.entry(id).is_some_and(|entry| lock(&entry).stored.stand == WitnessState::Taken);
+        taken || lock(&self.taken).contains(&id)
     }
 
+    /// Registers a protection; a known one stays unchanged.
     fn register(
         &self,
-        table: &mut HashMap<ProtectionId, Entry>,
         asker: &HostName,
         id: ProtectionId,
         (standby, term_ms): (&HostName, u32),
     ) -> Result<WitnessReply, DaemonError> {
-        if let Some(entry) = table.get(&id) {
-            let same = entry.stored.primary == *asker && entry.stored.stand == WitnessState::Open;
-            return Ok(if same { WitnessReply::Yes } else { WitnessReply::Unknown });
-        }
-        if table.len() >= REGISTERED_MAX {
-            self.delete_silent(table, BootTime::now());
-        }
-        if table.len() >= REGISTERED_MAX || !TERMS.contains(&term_ms) {
-            return Ok(WitnessReply::Full);
-        }
         let (primary, standby) = (asker.clone(), standby.clone());
-        let kept = StoredLease { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
-        records::write(&self.path(id), &kept)?;
-        table.insert(id, Entry::new(kept));
+        let stored = StoredLease { format: FORMAT, id, primary, standby, term_ms, stand: WitnessState::Open };
+        let entry = Arc::new(Mutex::new(Entry::new(stored.clone())));
+        // Locked until it is durable, so that nobody is answered before.
+        let locked = lock(&entry);
+        {
+            let mut table = lock(&self.table);
+            if table.contains_key(&id) {
+                return Ok(WitnessReply::Unknown);
+            }
+            if table.len() >= REGISTERED_MAX {
+                self.delete_silent(&mut table, BootTime::now());
+            }
+            if table.len() >= REGISTERED_MAX || !TERMS.contains(&term_ms) {
+                return Ok(WitnessReply::Full);
+            }
+            table.insert(id, entry.clone());
+        }
+        let written = self.write_new(&stored);
+        drop(locked);
+        if let Err(error) = written {
+            self.delete(id);
+            return Err(error);
+        }
         Ok(WitnessReply::Yes)
     }
 
+    /// Writes a new protection, and first both decisions that there may be about it.
+    fn write_new(&self, stored: &StoredLease) -> Result<(), DaemonError> {
+        let path = self.path(stored.id);
+        for state in [WitnessState::Taken, WitnessState::Closed] {
+            let decided = StoredLease { stand: state, ..stored.clone() };
+            records::write(&records::prepared_path(&path, ending(state)), &decided)?;
+        }
+        records::write(&path, stored)
+    }
+
     /// Deletes protections whose hosts were silent for too long.
-    fn delete_silent(&self, table: &mut HashMap<ProtectionId, Entry>, now: BootTime) {
+    fn delete_silent(&self, table: &mut Table, now: BootTime) {
         table.retain(|id, entry| {
+            // One that is in use is not silent.
+            let Ok(entry) = entry.try_lock() else { return true };
             let stays = !entry.may_be_deleted(now);
             if !stays {
                 tracing::warn!(protection = %id, primary = %entry.stored.primary, standby = %entry.stored.standby, stand = ?entry.stored.stand, "deleting a protection whose hosts are silent");
-                records::remove(&self.path(*id));
+                self.remove_files(*id);
             }
             stays
         });
     }
+}
 
-    fn table(&self) -> MutexGuard<'_, HashMap<ProtectionId, Entry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+/// Ending of the file that was prepared for a decision.
+fn ending(state: WitnessState) -> &'static str {
+    match state {
+        WitnessState::Open => "open",
+        WitnessState::Taken => "taken",
+        WitnessState::Closed => "closed",
     }
 }
 
@@ -201,6 +254,35 @@ mod tests {
 
     fn name(text: &str) -> HostName {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_decision_that_cannot_be_written_holds_up_no_other_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let leases = WitnessTable::open(dir.path().to_owned()).unwrap();
+        assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
+        let hangs = leases.entry(ProtectionId([7; 16])).unwrap();
+        let _writing = lock(&hangs);
+        let other = WitnessRequest {
+            id: ProtectionId([8; 16]),
+            question: WitnessQuery::Register { standby: name("beta"), term_ms: 60_000 },
+        };
+        assert_eq!(leases.answer(&name("alpha"), &other).unwrap(), WitnessReply::Yes);
+        let take = WitnessRequest { question: WitnessQuery::TakeOver { yielded: true }, ..other };
+        assert_eq!(leases.answer(&name("beta"), &take).unwrap(), WitnessReply::Yes);
+    }
+
+    #[test]
+    fn a_full_disk_prevents_no_decision() {
+        let full = crate::protect::records::FullDisk::new();
+        let leases = WitnessTable::open(full.path().to_owned()).unwrap();
+        assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
+        full.fill();
+        assert_eq!(ask(&leases, "beta", WitnessQuery::TakeOver { yielded: true }), WitnessReply::Yes);
+        let later = WitnessTable::open(full.path().to_owned()).unwrap();
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Renew), WitnessReply::Taken);
+        assert_eq!(ask(&later, "alpha", WitnessQuery::Forget), WitnessReply::Yes);
+        assert_eq!(std::fs::read_dir(full.path()).unwrap().count(), 1, "only what fills it");
     }
 
     fn ask(leases: &WitnessTable, who: &str, question: WitnessQuery) -> WitnessReply {
@@ -240,10 +322,10 @@ mod tests {
         assert_eq!(register(&leases, 60_000), WitnessReply::Yes);
         let silent = |days: u64| {
             leases.delete_silent(
-                &mut leases.table(),
+                &mut lock(&leases.table),
                 BootTime::now().after(Duration::from_secs(days * 86_400)),
             );
-            leases.table().len()
+            lock(&leases.table).len()
         };
         assert_eq!(silent(29), 1, "not decided: its primary may be switched off");
         assert_eq!(ask(&leases, "alpha", WitnessQuery::Close), WitnessReply::Yes);
@@ -253,7 +335,10 @@ mod tests {
         {
             assert_eq!(ask(&leases, who, question), WitnessReply::Unknown);
         }
-        assert!(WitnessTable::open(dir.path().to_owned()).unwrap().table().is_empty(), "durably");
+        assert!(
+            WitnessTable::open(dir.path().to_owned()).unwrap().table.lock().unwrap().is_empty(),
+            "durably"
+        );
     }
 
     #[test]

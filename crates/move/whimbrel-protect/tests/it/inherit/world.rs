@@ -1,7 +1,7 @@
 //! The three hosts and what is under way between them: what each says, and what it does when something
 //! arrives, fails or dies.
 
-use crate::spoken::{Answer, Reply, TAKE};
+use crate::spoken::{Answer, Reply, TAKE, take_over};
 use std::{collections::BTreeSet, time::Duration};
 use whimbrel_migrate::handover::{
     PausedIncoming, Source, SourceEvent, SourceRecord, Target, TargetEvent, TargetRecord,
@@ -128,7 +128,7 @@ impl World {
     }
 
     pub(crate) fn has_given_up(&self) -> bool {
-        self.heir_stands() == Some(PrimaryState::TakenOver)
+        matches!(self.heir_stands(), Some(PrimaryState::Yielded { .. }))
             && self.standby.outcome() != StandbyOutcome::TakenOver
     }
 
@@ -151,7 +151,7 @@ impl World {
                     says.push(Message::Seal(self.cut));
                 }
             }
-            Some(PrimaryState::TakenOver) if self.has_given_up() => says.push(Message::Yield),
+            Some(PrimaryState::Yielded { .. }) if self.has_given_up() => says.push(Message::Yield),
             _ => {}
         }
         if self.is_up(Host::Third) && self.standby.outcome() == StandbyOutcome::Asking {
@@ -186,8 +186,10 @@ impl World {
     pub(crate) fn at_source(&mut self, message: &Message, broken: Broken) {
         let now = self.now();
         let mut ask = |question: &WitnessQuery| {
-            let verdict =
-                self.witness.as_mut().map_or(WitnessReply::Unknown, |witness| witness.step(question, now));
+            let verdict = self
+                .witness
+                .as_mut()
+                .map_or(WitnessReply::Unknown, |witness| witness.step(question, now).reply());
             Answer::of(verdict)
         };
         match *message {
@@ -266,10 +268,7 @@ impl World {
             Message::Closed { verdict } => {
                 heir.handle_witness_reply(&WitnessQuery::Close, verdict.verdict(), now);
             }
-            Message::Yielded { fate } if fate.ended() == Some(StandbyOutcome::Ended) => {
-                *heir = PrimaryLease::initial(true, TERM);
-                heir.handle_outcome(StandbyOutcome::Ended);
-            }
+            Message::Yielded { fate } => heir.handle_yield_reply(fate.ended()),
             // An answer to an epoch that was given up is not waited for any more.
             Message::Sealed(epoch) if epoch == self.cut && heir.may_run(now) => {
                 self.released = epoch;
@@ -295,7 +294,7 @@ impl World {
                 self.has = Some(0);
                 self.messages.insert(Message::Filled);
             }
-            Message::EndBySource => drop(self.standby.end()),
+            Message::EndBySource => drop(self.standby.end(false)),
             Message::Beat { asked } => {
                 let fate = Reply::of(self.standby.heartbeat(now));
                 self.messages.insert(Message::Heard { asked, fate });
@@ -309,14 +308,16 @@ impl World {
                 }
             }
             Message::Yield => {
-                self.standby.handle_yield(self.has.is_some());
+                let action = self.standby.handle_yield(self.has.is_some());
+                take_over(&mut self.standby, action, now);
                 if self.standby.outcome() == StandbyOutcome::Standing {
-                    self.standby.end();
+                    self.standby.end(false);
                 }
                 self.messages.insert(Message::Yielded { fate: Reply::fate(self.standby.outcome()) });
             }
             Message::Taken { verdict } => {
-                self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                let action = self.standby.handle_witness_reply(Some(verdict.verdict()), now);
+                take_over(&mut self.standby, action, now);
             }
             _ => {}
         }
@@ -358,7 +359,7 @@ impl World {
                 }
                 self.has = None;
                 self.standby = StandbyLease::initial(true, TERM, self.now());
-                self.standby.end();
+                self.standby.end(false);
             }
         }
         true
@@ -408,7 +409,10 @@ impl World {
         let now = self.now();
         let up = self.is_up(Host::Target) && self.target == Target::Running;
         match &mut self.heir {
-            Some(heir) if up && !broken.waits && inherited_primary::yields(heir, now) => heir.yield_machine(),
+            Some(heir) if up && !broken.waits && inherited_primary::yields(heir, now) => {
+                heir.yield_machine();
+                true
+            }
             _ => false,
         }
     }

@@ -48,7 +48,13 @@ impl IncomingMachine for Copy {
         Ok(())
     }
     fn prepare(&mut self, _: &Finish, device_state: &[u8]) -> Result<(), HostError> {
+        if *self.1.lock().unwrap() {
+            return Err("it does not load".into());
+        }
         self.0.lock().unwrap().1 = Some(device_state.to_vec());
+        Ok(())
+    }
+    fn restart(&mut self) -> Result<(), HostError> {
         Ok(())
     }
     fn run(&mut self) -> Result<(), HostError> {

@@ -2,9 +2,25 @@
 //! not.
 
 use whimbrel_protect::{
-    lease::{WitnessQuery, WitnessReply},
+    clock::BootTime,
+    lease::{StandbyLease, StandbyLeaseAction, WitnessQuery, WitnessReply},
     protocol::{HeartbeatReply, StandbyOutcome},
 };
+
+/// Does at once what a standby must do to run the machine; loading never fails.
+pub(crate) fn take_over(standby: &mut StandbyLease, mut action: StandbyLeaseAction, now: BootTime) {
+    loop {
+        action = match action {
+            StandbyLeaseAction::Load => standby.handle_loaded(true, now),
+            StandbyLeaseAction::Record => standby.handle_recorded(),
+            StandbyLeaseAction::Nothing
+            | StandbyLeaseAction::AskWitness
+            | StandbyLeaseAction::Run
+            | StandbyLeaseAction::Retain
+            | StandbyLeaseAction::Discard => return,
+        };
+    }
+}
 
 /// The standby's query to take over.
 pub(crate) const TAKE: WitnessQuery = WitnessQuery::TakeOver { yielded: false };

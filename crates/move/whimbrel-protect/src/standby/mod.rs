@@ -8,6 +8,8 @@
 //! A failed write while an epoch is applied leaves neither the old state nor the new one. The standby then
 //! refuses everything, so the primary learns that it is unprotected.
 
+mod epoch_buffer;
+
 use crate::{
     codec::{
         self,
@@ -16,11 +18,11 @@ use crate::{
     },
     epoch::{StandbyEpochAction, StandbyEpochs, StandbyEvent},
     epoch_snapshot::{EpochSnapshot, EpochSnapshots, SnapshotLost, SnapshotPages},
-    error::{BoxError, StandbyError},
-    protocol::{Compare, DEVICES, EPOCH_BYTES_MAX, EpochEnd, EpochPages, PagesToResend, ProtectionId},
+    error::StandbyError,
+    protocol::{Compare, DEVICES, EpochEnd, EpochPages, PagesToResend, ProtectionId},
 };
+use epoch_buffer::BufferedEpoch;
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -32,9 +34,6 @@ use whimbrel_migrate::{
 
 /// Most network ports whose addresses are stored.
 const PORTS_MAX: usize = 64;
-
-/// Most pages of an epoch. Zero pages count too, for each has an entry.
-const BUFFERED_PAGES_MAX: usize = (EPOCH_BYTES_MAX + DEVICE_STATE_MAX) / PAGE_SIZE;
 
 /// The epoch to take over from, readable while the receiver works.
 ///
@@ -99,13 +98,6 @@ impl SiblingPages for NoSiblings {
     fn read(&self, _: &PageReference, _: &mut [u8]) -> bool {
         false
     }
-}
-
-/// Buffered pages of the epoch in flight: the offset of each in the buffer, none for a zero page.
-#[derive(Default)]
-struct BufferedEpoch {
-    pages: BTreeMap<(u32, u64), Option<usize>>,
-    buffer: Vec<u8>,
 }
 
 /// The sink for the pages of one batch.
@@ -331,17 +323,22 @@ impl EpochReceiver {
         Ok(())
     }
 
-    /// Loads the last committed epoch and drops the next one. [`EpochReceiver::run`] must follow.
+    /// Loads the last committed epoch and drops the next one. [`EpochReceiver::run`] must follow. After a
+    /// failure the epoch is still here, and can be loaded again.
     pub fn take_over(&mut self) -> Result<(), StandbyError> {
-        let (next, action) = self.state.step(StandbyEvent::TakeOver);
-        if action != StandbyEpochAction::Run {
-            return Err(StandbyError::Invalid { what: "a takeover without a complete epoch" });
+        if !matches!(self.state, StandbyEpochs::Over { from: Some(_) }) {
+            let (next, action) = self.state.step(StandbyEvent::TakeOver);
+            if action != StandbyEpochAction::Run {
+                return Err(StandbyError::Invalid { what: "a takeover without a complete epoch" });
+            }
+            self.state = next;
+            self.buffered = BufferedEpoch::default();
+            self.snapshots = None;
+        } else {
+            self.machine.restart().map_err(StandbyError::TakeOver)?;
         }
-        self.state = next;
-        self.buffered = BufferedEpoch::default();
-        self.snapshots = None;
-        let finish = Finish { handover: self.handover, ports: std::mem::take(&mut self.ports) };
-        self.machine.prepare(&finish, &std::mem::take(&mut self.device_state)).map_err(StandbyError::TakeOver)
+        let finish = Finish { handover: self.handover, ports: self.ports.clone() };
+        self.machine.prepare(&finish, &self.device_state).map_err(StandbyError::TakeOver)
     }
 
     /// Runs the loaded machine.
@@ -349,78 +346,12 @@ impl EpochReceiver {
         self.machine.run().map_err(StandbyError::TakeOver)
     }
 
-    /// Frees what was reserved after [`EpochReceiver::take_over`] failed.
-    pub fn release_pages(&mut self) {
-        self.machine.discard();
-    }
-
-    /// Ends the protection and frees what was reserved.
+    /// Ends the protection and frees what was reserved. Must not follow [`EpochReceiver::run`].
     pub fn discard(&mut self) {
-        let (next, action) = self.state.step(StandbyEvent::End);
-        if action == StandbyEpochAction::Discard {
-            self.state = next;
-            self.buffered = BufferedEpoch::default();
-            self.snapshots = None;
-            self.machine.discard();
-        }
-    }
-}
-
-impl BufferedEpoch {
-    fn clear(&mut self) {
-        self.pages.clear();
-        self.buffer.clear();
-        // Memory of a large epoch is freed.
-        self.buffer.shrink_to(32 << 20);
-    }
-
-    fn insert(&mut self, key: (u32, u64), content: Option<&[u8]>) -> Result<(), StandbyError> {
-        if self.pages.len() >= BUFFERED_PAGES_MAX && !self.pages.contains_key(&key) {
-            return Err(StandbyError::Invalid { what: "more pages than an epoch may have" });
-        }
-        let Some(content) = content else {
-            self.pages.insert(key, None);
-            return Ok(());
-        };
-        if self.buffer.len() + content.len() > EPOCH_BYTES_MAX + DEVICE_STATE_MAX {
-            return Err(StandbyError::Invalid { what: "more than an epoch may hold" });
-        }
-        self.pages.insert(key, Some(self.buffer.len()));
-        self.buffer.extend_from_slice(content);
-        Ok(())
-    }
-
-    /// Assembles the device state of the epoch; pages that were not sent are as in `before`.
-    fn devices(&self, len: usize, before: &[u8]) -> Result<Vec<u8>, StandbyError> {
-        let mut state = vec![0; len.next_multiple_of(PAGE_SIZE)];
-        for (page, out) in (0..).zip(state.chunks_exact_mut(PAGE_SIZE)) {
-            match self.pages.get(&(DEVICES, page)) {
-                Some(Some(at)) => out.copy_from_slice(&self.buffer[*at..][..PAGE_SIZE]),
-                Some(None) => {}
-                None if page as usize * PAGE_SIZE < before.len() => devices_page(before, page, out),
-                None => {
-                    return Err(StandbyError::Invalid { what: "a device state with missing pages" });
-                }
-            }
-        }
-        state.truncate(len);
-        Ok(state)
-    }
-
-    fn apply(
-        &self,
-        arrival: &mut dyn IncomingMachine,
-        mut keeping: Option<&mut EpochSnapshots>,
-    ) -> Result<(), BoxError> {
-        for ((array, page), at) in self.pages.iter().filter(|((array, _), _)| *array != DEVICES) {
-            keeping.iter_mut().for_each(|keeping| keeping.about_to_write(arrival, *array, *page));
-            let run = PageRun::new(*page, 1);
-            match at {
-                Some(at) => arrival.write(*array as usize, run, &self.buffer[*at..][..PAGE_SIZE])?,
-                None => arrival.zero(*array as usize, run)?,
-            }
-        }
-        Ok(())
+        self.state = self.state.step(StandbyEvent::End).0;
+        self.buffered = BufferedEpoch::default();
+        self.snapshots = None;
+        self.machine.discard();
     }
 }
 
@@ -435,11 +366,7 @@ fn devices_page(state: &[u8], page: u64, out: &mut [u8]) {
 impl BatchSink<'_> {
     /// Reads the version of a page that the primary sent last.
     fn read_own(&self, array: u32, page: u64, out: &mut [u8]) -> Result<(), StandbyError> {
-        if let Some(at) = self.buffered.pages.get(&(array, page)) {
-            match at {
-                Some(at) => out.copy_from_slice(&self.buffered.buffer[*at..][..PAGE_SIZE]),
-                None => out.fill(0),
-            }
+        if self.buffered.read((array, page), out)? {
             return Ok(());
         }
         if array == DEVICES {
@@ -470,12 +397,12 @@ impl PageSink for BatchSink<'_> {
         let key = (self.array, page);
         let event = match self.epoch {
             None => StandbyEvent::SeedPage,
-            Some(epoch) => StandbyEvent::Page { epoch, new: !self.buffered.pages.contains_key(&key) },
+            Some(epoch) => StandbyEvent::Page { epoch, new: !self.buffered.contains(key) },
         };
         let (next, action) = self.state.step(event);
         match action {
             StandbyEpochAction::Buffer => {
-                self.buffered.insert(key, content)?;
+                self.buffered.insert(key, content, &|| self.machine.spill_file())?;
                 *self.state = next;
             }
             StandbyEpochAction::Write => {
