@@ -137,6 +137,9 @@ pub struct FailoverRequest {
     /// Confirmation, on a standby without a witness, that the primary no longer runs the machine.
     #[serde(default)]
     pub primary_is_dead: bool,
+    /// Take over although the host of the primary answers: whatever runs there is stopped later.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// Side of a protection.

@@ -54,6 +54,8 @@ pub enum DaemonError {
     Protect { source: Cause },
     #[error("{name} has no witness, so only a user can confirm that its primary is dead")]
     NoWitness { name: MachineName },
+    #[error("{name} is not taken over: its primary {host} answers")]
+    PrimaryAnswers { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
     #[error("{name} was migrated to {target}, which failed or could not fetch its pages; it runs on {third}")]
@@ -139,7 +141,7 @@ impl DaemonError {
             | Self::Ssh { .. } => ErrorCode::Unreachable,
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
-            Self::NoWitness { .. } => ErrorCode::Busy,
+            Self::NoWitness { .. } | Self::PrimaryAnswers { .. } => ErrorCode::Busy,
             Self::Panicked => ErrorCode::Internal,
         }
     }
@@ -194,8 +196,8 @@ impl DaemonError {
             Self::Migrate { source, .. } if let MigrateError::Incompatible(misfit) = &**source => misfit.hint(),
             Self::MissingPages { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
             Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
-            Self::NoWitness { name } => format!(
-                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
+            Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
+                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
             ),
             Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),

@@ -121,6 +121,10 @@ impl Daemon {
             if !standing.has_witness() && !request.primary_is_dead {
                 return Err(DaemonError::NoWitness { name: name.clone() });
             }
+            if !standing.has_witness() && !request.force && standing.hears_primary() {
+                let host = standing.primary().clone();
+                return Err(DaemonError::PrimaryAnswers { name: name.clone(), host });
+            }
             return Ok(self.operations().start(OperationKind::Failover, name.to_string(), move |_| {
                 let begun = Instant::now();
                 standing.failover()?;

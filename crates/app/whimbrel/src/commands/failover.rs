@@ -21,11 +21,14 @@ pub(crate) struct Args {
     /// Confirm that the primary no longer runs the machine; if it does, two copies will run
     #[arg(long)]
     primary_is_dead: bool,
+    /// Take over although its host answers: what runs there is stopped later
+    #[arg(long, requires = "primary_is_dead")]
+    force: bool,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let request = FailoverRequest { primary_is_dead: self.primary_is_dead };
+        let request = FailoverRequest { primary_is_dead: self.primary_is_dead, force: self.force };
         operation::perform(context, context.client.failover(&self.name, &request)).await
     }
 }
