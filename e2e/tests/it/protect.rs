@@ -76,9 +76,28 @@ fn wait_kept(host: &HostProcess, more: usize) {
 }
 
 fn end_qemu(host: &HostProcess) {
+    signal_qemu(host, "-KILL");
+}
+
+fn signal_qemu(host: &HostProcess, signal: &str) {
     let (_, record) = host.record("web");
     let pid = record["process"]["pid"].as_u64().expect("a machine with a process").to_string();
-    host.exec("kill", &["-9", &pid]);
+    host.exec("kill", &[signal, &pid]);
+}
+
+/// A machine on beta, whose QEMU gets a signal there and then, on alpha, another one: each time it goes on at
+/// its standby.
+fn goes_on_after_signals(cluster: &Cluster, before: Identity) {
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    let mut before = before;
+    for (from, to, name, signal) in [(beta, alpha, "alpha", "-TERM"), (alpha, beta, "beta", "-STOP")] {
+        from.json(&["protect", "web", name, "--lease", LEASE, "--witness", "gamma"]);
+        wait_epochs(from, 10);
+        signal_qemu(from, signal);
+        to.wait_state("web", &["running"]);
+        from.wait_empty();
+        before = assert_whole(&before, cluster);
+    }
 }
 
 /// It is the machine it was, with all of its memory and everything it wrote to its disk.
@@ -152,8 +171,11 @@ fn dies(victim: Victim) {
         }
     }
     cluster.host("alpha").wait_empty();
-    assert_whole(&after, &cluster);
+    let after = assert_whole(&after, &cluster);
     assert_eq!(cluster.host("beta").machines(), [("web".to_owned(), "running".to_owned())]);
+    if victim == Victim::Qemu {
+        goes_on_after_signals(&cluster, after);
+    }
 }
 
 #[test]
@@ -185,6 +207,8 @@ fn a_drill_loses_nothing_and_without_a_witness_a_person_decides() {
     assert_eq!(alpha.refuse(&["protect", "web", "beta"]).code, 4, "it is protected already");
     let refusal = beta.refuse(&["failover", "web"]);
     assert!(refusal.text.contains("--primary-is-dead"), "{refusal:?}");
+    let refusal = beta.refuse(&["failover", "web", "--primary-is-dead"]);
+    assert!(refusal.text.contains("alpha answers"), "{refusal:?}");
     let before = witness.write(10).expect("a machine that writes");
 
     // There and back.
@@ -372,9 +396,13 @@ fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_whole(&before, &cluster);
+    // It comes back without what it knew: a new protection is registered there.
     let logged = alpha.log_text().len();
+    std::fs::remove_dir_all(cluster.host("gamma").data().join("leases")).expect("leases to lose");
     cluster.host_mut("gamma").start_daemon();
-    cluster.host("alpha").wait_log(logged, "the witness answers");
+    cluster.host("alpha").wait_log(logged, "the witness has forgotten this protection");
+    let now = wait_epochs(cluster.host("alpha"), 10);
+    assert_eq!(now["witness_answers"], true, "{now}");
 
     end_qemu(cluster.host("alpha"));
     cluster.host("beta").wait_state("web", &["running"]);
