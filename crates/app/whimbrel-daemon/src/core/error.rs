@@ -249,11 +249,8 @@ impl DaemonError {
             Self::Migrate { source, .. } if let MigrateError::Incompatible(misfit) = &**source => misfit.hint(),
             Self::MissingPages { name, .. } => format!("`whimbrel start {name}` starts it and fetches the rest"),
             Self::Protect { source } if let Some(PrimaryError::Incompatible(misfit)) = source.downcast_ref() => misfit.hint(),
-            Self::NoWitness { name } => format!(
-                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
-            ),
-            Self::PrimaryAnswers { name, host } => format!(
-                "`whimbrel failover {name}` on {host} loses nothing; with `--primary-is-dead --force` here, what runs there is stopped later"
+            Self::NoWitness { name } | Self::PrimaryAnswers { name, .. } => format!(
+                "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`; `--force` overrides a host that answers"
             ),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),

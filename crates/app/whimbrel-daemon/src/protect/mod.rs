@@ -32,7 +32,7 @@ use whimbrel_core::{HostName, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
     codec::shared_pages::SharedPages,
-    protocol::{ProtectionId, StandbyOutcome},
+    protocol::{ProtectionId, StandbyOutcome, StartRequest},
 };
 use witness::service::WitnessTable;
 
@@ -113,15 +113,12 @@ impl Protections {
     }
 
     /// Records a hosted standby, and reserves the space of the record of its takeover.
-    fn put_standby_record(
-        &self,
-        (id, name, handover): (ProtectionId, &MachineName, HandoverId),
-        from: &HostName,
-    ) -> Result<(), DaemonError> {
-        let note = |side| ProtectionRecord::new(id, name, handover, side);
+    fn put_standby_record(&self, begin: &StartRequest, from: &HostName) -> Result<(), DaemonError> {
+        let note = |side| ProtectionRecord::new(begin.id, &begin.offer.name, begin.offer.handover, side);
         let took = ProtectionSide::TookOver { from: from.clone(), at_ms: crate::now_ms() };
-        self.record_files.prepare(&note(took))?;
-        self.put_record(note(ProtectionSide::Loading { from: from.clone() }))
+        let loading = ProtectionSide::Loading { from: from.clone() };
+        let prepared = self.record_files.prepare(&note(took));
+        prepared.and_then(|()| self.put_record(note(loading))).inspect_err(|_| self.remove_record(begin.id))
     }
 
     /// Records a takeover.

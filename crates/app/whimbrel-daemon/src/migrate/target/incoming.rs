@@ -28,7 +28,7 @@ use crate::{
 };
 use std::{
     fs::File,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     sync::{Arc, Weak},
     thread,
     time::Instant,
@@ -423,7 +423,8 @@ impl IncomingMachine for IncomingMachineState {
 
     fn spill_file(&self) -> Result<File, Cause> {
         let path = self.host.directories.machine(&self.record.name).join("epoch");
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         std::fs::remove_file(&path)?;
         Ok(file)
     }

@@ -170,12 +170,7 @@ impl Daemon {
             begin.keep.map(|rule| EpochCapsuleWriter::new(rule, &begin.offer, last.filter(|_| !first)));
         let (term, current) = (Duration::from_millis(begin.lease_ms.into()), receiver.committed_epoch());
         let primary = begin.heir.clone().unwrap_or_else(|| from.clone());
-        let whose = (begin.id, &begin.offer.name, begin.offer.handover);
-        if let Err(error) = self.protections.put_standby_record(whose, &primary) {
-            self.protections.remove_record(begin.id);
-            receiver.discard();
-            return Err(error);
-        }
+        self.protections.put_standby_record(&begin, &primary).inspect_err(|_| receiver.discard())?;
         let arbiter = |witness| Arc::new(WitnessClient::new(self, witness, begin.id, term));
         let standing = Arc::new(HostedStandby {
             host: self.clone(),
