@@ -23,8 +23,8 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// A sync failed before, or the disk had an error, so this handle rejects writes until the store is opened
-    /// again or [`Store::reopen`](crate::Store::reopen) succeeds.
+    /// A sync failed before, or the disk had an error, so this handle rejects writes until the store is
+    /// opened again or [`Store::reopen`](crate::Store::reopen) succeeds.
     #[error("the store is latched after a failed {action}")]
     Latched {
         /// First action that failed.

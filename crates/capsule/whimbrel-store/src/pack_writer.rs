@@ -4,7 +4,7 @@
 //! the next one fills. A flush waits for all syncs, makes the directory durable, then publishes one index
 //! over the packs since the last flush. So a flushed object can be found and survives a power failure.
 //!
-//! The first failure is final for the writer, since frames after it would be elsewhere than thought. Its packs
+//! The first failure is final for the writer, since frames after it would be elsewhere than thought. Packs
 //! that no index covers are removed at its end.
 
 use crate::{
@@ -193,8 +193,8 @@ impl Appender {
         Ok(())
     }
 
-    /// Removes packs that are in no index, so that a writer that filled the disk frees the space. If it is not
-    /// known whether an index was published, they stay for the next garbage collection.
+    /// Removes packs that are in no index, so that a writer that filled the disk frees the space. If it is
+    /// not known whether an index was published, they stay for the next garbage collection.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));
