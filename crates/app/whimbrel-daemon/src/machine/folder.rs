@@ -48,8 +48,8 @@ pub(crate) fn prepare(layout: &Directories, name: &MachineName) -> Result<(), Da
     fs::write(folder.join(STARTING), "").map_err(failed)
 }
 
-/// Removes the mark of a folder whose record is about to be saved. Without both, it is unreadable, which loses
-/// nothing.
+/// Removes the mark of a folder whose record is about to be saved. A folder without both is unreadable, which
+/// loses nothing.
 pub(super) fn unmark(folder: &Path) -> io::Result<()> {
     match fs::remove_file(folder.join(STARTING)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -113,8 +113,8 @@ impl PendingHandovers {
         self.set(handover, HandoverState::Aborted);
     }
 
-    /// Leaves all handovers undecided: a record that could not be read may have committed one. The next daemon
-    /// decides.
+    /// Leaves all handovers undecided: a record that could not be read may have committed one. The next
+    /// daemon decides.
     pub(crate) fn hold(&self) {
         self.begun().iter_mut().for_each(|one| one.state = HandoverState::InProgress);
     }
