@@ -129,13 +129,12 @@ impl Store {
         let mut mark = Mark::new(self, condemned.ids());
         let roots = Roots { keep, also };
         self.mark_roots(&mut mark, roots, &sessions)?;
-        let mut victims = victims(&packs, &mark.live, &sessions, &condemned);
-        if effort == Effort::RemoveOnly {
-            let used: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
-            victims.retain(|pack| !used.contains(pack));
+        mark.avoid = victims(&packs, &mark.live, &sessions, &condemned);
+        match effort {
+            Effort::Compact => mark.mark_bases_of_remaining()?,
+            Effort::RemoveOnly => mark.spare_live()?,
         }
-        mark.avoid = victims.clone();
-        mark.mark_bases_of_remaining()?;
+        let mut victims = mark.avoid.clone();
         let moved = self.move_live(&lease, &mark.live, &mut victims)?;
         let before = ByteSize(packs.values().map(|len| u64::from(*len)).sum());
         mark.avoid = victims;
@@ -217,15 +216,7 @@ impl Store {
         self.mark_roots(&mut mark, roots, &sessions)?;
         // Frames that became needed while others were moved stay where they are, as do their packs and the
         // bases of those packs' deltas.
-        loop {
-            mark.mark_bases_of_remaining()?;
-            let spared: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
-            let before = mark.avoid.len();
-            mark.avoid.retain(|pack| !spared.contains(pack));
-            if mark.avoid.len() == before {
-                break;
-            }
-        }
+        mark.spare_live()?;
 
         condemned.generation += 1;
         let mut sentenced: BTreeMap<PackId, u64> =

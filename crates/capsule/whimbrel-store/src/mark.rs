@@ -1,6 +1,12 @@
 //! Mark phase of garbage collection: the frames reachable from some roots over trees and delta bases.
 
-use crate::{error::Result, file_names::PackId, gc_lease::Pinned, index::PackLocation, store::Store};
+use crate::{
+    error::{Result, StoreError},
+    file_names::PackId,
+    gc_lease::Pinned,
+    index::PackLocation,
+    store::Store,
+};
 use std::collections::HashSet;
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{
@@ -18,7 +24,7 @@ pub(crate) struct Mark<'a> {
     pub(crate) live: HashSet<PackLocation>,
     bases_marked: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
-    /// Those that were complete. Of a partial one, missing objects may arrive, or be found, until it is
+    /// Complete capsules among them. Missing objects of a partial one may arrive, or be found, until it is
     /// marked again.
     complete: HashSet<CapsuleId>,
 }
@@ -33,11 +39,14 @@ impl<'a> Mark<'a> {
         self.objects_of(id, self.store.is_partial(id)?)
     }
 
-    /// Marks those objects of a capsule that are here.
+    /// Marks a capsule of which objects may be missing, without a mark that says so.
     pub(crate) fn present_part(&mut self, id: &CapsuleId) -> Result<()> {
-        match self.store.has(&[id.0]) == [true] {
-            true => self.objects_of(id, true),
-            false => Ok(()),
+        if self.store.has(&[id.0]) == [false] {
+            return Ok(());
+        }
+        match self.capsule(id) {
+            Err(StoreError::Missing { .. } | StoreError::MissingBase { .. }) => self.objects_of(id, true),
+            other => other,
         }
     }
 
@@ -47,15 +56,16 @@ impl<'a> Mark<'a> {
         }
         let manifest = self.store.manifest(id)?;
         self.capsules.insert(*id);
-        if !partial {
-            self.complete.insert(*id);
-        }
         self.object(ShortDigest::from(&id.0), u8::MAX)?;
         manifest.blobs().try_for_each(|blob| self.object(ShortDigest::from(&blob), u8::MAX))?;
         manifest.images.iter().try_for_each(|image| match image.root {
             Some(root) => self.image(root, image.pages, partial),
             None => Ok(()),
-        })
+        })?;
+        if !partial {
+            self.complete.insert(*id);
+        }
+        Ok(())
     }
 
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
@@ -99,6 +109,19 @@ impl<'a> Mark<'a> {
             None => {
                 tracing::warn!(%key, "an object that a capsule names is not in the store");
                 Ok(())
+            }
+        }
+    }
+
+    /// Keeps packs that have live frames where they are, and with them the bases of their deltas.
+    pub(crate) fn spare_live(&mut self) -> Result<()> {
+        loop {
+            self.mark_bases_of_remaining()?;
+            let spared: HashSet<PackId> = self.live.iter().map(|place| place.pack).collect();
+            let before = self.avoid.len();
+            self.avoid.retain(|pack| !spared.contains(pack));
+            if self.avoid.len() == before {
+                return Ok(());
             }
         }
     }

@@ -17,7 +17,7 @@ use std::{
     ops::Range,
     sync::{Arc, Mutex, OnceLock},
 };
-use whimbrel_core::Digest;
+use whimbrel_core::{Digest, lock};
 use whimbrel_image::{
     Node, ShortDigest,
     pack_frame::{MAX_RAW, PackFrame, PackFrameError},
@@ -25,7 +25,7 @@ use whimbrel_image::{
 };
 
 /// Most packs open at once.
-const MAX_HANDLES: usize = 256;
+const MAX_HANDLES: usize = 64;
 
 pub(crate) struct Decoded {
     raw: Vec<u8>,
@@ -85,7 +85,33 @@ pub(crate) struct Objects {
     pub(crate) indexes: IndexSet,
     frames: Cache<(PackId, u32), Decoded>,
     nodes: Cache<Digest, Node>,
-    handles: Mutex<HashMap<PackId, Arc<dyn ReadAt>>>,
+    handles: Mutex<PackHandles>,
+}
+
+/// Open packs, and when each was last used.
+#[derive(Default)]
+struct PackHandles {
+    open: HashMap<PackId, (Arc<dyn ReadAt>, u64)>,
+    uses: u64,
+}
+
+impl PackHandles {
+    fn get(&mut self, pack: PackId) -> Option<Arc<dyn ReadAt>> {
+        self.uses += 1;
+        let (handle, used) = self.open.get_mut(&pack)?;
+        *used = self.uses;
+        Some(handle.clone())
+    }
+
+    /// Adds an open pack, in place of the one that was not used for longest.
+    fn insert(&mut self, pack: PackId, handle: Arc<dyn ReadAt>) {
+        if self.open.len() >= MAX_HANDLES
+            && let Some(oldest) = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(pack, _)| *pack)
+        {
+            self.open.remove(&oldest);
+        }
+        self.open.insert(pack, (handle, self.uses));
+    }
 }
 
 /// Requested object: a digest, or the short digest of a delta's base.
@@ -253,24 +279,20 @@ impl Objects {
     }
 
     pub(crate) fn handle(&self, pack: PackId) -> Result<Arc<dyn ReadAt>> {
-        let handles = || self.handles.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(handle) = handles().get(&pack) {
-            return Ok(handle.clone());
+        let found = lock(&self.handles).get(pack);
+        if let Some(handle) = found {
+            return Ok(handle);
         }
         let path = pack.path();
         let opened = self.files.open(&path).map_err(StoreError::io("open", &path))?;
-        let mut handles = handles();
-        if handles.len() >= MAX_HANDLES {
-            handles.clear();
-        }
-        handles.insert(pack, opened.clone());
+        lock(&self.handles).insert(pack, opened.clone());
         Ok(opened)
     }
 
     /// Closes packs that were removed, so that their space is freed.
     pub(crate) fn close(&self, packs: impl IntoIterator<Item = PackId>) {
-        let mut handles = self.handles.lock().unwrap_or_else(|e| e.into_inner());
-        packs.into_iter().for_each(|pack| drop(handles.remove(&pack)));
+        let mut handles = lock(&self.handles);
+        packs.into_iter().for_each(|pack| drop(handles.open.remove(&pack)));
     }
 
     pub(crate) fn has(&self, digest: &Digest) -> bool {

@@ -4,8 +4,8 @@
 //! the next one fills. A flush waits for all syncs, makes the directory durable, then publishes one index
 //! over the packs since the last flush. So a flushed object can be found and survives a power failure.
 //!
-//! The first failure is final for the writer, since frames after it would be elsewhere than thought. Its
-//! packs that no index covers are removed at its end.
+//! The first failure is final for the writer, since frames after it would be elsewhere than thought. Packs
+//! that no index covers are removed at its end.
 
 use crate::{
     error::{Result, StoreError},

@@ -43,7 +43,7 @@ impl Store {
                     inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
                 )?;
             } else {
-                // Its writer was killed before the sync, and new capsules may be built on what is found here.
+                // The writer was killed before its sync, and capsules may be built on what is found here.
                 let path = pack.path();
                 inner.latching(inner.files.sync(&path).map_err(StoreError::io("sync", &path)))?;
                 packs.push((pack, len));

@@ -138,8 +138,8 @@ impl Store {
         Ok(Self { inner })
     }
 
-    /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. What
-    /// was being written when it failed stays failed.
+    /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. Writers
+    /// that were open when it failed stay failed.
     pub fn reopen(&self) -> Result<()> {
         let inner = &self.inner;
         if inner.check_latch().is_ok() {
@@ -281,7 +281,7 @@ mod tests {
         };
         make_root(&top.join("data/store"), &sync).unwrap();
         assert_eq!(synced.take(), [top.join("data"), top.to_owned()]);
-        // Its maker may have been killed before the sync.
+        // A process may have made it and been killed before the sync.
         make_root(&top.join("data/store"), &sync).unwrap();
         assert_eq!(synced.take(), [top.join("data")]);
         std::fs::write(top.join("data/store").join(MARKER), MARKER_TEXT).unwrap();

@@ -88,8 +88,8 @@ impl Store {
                 continue;
             };
             for entry in entries {
-                // A collection that was killed may have removed the base of a delta that it was to remove
-                // too. If a capsule needs an object of it after all, that capsule is broken.
+                // A collection that was killed may have removed the base of a delta that was to go too. If a
+                // capsule needs an object of it after all, that capsule is broken.
                 if let Some(damage) = self.verify_frame(&entry, &mut report, &mut good)
                     && !condemned.contains(&entry.frame.pack)
                 {

@@ -228,7 +228,7 @@ impl Daemon {
         }
         self.materialize_boot_files(plan.manifest)?;
         if suspended.is_some() {
-            // Its capsule has the disks. A resume that failed may have left overlays.
+            // The capsule has the disks. A resume that failed may have left overlays.
             remove_overlays(&self.directories, &self.directories.machine(&plan.name));
         }
         let mut record = plan.record();

@@ -6,7 +6,7 @@
 //! DATA/page-cache      hash cache                 DATA/working-sets/  prefetch lists of capsules
 //! DATA/pooled/         partial capsules of pools  DATA/pool-secret    secret that encrypts chunks
 //! DATA/tunnels/        tunnels of machines whose network is here while they run elsewhere
-//! DATA/machines/NAME/  machine.json, disk0/ …, console.log
+//! DATA/machines/NAME/  machine.json (until it is saved, `starting`), disk0/ …, console.log
 //! DATA/trash/          folders of machines that are gone, until they are removed
 //! DATA/migrations/     past migrations from this host
 //! DATA/protections/    protections with this host as primary or standby; DATA/leases/ with it as witness
@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
-use whimbrel_wire::private_dir;
+use whimbrel_wire::{atomic_file, private_dir};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Directories {
@@ -54,6 +54,9 @@ impl Directories {
         for dir in dirs {
             let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
             made.map_err(|source| DaemonError::io("create", &dir, source))?;
+        }
+        for dir in [Some(&*layout.data), layout.data.parent()].into_iter().flatten() {
+            atomic_file::sync_dir(dir).map_err(|source| DaemonError::io("sync", dir, source))?;
         }
         let slots = layout.runtime_dirs();
         let kind = rustix::fs::statfs(&slots).map_err(|e| DaemonError::io("examine", &slots, e.into()))?;

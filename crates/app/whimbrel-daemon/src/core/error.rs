@@ -257,16 +257,21 @@ impl DaemonError {
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }
-            Self::Store { source, .. } if is_latched(&**source) => {
-                "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again"
-                    .into()
-            }
-            _ if self.code() == ErrorCode::NoSpace => "free space, or run `whimbrel gc`".into(),
-            _ if self.code() == ErrorCode::Damaged => {
-                "`whimbrel verify` lists all damage, and `whimbrel gc` rebuilds damaged indexes".into()
-            }
-            _ => return None,
+            _ => return self.storage_hint().map(str::to_owned),
         })
+    }
+
+    fn storage_hint(&self) -> Option<&'static str> {
+        match (self, self.code()) {
+            (Self::Store { source, .. }, _) if is_latched(&**source) => Some(
+                "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again",
+            ),
+            (_, ErrorCode::NoSpace) => Some("free space, or run `whimbrel gc`"),
+            (_, ErrorCode::Damaged) => {
+                Some("`whimbrel verify` lists all damage, and `whimbrel gc` rebuilds damaged indexes")
+            }
+            _ => None,
+        }
     }
 
     /// State that a cancelled operation left behind.

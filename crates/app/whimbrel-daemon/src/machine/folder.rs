@@ -48,7 +48,7 @@ pub(crate) fn prepare(layout: &Directories, name: &MachineName) -> Result<(), Da
     fs::write(folder.join(STARTING), "").map_err(failed)
 }
 
-/// Removes the mark of a folder whose record is about to be saved. Without both, it is unreadable, which
+/// Removes the mark of a folder whose record is about to be saved. A folder without both is unreadable, which
 /// loses nothing.
 pub(super) fn unmark(folder: &Path) -> io::Result<()> {
     match fs::remove_file(folder.join(STARTING)) {

@@ -27,7 +27,7 @@ impl Daemon {
         for (name, reason) in &unreadable {
             tracing::error!(machine = %name, reason, "cannot read the record of a machine; nothing of it is touched");
         }
-        // Of a machine without a readable record, runtime directory, handovers and missing pages are unknown.
+        // Runtime directory, handovers and missing pages of a machine without a readable record are unknown.
         let mut all_known = unreadable.is_empty();
         self.machines.unreadable.set(unreadable);
         if all_known {

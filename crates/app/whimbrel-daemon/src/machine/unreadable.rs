@@ -6,7 +6,7 @@
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
-    machine::folder,
+    machine::{folder, record},
 };
 use std::{collections::BTreeMap, sync::Mutex};
 use whimbrel_api::{MachineInfo, MachineState};
@@ -31,7 +31,7 @@ impl UnreadableMachines {
         lock(&self.0).first_key_value().map_or(Ok(()), |(name, reason)| Err(refusal(name, reason)))
     }
 
-    /// These machines as `ps` shows them.
+    /// Descriptions as `ps` shows them.
     pub(crate) fn infos(&self) -> Vec<MachineInfo> {
         lock(&self.0).iter().map(|(name, reason)| describe(name, reason)).collect()
     }
@@ -42,7 +42,14 @@ impl UnreadableMachines {
         if !machines.contains_key(name) {
             return Err(DaemonError::invalid(format!("{name} is no machine with an unreadable record")));
         }
-        folder::delete(layout, name)?;
+        // Removed first, so that it is not found in the trash, where it might be that of a machine that left.
+        let path = record::path(&layout.machine(name));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(DaemonError::io("remove", &path, error));
+            }
+            _ => folder::delete(layout, name)?,
+        }
         machines.remove(name);
         Ok(())
     }

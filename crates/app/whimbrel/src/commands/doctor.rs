@@ -70,3 +70,26 @@ fn text(report: &Report) -> String {
     });
     table(["", "CHECK", "FOUND", "FIX"], rows, "no checks")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(name: &str, state: &serde_json::Value) -> MachineInfo {
+        let machine = serde_json::json!({
+            "name": name, "state": state, "memory": 0, "cpus": 0, "accel": "tcg", "disks": [], "nics": [],
+            "pid": null, "since_ms": 0, "origin": null, "operation": null,
+        });
+        serde_json::from_value(machine).expect("a machine")
+    }
+
+    #[test]
+    fn unreadable_records_are_named_with_the_reason_and_what_to_do() {
+        let good = machine("db", &serde_json::json!({"kind": "stopped"}));
+        assert_eq!(unreadable(std::slice::from_ref(&good)).verdict, CheckStatus::Ok);
+        let bad = machine("web", &serde_json::json!({"kind": "unreadable", "reason": "it is empty"}));
+        let check = unreadable(&[good, bad]);
+        assert_eq!((check.verdict, check.found.as_str()), (CheckStatus::Fail, "web: it is empty"));
+        assert!(check.fix.is_some_and(|fix| fix.contains("whimbrel delete --unreadable")));
+    }
+}

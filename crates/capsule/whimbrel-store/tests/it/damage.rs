@@ -189,6 +189,33 @@ fn a_killed_process_loses_nothing_it_acknowledged() {
     assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }
 
+/// Process that has no room for the stack of a thread; not a test itself.
+#[test]
+fn child_without_room_for_threads() {
+    let Ok(dir) = std::env::var("WHIMBREL_TEST_THREADS") else { return };
+    let store = Store::open(Path::new(&dir), Options::create()).unwrap();
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let used: u64 = pages.split(' ').next().unwrap().parse::<u64>().unwrap() * PAGE_SIZE as u64;
+    let limit = rustix::process::Rlimit { current: Some(used + (1 << 20)), maximum: None };
+    rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+    println!("refused: {}", store.writer().is_err());
+}
+
+#[test]
+fn a_writer_whose_threads_cannot_start_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "damage::child_without_room_for_threads", "--nocapture"])
+        .env("WHIMBREL_TEST_THREADS", dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && text.contains("refused: true"), "{text}");
+    let store = Store::open(dir.path(), Options::default()).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
+    assert!(std::fs::read_dir(dir.path().join("leases")).unwrap().next().is_none(), "it left a lease");
+}
+
 /// A file system of a few MiB, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 

@@ -1,30 +1,28 @@
 //! Growth: what a store holds open and in memory does not grow with the number of commits.
 
-use crate::common::{commit, name};
+use crate::common::{commit, content, crash_disk::CrashDisk, name};
+use std::sync::Arc;
 use whimbrel_store::{Options, Store};
 
-/// Resident bytes of this process that no file backs.
-fn anonymous_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
+const PAGES: u64 = 2000;
 
 #[test]
-#[ignore = "a measurement"]
-fn measure() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path(), Options::create()).unwrap();
+fn hundreds_of_commits_leave_few_packs_open_and_each_index_mapped_once() {
+    let disk = CrashDisk::new();
+    let options = Options { workers: 1, cache: 1 << 20, ..Options::create() };
+    let store = Store::open_on(Arc::new(disk.clone()), options).unwrap();
     let mut base = None;
-    for time in 0..400u64 {
-        let pages: Vec<_> = (0..200).map(|n| (n * 37 % 20_000, time * 1_000 + n + 1)).collect();
-        let id = commit(&store.writer().unwrap(), &store, base, 20_000, &pages, &[name("m")], time).unwrap();
+    for time in 0..300u64 {
+        let pages: Vec<_> = (0..10).map(|n| ((n * 197 + time) % PAGES, time * 100 + n + 1)).collect();
+        let id = commit(&store.writer().unwrap(), &store, base, PAGES, &pages, &[name("m")], time).unwrap();
         base = Some(id);
-        let pin = store.pin(&id).unwrap();
-        if time % 40 == 0 {
-            let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
-            println!("{time}: {} KiB anonymous, {fds} descriptors", anonymous_bytes() >> 10);
-        }
-        drop(pin);
+        assert!(disk.open_files() <= 72, "{} files are open after {time} commits", disk.open_files());
+        let indexes: usize = disk.paths("index").into_iter().map(|(_, len)| len).sum();
+        assert_eq!(disk.mapped_bytes(), indexes, "after {time} commits");
+        assert!(disk.paths("index").len() <= 12, "{:?}", disk.paths("index"));
     }
+    // Its pages are in all of these packs.
+    assert!(disk.paths("packs").len() >= 300);
+    content(&store, &base.unwrap()).unwrap();
+    assert!(disk.open_files() <= 72, "{} files are open", disk.open_files());
 }

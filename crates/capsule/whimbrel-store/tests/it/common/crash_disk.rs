@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard},
+    sync::{Arc, Condvar, Mutex, MutexGuard, Weak},
 };
 use whimbrel_store::vfs::{Append, Lock, LockMode, LockWait, Mapping, ReadAt, Vfs};
 
@@ -36,6 +36,7 @@ struct State {
     /// Most bytes of all files, each counted with [`NAME_BYTES`].
     capacity: Option<u64>,
     open_files: usize,
+    mappings: Vec<Weak<Vec<u8>>>,
     /// Work to do before a file is next locked exclusively: a process that was stopped there.
     stall: Option<(String, Box<dyn FnOnce() + Send>)>,
 }
@@ -97,6 +98,11 @@ impl CrashDisk {
     /// Does `work` while the next process that wants `path` exclusively is stopped.
     pub fn stall_before_lock(&self, path: &str, work: impl FnOnce() + Send + 'static) {
         self.lock_state().stall = Some((path.to_owned(), Box::new(work)));
+    }
+
+    /// Bytes of the files that are mapped.
+    pub fn mapped_bytes(&self) -> usize {
+        self.lock_state().mappings.iter().filter_map(Weak::upgrade).map(|mapping| mapping.len()).sum()
     }
 
     /// Number of files that are open.
@@ -278,7 +284,11 @@ impl Vfs for CrashDisk {
 
     fn map(&self, path: &str) -> io::Result<Mapping> {
         let file = self.find(path)?;
-        Ok(Arc::new(self.lock_state().files[file].bytes.clone()))
+        let mut state = self.lock_state();
+        let mapping = Arc::new(state.files[file].bytes.clone());
+        state.mappings.retain(|mapping| mapping.strong_count() > 0);
+        state.mappings.push(Arc::downgrade(&mapping));
+        Ok(mapping)
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
