@@ -20,7 +20,7 @@ pub use calls::{
     FilesystemSpace, HolesCall, HolesDone, Keyed, List, ListCall, ListTree, Listed, LookedUp, Lookup,
     LookupCall, OLDEST_PROTOCOL, Op, OpCall, OpDone, Open, OpenCall, Opened, PROTOCOL, PagesCall, Range,
     Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, StatfsCall, Sync, SyncCall, WalkCall, Walked, Write,
-    WriteCall, WriteDone, code, errno, request_name,
+    WriteCall, WriteDone, code, errno, request_name, version_before,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};
