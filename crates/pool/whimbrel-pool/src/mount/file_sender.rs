@@ -1,5 +1,5 @@
-//! Sends closed files to the pool after `close` has returned (complete local write), in the order in which they
-//! were closed.
+//! Sends closed files to the pool after `close` has returned (complete local write), in the order in which
+//! they were closed.
 //!
 //! The end of a mount waits until they are sent. What cannot be sent stays in the spool folder, and the next
 //! mount sends it.
@@ -50,7 +50,7 @@ impl FileSender {
 
     /// Has the files sent that an earlier mount left.
     pub(super) fn send_left(&self, options: &WriteOptions) {
-        // They have been written already.
+        // The files have been written already.
         let sending = WriteOptions { mode: WriteMode::SlidingWindow, ..options.clone() };
         match left(&options.spool) {
             Ok(files) => {
@@ -85,7 +85,9 @@ impl Worker {
         for item in items {
             let sent = match &item {
                 Item::Closed(_, writing) if writing.is_unlinked() => {
-                    writing.file.abandon();
+                    if writing.opens.load(Ordering::Relaxed) == 0 {
+                        writing.file.abandon();
+                    }
                     Ok(())
                 }
                 Item::Closed(_, writing) => writing.file.commit().map(drop),
