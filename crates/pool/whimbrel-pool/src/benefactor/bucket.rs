@@ -1,8 +1,9 @@
 //! The object store of an object tier: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block for at most seconds.
 //!
 //! A prefix belongs to one benefactor of one pool, named by the object `owner`, so that two never remove each
-//! other's segments. It is read again before a segment is stored or removed. Nothing relies on conditional writes, which some servers accept and ignore: the object of a
-//! segment is written once, under a number that is never reused. Readers check what they read.
+//! other's segments. It is read again before a segment is stored or removed. Nothing relies on conditional
+//! writes, which some servers accept and ignore: the object of a segment is written once, under a number that
+//! is never reused. Readers check what they read.
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -244,8 +245,8 @@ impl Bucket {
         Ok(all.iter().filter_map(|path| path.filename()).map(str::to_owned).collect())
     }
 
-    /// Claims the prefix for `ours`, and returns it with the pool of the prefix. Fails if the prefix has another
-    /// owner, unless it is taken over. `number` names the owner in the form of earlier versions.
+    /// Claims the prefix for `ours`, and returns it with the pool of the prefix. Fails if the prefix has
+    /// another owner, unless it is taken over. `number` names the owner in the form of earlier versions.
     pub(super) fn claim(&self, ours: TierOwner, number: Option<u64>, take_over: bool) -> Result<TierOwner> {
         let place = self.url.to_string();
         let Some(text) = self.owner()? else {

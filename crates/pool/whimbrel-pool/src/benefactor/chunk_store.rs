@@ -6,9 +6,9 @@
 //! a crash; opening the store checks it completely.
 //!
 //! The capsule store is not used because its garbage collection follows refs; here the manager decides on
-//! each chunk. After a failed write or sync the store is latched until it is opened again, and offers no room.
-//! A full disk is no such failure: the write is undone and refused, and chunks can still be read, deleted and
-//! compacted.
+//! each chunk. After a failed write or sync the store is latched until it is opened again, and offers no
+//! room. A full disk is no such failure: the write is undone and refused, and chunks can still be read,
+//! deleted and compacted.
 //!
 //! With an object tier, full segments are in an object store; see `remote_segments`.
 

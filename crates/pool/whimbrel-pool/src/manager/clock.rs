@@ -1,8 +1,8 @@
 //! The clock of a manager: milliseconds since 1970 that neither step nor go back.
 //!
-//! Silence of benefactors, leases and the age of garbage are differences of these times. So a step of the wall
-//! clock, a suspended host and a restart must not look like silence: while a manager runs, only the time of its
-//! monotonic clock passes, and a new one starts no earlier than the latest time in the database.
+//! Silence of benefactors, leases and the age of garbage are differences of these times. So a step of the
+//! wall clock, a suspended host and a restart must not look like silence: while a manager runs, only the time
+//! of its monotonic clock passes, and a new one starts no earlier than the latest time in the database.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,9 +1,9 @@
 //! Registration of written chunks: a copy counts once the benefactor that has it has confirmed it.
 //!
-//! A chunk that is registered is known to all clients, which then do not send it. So a client is not believed:
-//! the manager asks each benefactor for the chunks that are said to be there, which also makes them durable.
-//! Only a benefactor that reports to another manager cannot be asked here; its copies count, and the next
-//! inventory corrects them.
+//! A chunk that is registered is known to all clients, which then do not send it. So a client is not
+//! believed: the manager asks each benefactor for the chunks that are said to be there, which also makes them
+//! durable. Only a benefactor that reports to another manager cannot be asked here; its copies count, and the
+//! next inventory corrects them.
 
 use super::{ManagerService, invalid};
 use crate::protocol::{

@@ -462,7 +462,8 @@ pub struct OpDone {
     pub attr: Option<Attr>,
 }
 
-/// The version of a file before a change, in the payload of an [`OpCall`]'s reply. An older server sends none.
+/// The version of a file before a change, in the payload of an [`OpCall`]'s reply. An older server sends
+/// none.
 pub fn version_before(payload: &[u8]) -> Option<Version> {
     postcard::from_bytes(payload).ok()
 }

@@ -41,8 +41,9 @@ pub(super) fn apply(session: &ServedSession, op: &Op) -> Result<OpDone, Refusal>
     Ok(OpDone { attr: session.tree.attr(op.path())? })
 }
 
-/// The version of the file before a change that leaves its content as it is, for the payload of the reply. The
-/// client must not take content that somebody else wrote for its own, because the change sets the inode's time.
+/// The version of the file before a change that leaves its content as it is, for the payload of the reply.
+/// The client must not take content that somebody else wrote for its own, because the change sets the inode's
+/// time.
 pub(super) fn version_before(session: &ServedSession, op: &Op) -> Bytes {
     let (Op::SetAttr { path, .. } | Op::Rename { from: path, .. } | Op::Link { from: path, .. }) = op else {
         return Bytes::new();

@@ -310,8 +310,8 @@ fn dirs_of(op: &Op) -> Vec<RelPath> {
 
 /// Error numbers of the server that say nothing against the change itself: its memory, descriptors, disk or
 /// network failed, or its file system is read-only or busy for a while.
-/// In order: EINTR, EIO, ENXIO, EAGAIN, ENOMEM, EBUSY, ENODEV, ENFILE, EMFILE, ENOSPC, EROFS, ENOLINK, ENETUNREACH,
-/// ENOTCONN, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH, ESTALE, EDQUOT.
+/// In order: EINTR, EIO, ENXIO, EAGAIN, ENOMEM, EBUSY, ENODEV, ENFILE, EMFILE, ENOSPC, EROFS, ENOLINK,
+/// ENETUNREACH, ENOTCONN, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH, ESTALE, EDQUOT.
 const TEMPORARY: [i32; 19] = [4, 5, 6, 11, 12, 16, 19, 23, 24, 28, 30, 67, 101, 107, 110, 112, 113, 116, 122];
 
 /// Whether the same change may succeed later, so that it must not be dropped.

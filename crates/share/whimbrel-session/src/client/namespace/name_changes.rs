@@ -440,8 +440,9 @@ impl Core {
         Ok(())
     }
 
-    /// Adopts attributes after a change by this client, which has left the content as it was. If somebody else
-    /// wrote the file before, its content here keeps the old version: it is dropped, or found to be a conflict.
+    /// Adopts attributes after a change by this client, which has left the content as it was. If somebody
+    /// else wrote the file before, its content here keeps the old version: it is dropped, or found to be a
+    /// conflict.
     pub(in crate::client) fn adopt_own_change(&self, id: u64, op: &Op, attr: Attr, before: Option<Version>) {
         let Some(file) =
             self.inodes().get(id).filter(|node| node.attr.ident == attr.ident).map(|node| node.file)
