@@ -1,7 +1,7 @@
 //! Compaction of segments: frees the space of deleted chunks by moving the others to the newest segment.
 //!
-//! It works on a full disk too. Segments without chunks are removed first, which needs no space. For the
-//! others, new chunks never get the last half of a segment on the disk. A segment that still does not fit
+//! Compaction works on a full disk too. Segments without chunks are removed first, which needs no space. For
+//! the others, new chunks never get the last half of a segment on the disk. A segment that still does not fit
 //! stays until more of its chunks are deleted or the disk has space; nothing is latched by that.
 
 use super::{

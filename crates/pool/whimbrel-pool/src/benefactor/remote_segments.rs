@@ -35,7 +35,7 @@ pub struct ObjectTier {
     bucket: Bucket,
     /// Bytes of full segments that stay on the disk; the oldest are uploaded first. With 0 all are uploaded.
     keep_local: u64,
-    /// This benefactor; once the prefix is claimed, with the pool of its segments.
+    /// Owner of the prefix; once the prefix is claimed, with the pool of its segments.
     owner: Mutex<TierOwner>,
 }
 

@@ -15,7 +15,7 @@ use std::{
     io,
     os::{
         fd::AsRawFd,
-        unix::fs::{FileExt, MetadataExt},
+        unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
 };
@@ -149,14 +149,20 @@ pub(crate) fn left(dir: &Path) -> io::Result<Vec<LeftFile>> {
     Ok(found)
 }
 
-/// Opens a closed file; none if a living process has it.
+/// Opens a closed file; none if a living process has it. The folder may be writable for everybody, so a file
+/// of another user, who could have written anything, is refused.
 fn open(path: &Path) -> io::Result<Option<LeftFile>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let file = File::open(path)?;
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     if file.try_lock().is_err() {
         return Ok(None);
     }
-    let end = file.metadata()?.len().checked_sub(TAIL).ok_or_else(invalid)?;
+    let end = meta.len().checked_sub(TAIL).ok_or_else(invalid)?;
     let mut tail = [0; TAIL as usize];
     file.read_exact_at(&mut tail, end)?;
     let [a, b, c, d, magic @ .., _, _, _, _, _, _, _, _] = tail;
@@ -203,7 +209,12 @@ mod tests {
         let named = local.give_name(dir.path(), closed()).unwrap();
         drop(local);
         assert!(left(dir.path()).unwrap().is_empty(), "its process lives");
+        let path = named.path.clone();
         drop(named);
+        std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
+        assert!(left(dir.path()).unwrap().is_empty(), "another user may have made it");
+        let me = rustix::process::geteuid().as_raw();
+        std::os::unix::fs::chown(&path, Some(me), None).unwrap();
         let mut found = left(dir.path()).unwrap();
         assert_eq!(content(&found[0]).unwrap(), b"one two");
         let description = &found[0].description;

@@ -20,8 +20,8 @@ const ROUND: u32 = 512;
 const ROUND_DURING_WRITES: u32 = 64;
 /// Timeout of a copy order; its chunks are tried again later.
 const COPY_TIME: Duration = Duration::from_secs(60);
-/// Time for which a benefactor that refused a copy gets no chunks.
-const REFUSAL_TIME: Duration = Duration::from_secs(60);
+/// Time for which a benefactor that refused a copy gets no other.
+const REFUSAL_TIME: Duration = Duration::from_secs(10);
 
 /// Result of a round of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,7 +96,7 @@ impl ManagerService {
         Ok(report)
     }
 
-    /// All benefactors. To one that refused a copy lately, no chunk is assigned: it counts as full.
+    /// All benefactors, for copies: one that refused a copy lately counts as full.
     pub(super) async fn members(&self) -> Result<Vec<BenefactorRow>, MetaError> {
         let mut members = self.shared.meta.members().await?;
         let mut refusals = self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,7 +240,7 @@ mod tests {
             owed: 0,
         };
         let hour = 3_600_000;
-        // It was last heard of an hour ago, and then an hour ahead of the wall clock.
+        // The last report was an hour ago, and then an hour ahead of the wall clock.
         for ahead in [-hour, hour] {
             let then = start().await.now() + ahead;
             meta.register(&PublicKey([1; 32]), &status, then).await.unwrap();

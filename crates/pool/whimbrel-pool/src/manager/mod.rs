@@ -11,10 +11,12 @@ mod maintenance;
 mod pins;
 mod placement;
 mod process;
+mod roles;
 mod service;
 
 pub use maintenance::MaintenanceReport;
 pub use process::{Manager, ManagerError, ManagerOptions};
+pub use roles::{PoolRole, PoolRoleError, PoolRoles};
 pub use service::ManagerService;
 
 use crate::{meta::MetaError, protocol::code};

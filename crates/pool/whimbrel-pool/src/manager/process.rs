@@ -1,6 +1,6 @@
 //! The manager process: its folder, socket and maintenance loop.
 
-use super::{ManagerService, clock::Clock, service::Shared};
+use super::{ManagerService, clock::Clock, roles::PoolRoles, service::Shared};
 use crate::{
     address::ManagerAddress,
     member_listener::{ListenerError, MemberListener},
@@ -152,6 +152,7 @@ impl ManagerService {
         let shared = Shared {
             meta,
             trust,
+            roles: PoolRoles::new(&options.data),
             clock,
             lease: options.lease,
             interval: options.interval,

@@ -1,6 +1,6 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
-use super::{admission::Admissions, clock::Clock, internal, invalid, placement};
+use super::{admission::Admissions, clock::Clock, internal, invalid, placement, roles::PoolRoles};
 use crate::{
     chunk_map,
     meta::{BenefactorRow, Meta, PoolTotals},
@@ -42,6 +42,7 @@ pub struct ManagerService {
 pub(super) struct Shared {
     pub(super) meta: Meta,
     pub(super) trust: Arc<Trust>,
+    pub(super) roles: PoolRoles,
     pub(super) clock: Clock,
     /// Seconds until a silent write session ends.
     pub(super) lease: u32,
@@ -149,7 +150,7 @@ impl ManagerService {
         }
         let (mut stripe, mut shares, mut bytes) = (Vec::<BenefactorAddress>::new(), Vec::new(), 0);
         if asked.bytes > 0 {
-            let members = self.members().await?;
+            let members = meta.members().await?;
             let chosen = placement::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
             let chosen: Vec<&BenefactorRow> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
             let room: u64 = chosen.iter().map(|member| placement::free(member)).sum();
@@ -279,6 +280,7 @@ impl ManagerService {
     }
 
     async fn answer(&self, identity: &PeerIdentity, request: Request) -> Answer {
+        self.shared.roles.check(identity, &request)?;
         let (meta, now) = (&self.shared.meta, self.now());
         // Calls without a payload of their own: the call, its header, and the reply.
         macro_rules! reply {

@@ -2,6 +2,7 @@
 
 use crate::{client::PoolError, protocol::code};
 use whimbrel_fuse::Errno;
+use whimbrel_wire::Code;
 
 /// The errno of an error. Logs the error where the errno says too little.
 pub fn errno_of(error: &PoolError) -> Errno {
@@ -15,6 +16,7 @@ pub fn errno_of(error: &PoolError) -> Errno {
             code::FULL => Errno::ENOSPC,
             code::GONE => Errno::ESTALE,
             code::INVALID => Errno::EINVAL,
+            Code::FORBIDDEN => Errno::EACCES,
             code::PINNED => {
                 tracing::warn!(because = %source, "a pinned version cannot be removed");
                 Errno::EBUSY

@@ -50,7 +50,7 @@ impl FileSender {
 
     /// Has the files sent that an earlier mount left.
     pub(super) fn send_left(&self, options: &WriteOptions) {
-        // They have been written already.
+        // The files have been written already.
         let sending = WriteOptions { mode: WriteMode::SlidingWindow, ..options.clone() };
         match left(&options.spool) {
             Ok(files) => {
@@ -85,7 +85,9 @@ impl Worker {
         for item in items {
             let sent = match &item {
                 Item::Closed(_, writing) if writing.is_unlinked() => {
-                    writing.file.abandon();
+                    if writing.opens.load(Ordering::Relaxed) == 0 {
+                        writing.file.abandon();
+                    }
                     Ok(())
                 }
                 Item::Closed(_, writing) => writing.file.commit().map(drop),

@@ -53,6 +53,10 @@ fn a_benefactor_that_joins_gets_its_share_and_nothing_is_lost_on_the_way() {
     let chunks = cluster.copies();
     cluster.add_benefactor(4 << 30);
     cluster.wait_online(2);
+    // One file is open for writing all the time.
+    let open = cluster.open("open", WriteOptions::default());
+    open.write_at(0, b"a").unwrap();
+    open.sync().unwrap();
     let manager = cluster.manager.as_ref().unwrap().1.clone();
     let moved = || cluster.runtime.block_on(manager.balance()).unwrap();
     until("chunks have moved", || moved() > 0);
@@ -62,6 +66,23 @@ fn a_benefactor_that_joins_gets_its_share_and_nothing_is_lost_on_the_way() {
     assert!(cluster.read_version(node.version) == data);
     let status = cluster.pool.block(cluster.pool.status()).unwrap();
     assert_eq!((status.lost, status.benefactors.iter().map(|b| b.faults).sum::<u64>()), (0, 0));
+}
+
+#[test]
+fn small_open_files_do_not_reserve_the_whole_pool() {
+    let mut cluster = Cluster::new(0);
+    cluster.add_benefactor(1 << 30);
+    cluster.wait_online(1);
+    set(&cluster, 1, one_copy());
+    let open: Vec<WriteFile> = (0..20)
+        .map(|number| {
+            let file = cluster.open(&format!("f{number}"), WriteOptions::default());
+            file.write_at(0, &noise(number, 1000)).unwrap();
+            file.sync().unwrap();
+            file
+        })
+        .collect();
+    open.iter().for_each(|file| drop(file.commit().unwrap()));
 }
 
 #[test]

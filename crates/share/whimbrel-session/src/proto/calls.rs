@@ -4,7 +4,7 @@
 //! and is sent on one ordered stream, so that many can be in progress and are still made in order. Content is
 //! read and written by path and identity: if the path leads to another file by now, the call is refused.
 
-use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
+use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time, Version};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, Version, VersionRange, range};
 
@@ -88,7 +88,8 @@ calls! {
     WriteCall = 0x07: Keyed<Write> => WriteDone;
     /// Makes content durable.
     SyncCall = 0x08: Keyed<Sync> => Attr;
-    /// Changes names or attributes.
+    /// Changes names or attributes. Payload of the reply: the file's version before, if the change leaves its
+    /// content as it is ([`version_before`]).
     OpCall = 0x09: Keyed<Op> => OpDone;
     /// Reads the target of a symlink.
     ReadlinkCall = 0x0a: Keyed<RelPath> => Vec<u8>;
@@ -463,6 +464,12 @@ impl Op {
 pub struct OpDone {
     /// Attributes of the file that the path names now, if any.
     pub attr: Option<Attr>,
+}
+
+/// The version of a file before a change, in the payload of an [`OpCall`]'s reply. An older server sends
+/// none.
+pub fn version_before(payload: &[u8]) -> Option<Version> {
+    postcard::from_bytes(payload).ok()
 }
 
 /// Space of the server's file system, in units of `unit` bytes.

@@ -20,7 +20,7 @@ pub use calls::{
     FilesystemSpace, HolesCall, HolesDone, Keyed, List, ListCall, ListTree, Listed, LookedUp, Lookup,
     LookupCall, Op, OpCall, OpDone, Open, OpenCall, Opened, PagesCall, Range, Read, ReadCall, ReadDone,
     ReadPages, ReadlinkCall, SPOKEN, StatfsCall, Sync, SyncCall, VERSIONS, WalkCall, Walked, Write,
-    WriteCall, WriteDone, code, errno, request_name,
+    WriteCall, WriteDone, code, errno, request_name, version_before,
 };
 pub use digests::{DigestedPages, digest_of_page, pack_digests, unpack_digests};
 pub use entries::{EntriesError, Entry, MAX_LISTING, pack_entries, unpack_entries};

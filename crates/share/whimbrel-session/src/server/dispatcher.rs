@@ -142,7 +142,8 @@ impl Shared {
             }),
             _ => self.handle_keyed::<OpCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
-                Ok((name_changes::apply(session, &body)?, Bytes::new()))
+                let before = name_changes::version_before(session, &body);
+                Ok((name_changes::apply(session, &body)?, before))
             }),
         }
     }

@@ -11,6 +11,7 @@ use super::{
     stale,
 };
 use crate::proto::{Attr, FileRef, Ident, Kind, Name, Op, OpDone, RelPath, Time, code};
+use bytes::Bytes;
 use rustix::{
     fs::{
         AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
@@ -37,6 +38,18 @@ pub(super) fn apply(session: &ServedSession, op: &Op) -> Result<OpDone, Refusal>
         Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp)?,
     }
     Ok(OpDone { attr: session.tree.attr(op.path())? })
+}
+
+/// The version of the file before a change that leaves its content as it is, for the payload of the reply.
+/// The client must not take content that somebody else wrote for its own, because the change sets the inode's
+/// time.
+pub(super) fn version_before(session: &ServedSession, op: &Op) -> Bytes {
+    let (Op::SetAttr { path, .. } | Op::Rename { from: path, .. } | Op::Link { from: path, .. }) = op else {
+        return Bytes::new();
+    };
+    let file = session.tree.attr(path).ok().flatten().filter(|attr| attr.kind == Kind::File);
+    let version = file.and_then(|attr| postcard::to_stdvec(&attr.version()).ok());
+    version.map(Bytes::from).unwrap_or_default()
 }
 
 fn bits(mode: u16) -> Mode {

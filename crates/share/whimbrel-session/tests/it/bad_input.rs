@@ -5,11 +5,15 @@
 use crate::common::{self, Fate, World, back, pattern, until};
 use std::{
     ffi::OsStr,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io::Write,
-    os::unix::{ffi::OsStrExt, fs::FileExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, SystemTime},
 };
 use whimbrel_session::{
     client::{Policy, Session},
@@ -50,6 +54,46 @@ fn a_change_on_the_server_is_seen_at_the_next_open_and_a_conflict_keeps_both() {
     );
     until("theirs is seen", || fs::read_to_string(mount.join("fought")).is_ok_and(|text| text == "theirs"));
     world.session().flush().unwrap();
+}
+
+#[test]
+fn what_somebody_else_wrote_before_our_change_of_a_file_is_read_and_never_merged() {
+    for policy in [Policy::Through, Policy::Back] {
+        let world = World::new(
+            |options| {
+                back(options);
+                options.settings.policy = policy;
+            },
+            |server| {
+                for name in ["mode", "time", "name", "link", "fought"] {
+                    fs::write(server.join(name), "first").unwrap();
+                }
+            },
+        );
+        let (mount, server) = (world.mount(), world.server());
+        for name in ["mode", "time", "name", "link"] {
+            assert_eq!(fs::read_to_string(mount.join(name)).unwrap(), "first");
+            fs::write(server.join(name), "other").unwrap();
+        }
+        fs::set_permissions(mount.join("mode"), Permissions::from_mode(0o600)).unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        File::open(mount.join("time")).unwrap().set_modified(time).unwrap();
+        fs::rename(mount.join("name"), mount.join("renamed")).unwrap();
+        fs::hard_link(mount.join("link"), mount.join("linked")).unwrap();
+        world.session().flush().unwrap();
+        for name in ["mode", "time", "renamed", "link", "linked"] {
+            assert_eq!(fs::read_to_string(mount.join(name)).unwrap(), "other", "{policy:?} {name}");
+        }
+        if policy == Policy::Back {
+            let mut fought = OpenOptions::new().append(true).open(mount.join("fought")).unwrap();
+            fought.write_all(b" and ours").unwrap();
+            fs::write(server.join("fought"), "other").unwrap();
+            fs::set_permissions(mount.join("fought"), Permissions::from_mode(0o600)).unwrap();
+            world.session().flush().unwrap_err();
+            assert_eq!(fs::read_to_string(server.join("fought")).unwrap(), "other", "never merged");
+            assert_eq!(fs::read_dir(world.options.cache.join("kept")).unwrap().count(), 1);
+        }
+    }
 }
 
 #[test]

@@ -16,10 +16,10 @@ use std::{
 use tokio::sync::Semaphore;
 use whimbrel_session::{
     client::{Policy, SessionOptions},
-    proto::{OpCall, SyncCall, WriteCall},
+    proto::{OpCall, SyncCall, WriteCall, code},
     server::{Export, Limits, Server},
 };
-use whimbrel_wire::Call;
+use whimbrel_wire::{Call, Code, Refusal};
 
 fn back(options: &mut SessionOptions) {
     options.settings.policy = Policy::Back;
@@ -285,4 +285,22 @@ fn run(seed: u64) {
 #[test]
 fn random_changes_of_names_come_out_as_on_a_local_disk_whatever_breaks() {
     (0..8).for_each(run);
+}
+
+#[test]
+fn names_that_the_server_cannot_take_for_a_while_are_sent_again() {
+    // EIO, EBUSY, EROFS and a handler that failed.
+    for refused in [Code(code::ERRNO + 5), Code(code::ERRNO + 16), Code(code::ERRNO + 30), Code::INTERNAL] {
+        let world = World::new(back, |_| {});
+        fs::create_dir(world.mount().join("dir")).unwrap();
+        fs::write(world.mount().join("dir/file"), "text").unwrap();
+        world.wire.decide(move |request| match request.kind {
+            OpCall::KIND => Fate::Refused(Refusal::new(refused, "not now".to_owned())),
+            _ => Fate::Answered,
+        });
+        world.session().flush().unwrap_err();
+        world.wire.decide(|_| Fate::Answered);
+        world.session().flush().unwrap();
+        assert_eq!(fs::read_to_string(world.server().join("dir/file")).unwrap(), "text", "{refused:?}");
+    }
 }

@@ -13,7 +13,7 @@ use whimbrel_pool::{
     ManagerAddress,
     benefactor::{self, BenefactorOptions, TierOptions, TierUrl},
     client,
-    manager::{self, ManagerOptions},
+    manager::{self, ManagerOptions, PoolRole, PoolRoles},
 };
 use whimbrel_wire::{Identity, PublicKey, Right, Rights, Trust, TrustedPeer};
 
@@ -104,6 +104,9 @@ pub(super) struct Admit {
     name: HostName,
     /// Key of the member, as `whimbrel pool key` prints it there
     key: PublicKey,
+    /// What the member may do: benefactor, client or admin [default: everything]
+    #[arg(long)]
+    role: Option<PoolRole>,
 }
 
 /// Create a secret with which a mount encrypts written data
@@ -210,7 +213,7 @@ impl Secret {
 
 impl Admit {
     pub(super) fn run(self, context: &Context) -> Result<(), CliError> {
-        let Self { data, name, key } = self;
+        let Self { data, name, key, role } = self;
         let rights = Rights(vec![Right::Pool]);
         let peer = TrustedPeer {
             name: name.clone(),
@@ -220,7 +223,15 @@ impl Admit {
             read: None,
             write: None,
         };
-        Trust::load(&data).and_then(|trust| trust.add(peer)).map_err(failed)?;
+        if let Some(role) = role {
+            // First, so that the member is never admitted without it.
+            PoolRoles::new(&data).set(key, role).map_err(CliError::io("set the role"))?;
+        }
+        let trust = Trust::load(&data).map_err(failed)?;
+        let known = trust.find(&key).map_err(failed)?.is_some_and(|known| known.name == name);
+        if !known || role.is_none() {
+            trust.add(peer).map_err(failed)?;
+        }
         context.output.result(&Admitted { name, key }, |admitted| format!("{}: admitted\n", admitted.name))
     }
 }

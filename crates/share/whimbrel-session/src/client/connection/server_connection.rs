@@ -375,7 +375,7 @@ impl ServerConnection {
     pub(in crate::client) async fn send_in_order(
         &self,
         ops: &[&Op],
-    ) -> Vec<Option<Result<OpDone, CallFailure>>> {
+    ) -> Vec<Option<Result<(OpDone, Bytes), CallFailure>>> {
         let up = match self.current(Instant::now() + self.server_timeout()).await {
             Ok(up) => up,
             Err(fail) => return ops.iter().map(|_| Some(Err(fail.clone()))).collect(),
@@ -398,7 +398,8 @@ impl ServerConnection {
                 Err(error) => Err(error),
             };
             self.calls.fetch_add(1, Ordering::Relaxed);
-            answers.push(match reply.and_then(|reply| reply.decode::<OpCall>()) {
+            let decoded = reply.and_then(|reply| Ok((reply.decode::<OpCall>()?, reply.payload)));
+            answers.push(match decoded {
                 Ok(done) => Some(Ok(done)),
                 Err(CallError::Closed { .. }) => {
                     self.drop_connection(&up);

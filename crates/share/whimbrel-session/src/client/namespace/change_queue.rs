@@ -13,7 +13,10 @@ use crate::client::{
 };
 use crate::{
     cache::{CacheError, FileId},
-    proto::{Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, errno},
+    proto::{
+        Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, Version,
+        errno, version_before,
+    },
 };
 use bytes::Bytes;
 use std::{collections::HashSet, sync::Arc};
@@ -30,6 +33,26 @@ const MAX_SYNCS: usize = 256;
 
 type CallResult<T> = std::result::Result<T, CallFailure>;
 
+/// Answer of the server to a change that it made.
+pub(in crate::client) struct MadeChange {
+    /// Attributes of the file that the path names now, if any.
+    pub(super) attr: Option<Attr>,
+    /// Version of the file before the change, if the server tells it.
+    pub(super) before: Option<Version>,
+}
+
+impl MadeChange {
+    fn answered((OpDone { attr }, payload): (OpDone, Bytes)) -> Self {
+        Self { attr, before: version_before(&payload) }
+    }
+
+    /// A change that was made before, without an answer.
+    fn unanswered(attr: Option<Attr>) -> Self {
+        Self { attr, before: None }
+    }
+}
+
+/// One change to send.
 struct Change {
     number: u64,
     op: Op,
@@ -62,9 +85,8 @@ impl Core {
         self.send_changes().map_err(errno_of_fail)
     }
 
-    /// Makes a change on the server now, after all queued ones. Returns the attributes of its name after
-    /// that.
-    pub(in crate::client) fn make_change_now(&self, op: Op) -> Result<Option<Attr>> {
+    /// Makes a change on the server now, after all queued ones.
+    pub(in crate::client) fn make_change_now(&self, op: &Op) -> Result<MadeChange> {
         if self.writeback.queued() > 0 {
             let _turn = self.writeback.lock();
             self.send_changes().map_err(errno_of_fail)?;
@@ -77,9 +99,9 @@ impl Core {
             Some(0),
         ));
         match asked {
-            Ok((OpDone { attr }, _)) => Ok(attr),
-            Err(fail) if again && was_already_made(&op, &fail) => {
-                self.attr_at(op.path()).map_err(errno_of_fail)
+            Ok(answer) => Ok(MadeChange::answered(answer)),
+            Err(fail) if again && was_already_made(op, &fail) => {
+                self.attr_at(op.path()).map(MadeChange::unanswered).map_err(errno_of_fail)
             }
             Err(fail) => Err(fail.errno()),
         }
@@ -108,13 +130,18 @@ impl Core {
         }
     }
 
-    fn apply_answers(&self, changes: &[Change], answers: Vec<Option<CallResult<OpDone>>>) -> CallResult<()> {
+    fn apply_answers(
+        &self,
+        changes: &[Change],
+        answers: Vec<Option<CallResult<(OpDone, Bytes)>>>,
+    ) -> CallResult<()> {
         let mut later = None;
         for (change, answer) in changes.iter().zip(answers) {
             match answer {
-                Some(Ok(OpDone { attr })) => self.change_made(change, attr),
+                Some(Ok(answer)) => self.change_made(change, MadeChange::answered(answer)),
                 Some(Err(fail)) if change.may_be_done() && was_already_made(&change.op, &fail) => {
-                    self.change_made(change, self.attr_at(change.op.path())?);
+                    let attr = self.attr_at(change.op.path())?;
+                    self.change_made(change, MadeChange::unanswered(attr));
                 }
                 // A later attempt may succeed; following changes may have been refused because this one is
                 // missing.
@@ -158,10 +185,11 @@ impl Core {
         Ok(true)
     }
 
-    fn change_made(&self, change: &Change, attr: Option<Attr>) {
+    /// Records that the server made a change.
+    fn change_made(&self, change: &Change, made: MadeChange) {
         let number = change.number;
         let node = self.writeback.change_made(number, dirs_of(&change.op));
-        let Some(attr) = attr else { return };
+        let Some(attr) = made.attr else { return };
         if let Some(file) = self.file_created_by(number, node) {
             let updated = self.cache.update_file(file, |record| {
                 record.ident = Some(attr.ident);
@@ -173,7 +201,7 @@ impl Core {
             }
             lock(&self.known_files).insert(attr.ident, file);
         }
-        self.update_inode(number, node, attr);
+        self.update_inode(change, node, attr, made.before);
     }
 
     /// Has the server sync the changes that it made, then removes them from the journal, which must be
@@ -223,8 +251,8 @@ impl Core {
         }
     }
 
-    fn update_inode(&self, number: u64, node: Option<u64>, attr: Attr) {
-        let Some(id) = node else { return };
+    fn update_inode(&self, change: &Change, node: Option<u64>, attr: Attr, before: Option<Version>) {
+        let (Some(id), number) = (node, change.number) else { return };
         let local = {
             let mut nodes = self.inodes();
             let Some(found) = nodes.get_mut(id) else { return };
@@ -238,7 +266,7 @@ impl Core {
             made
         };
         if !local {
-            self.adopt_own_change(id, attr);
+            self.adopt_own_change(id, &change.op, attr, before);
         }
     }
 
@@ -277,10 +305,16 @@ fn dirs_of(op: &Op) -> Vec<RelPath> {
     from.into_iter().chain([op.path()]).filter_map(|path| Some(path.split()?.0)).collect()
 }
 
-/// Whether the same change may succeed later.
+/// Error numbers of the server that say nothing against the change itself: its memory, descriptors, disk or
+/// network failed, or its file system is read-only or busy for a while.
+/// In order: EINTR, EIO, ENXIO, EAGAIN, ENOMEM, EBUSY, ENODEV, ENFILE, EMFILE, ENOSPC, EROFS, ENOLINK,
+/// ENETUNREACH, ENOTCONN, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH, ESTALE, EDQUOT.
+const TEMPORARY: [i32; 19] = [4, 5, 6, 11, 12, 16, 19, 23, 24, 28, 30, 67, 101, 107, 110, 112, 113, 116, 122];
+
+/// Whether the same change may succeed later, so that it must not be dropped.
 fn is_temporary(fail: &CallFailure) -> bool {
-    // The numbers are ENOMEM, ENFILE, EMFILE, ENOSPC and EDQUOT.
-    matches!(fail, CallFailure::Unreachable) || fail.is_errno(&[12, 23, 24, 28, 122])
+    let refused = matches!(fail, CallFailure::Refused(_));
+    !refused || fail.is(whimbrel_wire::Code::INTERNAL) || fail.is_errno(&TEMPORARY)
 }
 
 /// Whether this refusal of a repeated change means that the first attempt was made.

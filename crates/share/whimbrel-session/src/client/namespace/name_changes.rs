@@ -38,7 +38,7 @@ impl Core {
         if self.is_deferred(&path, &[parent])? {
             return self.create_deferred(parent, name, kind, mode, target, (path, op, stamp));
         }
-        let Some(attr) = self.make_change_now(op)? else { return Err(Errno::EIO) };
+        let Some(attr) = self.make_change_now(&op)?.attr else { return Err(Errno::EIO) };
         let mut nodes = self.inodes();
         if let Some(dir) = nodes.dir(parent) {
             dir.changes += 1;
@@ -145,7 +145,7 @@ impl Core {
         }
         if !later {
             let op = self.removal(&path, id, dir);
-            self.make_change_now(op)?;
+            self.make_change_now(&op)?;
             let mut nodes = self.inodes();
             self.use_other_name(&nodes, id, (parent, name))?;
             return self.removed(&mut nodes, parent, name, id);
@@ -276,13 +276,13 @@ impl Core {
         }
         let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
         if !later {
-            let attr = self.make_change_now(op)?;
+            let made = self.make_change_now(&op)?;
             let mut nodes = self.inodes();
             replaced.map_or(Ok(()), |other| self.use_other_name(&nodes, other, to))?;
             self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
             drop(nodes);
             // The inode change time is the result of this change.
-            attr.into_iter().for_each(|attr| self.adopt_own_change(id, attr));
+            made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
             return Ok(());
         }
         let mut nodes = self.inodes();
@@ -372,9 +372,9 @@ impl Core {
             self.linked(&mut nodes, id, parent, name);
             return Ok(());
         }
-        let attr = self.make_change_now(op)?;
+        let made = self.make_change_now(&op)?;
         self.linked(&mut self.inodes(), id, parent, name);
-        attr.into_iter().for_each(|attr| self.adopt_own_change(id, attr));
+        made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
         Ok(())
     }
 
@@ -413,9 +413,12 @@ impl Core {
         }
         let Some(path) = path else { return Ok(()) };
         let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime };
-        let attr = match self.policy_of(&path) {
+        match self.policy_of(&path) {
             Policy::None => return Err(Errno::EROFS),
-            Policy::Through => self.make_change_now(op)?,
+            Policy::Through => {
+                let made = self.make_change_now(&op)?;
+                made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
+            }
             Policy::Back => {
                 let mut nodes = self.inodes();
                 let number = self.cache.add_op(op).map_err(errno_of)?;
@@ -431,32 +434,80 @@ impl Core {
                     node.attr.ctime = Time::now();
                 }
                 self.writeback.queue(number, id);
-                None
             }
-        };
-        if let Some(attr) = attr {
-            self.adopt_own_change(id, attr);
         }
         Ok(())
     }
 
-    /// Adopts attributes after a change by this client: the content is unchanged.
-    pub(in crate::client) fn adopt_own_change(&self, id: u64, attr: Attr) {
-        let file = {
-            let mut nodes = self.inodes();
-            let Some(node) = nodes.get_mut(id).filter(|node| node.attr.ident == attr.ident) else { return };
-            node.attr = attr;
-            node.file
+    /// Adopts attributes after a change by this client, which has left the content as it was. If somebody
+    /// else wrote the file before, its content here keeps the old version: it is dropped, or found to be a
+    /// conflict.
+    pub(in crate::client) fn adopt_own_change(&self, id: u64, op: &Op, attr: Attr, before: Option<Version>) {
+        let Some(file) =
+            self.inodes().get(id).filter(|node| node.attr.ident == attr.ident).map(|node| node.file)
+        else {
+            return;
         };
-        if let Some(file) = file {
-            let updated = self.cache.update_file(file, |record| {
-                if record.base.size == attr.size {
+        let updated = file.map_or(Ok(()), |file| {
+            self.cache.update_file(file, |record| {
+                if is_content_of(record.base, op, &attr, before) {
                     record.base = attr.version();
                 }
-            });
-            if let Err(error) = updated {
-                errno_of(error);
-            }
+            })
+        });
+        if let Err(error) = updated {
+            errno_of(error);
         }
+        self.store_attr(id, attr);
+    }
+}
+
+/// Whether a file with these attributes after our change `op` still has the content of the version `base`.
+fn is_content_of(base: Version, op: &Op, attr: &Attr, before: Option<Version>) -> bool {
+    let sets_time = matches!(op, Op::SetAttr { mtime: Some(_), .. });
+    let same_time = attr.mtime == base.mtime;
+    let unwritten = match before {
+        Some(before) => before == base && (same_time || sets_time),
+        // An older server, or a lost answer; a time that we set hides that of another writer.
+        None => same_time && !sets_time,
+    };
+    unwritten && attr.size == base.size
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_ours_only_if_nobody_wrote_it_between_what_we_know_and_our_change() {
+        let time = |seconds| Time { seconds, nanos: 0 };
+        let version = |mtime, ctime| Version { size: 8, mtime: time(mtime), ctime: time(ctime) };
+        let path = RelPath::root();
+        let (mode, uid, gid) = (Some(0o600), None, None);
+        let chmod = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime: None };
+        let touch = Op::SetAttr { path, mode: None, uid, gid, mtime: Some(time(50)) };
+        let after = |mtime, size| Attr {
+            ident: Ident::default(),
+            kind: Kind::File,
+            mode: 0,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size,
+            blocks: 0,
+            mtime: time(mtime),
+            ctime: time(99),
+        };
+        let base = version(1, 2);
+        let same = |op, attr, before| is_content_of(base, op, &attr, before);
+        assert!(same(&chmod, after(1, 8), Some(base)) && same(&chmod, after(1, 8), None));
+        assert!(same(&touch, after(50, 8), Some(base)));
+        assert!(!same(&touch, after(50, 8), None), "an older server does not tell");
+        assert!(!same(&chmod, after(3, 8), Some(version(3, 3))), "written by somebody else");
+        assert!(!same(&chmod, after(3, 8), None));
+        assert!(!same(&touch, after(50, 8), Some(version(3, 3))));
+        assert!(!same(&chmod, after(1, 8), Some(version(1, 7))), "written, and the time set back");
+        assert!(!same(&chmod, after(3, 8), Some(base)), "written after the server looked");
+        assert!(!same(&chmod, after(1, 9), Some(base)));
     }
 }
