@@ -21,6 +21,8 @@ pub(crate) const HOME_LABEL: &str = "home";
 /// between.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
+/// Prefix of the tags that guests give, each below the name of its machine.
+const GUEST_PREFIX: &str = "guest.";
 
 /// The ref of a machine's newest capsule. A name that is too long is replaced by its digest.
 pub(crate) fn machine_ref(name: &MachineName) -> RefName {
@@ -32,7 +34,9 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
 /// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
-        Some(tag) => match [PREFIX, history::PREFIX].iter().find(|prefix| tag.as_str().starts_with(**prefix))
+        Some(tag) => match [PREFIX, history::PREFIX, GUEST_PREFIX]
+            .iter()
+            .find(|prefix| tag.as_str().starts_with(**prefix))
         {
             Some(prefix) => {
                 Err(DaemonError::invalid(format!("tags that begin with {prefix:?} are reserved")))
@@ -41,6 +45,21 @@ pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
         },
         None => Ok(()),
     }
+}
+
+/// The ref of a tag that the guest of a machine gives: `guest.MACHINE.TAG`. A tag with a dot could be read
+/// as a part of another machine's name, so it is refused.
+pub(crate) fn guest_ref(machine: &MachineName, tag: &str) -> Result<RefName, DaemonError> {
+    let name = format!("{GUEST_PREFIX}{machine}.{tag}");
+    match name.parse() {
+        Ok(name) if !tag.contains('.') => Ok(name),
+        _ => Err(DaemonError::invalid(format!("{tag:?} cannot be a tag of a guest of {machine}"))),
+    }
+}
+
+/// The machine's name in the ref of a guest's tag.
+pub(crate) fn guest_machine_in(name: &str) -> Option<&str> {
+    Some(name.strip_prefix(GUEST_PREFIX)?.rsplit_once('.')?.0)
 }
 
 /// A ref as rights and users name it: a machine's ref by the machine's name.
