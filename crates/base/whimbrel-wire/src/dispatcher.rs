@@ -73,8 +73,8 @@ pub trait Service: Send + Sync + 'static {
     /// service slows its peer down by not answering. Must not block the thread.
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer>;
 
-    /// Whether the peer may send requests of `kind` now, asked for each of them before it is handled. A service
-    /// whose requests need more than the right of their range judges them itself.
+    /// Whether the peer may send requests of `kind` now, asked for each of them before it is handled. A
+    /// service whose requests need more than the right of their range judges them itself.
     fn admits(&self, peer: &Peer, kind: u16) -> bool {
         peer.grants.allow(&peer.identity, kind)
     }

@@ -64,7 +64,7 @@ impl Endpoint {
         Self { name, role: Role::HOST, service, settings, versions, trust: None }
     }
 
-    /// The same endpoint, whose dialled peers are those of `trust`.
+    /// Gives the endpoint a trust list for the peers that it dials.
     pub fn with_trust(self, trust: Arc<Trust>) -> Self {
         Self { trust: Some(trust), ..self }
     }
@@ -94,8 +94,8 @@ impl std::fmt::Debug for Endpoint {
 pub(crate) enum Grants {
     /// Rights that the transport gives; the peer names itself.
     Fixed(Rights),
-    /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for every
-    /// request.
+    /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for
+    /// every request.
     Listed(Arc<Trust>, Box<TrustedPeer>),
 }
 

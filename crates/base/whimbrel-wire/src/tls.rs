@@ -296,9 +296,9 @@ async fn connect_over(
     connect_authenticated(reader, writer, peer, endpoint).await
 }
 
-/// The handshakes under way, each with the sender whose drop ends it. Connections are accepted without waiting
-/// for any of them: when there are too many, the oldest of the address that has the most gives way. Strangers
-/// thus keep out others of their address at most, and only as fast as they connect.
+/// The handshakes under way, each with the sender whose drop ends it. Connections are accepted without
+/// waiting for any of them: when there are too many, the oldest of the address that has the most gives way.
+/// Strangers thus keep out others of their address at most, and only as fast as they connect.
 struct Handshakes {
     max: usize,
     under_way: VecDeque<(IpAddr, oneshot::Sender<()>)>,

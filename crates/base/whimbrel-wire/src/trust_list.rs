@@ -200,8 +200,8 @@ impl Trust {
         })
     }
 
-    /// Removes the host `name`, durably, and returns its entry. Its requests are refused from then on, and its
-    /// open connections end within moments.
+    /// Removes the host `name`, durably, and returns its entry. Its requests are refused from then on, and
+    /// its open connections end within moments.
     pub fn remove(&self, name: &HostName) -> Result<TrustedPeer, TrustError> {
         self.change(|peers| {
             let at = peers.iter().position(|peer| peer.name == *name);

@@ -8,7 +8,7 @@
 
 use crate::{
     capsule::history,
-    core::{error::DaemonError, notifier::Notifier, refs},
+    core::{error::DaemonError, notifier::Notifier, refs, rights::Caller},
     daemon::Daemon,
     transfer::pool::{PoolPath, SkipIf},
 };
@@ -24,7 +24,7 @@ use std::{
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
 use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain};
 use whimbrel_transfer::{
-    WireLink, announcements, call,
+    Access as _, WireLink, announcements, call,
     protocol::{Announce, Holding, RemotePull, RemotePullRequest},
 };
 use whimbrel_wire::atomic_file;
@@ -286,7 +286,7 @@ impl Daemon {
         taken.map(drop).map_err(|error| crate::transfer::pull::transfer_error(to, error))
     }
 
-    /// Announces the capsules of this host to the connected hosts.
+    /// Announces the capsules of this host to the connected hosts, to each those that it may read.
     fn announce(&self) {
         let connections = self.connections.all();
         if connections.is_empty() {
@@ -294,17 +294,22 @@ impl Daemon {
         }
         let Ok(capsules) = self.store.capsules() else { return };
         let partial = self.store.partials().unwrap_or_default();
-        let mut held = Vec::new();
-        for capsule in capsules.iter().filter(|capsule| capsule.reachable) {
-            let whole = !partial.contains(&capsule.id);
-            held.push(Holding { digest: capsule.id.0, whole });
-            let roots = capsule.manifest.images.iter().filter_map(|image| image.root);
-            held.extend(roots.map(|digest| Holding { digest, whole }));
-        }
-        for message in announcements(&held) {
-            for connection in &connections {
+        let reachable: Vec<_> = capsules.iter().filter(|capsule| capsule.reachable).collect();
+        for connection in connections {
+            let peer = connection.peer();
+            let caller = Caller::find(&self.trust, &peer.identity, &peer.name);
+            let access = self.capsule_access(&caller);
+            let mut held = Vec::new();
+            for capsule in reachable.iter().filter(|capsule| access.allowed(&capsule.id)) {
+                let whole = !partial.contains(&capsule.id);
+                held.push(Holding { digest: capsule.id.0, whole });
+                let roots = capsule.manifest.images.iter().filter_map(|image| image.root);
+                held.extend(roots.map(|digest| Holding { digest, whole }));
+            }
+            let link = WireLink(connection);
+            for message in announcements(&held) {
                 // A host that misses it gets the next one.
-                let _ = call::<Announce>(&WireLink(connection.clone()), &message, Bytes::new());
+                let _ = call::<Announce>(&link, &message, Bytes::new());
             }
         }
     }
