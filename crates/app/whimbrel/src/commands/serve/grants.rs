@@ -60,10 +60,13 @@ impl Grants {
 }
 
 fn read(path: &Path) -> io::Result<Vec<Grant>> {
-    match fs::metadata(path) {
+    let size = match fs::metadata(path) {
+        Ok(meta) => meta.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Ok(meta) if meta.len() > FILE_MAX => return Err(io::ErrorKind::FileTooLarge.into()),
-        meta => drop(meta?),
+        Err(error) => return Err(error),
+    };
+    if size > FILE_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
     }
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
