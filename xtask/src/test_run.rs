@@ -1,5 +1,5 @@
-//! Builds the test binaries of the workspace and runs them one after another, as `cargo test` does, and adds
-//! the time of each case.
+//! Builds the test binaries of the workspace and runs them as `cargo test` does, and adds the time of each
+//! case.
 //!
 //! A binary runs in its package's folder. One that failed does not stop the rest. [`Scope::Changed`] skips a
 //! binary whose bytes, and those of the programs beside it, are the ones that passed before; what passed is
@@ -15,11 +15,12 @@ use std::{
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-/// The package of the cases on whole hosts, and those of its modules that a small change is tried with.
-const E2E: &str = "e2e";
+/// The cases on whole hosts, and those of its modules that a small change is tried with.
+const E2E_CASES: &str = "e2e it";
 const E2E_CHANGED: &[&str] = &["life::", "migration::", "stages::"];
 /// Packages of the programs inside guests.
 const GUEST: &[&str] = &["agent ", "test-agent ", "whimbrel-guest-protocol "];
@@ -103,27 +104,55 @@ impl CaseTimes {
     }
 }
 
-/// Runs the tests, all of them even where some fail.
+/// Runs the tests, all of them even where some fail. The cases on whole hosts wait more than they compute, so
+/// the other binaries run beside them, and what each prints appears when it ends.
 pub(crate) fn run(root: &Path, binaries: &[TestBinary], scope: Scope) -> Result<CaseTimes> {
-    let mut passed = Passed::read(root, binaries);
-    let (mut times, mut failed) = (CaseTimes::default(), Vec::new());
+    let passed = Mutex::new(Passed::read(root, binaries));
+    let lane = |hosts: bool| binaries.iter().filter(move |binary| (binary.name == E2E_CASES) == hosts);
+    let (hosts, others) = std::thread::scope(|scope_of_threads| {
+        let hosts = scope_of_threads.spawn(|| run_lane(lane(true), &passed, scope));
+        let others = run_lane(lane(false), &passed, scope);
+        (hosts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), others)
+    });
+    let (mut hosts, others) = (hosts?, others?);
+    hosts.times.0.extend(others.times.0);
+    hosts.failed.extend(others.failed);
+    if !hosts.failed.is_empty() {
+        bail!("tests failed in: {}", hosts.failed.join(", "));
+    }
+    Ok(hosts.times)
+}
+
+/// Result of binaries that ran one after another.
+#[derive(Default)]
+struct Lane<'a> {
+    times: CaseTimes,
+    failed: Vec<&'a str>,
+}
+
+fn run_lane<'a>(
+    binaries: impl Iterator<Item = &'a TestBinary>,
+    passed: &Mutex<Passed>,
+    scope: Scope,
+) -> Result<Lane<'a>> {
+    let mut lane = Lane::default();
     for binary in binaries {
         let digest = digest(&binary.program)?;
-        if scope == Scope::Changed && passed.has(binary, digest) {
+        if scope == Scope::Changed && lock(passed).has(binary, digest) {
             println!("{}: passed before, unchanged", binary.name);
             continue;
         }
-        println!("{}", binary.name);
-        match run_one(binary, scope, &mut times)? {
-            true => passed.add(binary, digest),
-            false => failed.push(binary.name.as_str()),
+        match run_one(binary, scope, &mut lane.times)? {
+            true => lock(passed).add(binary, digest),
+            false => lane.failed.push(binary.name.as_str()),
         }
-        passed.write()?;
+        lock(passed).write()?;
     }
-    if !failed.is_empty() {
-        bail!("tests failed in: {}", failed.join(", "));
-    }
-    Ok(times)
+    Ok(lane)
+}
+
+fn lock(passed: &Mutex<Passed>) -> MutexGuard<'_, Passed> {
+    passed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs one binary. Whether all of its cases passed.
@@ -132,10 +161,12 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
     command.current_dir(&binary.package_dir).env("CARGO", env!("CARGO")).stdout(Stdio::piped());
     // libtest tells the time of a case only as an unstable option, which this variable allows.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]);
-    if scope == Scope::Changed && binary.name.starts_with(E2E) {
+    let is_long = binary.name == E2E_CASES;
+    if scope == Scope::Changed && is_long {
         command.args(E2E_CHANGED);
     }
     let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
+    let mut printed = format!("{}\n", binary.name);
     // A case may print any bytes.
     for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).split(b'\n') {
         let line = line.with_context(|| format!("cannot read what {} prints", binary.name))?;
@@ -143,8 +174,13 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
         if let Some((case, time)) = case_time(&line) {
             times.0.push((time, format!("{} {case}", binary.name)));
         }
-        println!("{line}");
+        printed.push_str(&line);
+        printed.push('\n');
+        if is_long {
+            print!("{}", std::mem::take(&mut printed));
+        }
     }
+    print!("{printed}");
     Ok(child.wait().with_context(|| format!("cannot wait for {}", binary.name))?.success())
 }
 

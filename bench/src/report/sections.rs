@@ -163,7 +163,7 @@ const PROTECTION: Section = Section {
         ),
         (
             "bytes.steps",
-            "Bytes of an epoch for each combination of the steps, against the whole pages of its own window.",
+            "Bytes of an epoch by the size of blocks, against the whole pages of its own window.",
         ),
         ("link", "Bytes, delay of output and length of epochs over 1 Gbit/s and 100 Mbit/s to the standby."),
         (

@@ -88,6 +88,12 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     let there = check(&cluster, &born);
     assert_eq!(state(beta, "web"), "loading", "most of it was never touched");
 
+    // The holder retains what the machine lives from, though nothing of its own needs it any more.
+    let pinned = |host: &whimbrel_e2e::HostProcess| host.json(&["ls"]).to_string().contains("reader.beta.");
+    assert!(pinned(alpha), "{}", alpha.json(&["ls"]));
+    alpha.run(&["untag", "web"]);
+    alpha.run(&["gc"]);
+
     // The holder goes away in the middle: the machine stands still where it misses something, and goes on
     // later.
     cluster.lab.unplug("alpha").expect("a cable to pull");

@@ -1,12 +1,18 @@
 //! One guest through everything that happens to a machine on one host.
 
 use std::{
+    fs,
     io::{Read, Write},
-    os::unix::net::UnixStream,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        net::UnixStream,
+        process::CommandExt,
+    },
     path::Path,
+    process::Command,
     time::Duration,
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console, wait_reborn};
 use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,11 +32,16 @@ fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() 
     assert!(matches!(after_checkpoint.ram, CheckResult::Good(_)), "{after_checkpoint:?}");
     assert!(matches!(after_checkpoint.disk, CheckResult::Good(_)), "{after_checkpoint:?}");
     drop(witness);
+    assert_closed_to_other_users(alpha);
+    assert_confined(alpha);
 
     let suspended = alpha.json(&["suspend", "web"]);
     assert_eq!(suspended["kind"], "suspend", "{suspended}");
     assert_eq!(alpha.machines(), [("web".to_owned(), "suspended".to_owned())]);
+    let log = alpha.data().join("machines/web/console.log");
+    let logged = fs::metadata(&log).expect("a console log").len();
     alpha.run(&["resume", "web"]);
+    assert_confined(alpha);
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let resumed = witness.check().expect("a life that goes on");
     assert_same_life(&after_checkpoint, &resumed);
@@ -40,6 +51,7 @@ fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() 
     drop(witness);
     let mut console = console(alpha, "web");
     wait_reborn(&mut console, &resumed);
+    assert!(fs::metadata(&log).expect("a console log").len() > logged, "it ends with the suspend");
 
     alpha.run(&["stop", "web", "--kill"]);
     alpha.run(&["resume", "first", "--name", "past", "--full"]);
@@ -48,6 +60,42 @@ fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() 
     assert_eq!(past.nonce, born.nonce);
     assert_eq!((past.ram, past.disk), (after_checkpoint.ram, after_checkpoint.disk));
     alpha.run(&["verify"]);
+}
+
+/// Fails on whatever another user could read, and lets one try.
+fn assert_closed_to_other_users(host: &HostProcess) {
+    let data = host.data();
+    for top in [data, host.run_dir()] {
+        // The folders of the cluster would hide what is in them, so that nothing was proved.
+        let above = top.parent().expect("a folder of the cluster");
+        fs::set_permissions(above, fs::Permissions::from_mode(0o755)).expect("an open folder");
+        let mut left = vec![top.to_owned()];
+        while let Some(path) = left.pop() {
+            // Whatever the daemon has removed meanwhile is no matter.
+            let Ok(found) = fs::symlink_metadata(&path) else { continue };
+            assert!(found.mode() & 0o077 == 0, "{} has mode {:o}", path.display(), found.mode());
+            if found.is_dir() {
+                left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+            }
+        }
+    }
+    for secret in
+        [host.slot("web").join("ram"), data.join("machines/web/disk0/data"), data.join("trust.toml")]
+    {
+        assert!(secret.is_file(), "{}", secret.display());
+        let mut reader = Command::new("cat");
+        let read = reader.arg(&secret).uid(65_534).gid(65_534).output().expect("a program");
+        assert!(!read.status.success() && read.stdout.is_empty(), "{}", secret.display());
+    }
+}
+
+/// QEMU has no capability, and gave up the system calls that it does not need.
+fn assert_confined(host: &HostProcess) {
+    let (_, record) = host.record("web");
+    let pid = record["process"]["pid"].as_u64().expect("a process");
+    for line in ["Seccomp:.2", "NoNewPrivs:.1", "CapEff:.0000000000000000", "CapBnd:.0000000000000000"] {
+        host.exec("grep", &["-qE", &format!("^{line}$"), &format!("/proc/{pid}/status")]);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn home_network(cluster: &Cluster) -> Namespace {
     let (alpha, client) = (cluster.lab.host("alpha"), Namespace::new().expect("a namespace"));
     let ip = |place: &Namespace, words: &str| drop(place.ip(words).expect("a command of iproute2"));
-    ip(alpha, "link add lan0 type bridge mcast_snooping 0");
+    ip(alpha, "link add lan0 address 52:54:01:88:00:01 type bridge mcast_snooping 0");
     ip(alpha, "link set lan0 up");
     ip(&client, &format!("link add eth0 type veth peer name to-client netns {}", alpha.path()));
     ip(alpha, "link set to-client master lan0 up");

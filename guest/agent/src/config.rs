@@ -15,15 +15,11 @@ const ALWAYS_ALLOWED: &[&str] = &["systemd*", "init", "dbus-*", "sshd*", "agetty
 /// Bytes of a process name that the kernel stores (`TASK_COMM_LEN`).
 const COMM_MAX: usize = 15;
 
-/// Settings of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
     allowed: Vec<String>,
-    /// Whether processes may be stunned.
     pub(crate) stun: bool,
-    /// Longest duration of a stun.
     pub(crate) stun_max: Duration,
-    /// Whether caches may be dropped.
     pub(crate) free_caches: bool,
     /// Whether addresses are announced after a migration.
     pub(crate) announce: bool,

@@ -17,16 +17,13 @@ use whimbrel_guest_protocol::{
 
 /// Time that the host may take to accept a frame. A host that listens reads at once.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most bytes of one read.
 const READ_SIZE: usize = 16 << 10;
 
-/// Open port with its decoder.
 pub(crate) struct Port {
     fd: OwnedFd,
     decoder: Decoder,
 }
 
-/// Result of reading the port.
 #[derive(Debug)]
 pub(crate) enum PortInput {
     /// Frames of the host, maybe none.
@@ -48,7 +45,6 @@ impl Port {
         self.fd.as_fd()
     }
 
-    /// Reads all frames that have arrived.
     pub(crate) fn read(&mut self) -> io::Result<PortInput> {
         let mut frames = Vec::new();
         let mut piece = [0; READ_SIZE];

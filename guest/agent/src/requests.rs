@@ -22,7 +22,6 @@ use whimbrel_guest_protocol::{GuestRequest, RequestOutcome};
 const SOCKET: &str = "/run/whimbrel-guest.sock";
 /// Longest request line.
 const LINE_MAX: u64 = 300;
-/// Most requests at a time.
 const REQUESTS_MAX: usize = 8;
 /// Time in which a client must send its request after connecting.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
@@ -65,7 +64,6 @@ struct PendingRequest {
     ask: GuestRequest,
 }
 
-/// Listener for requests of users.
 pub(crate) struct RequestListener {
     listener: UnixListener,
     waiting: Vec<PendingRequest>,
@@ -91,7 +89,6 @@ impl RequestListener {
         std::iter::once(self.listener.as_fd())
     }
 
-    /// Next request of a user.
     pub(crate) fn next_request(&mut self) -> Option<(u32, GuestRequest)> {
         loop {
             let (mut stream, _) = self.listener.accept().ok()?;
@@ -108,7 +105,6 @@ impl RequestListener {
         }
     }
 
-    /// Sends the status of a request to its client.
     pub(crate) fn answer(&mut self, id: u32, wish: &RequestStatus) {
         let ended = *wish != RequestStatus::Begun;
         self.waiting.iter_mut().filter(|waiting| waiting.id == id).for_each(|w| answer(&mut w.stream, wish));

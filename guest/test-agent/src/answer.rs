@@ -14,7 +14,6 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// State of the test agent.
 pub(crate) struct TestAgent {
     life: Life,
     disk: Mutex<Disk>,

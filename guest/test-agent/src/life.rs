@@ -24,9 +24,7 @@ struct Counter {
     went_back: AtomicBool,
 }
 
-/// Result of a full check.
 pub(crate) struct CheckResult {
-    /// Checksum of the content found.
     pub(crate) sum: u64,
     /// Whether the content is as expected.
     pub(crate) good: bool,

@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Parameters of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Load {
     /// Size of the region in MiB.
@@ -48,7 +47,6 @@ impl Load {
         Self::from_words(text.strip_prefix("dirty:")?.split(':'))
     }
 
-    /// Starts a thread that writes.
     pub(crate) fn start(self) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);

@@ -2,7 +2,6 @@
 
 use std::{fs::File, io::Read};
 
-/// Reproducible stream of numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Noise(u64);
 
@@ -13,7 +12,6 @@ impl Noise {
         Self(mix(seed) | 1)
     }
 
-    /// Next number of the stream.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -34,7 +32,6 @@ pub(crate) fn mix(value: u64) -> u64 {
 pub(crate) struct Checksum(u64);
 
 impl Checksum {
-    /// Adds one word to the checksum.
     pub(crate) fn add(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
     }

@@ -8,18 +8,14 @@ use crate::load::Load;
 /// Longest line that is parsed.
 pub(crate) const LINE_MAX: usize = 256;
 
-/// Verb of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     /// Answer without any work.
     Ping,
     /// Report identity without reading everything.
     State,
-    /// Report identity with all checksums.
     Check,
-    /// Write this number of blocks to the disk.
     Write(u64),
-    /// Start dirtying memory.
     Dirty(Load),
     /// Stop dirtying memory.
     Calm,
@@ -27,18 +23,14 @@ pub(crate) enum Verb {
     Cache,
     /// Report total, free and cached memory.
     Memory,
-    /// Reboot the guest.
     Reboot,
-    /// Power the guest off.
     Poweroff,
 }
 
 /// Request: the token and the verb, none for an invalid request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
-    /// Token that the answer repeats.
     pub(crate) token: &'a str,
-    /// Verb of the request.
     pub(crate) verb: Option<Verb>,
 }
 

@@ -15,12 +15,10 @@ const STREAM_LINE: usize = 64;
 
 /// Time for which a player gets updates after its last message.
 const UPDATE_DURATION: Duration = Duration::from_secs(600);
-/// Most updates a second.
 const UPDATES_MAX: u32 = 1000;
 /// Bytes of an update, as in a game of a few players.
 const UPDATE: usize = 160;
 
-/// Starts every service.
 pub(crate) fn start() {
     accept(7001, stream);
     accept(7002, echo);

@@ -1,6 +1,9 @@
 //! `fsch`, `cbch`, `saved`: how fast files are cut and hashed, and what is found again.
 
-use super::{Context, Members, images, rate};
+use super::{
+    Context, Members, images, rate,
+    window::{Cut, ours, paper},
+};
 use crate::{
     harness::{Goal, Row, Samples, scratch},
     run::keeper::{Keeper, Peer, PeerKind},
@@ -20,27 +23,22 @@ use whimbrel_pool::{chunk::Chunking, policy::Policy};
 pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
     let (first, later) = images::pair(context)?;
     let (first, later) = (fs::read(first)?, fs::read(later)?);
-    let ways: [(&'static str, &str, Chunking, f64); 6] = [
-        ("fsch", "1 MiB", Chunking::Fixed { size: 1 << 20 }, 4000.0),
-        ("fsch", "256 KiB", Chunking::Fixed { size: 256 << 10 }, 4000.0),
-        ("cbch", "FastCDC, 256 KiB on average", Chunking::Content { average: 256 << 10 }, 1500.0),
-        ("cbch", "m=20 k=14 p=20, the paper's", Chunking::Window { window: 20, bits: 14, advance: 20 }, 0.0),
-        (
-            "cbch",
-            "m=20 k=14 p=1, the paper's overlap",
-            Chunking::Window { window: 20, bits: 14, advance: 1 },
-            0.0,
-        ),
-        ("cbch", "pages", Chunking::Pages { average: 1 }, 0.0),
+    let ways: [(&'static str, &str, Cut, f64); 6] = [
+        ("fsch", "1 MiB", ours(Chunking::Fixed { size: 1 << 20 }), 4000.0),
+        ("fsch", "256 KiB", ours(Chunking::Fixed { size: 256 << 10 }), 4000.0),
+        ("cbch", "FastCDC, 256 KiB on average", ours(Chunking::Content { average: 256 << 10 }), 1500.0),
+        ("cbch", "m=20 k=14 p=20, the paper's", paper(20, 14, 20), 0.0),
+        ("cbch", "m=20 k=14 p=1, the paper's overlap", paper(20, 14, 1), 0.0),
+        ("cbch", "pages", ours(Chunking::Pages { average: 1 }), 0.0),
     ];
     let mut rows = Vec::new();
     for (name, case, way, goal) in ways {
-        let known: HashSet<Digest> = digests(way, &first).into_iter().map(|(d, _)| d).collect();
+        let known: HashSet<Digest> = digests(&way, &first).into_iter().map(|(d, _)| d).collect();
         let mut rates = Vec::new();
         let mut found = 0;
         for _ in 0..context.times(5, 2) {
             let begun = Instant::now();
-            let chunks = digests(way, &later);
+            let chunks = digests(&way, &later);
             rates.push(rate(later.len(), begun));
             found =
                 chunks.iter().filter(|(digest, _)| known.contains(digest)).map(|(_, length)| length).sum();
@@ -54,10 +52,10 @@ pub(crate) fn cutting(context: &Context) -> Result<Vec<Row>> {
 }
 
 /// Chunks, with their length.
-pub(super) fn digests(way: Chunking, mut data: &[u8]) -> Vec<(Digest, usize)> {
+pub(super) fn digests(way: &Cut, mut data: &[u8]) -> Vec<(Digest, usize)> {
     let mut out = Vec::with_capacity(data.len() / PAGE_SIZE);
     while !data.is_empty() {
-        let (chunk, rest) = data.split_at(way.cut(data));
+        let (chunk, rest) = data.split_at(way(data));
         out.push((Digest::of(chunk), chunk.len()));
         data = rest;
     }

@@ -21,6 +21,7 @@ mod sftp;
 mod simulation;
 mod tables;
 mod tier;
+mod window;
 
 use super::{Context, Experiment, images};
 use anyhow::Result;

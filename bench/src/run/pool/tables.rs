@@ -1,7 +1,14 @@
 //! `similarity`, `application`: tables 3, 4 and 5 of the paper, over checkpoints of a BLAST that runs
 //! ([`super::blast`]).
 
-use super::{Context, Place, Processes, blast::Blast, cutting::digests, rate, write};
+use super::{
+    Context, Place, Processes,
+    blast::Blast,
+    cutting::digests,
+    rate,
+    window::{Cut, ours, paper},
+    write,
+};
 use crate::harness::{Row, Samples, scratch};
 use anyhow::{Result, ensure};
 use std::{
@@ -22,24 +29,23 @@ const INTERVAL: Duration = Duration::from_secs(6);
 const ENDLESS: usize = 20_000;
 
 /// The ways of tables 3 and 4, and ours.
-fn ways() -> Vec<(String, Chunking)> {
-    let fixed = |name: &str, size| (format!("FsCH {name}"), Chunking::Fixed { size });
+fn ways() -> Vec<(String, Cut)> {
+    let fixed = |name: &str, size| (format!("FsCH {name}"), ours(Chunking::Fixed { size }));
     let mut ways = vec![fixed("1 KiB", 1 << 10), fixed("256 KiB", 256 << 10), fixed("1 MiB", 1 << 20)];
-    let window = |window, bits, advance| Chunking::Window { window, bits, advance };
-    ways.push(("CbCH overlap, m=20 k=14".to_owned(), window(20, 14, 1)));
+    ways.push(("CbCH overlap, m=20 k=14".to_owned(), paper(20, 14, 1)));
     for bits in [8, 10, 12, 14] {
         for m in [20, 32, 64, 128, 256] {
-            ways.push((format!("CbCH no overlap, m={m} k={bits}"), window(m, bits, m)));
+            ways.push((format!("CbCH no overlap, m={m} k={bits}"), paper(m, bits, m)));
         }
     }
-    ways.push(("FastCDC, 256 KiB on average".to_owned(), Chunking::default()));
-    ways.push(("FastCDC, 16 KiB on average".to_owned(), Chunking::Content { average: 16 << 10 }));
-    ways.push(("page by page".to_owned(), Chunking::Pages { average: 1 }));
+    ways.push(("FastCDC, 256 KiB on average".to_owned(), ours(Chunking::default())));
+    ways.push(("FastCDC, 16 KiB on average".to_owned(), ours(Chunking::Content { average: 16 << 10 })));
+    ways.push(("page by page".to_owned(), ours(Chunking::Pages { average: 1 })));
     ways
 }
 
 /// What of each checkpoint is in the one before, and how fast that is found out.
-fn judge(way: Chunking, series: &[Vec<u8>]) -> (Samples, Samples) {
+fn judge(way: &Cut, series: &[Vec<u8>]) -> (Samples, Samples) {
     let (mut known, mut found, mut speed) = (HashSet::<Digest>::new(), Vec::new(), Vec::new());
     for (at, checkpoint) in series.iter().enumerate() {
         let begun = Instant::now();
@@ -68,7 +74,7 @@ pub(crate) fn similarity(context: &Context) -> Result<Vec<Row>> {
     let size = series.iter().map(Vec::len).sum::<usize>() as f64 / series.len() as f64 / 1e6;
     let mut rows = Vec::new();
     for (name, way) in ways() {
-        let (found, speed) = judge(way, &series);
+        let (found, speed) = judge(&way, &series);
         rows.push(Row::new("similarity", format!("{name}: found in the one before"), "%", &found));
         rows.push(Row::new("similarity", format!("{name}: speed"), "MB/s", &speed));
     }

@@ -65,7 +65,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         rows: &["bytes.steps"],
-        about: "what each step leaves of an epoch, alone and together, with zstd and with gzip",
+        about: "what is left of an epoch with blocks of 64, 128 and 256 bytes",
         run: pause::steps,
     },
     Experiment {

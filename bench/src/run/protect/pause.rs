@@ -131,16 +131,11 @@ pub(crate) fn kept(context: &Context) -> Result<Vec<Row>> {
     Ok(cases.into_iter().zip(&with).zip(&without).map(row).collect())
 }
 
-/// What each step brings, alone and together: the paper's figure 5b, in bytes. One guest, protected in one
-/// way after the other.
+/// Bytes of an epoch by the size of blocks. One guest, protected in one way after the other.
 pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
     let window = Duration::from_secs(context.times(30, 6) as u64);
-    let ways: [(&str, &[&str]); 7] = [
-        ("blocks alone", &["--without", "share,sparse,wkdm,zstd"]),
-        ("blocks, shared", &["--without", "sparse,wkdm,zstd"]),
-        ("blocks, compressed", &["--without", "share"]),
+    let ways: [(&str, &[&str]); 3] = [
         ("blocks, shared and compressed", &[]),
-        ("blocks, shared and compressed with gzip", &["--codec", "gzip"]),
         ("blocks of 128 bytes, shared and compressed", &["--diff-block", "128"]),
         ("blocks of 256 bytes, shared and compressed", &["--diff-block", "256"]),
     ];
@@ -148,7 +143,7 @@ pub(crate) fn steps(context: &Context) -> Result<Vec<Row>> {
     for load in ["ep", "redis"] {
         let site = Site::at_work(load)?;
         sleep(WARM_UP);
-        let mut found: [(Vec<f64>, Vec<f64>); 7] = Default::default();
+        let mut found: [(Vec<f64>, Vec<f64>); 3] = Default::default();
         for _ in 0..context.times(5, 1) {
             for ((way, more), (sent, whole)) in ways.iter().zip(&mut found) {
                 site.protect(&[&CALM[..], more].concat())?;

@@ -13,8 +13,7 @@ use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineName, NameErro
 /// In a URL and in JSON it is one string. A name is a tag, the name of a machine (its newest capsule), or the
 /// first digits of an id, in that order; the daemon looks it up. `NAME@-5m` is an epoch snapshot of a
 /// protected machine.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CapsuleRef {
     /// Full id of 64 digits.
     Id(CapsuleId),
@@ -106,19 +105,7 @@ impl fmt::Display for CapsuleRef {
     }
 }
 
-impl TryFrom<String> for CapsuleRef {
-    type Error = CapsuleRefError;
-
-    fn try_from(text: String) -> Result<Self, CapsuleRefError> {
-        text.parse()
-    }
-}
-
-impl From<CapsuleRef> for String {
-    fn from(capsule: CapsuleRef) -> String {
-        capsule.to_string()
-    }
-}
+whimbrel_core::serde_by_text!(CapsuleRef);
 
 impl From<CapsuleId> for CapsuleRef {
     fn from(id: CapsuleId) -> Self {
@@ -232,7 +219,7 @@ pub struct TagRequest {
     pub capsule: CapsuleRef,
 }
 
-/// Content of an exported or imported file.
+/// Content of an exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportFormat {
@@ -271,7 +258,19 @@ pub struct ImportRequest {
     #[schema(value_type = String)]
     pub name: RefName,
     /// Content of the file. A disk becomes a disk-only capsule.
-    pub format: ExportFormat,
+    pub format: ImportFormat,
+}
+
+/// Content of an imported file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ImportFormat {
+    /// Complete capsule in one file.
+    Capsule,
+    /// Image of a disk: raw, qcow2, vmdk, vhdx or vpc, whichever the content is.
+    // Earlier versions named the format, and left it to QEMU to find another one.
+    #[serde(alias = "raw", alias = "qcow2")]
+    Disk,
 }
 
 #[cfg(test)]

@@ -24,8 +24,7 @@ const SIGNS: [(&str, How); 6] = [
 ];
 
 /// Terms that a golden capsule must meet, like `ram>=512M,os=debian`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms(Vec<Term>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,19 +209,7 @@ impl fmt::Display for Terms {
     }
 }
 
-impl TryFrom<String> for Terms {
-    type Error = TermsError;
-
-    fn try_from(text: String) -> Result<Self, TermsError> {
-        text.parse()
-    }
-}
-
-impl From<Terms> for String {
-    fn from(terms: Terms) -> String {
-        terms.to_string()
-    }
-}
+whimbrel_core::serde_by_text!(Terms);
 
 impl PartialSchema for Terms {
     fn schema() -> RefOr<Schema> {

@@ -27,7 +27,7 @@ mod transfer;
 
 pub use capsule::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, CapsuleRefError, ConfigChange, ExportFormat, ExportRequest,
-    ImageDiff, ImageInfo, ImportRequest, PointInTime, TagRequest,
+    ImageDiff, ImageInfo, ImportFormat, ImportRequest, PointInTime, TagRequest,
 };
 pub use dirty_trace::DirtyTraceRequest;
 pub use error::{ApiError, ErrorCode};
@@ -51,8 +51,8 @@ pub use operation::{
     OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
 };
 pub use protect::{
-    CodeStep, EpochPauseParts, FailoverRequest, ProtectBlock, ProtectCodec, ProtectFigures, ProtectMode,
-    ProtectRequest, ProtectRole, ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
+    EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
+    ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,

@@ -136,6 +136,10 @@ pub struct PreviousCapsule {
     /// Children in this store, which do not depend on it.
     #[schema(value_type = Vec<String>)]
     pub children: Vec<CapsuleId>,
+    /// Machines of this host that need it, so that it is retained without a name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub machines: Vec<MachineName>,
 }
 
 /// Machines and capsules that are based on old versions of a capsule.

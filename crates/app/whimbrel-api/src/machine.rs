@@ -142,6 +142,11 @@ pub enum MachineState {
         /// Cause as far as it is known.
         reason: String,
     },
+    /// Record of the machine cannot be read; only its name is known, and nothing of it is touched.
+    Unreadable {
+        /// Defect of the record.
+        reason: String,
+    },
 }
 
 /// Description of a disk.

@@ -62,7 +62,6 @@ use utoipa::{
 )))]
 struct Schemas;
 
-/// Successful answer of an endpoint.
 #[derive(Clone, Copy)]
 enum Reply {
     /// 200 and one object.

@@ -35,12 +35,6 @@ pub struct ProtectRequest {
     /// standby may take over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
-    /// Steps of the encoding that are left out, for measurements.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub without: Vec<CodeStep>,
-    /// Compression of blocks that no cheaper step has made smaller.
-    #[serde(default, skip_serializing_if = "is_usual")]
-    pub codec: ProtectCodec,
     /// Host of the next standby, set up automatically after a takeover with the same settings. May be the
     /// primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,35 +93,6 @@ pub enum ProtectBlock {
     /// Blocks of one page.
     #[serde(rename = "page")]
     Page,
-}
-
-fn is_usual(codec: &ProtectCodec) -> bool {
-    *codec == ProtectCodec::default()
-}
-
-/// Compression of blocks that no cheaper step has made smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ProtectCodec {
-    /// Compression with zstd at a fast level.
-    #[default]
-    Zstd,
-    /// Compression with gzip, as in the paper that describes the steps.
-    Gzip,
-}
-
-/// Step of the encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum CodeStep {
-    /// Identical blocks are sent once.
-    Share,
-    /// Blocks of mostly zeros become offsets and values.
-    Sparse,
-    /// Blocks of similar words are encoded with a dictionary.
-    Wkdm,
-    /// All other blocks are compressed.
-    Zstd,
 }
 
 /// Body of `POST /v1/machines/{name}/failover`.

@@ -6,103 +6,66 @@
 use crate::{CapsuleRef, OperationId};
 use whimbrel_core::{HostName, MachineName, RefName};
 
-/// `GET`: description of the host.
-pub const HOST: &str = "/v1/host";
-/// `GET`: all machines; `POST`: create one.
-pub const MACHINES: &str = "/v1/machines";
-/// `GET`: one machine; `DELETE`: delete one that does not run.
-pub const MACHINE: &str = "/v1/machines/{name}";
-/// `POST`: start a stopped or crashed machine.
-pub const MACHINE_START: &str = "/v1/machines/{name}/start";
-/// `POST`: stop a machine.
-pub const MACHINE_STOP: &str = "/v1/machines/{name}/stop";
-/// `POST`: pause the CPUs of a machine.
-pub const MACHINE_PAUSE: &str = "/v1/machines/{name}/pause";
-/// `POST`: continue a paused machine.
-pub const MACHINE_UNPAUSE: &str = "/v1/machines/{name}/unpause";
-/// `POST`: change the memory size of a guest.
-pub const MACHINE_BALLOON: &str = "/v1/machines/{name}/balloon";
-/// `POST`: take a capsule of a machine that keeps running.
-pub const MACHINE_CHECKPOINT: &str = "/v1/machines/{name}/checkpoint";
-/// `POST`: take a capsule and end the machine.
-pub const MACHINE_SUSPEND: &str = "/v1/machines/{name}/suspend";
-/// `POST`: migrate a machine.
-pub const MACHINE_MIGRATE: &str = "/v1/machines/{name}/migrate";
-/// `POST`: protect a machine; `DELETE`: end the protection.
-pub const MACHINE_PROTECT: &str = "/v1/machines/{name}/protect";
-/// `POST`: switch a machine over to its standby.
-pub const MACHINE_FAILOVER: &str = "/v1/machines/{name}/failover";
-/// `POST`: sample the dirty pages of a machine, as a trace that is sent while it grows.
-pub const MACHINE_WWS: &str = "/v1/machines/{name}/wws";
-/// `POST`: migrate all machines of a host to other hosts.
-pub const EVACUATE: &str = "/v1/evacuate";
-/// `GET`: becomes a raw byte stream to and from the serial port of a machine.
-pub const MACHINE_CONSOLE: &str = "/v1/machines/{name}/console";
-/// `GET`: end of the console log of a machine.
-pub const MACHINE_CONSOLE_LOG: &str = "/v1/machines/{name}/console/log";
-/// `GET`: past migrations from this host.
-pub const MIGRATIONS: &str = "/v1/migrations";
-/// `POST`: create a machine from a capsule.
-pub const RESUME: &str = "/v1/resume";
-/// `POST`: create several machines from a capsule.
-pub const CLONE: &str = "/v1/clone";
-/// `POST`: find the golden capsule that fits best.
-pub const MATCH: &str = "/v1/match";
-/// `POST`: create a machine that boots from the disks of a capsule.
-pub const DERIVE: &str = "/v1/derive";
-/// `POST`: detach a capsule from its parents.
-pub const PROMOTE: &str = "/v1/promote";
-/// `GET`: all capsules as a tree.
-pub const GRAPH: &str = "/v1/graph";
-/// `GET`: a capsule, its ancestors and its descendants as a tree.
-pub const CAPSULE_GRAPH: &str = "/v1/capsules/{capsule}/graph";
-/// `GET`: machines and capsules that are based on old versions of a capsule.
-pub const CAPSULE_REBASE: &str = "/v1/capsules/{capsule}/rebase";
+/// Defines the paths; [`crate::openapi`] says what each method does with them.
+macro_rules! paths {
+    ($($name:ident = $path:literal;)*) => {
+        $(#[doc = concat!("The path `", $path, "`.")]
+        pub const $name: &str = $path;)*
+    };
+}
+
+paths! {
+    HOST = "/v1/host";
+    MACHINES = "/v1/machines";
+    MACHINE = "/v1/machines/{name}";
+    MACHINE_START = "/v1/machines/{name}/start";
+    MACHINE_STOP = "/v1/machines/{name}/stop";
+    MACHINE_PAUSE = "/v1/machines/{name}/pause";
+    MACHINE_UNPAUSE = "/v1/machines/{name}/unpause";
+    MACHINE_BALLOON = "/v1/machines/{name}/balloon";
+    MACHINE_CHECKPOINT = "/v1/machines/{name}/checkpoint";
+    MACHINE_SUSPEND = "/v1/machines/{name}/suspend";
+    MACHINE_MIGRATE = "/v1/machines/{name}/migrate";
+    MACHINE_PROTECT = "/v1/machines/{name}/protect";
+    MACHINE_FAILOVER = "/v1/machines/{name}/failover";
+    MACHINE_WWS = "/v1/machines/{name}/wws";
+    EVACUATE = "/v1/evacuate";
+    MACHINE_CONSOLE = "/v1/machines/{name}/console";
+    MACHINE_CONSOLE_LOG = "/v1/machines/{name}/console/log";
+    MIGRATIONS = "/v1/migrations";
+    RESUME = "/v1/resume";
+    CLONE = "/v1/clone";
+    MATCH = "/v1/match";
+    DERIVE = "/v1/derive";
+    PROMOTE = "/v1/promote";
+    GRAPH = "/v1/graph";
+    CAPSULE_GRAPH = "/v1/capsules/{capsule}/graph";
+    CAPSULE_REBASE = "/v1/capsules/{capsule}/rebase";
+    REF_HISTORY = "/v1/refs/{name}/history";
+    CAPSULES = "/v1/capsules";
+    CAPSULE = "/v1/capsules/{capsule}";
+    CAPSULE_LOG = "/v1/capsules/{capsule}/log";
+    CAPSULE_DIFF = "/v1/capsules/{capsule}/diff/{other}";
+    TAG = "/v1/tags/{tag}";
+    STORE_GC = "/v1/store/gc";
+    STORE_VERIFY = "/v1/store/verify";
+    EXPORT = "/v1/export";
+    IMPORT = "/v1/import";
+    PULL = "/v1/pull";
+    PUSH = "/v1/push";
+    REMOTE = "/v1/remote/{host}";
+    CACHE = "/v1/cache";
+    TRUST = "/v1/trust";
+    TRUST_ENTRY = "/v1/trust/{name}";
+    WIRE = "/v1/wire";
+    OPERATIONS = "/v1/operations";
+    OPERATION = "/v1/operations/{id}";
+    OPERATION_EVENTS = "/v1/operations/{id}/events";
+    OPENAPI = "/v1/openapi.json";
+}
+
 /// Query parameter of [`CAPSULE_REBASE`]: the new version.
 pub const REBASE_ONTO: &str = "onto";
-/// `GET`: earlier capsules of a ref.
-pub const REF_HISTORY: &str = "/v1/refs/{name}/history";
-/// `GET`: all capsules.
-pub const CAPSULES: &str = "/v1/capsules";
-/// `GET`: one capsule; `DELETE`: the ref that names it.
-pub const CAPSULE: &str = "/v1/capsules/{capsule}";
-/// `GET`: a capsule and its ancestors.
-pub const CAPSULE_LOG: &str = "/v1/capsules/{capsule}/log";
-/// `GET`: differences between two capsules.
-pub const CAPSULE_DIFF: &str = "/v1/capsules/{capsule}/diff/{other}";
-/// `PUT`: give a capsule a tag.
-pub const TAG: &str = "/v1/tags/{tag}";
-/// `POST`: delete objects that no ref needs.
-pub const STORE_GC: &str = "/v1/store/gc";
-/// `POST`: read and check everything.
-pub const STORE_VERIFY: &str = "/v1/store/verify";
-/// `POST`: write a capsule or an image to a file.
-pub const EXPORT: &str = "/v1/export";
-/// `POST`: read a capsule or a disk from a file.
-pub const IMPORT: &str = "/v1/import";
-/// `POST`: fetch a capsule.
-pub const PULL: &str = "/v1/pull";
-/// `POST`: send a machine or a capsule to another host or to a pool.
-pub const PUSH: &str = "/v1/push";
-/// `GET`: capsules that a trusted host offers.
-pub const REMOTE: &str = "/v1/remote/{host}";
-/// `GET`: state of the hash cache; `POST`: index one more file.
-pub const CACHE: &str = "/v1/cache";
-/// `GET`: trusted hosts; `POST`: trust one more.
-pub const TRUST: &str = "/v1/trust";
-/// `PUT`: set which refs a host may use; `DELETE`: remove a trusted host.
-pub const TRUST_ENTRY: &str = "/v1/trust/{name}";
-/// `GET`: becomes the byte stream of the protocol between hosts, for `whimbrel dial-stdio`.
-pub const WIRE: &str = "/v1/wire";
-/// `GET`: operations that run or have ended recently.
-pub const OPERATIONS: &str = "/v1/operations";
-/// `GET`: one operation; `DELETE`: cancel it.
-pub const OPERATION: &str = "/v1/operations/{id}";
-/// `GET`: states of one operation, as a stream until it has ended.
-pub const OPERATION_EVENTS: &str = "/v1/operations/{id}/events";
-/// `GET`: this API as an OpenAPI document.
-pub const OPENAPI: &str = "/v1/openapi.json";
-
 /// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
 /// Value of the `Upgrade` header that opens the protocol between hosts.
@@ -124,6 +87,11 @@ fn fill(template: &str, value: &str) -> String {
 /// Path of the machine `name`, from one of the `MACHINE…` templates.
 pub fn machine(template: &str, name: &MachineName) -> String {
     fill(template, name.as_str())
+}
+
+/// [`MACHINE`] to delete one whose record cannot be read.
+pub fn unreadable_machine(name: &MachineName) -> String {
+    format!("{}?unreadable=true", machine(MACHINE, name))
 }
 
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use std::path::Path;
 use tokio::net::UnixStream;
 use whimbrel_api::{ApiError, ErrorCode};
@@ -15,7 +15,6 @@ pub(crate) const JSON_MAX: usize = 64 << 20;
 /// Most bytes of an error reply.
 const ERROR_MAX: usize = 1 << 20;
 
-/// Call to be sent.
 pub(crate) struct Call {
     method: Method,
     path: String,
@@ -28,15 +27,15 @@ impl Call {
         Self { method, path: path.into(), body: None, upgrade: None }
     }
 
-    pub(crate) fn json(self, body: Vec<u8>) -> Self {
-        Self { body: Some(body), ..self }
+    pub(crate) fn json(self, body: &impl Serialize) -> Result<Self, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::protocol(&self.label(), error))?;
+        Ok(Self { body: Some(body), ..self })
     }
 
     pub(crate) fn upgrade(self, protocol: &'static str) -> Self {
         Self { upgrade: Some(protocol), ..self }
     }
 
-    /// Name of the call in errors.
     pub(crate) fn label(&self) -> String {
         format!("{} {}", self.method, self.path)
     }

@@ -21,10 +21,9 @@ impl Client {
         name: &MachineName,
         request: &DirtyTraceRequest,
     ) -> Result<TraceStream, ClientError> {
-        let call = Call::new(Method::POST, routes::machine(routes::MACHINE_WWS, name));
+        let call = Call::new(Method::POST, routes::machine(routes::MACHINE_WWS, name)).json(request)?;
         let label = call.label();
-        let body = serde_json::to_vec(request).map_err(|error| ClientError::protocol(&label, error))?;
-        Ok(TraceStream { body: call.json(body).send(self.socket()).await?.into_body(), label })
+        Ok(TraceStream { body: call.send(self.socket()).await?.into_body(), label })
     }
 }
 

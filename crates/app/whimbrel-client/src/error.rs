@@ -13,7 +13,6 @@ pub enum ClientError {
         /// Path of the socket.
         socket: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The user may not connect to the socket.
@@ -22,7 +21,6 @@ pub enum ClientError {
         /// Path of the socket.
         socket: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The connection failed for another reason.
@@ -31,7 +29,6 @@ pub enum ClientError {
         /// Path of the socket.
         socket: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The daemon returned an error.
@@ -43,7 +40,6 @@ pub enum ClientError {
         /// Method and path of the call.
         request: String,
         /// Cause reported by the connection or the decoder.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// The reply exceeds the limit.

@@ -1,14 +1,17 @@
 //! The daemon: all its state, and the requests that are done at once.
 
 use crate::{
-    capsule::graph::AddedSizes,
-    core::{directories::Directories, error::DaemonError, operations::Operations, refs, rights},
+    capsule::{disk_image::check_raw, graph::AddedSizes},
+    core::{directories::Directories, error::DaemonError, state::Core},
     evacuate::EvacuationState,
     machine::{
         cleanup::Cleanup,
         entry::Machine,
+        folder,
         prestarted_qemu::PrestartedQemus,
         record::{DiskBase, Phase, Record},
+        registry::MachineRegistry,
+        reservations::Reservations,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, tunnel::Tunnels},
@@ -18,26 +21,17 @@ use crate::{
     transfer::{hash_cache::HashCacheService, pool::Pools, upload::UploadService},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    path::Path,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
+    ops::Deref,
+    sync::{Arc, Weak},
+    time::Duration,
 };
 use tokio::runtime::Handle;
-use whimbrel_api::{
-    DiskSource, HostInfo, MachineInfo, NicRequest, RunRequest, StopMode, StopRequest, StoreUsage, TrustEntry,
-};
+use whimbrel_api::{DiskSource, HostInfo, MachineInfo, NicRequest, RunRequest, StopMode, StopRequest};
 use whimbrel_core::{
-    Accel, Boot, ByteSize, Digest, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
+    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
 };
 use whimbrel_migrate::target::IncomingMigrations;
-use whimbrel_qemu::QemuBinary;
-use whimbrel_store::Store;
-use whimbrel_wire::{Identity, Rights, Trust, TrustError, TrustedPeer};
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
@@ -52,43 +46,30 @@ pub(crate) struct Daemon {
     pub(crate) hash_cache: HashCacheService,
     pub(crate) pools: Pools,
     pub(crate) uploads: UploadService,
-    pub(crate) name: HostName,
-    pub(crate) directories: Directories,
-    pub(crate) store: Store,
-    pub(crate) identity: Identity,
-    pub(crate) trust: Arc<Trust>,
-    pub(crate) runtime: Handle,
+    core: Arc<Core>,
+    pub(crate) machines: MachineRegistry,
     pub(crate) prestarted: PrestartedQemus,
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
     pub(crate) cleanup: Arc<Cleanup>,
-    /// Ports of incoming machines.
+    /// Memory that guests were promised.
+    pub(crate) memory: Arc<Reservations>,
+    /// Disk space that incoming machines were promised.
+    pub(crate) disk_space: Arc<Reservations>,
     pub(crate) recent_arrivals: RecentArrivals,
     pub(crate) tunnels: Tunnels,
-    /// Fetchers of machines with missing pages.
     pub(crate) fetchers: PageFetchers,
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
-    listen: Option<SocketAddr>,
-    operations: Operations,
-    machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
     incoming: std::sync::OnceLock<IncomingMigrations>,
-    started: Instant,
-    closing: AtomicBool,
-    /// Names of machines that are being created.
-    reserved_names: Mutex<BTreeSet<MachineName>>,
 }
 
-/// A reserved name. When this is dropped its machine is in the registry, or never will be.
-pub(crate) struct NameReservation<'a> {
-    host: &'a Daemon,
-    name: MachineName,
-}
+impl Deref for Daemon {
+    type Target = Core;
 
-impl Drop for NameReservation<'_> {
-    fn drop(&mut self) {
-        self.host.reserved_names.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.name);
+    fn deref(&self) -> &Core {
+        &self.core
     }
 }
 
@@ -100,16 +81,12 @@ impl Daemon {
         layout: Directories,
         runtime: Handle,
     ) -> Result<Arc<Self>, DaemonError> {
-        let store = Store::open(&layout.store(), whimbrel_store::Options::create());
-        let store = store.map_err(refs::store_error("open"))?;
-        let identity = Identity::load_or_create(&layout.key_dir())
-            .map_err(|source| DaemonError::Identity { source: source.into() })?;
-        let trust =
-            Trust::load(layout.data()).map_err(|source| DaemonError::Identity { source: source.into() })?;
+        let core = Arc::new(Core::open(name, listen, layout, runtime)?);
+        let layout = &core.directories;
         let tunnels = Tunnels::open(layout.tunnels())?;
-        let handovers = PendingHandovers::load(&layout)?;
-        let pools = Pools::open(&layout)?;
-        let protecting = Protections::open(&layout)?;
+        let handovers = PendingHandovers::load(layout)?;
+        let pools = Pools::open(layout)?;
+        let protecting = Protections::open(layout)?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             connections: PeerConnections::default(),
@@ -117,28 +94,20 @@ impl Daemon {
             hash_cache: HashCacheService::default(),
             pools,
             uploads: UploadService::default(),
-            name,
+            core: core.clone(),
+            machines: MachineRegistry::default(),
             handovers,
             cleanup: Arc::default(),
+            memory: Reservations::new(&layout.runtime_dirs()),
+            disk_space: Reservations::new(layout.data()),
             recent_arrivals: RecentArrivals::default(),
-            directories: layout,
-            store,
-            identity,
-            trust: Arc::new(trust),
-            runtime,
             prestarted: PrestartedQemus::default(),
             tunnels,
             fetchers: PageFetchers::default(),
             sizes: AddedSizes::default(),
             evacuation: EvacuationState::default(),
             protections: protecting,
-            listen,
-            operations: Operations::default(),
-            machines: Mutex::default(),
             incoming: std::sync::OnceLock::new(),
-            started: Instant::now(),
-            closing: AtomicBool::new(false),
-            reserved_names: Mutex::default(),
         });
         // Finding QEMU and testing KVM takes seconds, once: better before the first machine is requested.
         std::thread::spawn(|| whimbrel_qemu::probe().map(whimbrel_qemu::best_accel));
@@ -148,123 +117,16 @@ impl Daemon {
         Ok(host)
     }
 
-    /// Sleeps. Returns false as soon as the daemon is told to stop.
-    pub(crate) fn sleep_unless_closing(&self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        while Instant::now() < until && !self.closing.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(20).min(pause));
-        }
-        !self.closing.load(Ordering::Acquire)
-    }
-
-    /// Whether the daemon was not told to stop.
-    pub(crate) fn is_open(&self) -> bool {
-        !self.closing.load(Ordering::Acquire)
-    }
-
-    /// Whether the daemon was told to stop.
-    pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
-    }
-
-    /// Tells the daemon to stop.
-    pub(crate) fn close(&self) {
-        self.closing.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn operations(&self) -> &Operations {
-        &self.operations
-    }
-
     /// Incoming machines of this host.
     pub(crate) fn arrivals(&self) -> &IncomingMigrations {
         self.incoming.get().expect("set when the host was opened")
     }
 
-    /// The QEMU of this host.
-    pub(crate) fn qemu(&self) -> Result<&'static QemuBinary, DaemonError> {
-        let failed = |error: &'static whimbrel_qemu::ProbeError| DaemonError::Qemu {
-            action: "find its binary",
-            source: error.to_string().into(),
-        };
-        whimbrel_qemu::probe().map_err(failed)
-    }
-
-    pub(crate) fn machine(&self, name: &MachineName) -> Result<Arc<Machine>, DaemonError> {
-        self.table().get(name).cloned().ok_or_else(|| DaemonError::machine_not_found(name))
-    }
-
-    /// All machines, by name.
-    pub(crate) fn machines(&self) -> Vec<Arc<Machine>> {
-        self.table().values().cloned().collect()
-    }
-
     pub(crate) fn machine_infos(&self) -> Vec<MachineInfo> {
-        let mut infos: Vec<_> = self.machines().iter().map(|machine| machine.info()).collect();
+        let mut infos = self.machines.infos();
         self.protections.add_to(&mut infos);
         self.uploads.add_to(&mut infos);
         infos
-    }
-
-    /// Adds a machine to the registry. Its name is free, or that of a suspended machine.
-    pub(crate) fn insert(&self, machine: Machine) -> Arc<Machine> {
-        let machine = Arc::new(machine);
-        self.table().insert(machine.name().clone(), machine.clone());
-        machine
-    }
-
-    pub(crate) fn remove(&self, name: &MachineName) {
-        self.table().remove(name);
-    }
-
-    /// Reserves a name for a machine that is being created, or reports that it is in use. Only one of two
-    /// concurrent callers gets it.
-    pub(crate) fn reserve_name(
-        &self,
-        name: &MachineName,
-        resuming: bool,
-    ) -> Result<NameReservation<'_>, DaemonError> {
-        self.reserve_name_if(name, || self.check_free(name, resuming))
-    }
-
-    /// Like [`Self::reserve_name`], where `check` decides whether the name is free.
-    pub(crate) fn reserve_name_if(
-        &self,
-        name: &MachineName,
-        check: impl FnOnce() -> Result<(), DaemonError>,
-    ) -> Result<NameReservation<'_>, DaemonError> {
-        let mut claimed = self.reserved_names.lock().unwrap_or_else(PoisonError::into_inner);
-        check()?;
-        if !claimed.insert(name.clone()) {
-            return Err(DaemonError::NameTaken { name: name.clone() });
-        }
-        Ok(NameReservation { host: self, name: name.clone() })
-    }
-
-    /// Refuses a name that is in use. A suspended machine's name is free for its own resume.
-    pub(crate) fn check_free(&self, name: &MachineName, resuming: bool) -> Result<(), DaemonError> {
-        let Some(machine) = self.table().get(name).cloned() else { return Ok(()) };
-        let state = machine.info().state;
-        if let (true, whimbrel_api::MachineState::HandedOff { to }) = (resuming, &state) {
-            return Err(DaemonError::HandedOff { name: name.clone(), to: to.clone() });
-        }
-        let suspended = resuming && state == whimbrel_api::MachineState::Suspended;
-        if suspended { Ok(()) } else { Err(DaemonError::NameTaken { name: name.clone() }) }
-    }
-
-    /// Refuses a machine that was replaced in the registry by a resume or a start while its lock was waited
-    /// for.
-    pub(crate) fn check_current(&self, machine: &Arc<Machine>) -> Result<(), DaemonError> {
-        let name = machine.name();
-        match self.table().get(name) {
-            Some(now) if Arc::ptr_eq(now, machine) => Ok(()),
-            Some(_) => Err(DaemonError::Busy { name: name.clone(), with: "a start".into() }),
-            None => Err(DaemonError::machine_not_found(name)),
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, Arc<Machine>>> {
-        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn info(&self) -> Result<HostInfo, DaemonError> {
@@ -278,29 +140,15 @@ impl Daemon {
             pid: std::process::id(),
             qemu_version: qemu.map(|qemu| qemu.version.to_string()),
             accel: qemu.map_or(Accel::Tcg, whimbrel_qemu::best_accel),
-            machines: self.table().len() as u32,
+            machines: self.machines.all().len() as u32,
             uptime_s: self.started.elapsed().as_secs(),
             store: self.store_usage()?,
         })
     }
 
-    fn store_usage(&self) -> Result<StoreUsage, DaemonError> {
-        let capsules = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
-        let images = capsules.iter().flat_map(|capsule| &capsule.manifest.images);
-        let logical = images.fold(0, |sum: u64, image| sum.saturating_add(image.size()));
-        let free =
-            rustix::fs::statvfs(self.directories.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
-        Ok(StoreUsage {
-            capsules: capsules.len() as u64,
-            stored: ByteSize(self.stored_bytes()),
-            logical: ByteSize(logical),
-            free: ByteSize(free),
-        })
-    }
-
     /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, DaemonError> {
-        let _claim = self.reserve_name(&request.name, false)?;
+        let _claim = self.machines.reserve(&request.name, false)?;
         let qemu = self.qemu()?;
         let (disks, bases) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
@@ -331,7 +179,7 @@ impl Daemon {
     ) -> Result<Arc<Machine>, DaemonError> {
         let name = record.name.clone();
         self.start_services(record, live).or_else(|error| {
-            Record::delete(&self.directories, &name)?;
+            folder::delete(&self.directories, &name)?;
             Err(error)
         })
     }
@@ -365,52 +213,21 @@ impl Daemon {
         }
         self.restore_balloon(&mut record, &live);
         let events = live.events();
-        let machine = self.insert(Machine::new(record, Some(live)));
+        let machine = self.machines.insert(Machine::new(record, Some(live)));
         crate::machine::supervisor::watch(self, &machine, events);
         self.start_fetching_disks(&machine);
         Ok(machine)
     }
 
-    fn boot_of(&self, request: &RunRequest) -> Result<Option<Boot>, DaemonError> {
-        let Some(kernel) = &request.kernel else {
-            return match (&request.initrd, &request.append) {
-                (None, None) => Ok(None),
-                _ => Err(DaemonError::invalid(
-                    "an initial RAM disk or a kernel command line needs a kernel: add --kernel FILE",
-                )),
-            };
-        };
-        let kernel = self.store_boot_file(kernel)?;
-        let initrd = request.initrd.as_deref().map(|path| self.store_boot_file(path)).transpose()?;
-        Ok(Some(Boot { kernel, initrd, append: request.append.clone().unwrap_or_default() }))
-    }
-
-    /// Copies a boot file to the boot directory, under its digest.
-    fn store_boot_file(&self, path: &Path) -> Result<Digest, DaemonError> {
-        let content = std::fs::read(path).map_err(|source| DaemonError::io("read", path, source))?;
-        let digest = Digest::of(&content);
-        self.write_boot_file(&digest, &content)?;
-        Ok(digest)
-    }
-
-    pub(crate) fn write_boot_file(&self, digest: &Digest, content: &[u8]) -> Result<(), DaemonError> {
-        let kept = self.directories.boot_file(digest);
-        if kept.exists() {
-            return Ok(());
-        }
-        whimbrel_wire::atomic_file::replace(&kept, content)
-            .map_err(|source| DaemonError::io("write", &kept, source))
-    }
-
     /// Deletes a machine that has ended, with its disks.
     pub(crate) fn delete(&self, name: &MachineName) -> Result<(), DaemonError> {
-        let machine = match self.machine(name) {
+        let machine = match self.machines.get(name) {
             // A machine that is away belongs to the other host; only its network is no longer here.
             Err(DaemonError::NotFound { .. }) if self.tunnels.end_of(name) => return Ok(()),
             machine => machine?,
         };
         let mut turn = machine.try_lock_in_any_phase("removal", None)?;
-        self.check_current(&machine)?;
+        self.machines.check_current(&machine)?;
         // A machine that was handed over and killed here belongs to the target. An incoming machine must not
         // be touched.
         if turn.running.is_some() || matches!(turn.record.phase, Phase::Prepared { .. }) {
@@ -423,8 +240,8 @@ impl Daemon {
             self.tunnels.end_of(name);
         }
         let owed = turn.record.owed.take();
-        Record::delete(&self.directories, name)?;
-        self.remove(name);
+        folder::delete(&self.directories, name)?;
+        self.machines.remove(name);
         self.stop_upload(name);
         // The host that has its missing pages need not keep them.
         owed.into_iter().for_each(|owed| self.notify_complete(owed.handover));
@@ -433,7 +250,7 @@ impl Daemon {
 
     /// Switches a machine off, by power button or at once. A machine that is off stays so.
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         self.unprotect_before_stop(name)?;
         {
             let mut turn = match request.mode {
@@ -463,7 +280,7 @@ impl Daemon {
     }
 
     pub(crate) fn set_paused(&self, name: &MachineName, paused: bool) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         machine
             .try_lock(if paused { "pause" } else { "unpause" }, None)?
             .running()?
@@ -472,7 +289,7 @@ impl Daemon {
     }
 
     pub(crate) fn balloon(&self, name: &MachineName, size: ByteSize) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         {
             let mut turn = machine.try_lock("balloon", None)?;
             let memory = turn.record.config.memory;
@@ -485,53 +302,15 @@ impl Daemon {
         }
         Ok(machine.info())
     }
-
-    pub(crate) fn trust_list(&self) -> Result<Vec<TrustEntry>, DaemonError> {
-        let peers = self.trust.list().map_err(identity_error)?;
-        Ok(peers.iter().map(rights::entry).collect())
-    }
-
-    pub(crate) fn trust_add(&self, entry: TrustEntry) -> Result<TrustEntry, DaemonError> {
-        let key = entry.key.as_deref().map(parsed).transpose()?;
-        let address = entry.address.as_deref().map(parsed).transpose()?;
-        let (read, write) = rights::lists(entry.read.clone(), entry.write.clone())?;
-        let name = entry.name.clone();
-        let peer = TrustedPeer { name, key, address, rights: Rights::all(), read, write };
-        match self.trust.add(peer) {
-            Ok(()) => Ok(entry),
-            Err(error @ (TrustError::AlreadyTrusted { .. } | TrustError::NoKey { .. })) => {
-                Err(DaemonError::invalid(error.to_string()))
-            }
-            Err(error) => Err(identity_error(error)),
-        }
-    }
-
-    pub(crate) fn trust_remove(&self, name: &HostName) -> Result<(), DaemonError> {
-        match self.trust.remove(name) {
-            Ok(_) => Ok(()),
-            Err(TrustError::NotListed { name }) => {
-                Err(DaemonError::NotFound { what: "host", name: name.to_string() })
-            }
-            Err(error) => Err(identity_error(error)),
-        }
-    }
 }
 
-fn identity_error(source: TrustError) -> DaemonError {
-    DaemonError::Identity { source: source.into() }
-}
-
-fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, DaemonError> {
-    text.parse().map_err(|error: T::Err| DaemonError::invalid(error.to_string()))
-}
-
-/// A disk of the machine and its base.
 fn disk_of(source: &DiskSource) -> Result<(DiskConfig, DiskBase), DaemonError> {
     let meta =
         std::fs::metadata(&source.path).map_err(|error| DaemonError::io("open", &source.path, error))?;
     if !meta.is_file() {
         return Err(DaemonError::invalid(format!("{} is not a file", source.path.display())));
     }
+    check_raw(&source.path)?;
     let size = source.size.map_or(meta.len(), |size| size.0.max(meta.len()));
     let size = ByteSize(size.next_multiple_of(PAGE_SIZE as u64));
     if size.0 == 0 {

@@ -36,6 +36,8 @@ pub struct DaemonOptions {
 
 /// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
 pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
+    // Files of the daemon have memory and disks of guests in them.
+    whimbrel_wire::private_dir::restrict_new_files();
     let layout = Directories::create(&options.data, &options.run_dir)?;
     let _lock = lock(&layout)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -43,8 +45,9 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .build()
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
     let host = Daemon::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
-    host.recover_machines();
+    host.recover_machines()?;
     host.start_uploads();
+    host.start_naming_read_capsules();
     host.start_pinning();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();

@@ -4,6 +4,7 @@ use crate::{
     cli::{Cli, Command},
     context::Context,
     error::{CliError, exit},
+    output::printable,
 };
 use std::{
     io::{IsTerminal, Write},
@@ -12,7 +13,6 @@ use std::{
 use tracing_subscriber::EnvFilter;
 use whimbrel_api::ApiError;
 
-/// Runs the command that the arguments ask for.
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::from_arguments();
     log_to_stderr(cli.verbose, cli.command.is_daemon());
@@ -65,7 +65,7 @@ fn report(failure: &CliError, json: bool) {
     let error = failure.to_api();
     let text =
         if json { serde_json::to_string(&error).unwrap_or_default() + "\n" } else { for_people(&error) };
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = std::io::stderr().write_all(printable(&text).as_bytes());
 }
 
 fn for_people(error: &ApiError) -> String {

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, MoveNetwork, NicRequest,
-    SelfService, SnapshotRule,
+    BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, ImportFormat, MoveNetwork,
+    NicRequest, SelfService, SnapshotRule,
 };
 use whimbrel_core::{ByteSize, HostName, NameError};
 
@@ -331,7 +331,30 @@ impl GuestRequestArg {
     }
 }
 
-/// Content of an exported or imported file.
+/// Content of an imported file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ImportFormatArg {
+    /// Complete capsule in one file
+    Capsule,
+    /// Image of a disk: raw, qcow2, vmdk, vhdx or vpc, whichever the content is
+    #[value(aliases = ["raw", "qcow2"])]
+    Disk,
+}
+
+impl ImportFormatArg {
+    /// Format that was given, or else that of the ending of `path`.
+    pub(crate) fn or_from_ending(given: Option<Self>, path: &Path) -> ImportFormat {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        match (given, ending) {
+            (Some(Self::Capsule), _) => ImportFormat::Capsule,
+            (Some(Self::Disk), _) => ImportFormat::Disk,
+            (None, Some("raw" | "img" | "qcow2" | "vmdk" | "vhdx" | "vhd")) => ImportFormat::Disk,
+            (None, _) => ImportFormat::Capsule,
+        }
+    }
+}
+
+/// Content of an exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FormatArg {
     /// Complete capsule in one file
@@ -363,7 +386,6 @@ impl From<FormatArg> for ExportFormat {
     }
 }
 
-/// Makes a path of this host absolute.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, std::io::Error> {
     std::path::absolute(text)
 }

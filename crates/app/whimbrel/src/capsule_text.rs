@@ -2,9 +2,8 @@
 
 use crate::table::{ago, fields, table};
 use whimbrel_api::{CapsuleDiff, CapsuleInfo, PreviousCapsule};
-use whimbrel_core::{ByteSize, PAGE_SIZE, RefName};
+use whimbrel_core::{ByteSize, MachineName, PAGE_SIZE, RefName};
 
-/// Formats capsules as a table.
 pub(crate) fn list(capsules: &[CapsuleInfo]) -> String {
     let rows = capsules.iter().map(|capsule| {
         [
@@ -36,7 +35,6 @@ fn kind_here(capsule: &CapsuleInfo) -> String {
     format!("{}{here}", kind(capsule))
 }
 
-/// Formats all details of a capsule.
 pub(crate) fn page(capsule: &CapsuleInfo) -> String {
     let parents: Vec<_> = capsule.parents.iter().map(|parent| parent.short()).collect();
     let mut pairs = vec![
@@ -56,6 +54,10 @@ pub(crate) fn page(capsule: &CapsuleInfo) -> String {
 
 /// Remark about a capsule that lost a name; none if it has no children.
 pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
+    let machines: Vec<_> = left.machines.iter().map(MachineName::as_str).collect();
+    if !machines.is_empty() {
+        return Some(format!("{} needs that capsule, so `whimbrel gc` retains it", machines.join(", ")));
+    }
     let children = match left.children.len() as u64 {
         0 => return None,
         1 => "1 child, which does not depend on it".to_owned(),
@@ -69,7 +71,6 @@ pub(crate) fn left_behind(left: &PreviousCapsule) -> Option<String> {
     Some(format!("that capsule has {children}; {now}"))
 }
 
-/// Formats the differences between two capsules.
 pub(crate) fn difference(diff: &CapsuleDiff) -> String {
     let images = diff.images.iter().map(|image| {
         let pages = image.pages_a.max(image.pages_b);

@@ -71,7 +71,6 @@ impl Cli {
         Self::from_arg_matches(&definition().get_matches()).unwrap_or_else(|error| error.exit())
     }
 
-    /// Path of the daemon's socket.
     pub(crate) fn socket(&self) -> &Path {
         self.socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
     }
@@ -122,9 +121,27 @@ impl Command {
     }
 }
 
-/// Verbs that call the daemon.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Call {
+/// Defines the verbs that call the daemon and print what it answers.
+macro_rules! calls {
+    ($($(#[$attribute:meta])* $verb:ident($arguments:path),)*) => {
+        /// Verbs that call the daemon.
+        #[derive(Debug, Subcommand)]
+        pub(crate) enum Call {
+            $($(#[$attribute])* $verb($arguments),)*
+        }
+
+        impl Call {
+            /// Calls the daemon and prints what it answers.
+            pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+                match self {
+                    $(Self::$verb(args) => args.run(context).await,)*
+                }
+            }
+        }
+    };
+}
+
+calls! {
     Run(run::Args),
     Ps(ps::Args),
     Top(top::Args),
@@ -163,7 +180,7 @@ pub(crate) enum Call {
     Untag(untag::Args),
     /// Old name of `untag`, which people also try on machines.
     #[command(hide = true)]
-    Rm(untag::Args),
+    Rm(untag::OldArgs),
     Cache(cache::Args),
     Gc(gc::Args),
     Verify(verify::Args),
@@ -174,56 +191,6 @@ pub(crate) enum Call {
     Serve(serve::Args),
     #[command(hide = true)]
     DialStdio(dial_stdio::Args),
-}
-
-impl Call {
-    /// Calls the daemon and prints what it answers.
-    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        match self {
-            Self::Run(args) => args.run(context).await,
-            Self::Ps(args) => args.run(context).await,
-            Self::Top(args) => args.run(context).await,
-            Self::Console(args) => args.run(context).await,
-            Self::Start(args) => args.run(context).await,
-            Self::Stop(args) => args.run(context).await,
-            Self::Delete(args) => args.run(context).await,
-            Self::Pause(args) => args.run(context).await,
-            Self::Unpause(args) => args.run(context).await,
-            Self::Balloon(args) => args.run(context).await,
-            Self::Checkpoint(args) => args.run(context).await,
-            Self::Suspend(args) => args.run(context).await,
-            Self::Resume(args) => args.run(context).await,
-            Self::Clone(args) => args.run(context).await,
-            Self::Derive(args) => args.run(context).await,
-            Self::Migrate(args) => args.run(context).await,
-            Self::Protect(args) => args.run(context).await,
-            Self::Unprotect(args) => args.run(context).await,
-            Self::Failover(args) => args.run(context).await,
-            Self::Migrations(args) => args.run(context).await,
-            Self::Evacuate(args) => args.run(context).await,
-            Self::DirtyRate(args) => args.run(context).await,
-            Self::Push(args) => args.run(context).await,
-            Self::Pull(args) => args.run(context).await,
-            Self::Ls(args) => args.run(context).await,
-            Self::Log(args) => args.run(context).await,
-            Self::Show(args) => args.run(context).await,
-            Self::Diff(args) => args.run(context).await,
-            Self::Tag(args) => args.run(context).await,
-            Self::Promote(args) => args.run(context).await,
-            Self::Outdated(args) => args.run(context).await,
-            Self::Untag(args) => args.run(context).await,
-            Self::Rm(args) => args.run_as_rm(context).await,
-            Self::Cache(args) => args.run(context).await,
-            Self::Gc(args) => args.run(context).await,
-            Self::Verify(args) => args.run(context).await,
-            Self::Export(args) => args.run(context).await,
-            Self::Import(args) => args.run(context).await,
-            Self::Trust(args) => args.run(context).await,
-            Self::Key(args) => args.run(context).await,
-            Self::Serve(args) => args.run(context).await,
-            Self::DialStdio(args) => args.run(context).await,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -321,7 +288,7 @@ mod tests {
             "migrate web beta --mode live --downtime-limit 1ms --free-caches",
             "migrate web beta --mode lazy --safe gamma",
             "migrate web beta --mode stop",
-            "protect web beta --then beta --keep 1/min,6 --stretch 2 --block 64 --codec gzip --without share",
+            "protect web beta --then beta --keep 1/min,6 --stretch 2 --block 64",
             "serve --stdio",
             "serve /vms --listen 0.0.0.0:1 --upstream a:/b --with=--fresh=session --idle 3 --keys /k",
             "mount a:/b /m --cache /c --capacity 0 --fresh 1 --delay never --patience 1 --known /k --shared /s",

@@ -3,7 +3,6 @@
 use crate::{cli::Cli, output::Output};
 use whimbrel_client::Client;
 
-/// Client and output of one command.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) output: Output,

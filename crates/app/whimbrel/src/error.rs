@@ -7,16 +7,13 @@ use whimbrel_api::{ApiError, Damage, ErrorCode, OperationId};
 use whimbrel_client::ClientError;
 use whimbrel_pool::{client::PoolError, protocol::code};
 
-/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     /// Failed call, or refusal of the daemon.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Operation that started and failed.
     #[error(transparent)]
     Operation(ApiError),
-    /// Operation that was cancelled.
     #[error("cancelled: {left}")]
     Cancelled {
         /// State that the cancelled operation left.
@@ -24,31 +21,22 @@ pub(crate) enum CliError {
     },
     /// Ctrl-C, twice or before the daemon had answered.
     #[error("interrupted; the daemon may continue the operation")]
-    Interrupted {
-        /// Operation that may continue.
-        operation: Option<OperationId>,
-    },
+    Interrupted { operation: Option<OperationId> },
     /// Arguments that contradict each other or the settings file.
     #[error("{problem}")]
     Usage {
-        /// Mistake in the arguments.
         problem: String,
         /// Advice about correct arguments.
         hint: String,
     },
     /// Settings file that is missing or wrong.
     #[error("cannot use the settings in {}", path.display())]
-    Settings {
-        path: PathBuf,
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Settings { path: PathBuf, source: Box<dyn Error + Send + Sync> },
     /// Input or output of this process that failed.
     #[error("cannot {action}")]
     Io {
         /// Action that failed, like `write the result`.
         action: &'static str,
-        #[source]
         source: io::Error,
     },
     /// Damage found by `verify`, which has printed it as its result.
@@ -63,12 +51,7 @@ pub(crate) enum CliError {
     },
     /// File that is not a usable dirty trace.
     #[error("cannot use the trace in {}", path.display())]
-    Trace {
-        path: PathBuf,
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
-    /// Failed checks of `doctor`.
+    Trace { path: PathBuf, source: Box<dyn Error + Send + Sync> },
     #[error("{failed} of {checks} checks failed")]
     Unhealthy { failed: usize, checks: usize },
     /// Session that failed, on the client or on the server.
@@ -83,10 +66,8 @@ pub(crate) enum CliError {
         /// Amount of data, and the reason.
         left: String,
     },
-    /// Name that no mounted session has.
     #[error("no session has the name {name:?}")]
     UnknownSession { name: String },
-    /// Request to a pool that failed.
     #[error("the request to the pool failed")]
     Pool(#[source] PoolError),
     /// Member of a pool that could not start, or that had to stop.
@@ -142,12 +123,10 @@ fn exit_of_pool(error: &PoolError) -> u8 {
 }
 
 impl CliError {
-    /// Makes the error of an action that failed with an I/O error.
     pub(crate) fn io(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, source }
     }
 
-    /// Exit code of the process.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Client(ClientError::Api(error)) | Self::Operation(error) => exit_of(error.code),

@@ -20,7 +20,6 @@ pub(crate) fn state_of(machine: &MachineInfo) -> String {
     }
 }
 
-/// State in a few words.
 pub(crate) fn state(state: &MachineState) -> String {
     match state {
         MachineState::Starting => "starting".to_owned(),
@@ -48,6 +47,7 @@ pub(crate) fn state(state: &MachineState) -> String {
         MachineState::Remote => "runs on another host, network here".to_owned(),
         MachineState::Stopped => "stopped".to_owned(),
         MachineState::Crashed { reason } => format!("crashed: {reason}"),
+        MachineState::Unreadable { reason } => format!("unreadable record: {reason}"),
     }
 }
 

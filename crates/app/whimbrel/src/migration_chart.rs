@@ -28,13 +28,10 @@ struct Bar {
     rate: f64,
     /// Dirty rate in bits per second.
     dirty_rate: f64,
-    /// Text on the bar.
     label: String,
-    /// Whether the machine was paused.
     stopped: bool,
 }
 
-/// Bars of a migration, in order.
 fn bars(record: &MigrationRecord) -> Vec<Bar> {
     let stopped_for = match record.end {
         MigrationEnd::Moved { downtime_ms, .. } => Some(downtime_ms),
@@ -99,7 +96,6 @@ fn headline(record: &MigrationRecord) -> String {
     }
 }
 
-/// Draws the chart as lines of text.
 pub(crate) fn draw(record: &MigrationRecord) -> String {
     let bars = bars(record);
     let mut text = headline(record) + "\n";

@@ -1,15 +1,18 @@
 //! Output of results to stdout, as text or as one JSON value, and of remarks to stderr.
+//!
+//! Guests, peers and file names have words in it. A terminal obeys control characters, so they are made
+//! visible there; a file or a program gets results as they are.
 
 use crate::error::CliError;
 use serde::Serialize;
-use std::io::Write;
+use std::{
+    borrow::Cow,
+    io::{IsTerminal, Write},
+};
 
-/// Form of the output of a command.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// Print results as JSON.
     pub(crate) json: bool,
-    /// Print no progress and no remarks.
     pub(crate) quiet: bool,
 }
 
@@ -42,18 +45,48 @@ impl Output {
         write(format!("{text}\n").as_bytes())
     }
 
-    /// Prints a remark to stderr.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
-            let _ = writeln!(std::io::stderr(), "{text}");
+            let _ = writeln!(std::io::stderr(), "{}", printable(text));
         }
     }
 }
 
-/// Writes to stdout and flushes, so that a full disk or a broken pipe is an error and not lost at exit.
+/// Writes to stdout, with control characters made visible on a terminal.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
+    match std::io::stdout().is_terminal() {
+        true => write_as_is(printable(&String::from_utf8_lossy(bytes)).as_bytes()),
+        false => write_as_is(bytes),
+    }
+}
+
+/// Writes to stdout and flushes, so that a full disk or a broken pipe is an error and not lost at exit.
+pub(crate) fn write_as_is(bytes: &[u8]) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(CliError::io("write the result"))
+}
+
+/// Text in which whatever a terminal would obey or show in another order is visible as its code. Line ends,
+/// also those of serial ports, and tabs stay.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.replace("\r\n", "\n").chars() {
+        match is_obeyed(letter) {
+            true => shown.extend(letter.escape_unicode()),
+            false => shown.push(letter),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+fn is_obeyed(letter: char) -> bool {
+    // Marks of direction: UAX #9, section 2.
+    let directs =
+        matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    directs || (letter.is_control() && !matches!(letter, '\n' | '\t'))
 }
 
 /// Result of a command that removes names.
@@ -63,12 +96,10 @@ pub(crate) struct Removed {
 }
 
 impl Removed {
-    /// Result with one name.
     pub(crate) fn one(name: &impl ToString) -> Self {
         Self { removed: vec![name.to_string()] }
     }
 
-    /// Result with several names.
     pub(crate) fn many(names: &[impl ToString]) -> Self {
         Self { removed: names.iter().map(ToString::to_string).collect() }
     }
@@ -76,5 +107,19 @@ impl Removed {
     /// Formats a line for each name, like `web: deleted`.
     pub(crate) fn sentence(&self, what: &str) -> String {
         self.removed.iter().map(|name| format!("{name}: {what}\n")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_obeys_nothing_that_a_guest_or_a_peer_wrote() {
+        let text = "boot\r\n\tok \u{1b}]0;title\u{7} \u{9b}2J a\rb \u{8}\u{7f} \u{202e}txt";
+        let shown = printable(text);
+        assert!(!shown.contains(is_obeyed), "{shown:?}");
+        assert!(shown.starts_with("boot\n\tok \\u{1b}]0;title\\u{7}"), "{shown:?}");
+        assert!(matches!(printable("plain ünïcode\n\t"), Cow::Borrowed(_)));
     }
 }

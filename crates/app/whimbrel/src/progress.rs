@@ -2,21 +2,16 @@
 //!
 //! The numbers come from the daemon. Rates are not estimated here.
 
-use crate::output::Output;
+use crate::output::{Output, printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{cell::RefCell, io::IsTerminal, io::Write, time::Duration};
 use whimbrel_api::{Operation, Progress, Unit};
 use whimbrel_core::{ByteSize, PAGE_SIZE};
 
-/// Display of the progress of one operation.
 pub(crate) enum Display {
-    /// Shows no progress.
     Silent,
-    /// Bar on a terminal.
     Bar(ProgressBar),
-    /// Line at the start of each stage.
     Lines {
-        /// Prefix of each line.
         title: String,
         /// Stage that was printed last.
         stage: RefCell<String>,
@@ -24,7 +19,6 @@ pub(crate) enum Display {
 }
 
 impl Display {
-    /// Display that suits stderr.
     pub(crate) fn new(output: &Output, operation: &Operation) -> Self {
         let title = format!("{} {}", operation.kind, operation.subject);
         if output.quiet {
@@ -36,7 +30,6 @@ impl Display {
         }
     }
 
-    /// Shows the progress of the operation.
     pub(crate) fn show(&self, progress: &Progress) {
         match self {
             Self::Silent => {}
@@ -44,7 +37,7 @@ impl Display {
                 // A stage of unknown length shows its numbers beside an empty bar.
                 bar.set_length(progress.total.unwrap_or(0).max(1));
                 bar.set_position(progress.total.map_or(0, |total| progress.done.min(total)));
-                bar.set_message(numbers(progress));
+                bar.set_message(printable(&numbers(progress)).into_owned());
             }
             Self::Lines { title, stage } => {
                 if *stage.borrow() != progress.stage {
@@ -78,14 +71,14 @@ fn bar(title: String) -> ProgressBar {
         .progress_chars("=> ");
     let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr_with_hz(10));
     bar.set_style(style);
-    bar.set_prefix(title);
+    bar.set_prefix(printable(&title).into_owned());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
 
 /// Prints a line to stderr and ignores errors.
 fn line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
 
 /// Formats progress, like `copying round 2  120 MiB of 512 MiB  80 MiB/s  5 s left  (detail)`.

@@ -66,7 +66,6 @@ pub(crate) fn describe(result: &OperationResult) -> String {
     }
 }
 
-/// Formats the result of a migration.
 fn migrated(result: &OperationResult) -> String {
     let OperationResult::Migrate {
         host,
@@ -101,7 +100,6 @@ fn migrated(result: &OperationResult) -> String {
     )
 }
 
-/// Formats the means by which a machine was slowed down.
 fn slowed_down(slowed: &ThrottleReport) -> String {
     let stunned = match slowed.stunned.as_slice() {
         [] => String::new(),

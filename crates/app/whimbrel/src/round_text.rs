@@ -80,7 +80,6 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// Round as a line of JSON.
 #[derive(Serialize)]
 pub(crate) struct Line<'a> {
     round: usize,
@@ -105,7 +104,6 @@ pub(crate) fn dirty_rate(round: &RoundInfo) -> f64 {
     (round.left * PAGE_SIZE as u64) as f64 * 8.0 / (round.ms / 1e3).max(1e-6)
 }
 
-/// Size of a number of pages.
 pub(crate) fn pages(count: u64) -> ByteSize {
     ByteSize(count.saturating_mul(PAGE_SIZE as u64))
 }

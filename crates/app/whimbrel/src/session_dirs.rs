@@ -2,10 +2,10 @@
 
 use crate::error::CliError;
 use std::{
-    env, fs, io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    env, io,
     path::{Path, PathBuf},
 };
+use whimbrel_wire::private_dir;
 
 fn home() -> PathBuf {
     env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from)
@@ -21,7 +21,6 @@ pub(crate) fn keys(given: Option<&Path>) -> PathBuf {
     given.map_or_else(|| below("XDG_CONFIG_HOME", ".config"), Path::to_owned)
 }
 
-/// Directory of the cache of one target.
 pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
     let flat: String = target
         .chars()
@@ -36,12 +35,12 @@ pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
 /// Directory of control sockets, which must belong to this user.
 pub(crate) fn control(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let dir = given.map_or_else(|| at_run_time("sessions"), Path::to_owned);
-    own_dir(&dir).map_err(CliError::io("use the directory of control sockets"))
+    own_dir(dir).map_err(CliError::io("use the directory of control sockets"))
 }
 
 /// Directory in which servers that ssh starts share fencing tokens. It must belong to this user, too.
 pub(crate) fn turns() -> io::Result<PathBuf> {
-    own_dir(&at_run_time("turns"))
+    own_dir(at_run_time("turns"))
 }
 
 fn at_run_time(what: &str) -> PathBuf {
@@ -55,49 +54,7 @@ fn at_run_time(what: &str) -> PathBuf {
 }
 
 /// Creates a directory if it is missing, and refuses one that other users may replace.
-fn own_dir(dir: &Path) -> io::Result<PathBuf> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    match others_may_replace(dir, rustix::process::geteuid().as_raw())? {
-        false => Ok(dir.to_owned()),
-        true => Err(io::Error::new(io::ErrorKind::PermissionDenied, "other users may write there")),
-    }
-}
-
-/// Whether a user other than root could replace `dir`: the owner of a directory above it could, and so could
-/// any user who may write there, unless it is sticky.
-fn others_may_replace(dir: &Path, own: u32) -> io::Result<bool> {
-    let whole = dir.canonicalize()?;
-    let found = fs::metadata(&whole)?;
-    if found.uid() != own || found.mode() & 0o022 != 0 {
-        return Ok(true);
-    }
-    for above in whole.ancestors().skip(1) {
-        let found = fs::metadata(above)?;
-        let foreign = found.uid() != own && found.uid() != 0;
-        if foreign || (found.mode() & 0o002 != 0 && found.mode() & 0o1000 == 0) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn a_folder_below_one_where_others_write_is_not_used() {
-        let top = env::temp_dir().join(format!("whimbrel-control-{}", std::process::id()));
-        let dir = top.join("sessions");
-        fs::create_dir_all(&dir).unwrap();
-        let own = rustix::process::geteuid().as_raw();
-        let may = |mode| {
-            fs::set_permissions(&top, fs::Permissions::from_mode(mode)).unwrap();
-            others_may_replace(&dir, own).unwrap()
-        };
-        assert_eq!([0o755, 0o777, 0o1777].map(may), [false, true, false]);
-        assert!(others_may_replace(&dir, own + 1).unwrap());
-        fs::remove_dir_all(&top).unwrap();
-    }
+fn own_dir(dir: PathBuf) -> io::Result<PathBuf> {
+    let checked = private_dir::create(&dir);
+    checked.map(|()| dir).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
 }

@@ -18,15 +18,11 @@ const FILE_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settings {
-    /// Name of the host.
     pub(crate) name: Option<HostName>,
-    /// Address for other hosts.
     pub(crate) listen: Option<SocketAddr>,
-    /// Directory of the store and the machines.
     pub(crate) data: Option<PathBuf>,
     /// Directory on a tmpfs for guest memory.
     pub(crate) run_dir: Option<PathBuf>,
-    /// Socket of the API.
     pub(crate) socket: Option<PathBuf>,
 }
 

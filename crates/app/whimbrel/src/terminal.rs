@@ -47,22 +47,17 @@ pub(crate) struct Escape {
     typing: Typing,
 }
 
-/// Result of typed bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Typed {
-    /// Send these bytes.
     Send(Vec<u8>),
-    /// Send these bytes and leave the console.
     Leave(Vec<u8>),
 }
 
 impl Escape {
-    /// State at the start of a line.
     pub(crate) fn new() -> Self {
         Self { typing: Typing::LineStart }
     }
 
-    /// Processes typed bytes.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Typed {
         let mut out = Vec::with_capacity(bytes.len() + 1);
         for &byte in bytes {

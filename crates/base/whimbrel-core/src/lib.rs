@@ -13,6 +13,7 @@ mod lock;
 mod machine_config;
 mod names;
 mod page_set;
+mod text_form;
 pub mod varint;
 mod witness_address;
 mod zero_page;

@@ -1,7 +1,6 @@
 //! The address of a witness: the third host, or the etcd, that decides when primary and standby lose contact.
 
 use crate::HostName;
-use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// Prefix of etcd addresses.
@@ -20,8 +19,7 @@ pub struct WitnessAddressError {
 }
 
 /// The witness of a protection.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum WitnessAddress {
     /// A host that the others trust.
     Host(HostName),
@@ -71,19 +69,7 @@ impl FromStr for WitnessAddress {
     }
 }
 
-impl TryFrom<String> for WitnessAddress {
-    type Error = WitnessAddressError;
-
-    fn try_from(text: String) -> Result<Self, WitnessAddressError> {
-        text.parse()
-    }
-}
-
-impl From<WitnessAddress> for String {
-    fn from(name: WitnessAddress) -> String {
-        name.to_string()
-    }
-}
+crate::serde_by_text!(WitnessAddress);
 
 impl fmt::Display for WitnessAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -90,7 +90,6 @@ pub enum MountError {
         /// Directory to mount on.
         path: PathBuf,
         /// Cause reported by the system.
-        #[source]
         source: io::Error,
     },
     /// The kernel, or `fusermount3` for users other than root, refused.
@@ -99,7 +98,6 @@ pub enum MountError {
         /// Directory to mount on.
         path: PathBuf,
         /// Cause reported by the kernel or `fusermount3`.
-        #[source]
         source: io::Error,
     },
     /// The mount could not be undone.
@@ -108,7 +106,6 @@ pub enum MountError {
         /// Directory of the mount.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }

@@ -116,7 +116,6 @@ pub struct PageError {
     /// The operation: `scan`, `read`, …
     pub action: &'static str,
     /// Cause reported by the implementation.
-    #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 
@@ -127,7 +126,6 @@ pub struct MachineError {
     /// The operation: `pause`, `resume`, …
     pub action: &'static str,
     /// Cause reported by the implementation.
-    #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 

@@ -41,7 +41,12 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     placed?;
-    File::open(folder(path))?.sync_all()
+    sync_dir(folder(path))
+}
+
+/// Makes the names in a folder durable.
+pub fn sync_dir(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
 }
 
 /// Creates `path` with `content`; `AlreadyExists` if there is such a file. Mode 0600.
@@ -51,7 +56,7 @@ pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
     let linked = fs::hard_link(&beside, path);
     fs::remove_file(&beside)?;
     linked?;
-    File::open(folder(path))?.sync_all()
+    sync_dir(folder(path))
 }
 
 #[cfg(test)]

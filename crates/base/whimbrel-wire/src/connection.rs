@@ -15,7 +15,6 @@ use crate::{
 use bytes::Bytes;
 use std::{
     collections::HashMap,
-    fmt,
     pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -317,11 +316,7 @@ pub(crate) async fn closed(shared: &Shared) -> CloseReason {
     shared.reason()
 }
 
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("peer", &self.peer).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Connection);
 
 impl Pending {
     /// Waits for the reply in a thread outside a runtime; blocks the thread.

@@ -38,7 +38,6 @@ impl Class {
     }
 }
 
-/// One value for each class.
 #[derive(Debug)]
 pub(crate) struct PerClass<T> {
     bulk: T,
@@ -129,7 +128,6 @@ impl ReceiveCredit {
         before < due && before + u64::from(bytes) >= due
     }
 
-    /// The bytes to grant now.
     pub(crate) fn grant(&self) -> u64 {
         let used = self.used.swap(0, Ordering::AcqRel);
         self.held.fetch_sub(used, Ordering::AcqRel);

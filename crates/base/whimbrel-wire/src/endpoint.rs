@@ -83,11 +83,7 @@ impl Endpoint {
     }
 }
 
-impl std::fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Endpoint);
 
 /// The source of a peer's name and rights.
 #[derive(Clone)]

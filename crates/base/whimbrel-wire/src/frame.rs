@@ -206,7 +206,6 @@ pub fn encode_head(head: &FrameHead, out: &mut BytesMut) {
     out.extend_from_slice(raw.as_bytes());
 }
 
-/// A wire frame whose payload is incomplete.
 #[derive(Debug)]
 struct PartialFrame {
     head: FrameHead,

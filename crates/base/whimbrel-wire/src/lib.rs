@@ -22,6 +22,7 @@ mod hello;
 mod identity;
 mod message_kinds;
 mod peer_address;
+pub mod private_dir;
 mod public_key;
 mod ref_pattern;
 mod send_queue;

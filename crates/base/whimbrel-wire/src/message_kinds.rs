@@ -20,7 +20,6 @@ pub mod range {
     pub const TUNNEL: u16 = 0x0600;
 }
 
-/// Wire frames of the connection itself.
 pub(crate) mod wire {
     /// Header: two u64, the bytes of bulk and of control credit that are returned.
     pub(crate) const GRANT: u16 = 0x0001;

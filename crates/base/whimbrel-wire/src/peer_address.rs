@@ -2,7 +2,6 @@
 //!
 //! Pure text. A text that ssh would read as an option, or that has blanks, is not an address.
 
-use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 const SSH: &str = "ssh:";
@@ -10,8 +9,7 @@ const SSH: &str = "ssh:";
 const MAX_LENGTH: usize = 320;
 
 /// The address of a peer, with its transport.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerAddress {
     /// TLS over TCP, as `host:port`.
     Tcp(String),
@@ -68,19 +66,7 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-impl TryFrom<String> for PeerAddress {
-    type Error = ParseAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<PeerAddress> for String {
-    fn from(address: PeerAddress) -> String {
-        address.to_string()
-    }
-}
+whimbrel_core::serde_by_text!(PeerAddress);
 
 #[cfg(test)]
 mod tests {

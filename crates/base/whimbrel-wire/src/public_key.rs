@@ -3,7 +3,6 @@
 //! The text is `whk1-` and 56 letters of base32 (RFC 4648 alphabet, lower case, no padding) over 35 bytes:
 //! the ed25519 key and three bytes of checksum, which reveals a copying mistake before a handshake fails.
 
-use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_core::Digest;
 
@@ -11,8 +10,7 @@ const PREFIX: &str = "whk1-";
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// The ed25519 public key of a host (RFC 8032, 32 bytes).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublicKey(pub [u8; 32]);
 
 /// Error for a text that is not a public key.
@@ -95,19 +93,7 @@ impl FromStr for PublicKey {
     }
 }
 
-impl TryFrom<String> for PublicKey {
-    type Error = ParseKeyError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<PublicKey> for String {
-    fn from(key: PublicKey) -> String {
-        key.to_string()
-    }
-}
+whimbrel_core::serde_by_text!(PublicKey);
 
 #[cfg(test)]
 mod tests {

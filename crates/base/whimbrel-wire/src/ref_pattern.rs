@@ -10,7 +10,6 @@ use whimbrel_core::glob;
 
 /// Longest pattern in bytes; no ref name is longer.
 const MAX_PATTERN: usize = 64;
-/// Most patterns in one list.
 const MAX_PATTERNS: usize = 64;
 
 /// Error for a text that is not a pattern, or for a list that is too long.
@@ -33,8 +32,7 @@ pub enum PatternError {
 }
 
 /// A pattern over ref names, with `*` and `?`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefPattern(String);
 
 impl RefPattern {
@@ -62,19 +60,7 @@ impl FromStr for RefPattern {
     }
 }
 
-impl TryFrom<String> for RefPattern {
-    type Error = PatternError;
-
-    fn try_from(text: String) -> Result<Self, PatternError> {
-        text.parse()
-    }
-}
-
-impl From<RefPattern> for String {
-    fn from(pattern: RefPattern) -> String {
-        pattern.0
-    }
-}
+whimbrel_core::serde_by_text!(RefPattern);
 
 impl fmt::Display for RefPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -29,7 +29,6 @@ struct Queues {
     end: GoodbyeState,
 }
 
-/// Progress of the goodbye.
 #[derive(Debug, Default)]
 enum GoodbyeState {
     #[default]
@@ -38,7 +37,6 @@ enum GoodbyeState {
     Sent,
 }
 
-/// The content of one write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBatch {
     /// A payload that follows the gathered bytes; may be empty.
@@ -63,7 +61,6 @@ impl SendQueue {
         self.filled.notify_one();
     }
 
-    /// Queues a wire frame that has credit.
     pub(crate) fn push(&self, frame: WireFrame) {
         self.change(|queues| match (&queues.end, Class::of(&frame.head)) {
             (GoodbyeState::Open, Class::Bulk) => queues.bulk.push_back(frame),

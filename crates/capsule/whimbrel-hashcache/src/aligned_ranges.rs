@@ -33,7 +33,6 @@ impl AlignedRanges {
         Self(borders.map(|border| Region { start: border.start, phase: border.phase }).collect())
     }
 
-    /// Hash of the alignment.
     pub(crate) fn fingerprint(&self) -> u64 {
         let numbers = self.0.iter().flat_map(|region| [region.start, region.phase]);
         xxh3_64(&numbers.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())

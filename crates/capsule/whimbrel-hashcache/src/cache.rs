@@ -28,6 +28,9 @@ use whimbrel_core::{Digest, PAGE_SIZE};
 /// Keys whose memory is prefetched while an earlier one is looked up.
 const PREFETCH_DISTANCE: usize = 32;
 
+/// Most streams that are retained for the next request; each has read ahead up to 256 KiB.
+const STREAMS_MAX: usize = 8;
+
 /// Reaction to a missing or unusable table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnMissing {
@@ -48,7 +51,9 @@ pub struct HashCache {
     geometry: Geometry,
     files: SourceFiles,
     random: Random,
-    shared: Mutex<Stream>,
+    /// Streams that no thread uses now, the last one used at the end. A thread takes one, so that nobody waits
+    /// while another reads a file.
+    streams: Mutex<Vec<Stream>>,
     /// Held with the file lock while the list of sources changes.
     pub(crate) registration: Mutex<()>,
 }
@@ -82,7 +87,7 @@ impl HashCache {
             geometry,
             files: SourceFiles::default(),
             random: Random::new(seed),
-            shared: Mutex::default(),
+            streams: Mutex::default(),
             registration: Mutex::default(),
         })
     }
@@ -125,7 +130,7 @@ impl HashCache {
     /// Reads the page of `digest` from any location and checks it. Wrong entries are dropped. If it returns
     /// false, `page` has undefined content.
     pub fn get(&self, digest: &Digest, page: &mut [u8; PAGE_SIZE]) -> bool {
-        self.stream().get(self, &PageQuery::Digest(*digest), page)
+        self.get_from_stream(&PageQuery::Digest(*digest), page)
     }
 
     /// [`get`](Self::get) by the first half of a digest: reads the first page found whose digest begins with
@@ -133,11 +138,21 @@ impl HashCache {
     pub fn get_by_half(&self, half: &[u8; 16], page: &mut [u8; PAGE_SIZE]) -> bool {
         let mut digest = Digest([0; 32]);
         digest.0[..half.len()].copy_from_slice(half);
-        self.stream().get(self, &PageQuery::Half(digest), page)
+        self.get_from_stream(&PageQuery::Half(digest), page)
     }
 
-    fn stream(&self) -> MutexGuard<'_, Stream> {
-        self.shared.lock().unwrap_or_else(|e| e.into_inner())
+    fn get_from_stream(&self, sought: &PageQuery, page: &mut [u8; PAGE_SIZE]) -> bool {
+        let mut stream = self.streams().pop().unwrap_or_default();
+        let found = stream.get(self, sought, page);
+        let mut streams = self.streams();
+        if streams.len() < STREAMS_MAX {
+            streams.push(stream);
+        }
+        found
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.streams.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Reader for one thread that gets many pages, with a read-ahead of its own.
@@ -149,7 +164,7 @@ impl HashCache {
     /// when needed.
     pub fn close_files(&self) {
         self.files.close();
-        *self.shared.lock().unwrap_or_else(|e| e.into_inner()) = Stream::default();
+        self.streams().clear();
     }
 
     /// Writes the table to the disk now. Otherwise the kernel writes it later, even if the process has died.
@@ -186,14 +201,12 @@ impl HashCache {
         self.sources().read(id).is_none_or(|record| record.kind == SourceKind::Memory)
     }
 
-    /// Reads as many bytes of a source as it has.
     pub(crate) fn read(&self, location: Location, buffer: &mut [u8]) -> Result<usize, NotRead> {
         let (sources, id) = (self.sources(), location.source);
         self.files.read(id, sources.stamp(id), || sources.read(id), location.offset, buffer)
     }
 }
 
-/// Opens a table file and checks its header and length.
 fn open_table(path: &Path) -> Result<(File, Header)> {
     let unusable = |source| CacheError::Unusable { path: path.to_owned(), source };
     let file = io_at("open", path, File::options().read(true).write(true).open(path))?;

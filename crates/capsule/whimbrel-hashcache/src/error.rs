@@ -18,7 +18,6 @@ pub enum CacheError {
         /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The table file is unusable. Its content can be rebuilt: remove it, or open it with
@@ -28,7 +27,6 @@ pub enum CacheError {
         /// Path of the table file.
         path: PathBuf,
         /// Defect of its header.
-        #[source]
         source: HeaderError,
     },
     /// The file is neither a table nor a truncated one, so it is not replaced.
@@ -75,7 +73,6 @@ pub enum CacheError {
         /// Path of the image.
         path: PathBuf,
         /// Defect of the image.
-        #[source]
         source: Qcow2Error,
     },
     /// The progress callback cancelled the scan. Pages found before stay in the table.

@@ -88,7 +88,6 @@ impl Geometry {
         self.buckets
     }
 
-    /// First word of the counters.
     pub(crate) fn counters_word(&self) -> usize {
         COUNTERS_AT as usize / 8
     }
@@ -98,7 +97,6 @@ impl Geometry {
         (SOURCES_AT as usize + (usize::from(number) - 1) * RECORD_SIZE) / 8
     }
 
-    /// First word of the buckets.
     pub(crate) fn buckets_word(&self) -> usize {
         self.buckets_at() as usize / 8
     }

@@ -26,7 +26,6 @@ impl Mapped {
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)?, words: bytes / 8 })
     }
 
-    /// Words of the complete file.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is `words * 8` bytes long, aligned to a page, readable and writable, and lives
         // as long as `self`, to which the slice is tied. All access in this process is through these atomics;

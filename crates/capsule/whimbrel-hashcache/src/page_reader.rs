@@ -23,7 +23,6 @@ const WINDOWS: usize = 4;
 /// Page to look for. The table has only the first half of digests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PageQuery {
-    /// Page with this digest.
     Digest(Digest),
     /// Page whose digest begins with the first half of this one; the second half is ignored.
     Half(Digest),
@@ -59,7 +58,6 @@ impl Window {
     }
 }
 
-/// State of one stream of requests.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     windows: Vec<Window>,

@@ -71,7 +71,6 @@ pub enum Qcow2Error {
         /// Part of the image: `header`, `L1 table`, …
         what: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The file is no qcow2 image.
@@ -213,7 +212,6 @@ pub struct Extents<S> {
 }
 
 impl<S: ReadAt> Extents<S> {
-    /// Next plain cluster that is in the file.
     fn cluster(&mut self) -> Result<Option<Extent>, Qcow2Error> {
         let size = 1 << self.map.cluster_bits;
         loop {
@@ -271,7 +269,6 @@ impl<S: ReadAt> Extents<S> {
         Ok(false)
     }
 
-    /// Ends the iteration.
     fn end(&mut self) {
         (self.l1_at, self.l2_at) = (self.map.l1.len(), self.l2.len());
     }

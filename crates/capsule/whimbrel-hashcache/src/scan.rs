@@ -50,7 +50,6 @@ pub struct Added {
     pub evicted: u64,
 }
 
-/// Parameters of a scan.
 pub(crate) struct Job<'a> {
     pub(crate) source: SourceId,
     pub(crate) path: &'a Path,

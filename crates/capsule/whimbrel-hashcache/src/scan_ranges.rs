@@ -27,7 +27,6 @@ pub(crate) struct ScanRange {
     pub(crate) end: u64,
 }
 
-/// Cause of a walk that ended early.
 #[derive(Debug)]
 pub(crate) enum WalkError {
     Io(io::Error),

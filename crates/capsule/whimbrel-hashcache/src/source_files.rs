@@ -57,7 +57,6 @@ struct Opened {
     file: File,
 }
 
-/// Open files of a cache.
 #[derive(Debug, Default)]
 pub(crate) struct SourceFiles(Mutex<HashMap<SourceId, Arc<Opened>>>);
 

@@ -22,7 +22,6 @@ const SUM: usize = RECORD_SUM_AT / 8;
 /// Attempts to get the lock. Another process has it for a few reads and writes, or a pass over the table.
 const TRIES: u32 = 1000;
 
-/// Records of a mapped table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SourceRecords<'a> {
     words: &'a [AtomicU64],
@@ -90,7 +89,6 @@ impl<'a> SourceRecords<'a> {
         words[SUM].store(word(SUM), SeqCst);
     }
 
-    /// Counts a page that was read from this source.
     pub(crate) fn hit(&self, id: SourceId) {
         self.record(id).inspect(|words| _ = words[HITS].fetch_add(1, Relaxed));
     }

@@ -6,7 +6,6 @@ use crate::{HashCache, SourceKind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Index of a word in the counter page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Counter {
     Hits = 0,

@@ -30,7 +30,6 @@ const SAMPLE: usize = 8;
 /// Locations stored for one digest.
 const COPIES: usize = 2;
 
-/// Search key of a digest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableKey {
     first: usize,
@@ -38,27 +37,23 @@ pub(crate) struct TableKey {
     tag: u64,
 }
 
-/// Snapshot of an entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EntrySnapshot {
     slot: usize,
     pub(crate) location: PackedLocation,
 }
 
-/// Result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Inserted {
     /// The table had this location, or enough others, for the digest.
     Known,
     /// The digest's entry points to another location now.
     Moved,
-    /// A free entry was used.
     Added,
     /// The least used entry of a sample was replaced.
     Evicted,
 }
 
-/// The buckets of a mapped table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table<'a> {
     words: &'a [AtomicU64],
@@ -241,7 +236,6 @@ impl<'a> Table<'a> {
         victim
     }
 
-    /// Counts a use.
     pub(crate) fn used(&self, seen: EntrySnapshot) {
         let new = seen.location.with_uses(seen.location.uses().saturating_add(1));
         let _ = self.words[seen.slot].compare_exchange(seen.location.0, new.0, Relaxed, Relaxed);

@@ -11,12 +11,13 @@
 //! bases at the same position only, in parts of the same size, 1.28 MB.
 
 use crate::{
+    compression::{self, Settings},
     pack_frame::PackFrameError,
     similarity::{SimilarityIndex, resembles},
 };
 use std::collections::BTreeSet;
 use whimbrel_core::PAGE_SIZE;
-use zstd::zstd_safe::{CCtx, CParameter, DCtx, compress_bound, get_error_name};
+use zstd::zstd_safe::CParameter;
 
 /// One per cent smaller than level 6 for a third more time, and still 90 MB/s a core.
 pub const LEVEL: i32 = 9;
@@ -76,28 +77,18 @@ pub fn plan(changed: &[ChangedPages<'_>], old: &[OldPages<'_>], pages: usize) ->
 
 /// Compresses `raw` at zstd `level` with `bases` (concatenated pages, may be empty) as prefix.
 pub fn encode(raw: &[u8], bases: &[u8], level: i32) -> Result<Vec<u8>, PackFrameError> {
-    let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
-    let mut context = CCtx::create();
-    context.set_parameter(CParameter::CompressionLevel(level)).map_err(fail)?;
     // The window must reach from the last byte to the first base; zstd would choose it for `raw` alone.
     let window = usize::BITS - (raw.len() + bases.len()).leading_zeros();
-    context.set_parameter(CParameter::WindowLog(window.clamp(17, 27))).map_err(fail)?;
-    context.ref_prefix(bases).map_err(fail)?;
-    let mut payload = Vec::with_capacity(compress_bound(raw.len()));
-    context.compress2(&mut payload, raw).map_err(fail)?;
-    Ok(payload)
+    let more = [Some(CParameter::WindowLog(window.clamp(17, 27))), None];
+    Ok(compression::compress(raw, bases, Settings { level, more }, Vec::new())?)
 }
 
 /// Undoes [`encode`] with the same `bases` into `raw`, which has the length of the encoded content. Bytes
 /// that do not belong together give an error or wrong content, never more than `raw` has room for.
 pub fn decode(payload: &[u8], bases: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
-    let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
-    let mut context = DCtx::create();
-    context.ref_prefix(bases).map_err(fail)?;
-    let found = context.decompress(raw, payload).map_err(fail)?;
-    match found == raw.len() {
-        true => Ok(()),
-        false => Err(PackFrameError::Length { found, expected: raw.len() }),
+    match compression::decompress(payload, bases, raw)? {
+        found if found == raw.len() => Ok(()),
+        found => Err(PackFrameError::Length { found, expected: raw.len() }),
     }
 }
 

@@ -9,7 +9,9 @@
 //! compressed in any way, because digests name raw content. Every decoder bounds what it allocates by the
 //! length of its input or by a constant of this crate.
 
+pub mod compression;
 pub mod delta;
+pub mod delta_blocks;
 mod digests;
 mod manifest;
 mod node;

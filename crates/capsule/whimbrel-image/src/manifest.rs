@@ -84,7 +84,6 @@ pub enum ManifestError {
     #[error("not a capsule manifest")]
     Syntax {
         /// Cause, with line and column.
-        #[source]
         source: serde_json::Error,
     },
     /// The bytes differ from the canonical encoding.

@@ -13,11 +13,15 @@
 //! always be rebuilt, and 32 bytes an object are saved. The checksum finds damage cheaply; readers check the
 //! digests.
 
-use crate::{ShortDigest, delta};
-use std::{cell::RefCell, ops::Range};
+use crate::{
+    ShortDigest,
+    compression::{CompressionError, Settings, compress},
+    delta,
+};
+use std::ops::Range;
 use whimbrel_core::PAGE_SIZE;
 use xxhash_rust::xxh3::Xxh3;
-use zstd::zstd_safe::{CCtx, CParameter, DCtx, ResetDirective, compress_bound, get_error_name};
+use zstd::zstd_safe::compress_bound;
 
 /// Bytes of the fixed header.
 pub const HEAD: usize = 28;
@@ -28,11 +32,6 @@ pub const MAX_RAW: usize = MAX_OBJECTS * (PAGE_SIZE + 4096 + 64);
 /// Most raw bytes of a blob; kernels and initial RAM disks are one blob each.
 pub const MAX_BLOB: usize = 256 << 20;
 const MAGIC: [u8; 4] = *b"WHFR";
-
-thread_local! {
-    /// Each thread reuses its context of 160 KiB; creating one costs a third of decoding a frame.
-    static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
-}
 
 /// Kind of the objects in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -259,18 +258,20 @@ impl<'a> PackFrame<'a> {
     pub fn decode_into(&self, base: &[u8], raw: &mut [u8]) -> Result<(), PackFrameError> {
         assert_eq!(raw.len(), self.head.raw, "a buffer of the length in the head");
         let payload = &self.bytes[HEAD + self.head.tables()..];
-        let found = match self.head.codec {
-            Codec::Delta => return delta::decode(payload, base, raw),
+        match self.head.codec {
+            Codec::Delta => delta::decode(payload, base, raw),
+            Codec::Zstd => delta::decode(payload, &[], raw),
             Codec::Stored => {
                 raw.copy_from_slice(payload);
-                return Ok(());
+                Ok(())
             }
-            Codec::Zstd => CONTEXT.with_borrow_mut(|context| context.decompress(raw, payload)),
-        };
-        match found.map_err(|code| PackFrameError::Payload { reason: get_error_name(code) })? {
-            found if found == self.head.raw => Ok(()),
-            found => Err(PackFrameError::Length { found, expected: self.head.raw }),
         }
+    }
+}
+
+impl From<CompressionError> for PackFrameError {
+    fn from(CompressionError { reason }: CompressionError) -> Self {
+        Self::Payload { reason }
     }
 }
 
@@ -292,33 +293,23 @@ pub struct Bases<'a> {
     pub depth: u8,
 }
 
-/// Encodes frames; owns a compression context, so each thread should have one.
+/// Encodes frames.
+#[derive(Debug)]
 pub struct Encoder {
-    context: CCtx<'static>,
     level: i32,
-}
-
-impl std::fmt::Debug for Encoder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoder").field("level", &self.level).finish_non_exhaustive()
-    }
 }
 
 impl Encoder {
     /// Creates an encoder of zstd `level` (negative levels are faster).
     pub fn new(level: i32) -> Self {
-        Self { context: CCtx::create(), level }
+        Self { level }
     }
 
     /// Encodes objects, passed as their concatenation and lengths, as a frame without bases. They are stored
     /// uncompressed if compression does not help.
     pub fn encode(&mut self, kind: Kind, raw: &[u8], lengths: &[usize]) -> Result<Vec<u8>, PackFrameError> {
         let head = new_head(kind, raw, lengths)?;
-        let mut payload = Vec::with_capacity(compress_bound(raw.len()));
-        let fail = |code| PackFrameError::Payload { reason: get_error_name(code) };
-        self.context.reset(ResetDirective::SessionOnly).map_err(fail)?;
-        self.context.set_parameter(CParameter::CompressionLevel(self.level)).map_err(fail)?;
-        self.context.compress2(&mut payload, raw).map_err(fail)?;
+        let payload = compress(raw, &[], Settings::level(self.level), Vec::new())?;
         Ok(match payload.len() + payload.len() / 32 < raw.len() {
             true => finish(PackFrameHeader { codec: Codec::Zstd, ..head }, lengths, &[], &payload),
             false => finish(head, lengths, &[], raw),

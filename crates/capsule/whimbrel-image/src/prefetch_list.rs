@@ -9,11 +9,9 @@ use std::collections::BTreeMap;
 use whimbrel_core::{PageRun, PageSet, varint};
 
 const VERSION: u8 = 1;
-/// Most images of a capsule.
 const IMAGES_MAX: u64 = 64;
 /// Most bytes of an image's name.
 const NAME_MAX: u64 = 64;
-/// Most runs of an image.
 const RUNS_MAX: u64 = 1 << 20;
 /// Most pages of all images together: bitmaps of 32 MiB.
 const PAGES_MAX: u64 = 1 << 28;

@@ -8,7 +8,6 @@
 use std::collections::HashMap;
 use whimbrel_core::PAGE_SIZE;
 
-/// Features of a page.
 const FEATURES: usize = 16;
 /// Least number of common features for two pages to count as similar.
 const MIN_COMMON_FEATURES: usize = 2;

@@ -27,9 +27,7 @@ use whimbrel_image::{
 const MAGIC: [u8; 8] = *b"WHCAPS\x00\x01";
 /// zstd level of a stream, which is written once and may cross a slow link.
 const LEVEL: i32 = 3;
-/// Pages of one frame.
 const PAGES: usize = 64;
-/// Nodes of one frame.
 const NODES: usize = 8;
 
 struct Exporter<'a, W> {

@@ -40,24 +40,26 @@ pub(crate) struct WorkerThreads {
 }
 
 impl WorkerThreads {
-    fn start(context: Arc<WriteContext>) -> Self {
-        let (pack, appender) = pack_writer::start(context.inner.clone(), context.lease.id);
+    fn start(context: Arc<WriteContext>) -> Result<Self> {
+        let (inner, failure) = (context.inner.clone(), context.failure.clone());
+        let (pack, appender) = pack_writer::start(inner, context.lease.id, failure)?;
         let workers = context.inner.options.workers.max(1);
         let (batches, queue) = sync_channel(workers * 2);
         let queue = Arc::new(Mutex::new(queue));
-        let worker = |_| {
-            let (session, queue, pack) = (context.clone(), queue.clone(), pack.clone());
-            thread::spawn(move || page_worker::run(session, queue, pack))
-        };
-        let threads = (0..workers).map(worker).chain([appender]).collect();
-        Self {
-            context,
+        let mut threads = Self {
+            context: context.clone(),
             batches: Some(batches),
-            pack: Some(pack),
-            threads,
+            pack: Some(pack.clone()),
+            threads: vec![appender],
             roots: Mutex::default(),
             partial: AtomicBool::new(false),
+        };
+        for _ in 0..workers {
+            let (session, queue, pack) = (context.clone(), queue.clone(), pack.clone());
+            let worker = thread::Builder::new().spawn(move || page_worker::run(session, queue, pack));
+            threads.threads.push(worker.map_err(StoreError::io("start a thread of", "a writer"))?);
         }
+        Ok(threads)
     }
 
     pub(crate) fn submit(&self, batch: PageBatch) -> Result<()> {
@@ -105,11 +107,7 @@ pub struct CapsuleWriter {
     threads: Arc<WorkerThreads>,
 }
 
-impl std::fmt::Debug for CapsuleWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(CapsuleWriter);
 
 impl Store {
     /// Starts a writer with threads of its own.
@@ -122,7 +120,8 @@ impl Store {
             inner.latching(GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation))?;
         inner.objects.indexes.refresh()?;
         let session = WriteContext::new(inner.clone(), lease, condemned.ids());
-        Ok(CapsuleWriter { store: self.clone(), threads: Arc::new(WorkerThreads::start(Arc::new(session))) })
+        let threads = WorkerThreads::start(Arc::new(session))?;
+        Ok(CapsuleWriter { store: self.clone(), threads: Arc::new(threads) })
     }
 }
 
@@ -197,7 +196,7 @@ impl CapsuleWriter {
         let id = CapsuleId(self.put_object(Kind::Manifest, &bytes)?);
         self.threads.flush()?;
         self.threads.context.check()?;
-        let _gate = self.gate()?;
+        let gate = self.gate()?;
         if self.check_complete(manifest)? || self.threads.partial.load(Ordering::Relaxed) {
             self.store.mark_partial(&id)?;
         } else {
@@ -206,8 +205,12 @@ impl CapsuleWriter {
         for name in refs {
             self.store.write_ref(name, &id, Expected::Anything)?;
         }
-        drop(_gate);
-        self.store.inner.latching(self.store.inner.objects.indexes.merge())?;
+        drop(gate);
+        // The capsule is durable: what follows only saves time and room.
+        if let Err(error) = self.store.inner.latching(self.store.inner.objects.indexes.merge()) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot merge indexes");
+        }
+        self.store.refill_reserve();
         Ok(id)
     }
 

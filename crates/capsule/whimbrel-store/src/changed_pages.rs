@@ -34,7 +34,6 @@ const MAX_PENDING: usize = 4096;
 
 pub(crate) type Page = Box<[u8; PAGE_SIZE]>;
 
-/// Older version of a page.
 pub(crate) struct OldPage {
     pub(crate) key: ShortDigest,
     pub(crate) bytes: Page,
@@ -45,14 +44,12 @@ pub(crate) struct OldPage {
 pub(crate) struct ChangedPage {
     pub(crate) image: Arc<ImageState>,
     pub(crate) page: u64,
-    /// Number of the batch it was written with.
     pub(crate) order: u64,
     pub(crate) digest: Digest,
     pub(crate) bytes: Page,
     pub(crate) old: Option<OldPage>,
 }
 
-/// Pages to be framed together.
 #[derive(Default)]
 pub(crate) struct UnpackedPages {
     pub(crate) pages: Vec<ChangedPage>,
@@ -94,7 +91,6 @@ pub(crate) fn frame_pending(session: &Arc<WriteContext>, pack: &SyncSender<Messa
     })
 }
 
-/// Frames pages on all of the writer's threads.
 pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: UnpackedPages) -> Result<()> {
     let pages = without_superseded(session, batch.pages);
     if pages.is_empty() {
@@ -128,7 +124,11 @@ pub(crate) fn frame(session: &WriteContext, pack: &SyncSender<Message>, batch: U
     };
     thread::scope(|scope| {
         let workers = session.inner.options.workers.clamp(1, parts.len().max(1));
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (0..workers).filter_map(start).collect();
+        if threads.is_empty() {
+            return work();
+        }
         let joined =
             threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         joined.collect::<Vec<Result<()>>>().into_iter().collect()

@@ -1,6 +1,7 @@
 //! Errors of the store.
 
 use crate::remote_objects::RemoteObjectsError;
+use rustix::io::Errno;
 use std::{error::Error, io};
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{ManifestError, NodeError, pack_frame::PackFrameError};
@@ -19,10 +20,10 @@ pub enum StoreError {
         /// Path relative to the store.
         path: String,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
-    /// A write or sync failed before, so this handle rejects writes. Open the store again.
+    /// A sync failed before, or the disk had an error, so this handle rejects writes until the store is opened
+    /// again or [`Store::reopen`](crate::Store::reopen) succeeds.
     #[error("the store is latched after a failed {action}")]
     Latched {
         /// First action that failed.
@@ -62,7 +63,6 @@ pub enum StoreError {
         /// Offset of the frame.
         offset: u64,
         /// Result of the failed check.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// The content has another digest than expected.
@@ -89,7 +89,6 @@ pub enum StoreError {
     #[error("cannot encode objects")]
     Encode {
         /// Cause reported by the encoder.
-        #[source]
         source: PackFrameError,
     },
     /// An index file is damaged.
@@ -132,7 +131,6 @@ pub enum StoreError {
     #[error("the capsule is incomplete")]
     Incomplete {
         /// First missing object.
-        #[source]
         source: Box<StoreError>,
     },
     /// The pages are past the end of an image.
@@ -149,14 +147,12 @@ pub enum StoreError {
     #[error("the writer failed")]
     Writer {
         /// Error of the first thread that failed.
-        #[source]
         source: std::sync::Arc<StoreError>,
     },
     /// Missing objects could not be fetched.
     #[error("a part of the capsule is on another host and could not be fetched")]
     Remote {
         /// Cause reported by the source.
-        #[source]
         source: RemoteObjectsError,
     },
     /// The stream is no exported capsule.
@@ -171,14 +167,12 @@ pub enum StoreError {
         /// Verb of the operation: `read` or `write`.
         action: &'static str,
         /// Cause reported by the stream.
-        #[source]
         source: io::Error,
     },
     /// The caller's callback failed.
     #[error("the receiver of the pages failed")]
     Receiver {
         /// Error of the callback.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
 }
@@ -193,6 +187,21 @@ impl StoreError {
     /// Whether the call may succeed later, when another host is back.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Remote { source } if source.retryable)
+    }
+
+    /// Whether nobody knows what is on the disk: a failed sync may have lost what was written before it. Any
+    /// other failure says itself what was not done.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        let io_error = Errno::IO.raw_os_error();
+        matches!(self, Self::Io { action, source, .. } if *action == "sync" || source.raw_os_error() == Some(io_error))
+    }
+
+    /// Whether the disk is full.
+    pub(crate) fn is_full_disk(&self) -> bool {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        whimbrel_core::causes(self)
+            .filter_map(|error| error.downcast_ref::<io::Error>())
+            .any(|error| full.contains(&error.kind()))
     }
 
     /// Whether a file does not exist.

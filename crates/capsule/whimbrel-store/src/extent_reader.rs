@@ -20,13 +20,10 @@ use whimbrel_image::{
     page_digests,
 };
 
-/// Page of the extent and its location.
 #[derive(Clone, Copy)]
 struct Wanted {
     place: PackLocation,
-    /// Index in the frame.
     object: usize,
-    /// Index in the extent.
     slot: usize,
     digest: Digest,
 }

@@ -32,7 +32,6 @@ struct State {
     running: bool,
 }
 
-/// Fetched objects that are not yet in packs.
 #[derive(Default)]
 pub(crate) struct FetchedObjects {
     state: Mutex<State>,
@@ -81,7 +80,6 @@ impl FetchedObjects {
         }
     }
 
-    /// Writes all objects that are pending now.
     fn write(&self, store: &Store) -> Result<()> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut batch: Vec<(Digest, Kind, Arc<[u8]>)> = self
@@ -182,8 +180,4 @@ impl FetchedObjectsWriter {
     }
 }
 
-impl std::fmt::Debug for FetchedObjectsWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShadowWriter").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(FetchedObjectsWriter);

@@ -17,12 +17,13 @@ pub(crate) const REFS: &str = "refs";
 pub(crate) const LEASES: &str = "leases";
 /// Directory of marks for partial capsules.
 pub(crate) const PARTIAL: &str = "partial";
+/// Directory of the bytes that garbage collection may use on a full disk.
+pub(crate) const RESERVE: &str = "reserve";
 pub(crate) const TEMP: &str = "tmp";
 pub(crate) const MARKER: &str = "whimbrel-store";
 pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";
 pub(crate) const CONDEMNED: &str = "condemned";
 
-/// Bytes of the header of a pack.
 pub(crate) const PACK_HEAD: usize = 24;
 const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
 
@@ -45,7 +46,6 @@ impl PackId {
         (id.to_string() == name).then_some(id)
     }
 
-    /// Header of the pack file.
     pub(crate) fn head(&self) -> [u8; PACK_HEAD] {
         let mut head = [0; PACK_HEAD];
         head[..8].copy_from_slice(&PACK_MAGIC);

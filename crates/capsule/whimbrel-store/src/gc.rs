@@ -13,6 +13,8 @@
 //!   it, and pins are roots.
 //! - A commit or `set_ref` comes after the marking: both hold the gate shared; the last step (mark what is
 //!   new, spare, condemn, remove) holds it exclusively.
+//! - A partial capsule becomes complete after the marking, with objects that looked dead: the last step marks
+//!   all capsules again that were partial.
 //! - A deleted ref: its capsule stays until the next collection.
 //! - A reader has an old index and the pack is gone: live objects were moved before. It finds the file
 //!   missing, reads the indexes again and finds the copy.
@@ -32,7 +34,8 @@ use crate::{
     gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, live_leases},
     index::PackLocation,
     mark::Mark,
-    pack_writer::{self, Message, NewFrame},
+    pack_writer::{self, Failure, Message, NewFrame},
+    reserve,
     store::Store,
     vfs::{LockMode, LockWait},
 };
@@ -57,6 +60,22 @@ pub enum GcRoots {
     Ancestors,
 }
 
+/// Capsules that a collection retains, and those that the caller named.
+#[derive(Clone, Copy)]
+struct Roots<'a> {
+    keep: GcRoots,
+    also: &'a [CapsuleId],
+}
+
+/// Work of a collection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    /// Move live frames out of packs that are mostly dead.
+    Compact,
+    /// Remove dead packs, which needs hardly any room.
+    RemoveOnly,
+}
+
 /// Result of a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcReport {
@@ -73,10 +92,29 @@ pub struct GcReport {
 }
 
 impl Store {
-    /// Collects garbage: removes objects that no ref, pin or live writer needs.
+    /// Collects garbage: removes objects that no ref, pin or live writer needs. A store that was latched is
+    /// reopened first.
     pub fn gc(&self, keep: GcRoots) -> Result<GcReport> {
+        self.gc_retaining(keep, &[])
+    }
+
+    /// Like [`Self::gc`], but retains what is here of these capsules as well. On a full disk it uses the
+    /// reserve, and only removes packs that nothing needs.
+    pub fn gc_retaining(&self, keep: GcRoots, also: &[CapsuleId]) -> Result<GcReport> {
+        self.reopen()?;
+        let report = match self.collect(keep, also, Effort::Compact) {
+            Err(error) if error.is_full_disk() => {
+                reserve::release(&*self.inner.files)?;
+                self.collect(keep, also, Effort::RemoveOnly)
+            }
+            other => other,
+        };
+        self.refill_reserve();
+        report
+    }
+
+    fn collect(&self, keep: GcRoots, also: &[CapsuleId], effort: Effort) -> Result<GcReport> {
         let inner = &self.inner;
-        inner.check_latch()?;
         let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _one = lock.map_err(StoreError::io("lock", GC_LOCK))?;
         self.reindex()?;
@@ -89,21 +127,27 @@ impl Store {
         let packs = inner.objects.indexes.packs();
         let sessions = live_leases(&*inner.files, lease.id, false)?;
         let mut mark = Mark::new(self, condemned.ids());
-        self.mark_roots(&mut mark, keep, &sessions)?;
+        let roots = Roots { keep, also };
+        self.mark_roots(&mut mark, roots, &sessions)?;
         let mut victims = victims(&packs, &mark.live, &sessions, &condemned);
+        if effort == Effort::RemoveOnly {
+            let used: HashSet<PackId> = mark.live.iter().map(|place| place.pack).collect();
+            victims.retain(|pack| !used.contains(pack));
+        }
         mark.avoid = victims.clone();
         mark.mark_bases_of_remaining()?;
         let moved = self.move_live(&lease, &mark.live, &mut victims)?;
         let before = ByteSize(packs.values().map(|len| u64::from(*len)).sum());
         mark.avoid = victims;
-        let report = self.condemn_and_remove(&lease, mark, keep, condemned, &packs)?;
+        let report = self.condemn_and_remove(&lease, mark, roots, condemned, &packs)?;
         Ok(GcReport { before, moved, ..report })
     }
 
-    fn mark_roots(&self, mark: &mut Mark<'_>, keep: GcRoots, sessions: &LiveGcLeases) -> Result<()> {
+    fn mark_roots(&self, mark: &mut Mark<'_>, roots: Roots<'_>, sessions: &LiveGcLeases) -> Result<()> {
         let refs: Vec<_> = self.list_refs()?.into_values().collect();
         refs.iter().try_for_each(|id| mark.capsule(id))?;
-        if keep == GcRoots::Ancestors {
+        roots.also.iter().try_for_each(|id| mark.present_part(id))?;
+        if roots.keep == GcRoots::Ancestors {
             self.ancestors(refs)?.iter().try_for_each(|(id, _)| mark.capsule(id))?;
         }
         sessions.pins.iter().try_for_each(|pinned| mark.pinned(pinned))
@@ -118,7 +162,7 @@ impl Store {
         victims: &mut HashSet<PackId>,
     ) -> Result<ByteSize> {
         let objects = &self.inner.objects;
-        let (pack, thread) = pack_writer::start(self.inner.clone(), lease.id);
+        let (pack, thread) = pack_writer::start(self.inner.clone(), lease.id, Failure::default())?;
         let mut moved = HashMap::new();
         for index in objects.indexes.snapshot().iter() {
             if !index.packs().iter().any(|(id, _)| victims.contains(id)) {
@@ -149,9 +193,10 @@ impl Store {
         }
         let (reply, answer) = sync_channel(1);
         pack.send(Message::Flush(reply)).map_err(|_| StoreError::Latched { action: "append" })?;
-        answer.recv().map_err(|_| StoreError::Latched { action: "append" })??;
+        let flushed = answer.recv().map_err(|_| StoreError::Latched { action: "append" });
         drop(pack);
         let _ = thread.join();
+        flushed??;
         Ok(ByteSize(moved.values().sum()))
     }
 
@@ -160,7 +205,7 @@ impl Store {
         &self,
         lease: &GcLease,
         mut mark: Mark<'_>,
-        keep: GcRoots,
+        roots: Roots<'_>,
         mut condemned: Condemned,
         packs: &BTreeMap<PackId, u32>,
     ) -> Result<GcReport> {
@@ -169,7 +214,7 @@ impl Store {
         let sessions = live_leases(files, lease.id, true)?;
         inner.objects.indexes.refresh()?;
         let known = std::mem::take(&mut mark.live);
-        self.mark_roots(&mut mark, keep, &sessions)?;
+        self.mark_roots(&mut mark, roots, &sessions)?;
         // Frames that became needed while others were moved stay where they are, as do their packs and the
         // bases of those packs' deltas.
         loop {

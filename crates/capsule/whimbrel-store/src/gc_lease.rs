@@ -94,9 +94,11 @@ impl GcLease {
         let birth = if purpose == Purpose::Write { generation } else { u64::MAX };
         announce(&*files, &format!("{id:016x}"), &format!("{birth}\n"))?;
         let path = format!("{LEASES}/{id:016x}");
-        let lock =
-            files.lock(&path, LockMode::Exclusive, LockWait::Wait).map_err(StoreError::io("lock", &path))?;
-        Ok(Self { id, files, pins: AtomicU32::new(0), lock })
+        let mut lease = Self { id, files, pins: AtomicU32::new(0), lock: None };
+        // If this fails, dropping the lease removes its file.
+        let lock = lease.files.lock(&path, LockMode::Exclusive, LockWait::Wait);
+        lease.lock = lock.map_err(StoreError::io("lock", &path))?;
+        Ok(lease)
     }
 
     /// Pins an object until the lease ends. The caller has the gate and knows it to be complete.
@@ -113,11 +115,15 @@ impl GcLease {
 /// Publishes a lease file without a sync: a power failure ends the process and with it the lease.
 fn announce(files: &dyn Vfs, name: &str, text: &str) -> Result<()> {
     let (temp, path) = (format!("{TEMP}/{:016x}", rand::random::<u64>()), format!("{LEASES}/{name}"));
-    files
+    let announced = files
         .create(&temp)
         .and_then(|mut file| file.append(&with_checksum(text)))
-        .map_err(StoreError::io("create", &temp))?;
-    files.rename(&temp, &path).map_err(StoreError::io("rename", &path))
+        .map_err(StoreError::io("create", &temp))
+        .and_then(|()| files.rename(&temp, &path).map_err(StoreError::io("rename", &path)));
+    if announced.is_err() {
+        let _ = files.remove(&temp);
+    }
+    announced
 }
 
 impl Drop for GcLease {

@@ -23,16 +23,13 @@ use whimbrel_image::{
     tree::{self, NewNode},
 };
 
-/// Pages of a batch.
 const BATCH_PAGES: usize = 256;
 /// Nodes of a plain frame.
 const NODES: usize = 8;
-/// Nodes of a delta frame.
 const DELTA_NODES: usize = 32;
 
 type Digested = Vec<(u64, Option<Digest>)>;
 
-/// State that the batches of an image share.
 pub(crate) struct ImageState {
     pub(crate) base: Option<Digest>,
     pub(crate) pages: u64,
@@ -120,14 +117,7 @@ pub struct ImageWriter {
     order: u64,
 }
 
-impl std::fmt::Debug for ImageWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ImageWriter")
-            .field("base", &self.state.base)
-            .field("pages", &self.state.pages)
-            .finish()
-    }
-}
+whimbrel_core::opaque_debug!(ImageWriter);
 
 impl ImageWriter {
     pub(crate) fn new(pool: Arc<WorkerThreads>, base: Option<Digest>, pages: u64) -> Self {

@@ -25,10 +25,8 @@ const PACK: usize = 16;
 const FRAME: usize = 12;
 /// Most frames of an index; frame numbers have 24 bits.
 pub(crate) const MAX_FRAMES: usize = 1 << 24;
-/// Most packs of an index.
 pub(crate) const MAX_PACKS: usize = 1 << 16;
 
-/// Location of a frame in a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PackLocation {
     pub(crate) pack: PackId,
@@ -38,7 +36,6 @@ pub(crate) struct PackLocation {
     pub(crate) depth: u8,
 }
 
-/// Location of an object in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ObjectLocation {
     pub(crate) frame: PackLocation,
@@ -52,7 +49,6 @@ pub(crate) struct Entry {
     pub(crate) keys: Vec<ShortDigest>,
 }
 
-/// Open index file.
 pub(crate) struct Index {
     pub(crate) name: String,
     map: Mapping,
@@ -109,6 +105,11 @@ impl Index {
         self.frames
     }
 
+    /// Bytes of the file.
+    pub(crate) fn size(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
     /// Whether the checksum of the body matches. Reads all of it.
     pub(crate) fn body_is_intact(&self) -> bool {
         xxh3_64(&self.bytes()[self.body()..]) == wide(self.bytes(), 32)
@@ -163,7 +164,6 @@ impl Index {
         range.clone().find(|entry| self.key(*entry) >= key).unwrap_or(range.end)
     }
 
-    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> impl Iterator<Item = ObjectLocation> {
         let first = self.lower_bound(key);
         let equal = (first..self.entries).take_while(move |entry| self.key(*entry) == key);
@@ -189,7 +189,6 @@ impl Index {
         Some(frames)
     }
 
-    /// Locations of all frames.
     pub(crate) fn places(&self) -> impl Iterator<Item = PackLocation> {
         (0..self.frames).filter_map(|frame| self.place(frame))
     }

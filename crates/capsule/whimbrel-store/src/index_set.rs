@@ -7,7 +7,7 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{INDEX, PackId, publish},
+    file_names::{INDEX, PACKS, PackId, publish},
     index::{self, Entry, Index, MAX_FRAMES, MAX_PACKS, ObjectLocation, PackLocation},
     vfs::{LockMode, LockWait, Vfs},
 };
@@ -19,7 +19,6 @@ use whimbrel_image::ShortDigest;
 
 const INDEX_LOCK: &str = "index.lock";
 
-/// Index files that this process has open.
 pub(crate) struct IndexSet {
     files: Arc<dyn Vfs>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,
@@ -33,7 +32,6 @@ impl IndexSet {
         Ok(catalog)
     }
 
-    /// Index files at this moment.
     pub(crate) fn snapshot(&self) -> Arc<Vec<Arc<Index>>> {
         self.open.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -76,14 +74,17 @@ impl IndexSet {
         Ok(indexes)
     }
 
-    /// All locations of `key`.
     pub(crate) fn find(&self, key: ShortDigest) -> Vec<ObjectLocation> {
         self.snapshot().iter().flat_map(|index| index.find(key)).collect()
     }
 
-    /// Packs of all indexes.
     pub(crate) fn packs(&self) -> BTreeMap<PackId, u32> {
         self.snapshot().iter().flat_map(|index| index.packs().iter().copied()).collect()
+    }
+
+    /// Bytes of the largest index.
+    pub(crate) fn largest(&self) -> u64 {
+        self.snapshot().iter().map(|index| index.size()).max().unwrap_or(0)
     }
 
     /// Publishes an index of `entries` in `packs`, durably. The packs must be durable already.
@@ -110,6 +111,38 @@ impl IndexSet {
         let sizes: Vec<usize> = indexes.iter().map(|index| index.frame_count()).collect();
         let Some(first) = merge_from(&sizes) else { return Ok(()) };
         self.replace(&indexes[first..], &HashSet::new(), &HashSet::new())
+    }
+
+    /// Names of the index files whose bodies are damaged. Reads all of them.
+    pub(crate) fn damaged(&self) -> HashSet<String> {
+        let indexes = self.snapshot();
+        indexes.iter().filter(|index| !index.body_is_intact()).map(|index| index.name.clone()).collect()
+    }
+
+    /// Packs of all index files but those called `damaged`.
+    pub(crate) fn packs_without(&self, damaged: &HashSet<String>) -> HashSet<PackId> {
+        let indexes = self.snapshot();
+        let intact = indexes.iter().filter(|index| !damaged.contains(&index.name));
+        intact.flat_map(|index| index.packs().iter().map(|(id, _)| *id)).collect()
+    }
+
+    /// Removes those `damaged` index files whose packs others cover, or are gone.
+    pub(crate) fn remove_damaged(&self, damaged: &HashSet<String>) -> Result<()> {
+        let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
+        let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
+        self.refresh()?;
+        let present = self.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
+        let present: HashSet<PackId> = present.iter().filter_map(|name| PackId::parse(name)).collect();
+        let covered = self.packs_without(damaged);
+        let is_needless = |id: &PackId| covered.contains(id) || !present.contains(id);
+        for index in self.snapshot().iter().filter(|index| damaged.contains(&index.name)) {
+            if index.packs().iter().all(|(id, _)| is_needless(id)) {
+                let path = format!("{INDEX}/{}", index.name);
+                self.files.remove(&path).map_err(StoreError::io("remove", &path))?;
+            }
+        }
+        self.files.sync_dir(INDEX).map_err(StoreError::io("sync", INDEX))?;
+        self.refresh()
     }
 
     /// Rewrites every index file that has one of the packs `gone` or one of the frames `dead`, without them.

@@ -4,8 +4,9 @@
 //! byte. Order of durability: pack, index, ref. Any crash leaves the old or the new ref and a store that
 //! verifies. Many processes may read, write and collect garbage at once (`gc` has the argument).
 //!
-//! Calls block; handles are cheap to clone and may be used from any thread. After a failed write or sync the
-//! handle is latched: reads still work, writes are rejected until the store is opened again.
+//! Calls block; handles are cheap to clone and may be used from any thread. A full disk fails the operation
+//! that meets it, and nothing else. After a failed sync or an I/O error the handle is latched: reads still
+//! work, writes are rejected until [`Store::reopen`] or garbage collection finds that the disk works again.
 
 mod capsule_queries;
 mod capsule_stream;
@@ -32,6 +33,7 @@ mod reachability;
 mod refs;
 mod reindex;
 mod remote_objects;
+mod reserve;
 mod store;
 mod stored_disk;
 mod stored_image;

@@ -12,28 +12,44 @@ use whimbrel_image::{
 /// Live frames found so far. Marking further roots costs only what they do not share.
 pub(crate) struct Mark<'a> {
     store: &'a Store,
-    /// Packs to avoid where another pack has the object as well.
     pub(crate) avoid: HashSet<PackId>,
+    /// Nodes below which everything is marked.
     nodes: HashSet<Digest>,
     pub(crate) live: HashSet<PackLocation>,
-    /// Deltas whose bases were marked.
     bases_marked: HashSet<PackLocation>,
     pub(crate) capsules: HashSet<CapsuleId>,
+    /// Those that were complete. Of a partial one, missing objects may arrive, or be found, until it is marked
+    /// again.
+    complete: HashSet<CapsuleId>,
 }
 
 impl<'a> Mark<'a> {
     pub(crate) fn new(store: &'a Store, avoid: HashSet<PackId>) -> Self {
-        let (nodes, live, bases_marked, capsules) = Default::default();
-        Self { store, avoid, nodes, live, bases_marked, capsules }
+        let (nodes, live, bases_marked, capsules, complete) = Default::default();
+        Self { store, avoid, nodes, live, bases_marked, capsules, complete }
     }
 
-    /// Marks all objects of a capsule.
     pub(crate) fn capsule(&mut self, id: &CapsuleId) -> Result<()> {
-        if !self.capsules.insert(*id) {
+        self.objects_of(id, self.store.is_partial(id)?)
+    }
+
+    /// Marks those objects of a capsule that are here.
+    pub(crate) fn present_part(&mut self, id: &CapsuleId) -> Result<()> {
+        match self.store.has(&[id.0]) == [true] {
+            true => self.objects_of(id, true),
+            false => Ok(()),
+        }
+    }
+
+    fn objects_of(&mut self, id: &CapsuleId, partial: bool) -> Result<()> {
+        if self.complete.contains(id) {
             return Ok(());
         }
         let manifest = self.store.manifest(id)?;
-        let partial = self.store.is_partial(id)?;
+        self.capsules.insert(*id);
+        if !partial {
+            self.complete.insert(*id);
+        }
         self.object(ShortDigest::from(&id.0), u8::MAX)?;
         manifest.blobs().try_for_each(|blob| self.object(ShortDigest::from(&blob), u8::MAX))?;
         manifest.images.iter().try_for_each(|image| match image.root {
@@ -42,7 +58,6 @@ impl<'a> Mark<'a> {
         })
     }
 
-    /// Marks all objects of a pin.
     pub(crate) fn pinned(&mut self, pinned: &Pinned) -> Result<()> {
         let (root, pages) = match pinned {
             Pinned::Object(digest) => return self.object(ShortDigest::from(digest), u8::MAX),
@@ -55,15 +70,19 @@ impl<'a> Mark<'a> {
     /// Marks an image. A node that cannot be read is an error: what is below it is unknown and must not be
     /// removed. In a partial image a node may be missing; then nothing below it is retained for this image.
     fn image(&mut self, root: Digest, pages: u64, partial: bool) -> Result<()> {
-        let store = self.store;
+        let (store, mut seen) = (self.store, HashSet::new());
         walk(&store.inner.objects, Some(root), pages, &mut |visit| match visit {
             Visit::Node { digest, .. } if partial && !store.inner.objects.has(&digest) => Ok(false),
             Visit::Page { digest, .. } if partial && !store.inner.objects.has(&digest) => Ok(true),
-            Visit::Node { digest, .. } if !self.nodes.insert(digest) => Ok(false),
+            Visit::Node { digest, .. } if self.nodes.contains(&digest) || !seen.insert(digest) => Ok(false),
             Visit::Node { digest, .. } | Visit::Page { digest, .. } => {
                 self.object(ShortDigest::from(&digest), u8::MAX).map(|()| true)
             }
-        })
+        })?;
+        if !partial {
+            self.nodes.extend(seen);
+        }
+        Ok(())
     }
 
     fn object(&mut self, key: ShortDigest, below: u8) -> Result<()> {

@@ -12,7 +12,6 @@ use std::{
 
 const SHARDS: usize = 16;
 
-/// Size of a cached value.
 pub(crate) trait Weight {
     /// Bytes that it occupies.
     fn weight(&self) -> usize;

@@ -27,7 +27,6 @@ use whimbrel_image::{
 /// Most packs open at once.
 const MAX_HANDLES: usize = 256;
 
-/// Decoded pack frame.
 pub(crate) struct Decoded {
     raw: Vec<u8>,
     ranges: Vec<Range<usize>>,
@@ -62,7 +61,6 @@ impl Decoded {
     }
 }
 
-/// Object in a decoded frame.
 #[derive(Clone)]
 pub(crate) struct Object {
     frame: Arc<Decoded>,
@@ -82,7 +80,6 @@ impl Object {
     }
 }
 
-/// Reader of all objects of a store.
 pub(crate) struct Objects {
     files: Arc<dyn Vfs>,
     pub(crate) indexes: IndexSet,
@@ -129,7 +126,6 @@ impl Objects {
         Ok(Self { files, indexes: catalog, frames, nodes, handles: Mutex::default() })
     }
 
-    /// Object with this digest.
     pub(crate) fn get(&self, digest: &Digest) -> Result<Object> {
         self.fetch(Wanted::Digest(digest), u8::MAX)
     }
@@ -277,7 +273,6 @@ impl Objects {
         packs.into_iter().for_each(|pack| drop(handles.remove(&pack)));
     }
 
-    /// Whether the index has the object.
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         let key = ShortDigest::from(digest);
         self.indexes.snapshot().iter().any(|index| index.find(key).next().is_some())

@@ -83,6 +83,10 @@ impl Vfs for OsVfs {
         names.filter_map(Result::transpose).collect()
     }
 
+    fn sync(&self, path: &str) -> io::Result<()> {
+        File::open(self.root.join(path))?.sync_data()
+    }
+
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         File::open(self.root.join(dir))?.sync_all()
     }

@@ -3,6 +3,9 @@
 //! Frames arrive over a bounded channel and are appended; a full pack is synced by a thread of its own while
 //! the next one fills. A flush waits for all syncs, makes the directory durable, then publishes one index
 //! over the packs since the last flush. So a flushed object can be found and survives a power failure.
+//!
+//! The first failure is final for the writer, since frames after it would be elsewhere than thought. Its packs
+//! that no index covers are removed at its end.
 
 use crate::{
     error::{Result, StoreError},
@@ -12,8 +15,9 @@ use crate::{
     vfs::Append,
 };
 use std::{
+    collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::{self, JoinHandle},
@@ -27,13 +31,15 @@ const QUEUE: usize = 64;
 /// Entries after which an index is published without a flush, to bound memory: 8 GiB of pages.
 const MAX_FRAMES_UNPUBLISHED: usize = 1 << 17;
 
-/// Encoded frame to be appended.
 pub(crate) struct NewFrame {
     pub(crate) kind: Kind,
     pub(crate) depth: u8,
     pub(crate) keys: Vec<ShortDigest>,
     pub(crate) bytes: Vec<u8>,
 }
+
+/// First error of any thread of a writer.
+pub(crate) type Failure = Arc<OnceLock<Arc<StoreError>>>;
 
 pub(crate) enum Message {
     Frame(NewFrame),
@@ -56,15 +62,35 @@ struct Appender {
     entries: Vec<Entry>,
     /// Whether an index over `packs` may have been published already.
     publishing: bool,
+    failure: Failure,
+    /// Failures of the store before this writer.
+    failures: u64,
 }
 
 /// Starts the thread for the writer with GC lease `lease`. It ends when the sender is dropped; frames that
 /// were not flushed are lost.
-pub(crate) fn start(inner: Arc<Inner>, lease: u64) -> (SyncSender<Message>, JoinHandle<()>) {
+pub(crate) fn start(
+    inner: Arc<Inner>,
+    lease: u64,
+    failure: Failure,
+) -> Result<(SyncSender<Message>, JoinHandle<()>)> {
     let (sender, receiver) = sync_channel(QUEUE);
     let (syncing, packs, entries) = Default::default();
-    let appender = Appender { inner, lease, next: 0, open: None, syncing, packs, entries, publishing: false };
-    (sender, thread::spawn(move || appender.run(receiver)))
+    let (failures, open) = (inner.check_latch()?, None);
+    let appender = Appender {
+        inner,
+        lease,
+        next: 0,
+        open,
+        syncing,
+        packs,
+        entries,
+        publishing: false,
+        failure,
+        failures,
+    };
+    let thread = thread::Builder::new().spawn(move || appender.run(receiver));
+    Ok((sender, thread.map_err(StoreError::io("start a thread of", "a writer"))?))
 }
 
 impl Appender {
@@ -72,17 +98,38 @@ impl Appender {
         for message in messages {
             match message {
                 Message::Frame(frame) => {
-                    // A failure latches the store; the next flush reports it, and frames until then are
-                    // dropped.
-                    let _ = self.inner.check_latch().and_then(|()| self.append(frame));
+                    // The next flush reports a failure, and frames until then are dropped.
+                    let appended = self.check().and_then(|()| self.append(frame));
+                    let _ = self.fail_on_error(appended);
                 }
                 Message::Flush(reply) => {
-                    let result = self.inner.check_latch().and_then(|()| self.flush());
-                    let _ = reply.send(result);
+                    let flushed = self.check().and_then(|()| self.flush());
+                    let _ = reply.send(self.fail_on_error(flushed));
                 }
             }
         }
         self.abandon();
+    }
+
+    /// Fails after a failure of this writer, or of the store since it began.
+    fn check(&self) -> Result<()> {
+        if let Some(source) = self.failure.get() {
+            return Err(StoreError::Writer { source: source.clone() });
+        }
+        match self.inner.check_latch()? {
+            failures if failures == self.failures => Ok(()),
+            _ => Err(StoreError::Latched { action: "write" }),
+        }
+    }
+
+    fn fail_on_error(&self, result: Result<()>) -> Result<()> {
+        match result {
+            Err(error) if self.failure.get().is_none() => {
+                let source = self.failure.get_or_init(|| Arc::new(error)).clone();
+                Err(StoreError::Writer { source })
+            }
+            other => other,
+        }
     }
 
     fn append(&mut self, frame: NewFrame) -> Result<()> {
@@ -97,17 +144,18 @@ impl Appender {
     fn write(&mut self, bytes: &[u8]) -> Result<u32> {
         let full = |open: &OpenPack| open.len + bytes.len() > PACK_BYTES && open.len > PACK_HEAD;
         if self.open.as_ref().is_some_and(full) {
-            self.close_pack();
+            self.close_pack()?;
         }
         let open = match &mut self.open {
             Some(open) => open,
             None => {
                 let id = PackId { lease: self.lease, seq: self.next };
-                let mut file =
+                let file =
                     self.inner.files.create(&id.path()).map_err(StoreError::io("create", &id.path()))?;
                 self.next += 1;
-                file.append(&id.head()).map_err(StoreError::io("append to", &id.path()))?;
-                self.open.insert(OpenPack { id, file, len: PACK_HEAD })
+                let open = self.open.insert(OpenPack { id, file, len: PACK_HEAD });
+                open.file.append(&id.head()).map_err(StoreError::io("append to", &id.path()))?;
+                open
             }
         };
         let offset = open.len as u32;
@@ -116,14 +164,17 @@ impl Appender {
         Ok(offset)
     }
 
-    fn close_pack(&mut self) {
-        let Some(OpenPack { id, mut file, len }) = self.open.take() else { return };
+    fn close_pack(&mut self) -> Result<()> {
+        let Some(OpenPack { id, mut file, len }) = self.open.take() else { return Ok(()) };
         self.packs.push((id, len as u32));
-        self.syncing.push(thread::spawn(move || file.sync().map_err(StoreError::io("sync", &id.path()))));
+        let sync = move || file.sync().map_err(StoreError::io("sync", &id.path()));
+        let started = thread::Builder::new().spawn(sync);
+        self.syncing.push(started.map_err(StoreError::io("start a thread of", "a writer"))?);
+        Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.close_pack();
+        self.close_pack()?;
         let inner = self.inner.clone();
         for syncing in self.syncing.drain(..) {
             let synced = syncing.join().unwrap_or(Err(StoreError::Latched { action: "sync" }));
@@ -141,17 +192,25 @@ impl Appender {
         Ok(())
     }
 
-    /// Removes packs that are in no index, so that a writer that filled the disk frees the space. After an
-    /// attempt to publish that is uncertain (a failed sync of the directory may still have published the
-    /// index), so the packs stay for the next garbage collection.
+    /// Removes packs that are in no index, so that a writer that filled the disk frees the space. If it is not
+    /// known whether an index was published, they stay for the next garbage collection.
     fn abandon(mut self) {
         let open = self.open.take().map(|open| open.id);
         self.syncing.drain(..).for_each(|syncing| drop(syncing.join()));
-        if self.publishing {
-            return;
-        }
+        let Some(published) = self.published() else { return };
         for id in self.packs.iter().map(|(id, _)| *id).chain(open) {
-            let _ = self.inner.files.remove(&id.path());
+            if !published.contains_key(&id) {
+                let _ = self.inner.files.remove(&id.path());
+            }
         }
+    }
+
+    /// Packs that an index covers, after an attempt to publish one; none if that is not known.
+    fn published(&self) -> Option<BTreeMap<PackId, u32>> {
+        if !self.publishing {
+            return Some(BTreeMap::new());
+        }
+        let indexes = &self.inner.objects.indexes;
+        self.inner.check_latch().and_then(|_| indexes.refresh()).ok().map(|()| indexes.packs())
     }
 }

@@ -13,14 +13,14 @@ use crate::{
     image_writer::ImageState,
     index::{Index, PackLocation},
     object_reader::Object,
-    pack_writer::{Message, NewFrame},
+    pack_writer::{Failure, Message, NewFrame},
     remote_objects::LocalNodes,
     store::Inner,
 };
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard,
+        Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard,
         mpsc::{Receiver, SyncSender},
     },
 };
@@ -43,7 +43,7 @@ pub(crate) struct WriteContext {
     pub(crate) lease: GcLease,
     /// Packs that were condemned when the writer started, and must not be relied on.
     pub(crate) avoid: HashSet<PackId>,
-    pub(crate) failure: OnceLock<Arc<StoreError>>,
+    pub(crate) failure: Failure,
     pub(crate) pending_pages: PendingPages,
     /// Held shared from a claim until the object was sent to a pack or collected.
     claiming: RwLock<()>,
@@ -55,7 +55,7 @@ impl WriteContext {
     pub(crate) fn new(inner: Arc<Inner>, lease: GcLease, avoid: HashSet<PackId>) -> Self {
         let claimed = (0..SHARDS).map(|_| Mutex::default()).collect();
         let (pending_pages, claiming) = Default::default();
-        Self { inner, lease, avoid, failure: OnceLock::new(), pending_pages, claiming, claimed }
+        Self { inner, lease, avoid, failure: Failure::default(), pending_pages, claiming, claimed }
     }
 
     /// Claims an object; true if the caller has to store it, because no thread has done or claimed that.
@@ -109,7 +109,6 @@ impl WriteContext {
     }
 }
 
-/// Pages for a worker.
 pub(crate) struct PageBatch {
     pub(crate) image: Arc<ImageState>,
     pub(crate) order: u64,
@@ -307,12 +306,10 @@ fn digests(pages: &[[u8; PAGE_SIZE]]) -> Vec<Option<Digest>> {
     used.into_iter().map(|used| if used { digests.next() } else { None }).collect()
 }
 
-/// Older versions of the pages of a batch.
 struct OldPages<'a> {
     session: &'a WriteContext,
     image: &'a ImageState,
     extent: Option<(u64, Option<Arc<Node>>)>,
-    /// Other pages of the same plain frames.
     frame_siblings: Vec<OldPage>,
     seen: HashSet<PackLocation>,
 }

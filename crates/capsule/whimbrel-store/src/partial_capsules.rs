@@ -79,7 +79,6 @@ impl Store {
         self.record_complete(id)
     }
 
-    /// Marks a capsule as partial. The caller has the gate.
     pub(crate) fn mark_partial(&self, id: &CapsuleId) -> Result<()> {
         let files = &*self.inner.files;
         self.inner.check_latch()?;
@@ -101,7 +100,6 @@ impl Store {
         }
     }
 
-    /// Whether an image belongs to a partial capsule.
     pub(crate) fn is_partial_image(&self, root: Digest, pages: u64) -> Result<bool> {
         for id in self.partials()? {
             let manifest = match self.manifest(&id) {

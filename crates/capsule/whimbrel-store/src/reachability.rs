@@ -61,7 +61,6 @@ fn complete_relatives(store: &Store, id: &CapsuleId, manifest: &Manifest) -> Res
     Ok(wholes)
 }
 
-/// Position of a node in an image.
 #[derive(Clone, Copy)]
 struct NodePosition {
     level: u8,

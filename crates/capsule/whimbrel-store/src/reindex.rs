@@ -27,8 +27,9 @@ impl Store {
         let names = inner.files.list(PACKS).map_err(StoreError::io("list", PACKS))?;
         let sessions = live_leases(&*inner.files, 0, false)?;
         inner.objects.indexes.refresh()?;
-        let covered = inner.objects.indexes.packs();
-        let orphan = |id: &PackId| !covered.contains_key(id) && !sessions.ids.contains(&id.lease);
+        let damaged = inner.objects.indexes.damaged();
+        let covered = inner.objects.indexes.packs_without(&damaged);
+        let orphan = |id: &PackId| !covered.contains(id) && !sessions.ids.contains(&id.lease);
         let mut orphans: Vec<PackId> =
             names.iter().filter_map(|name| PackId::parse(name)).filter(orphan).collect();
         orphans.sort_unstable();
@@ -42,6 +43,9 @@ impl Store {
                     inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
                 )?;
             } else {
+                // Its writer was killed before the sync, and new capsules may be built on what is found here.
+                let path = pack.path();
+                inner.latching(inner.files.sync(&path).map_err(StoreError::io("sync", &path)))?;
                 packs.push((pack, len));
             }
         }
@@ -52,7 +56,11 @@ impl Store {
                 frames = entries.len(),
                 "rebuilt the index of packs that had none"
             );
+            inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
             inner.latching(inner.objects.indexes.publish(&packs, &entries))?;
+        }
+        if !damaged.is_empty() {
+            inner.latching(inner.objects.indexes.remove_damaged(&damaged))?;
         }
         Ok(entries.len())
     }

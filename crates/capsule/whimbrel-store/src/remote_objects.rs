@@ -64,7 +64,6 @@ pub trait RemoteObjects: Send + Sync {
 #[error("cannot fetch missing objects from another host")]
 pub struct RemoteObjectsError {
     /// Cause reported by the source.
-    #[source]
     pub source: Box<dyn Error + Send + Sync>,
     /// Whether the request may succeed later.
     pub retryable: bool,
@@ -123,7 +122,6 @@ impl Nodes for AllNodes<'_> {
     }
 }
 
-/// Fetches objects that are missing here and stores them.
 pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> Result<()> {
     let source = inner.remote.get().filter(|_| !wants.is_empty());
     let Some(source) = source else { return Ok(()) };
@@ -139,7 +137,6 @@ pub(crate) fn fetch_objects(inner: &Inner, kind: Kind, wants: &[ObjectWant]) -> 
     Ok(())
 }
 
-/// Fetches pages that are missing here and stores them.
 pub(crate) fn fetch_pages(inner: &Inner, missing: &MissingObjects) -> Result<()> {
     let source = inner.remote.get().filter(|_| missing.pages > 0);
     let Some(source) = source else { return Ok(()) };

@@ -9,13 +9,16 @@ use crate::{
     object_reader::Objects,
     os_vfs::OsVfs,
     remote_objects::{LocalNodes, RemoteSource},
+    reserve,
     vfs::{LockMode, Vfs},
 };
 use std::{
+    fs::File,
+    io,
     path::Path,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Mutex, Weak},
 };
-use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_core::{CapsuleId, Digest, lock};
 use whimbrel_image::{Manifest, ShortDigest, delta};
 
 /// Options of a store handle. The stored bytes do not depend on them.
@@ -66,19 +69,32 @@ pub(crate) struct Inner {
     pub(crate) complete: CompleteCapsules,
     /// Reference for the thread that writes fetched objects.
     pub(crate) weak_self: Weak<Inner>,
-    latch: OnceLock<&'static str>,
+    latch: Mutex<Latch>,
+}
+
+/// Refusal of writes after the disk failed.
+#[derive(Default)]
+struct Latch {
+    failed: Option<&'static str>,
+    /// Number of failures so far: what was begun before one is void, also after the store was reopened.
+    failures: u64,
 }
 
 impl Inner {
-    /// Fails after a failed write or sync.
-    pub(crate) fn check_latch(&self) -> Result<()> {
-        self.latch.get().map_or(Ok(()), |action| Err(StoreError::Latched { action }))
+    /// Fails after a failed sync. Returns the number of failures so far.
+    pub(crate) fn check_latch(&self) -> Result<u64> {
+        let latch = lock(&self.latch);
+        latch.failed.map_or(Ok(latch.failures), |action| Err(StoreError::Latched { action }))
     }
 
-    /// Passes on the result of a write; latches the store if the disk failed.
+    /// Passes on the result of a write; latches the store if it is not known what is on the disk.
     pub(crate) fn latching<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(StoreError::Io { action, .. }) = &result {
-            let _ = self.latch.set(action);
+        if let Err(error @ StoreError::Io { action, .. }) = &result
+            && error.is_uncertain()
+        {
+            let mut latch = lock(&self.latch);
+            latch.failed.get_or_insert(action);
+            latch.failures += 1;
         }
         result
     }
@@ -90,18 +106,14 @@ pub struct Store {
     pub(crate) inner: Arc<Inner>,
 }
 
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("options", &self.inner.options).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Store, Pin);
 
 impl Store {
     /// Opens the store in `dir`.
     pub fn open(dir: &Path, options: Options) -> Result<Self> {
         if options.create {
             let path = dir.display().to_string();
-            std::fs::create_dir_all(dir).map_err(StoreError::io("create", &path))?;
+            make_root(dir, &|dir| File::open(dir)?.sync_all()).map_err(StoreError::io("create", &path))?;
         } else if !dir.join(MARKER).exists() {
             return Err(StoreError::NoStore { path: dir.display().to_string() });
         }
@@ -111,6 +123,7 @@ impl Store {
     /// Opens the store on `files`: another kind of disk, or one that fails on purpose.
     pub fn open_on(files: Arc<dyn Vfs>, options: Options) -> Result<Self> {
         check_marker(&*files, options.create)?;
+        sync_names(&*files)?;
         let objects = Objects::new(files.clone(), options.cache)?;
         let inner = Arc::new_cyclic(|me| Inner {
             files,
@@ -120,9 +133,39 @@ impl Store {
             fetched: FetchedObjects::default(),
             complete: CompleteCapsules::default(),
             weak_self: me.clone(),
-            latch: OnceLock::new(),
+            latch: Mutex::default(),
         });
         Ok(Self { inner })
+    }
+
+    /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. What was
+    /// being written when it failed stays failed.
+    pub fn reopen(&self) -> Result<()> {
+        let inner = &self.inner;
+        if inner.check_latch().is_ok() {
+            return Ok(());
+        }
+        sync_names(&*inner.files)?;
+        publish(&*inner.files, "", MARKER, MARKER_TEXT.as_bytes())?;
+        inner.objects.indexes.refresh()?;
+        lock(&inner.latch).failed = None;
+        Ok(())
+    }
+
+    /// Bytes that are set aside for garbage collection on a full disk.
+    pub fn reserved_bytes(&self) -> Result<u64> {
+        reserve::size(&*self.inner.files)
+    }
+
+    /// Sets bytes aside for garbage collection. Without them it may fail on a full disk, and nothing else.
+    pub(crate) fn refill_reserve(&self) {
+        let inner = &self.inner;
+        if let Err(error) = reserve::refill(&*inner.files, inner.objects.indexes.largest()) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "cannot set bytes aside for garbage collection"
+            );
+        }
     }
 
     /// Decodes the manifest of a capsule.
@@ -173,10 +216,28 @@ pub struct Pin {
     _lease: GcLease,
 }
 
-impl std::fmt::Debug for Pin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pin").finish_non_exhaustive()
+/// Creates the directory of a store with those above it, and makes their names durable.
+fn make_root(dir: &Path, sync: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    let dir = std::path::absolute(dir)?;
+    if dir.join(MARKER).exists() {
+        return Ok(());
     }
+    let missing = dir.ancestors().take_while(|dir| !dir.exists()).count();
+    std::fs::create_dir_all(&dir)?;
+    // One more than was missing: a killed process may have made the last without a sync.
+    dir.ancestors().skip(1).take(missing.max(1)).try_for_each(sync)
+}
+
+/// Makes names durable that a killed process left: what is built on them must not outlive them.
+fn sync_names(files: &dyn Vfs) -> Result<()> {
+    for dir in [PACKS, INDEX, REFS, PARTIAL, ""] {
+        match files.sync_dir(dir) {
+            // Stores of earlier versions may lack the directory of partial capsules.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other.map_err(StoreError::io("sync", dir))?,
+        }
+    }
+    Ok(())
 }
 
 fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
@@ -189,7 +250,7 @@ fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
                 false => Err(StoreError::Layout { found: String::from_utf8_lossy(&text).into_owned() }),
             }
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && create => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && create => {
             // The marker comes last, so a store with a marker has its directories.
             for dir in [PACKS, INDEX, REFS, LEASES, PARTIAL, TEMP] {
                 files.make_dir(dir).map_err(StoreError::io("create", dir))?;
@@ -197,9 +258,34 @@ fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
             files.sync_dir("").map_err(StoreError::io("sync", "."))?;
             publish(files, "", MARKER, MARKER_TEXT.as_bytes())
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(StoreError::NoStore { path: String::from(".") })
         }
         Err(error) => Err(StoreError::io("open", MARKER)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn the_names_of_a_new_store_s_directories_are_made_durable() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path();
+        let synced = RefCell::new(Vec::new());
+        let sync = |dir: &Path| {
+            synced.borrow_mut().push(dir.to_owned());
+            Ok(())
+        };
+        make_root(&top.join("data/store"), &sync).unwrap();
+        assert_eq!(synced.take(), [top.join("data"), top.to_owned()]);
+        // Its maker may have been killed before the sync.
+        make_root(&top.join("data/store"), &sync).unwrap();
+        assert_eq!(synced.take(), [top.join("data")]);
+        std::fs::write(top.join("data/store").join(MARKER), MARKER_TEXT).unwrap();
+        make_root(&top.join("data/store"), &sync).unwrap();
+        assert_eq!(synced.take(), [] as [std::path::PathBuf; 0]);
     }
 }

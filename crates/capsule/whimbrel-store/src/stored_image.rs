@@ -32,17 +32,12 @@ pub struct StoredImage {
     inner: Arc<Inner>,
     root: Option<Digest>,
     pages: u64,
-    /// Whether missing pages are fetched.
     fetches_missing: bool,
     /// Root of an older version that is here, so that only differences are fetched.
     similar: Option<Digest>,
 }
 
-impl std::fmt::Debug for StoredImage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoredImage").field("root", &self.root).field("pages", &self.pages).finish()
-    }
-}
+whimbrel_core::opaque_debug!(StoredImage);
 
 impl Store {
     /// Returns the image of `pages` pages with this root. Costs nothing; if the root is missing, the first
@@ -300,7 +295,11 @@ impl StoredImage {
             }
         };
         thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+            let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+            let threads: Vec<_> = (0..threads.max(1)).filter_map(start).collect();
+            if threads.is_empty() {
+                return work();
+            }
             let results = threads
                 .into_iter()
                 .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -2,8 +2,8 @@
 
 use crate::{
     error::{Result, StoreError},
-    file_names::{PACKS, PackId},
-    gc_lease::live_leases,
+    file_names::{CONDEMNED, PACKS, PackId},
+    gc_lease::{Condemned, live_leases},
     index::{Entry, PackLocation},
     store::Store,
 };
@@ -75,13 +75,26 @@ impl Store {
         catalog.refresh()?;
         let total = catalog.packs().values().map(|len| u64::from(*len)).sum();
         let (mut report, mut good) = (Report::default(), HashSet::new());
+        let condemned = match Condemned::read(&*self.inner.files) {
+            Ok(condemned) => condemned.ids(),
+            Err(error) => {
+                report.damage.push(damage(CONDEMNED.to_owned(), 0, &with_sources(&error), &[]));
+                HashSet::new()
+            }
+        };
         for index in catalog.snapshot().iter() {
             let Some(entries) = index.contents() else {
                 report.damage.push(damage(format!("index/{}", index.name), 0, "body checksum", &[]));
                 continue;
             };
             for entry in entries {
-                self.verify_frame(&entry, &mut report, &mut good);
+                // A collection that was killed may have removed the base of a delta that it was to remove too.
+                // If a capsule needs an object of it after all, that capsule is broken.
+                if let Some(damage) = self.verify_frame(&entry, &mut report, &mut good)
+                    && !condemned.contains(&entry.frame.pack)
+                {
+                    report.damage.push(damage);
+                }
                 progress(report.bytes, total);
             }
         }
@@ -90,7 +103,12 @@ impl Store {
         Ok(report)
     }
 
-    fn verify_frame(&self, entry: &Entry, report: &mut Report, good: &mut HashSet<ShortDigest>) {
+    fn verify_frame(
+        &self,
+        entry: &Entry,
+        report: &mut Report,
+        good: &mut HashSet<ShortDigest>,
+    ) -> Option<Damage> {
         let PackLocation { pack, offset, len, .. } = entry.frame;
         report.frames += 1;
         report.bytes += u64::from(len);
@@ -99,8 +117,7 @@ impl Store {
             Ok(decoded) => decoded,
             Err(error) => {
                 let reason = with_sources(&error);
-                report.damage.push(damage(pack.path(), offset.into(), &reason, &entry.keys));
-                return;
+                return Some(damage(pack.path(), offset.into(), &reason, &entry.keys));
             }
         };
         let fits = |(slot, key): &(usize, &ShortDigest)| {
@@ -109,25 +126,30 @@ impl Store {
         let (right, wrong): (Vec<_>, Vec<_>) = entry.keys.iter().enumerate().partition(fits);
         report.objects += entry.keys.len() as u64;
         good.extend(right.into_iter().map(|(_, key)| *key));
-        if !wrong.is_empty() {
-            let keys: Vec<ShortDigest> = wrong.into_iter().map(|(_, key)| *key).collect();
-            report.damage.push(damage(pack.path(), offset.into(), "the content has another digest", &keys));
-        }
+        let keys: Vec<ShortDigest> = wrong.into_iter().map(|(_, key)| *key).collect();
+        (!keys.is_empty())
+            .then(|| damage(pack.path(), offset.into(), "the content has another digest", &keys))
     }
 
     fn verify_capsules(&self, good: &HashSet<ShortDigest>, report: &mut Report) -> Result<()> {
         // A damaged manifest is in the list of damage, and if a ref names it, also in the list of broken
         // capsules.
         let mut ids: HashSet<CapsuleId> = self.manifest_ids()?.into_iter().collect();
+        let mut named = HashSet::new();
         match self.list_refs() {
-            Ok(refs) => ids.extend(refs.into_values()),
+            Ok(refs) => named.extend(refs.into_values()),
             Err(error) => report.damage.push(damage(String::from("refs"), 0, &with_sources(&error), &[])),
         }
+        ids.extend(&named);
         let partials = self.partials()?;
         report.partial = ids.iter().copied().filter(|id| partials.contains(id)).collect();
         let mut known = HashMap::new();
         for id in ids.into_iter().filter(|id| !partials.contains(id)) {
             let missing = self.missing_in(&id, good, &mut known);
+            if !missing.is_empty() && !named.contains(&id) && matches!(self.is_complete(&id), Ok(false)) {
+                // A collection that was killed has removed some of its objects, which nothing needs.
+                continue;
+            }
             report.broken.extend(missing.into_iter().map(|(image, missing)| BrokenCapsule {
                 id,
                 image,

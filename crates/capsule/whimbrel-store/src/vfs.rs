@@ -49,6 +49,9 @@ pub trait Vfs: Send + Sync {
     /// Names of the files in a directory, in no order.
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
 
+    /// Makes the content of an existing file durable.
+    fn sync(&self, path: &str) -> io::Result<()>;
+
     /// Makes the names of a directory durable.
     fn sync_dir(&self, dir: &str) -> io::Result<()>;
 

@@ -34,7 +34,6 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// Disk that is read within limits.
 pub(crate) struct BoundedReader<'a> {
     disk: &'a dyn ReadAt,
     size: u64,
@@ -47,7 +46,6 @@ impl<'a> BoundedReader<'a> {
         Self { disk, size, left: MAX_SECTORS, complete: true }
     }
 
-    /// Size of the disk in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }

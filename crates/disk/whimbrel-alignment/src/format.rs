@@ -35,7 +35,6 @@ pub enum AlignmentFormatError {
     #[error("the page alignment is invalid")]
     Alignment {
         /// Invalid property of the segments.
-        #[source]
         source: AlignmentError,
     },
 }

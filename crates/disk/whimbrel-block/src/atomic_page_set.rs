@@ -37,7 +37,6 @@ impl AtomicPageSet {
         }
     }
 
-    /// Takes all pages of the set and empties it.
     pub(crate) fn take(&self) -> PageSet {
         let mut taken = PageSet::empty(self.len);
         for (index, upper) in self.upper.iter().enumerate() {

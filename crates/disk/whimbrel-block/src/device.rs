@@ -176,7 +176,6 @@ pub enum BlockError {
         /// Offset in bytes.
         offset: u64,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The content could not be obtained from its source.
@@ -187,7 +186,6 @@ pub enum BlockError {
         /// Length of the range.
         len: u64,
         /// Cause reported by the source.
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

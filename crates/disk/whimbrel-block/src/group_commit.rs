@@ -11,9 +11,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 /// Lets one caller at a time sync, for all that wait.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
-    /// Writes that returned.
     written: AtomicU64,
-    /// Writes that a finished sync covers.
     synced: AtomicU64,
     rounds: Mutex<Rounds>,
     changed: Condvar,

@@ -26,7 +26,6 @@ use std::{
 };
 use whimbrel_core::{PageRun, PageSet};
 
-/// Most pages of a queued write.
 const WRITE_PAGES: u64 = 64;
 
 /// Consecutive pages with their content.
@@ -68,9 +67,7 @@ enum Mode {
     Off,
     /// Writes are still only local, and recorded here too.
     Armed,
-    /// Writes are sent to the copy.
     On,
-    /// The mirror has ended for good.
     Ended,
 }
 
@@ -239,14 +236,11 @@ impl Mirror {
         waited += after.elapsed();
         let mut state = self.state();
         // Pages that are not sent: those of no sent run, or all if the write failed or the mirror has ended.
-        let mut alone = PageSet::empty(state.missed.len());
-        alone.insert_run(run);
-        carried.iter().for_each(|run| alone.remove_run(*run));
+        between(run, &carried).for_each(|gap| state.missed.insert_run(gap));
         for piece in rest {
             state.in_flight.remove_run(piece);
-            alone.insert_run(piece);
+            state.missed.insert_run(piece);
         }
-        state.missed.union(&alone);
         state.cost.count(&carried, waited);
         self.changed.notify_all();
         outcome
@@ -299,6 +293,13 @@ impl MirrorCost {
             self.longest = self.longest.max(waited);
         }
     }
+}
+
+/// Pages of `run` that are in none of `parts`, which are ascending parts of it.
+fn between(run: PageRun, parts: &[PageRun]) -> impl Iterator<Item = PageRun> {
+    let starts = std::iter::once(run.start).chain(parts.iter().map(PageRun::end));
+    let ends = parts.iter().map(|part| part.start).chain([run.end()]);
+    starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| PageRun::new(start, end - start))
 }
 
 fn overlaps(set: &PageSet, run: PageRun) -> bool {

@@ -13,7 +13,6 @@ use whimbrel_core::PageRun;
 /// Block device that can be mirrored.
 pub struct MirrorLayer {
     inner: Arc<dyn Device>,
-    /// Locked for reading by every write.
     mirror: RwLock<Option<Arc<Mirror>>>,
     is_mirrored: AtomicBool,
 }

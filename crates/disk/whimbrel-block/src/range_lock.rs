@@ -8,7 +8,6 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
 };
 
-/// Ranges that are locked now.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLock {
     held: Mutex<Vec<Range<u64>>>,

@@ -85,7 +85,6 @@ impl SwappableDevice {
         }
     }
 
-    /// Waits for a device.
     fn get(&self) -> Result<Arc<dyn Device>, BlockError> {
         let unset = |target: &mut Target| matches!(target, Target::Unset);
         let target = self.changed.wait_while(self.lock(), unset).unwrap_or_else(PoisonError::into_inner);

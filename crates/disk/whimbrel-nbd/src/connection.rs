@@ -15,7 +15,6 @@ use whimbrel_block::Device;
 /// bounds it.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Cause of a failed connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
     #[error("the handshake failed")]

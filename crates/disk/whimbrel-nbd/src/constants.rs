@@ -40,7 +40,6 @@ pub(crate) const REP_ERR_UNKNOWN: u32 = 1 << 31 | 6;
 pub(crate) const INFO_EXPORT: u16 = 0;
 pub(crate) const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Transmission flags of an export.
 pub(crate) const EXPORT_HAS_FLAGS: u16 = 1 << 0;
 pub(crate) const EXPORT_READ_ONLY: u16 = 1 << 1;
 pub(crate) const EXPORT_FLUSH: u16 = 1 << 2;
@@ -80,7 +79,6 @@ pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
 pub(crate) const MIN_BLOCK: u32 = 1;
 pub(crate) const PREFERRED_BLOCK: u32 = 4096;
 
-/// Error numbers on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum WireError {

@@ -20,7 +20,6 @@ const STATUS_SPAN: u64 = 1 << 30;
 /// Most extents of a block status reply.
 const STATUS_EXTENTS: usize = 8192;
 
-/// One client in its transmission phase.
 pub(crate) struct Executor<'a> {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) export: &'a Export,
@@ -32,18 +31,19 @@ pub(crate) struct Executor<'a> {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Read from this offset on; the data before it has been sent.
-    Read { from: u64 },
-    /// Write with its payload.
-    Write { data: Vec<u8> },
+    Read {
+        from: u64,
+    },
+    Write {
+        data: Vec<u8>,
+    },
     /// Flush, also that after a write with FUA.
     Flush,
     /// Trim or write zeroes.
     Clear,
-    /// Query of the block status.
     Status,
 }
 
-/// Mode of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadMode {
     NonBlocking,
@@ -89,7 +89,6 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Replies to a request whose reply has no payload.
     pub(crate) fn finish(&self, request: &Request, outcome: Result<(), BlockError>, out: &mut ReplyBuffer) {
         match outcome {
             Ok(()) => out.push(&reply::simple(request.cookie, None)),
@@ -97,7 +96,6 @@ impl Executor<'_> {
         }
     }
 
-    /// Replies that a request failed.
     pub(crate) fn fail(&self, request: &Request, error: WireError, out: &mut ReplyBuffer) {
         let in_chunks = matches!(request.command, Command::Read | Command::BlockStatus);
         if self.agreed.structured && in_chunks {

@@ -13,7 +13,6 @@
 
 use crate::constants::*;
 
-/// Export that the server offers.
 #[derive(Debug, Clone)]
 pub(crate) struct Export {
     pub(crate) name: String,
@@ -24,16 +23,13 @@ pub(crate) struct Export {
 /// Result of the negotiation for the transmission phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Agreed {
-    /// Replies are structured chunks.
     pub(crate) structured: bool,
     /// The client may query `base:allocation`.
     pub(crate) allocation: bool,
 }
 
-/// Result of a step of the handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The step needs more bytes.
     More,
     /// The step used this number of bytes; the handshake continues.
     Used(usize),
@@ -43,7 +39,6 @@ pub(crate) enum Progress {
     Abort,
 }
 
-/// Reasons to disconnect a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandshakeError {
     #[error("unknown client flags {flags:#x}")]
@@ -108,7 +103,6 @@ impl<'a> Fields<'a> {
 }
 
 impl Export {
-    /// Transmission flags of the export.
     pub(crate) fn flags(&self) -> u16 {
         let always = EXPORT_HAS_FLAGS | EXPORT_FLUSH | EXPORT_DF | EXPORT_MULTI_CONN;
         match self.read_only {

@@ -6,7 +6,6 @@ use std::{io, os::unix::net::UnixStream};
 /// Bytes of the buffer: several writes of usual size, few enough for a second-level cache.
 pub(crate) const INPUT_SIZE: usize = 512 << 10;
 
-/// Buffered receiver of a socket.
 pub(crate) struct Input<'a> {
     socket: &'a UnixStream,
     buffer: Vec<u8>,

@@ -60,7 +60,6 @@ impl<'a> Output<'a> {
         Self { socket, sending: Mutex::new(()) }
     }
 
-    /// Sends all of `replies` and empties it.
     pub(crate) fn send(&self, replies: &mut ReplyBuffer) -> io::Result<()> {
         let mut rest = &replies.bytes[..replies.len];
         if !rest.is_empty() {
@@ -74,7 +73,6 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Closes the connection for all threads.
     pub(crate) fn close(&self) {
         // Fails only if the client closed it first.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);

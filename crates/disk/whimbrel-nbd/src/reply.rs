@@ -11,14 +11,12 @@ pub(crate) fn simple(cookie: u64, error: Option<WireError>) -> [u8; 16] {
     bytes
 }
 
-/// Header of a structured chunk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunk {
     pub(crate) cookie: u64,
     pub(crate) kind: u16,
     /// Whether it is the last chunk of the reply.
     pub(crate) done: bool,
-    /// Bytes that follow the header.
     pub(crate) len: u32,
 }
 

@@ -6,7 +6,6 @@ use crate::handshake::{Agreed, Export};
 /// Bytes of a request header.
 pub(crate) const REQUEST_SIZE: usize = 28;
 
-/// Request as it was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) flags: u16,
@@ -17,7 +16,6 @@ pub(crate) struct Request {
     pub(crate) len: u32,
 }
 
-/// Type of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Read,
@@ -60,7 +58,6 @@ impl Request {
         }
     }
 
-    /// Bytes that follow the header.
     pub(crate) fn payload(&self) -> u32 {
         if self.command == Command::Write { self.len } else { 0 }
     }

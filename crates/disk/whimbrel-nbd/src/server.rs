@@ -54,7 +54,6 @@ struct Inner {
     export: Export,
     options: Options,
     clients: Mutex<Clients>,
-    /// Signals that a client left.
     left: Condvar,
 }
 

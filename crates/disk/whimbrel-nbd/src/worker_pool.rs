@@ -13,22 +13,18 @@ const MAX_REQUESTS: usize = 128;
 /// Most bytes of these requests. A single larger request is accepted if there is no other.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Request for a worker.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) work: Work,
-    /// Bytes reserved for the job.
     pub(crate) bytes: usize,
 }
 
-/// Jobs of a connection.
 pub(crate) struct WorkerPool {
     max_workers: usize,
     state: Mutex<State>,
     /// Signals that a job arrived or the pool was closed.
     work: Condvar,
-    /// Signals that a job ended.
     space: Condvar,
 }
 

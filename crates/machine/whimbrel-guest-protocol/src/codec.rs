@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// Most bytes of a text.
 pub(crate) const TEXT_MAX: usize = 255;
 
 /// The payload does not match the protocol.
@@ -20,7 +19,6 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// Payload that is decoded from its start.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -62,7 +60,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Payload that is being encoded.
 #[derive(Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 

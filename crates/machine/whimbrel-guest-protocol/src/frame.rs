@@ -52,7 +52,6 @@ fn checksum(bytes: &[u8]) -> u32 {
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// Bytes at the start that are consumed.
     done: usize,
     /// Version of a valid frame that was skipped because it is another one.
     other_version: Option<u8>,

@@ -32,7 +32,6 @@ pub enum AttachError {
         /// Process id of the target.
         pid: i32,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The target's main thread did not stop, or did not reach its next system call, in time.
@@ -65,7 +64,6 @@ pub enum AttachError {
         /// Verb of the call: `create a userfaultfd`, …
         action: &'static str,
         /// Error number that the call returned.
-        #[source]
         source: io::Error,
     },
     /// The target does not map the requested memory.
@@ -115,7 +113,6 @@ pub enum AttachError {
         /// Verb of the operation: `read the mappings`, …
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }

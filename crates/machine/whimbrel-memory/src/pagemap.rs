@@ -12,7 +12,6 @@ const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
 /// Runs requested from the kernel at a time: 96 KiB of result.
 const BATCH: usize = 4096;
 
-/// Pages that a scan returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
     /// Pages written since they were last armed; arms them again. An absent page that was never armed counts

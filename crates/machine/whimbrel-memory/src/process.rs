@@ -1,6 +1,6 @@
 //! Target process, identified by a pidfd so that its number cannot be reused, and its data in `/proc`.
 
-use crate::AttachError;
+use crate::{AttachError, userfaultfd};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
@@ -111,11 +111,18 @@ impl Process {
         Ok(false)
     }
 
-    /// Numbers of the process's userfaultfds.
     pub(crate) fn userfaultfds(&self) -> Result<Vec<RawFd>, AttachError> {
         self.descriptors(|entry| {
             fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
         })
+    }
+
+    /// Number of a descriptor of the device that makes userfaultfds, if the process has one.
+    pub(crate) fn userfaultfd_device(&self) -> Result<Option<RawFd>, AttachError> {
+        let is_device = |entry: &fs::DirEntry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == userfaultfd::DEVICE)
+        };
+        self.descriptors(is_device).map(|found| found.first().copied())
     }
 
     /// Numbers of the process's descriptors of one file.

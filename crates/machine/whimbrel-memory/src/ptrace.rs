@@ -21,7 +21,6 @@ pub(crate) enum Stop {
     Group,
     /// Entry or exit of a system call.
     Syscall,
-    /// Signal that is about to be delivered.
     Signal(c_int),
 }
 
@@ -73,7 +72,6 @@ pub(crate) fn stop(pid: Pid) -> io::Result<Option<Stop>> {
     }))
 }
 
-/// Reads the general registers.
 pub(crate) fn registers(pid: Pid) -> io::Result<Registers> {
     // SAFETY: the structure has only integers, for which zero is valid.
     let mut regs: Registers = unsafe { std::mem::zeroed() };

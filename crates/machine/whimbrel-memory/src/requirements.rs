@@ -1,6 +1,6 @@
 //! Requirements of the crate on the host, checked and explained for people.
 
-use crate::userfaultfd;
+use crate::userfaultfd::{self, DEVICE};
 use linux_raw_sys::general as sys;
 use std::{fs, io};
 
@@ -39,13 +39,12 @@ pub fn probe() -> Vec<Finding> {
 fn userfaultfd(offered: &io::Result<u64>) -> Finding {
     let (sentence, fix) = match offered {
         Ok(_) => ("a userfaultfd can be created".to_owned(), None),
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => (
-            format!("the kernel has no userfaultfd ({error})"),
-            Some("use a kernel built with CONFIG_USERFAULTFD"),
-        ),
         Err(error) => (
-            format!("a userfaultfd cannot be created ({error})"),
-            Some("run as root, or set the sysctl vm.unprivileged_userfaultfd to 1"),
+            format!("a userfaultfd cannot be created with {DEVICE} ({error})"),
+            Some(
+                "run as root, with a kernel built with CONFIG_USERFAULTFD and a devtmpfs at /dev, or set the \
+                 sysctl vm.unprivileged_userfaultfd to 1",
+            ),
         ),
     };
     Finding { requirement: Requirement::Userfaultfd, met: fix.is_none(), sentence, fix }

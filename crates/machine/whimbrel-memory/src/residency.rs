@@ -20,10 +20,8 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Cell in which a pager sets its source for readers of the memory.
 pub(crate) type LazyMemoryCell = RwLock<Option<Arc<LazyMemory>>>;
 
-/// Lazily filled memory with its source.
 pub(crate) struct LazyMemory {
     pub(crate) source: Arc<dyn PageSource>,
     filled: Vec<AtomicU64>,
@@ -71,7 +69,6 @@ pub(crate) fn next(file: &File, offset: u64, run: PageRun, page: u64, data: bool
     }
 }
 
-/// Pages that the file has.
 pub(crate) fn extents(file: &File, offset: u64, pages: u64) -> io::Result<PageSet> {
     let (mut set, all) = (PageSet::empty(pages), PageRun::new(0, pages));
     let mut page = 0;

@@ -28,6 +28,7 @@ use crate::{
     code_cave,
     process::Process,
     ptrace::{self, Stop},
+    userfaultfd::{self, USERFAULTFD_IOC_NEW},
 };
 use std::{
     io,
@@ -43,10 +44,16 @@ const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
 /// Makes `process` create a userfaultfd; returns the descriptor's number there.
+///
+/// A process without capabilities may do that with a descriptor of the device only, for faults of the kernel
+/// (`userfaultfd(2)`). Whoever started it has left it one.
 pub(crate) fn create_userfaultfd(process: &Process) -> Result<RawFd, AttachError> {
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+    let device = process.userfaultfd_device()?;
     in_tracer(process, |tracer| {
-        tracer.call("create a userfaultfd", |_| call(libc::SYS_userfaultfd, [flags, 0, 0]))
+        tracer.call("create a userfaultfd", |_| match device {
+            Some(fd) => call(libc::SYS_ioctl, [fd as u64, USERFAULTFD_IOC_NEW, userfaultfd::FLAGS]),
+            None => call(libc::SYS_userfaultfd, [userfaultfd::FLAGS, 0, 0]),
+        })
     })
 }
 
@@ -90,9 +97,7 @@ struct Tracer<'a> {
     deadline: Instant,
 }
 
-/// Result of one attempt.
 enum Attempt {
-    /// The call returned this value.
     Returned(i64),
     /// A signal came first; the thread has its own registers again.
     Interrupted,

@@ -6,6 +6,7 @@
 use linux_raw_sys::{general as sys, ioctl};
 use std::{
     ffi::c_ulong,
+    fs::{self, File},
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
@@ -20,6 +21,13 @@ pub(crate) struct Span {
 /// Kernel features that tracking and lazy pages need.
 pub(crate) const FEATURES: u32 =
     sys::UFFD_FEATURE_WP_ASYNC | sys::UFFD_FEATURE_WP_UNPOPULATED | sys::UFFD_FEATURE_MISSING_SHMEM;
+
+/// Flags of a new userfaultfd.
+pub(crate) const FLAGS: u64 = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+/// Request of [`DEVICE`] for a userfaultfd (`_IO(0xAA, 0)` of linux/userfaultfd.h).
+pub(crate) const USERFAULTFD_IOC_NEW: u64 = 0xaa00;
+/// Device that makes a userfaultfd for whoever may open it.
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
 
 /// Result of a fill attempt.
 #[derive(Debug, PartialEq, Eq)]
@@ -132,6 +140,11 @@ impl Userfaultfd {
     }
 }
 
+/// Whether any process may create a userfaultfd.
+fn is_open_to_all() -> bool {
+    fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|value| value.trim() == "1")
+}
+
 impl AsFd for Userfaultfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -144,10 +157,16 @@ impl From<Span> for sys::uffdio_range {
     }
 }
 
-/// Features that the kernel offers, from a userfaultfd of this process.
+/// Features that the kernel offers, from a userfaultfd of this process, made as a process without
+/// capabilities has it made.
 pub(crate) fn kernel_features() -> io::Result<u64> {
-    // SAFETY: the call takes flags and no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    let fd = match File::options().read(true).write(true).open(DEVICE) {
+        // SAFETY: the request takes flags and no pointers.
+        Ok(device) => unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, FLAGS) }.into(),
+        Err(error) if !is_open_to_all() => return Err(error),
+        // SAFETY: the call takes flags and no pointers.
+        Err(_) => unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) },
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

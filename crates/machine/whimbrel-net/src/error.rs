@@ -13,7 +13,6 @@ pub enum NetError {
         /// Name of the device.
         name: String,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The bridge does not exist or does not accept the tap device.
@@ -22,7 +21,6 @@ pub enum NetError {
         /// Name of the bridge.
         bridge: String,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The port's thread could not be started or woken.
@@ -31,7 +29,6 @@ pub enum NetError {
         /// Verb of the operation: `start`, `wake`, …
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The operation needs an output buffer, and the port has none.

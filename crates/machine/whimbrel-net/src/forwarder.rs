@@ -66,7 +66,6 @@ impl Shared {
     }
 }
 
-/// State of a port.
 pub(crate) struct Forwarder {
     path: PathBuf,
     link: Link,
@@ -89,19 +88,16 @@ pub(crate) struct Forwarder {
 /// Callback that runs while the forwarder is locked, so it must not call the port.
 pub(crate) type FirstHeld = Box<dyn Fn() + Send>;
 
-/// State of the connection to QEMU.
 enum Link {
     Down { retry_at: Instant },
     Up(Arc<OwnedFd>),
 }
 
-/// State of a series of announcements.
 struct Announcing {
     at: Instant,
     done: usize,
 }
 
-/// Whether a step should be repeated.
 #[derive(PartialEq, Eq)]
 enum Step {
     More,

@@ -85,7 +85,6 @@ impl InputLog {
         true
     }
 
-    /// Records the fingerprint of a frame that was sent.
     pub(crate) fn record_sent(&self, frame: &[u8]) {
         if let Some(print) = crate::input_replay::fingerprint(frame) {
             let mut state = self.state();

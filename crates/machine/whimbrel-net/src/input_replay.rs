@@ -25,7 +25,6 @@ const FLOWS_MAX: usize = 1 << 16;
 /// Addresses and ports of the peer and of the guest.
 type Flow = [u8; 36];
 
-/// Replay at one port.
 pub(crate) struct InputReplay {
     inputs: VecDeque<Input>,
     sent: HashMap<u64, u32>,
@@ -101,7 +100,6 @@ impl InputReplay {
         (1..WINDOW_MAX).contains(&ack.wrapping_sub(*sent))
     }
 
-    /// Whether a frame of the guest is a repeated one.
     pub(crate) fn is_repeated(&mut self, frame: &[u8]) -> bool {
         if let Some(segment) = Segment::parse(frame, Side::Guest) {
             let known = self.flows.len() < FLOWS_MAX;
@@ -126,7 +124,6 @@ impl InputReplay {
         !self.inputs.is_empty()
     }
 
-    /// Whether the replay has no effect any more.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.inputs.is_empty() && self.over_at.is_some_and(|at| now >= at)
     }

@@ -12,10 +12,8 @@ use std::collections::VecDeque;
 
 /// Most bytes that are buffered: what a gigabit link brings in 130 ms.
 const BYTES_MAX: usize = 16 << 20;
-/// Most frames that are buffered.
 const FRAMES_MAX: usize = 16_384;
 
-/// Buffer of late frames.
 #[derive(Debug, Default)]
 pub(crate) struct LateFrames {
     frames: VecDeque<Box<[u8]>>,
@@ -34,7 +32,6 @@ impl LateFrames {
         self.buffering = false;
     }
 
-    /// Whether arriving frames are buffered.
     pub(crate) fn is_buffering(&self) -> bool {
         self.buffering
     }
@@ -54,7 +51,6 @@ impl LateFrames {
         fits
     }
 
-    /// Next frame that may be delivered.
     pub(crate) fn next(&mut self) -> Option<Box<[u8]>> {
         let frame = if self.buffering { None } else { self.frames.pop_front() }?;
         self.bytes -= frame.len();

@@ -8,7 +8,9 @@
 //! [`whimbrel_machine::Machine`]. A QEMU survives this process; [`Qemu::adopt`] controls it again. This crate
 //! does not read guest memory: the engines map the RAM file of the specification.
 
+mod confinement;
 mod console;
+mod image;
 mod launch;
 mod machine;
 mod probe;
@@ -17,6 +19,7 @@ mod qmp;
 mod state;
 
 pub use console::{Console, Ended, Subscription};
+pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status, VmIdentity};
 pub use probe::{

@@ -4,6 +4,7 @@
 //! together, and a pidfd refers to it, so no signal ever reaches another process. QEMU outlives this process
 //! (own session, no parent-death signal, output to a file). Dropping a [`QemuProcess`] does not affect QEMU.
 
+use crate::confinement::Confinement;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
@@ -15,7 +16,7 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -54,7 +55,6 @@ pub enum ProcessError {
         /// Path of the program.
         program: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The log file for its output could not be opened.
@@ -63,7 +63,6 @@ pub enum ProcessError {
         /// Path of the log file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// There is no such process, or another one has its pid.
@@ -78,7 +77,6 @@ pub enum ProcessError {
         /// Process id of QEMU.
         pid: u32,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }
@@ -109,6 +107,7 @@ impl QemuProcess {
             .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(no_log)?)
             .stderr(output.try_clone().map_err(no_log)?);
+        Confinement::of_machine(userfaultfd_device()).apply_to(&mut command);
         let prepare = move || {
             rustix::process::setsid()?;
             match huge_pages {
@@ -207,7 +206,27 @@ impl QemuProcess {
     }
 }
 
+/// Child process that is killed and reaped when dropped.
+#[derive(Debug)]
+pub(crate) struct Reaped(pub(crate) Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();
+
+/// Device through which a process without capabilities may be made to create a userfaultfd for faults of the
+/// kernel too (`userfaultfd(2)`); `whimbrel-memory` looks for it among the descriptors of QEMU. Where the
+/// device is missing, the sysctl `vm.unprivileged_userfaultfd` decides.
+fn userfaultfd_device() -> Option<OwnedFd> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
+    device.map(OwnedFd::from).ok()
+}
 
 /// Waits for the end of a process, at most `timeout`; returns whether it ended.
 fn has_ended(pidfd: &OwnedFd, timeout: Option<Duration>) -> bool {

@@ -151,8 +151,4 @@ impl DirtyLog {
     }
 }
 
-impl std::fmt::Debug for DirtyLog {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirtyLog").field("array", &self.name()).field("unseen", &self.dirty).finish()
-    }
-}
+whimbrel_core::opaque_debug!(DirtyLog);

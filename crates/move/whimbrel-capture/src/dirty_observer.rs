@@ -48,7 +48,6 @@ struct Shared {
     next: u64,
 }
 
-/// Array that the dirty log reads.
 struct ObservedArray {
     name: String,
     pages: u64,
@@ -151,17 +150,7 @@ impl PageArray for ObservedArray {
     }
 }
 
-impl std::fmt::Debug for DirtyObserver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirtyObserver").field("gone", &(self.0.strong_count() == 0)).finish()
-    }
-}
-
-impl std::fmt::Debug for Observation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Observation").field("number", &self.number).finish()
-    }
-}
+whimbrel_core::opaque_debug!(DirtyObserver, Observation);
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

@@ -9,7 +9,6 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet, varint};
 
 const MAGIC: &[u8; 8] = b"WHIMWWST";
 const FORMAT: u32 = 1;
-/// Bytes of the header.
 const HEADER_LEN: usize = 48;
 /// Bytes before the runs of a record.
 const RECORD_HEADER_LEN: usize = 8;

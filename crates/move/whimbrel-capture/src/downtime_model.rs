@@ -65,7 +65,6 @@ impl Model {
         ((bytes / bandwidth.max(1) as f64).max(pages * least), bytes)
     }
 
-    /// Downtime with `pages` pages left.
     fn downtime(&self, pages: f64, bandwidth: u64) -> f64 {
         self.cost(pages, 1, bandwidth).0 + self.fixed.as_secs_f64()
     }

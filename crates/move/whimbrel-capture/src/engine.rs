@@ -279,7 +279,6 @@ impl Run<'_, '_> {
         Ok(paused_at.elapsed())
     }
 
-    /// Collects the consumer's dirty pages of every array.
     fn collect(&mut self) -> Result<Vec<PageSet>, CaptureError> {
         let follower = self.subject.consumer;
         let mut sets = Vec::with_capacity(self.collected.len());
@@ -436,7 +435,6 @@ impl Run<'_, '_> {
     }
 }
 
-/// End of the rounds.
 #[derive(Clone, Copy)]
 struct Ending {
     /// Limit of the last round.

@@ -36,7 +36,6 @@ impl RoundStats {
     }
 }
 
-/// Counter of one running round.
 pub(crate) struct Tally {
     phase: Phase,
     stats: RoundStats,

@@ -76,7 +76,6 @@ pub struct SinkError {
     /// Name of the destination: the store, a host, …
     pub destination: String,
     /// Cause reported by the sink.
-    #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 

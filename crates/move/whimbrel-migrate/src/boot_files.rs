@@ -15,7 +15,6 @@ use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 
 /// Distance of the indexed windows of a file.
 const STRIDE: usize = 256;
-/// Bytes of a window.
 const WINDOW: usize = 16;
 /// Bytes of all files that are indexed; the rest is ignored.
 const FILES_MAX: u64 = 64 << 20;
@@ -57,7 +56,6 @@ pub struct FileRun {
     pub pages: PageRun,
 }
 
-/// Offset of a page in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileOffset {
     file: u8,
@@ -108,7 +106,6 @@ pub(crate) struct BootFiles {
 }
 
 impl BootFiles {
-    /// Indexes the files of these digests and lengths.
     pub(crate) fn index(
         blobs: &[(Digest, u64)],
         open: &dyn Fn(Digest) -> Result<Box<dyn BootFile>, BoxError>,
@@ -137,7 +134,6 @@ impl BootFiles {
         files
     }
 
-    /// Indexes the windows of a file up to `known`.
     fn index_file(&mut self, content: &dyn BootFile, known: u64, first: u32) -> Result<(), BoxError> {
         let mut piece = vec![0; READ_BYTES.min(known as usize)];
         let mut offset = 0;
@@ -182,7 +178,6 @@ impl BootFiles {
         hash as usize & (self.seen.len() * 64 - 1)
     }
 
-    /// Whether no file is indexed.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }

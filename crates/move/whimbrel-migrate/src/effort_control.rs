@@ -56,7 +56,6 @@ const IN_FLIGHT_MAX: u64 = 32 << 20;
 /// Time that encoders spent, and bytes that they handled.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct EncoderTime {
-    /// Time spent on encoding.
     pub(crate) encoding: Duration,
     /// Time spent waiting for the link to accept data.
     pub(crate) link: Duration,
@@ -73,7 +72,6 @@ pub(crate) struct EncoderTime {
 pub(crate) struct EffortControl {
     step: usize,
     spent: EncoderTime,
-    /// Bytes sent so far.
     sent: u64,
     /// Rate in bytes a second and encoder that the link accepted when it was waited for.
     link: Option<f64>,

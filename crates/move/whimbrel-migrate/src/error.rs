@@ -9,7 +9,6 @@ pub enum TargetError {
     #[error("the target refuses the machine")]
     Refused {
         /// Reason of the target host.
-        #[source]
         source: HostError,
     },
     /// No such handover is in progress here.
@@ -34,7 +33,6 @@ pub enum TargetError {
     #[error("cannot decode the message header")]
     Header {
         /// Cause reported by the decoder.
-        #[source]
         source: postcard::Error,
     },
     /// The pages cannot be decoded.
@@ -50,21 +48,18 @@ pub enum TargetError {
     #[error("cannot store the received data")]
     Write {
         /// Cause reported by the host.
-        #[source]
         source: HostError,
     },
     /// The machine could not be loaded.
     #[error("cannot load the machine on the target")]
     Prepare {
         /// Cause reported by the host.
-        #[source]
         source: HostError,
     },
     /// The machine is loaded but did not start.
     #[error("the machine is loaded but cannot be started")]
     Run {
         /// Cause reported by the host.
-        #[source]
         source: HostError,
     },
 }

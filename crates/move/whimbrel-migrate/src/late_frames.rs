@@ -16,7 +16,6 @@ use crate::{
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Most frames of one message.
 const FRAMES_MAX: usize = 4096;
 /// Most bytes of one message; one frame is smaller.
 const BYTES_MAX: usize = 1 << 20;
@@ -72,7 +71,6 @@ fn messages(handover: HandoverId, strays: &[LateFrame]) -> Vec<(LateFramesHeader
     messages
 }
 
-/// Decodes a message of late frames.
 pub(crate) fn decode(head: &LateFramesHeader, payload: &[u8]) -> Result<Vec<LateFrame>, TargetError> {
     const WRONG: TargetError = TargetError::Invalid { what: "frames whose lengths do not match" };
     if head.frames.len() > FRAMES_MAX || payload.len() > BYTES_MAX {

@@ -34,7 +34,6 @@ pub enum LinkError {
     #[error("the connection to the target is lost")]
     Lost {
         /// Cause reported by the connection.
-        #[source]
         source: Box<dyn Error + Send + Sync>,
     },
     /// The target replied with an error.

@@ -35,7 +35,6 @@ impl MirroredBatch {
     }
 }
 
-/// Message with mirrored writes.
 struct SentWrites {
     /// Reply to the message; none if the target already had all of it.
     answer: Option<Box<dyn Answer>>,
@@ -52,7 +51,7 @@ impl Pipeline<'_> {
     }
 
     fn send_all_writes(&self, array: usize, mirror: &Mirror) -> Result<(), BoxError> {
-        let mut encoder = Encoder::new()?;
+        let mut encoder = Encoder::default();
         let mut sent: VecDeque<SentWrites> = VecDeque::new();
         loop {
             match mirror.take(BATCH_PAGES_MAX, sent.is_empty()) {

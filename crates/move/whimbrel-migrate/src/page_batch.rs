@@ -8,6 +8,10 @@
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_image::{
+    compression::{self, Settings},
+    delta_blocks,
+};
 use zstd::zstd_safe::CParameter;
 
 /// Most pages in a batch that are not zero.
@@ -140,10 +144,9 @@ fn min_match(level: i32) -> u32 {
     }
 }
 
-/// Encoder of batches. Keeps the compressor's context, which costs more to create than compressing a batch.
+/// Encoder of batches.
+#[derive(Default)]
 pub struct Encoder {
-    zstd: zstd::bulk::Compressor<'static>,
-    level: i32,
     header: PageBatchHeader,
     whole: Vec<u8>,
     changed: Vec<u8>,
@@ -151,14 +154,6 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates an empty encoder.
-    pub fn new() -> std::io::Result<Self> {
-        // The first batch sets the level.
-        let (zstd, level) = (zstd::bulk::Compressor::new(0)?, 0);
-        let header = PageBatchHeader::default();
-        Ok(Self { zstd, level, header, whole: Vec::new(), changed: Vec::new(), blocks: Vec::new() })
-    }
-
     /// Adds pages that are zero.
     pub fn zero(&mut self, runs: &[PageRun]) {
         self.header.zero.extend_from_slice(runs);
@@ -174,9 +169,7 @@ impl Encoder {
     pub fn delta(&mut self, page: u64, content: &[u8], changed: u64) {
         push(&mut self.header.delta, page);
         self.changed.extend_from_slice(&changed.to_le_bytes());
-        for (_, block) in content.chunks_exact(BLOCK).enumerate().filter(|(at, _)| changed >> at & 1 == 1) {
-            self.blocks.extend_from_slice(block);
-        }
+        delta_blocks::gather(content, changed, BLOCK, &mut self.blocks);
     }
 
     /// Whether no page was added.
@@ -195,12 +188,8 @@ impl Encoder {
             return Ok((header, raw));
         }
         if let Effort::Zstd(level) = effort {
-            if level != self.level {
-                self.zstd.set_compression_level(level)?;
-                self.zstd.set_parameter(CParameter::MinMatch(min_match(level)))?;
-                self.level = level;
-            }
-            let mut packed = self.zstd.compress(&raw)?;
+            let more = [Some(CParameter::MinMatch(min_match(level))), None];
+            let mut packed = compression::compress(&raw, &[], Settings { level, more }, Vec::new())?;
             if (packed.len() as f64) < raw.len() as f64 * WORTH_PACKING {
                 header.packing = Packing::Zstd;
                 // The payload may wait for a slow link, and was allocated for the worst case.
@@ -237,7 +226,7 @@ impl PageBatch {
         let bad = PageBatchError::Payload { expected };
         let raw = match header.packing {
             Packing::None => payload.to_vec(),
-            Packing::Zstd => zstd::bulk::decompress(payload, expected).map_err(|_| bad)?,
+            Packing::Zstd => compression::decompress_at_most(payload, &[], expected).map_err(|_| bad)?,
         };
         let batch = Self { raw, whole, delta };
         let bad = PageBatchError::Payload { expected };
@@ -272,18 +261,8 @@ impl PageBatch {
 impl Patch<'_> {
     /// Turns the target's version of the page into the one that was sent.
     pub fn apply(&self, page: &mut [u8]) {
-        let mut blocks = self.blocks.chunks_exact(BLOCK);
-        let places = page.chunks_exact_mut(BLOCK).enumerate().filter(|(at, _)| self.changed >> at & 1 == 1);
-        for ((_, place), block) in places.zip(&mut blocks) {
-            place.copy_from_slice(block);
-        }
+        delta_blocks::scatter(self.blocks, self.changed, BLOCK, page);
     }
-}
-
-/// Blocks in which two pages differ, as a bit mask.
-pub fn blocks_changed(old: &[u8], new: &[u8]) -> u64 {
-    let blocks = old.chunks_exact(BLOCK).zip(new.chunks_exact(BLOCK)).enumerate();
-    blocks.filter(|(_, (old, new))| old != new).fold(0, |changed, (at, _)| changed | 1 << at)
 }
 
 #[cfg(test)]

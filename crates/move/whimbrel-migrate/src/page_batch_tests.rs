@@ -35,14 +35,14 @@ proptest! {
         start in 0..50u64, level in -5..6i32, pack: bool,
         kinds in prop::collection::vec((0..3u8, any::<u64>(), prop::option::of(any::<u64>())), 1..40),
     ) {
-        let mut encoder = Encoder::new().unwrap();
+        let mut encoder = Encoder::default();
         let (mut there, mut expected, mut zero) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for (number, (kind, seed, touched)) in (start..).zip(&kinds) {
             let content = page(*kind, *seed);
             if let Some(touched) = touched {
                 let mut old = content.clone();
                 for at in (0..BLOCKS).filter(|at| touched >> at & 1 == 1) { old[at * BLOCK + at % 7] ^= 1; }
-                prop_assert_eq!(blocks_changed(&old, &content), *touched);
+                prop_assert_eq!(delta_blocks::changed(&old, &content, BLOCK), *touched);
                 encoder.delta(number, &content, *touched);
                 there.insert(number, old);
             } else if whimbrel_core::is_zero(&content) {
@@ -102,7 +102,7 @@ fn blocks_that_the_header_does_not_list_are_refused() {
 fn what_does_not_shrink_is_sent_as_it_is() {
     let noise: Vec<u8> =
         (0..PAGE_SIZE as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
-    let mut encoder = Encoder::new().unwrap();
+    let mut encoder = Encoder::default();
     let mut state = 1u64;
     let random: Vec<u8> = noise
         .iter()

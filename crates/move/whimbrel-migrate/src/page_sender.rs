@@ -90,7 +90,6 @@ pub(crate) struct Pipeline<'a> {
     pub(crate) handover: HandoverId,
     pub(crate) target_contents: TargetContents,
     boot: BootFiles,
-    /// Mirrors and their arrays.
     pub(crate) mirrors: &'a [(usize, Arc<Mirror>)],
     /// Bytes of rounds that were answered.
     arrived: AtomicU64,
@@ -176,7 +175,6 @@ impl<'a> Pipeline<'a> {
         PageSender { pipeline: self, bytes_before, batch: BatchJob::default(), divide: None, is_last: false }
     }
 
-    /// Switches to the settings for the downtime.
     pub(crate) fn start_downtime(&self) {
         self.urgent.store(true, Ordering::Relaxed);
     }
@@ -194,10 +192,7 @@ impl<'a> Pipeline<'a> {
         let usual = rustix::process::getpriority_process(None).unwrap_or(0);
         let _ = rustix::process::setpriority_process(None, usual + NICE);
         let mut is_nice = true;
-        let mut encoder = match Encoder::new() {
-            Ok(encoder) => encoder,
-            Err(error) => return self.fail(error.into()),
-        };
+        let mut encoder = Encoder::default();
         loop {
             let waiting = Instant::now();
             let Some(job) = self.next() else { return };

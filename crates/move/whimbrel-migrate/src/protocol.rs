@@ -9,6 +9,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{CapsuleId, Digest, HostName, MachineConfig, MachineName, PAGE_SIZE, PageRun, hex_id};
+use whimbrel_image::compression::{self, Settings};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
@@ -343,7 +344,10 @@ pub struct RunningSince {
 
 /// Compresses a part of a device state; an empty part stays empty.
 pub fn pack_state(state: &[u8]) -> std::io::Result<Vec<u8>> {
-    if state.is_empty() { Ok(Vec::new()) } else { zstd::bulk::compress(state, 1) }
+    if state.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(compression::compress(state, &[], Settings::level(1), Vec::new())?)
 }
 
 /// Decompresses at most `max` bytes of a device state.
@@ -351,7 +355,7 @@ pub(crate) fn unpack_state(packed: &[u8], max: usize) -> Option<Vec<u8>> {
     if packed.is_empty() {
         return Some(Vec::new());
     }
-    zstd::bulk::decompress(packed, max.min(DEVICE_STATE_MAX)).ok()
+    compression::decompress_at_most(packed, &[], max.min(DEVICE_STATE_MAX)).ok()
 }
 
 #[cfg(test)]

@@ -14,9 +14,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 type Key = (u32, u64);
-/// One hash for each block.
 pub(crate) type BlockHashes = [u64; BLOCKS];
-/// Bytes stored for a page.
 const BYTES_PER_PAGE: usize = size_of::<BlockHashes>();
 
 /// Index of a page's hashes, and whether the page has been written again.
@@ -31,7 +29,6 @@ pub(crate) struct SentHashes {
     hashes: Vec<BlockHashes>,
     /// Pages recorded as cold, the latest last. Some may have become hot since.
     cold: Vec<Key>,
-    /// Most pages that are recorded.
     capacity: usize,
     seed: u64,
 }
@@ -62,7 +59,6 @@ impl SentHashes {
         Some(blocks.fold(0, |changed, (at, _)| changed | 1 << at))
     }
 
-    /// Records that the page was sent with these hashes.
     pub(crate) fn record(&mut self, array: u32, page: u64, marks: &BlockHashes, hot: bool) {
         let key = (array, page);
         if self.update(array, page, marks) {

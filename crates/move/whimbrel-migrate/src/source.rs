@@ -135,7 +135,6 @@ pub enum MigrateError {
         /// Digest of the file.
         digest: Digest,
         /// Cause reported by the daemon.
-        #[source]
         source: BoxError,
     },
     /// A boot file could not be sent.
@@ -340,7 +339,6 @@ fn arrays<'b>(
     arrays.map(|(ledger, base)| (ledger.page_count(), base.as_ref())).collect()
 }
 
-/// Runs the rounds.
 fn copy<'scope>(
     job: &mut MigrationJob<'_, '_>,
     line: &'scope Pipeline<'_>,

@@ -476,7 +476,6 @@ impl Incoming {
         Ok(())
     }
 
-    /// Stores pages that were found here.
     fn store_found(&mut self, ask: &PageQuery, found: &[bool], content: &[u8]) -> Result<(), TargetError> {
         self.receiving()?;
         let array = ask.array as usize;
@@ -507,7 +506,6 @@ impl Incoming {
         self.machine.expect_state(&self.early_state).map_err(|source| TargetError::Prepare { source })
     }
 
-    /// Joins the early device state and the rest.
     fn device_state(&mut self, word: &FinishHeader, rest: &[u8]) -> Result<Vec<u8>, TargetError> {
         let (ahead, len) = (word.ahead as usize, word.rest as usize);
         if ahead > self.early_state.len() || ahead.saturating_add(len) > protocol::DEVICE_STATE_MAX {

@@ -9,12 +9,12 @@ use crate::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
+use whimbrel_image::delta_blocks;
 
 /// As many zero pages as are compared at once.
 static ZEROS: [u8; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE] =
     [0; page_batch::BATCH_PAGES_MAX as usize * PAGE_SIZE];
 
-/// Encoding of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageEncoding {
     /// The target has the page.
@@ -25,7 +25,6 @@ pub(crate) enum PageEncoding {
     Whole,
 }
 
-/// Pages that the target has.
 pub(crate) struct TargetContents {
     bases: Vec<Option<Arc<dyn BaselineContent>>>,
     state: Mutex<State>,
@@ -159,8 +158,11 @@ impl TargetContents {
         for (number, page) in run.pages().enumerate().filter(|(number, _)| fresh[*number] && !there[*number])
         {
             content.read(PageRun::new(page, 1), &mut old)?;
-            changed[number] =
-                Some(page_batch::blocks_changed(&old, &data[number * PAGE_SIZE..][..PAGE_SIZE]));
+            changed[number] = Some(delta_blocks::changed(
+                &old,
+                &data[number * PAGE_SIZE..][..PAGE_SIZE],
+                page_batch::BLOCK,
+            ));
         }
         Ok(changed)
     }

@@ -69,7 +69,6 @@ pub(crate) struct EpochSnapshots {
 #[derive(Debug)]
 struct SnapshotInProgress {
     copy: u64,
-    /// All pages of the snapshot.
     taken: Vec<PageSet>,
     /// Pages that were neither read nor buffered, their count, and where to look for the next.
     left: Vec<PageSet>,

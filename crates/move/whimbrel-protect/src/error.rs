@@ -79,9 +79,6 @@ pub enum StandbyError {
     /// Pages or files could not be stored.
     #[error("cannot store what arrived")]
     Write(#[source] BoxError),
-    /// The codec could not be set up.
-    #[error("cannot set up the codec")]
-    Codec(#[source] std::io::Error),
     /// The machine did not load or start.
     #[error("the machine cannot be started from its last epoch")]
     TakeOver(#[source] BoxError),

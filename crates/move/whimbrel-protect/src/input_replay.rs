@@ -127,7 +127,6 @@ impl InputLog {
         Ok(())
     }
 
-    /// Drops the inputs that the committed epoch includes.
     fn drop_committed(&mut self, current: Option<u64>) {
         let Some((epoch, from)) = current.and_then(|current| self.epochs.range(..=current).next_back())
         else {

@@ -108,7 +108,6 @@ struct BufferedEpoch {
     buffer: Vec<u8>,
 }
 
-/// The sink for the pages of one batch.
 struct BatchSink<'r> {
     machine: &'r mut dyn IncomingMachine,
     state: &'r mut StandbyEpochs,
@@ -132,13 +131,13 @@ impl EpochReceiver {
         arrays: Vec<u64>,
         blobs: Vec<(Digest, u64)>,
         handover: HandoverId,
-    ) -> Result<Self, StandbyError> {
-        Ok(Self {
+    ) -> Self {
+        Self {
             machine: arrival,
             arrays,
             blobs,
             blob: Vec::new(),
-            decoder: Decoder::new().map_err(StandbyError::Codec)?,
+            decoder: Decoder::default(),
             state: StandbyEpochs::Seeding,
             committed: Arc::new(CommittedEpoch::none()),
             buffered: BufferedEpoch::default(),
@@ -146,7 +145,7 @@ impl EpochReceiver {
             ports: Vec::new(),
             handover,
             snapshots: None,
-        })
+        }
     }
 
     /// The complete epoch, readable while the receiver works.

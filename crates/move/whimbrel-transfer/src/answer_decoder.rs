@@ -30,7 +30,6 @@ pub(crate) struct WrongContent {
 /// Result for one requested object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ReceivedObject {
-    /// Content of the object.
     Object(Vec<u8>),
     /// The object, of this many bytes, must be requested in ranges.
     Long(u64),
@@ -80,7 +79,6 @@ pub(crate) fn decode_objects(
     Ok(came)
 }
 
-/// Decompresses the objects of a reply.
 pub(crate) fn decompress_objects(
     objects: &[ObjectAnswer],
     payload: &[u8],
@@ -126,7 +124,6 @@ fn apply(
     }
 }
 
-/// Decodes a range of a blob.
 pub(crate) fn decode_blob_range(
     ask: &BlobRangeRequest,
     answer: &BlobRangeReply,
@@ -163,10 +160,8 @@ pub(crate) enum RequestedSlots {
     Short(ChildSet, ShortLeaf),
 }
 
-/// Result for one leaf.
 #[derive(Debug)]
 pub(crate) enum ReceivedLeaf {
-    /// Pages that arrived.
     Pages {
         /// Slots of the leaf, and where their pages are in the buffer; none for zero pages.
         pages: Vec<(usize, Option<Range<usize>>)>,

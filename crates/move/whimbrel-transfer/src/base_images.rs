@@ -56,7 +56,6 @@ pub(crate) struct BasePages<'a> {
     leaves: HashMap<(usize, u64), Option<Node>>,
 }
 
-/// Result of the lookup of a page of a base image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BaseLookup {
     Page(Digest),
@@ -92,7 +91,6 @@ impl<'a> BasePages<'a> {
         }
     }
 
-    /// Reads the page of this digest.
     pub(crate) fn read(&self, digest: &Digest) -> Option<Vec<u8>> {
         self.local.object(digest).filter(|page| page.len() == PAGE_SIZE)
     }

@@ -12,7 +12,6 @@ use whimbrel_image::FAN_OUT;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ChildSet(pub [u64; 4]);
 
-/// Bytes of the bitmap.
 const BITMAP: usize = 32;
 
 impl ChildSet {

@@ -1,16 +1,14 @@
 //! Compression of a transfer: a byte that names the codec, then one zstd frame, alone or against a prefix
 //! that both sides have, or LZMA data.
 //!
-//! Each thread keeps its zstd contexts. Decompressed data is never longer than the caller expects, whatever
+//! Decompressed data is never longer than the caller expects, whatever
 //! the frame claims.
 
 use crate::CompressionLevel;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
-use std::{
-    cell::RefCell,
-    io::{Cursor, Read, Write},
-};
-use zstd::zstd_safe::{CCtx, CParameter, DCtx, ErrorCode, ResetDirective, compress_bound, get_error_name};
+use std::io::{Read, Write};
+use whimbrel_image::compression::{self, Settings};
+use zstd::zstd_safe::CParameter;
 
 /// Largest window of a frame: 32 MiB, the pages of a reply and their older versions.
 const WINDOW_LOG_MAX: u32 = 25;
@@ -18,11 +16,6 @@ const WINDOW_LOG_MAX: u32 = 25;
 const HASH_LOG_MAX: u32 = 22;
 /// One table entry for four bytes of the span: more showed no gain, and clearing them costs time.
 const HASH_LOG_LESS: u32 = 2;
-
-thread_local! {
-    static PACKER: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
-    static UNPACKER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
-}
 
 /// Codecs, by the first byte.
 const ZSTD: u8 = 0;
@@ -51,8 +44,10 @@ pub enum CompressionError {
     },
 }
 
-fn codec(code: ErrorCode) -> CompressionError {
-    CompressionError::Codec { reason: get_error_name(code) }
+impl From<compression::CompressionError> for CompressionError {
+    fn from(error: compression::CompressionError) -> Self {
+        Self::Codec { reason: error.reason }
+    }
 }
 
 /// Compresses `raw` at `level` against `prefix` (which may be empty).
@@ -92,37 +87,19 @@ fn unpack_lzma(packed: &[u8], expected: usize) -> Result<Vec<u8>, CompressionErr
 }
 
 fn pack_zstd(raw: &[u8], prefix: &[u8], level: i32) -> Result<Vec<u8>, CompressionError> {
-    let mut packed = Vec::with_capacity(1 + compress_bound(raw.len()));
-    packed.push(ZSTD);
-    let mut packed = Cursor::new(packed);
-    packed.set_position(1);
-    if prefix.is_empty() {
-        PACKER.with_borrow_mut(|context| {
-            context.reset(ResetDirective::SessionAndParameters).map_err(codec)?;
-            context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
-            context.compress2(&mut packed, raw).map_err(codec)
-        })?;
-        return Ok(packed.into_inner());
-    }
-    // A context that borrows the prefix cannot be reused.
-    let mut context = CCtx::create();
     // Otherwise the window of a low level ends before the older version begins.
     let span = (prefix.len() + raw.len()).next_power_of_two().trailing_zeros().max(17);
-    context.set_parameter(CParameter::CompressionLevel(level)).map_err(codec)?;
-    context.set_parameter(CParameter::WindowLog(span.min(WINDOW_LOG_MAX))).map_err(codec)?;
     // Low levels size the table for the raw bytes alone, in which most of the prefix would not be found.
-    context
-        .set_parameter(CParameter::HashLog((span - HASH_LOG_LESS).clamp(15, HASH_LOG_MAX)))
-        .map_err(codec)?;
-    context.ref_prefix(prefix).map_err(codec)?;
-    context.compress2(&mut packed, raw).map_err(codec)?;
-    Ok(packed.into_inner())
+    let table = (span - HASH_LOG_LESS).clamp(15, HASH_LOG_MAX);
+    let wide = [CParameter::WindowLog(span.min(WINDOW_LOG_MAX)), CParameter::HashLog(table)];
+    let more = wide.map(|setting| Some(setting).filter(|_| !prefix.is_empty()));
+    Ok(compression::compress(raw, prefix, Settings { level, more }, vec![ZSTD])?)
 }
 
 /// Decompresses `packed` to `expected` bytes; the caller has bounded `expected`.
 pub(crate) fn decompress(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
     let raw = match packed.split_first() {
-        Some((&ZSTD, packed)) => unpack_zstd(packed, prefix, expected)?,
+        Some((&ZSTD, packed)) => compression::decompress_at_most(packed, prefix, expected)?,
         Some((&LZMA, packed)) if prefix.is_empty() => unpack_lzma(packed, expected)?,
         _ => return Err(CompressionError::Codec { reason: "unknown codec" }),
     };
@@ -130,22 +107,6 @@ pub(crate) fn decompress(packed: &[u8], prefix: &[u8], expected: usize) -> Resul
         found if found == expected => Ok(raw),
         found => Err(CompressionError::Length { found, expected }),
     }
-}
-
-fn unpack_zstd(packed: &[u8], prefix: &[u8], expected: usize) -> Result<Vec<u8>, CompressionError> {
-    // Decompression in one call writes into this buffer alone: no frame can make it allocate more.
-    let mut raw = Vec::with_capacity(expected);
-    if prefix.is_empty() {
-        UNPACKER.with_borrow_mut(|context| {
-            context.reset(ResetDirective::SessionAndParameters).map_err(codec)?;
-            context.decompress(&mut raw, packed).map_err(codec)
-        })?;
-    } else {
-        let mut context = DCtx::create();
-        context.ref_prefix(prefix).map_err(codec)?;
-        context.decompress(&mut raw, packed).map_err(codec)?;
-    }
-    Ok(raw)
 }
 
 #[cfg(test)]

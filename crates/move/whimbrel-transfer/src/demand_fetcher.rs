@@ -73,7 +73,7 @@ impl DemandFetcher {
             .iter()
             .map(take)
             .zip(wants)
-            .map(|(came, want)| came.ok_or_else(|| self.holders.no_holder_error(want.digest)))
+            .map(|(came, want)| came.ok_or_else(|| self.holders.no_holder_error(want.digest, None)))
             .collect()
     }
 
@@ -122,17 +122,15 @@ impl DemandFetcher {
         })?;
         let page = |digest: Option<Digest>| match digest {
             None => Ok(vec![0; PAGE_SIZE]),
-            Some(digest) => came.get(&digest).cloned().ok_or_else(|| self.holders.no_holder_error(digest)),
+            Some(digest) => {
+                came.get(&digest).cloned().ok_or_else(|| self.holders.no_holder_error(digest, None))
+            }
         };
         digests.into_iter().map(page).collect()
     }
 }
 
-impl std::fmt::Debug for DemandFetcher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DemandFetcher").field("sources", &self.holders).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(DemandFetcher);
 
 impl RemoteObjects for DemandFetcher {
     fn objects(&self, kind: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {

@@ -16,7 +16,6 @@ pub enum TransferError {
         /// Whether a holder that does not answer now may have it.
         retryable: bool,
         /// Last error of a holder.
-        #[source]
         source: Option<LinkError>,
     },
     /// A peer sent content with another digest, and no other holder has the right one.
@@ -31,7 +30,6 @@ pub enum TransferError {
     #[error("cannot store the fetched objects")]
     Store {
         /// Cause reported by the store.
-        #[source]
         source: BoxError,
     },
     /// The manifest of the capsule is invalid.
@@ -40,7 +38,6 @@ pub enum TransferError {
         /// Id of the capsule.
         capsule: CapsuleId,
         /// Cause reported by the manifest decoder.
-        #[source]
         source: ManifestError,
     },
     /// A tree node has the right digest and is invalid.
@@ -49,21 +46,18 @@ pub enum TransferError {
         /// Digest of the node.
         digest: Digest,
         /// Cause reported by the node decoder.
-        #[source]
         source: NodeError,
     },
     /// The request could not be encoded.
     #[error("cannot encode the request")]
     Request {
         /// Cause reported by the encoder.
-        #[source]
         source: LinkError,
     },
     /// The capsule arrived, but could not be completed or its refs not be set.
     #[error("cannot complete the fetched capsule or set its refs")]
     Commit {
         /// Cause reported by the store.
-        #[source]
         source: StoreError,
     },
     /// The caller cancelled the transfer.
@@ -76,7 +70,8 @@ impl TransferError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NoHolder { retryable, .. } => *retryable,
-            Self::Cancelled => true,
+            // The holder is asked again after a while.
+            Self::Cancelled | Self::WrongData { .. } => true,
             _ => false,
         }
     }

@@ -133,7 +133,7 @@ fn requests(header: &[u8], _: &[u8]) -> bool {
         postcard::from_bytes::<ListRefsRequest>(header).is_ok(),
         postcard::from_bytes::<ListRefsReply>(header).is_ok(),
         postcard::from_bytes::<RemotePullRequest>(header).is_ok(),
-        postcard::from_bytes::<AnnounceRequest>(header).is_ok(),
+        postcard::from_bytes::<RetainRequest>(header).is_ok(),
     ];
     asks.contains(&true)
 }

@@ -1,14 +1,15 @@
 //! Holders to fetch from, nearest first, and the state of each.
 //!
 //! A lost link is dialled again later, after half a second at first and ten at most; a holder that sent wrong
-//! data is not asked again. All fetches share the list: a pull sees that a running machine waits for a page
-//! ([`Demand`]) and sends no requests meanwhile.
+//! data is not asked again. Each dial has a thread of its own, so a host that does not answer delays nobody
+//! who can be served by another. All fetches share the list: a pull sees that a running machine waits for a
+//! page ([`Demand`]) and sends no requests meanwhile.
 
 use crate::{Link, LinkError, LinkMeter, TransferError, protocol::HasObjects};
 use bytes::Bytes;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -36,22 +37,58 @@ pub trait Holder: Send + Sync {
 
 enum State {
     Fresh,
+    /// A thread connects.
+    Dialling(Attempt),
     Up(Arc<dyn Link>),
-    Down { until: Instant, wait: Duration, why: LinkError },
-    Blamed { digest: Digest },
+    Down {
+        until: Instant,
+        wait: Duration,
+        why: LinkError,
+    },
+    Blamed {
+        digest: Digest,
+    },
+}
+
+/// One dial of a holder.
+#[derive(Clone)]
+struct Attempt {
+    /// Wait before the next one, if it fails.
+    wait: Duration,
+    /// Failure of the one before.
+    before: Option<LinkError>,
+}
+
+/// Whether a holder can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Up,
+    /// It is being dialled.
+    Dialling {
+        /// Whether the dial before failed.
+        again: bool,
+    },
+    Down,
+    Blamed,
 }
 
 struct Entry {
     peer: Box<dyn Holder>,
     state: Mutex<State>,
-    /// Held while dialling, so that a holder is dialled once.
-    dialling: Mutex<()>,
     meter: Mutex<LinkMeter>,
+}
+
+/// Number of dials that have ended.
+#[derive(Default)]
+struct EndedDials {
+    number: Mutex<u64>,
+    changed: Condvar,
 }
 
 /// List of holders, nearest first.
 pub struct Holders {
-    entries: Vec<Entry>,
+    entries: Vec<Arc<Entry>>,
+    ended_dials: Arc<EndedDials>,
     demands: AtomicUsize,
     started: Instant,
     retry: Duration,
@@ -72,19 +109,26 @@ impl Holders {
     /// [`HOLDERS_MAX`] are left out.
     pub fn new(mut peers: Vec<Box<dyn Holder>>) -> Self {
         peers.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
+        Self::in_order(peers)
+    }
+
+    /// List of `first`, however far it is, and then `others` as in [`Self::new`].
+    pub fn led_by(first: Box<dyn Holder>, mut others: Vec<Box<dyn Holder>>) -> Self {
+        others.sort_by_key(|peer| peer.round_trip().unwrap_or(Duration::MAX));
+        others.insert(0, first);
+        Self::in_order(others)
+    }
+
+    fn in_order(mut peers: Vec<Box<dyn Holder>>) -> Self {
         peers.truncate(HOLDERS_MAX);
         let entry = |peer: Box<dyn Holder>| {
             let mut meter = LinkMeter::default();
             peer.round_trip().into_iter().for_each(|time| meter.set_round_trip(time));
-            Entry {
-                peer,
-                state: Mutex::new(State::Fresh),
-                dialling: Mutex::default(),
-                meter: Mutex::new(meter),
-            }
+            Arc::new(Entry { peer, state: Mutex::new(State::Fresh), meter: Mutex::new(meter) })
         };
         let entries = peers.into_iter().map(entry).collect();
-        Self { entries, demands: AtomicUsize::new(0), started: Instant::now(), retry: RETRY_FIRST }
+        let (demands, ended_dials) = (AtomicUsize::new(0), Arc::default());
+        Self { entries, ended_dials, demands, started: Instant::now(), retry: RETRY_FIRST }
     }
 
     /// Changes the first wait before a holder that does not answer is dialled again, instead of half a
@@ -150,34 +194,62 @@ impl Holders {
         lock(&self.entries[peer].meter)
     }
 
-    /// Link to a holder, dialled if need be; an error while it is not yet time to dial again.
+    /// Link to a holder that is up.
     pub(crate) fn link(&self, peer: usize) -> Result<Arc<dyn Link>, LinkError> {
-        let entry = &self.entries[peer];
-        let _one = lock(&entry.dialling);
-        let wait = match &*lock(&entry.state) {
-            State::Up(link) => return Ok(link.clone()),
-            State::Blamed { .. } => return Err(LinkError::lost("the holder sent wrong data before")),
-            State::Down { until, why, .. } if *until > Instant::now() => return Err(why.clone()),
-            State::Down { wait, .. } => (*wait * 2).min(RETRY_MAX),
-            State::Fresh => self.retry,
-        };
-        let connected = entry.peer.connect().and_then(|link| {
-            let begun = Instant::now();
-            crate::call::<HasObjects>(&*link, &(), Bytes::new())?;
-            lock(&entry.meter).set_round_trip(begun.elapsed());
-            Ok(link)
-        });
-        let mut state = lock(&entry.state);
-        match connected {
-            Ok(link) => {
-                *state = State::Up(link.clone());
-                Ok(link)
-            }
-            Err(why) => {
-                *state = State::Down { until: Instant::now() + wait, wait, why: why.clone() };
-                Err(why)
-            }
+        match &*lock(&self.entries[peer].state) {
+            State::Up(link) => Ok(link.clone()),
+            State::Down { why, .. } | State::Dialling(Attempt { before: Some(why), .. }) => Err(why.clone()),
+            State::Fresh | State::Dialling(_) => Err(LinkError::lost("the holder is not connected yet")),
+            State::Blamed { .. } => Err(LinkError::lost("the holder sent wrong data before")),
         }
+    }
+
+    /// Starts to dial a holder in the background, if it is time to.
+    pub(crate) fn dial(&self, peer: usize) {
+        let entry = self.entries[peer].clone();
+        let attempt = {
+            let mut state = lock(&entry.state);
+            let attempt = match &*state {
+                State::Fresh => Attempt { wait: self.retry, before: None },
+                State::Down { until, wait, why } if *until <= Instant::now() => {
+                    Attempt { wait: (*wait * 2).min(RETRY_MAX), before: Some(why.clone()) }
+                }
+                _ => return,
+            };
+            *state = State::Dialling(attempt.clone());
+            attempt
+        };
+        let (dialled, ended, wait) = (entry.clone(), self.ended_dials.clone(), attempt.wait);
+        let dial = move || {
+            let outcome = dialled.connect();
+            dialled.end_dial(wait, outcome);
+            *lock(&ended.number) += 1;
+            ended.changed.notify_all();
+        };
+        if let Err(error) = std::thread::Builder::new().name("dial".to_owned()).spawn(dial) {
+            entry.end_dial(wait, Err(LinkError::lost(error)));
+        }
+    }
+
+    pub(crate) fn reach(&self, peer: usize) -> Reach {
+        match &*lock(&self.entries[peer].state) {
+            State::Up(_) => Reach::Up,
+            State::Dialling(attempt) => Reach::Dialling { again: attempt.before.is_some() },
+            State::Fresh | State::Down { .. } => Reach::Down,
+            State::Blamed { .. } => Reach::Blamed,
+        }
+    }
+
+    /// Number of dials that have ended.
+    pub(crate) fn ended_dials(&self) -> u64 {
+        *lock(&self.ended_dials.number)
+    }
+
+    /// Waits until more dials than `seen` have ended, or until the timeout.
+    pub(crate) fn wait_for_dial(&self, seen: u64, timeout: Duration) {
+        let number = lock(&self.ended_dials.number);
+        let waited = self.ended_dials.changed.wait_timeout_while(number, timeout, |number| *number == seen);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Reports a lost link of a holder. Has no effect on a link that was dialled since.
@@ -189,40 +261,33 @@ impl Holders {
         }
     }
 
-    /// Time at which a holder that is down may be dialled again; none if it is up or blamed.
-    pub(crate) fn dial_at(&self, peer: usize) -> Option<Instant> {
-        match &*lock(&self.entries[peer].state) {
-            State::Down { until, .. } => Some(*until),
-            State::Fresh => Some(Instant::now()),
-            State::Up(_) | State::Blamed { .. } => None,
-        }
-    }
-
     /// Blames a holder that sent wrong data: it is not asked again.
     pub(crate) fn blame(&self, peer: usize, digest: Digest) {
         tracing::warn!(peer = self.name(peer), %digest, "a holder sent wrong data and is not asked again");
         *lock(&self.entries[peer].state) = State::Blamed { digest };
     }
 
-    pub(crate) fn is_blamed(&self, peer: usize) -> bool {
-        matches!(&*lock(&self.entries[peer].state), State::Blamed { .. })
-    }
-
-    /// Error that no holder gave `digest`.
-    pub(crate) fn no_holder_error(&self, digest: Digest) -> TransferError {
-        let (mut source, mut wrong) = (None, None);
+    /// Error that no holder gave `digest`; `refused` is the last refusal of one that may give it later.
+    pub(crate) fn no_holder_error(&self, digest: Digest, refused: Option<LinkError>) -> TransferError {
+        let (mut source, mut wrong) = (refused, None);
+        // What nobody was asked for may be there.
+        let mut retryable = source.is_some() || self.entries.is_empty();
         for (peer, entry) in self.entries.iter().enumerate() {
             match &*lock(&entry.state) {
-                State::Down { why, .. } => source = Some(why.clone()),
+                State::Down { why, .. } | State::Dialling(Attempt { before: Some(why), .. }) => {
+                    source = Some(why.clone());
+                    retryable = true;
+                }
                 State::Blamed { digest } => wrong = Some((peer, *digest)),
-                State::Fresh | State::Up(_) => {}
+                State::Fresh | State::Dialling(_) => retryable = true,
+                State::Up(_) => {}
             }
         }
-        match (source, wrong) {
-            (None, Some((peer, digest))) => {
+        match wrong {
+            Some((peer, digest)) if !retryable => {
                 TransferError::WrongData { peer: self.name(peer).to_owned(), digest }
             }
-            (source, _) => TransferError::NoHolder { digest, retryable: source.is_some(), source },
+            _ => TransferError::NoHolder { digest, retryable, source },
         }
     }
 
@@ -236,8 +301,25 @@ impl Holders {
     }
 }
 
-impl std::fmt::Debug for Holders {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.entries.iter().map(|entry| entry.peer.name())).finish()
+impl Entry {
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
+        let link = self.peer.connect()?;
+        let begun = Instant::now();
+        crate::call::<HasObjects>(&*link, &(), Bytes::new())?;
+        lock(&self.meter).set_round_trip(begun.elapsed());
+        Ok(link)
+    }
+
+    /// Records the outcome of a dial, unless the holder was blamed meanwhile.
+    fn end_dial(&self, wait: Duration, outcome: Result<Arc<dyn Link>, LinkError>) {
+        let mut state = lock(&self.state);
+        if matches!(&*state, State::Dialling(_)) {
+            *state = match outcome {
+                Ok(link) => State::Up(link),
+                Err(why) => State::Down { until: Instant::now() + wait, wait, why },
+            };
+        }
     }
 }
+
+whimbrel_core::opaque_debug!(Holders);

@@ -27,21 +27,18 @@ pub enum LinkError {
     #[error("the connection is lost")]
     Lost {
         /// Cause reported by the connection.
-        #[source]
         source: std::sync::Arc<dyn Error + Send + Sync>,
     },
     /// The peer refused the request.
     #[error("the peer refused")]
     Refused {
         /// Refusal of the peer.
-        #[source]
         source: Refusal,
     },
     /// The peer sent something that cannot be decoded as the reply.
     #[error("cannot decode the reply of the peer")]
     Garbage {
         /// Cause reported by the decoder.
-        #[source]
         source: std::sync::Arc<dyn Error + Send + Sync>,
     },
 }

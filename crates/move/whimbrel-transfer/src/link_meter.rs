@@ -171,6 +171,15 @@ mod tests {
         assert_eq!(at(10_000.0, Content::Plain), -3);
     }
 
+    #[test]
+    fn two_processors_code_for_twice_the_rate() {
+        for content in [Content::Plain, Content::Delta] {
+            for rate in [1, 3, 6, 12, 25, 50, 110, 400].map(|megabits| megabits * 125_000) {
+                assert_eq!(level(Some(2 * rate), 2, content), level(Some(rate), 1, content));
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn a_faster_link_never_gets_a_higher_level(a in 1..10u64.pow(10), b in 1..10u64.pow(10), cores in 1..9usize) {

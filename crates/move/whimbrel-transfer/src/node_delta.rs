@@ -18,7 +18,6 @@ pub enum NodeDeltaError {
     #[error("the difference of a tree node yields an invalid node")]
     Node {
         /// Cause reported by the node decoder.
-        #[source]
         source: NodeError,
     },
 }

@@ -5,9 +5,7 @@
 //! again.
 
 use crate::{
-    BASES_MAX, ChildSet, CompressionLevel, base_images,
-    local_objects::{self, LocalObjects},
-    node_delta,
+    BASES_MAX, ChildSet, CompressionLevel, base_images, local_objects, node_delta,
     page_frame::encode_pages,
     protocol::*,
     server::{Access, Server, bad_request, codec},
@@ -31,12 +29,10 @@ pub(crate) struct LeafWant {
     slots: WantedSlots,
 }
 
-/// Part of a reply for one leaf.
 struct LeafPart {
     answer: LeafAnswer,
     pages: Vec<u8>,
     older: Vec<u8>,
-    /// Digests of the older pages.
     older_digests: Vec<Digest>,
     differing: bool,
 }
@@ -47,7 +43,6 @@ impl LeafPart {
     }
 }
 
-/// Reply that is being built.
 struct Builder<'a> {
     answer: LeafPagesReply,
     similar: SimilarPages<'a>,
@@ -71,7 +66,10 @@ impl Server {
         let mut builder = Builder { answer, similar, payload: Vec::new(), pages: 0, level, capacity: room };
         let mut wants = wants.iter();
         while builder.has_room() && !wants.as_slice().is_empty() {
-            let parts = self.parts(&mut wants, room);
+            let parts = match self.parts(&mut wants, room) {
+                Err(_) if !builder.answer.leaves.is_empty() => break,
+                read => read?,
+            };
             if !builder.add(parts).map_err(codec)? {
                 break;
             }
@@ -120,10 +118,19 @@ impl Server {
     }
 
     /// Next leaves, as many as make a frame.
-    fn parts(&self, wants: &mut std::slice::Iter<'_, LeafWant>, room: usize) -> Vec<LeafPart> {
+    fn parts(
+        &self,
+        wants: &mut std::slice::Iter<'_, LeafWant>,
+        room: usize,
+    ) -> Result<Vec<LeafPart>, Refusal> {
         let (mut parts, mut bytes, mut pages) = (Vec::new(), 0, 0);
-        for want in wants.by_ref() {
-            let part = self.part(want);
+        while let Some(want) = wants.as_slice().first() {
+            let part = match self.part(want) {
+                // The next frame begins with what cannot be read, and ends the reply.
+                Err(_) if !parts.is_empty() => break,
+                read => read?,
+            };
+            wants.next();
             let each = if part.older.is_empty() { PLAIN_PAGE_BYTES } else { DELTA_PAGE_BYTES };
             let count = part.pages.len() / PAGE_SIZE;
             (bytes, pages) = (bytes + count * each, pages + count);
@@ -132,18 +139,22 @@ impl Server {
                 break;
             }
         }
-        parts
+        Ok(parts)
     }
 
-    fn part(&self, want: &LeafWant) -> LeafPart {
+    fn part(&self, want: &LeafWant) -> Result<LeafPart, Refusal> {
         let leaf =
             |digest: &Digest| local_objects::node(&self.store, digest).filter(|node| node.level() == 0);
         let old = want.similar.as_ref().and_then(leaf);
         let changed = match (want.slots, &old) {
-            (WantedSlots::Differing, None) => return LeafPart::without_pages(LeafAnswer::NoSimilar),
-            _ => want.leaf.as_ref().and_then(leaf),
+            (WantedSlots::Differing, None) => return Ok(LeafPart::without_pages(LeafAnswer::NoSimilar)),
+            _ => match &want.leaf {
+                Some(leaf) => self.read(leaf)?.and_then(|bytes| Node::decode(&bytes).ok()),
+                None => None,
+            },
         };
-        let Some(new) = changed else { return LeafPart::without_pages(LeafAnswer::Absent) };
+        let absent = || Ok(LeafPart::without_pages(LeafAnswer::Absent));
+        let Some(new) = changed.filter(|node| node.level() == 0) else { return absent() };
         let changed = match (want.slots, &old) {
             (WantedSlots::These(slots), _) => slots,
             (WantedSlots::Differing, old) => {
@@ -152,21 +163,23 @@ impl Server {
         };
         let zero: ChildSet = changed.iter().filter(|slot| new.child(*slot).is_none()).collect();
         let digests = changed.without(&zero).iter().filter_map(|slot| new.child(slot));
-        let Some(pages) = self.read(digests) else { return LeafPart::without_pages(LeafAnswer::Absent) };
+        let Some(pages) = self.read_pages(digests)? else { return absent() };
         let places: Vec<Digest> = old.iter().flat_map(|old| older_pages(old, changed, zero)).collect();
-        let older = old.and_then(|_| self.read(places.iter().copied()));
+        let older = old.and_then(|_| self.read_pages(places.iter().copied()).ok()?);
         let answer = LeafAnswer::Sent { changed, zero, delta: older.is_some() };
         let differing = want.slots == WantedSlots::Differing;
-        LeafPart { answer, pages, older: older.unwrap_or_default(), older_digests: places, differing }
+        Ok(LeafPart { answer, pages, older: older.unwrap_or_default(), older_digests: places, differing })
     }
 
-    fn read(&self, digests: impl Iterator<Item = Digest>) -> Option<Vec<u8>> {
+    fn read_pages(&self, digests: impl Iterator<Item = Digest>) -> Result<Option<Vec<u8>>, Refusal> {
         let mut pages = Vec::new();
         for digest in digests {
-            let page = self.store.object(&digest).filter(|page| page.len() == PAGE_SIZE)?;
-            pages.extend(page);
+            match self.read(&digest)?.filter(|page| page.len() == PAGE_SIZE) {
+                Some(page) => pages.extend(page),
+                None => return Ok(None),
+            }
         }
-        Some(pages)
+        Ok(Some(pages))
     }
 }
 
@@ -250,7 +263,6 @@ impl LeafPagesReply {
         }
     }
 
-    /// Pages in the payload of each frame.
     fn pages_by_frame(&self) -> impl Iterator<Item = usize> {
         let mut leaves = self.leaves.iter();
         self.frames

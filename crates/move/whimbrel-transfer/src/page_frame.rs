@@ -20,7 +20,6 @@ pub(crate) fn encode_pages(
     compress(pages, older, level)
 }
 
-/// Decodes the `count` pages of a frame.
 pub(crate) fn decode_pages(frame: &[u8], older: &[u8], count: usize) -> Result<Vec<u8>, CompressionError> {
     decompress(frame, older, count * PAGE_SIZE)
 }

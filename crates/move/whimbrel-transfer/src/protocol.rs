@@ -12,7 +12,7 @@ use whimbrel_wire::{Call, range};
 
 /// Most objects or leaves in one request.
 pub const WANTS_MAX: usize = 512;
-/// Most digests in one [`HasObjects`], [`Announce`] or [`FindHolders`].
+/// Most digests in one [`HasObjects`].
 pub const DIGESTS_MAX: usize = 65_536;
 /// Most refs in one reply of [`ListRefs`].
 pub const REFS_MAX: usize = 256;
@@ -304,37 +304,21 @@ pub struct RemotePullProgress {
     pub rate: u64,
 }
 
-/// Call that announces what a host holds; header [`AnnounceRequest`].
+/// Call of a host that reads capsules lazily, so that they are retained here; header [`RetainRequest`].
 #[derive(Debug)]
-pub struct Announce;
+pub struct Retain;
 
-/// Capsules and image roots that a host holds.
+/// Capsules that another host has in part and reads the rest of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AnnounceRequest {
-    /// Whether this replaces earlier announcements of the same host.
-    pub replace: bool,
-    /// Announced holdings, at most 1,800 in one message because headers are short.
-    pub holdings: Vec<Holding>,
+pub struct RetainRequest {
+    /// Whether these are all of them; others may be released.
+    pub all: bool,
+    /// The capsules, at most [`RETAINED_MAX`].
+    pub capsules: Vec<CapsuleId>,
 }
 
-/// Most holdings in one message.
-pub const HOLDINGS_MAX: usize = 1800;
-
-/// Capsule or image that a host holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Holding {
-    /// Id of the capsule, or root of the image.
-    pub digest: Digest,
-    /// Whether the host has all of it.
-    pub whole: bool,
-}
-
-/// Call for the holders of capsules or images; header the digests, at most [`HOLDINGS_MAX`].
-#[derive(Debug)]
-pub struct FindHolders;
-
-/// For each digest, the names of its holders, those with all of it first.
-pub type FindHoldersReply = Vec<Vec<String>>;
+/// Most capsules that one host retains for another.
+pub const RETAINED_MAX: usize = 1024;
 
 macro_rules! call {
     ($call:ty, $number:literal, $header:ty, $reply:ty) => {
@@ -353,8 +337,8 @@ call!(BlobRange, 3, BlobRangeRequest, BlobRangeReply);
 call!(LeafPages, 4, LeafPagesRequest, LeafPagesReply);
 call!(RemotePull, 5, RemotePullRequest, RemotePullReply);
 call!(RemotePullStatus, 6, CapsuleId, Option<RemotePullProgress>);
-call!(Announce, 7, AnnounceRequest, ());
-call!(FindHolders, 8, Vec<Digest>, FindHoldersReply);
+// Numbers 7 and 8 were those of announcements, which earlier versions still send.
+call!(Retain, 9, RetainRequest, ());
 
 #[cfg(test)]
 mod tests {
@@ -379,7 +363,7 @@ mod tests {
         let frame = LeafPagesFrame { leaves: 1, bases: 4096, bytes: 4096 };
         let answer = LeafPagesReply { leaves: vec![sent; LEAVES_MAX], frames: vec![frame; LEAVES_MAX] };
         fits(postcard::to_stdvec(&answer).unwrap());
-        let holdings = vec![Holding { digest, whole: true }; HOLDINGS_MAX];
-        fits(postcard::to_stdvec(&AnnounceRequest { replace: true, holdings }).unwrap());
+        let capsules = vec![CapsuleId(digest); RETAINED_MAX];
+        fits(postcard::to_stdvec(&RetainRequest { all: true, capsules }).unwrap());
     }
 }

@@ -1,15 +1,22 @@
 //! Pull: copies a complete capsule to this host.
 //!
 //! Objects are stored as they arrive, so a pull that fails loses at most what was in flight, and the next
-//! pull continues after checking what is here. No ref is set before the capsule is complete. Blobs that
-//! arrive in ranges are the exception: they stay in memory until their digest can be compared.
+//! pull continues after checking what is here. Blobs that arrive in ranges are the exception: they stay in
+//! memory until their digest can be compared.
+//!
+//! Refs move last: until the capsule is complete here they name what they named before, which garbage
+//! collection retains. A pin retains what has arrived while the pull runs.
 
 use crate::{
     Holders, LocalObjects, PageLookup, TransferError, pull_driver::PullDriver, tree_walk::PageCounts,
 };
 use std::{sync::atomic::AtomicBool, time::Duration};
 use whimbrel_core::{CapsuleId, RefName};
-use whimbrel_store::{Expected, Store};
+use whimbrel_store::{Expected, Store, StoreError};
+
+/// Most walks of one pull. What the pin does not lead to yet, such as pages whose leaf is still to come, may
+/// be collected; the next walk finds that.
+const ATTEMPTS: usize = 4;
 
 /// Options of a pull.
 pub struct Options<'a> {
@@ -53,20 +60,63 @@ pub struct Report {
     pub cpu: Option<Duration>,
 }
 
-/// Copies a capsule into `store` and points `refs` at it, once it is complete.
+impl Report {
+    /// Adds the figures of a repeated fetch.
+    fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.requests += other.requests;
+        self.pages.add(&other.pages);
+        self.cpu = self.cpu.into_iter().chain(other.cpu).reduce(|a, b| a + b);
+    }
+}
+
+/// Copies a capsule into `store` and points `refs` at it, once it is complete. A ref that something else moves
+/// in the meantime stays where that put it.
 pub fn pull(
     store: &Store,
     sources: &Holders,
     capsule: CapsuleId,
     refs: &[RefName],
-    options: Options<'_>,
+    mut options: Options<'_>,
 ) -> Result<Report, TransferError> {
     let commit = |source| TransferError::Commit { source };
-    let report = fetch_capsule(store, sources, capsule, options)?;
-    if store.is_partial(&capsule).map_err(commit)? {
-        store.complete(&capsule).map_err(commit)?;
+    let before =
+        refs.iter().map(|name| store.get_ref(name)).collect::<Result<Vec<_>, _>>().map_err(commit)?;
+    // A manifest alone means nothing: a failed attempt may have left it.
+    let mark = || match store.is_complete(&capsule)? {
+        true => Ok(()),
+        false => store.expect_partial(&capsule),
+    };
+    mark().map_err(commit)?;
+    let (mut pin, mut report) = (None, Report::default());
+    for left in (0..ATTEMPTS).rev() {
+        report.add(&fetch(store, sources, capsule, &mut options, &mut || {
+            // Until it is pinned, garbage collection may take the mark.
+            pin = Some(mark().and_then(|()| store.pin(&capsule)).map_err(commit)?);
+            Ok(())
+        })?);
+        if !store.is_partial(&capsule).map_err(commit)? {
+            break;
+        }
+        match store.complete(&capsule) {
+            Err(StoreError::Incomplete { .. }) if left > 0 => {
+                tracing::info!(%capsule, "garbage collection took a part of a pull, which is fetched again");
+            }
+            completed => {
+                completed.map_err(commit)?;
+                break;
+            }
+        }
     }
-    refs.iter().try_for_each(|name| store.set_ref(name, &capsule, Expected::Anything)).map_err(commit)?;
+    for (name, before) in refs.iter().zip(before) {
+        match store.set_ref(name, &capsule, before.map_or(Expected::Absent, Expected::Capsule)) {
+            Err(StoreError::RefChanged { found, .. }) => {
+                tracing::info!(%name, ?found, "a ref was moved during the pull, and is left there");
+            }
+            set => set.map_err(commit)?,
+        }
+    }
     Ok(report)
 }
 
@@ -75,12 +125,27 @@ pub fn fetch_capsule(
     shelf: &dyn LocalObjects,
     sources: &Holders,
     capsule: CapsuleId,
-    options: Options<'_>,
+    mut options: Options<'_>,
+) -> Result<Report, TransferError> {
+    fetch(shelf, sources, capsule, &mut options, &mut || Ok(()))
+}
+
+/// Copies the manifest of a capsule, calls `described`, and copies the rest.
+fn fetch(
+    shelf: &dyn LocalObjects,
+    sources: &Holders,
+    capsule: CapsuleId,
+    options: &mut Options<'_>,
+    described: &mut dyn FnMut() -> Result<(), TransferError>,
 ) -> Result<Report, TransferError> {
     let cpu = cpu_time();
+    let flush = || shelf.flush().map_err(|source| TransferError::Store { source });
     let mut driver = PullDriver::new(shelf, sources, options.page_sources);
+    driver.manifest(capsule, options)?;
+    flush()?;
+    described()?;
     let ended = driver.capsule(capsule, options);
-    let flushed = shelf.flush().map_err(|source| TransferError::Store { source });
+    let flushed = flush();
     ended.and(flushed)?;
     let mut report = driver.report;
     report.pages = driver.walk.pages;

@@ -10,6 +10,7 @@ use crate::{
         ReceivedLeaf, ReceivedObject, ReceivedPages, RequestedLeaf, RequestedSlots, decode_blob_range,
         decode_leaf_pages, decode_objects,
     },
+    holders::Reach,
     link::Answer,
     protocol::*,
     pull::{Options, Progress, Report},
@@ -24,7 +25,7 @@ use std::{
 };
 use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::{Manifest, pack_frame::Kind};
-use whimbrel_wire::{Call, HEAD_SIZE, Reply};
+use whimbrel_wire::{Call, HEAD_SIZE, Refusal, Reply};
 
 /// Link rate in bytes a second above which similar pages are not looked for: 200 Mbit/s.
 const BASES_RATE: u64 = 25_000_000;
@@ -32,6 +33,9 @@ const BASES_RATE: u64 = 25_000_000;
 const BASES_SECONDS: u64 = 2;
 /// Time after which the measured rate of a link is used.
 const MEASURED_AFTER: Duration = Duration::from_millis(500);
+
+/// Longest wait before a cancel is seen.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 struct InFlight {
     ask: FetchRequest,
@@ -48,8 +52,6 @@ pub(crate) struct PullDriver<'a> {
     holders: &'a Holders,
     /// Whether a machine waits for this: it goes before prefetching, and fails rather than wait.
     pub(crate) urgent: bool,
-    /// Capsule to pull, if it is a pull of a capsule, and its bases.
-    capsule: Option<(CapsuleId, Vec<(Manifest, bool)>)>,
     flights: BTreeMap<u64, InFlight>,
     blobs: HashMap<Digest, Vec<u8>>,
     /// Images that are complete here and probably resemble what is wanted.
@@ -57,6 +59,8 @@ pub(crate) struct PullDriver<'a> {
     pub(crate) report: Report,
     started: Instant,
     last_reply: Instant,
+    /// Last refusal of a holder that may answer later.
+    refused: Option<LinkError>,
 }
 
 fn limits(sources: &Holders, peer: usize) -> Limits {
@@ -81,27 +85,41 @@ impl<'a> PullDriver<'a> {
             ),
             holders,
             urgent: false,
-            capsule: None,
             flights: BTreeMap::new(),
             blobs: HashMap::new(),
             base_images: Vec::new(),
             report: Report::default(),
             started: Instant::now(),
             last_reply: Instant::now(),
+            refused: None,
         }
     }
 
-    /// Fetches all objects of a capsule.
-    pub(crate) fn capsule(&mut self, id: CapsuleId, options: Options<'_>) -> Result<(), TransferError> {
-        let bases = self.bases(&id, &options.bases);
-        self.capsule = Some((id, bases));
-        match self.walk.local.object(&id.0) {
-            Some(bytes) => self.start(&bytes)?,
-            None => {
-                let want = WantedObject { digest: id.0, similar: None };
-                self.walk.plan.want(FetchItem::Object(ObjectKind::Manifest, want));
-            }
+    /// Fetches the manifest of a capsule, unless it is here.
+    pub(crate) fn manifest(&mut self, id: CapsuleId, options: &mut Options<'_>) -> Result<(), TransferError> {
+        if self.walk.local.object(&id.0).is_some() {
+            return Ok(());
         }
+        let want = WantedObject { digest: id.0, similar: None };
+        self.walk.plan.want(FetchItem::Object(ObjectKind::Manifest, want));
+        self.run_with(options)
+    }
+
+    /// Fetches all objects of a capsule whose manifest is here.
+    pub(crate) fn capsule(&mut self, id: CapsuleId, options: &mut Options<'_>) -> Result<(), TransferError> {
+        let no_manifest = || self.holders.no_holder_error(id.0, None);
+        let bytes = self.walk.local.object(&id.0).ok_or_else(no_manifest)?;
+        let manifest =
+            Manifest::decode(&bytes).map_err(|source| TransferError::Manifest { capsule: id, source })?;
+        let bases = self.bases(&id, &options.bases);
+        let whole = bases.iter().filter(|(_, whole)| *whole).flat_map(|(base, _)| &base.images);
+        let images = whole.filter_map(|image| Some(BaseImage { root: image.root?, pages: image.pages }));
+        self.base_images = images.take(BASES_MAX).collect();
+        self.walk.capsule(&manifest, &bases)?;
+        self.run_with(options)
+    }
+
+    fn run_with(&mut self, options: &mut Options<'_>) -> Result<(), TransferError> {
         let mut each = |driver: &Self| {
             (options.progress)(&driver.progress());
             match options.cancel.load(Ordering::Acquire) {
@@ -118,17 +136,27 @@ impl<'a> PullDriver<'a> {
         patience: Duration,
         each: &mut dyn FnMut(&Self) -> Result<(), TransferError>,
     ) -> Result<(), TransferError> {
+        // Other fetches may have dialled already.
+        let known = (0..self.holders.len()).filter(|peer| self.holders.reach(*peer) != Reach::Down);
+        known.collect::<Vec<_>>().into_iter().for_each(|peer| self.report_reach(peer));
         loop {
             each(self)?;
+            let ended_dials = self.holders.ended_dials();
+            let dialled: Vec<usize> = self.walk.plan.dialled().collect();
+            dialled.into_iter().for_each(|peer| self.report_reach(peer));
             self.walk.plan.demand = !self.urgent && self.holders.is_demanded();
             self.walk.short = !self.urgent && self.holders.rate().is_none_or(|rate| rate < BASES_RATE);
             match self.walk.plan.next(self.holders.now()) {
                 Action::Done => return Ok(()),
                 Action::Request(ask) => self.send(ask)?,
-                Action::Dial(peer) => self.dial(peer),
+                Action::Dial(peer) => {
+                    self.holders.dial(peer);
+                    self.report_reach(peer);
+                }
+                Action::AwaitDial => self.holders.wait_for_dial(ended_dials, POLL_INTERVAL),
                 Action::Wait(ticket) => self.wait(ticket)?,
                 Action::Sleep(until) => self.sleep(until, patience)?,
-                Action::NoHolder(item) => return Err(self.holders.no_holder_error(digest_of(&item))),
+                Action::NoHolder(item) => return Err(self.holders.no_holder_error(digest_of(&item), None)),
             }
         }
     }
@@ -143,16 +171,6 @@ impl<'a> PullDriver<'a> {
         ids.iter().filter(|id| *id != capsule).filter_map(base).collect()
     }
 
-    fn start(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
-        let Some((capsule, bases)) = &self.capsule else { return Ok(()) };
-        let bad = |source| TransferError::Manifest { capsule: *capsule, source };
-        let manifest = Manifest::decode(bytes).map_err(bad)?;
-        let whole = bases.iter().filter(|(_, whole)| *whole).flat_map(|(base, _)| &base.images);
-        let images = whole.filter_map(|image| Some(BaseImage { root: image.root?, pages: image.pages }));
-        self.base_images = images.take(BASES_MAX).collect();
-        self.walk.capsule(&manifest, bases)
-    }
-
     fn progress(&self) -> Progress {
         let (left, rate) = (self.walk.plan.bytes_left(), self.holders.rate());
         let eta =
@@ -160,24 +178,29 @@ impl<'a> PullDriver<'a> {
         Progress { received: self.report.received, left, rate, eta }
     }
 
-    fn dial(&mut self, peer: usize) {
-        match self.holders.link(peer) {
-            Ok(_) => {
-                self.walk.plan.measured(peer, limits(self.holders, peer));
-                self.walk.plan.up(peer);
+    /// Tells the plan whether a holder can be asked.
+    fn report_reach(&mut self, peer: usize) {
+        let plan = &mut self.walk.plan;
+        match self.holders.reach(peer) {
+            Reach::Up => {
+                plan.measured(peer, limits(self.holders, peer));
+                plan.up(peer);
             }
-            Err(_) if self.holders.is_blamed(peer) => self.walk.plan.blamed(peer),
-            Err(_) => self.walk.plan.down(peer, self.holders.now()),
+            // A machine does not wait for a holder that was away before.
+            Reach::Dialling { again: true } if self.urgent => plan.down(peer, self.holders.now()),
+            Reach::Dialling { .. } => plan.dialling(peer, self.holders.now()),
+            Reach::Down => plan.down(peer, self.holders.now()),
+            Reach::Blamed => plan.blamed(peer),
         }
     }
 
     fn sleep(&self, until: Duration, patience: Duration) -> Result<(), TransferError> {
         if self.urgent || (self.last_reply.elapsed() > patience && !self.walk.plan.demand) {
             let first = self.walk.plan.first().map_or(Digest([0; 32]), digest_of);
-            return Err(self.holders.no_holder_error(first));
+            return Err(self.holders.no_holder_error(first, self.refused.clone()));
         }
         // Sleeps briefly, so that a cancel is seen soon.
-        std::thread::sleep(until.saturating_sub(self.holders.now()).min(Duration::from_millis(50)));
+        std::thread::sleep(until.saturating_sub(self.holders.now()).min(POLL_INTERVAL));
         Ok(())
     }
 
@@ -225,12 +248,8 @@ impl<'a> PullDriver<'a> {
     fn failed(&mut self, ticket: u64, peer: usize, link: Option<&Arc<dyn Link>>, error: &LinkError) {
         self.walk.plan.unanswered(ticket);
         link.into_iter().for_each(|link| self.holders.lost(peer, link, error));
-        // A link that was lost with several requests is reported down once, not for each.
-        if self.holders.is_blamed(peer) {
-            self.walk.plan.blamed(peer);
-        } else if self.holders.dial_at(peer).is_some() {
-            self.walk.plan.down(peer, self.holders.now());
-        }
+        // The link may be up again: others use it too.
+        self.report_reach(peer);
     }
 
     fn wait(&mut self, ticket: u64) -> Result<(), TransferError> {
@@ -249,7 +268,8 @@ impl<'a> PullDriver<'a> {
                 self.walk.plan.measured(peer, limits(self.holders, peer));
                 self.handle_reply(&ask, &bases, &reply)
             }
-            Err(LinkError::Refused { source }) if source.retryable => {
+            Err(error @ LinkError::Refused { source: Refusal { retryable: true, .. } }) => {
+                self.refused = Some(error);
                 self.walk.plan.unanswered(ticket);
                 self.walk.plan.down(peer, self.holders.now());
                 Ok(())
@@ -331,10 +351,8 @@ impl<'a> PullDriver<'a> {
                 }
                 ReceivedObject::Object(bytes) => {
                     self.store(kind.into(), &[&bytes])?;
-                    match kind {
-                        ObjectKind::Manifest => self.start(&bytes)?,
-                        ObjectKind::Node => self.walk.arrived(want.digest, &bytes)?,
-                        ObjectKind::Blob | ObjectKind::ShortLeaf => {}
+                    if kind == ObjectKind::Node {
+                        self.walk.arrived(want.digest, &bytes)?;
                     }
                 }
             }

@@ -15,6 +15,8 @@ use std::{
 use whimbrel_core::Digest;
 
 const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Time after which the next holder is dialled too (RFC 8305, section 5).
+const HEAD_START: Duration = Duration::from_millis(250);
 /// First estimate of the bytes that a leaf's differing pages take; items that may take several replies are
 /// split.
 const LEAF_BYTES_INITIAL: f64 = 2000.0;
@@ -89,8 +91,10 @@ pub struct FetchRequest {
 pub enum Action {
     /// Send this request.
     Request(FetchRequest),
-    /// Connect to a holder and report the result.
+    /// Connect to a holder, and report that it is being dialled, up or down.
     Dial(usize),
+    /// Wait until a holder that is being dialled is up or down, and report it.
+    AwaitDial,
     /// Wait for the reply to this request.
     Wait(u64),
     /// Nothing can be done before this time; call again then.
@@ -112,7 +116,15 @@ pub struct Limits {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HolderState {
-    Down { until: Duration, wait: Duration },
+    Down {
+        until: Duration,
+        wait: Duration,
+    },
+    /// Being dialled; the next wait, if that fails.
+    Dialling {
+        since: Duration,
+        wait: Duration,
+    },
     Up,
     Blamed,
 }
@@ -177,9 +189,26 @@ impl PullPlan {
         }
     }
 
+    /// Reports that a holder is being dialled. Meanwhile farther ones are asked.
+    pub fn dialling(&mut self, peer: usize, now: Duration) {
+        let wait = match self.peers[peer].0 {
+            HolderState::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
+            HolderState::Up => self.retry,
+            HolderState::Dialling { .. } | HolderState::Blamed => return,
+        };
+        self.peers[peer].0 = HolderState::Dialling { since: now, wait };
+    }
+
+    /// Holders that are being dialled.
+    pub fn dialled(&self) -> impl Iterator<Item = usize> {
+        let peers = self.peers.iter().enumerate();
+        peers.filter(|(_, (state, _))| matches!(state, HolderState::Dialling { .. })).map(|(peer, _)| peer)
+    }
+
     /// Reports that a holder cannot be reached, or that its link is lost.
     pub fn down(&mut self, peer: usize, now: Duration) {
         let wait = match self.peers[peer].0 {
+            HolderState::Dialling { wait, .. } => wait,
             // Several requests that were lost with one link report it each.
             HolderState::Down { until, .. } if until > now => return,
             HolderState::Down { wait, .. } => (wait * 2).clamp(self.retry, RETRY_MAX),
@@ -275,7 +304,7 @@ impl PullPlan {
     /// Next action. Called again after every event and every action carried out.
     pub fn next(&mut self, now: Duration) -> Action {
         if let Some(peer) = self.to_dial(now) {
-            // The caller reports `up` or `down` before it calls again.
+            // The caller reports `dialling`, `up` or `down` before it calls again.
             return Action::Dial(peer);
         }
         if !self.demand
@@ -292,6 +321,7 @@ impl PullPlan {
         let stuck = self.objects.iter().chain(&self.pages).find(|queued| !self.has_holder(queued));
         match stuck {
             Some(queued) => Action::NoHolder(queued.item.clone()),
+            None if !self.demand && self.dialled().next().is_some() => Action::AwaitDial,
             None => Action::Sleep(self.wake_time(now)),
         }
     }
@@ -304,7 +334,8 @@ impl PullPlan {
                 _ if first.lacked_by >> peer & 1 == 1 => {}
                 HolderState::Down { until, .. } if *until <= now => return Some(peer),
                 HolderState::Up => return None,
-                HolderState::Down { .. } | HolderState::Blamed => {}
+                HolderState::Dialling { since, .. } if now < *since + HEAD_START => return None,
+                HolderState::Down { .. } | HolderState::Dialling { .. } | HolderState::Blamed => {}
             }
         }
         None
@@ -318,7 +349,7 @@ impl PullPlan {
     fn wake_time(&self, now: Duration) -> Duration {
         let until = self.peers.iter().filter_map(|(peer, _)| match peer {
             HolderState::Down { until, .. } => Some(*until),
-            HolderState::Up | HolderState::Blamed => None,
+            HolderState::Dialling { .. } | HolderState::Up | HolderState::Blamed => None,
         });
         let soon = now + Duration::from_millis(20).min(self.retry);
         until.min().filter(|_| !self.demand).unwrap_or(soon).max(soon)

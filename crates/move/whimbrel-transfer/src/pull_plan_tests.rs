@@ -82,6 +82,35 @@ fn what_nobody_has_is_said_so() {
     assert_eq!(plan.next(Duration::ZERO), Action::NoHolder(node(1)));
 }
 
+#[test]
+fn while_the_nearest_is_dialled_the_next_is_asked_and_its_waits_grow() {
+    let mut plan = PullPlan::new(2, LIMITS, RETRY);
+    let mut now = Duration::ZERO;
+    plan.want(node(1));
+    assert_eq!(plan.next(now), Action::Dial(0));
+    plan.dialling(0, now);
+    assert_eq!(plan.next(now), Action::AwaitDial, "it is probably up in a moment");
+    now += HEAD_START;
+    assert_eq!(plan.next(now), Action::Dial(1));
+    plan.dialling(1, now);
+    assert_eq!(plan.next(now), Action::AwaitDial);
+    plan.up(1);
+    let Action::Request(ask) = plan.next(now) else { panic!() };
+    assert_eq!(ask.peer, 1);
+    plan.answered(ask.ticket, vec![], vec![node(1)]);
+    assert_eq!(plan.next(now), Action::AwaitDial, "only the one that is dialled may have it");
+    let mut waits = Vec::new();
+    for _ in 0..7 {
+        plan.down(0, now);
+        let Action::Sleep(until) = plan.next(now) else { panic!() };
+        waits.push((until - now).as_millis());
+        now = until;
+        assert_eq!(plan.next(now), Action::Dial(0));
+        plan.dialling(0, now);
+    }
+    assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
+}
+
 /// Items as single things that can be counted.
 fn things(item: &FetchItem) -> Vec<(Digest, usize)> {
     match item {
@@ -118,7 +147,18 @@ proptest! {
                 Action::Sleep(until) => { prop_assert!(until > now); now = until; }
                 Action::Dial(peer) => {
                     prop_assert!(!gone.contains(&peer));
-                    if fate.next().unwrap_or(9) < 3 { plan.down(peer, now) } else { plan.up(peer) }
+                    match fate.next().unwrap_or(9) {
+                        0..3 => plan.down(peer, now),
+                        3..6 => plan.dialling(peer, now),
+                        _ => plan.up(peer),
+                    }
+                }
+                Action::AwaitDial => {
+                    let dialled: Vec<usize> = plan.dialled().collect();
+                    prop_assert!(!dialled.is_empty());
+                    for peer in dialled {
+                        if fate.next().unwrap_or(9) < 3 { plan.down(peer, now) } else { plan.up(peer) }
+                    }
                 }
                 Action::Request(ask) => {
                     prop_assert!(!gone.contains(&ask.peer) && !ask.items.is_empty() && ask.items.len() <= WANTS_MAX);

@@ -7,7 +7,18 @@ use crate::{
     pull_plan::{FetchItem, FetchRequest},
 };
 use bytes::Bytes;
+use std::sync::OnceLock;
 use whimbrel_wire::Request;
+
+/// Replies that are coded at once: a window is about two of them.
+const PARALLEL_REPLIES: usize = 2;
+
+/// Processors that code for one link. Only those of this host are known; the holder's are probably as many.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let here = || std::thread::available_parallelism().map_or(1, |cores| cores.get().min(PARALLEL_REPLIES));
+    *CORES.get_or_init(here)
+}
 
 /// Builds the request for `ask`; pages may be coded against those of `bases`.
 pub(crate) fn request(
@@ -17,7 +28,7 @@ pub(crate) fn request(
 ) -> Result<Request, LinkError> {
     let max_bytes = ask.max_bytes.min(u64::from(ANSWER_BYTES)) as u32;
     let items = ask.items.iter().map(|queued| &queued.item);
-    let plain = level(rate, 1, Content::Plain);
+    let plain = level(rate, cores(), Content::Plain);
     let built = match ask.items.first().map(|queued| &queued.item) {
         Some(FetchItem::Object(kind, _)) => {
             let wants = items.filter_map(|item| match item {
@@ -36,7 +47,7 @@ pub(crate) fn request(
         }
         _ => {
             let delta = items.clone().any(|item| !matches!(item, FetchItem::Pages { similar: None, .. }));
-            let level = if delta { level(rate, 1, Content::Delta) } else { plain };
+            let level = if delta { level(rate, cores(), Content::Delta) } else { plain };
             let wants = items.filter_map(want).collect();
             let ask = LeafPagesRequest { wants, bases: bases.to_vec(), level, max_bytes };
             Request::of::<LeafPages>(&ask, Bytes::new())

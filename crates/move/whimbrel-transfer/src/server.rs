@@ -3,11 +3,14 @@
 //! [`Access`] decides about every ref, manifest, node and blob; pages are served by their leaf, so they need
 //! no decision of their own. An older version that a reply is coded against needs one too. Only objects of
 //! this store are served: a server never asks a third host. Every reply is bounded, and calls block.
+//!
+//! `Absent` means for good: the object is not here, or damaged. An object that cannot be read at the moment
+//! is a retryable refusal, or is left out of a reply that has others, since the peer may give up on what is
+//! absent.
 
 use crate::{
     CompressionLevel,
     compression::{CompressionError, compress},
-    local_objects::LocalObjects,
     node_delta,
     protocol::*,
     short_leaf::ShortLeaf,
@@ -55,8 +58,8 @@ impl Server {
         Self { store }
     }
 
-    /// Answers a request of the store's range. The caller answers [`RemotePull`], [`RemotePullStatus`],
-    /// [`Announce`] and [`FindHolders`].
+    /// Answers a request of the store's range. The caller answers [`RemotePull`], [`RemotePullStatus`] and
+    /// [`Retain`].
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
             ListRefs::KIND => self.list_refs(access, request.decode::<ListRefs>()?),
@@ -123,7 +126,10 @@ impl Server {
             if !objects.is_empty() && raw.len() >= room {
                 break;
             }
-            let (answer, bytes) = self.object(access, ask.kind, want, room);
+            let (answer, bytes) = match self.object(access, ask.kind, want, room) {
+                Err(_) if !objects.is_empty() => break,
+                read => read?,
+            };
             if !objects.is_empty() && raw.len() + bytes.len() > RAW_MAX {
                 break;
             }
@@ -141,40 +147,61 @@ impl Server {
         kind: ObjectKind,
         want: &WantedObject,
         room: usize,
-    ) -> (ObjectAnswer, Vec<u8>) {
+    ) -> Result<(ObjectAnswer, Vec<u8>), Refusal> {
         let absent = (ObjectAnswer::Absent, Vec::new());
-        let Some(bytes) = self.readable(access, kind, &want.digest) else { return absent };
+        let Some(bytes) = self.readable(access, kind, &want.digest)? else { return Ok(absent) };
         let delta = match kind {
             ObjectKind::Node => self.node_delta(access, want, &bytes),
             ObjectKind::ShortLeaf => {
                 let leaf = Node::decode(&bytes).ok().filter(|node| node.level() == 0 && !node.is_empty());
-                let Some(leaf) = leaf else { return absent };
+                let Some(leaf) = leaf else { return Ok(absent) };
                 let short = ShortLeaf::of(&leaf).encode();
-                return (ObjectAnswer::Whole(short.len() as u32), short);
+                return Ok((ObjectAnswer::Whole(short.len() as u32), short));
             }
             ObjectKind::Blob => self.blob_delta(access, want, &bytes),
             ObjectKind::Manifest => None,
         };
-        match delta {
+        Ok(match delta {
             Some(delta) => (ObjectAnswer::Delta(delta.len() as u32), delta),
             // A long blob is sent in ranges, so that nothing waits behind it.
             None if kind == ObjectKind::Blob && bytes.len() > RAW_MAX.min(room.saturating_mul(4)) => {
                 (ObjectAnswer::Long(bytes.len() as u64), Vec::new())
             }
             None => (ObjectAnswer::Whole(bytes.len() as u32), bytes),
+        })
+    }
+
+    /// Reads an object; none if it is not here or damaged.
+    pub(crate) fn read(&self, digest: &Digest) -> Result<Option<Vec<u8>>, Refusal> {
+        match self.store.blob(digest) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error @ (StoreError::Damaged { .. } | StoreError::MissingBase { .. })) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a peer was told that a damaged object is absent"
+                );
+                Ok(None)
+            }
+            Err(error) => Err(internal_error(&error)),
         }
     }
 
     /// Reads the object, if it is here, of this kind, and permitted to the requester.
-    fn readable(&self, access: &dyn Access, kind: ObjectKind, digest: &Digest) -> Option<Vec<u8>> {
+    fn readable(
+        &self,
+        access: &dyn Access,
+        kind: ObjectKind,
+        digest: &Digest,
+    ) -> Result<Option<Vec<u8>>, Refusal> {
         let may = match kind {
             ObjectKind::Manifest => access.allowed(&CapsuleId(*digest)),
             ObjectKind::Node | ObjectKind::ShortLeaf | ObjectKind::Blob => access.may_have(digest),
         };
         if !may {
-            return None;
+            return Ok(None);
         }
-        let bytes = self.store.object(digest)?;
+        let Some(bytes) = self.read(digest)? else { return Ok(None) };
         let is_manifest = || bytes.len() <= MAX_MANIFEST && Manifest::decode(&bytes).is_ok();
         let fits = match kind {
             ObjectKind::Manifest => is_manifest(),
@@ -182,11 +209,11 @@ impl Server {
             // A manifest must not be readable as a blob.
             ObjectKind::Blob => !is_manifest() || access.allowed(&CapsuleId(*digest)),
         };
-        fits.then_some(bytes)
+        Ok(fits.then_some(bytes))
     }
 
     fn node_delta(&self, access: &dyn Access, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
-        let old = Node::decode(&self.readable(access, ObjectKind::Node, &want.similar?)?).ok()?;
+        let old = Node::decode(&self.readable(access, ObjectKind::Node, &want.similar?).ok()??).ok()?;
         let new = Node::decode(bytes).ok()?;
         let delta = (old.level() == new.level()).then(|| node_delta::encode(&old, &new));
         delta.filter(|delta| delta.len() < bytes.len())
@@ -194,7 +221,7 @@ impl Server {
 
     /// Blob delta: the length, then a zstd frame against a similar blob.
     fn blob_delta(&self, access: &dyn Access, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
-        let old = self.readable(access, ObjectKind::Blob, &want.similar?)?;
+        let old = self.readable(access, ObjectKind::Blob, &want.similar?).ok()??;
         if old.len().max(bytes.len()) > SIMILAR_BLOB_MAX || bytes.is_empty() || old.is_empty() {
             return None;
         }
@@ -208,7 +235,7 @@ impl Server {
             return Err(bad_request("the blob range is too long"));
         }
         let none = || Refusal::new(Code::NOT_FOUND, "no such blob");
-        let blob = self.readable(access, ObjectKind::Blob, &ask.digest).ok_or_else(none)?;
+        let blob = self.readable(access, ObjectKind::Blob, &ask.digest)?.ok_or_else(none)?;
         let total = blob.len() as u64;
         let start = ask.offset.min(total) as usize;
         let piece = &blob[start..(start + ask.len as usize).min(blob.len())];

@@ -15,7 +15,6 @@ use whimbrel_image::{Node, ShortDigest};
 /// megabytes.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// Short digests of the pages of a leaf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShortLeaf {
     slots: ChildSet,
@@ -55,7 +54,6 @@ impl ShortLeaf {
     }
 }
 
-/// Leaf that is being built.
 #[derive(Debug)]
 struct UnfinishedLeaf {
     short: ShortLeaf,
@@ -72,7 +70,6 @@ pub(crate) enum Built {
     Wrong(Digest),
 }
 
-/// All leaves that are being built.
 #[derive(Debug, Default)]
 pub(crate) struct ShortLeaves {
     leaves: HashMap<Digest, UnfinishedLeaf>,
@@ -110,7 +107,6 @@ impl ShortLeaves {
         (slots, self.finish(leaf))
     }
 
-    /// Short digests of a leaf that is being built.
     pub(crate) fn get(&self, leaf: &Digest) -> Option<&ShortLeaf> {
         self.leaves.get(leaf).map(|building| &building.short)
     }

@@ -52,6 +52,16 @@ pub struct PageCounts {
     pub zero: u64,
 }
 
+impl PageCounts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.had += other.had;
+        self.cache += other.cache;
+        self.delta += other.delta;
+        self.plain += other.plain;
+        self.zero += other.zero;
+    }
+}
+
 /// Page with this short digest from another source on this host.
 fn find_by_short_digest(holders: &[&dyn PageLookup], key: &ShortDigest) -> Option<Vec<u8>> {
     let mut page = vec![0; PAGE_SIZE];
@@ -128,7 +138,6 @@ impl<'a> TreeWalk<'a> {
         self.plan.want(FetchItem::Object(kind, WantedObject { digest, similar }));
     }
 
-    /// Handles a node of the capsule at its place.
     fn visit(&mut self, digest: Digest, place: NodePosition) -> Result<(), TransferError> {
         if place.bases.iter().any(|base| base.complete && base.digest == digest) || !self.seen.insert(digest)
         {
@@ -244,7 +253,6 @@ impl<'a> TreeWalk<'a> {
         self.page_sources.iter().any(&mut right).then_some(page)
     }
 
-    /// Handles the arrival of pages of a known leaf.
     pub(crate) fn pages_arrived(&mut self, leaf: &Digest, slots: impl Iterator<Item = usize>) {
         let Some(node) = self.leaves.get(leaf) else { return };
         slots.filter_map(|slot| node.child(slot)).for_each(|digest| {
@@ -283,7 +291,6 @@ impl<'a> TreeWalk<'a> {
         built.map_or(Ok(()), |built| self.built(built)).map(|()| true)
     }
 
-    /// Handles the arrival of pages of short leaves.
     pub(crate) fn short_leaf_pages_arrived(
         &mut self,
         pages: impl Iterator<Item = Digest>,

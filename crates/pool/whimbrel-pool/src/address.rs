@@ -1,12 +1,10 @@
 //! The address of a manager: `host:port/KEY`, with the key as `whimbrel key` prints it.
 
-use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_wire::PublicKey;
 
 /// Address of a manager and the key that it must have.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagerAddress {
     /// Network address, `host:port`.
     pub address: String,
@@ -42,19 +40,7 @@ impl fmt::Display for ManagerAddress {
     }
 }
 
-impl TryFrom<String> for ManagerAddress {
-    type Error = ManagerAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<ManagerAddress> for String {
-    fn from(address: ManagerAddress) -> String {
-        address.to_string()
-    }
-}
+whimbrel_core::serde_by_text!(ManagerAddress);
 
 #[cfg(test)]
 mod tests {

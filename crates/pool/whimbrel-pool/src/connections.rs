@@ -32,11 +32,7 @@ impl TlsDialer {
     }
 }
 
-impl std::fmt::Debug for TlsDialer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TlsDialer").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(TlsDialer, ConnectionCache);
 
 impl Dialer for TlsDialer {
     fn dial<'a>(
@@ -55,12 +51,6 @@ type CachedConnection = Arc<Mutex<Option<Connection>>>;
 pub struct ConnectionCache {
     dialer: Arc<dyn Dialer>,
     peers: std::sync::Mutex<HashMap<(String, PublicKey), CachedConnection>>,
-}
-
-impl std::fmt::Debug for ConnectionCache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Links").finish_non_exhaustive()
-    }
 }
 
 impl ConnectionCache {

@@ -19,7 +19,6 @@ pub enum ListenerError {
         /// Address of the socket.
         address: SocketAddr,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// TLS cannot be set up.
@@ -32,7 +31,6 @@ pub enum ListenerError {
 pub(crate) struct MemberListener {
     pub(crate) identity: Arc<Identity>,
     pub(crate) trust: Arc<Trust>,
-    /// Address of the socket.
     pub(crate) address: SocketAddr,
     listener: TcpListener,
 }

@@ -19,7 +19,6 @@ pub(crate) struct Choice {
     pub(crate) exempt: Vec<Process>,
 }
 
-/// Chooses among processes that write.
 pub(crate) fn choose(
     mut writers: Vec<Process>,
     bounds: Bounds,

@@ -29,17 +29,14 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Interval of checks for threads that had not stopped when they were to be detached.
 const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Stunned processes and their threads.
 #[derive(Debug, Default)]
 pub(crate) struct Stunned {
     pids: Vec<u32>,
     threads: Vec<i32>,
-    /// Threads to detach as soon as they stop.
     detaching: Vec<i32>,
     ends: Option<StunEnd>,
 }
 
-/// End of a stun.
 #[derive(Debug, Clone, Copy)]
 struct StunEnd {
     lease: Instant,
@@ -114,7 +111,6 @@ impl Stunned {
         count
     }
 
-    /// Detaches those threads on the list that have stopped.
     fn detach_stopped(&mut self) {
         self.detaching.retain(|thread| {
             let done = match ptrace::inspect(*thread) {

@@ -7,7 +7,6 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr},
 };
 
-/// Interface that is up and has a hardware address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) index: i32,
@@ -53,7 +52,6 @@ pub(crate) fn all() -> io::Result<Vec<Interface>> {
     Ok(found.into_values().filter_map(whole).collect())
 }
 
-/// Records one address of an interface.
 fn record_address(found: &mut Found, address: *const libc::sockaddr) {
     // SAFETY: an address of the list begins with its family, and has the size of that family's type.
     match i32::from(unsafe { (*address).sa_family }) {

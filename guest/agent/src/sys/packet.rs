@@ -20,7 +20,6 @@ impl Packets {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Sends a frame on the interface with this index.
     pub(crate) fn send(&self, interface: i32, frame: &[u8]) -> io::Result<()> {
         // SAFETY: the structure has only integers, for which zero is valid.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

@@ -9,7 +9,6 @@ use std::{
     io,
 };
 
-/// State of a traced thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadState {
     /// The thread is stopped, with this signal to be delivered, 0 for none.
@@ -24,7 +23,6 @@ pub(crate) fn stop(thread: i32) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, thread, 0)
 }
 
-/// Queries the state of a traced thread.
 pub(crate) fn inspect(thread: i32) -> io::Result<ThreadState> {
     // SAFETY: the structure has only integers (and a union of them), for which zero is valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };

@@ -51,7 +51,6 @@ pub(crate) enum CapturedArrays {
 }
 
 impl CapturedArrays {
-    /// Dirty logs of these arrays.
     fn of(self, ledgers: &mut [DirtyLog]) -> &mut [DirtyLog] {
         match self {
             Self::All => ledgers,
@@ -80,7 +79,7 @@ impl Daemon {
         name: &MachineName,
         wanted: CheckpointOptions,
     ) -> Result<Operation, DaemonError> {
-        let (host, machine) = (self.clone(), self.machine(name)?);
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
             let mut turn = machine.try_lock("checkpoint", Some(reporter.id))?;
             let taken = match wanted.arrays {
@@ -101,7 +100,7 @@ impl Daemon {
         request: SuspendRequest,
     ) -> Result<Operation, DaemonError> {
         refs::check_tag(request.tag.as_ref())?;
-        let (host, machine) = (self.clone(), self.machine(name)?);
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         let wanted =
             CheckpointOptions { tag: request.tag, ..CheckpointOptions::without_tag(request.balloon) };
         Ok(self.operations().start(OperationKind::Suspend, name.to_string(), move |reporter| {

@@ -5,7 +5,7 @@
 //! needed that a capsule with children is immutable: its id is the digest of its content.
 
 use crate::{
-    core::{error::DaemonError, refs},
+    core::{error::DaemonError, refs, state::Core},
     daemon::{Daemon, nic_of},
     machine::record::Record,
     running::{RunningMachine, disk_alignment::disk_bases},
@@ -23,7 +23,7 @@ impl Daemon {
     /// Starts a new machine on the disks of a capsule.
     pub(crate) fn derive(self: &Arc<Self>, request: DeriveRequest) -> Result<MachineInfo, DaemonError> {
         let (capsule, manifest) = self.find(&request.capsule)?;
-        let _claim = self.reserve_name(&request.name, false)?;
+        let _claim = self.machines.reserve(&request.name, false)?;
         // Protects the capsule from garbage collection until the machine has its own pin.
         let _whole = self.store.pin(&capsule).map_err(refs::store_error("use the capsule"))?;
         let mut config = derived_config(&manifest, &request)?;
@@ -41,7 +41,9 @@ impl Daemon {
         }
         self.register_started(record, live).map(|machine| machine.info())
     }
+}
 
+impl Core {
     /// The lineage label of a machine's next capsule: the capsule that the machine was made from, copied from
     /// the last capsule if there is one.
     pub(crate) fn lineage_label(&self, record: &Record) -> Option<(String, String)> {

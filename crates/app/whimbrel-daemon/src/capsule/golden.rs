@@ -4,8 +4,8 @@
 //! be reached is skipped, unless the request names it.
 
 use crate::{
-    capsule::history,
     core::{error::DaemonError, refs},
+    core::{history, state::Core},
     daemon::Daemon,
 };
 use std::{collections::HashMap, sync::Arc};
@@ -17,7 +17,6 @@ use whimbrel_transfer::DemandFetcher;
 
 /// Tags of one host that are examined, newest first.
 const TAGS_MAX: usize = 4096;
-/// Manifests in one request.
 const MANIFESTS_PER_REQUEST: usize = 256;
 
 impl Daemon {
@@ -42,17 +41,6 @@ impl Daemon {
         }
         let best = offered.into_iter().min_by_key(|golden| golden.attributes.rank());
         best.ok_or_else(|| DaemonError::NotFound { what: "capsule with", name: request.terms.to_string() })
-    }
-
-    fn golden_here(&self) -> Result<Vec<GoldenMatch>, DaemonError> {
-        let tags = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
-        let tags = tags.into_iter().filter(|(name, _)| is_tag(name));
-        let found = tags.filter_map(|(name, capsule)| {
-            // A damaged manifest is for `verify` to report.
-            let manifest = self.store.manifest(&capsule).ok()?;
-            Some(GoldenMatch { host: None, name, capsule, attributes: attributes(&manifest) })
-        });
-        Ok(found.collect())
     }
 
     fn golden_on(&self, host: &HostName) -> Result<Vec<GoldenMatch>, DaemonError> {
@@ -96,6 +84,19 @@ impl Daemon {
             known.extend(decoded);
         }
         Ok(known)
+    }
+}
+
+impl Core {
+    fn golden_here(&self) -> Result<Vec<GoldenMatch>, DaemonError> {
+        let tags = self.store.list_refs().map_err(refs::store_error("list the refs"))?;
+        let tags = tags.into_iter().filter(|(name, _)| is_tag(name));
+        let found = tags.filter_map(|(name, capsule)| {
+            // A damaged manifest is for `verify` to report.
+            let manifest = self.store.manifest(&capsule).ok()?;
+            Some(GoldenMatch { host: None, name, capsule, attributes: attributes(&manifest) })
+        });
+        Ok(found.collect())
     }
 }
 

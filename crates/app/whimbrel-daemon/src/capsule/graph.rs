@@ -6,6 +6,7 @@
 //! here.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
 };
@@ -25,7 +26,6 @@ const SIZES_MAX: usize = 100_000;
 #[derive(Default)]
 pub(crate) struct AddedSizes(Mutex<HashMap<(CapsuleId, usize), ByteSize>>);
 
-/// Every capsule of the host and the edges between them.
 pub(crate) struct CapsuleGraph {
     pub(crate) capsules: BTreeMap<CapsuleId, Stored>,
     /// Parents that are here, or else the capsule that the machine was derived from.
@@ -56,12 +56,10 @@ impl CapsuleGraph {
         self.children.get(id).map_or(&[], Vec::as_slice)
     }
 
-    /// `from` and all their ancestors.
     pub(crate) fn ancestors(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
         closure(from, |id| self.parents(id))
     }
 
-    /// `from` and all their descendants.
     pub(crate) fn descendants(&self, from: impl IntoIterator<Item = CapsuleId>) -> BTreeSet<CapsuleId> {
         closure(from, |id| self.children(id))
     }
@@ -89,7 +87,6 @@ impl CapsuleGraph {
     }
 }
 
-/// The capsules that a capsule is drawn under.
 fn drawn_parents(manifest: &Manifest, is_here: impl Fn(CapsuleId) -> bool) -> Vec<CapsuleId> {
     let parents: Vec<_> = manifest.parents.iter().copied().filter(|id| is_here(*id)).collect();
     match parents.is_empty() {
@@ -150,7 +147,6 @@ impl Daemon {
         Ok(family.topological_order(&of).into_iter().map(node).collect())
     }
 
-    /// Machines by the capsule that they are based on.
     fn machines_on(&self) -> BTreeMap<CapsuleId, Vec<MachineOnCapsule>> {
         let mut on = BTreeMap::<CapsuleId, Vec<MachineOnCapsule>>::new();
         for machine in self.machine_infos() {
@@ -179,7 +175,9 @@ impl Daemon {
         sizes.insert(key, size);
         Some(size)
     }
+}
 
+impl Core {
     /// The capsules that a ref names and named before, newest first.
     pub(crate) fn ref_history(&self, name: &RefName) -> Result<Vec<RefVersion>, DaemonError> {
         let stored = refs::named(&self.store, &CapsuleRef::Name(name.clone()))?;
@@ -187,7 +185,6 @@ impl Daemon {
         self.versions(&stored)
     }
 
-    /// The history of a ref, by its name in the store.
     pub(crate) fn versions(&self, stored: &RefName) -> Result<Vec<RefVersion>, DaemonError> {
         let history =
             self.store.ref_history(stored).map_err(refs::store_error("read the history of a ref"))?;

@@ -1,6 +1,7 @@
 //! Images of capsules that machines read, from the store here or partly from other hosts.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::record::Record,
@@ -22,6 +23,26 @@ const ANCESTORS: usize = 32;
 const FIRST_SECONDS: Duration = Duration::from_millis(10_500);
 
 impl Daemon {
+    /// Saves the prefetch list of a machine that was just resumed, once its first seconds are over.
+    pub(crate) fn save_prefetch_list_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
+        let host = Arc::downgrade(self);
+        thread::spawn(move || {
+            let until = Instant::now() + FIRST_SECONDS;
+            while Instant::now() < until {
+                match host.upgrade() {
+                    Some(host) if host.sleep_unless_closing(Duration::from_millis(200)) => {}
+                    _ => return,
+                }
+            }
+            let (Some(host), Some(set)) = (host.upgrade(), view.prefetch_list()) else { return };
+            if let Err(error) = host.save_prefetch_list(&capsule, &set) {
+                tracing::warn!(error = &error as &dyn std::error::Error, "could not save a prefetch list");
+            }
+        });
+    }
+}
+
+impl Core {
     /// The image `name` of a capsule. Objects that a partial capsule lacks are fetched when they are read, as
     /// differences to the newest ancestor that is here.
     pub(crate) fn image(
@@ -85,7 +106,7 @@ impl Daemon {
     }
 
     /// The prefetch list of a capsule, recorded at its last resume here or by the host that made it.
-    fn prefetch_list(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
+    pub(crate) fn prefetch_list(&self, capsule: &CapsuleId, manifest: &Manifest) -> Option<PrefetchList> {
         let noted = std::fs::read(self.directories.prefetch_list(capsule)).ok();
         let blob = || self.store.blob(&manifest.working_set?).ok();
         PrefetchList::decode(&noted.or_else(blob)?).ok()
@@ -108,24 +129,6 @@ impl Daemon {
         writer.put_blob(&noted).ok()
     }
 
-    /// Saves the prefetch list of a machine that was just resumed, once its first seconds are over.
-    pub(crate) fn save_prefetch_list_later(self: &Arc<Self>, capsule: CapsuleId, view: PagerView) {
-        let host = Arc::downgrade(self);
-        thread::spawn(move || {
-            let until = Instant::now() + FIRST_SECONDS;
-            while Instant::now() < until {
-                match host.upgrade() {
-                    Some(host) if host.sleep_unless_closing(Duration::from_millis(200)) => {}
-                    _ => return,
-                }
-            }
-            let (Some(host), Some(set)) = (host.upgrade(), view.prefetch_list()) else { return };
-            if let Err(error) = host.save_prefetch_list(&capsule, &set) {
-                tracing::warn!(error = &error as &dyn std::error::Error, "could not save a prefetch list");
-            }
-        });
-    }
-
     /// Removes the prefetch lists of capsules that are gone.
     pub(crate) fn sweep_prefetch_lists(&self) -> Result<(), DaemonError> {
         let dir = self.directories.prefetch_lists();
@@ -141,7 +144,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// A capsule by its name here.
     pub(crate) fn find(
         &self,
         capsule: &whimbrel_api::CapsuleRef,

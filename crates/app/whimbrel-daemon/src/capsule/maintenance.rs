@@ -2,19 +2,14 @@
 //! capsules.
 
 use crate::{
+    capsule::disk_image::open_image,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
     running::disk_alignment::{aligned, first_alignment, unaligned},
 };
-use std::{
-    fs::File,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::Arc,
-};
+use std::{fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
 use whimbrel_api::{
-    Damage, ErrorCode, ExportFormat, ExportRequest, ImportRequest, MachineState, Operation, OperationKind,
+    Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, Operation, OperationKind,
     OperationResult, Unit,
 };
 use whimbrel_block::{BlockError, Device, FileDevice};
@@ -22,7 +17,7 @@ use whimbrel_core::{
     Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
 };
 use whimbrel_image::{ImageRef, Manifest};
-use whimbrel_store::{GcRoots, Pin, StoreError, StoredDisk};
+use whimbrel_store::{GcRoots, StoreError, StoredDisk};
 
 /// Memory of a machine that boots an imported disk, until its user changes it.
 const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
@@ -36,8 +31,10 @@ impl Daemon {
         self.operations().start(OperationKind::Gc, "the store", move |reporter| {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
-            let _held = host.pin_stopped_machines();
-            let report = host.store.gc(GcRoots::Referenced).map_err(refs::store_error("collect garbage"))?;
+            host.machines.unreadable.check_none()?;
+            refs::remove_outdated_previous(&host.store).map_err(refs::store_error("read the refs"))?;
+            let report = host.store.gc_retaining(GcRoots::Referenced, &host.needed_capsules());
+            let report = report.map_err(refs::store_error("collect garbage"))?;
             host.sweep_prefetch_lists()?;
             host.remove_partial_records()?;
             let stored = host.stored_bytes();
@@ -50,13 +47,10 @@ impl Daemon {
         })
     }
 
-    /// Pins the capsules beneath the disks of machines that are switched off. Running machines have their own
-    /// pins.
-    fn pin_stopped_machines(&self) -> Vec<Pin> {
-        let is_off =
-            |state: &MachineState| matches!(state, MachineState::Stopped | MachineState::Crashed { .. });
-        let resting = self.machine_infos().into_iter().filter(|machine| is_off(&machine.state));
-        resting.filter_map(|machine| self.store.pin(&machine.origin?).ok()).collect()
+    /// The capsules that machines need, whatever becomes of their refs. Running machines have pins too, which
+    /// end when they stop.
+    fn needed_capsules(&self) -> Vec<CapsuleId> {
+        self.machines.all().iter().filter_map(|machine| machine.needed_capsule()).collect()
     }
 
     /// Reads and checks the whole store.
@@ -156,16 +150,18 @@ impl Daemon {
         converted
     }
 
-    /// Makes a capsule from a file.
     pub(crate) fn import(self: &Arc<Self>, request: ImportRequest) -> Result<Operation, DaemonError> {
         refs::check_tag(Some(&request.name))?;
         let (host, subject) = (self.clone(), request.path.display().to_string());
         Ok(self.operations().start(OperationKind::Import, subject, move |reporter| {
             let before = host.stored_bytes();
             let capsule = match request.format {
-                ExportFormat::Capsule => host.import_capsule(&request, reporter)?,
-                ExportFormat::Raw => host.import_raw(&request.path, &request, reporter)?,
-                ExportFormat::Qcow2 => host.import_converted(&request, reporter)?,
+                ImportFormat::Capsule => host.import_capsule(&request, reporter)?,
+                ImportFormat::Disk => {
+                    reporter.progress("opening", Unit::Bytes, 0, None);
+                    let disk = open_image(&host.directories, &request.path, &|| reporter.is_cancelled())?;
+                    host.import_disk(disk, &request, reporter)?
+                }
             };
             let added = ByteSize(host.stored_bytes().saturating_sub(before));
             Ok(OperationResult::Import { capsule, added })
@@ -185,42 +181,18 @@ impl Daemon {
         self.store.import(input, names).map_err(refs::store_error("import the capsule"))
     }
 
-    /// Imports any format that qemu-img reads, through a temporary raw file.
-    fn import_converted(
+    fn import_disk(
         &self,
-        request: &ImportRequest,
-        reporter: &ProgressReporter,
-    ) -> Result<CapsuleId, DaemonError> {
-        reporter.progress("converting", Unit::Bytes, 0, None);
-        let raw: PathBuf = self.directories.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
-        let source = request.path.to_string_lossy();
-        let imported = qemu_img(&["convert", "-O", "raw", &source], &raw)
-            .and_then(|()| self.import_raw(&raw, request, reporter));
-        let _ = std::fs::remove_file(&raw);
-        imported
-    }
-
-    fn import_raw(
-        &self,
-        path: &Path,
+        disk: FileDevice,
         request: &ImportRequest,
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
         let write = refs::store_error("write the image");
-        let io = |source| DaemonError::io("read", path, source);
+        let path = &request.path;
         let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
-        let file = File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.is_dir() {
-            return Err(DaemonError::invalid(format!("{} is a directory", path.display())));
-        }
-        // The last page is padded with zeros.
-        let file = FileDevice::new(file, true).map_err(io)?;
-        let size = file.size();
-        if size == 0 {
-            return Err(DaemonError::invalid(format!("{} is empty", path.display())));
-        }
-        let cuts = first_alignment(&file);
-        let disk = aligned(Arc::new(file), cuts.as_ref()).map_err(failed)?;
+        let size = disk.size();
+        let cuts = first_alignment(&disk);
+        let disk = aligned(Arc::new(disk), cuts.as_ref()).map_err(failed)?;
         let writer = self.store.writer().map_err(refs::store_error("begin to write"))?;
         let mut image = writer.image(None, disk.size() / PAGE_SIZE as u64).map_err(&write)?;
         let mut buffer = Vec::new();
@@ -309,6 +281,7 @@ fn content_error(error: BlockError) -> DaemonError {
     }
 }
 
+/// Converts between NBD and a new file: nothing that it parses comes from outside.
 fn qemu_img(arguments: &[&str], target: &Path) -> Result<(), DaemonError> {
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| DaemonError::Qemu {
         action: "convert the image",

@@ -3,9 +3,9 @@
 pub(crate) mod checkpoint;
 pub(crate) mod derive;
 mod disk_checkpoint;
+pub(crate) mod disk_image;
 pub(crate) mod golden;
 pub(crate) mod graph;
-pub(crate) mod history;
 pub(crate) mod images;
 mod maintenance;
 mod outdated;

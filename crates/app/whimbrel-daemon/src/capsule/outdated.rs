@@ -6,6 +6,7 @@
 
 use crate::{
     capsule::graph::{CapsuleGraph, closure},
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::{
@@ -23,7 +24,6 @@ use whimbrel_image::Manifest;
 const RUNS_MAX: usize = 16;
 const MEMORY: &str = "memory";
 
-/// The capsules that a report is about.
 struct OutdatedCapsules {
     family: CapsuleGraph,
     old: Vec<CapsuleId>,
@@ -57,7 +57,7 @@ impl Daemon {
         for id in lines.listed() {
             standing.push(self.outdated_capsule(&lines, id, &update));
         }
-        for machine in self.machines() {
+        for machine in self.machines.all() {
             standing.extend(self.outdated_machine(&lines, &machine, &update)?);
         }
         Ok(OutdatedReport { onto, old, standing })
@@ -78,23 +78,6 @@ impl Daemon {
             Err(why) => (Vec::new(), Some(why)),
         };
         OutdatedChild { capsule: id, names: told.names, machine: None, old, disks, unknown }
-    }
-
-    /// The pages of each disk that a capsule and the update changed since the old version.
-    fn compare(
-        &self,
-        base: &Manifest,
-        child: &Manifest,
-        update: &Manifest,
-    ) -> Result<Vec<DiskRebase>, DaemonError> {
-        let mut disks = Vec::new();
-        for image in child.images.iter().filter(|image| image.name != MEMORY) {
-            let divergence = self.store.divergence(&image.name, base, child, update);
-            if let Some(found) = divergence.map_err(refs::store_error("compare the capsules"))? {
-                disks.push(describe(found.name, &found.ours, &found.theirs, &found.conflicts));
-            }
-        }
-        Ok(disks)
     }
 
     /// A machine based on an old version, or on a descendant of one.
@@ -132,6 +115,25 @@ impl Daemon {
             Err(_) => standing.unknown = Some(GONE.to_owned()),
         }
         Ok(Some(standing))
+    }
+}
+
+impl Core {
+    /// The pages of each disk that a capsule and the update changed since the old version.
+    fn compare(
+        &self,
+        base: &Manifest,
+        child: &Manifest,
+        update: &Manifest,
+    ) -> Result<Vec<DiskRebase>, DaemonError> {
+        let mut disks = Vec::new();
+        for image in child.images.iter().filter(|image| image.name != MEMORY) {
+            let divergence = self.store.divergence(&image.name, base, child, update);
+            if let Some(found) = divergence.map_err(refs::store_error("compare the capsules"))? {
+                disks.push(describe(found.name, &found.ours, &found.theirs, &found.conflicts));
+            }
+        }
+        Ok(disks)
     }
 
     /// The pages of each disk that a machine and the update changed. Pages of a machine have no digests, so

@@ -6,6 +6,7 @@
 //! serves to pass on a capsule without its history. Children of the old capsule do not change.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::{entry::MachineLock, record::Phase},
@@ -24,7 +25,7 @@ impl Daemon {
         let (was, manifest) = self.find(&request.capsule)?;
         let moving = self.refs_to_move(&request, &was)?;
         // Locks the machines first: a machine could take its next capsule meanwhile.
-        let machines = self.machines();
+        let machines = self.machines.all();
         let mut turns = Vec::new();
         for machine in machines.iter().filter(|machine| moving.contains(&refs::machine_ref(machine.name()))) {
             turns.push(machine.try_lock("promotion", None)?);
@@ -43,7 +44,9 @@ impl Daemon {
             ms: begun.elapsed().as_secs_f64() * 1e3,
         })
     }
+}
 
+impl Core {
     /// Refs, by their names in the store, that are to name the new capsule.
     fn refs_to_move(&self, request: &PromoteRequest, was: &CapsuleId) -> Result<Vec<RefName>, DaemonError> {
         let all = self.store.list_refs().map_err(refs::store_error("list the refs"))?;

@@ -1,10 +1,12 @@
 //! Queries about capsules for the API: list, show, log, compare, name.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
+    machine::entry::Machine,
 };
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use whimbrel_api::{
     CapsuleDiff, CapsuleInfo, CapsuleRef, ConfigChange, ImageDiff, ImageInfo, PreviousCapsule, Tagged,
 };
@@ -45,22 +47,6 @@ impl Daemon {
             .collect())
     }
 
-    pub(crate) fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, DaemonError> {
-        let (a, b) = (refs::resolve(&self.store, a)?, refs::resolve(&self.store, b)?);
-        let read = |id| self.store.manifest(id).map_err(refs::store_error("read the capsule"));
-        let (old, new) = (read(&a)?, read(&b)?);
-        let changes = self.store.diff(&a, &b).map_err(refs::store_error("compare the capsules"))?;
-        let pages = |manifest: &Manifest, name: &str| manifest.image(name).map_or(0, |image| image.pages);
-        let images = changes.into_iter().map(|change| ImageDiff {
-            pages_a: pages(&old, &change.name),
-            pages_b: pages(&new, &change.name),
-            changed: change.pages,
-            new_contents: change.new_contents,
-            name: change.name,
-        });
-        Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
-    }
-
     /// Points `tag` at a capsule, whatever it named before.
     pub(crate) fn tag(&self, tag: &RefName, capsule: &CapsuleRef) -> Result<Tagged, DaemonError> {
         refs::check_tag(Some(tag))?;
@@ -96,20 +82,10 @@ impl Daemon {
             Some(machine) => refs::display_name(name, machine),
             None => Some(name.clone()),
         };
-        Ok(PreviousCapsule { capsule: id, names: names.iter().filter_map(shown).collect(), children })
-    }
-
-    /// Bytes that the store uses on disk.
-    pub(crate) fn stored_bytes(&self) -> u64 {
-        disk_usage(&self.directories.store())
-    }
-
-    fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
-        let mut names: BTreeMap<_, Vec<RefName>> = BTreeMap::new();
-        for (name, id) in self.store.list_refs().map_err(refs::store_error("list the refs"))? {
-            names.entry(id).or_default().push(name);
-        }
-        Ok(names)
+        let names = names.iter().filter_map(shown).collect();
+        let needs = |machine: &Arc<Machine>| machine.needed_capsule() == Some(id);
+        let machines = self.machines.all().into_iter().filter(needs).map(|one| one.name().clone());
+        Ok(PreviousCapsule { capsule: id, names, children, machines: machines.collect() })
     }
 
     pub(crate) fn capsule_info(&self, id: CapsuleId, manifest: &Manifest, names: &[RefName]) -> CapsuleInfo {
@@ -138,6 +114,37 @@ impl Daemon {
             parents: manifest.parents.clone(),
             labels,
         }
+    }
+}
+
+impl Core {
+    pub(crate) fn diff(&self, a: &CapsuleRef, b: &CapsuleRef) -> Result<CapsuleDiff, DaemonError> {
+        let (a, b) = (refs::resolve(&self.store, a)?, refs::resolve(&self.store, b)?);
+        let read = |id| self.store.manifest(id).map_err(refs::store_error("read the capsule"));
+        let (old, new) = (read(&a)?, read(&b)?);
+        let changes = self.store.diff(&a, &b).map_err(refs::store_error("compare the capsules"))?;
+        let pages = |manifest: &Manifest, name: &str| manifest.image(name).map_or(0, |image| image.pages);
+        let images = changes.into_iter().map(|change| ImageDiff {
+            pages_a: pages(&old, &change.name),
+            pages_b: pages(&new, &change.name),
+            changed: change.pages,
+            new_contents: change.new_contents,
+            name: change.name,
+        });
+        Ok(CapsuleDiff { a, b, images: images.collect(), config: config_changes(&old, &new) })
+    }
+
+    /// Bytes that the store uses on disk, without those set aside for garbage collection.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        disk_usage(&self.directories.store()).saturating_sub(self.store.reserved_bytes().unwrap_or(0))
+    }
+
+    fn names(&self) -> Result<BTreeMap<CapsuleId, Vec<RefName>>, DaemonError> {
+        let mut names: BTreeMap<_, Vec<RefName>> = BTreeMap::new();
+        for (name, id) in self.store.list_refs().map_err(refs::store_error("list the refs"))? {
+            names.entry(id).or_default().push(name);
+        }
+        Ok(names)
     }
 }
 

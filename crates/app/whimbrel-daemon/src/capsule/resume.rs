@@ -4,6 +4,7 @@
 //! state, write the record, and only then run the CPUs. A failure before the end leaves nothing behind.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter, refs},
     daemon::Daemon,
     machine::{
@@ -11,7 +12,7 @@ use crate::{
         record::{Phase, Record},
     },
     network::tunnel,
-    running::{RunningMachine, disk_alignment::disk_bases},
+    running::{RunningMachine, disk_alignment::disk_bases, remove_overlays},
 };
 use std::{
     sync::Arc,
@@ -31,7 +32,6 @@ const CLONES_MAX: u32 = 1000;
 /// Interval at which a full resume polls for the end of its loading.
 const FULL_POLL: Duration = Duration::from_millis(20);
 
-/// One machine to make from a capsule.
 struct Plan<'a> {
     capsule: CapsuleId,
     manifest: &'a Manifest,
@@ -56,7 +56,6 @@ enum Kind {
 }
 
 impl Daemon {
-    /// Makes a machine from a capsule.
     pub(crate) fn resume(self: &Arc<Self>, request: ResumeRequest) -> Result<Operation, DaemonError> {
         let (host, subject) = (self.clone(), request.capsule.to_string());
         let begun = Instant::now();
@@ -66,25 +65,32 @@ impl Daemon {
             if request.reclaim {
                 self.reclaim(&name)?;
             }
-            self.check_free(&name, true)?;
+            self.machines.check_free(&name, true)?;
         }
         Ok(self.operations().start(OperationKind::Resume, subject, move |reporter| {
-            let (capsule, manifest) = match here {
-                Some(found) => found,
+            // Until the machine has its own pin.
+            let (capsule, manifest, _pin) = match here {
+                Some((capsule, manifest)) => (capsule, manifest, None),
                 None => {
                     reporter.progress("fetching the manifest", Unit::Items, 0, None);
                     let itself =
                         |machine: &MachineName| request.name.as_ref().is_none_or(|name| name == machine);
                     match &request.pool {
                         Some(pool) => {
-                            host.fetch_pooled_to_resume(pool, &request.capsule, request.name.as_ref())?
+                            let name = request.name.as_ref();
+                            let found = host.fetch_pooled_to_resume(pool, &request.capsule, name)?;
+                            (found.0, found.1, None)
                         }
-                        None => host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?,
+                        None => {
+                            let found =
+                                host.fetch_to_resume(request.host.as_ref(), &request.capsule, itself)?;
+                            (found.0, found.1, Some(found.2))
+                        }
                     }
                 }
             };
             let name = name_for(&request, &manifest)?;
-            host.check_free(&name, true)?;
+            host.machines.check_free(&name, true)?;
             let kind = if host.is_suspended_as(&name, &capsule) { Kind::Same } else { Kind::Copy };
             let network = CloneNetwork::Same;
             let ResumeRequest { mode, then_full, .. } = request;
@@ -110,7 +116,7 @@ impl Daemon {
         }
         let (capsule, manifest) = self.find(&request.capsule)?;
         let names = clone_names(&request, &manifest)?;
-        names.iter().try_for_each(|name| self.check_free(name, false))?;
+        names.iter().try_for_each(|name| self.machines.check_free(name, false))?;
         Ok(self.operations().start(OperationKind::Clone, subject, move |reporter| {
             host.make_clones(&request, capsule, &manifest, &names, reporter)?;
             let to_running_ms = begun.elapsed().as_secs_f64() * 1e3;
@@ -156,7 +162,7 @@ impl Daemon {
 
     /// Ends and deletes a machine that was just made.
     fn remove_failed_clone(&self, name: &MachineName) {
-        let Ok(machine) = self.machine(name) else { return };
+        let Ok(machine) = self.machines.get(name) else { return };
         {
             let mut turn = machine.lock("removal");
             turn.running.take().into_iter().for_each(RunningMachine::end);
@@ -167,22 +173,9 @@ impl Daemon {
         }
     }
 
-    /// The capsule, if the request names no other source and it is here.
-    fn find_locally(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
-        if request.host.is_some() || request.pool.is_some() {
-            return Ok(None);
-        }
-        match self.find(&request.capsule) {
-            Err(DaemonError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => {
-                Ok(None)
-            }
-            other => other.map(Some),
-        }
-    }
-
     /// Reclaims a machine that was handed off: the user knows that the other host will not run it.
     fn reclaim(&self, name: &MachineName) -> Result<(), DaemonError> {
-        let Ok(machine) = self.machine(name) else { return Ok(()) };
+        let Ok(machine) = self.machines.get(name) else { return Ok(()) };
         let mut turn = machine.try_lock("resume", None)?;
         if let Phase::Given { capsule, .. } = turn.record.phase {
             turn.record.phase = Phase::Suspended { capsule };
@@ -211,12 +204,11 @@ impl Daemon {
     }
 
     fn is_suspended_as(&self, name: &MachineName, capsule: &CapsuleId) -> bool {
-        let Ok(machine) = self.machine(name) else { return false };
+        let Ok(machine) = self.machines.get(name) else { return false };
         let Ok(turn) = machine.try_lock("resume", None) else { return false };
         turn.record.phase == Phase::Suspended { capsule: *capsule }
     }
 
-    /// Makes one machine and lets it run.
     fn make_machine(
         self: &Arc<Self>,
         plan: &Plan<'_>,
@@ -225,9 +217,9 @@ impl Daemon {
         if reporter.is_cancelled() {
             return Err(DaemonError::Cancelled { left: "no machine was made".into() });
         }
-        let _claim = self.reserve_name(&plan.name, true)?;
+        let _claim = self.machines.reserve(&plan.name, true)?;
         // A suspended machine of that name stays suspended until the new one runs.
-        let suspended = self.machine(&plan.name).ok();
+        let suspended = self.machines.get(&plan.name).ok();
         let suspended = suspended.as_ref().map(|machine| machine.try_lock("resume", Some(reporter.id)));
         let suspended = suspended.transpose()?;
         if self.is_partial(&plan.capsule) {
@@ -235,6 +227,10 @@ impl Daemon {
             self.prefetch(plan.capsule, plan.manifest);
         }
         self.materialize_boot_files(plan.manifest)?;
+        if suspended.is_some() {
+            // Its capsule has the disks. A resume that failed may have left overlays.
+            remove_overlays(&self.directories, &self.directories.machine(&plan.name));
+        }
         let mut record = plan.record();
         let live = match plan.manifest.device.is_empty() {
             true => RunningMachine::boot(self, &record)?,
@@ -292,6 +288,12 @@ impl Daemon {
         reporter: &ProgressReporter,
     ) -> Result<(), DaemonError> {
         if plan.mode == ResumeMode::Lazy && !plan.fetch_rest {
+            // What the machine touched first the last time is read while the device state is loaded. The memory
+            // of clones is there already, or one of them reads it for all.
+            let view = live.pager_view().filter(|_| plan.kind != Kind::Clone);
+            if let Some((view, list)) = view.zip(self.prefetch_list(&plan.capsule, plan.manifest)) {
+                view.prefetch(&list);
+            }
             return Ok(());
         }
         match plan.mode {
@@ -302,6 +304,21 @@ impl Daemon {
         }
         live.memory.prefetch_all();
         if plan.mode == ResumeMode::Lazy { Ok(()) } else { wait_for_all(live, reporter) }
+    }
+}
+
+impl Core {
+    /// The capsule, if the request names no other source and it is here.
+    fn find_locally(&self, request: &ResumeRequest) -> Result<Option<(CapsuleId, Manifest)>, DaemonError> {
+        if request.host.is_some() || request.pool.is_some() {
+            return Ok(None);
+        }
+        match self.find(&request.capsule) {
+            Err(DaemonError::NotFound { .. }) if !self.trust.list().unwrap_or_default().is_empty() => {
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
     }
 
     /// Writes kernels and initial RAM disks to files, since QEMU reads them by name.

@@ -14,16 +14,18 @@
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
-//! Files under DATA survive a reboot; files under RUN survive the daemon.
+//! Files under DATA survive a reboot; files under RUN survive the daemon. Both belong to the user of the
+//! daemon alone: mode 0700, and in no place where another user could put a directory of their own instead.
 
 use crate::core::error::DaemonError;
 use std::{
     fs,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 use whimbrel_core::{CapsuleId, Digest, MachineName};
+use whimbrel_wire::private_dir;
 
-/// The directories of one host.
 #[derive(Debug, Clone)]
 pub(crate) struct Directories {
     data: PathBuf,
@@ -34,9 +36,13 @@ pub(crate) struct Directories {
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 impl Directories {
-    /// Creates missing directories. RUN must be on a tmpfs, as it holds guest memory.
+    /// Creates missing directories. RUN must be on a tmpfs, as it holds guest memory. Directories of earlier
+    /// versions, which everybody could read, are closed.
     pub(crate) fn create(data: &Path, run: &Path) -> Result<Self, DaemonError> {
         let layout = Self { data: absolute(data)?, run: absolute(run)? };
+        for dir in [&layout.data, &layout.run] {
+            private_dir::restrict(dir).map_err(|source| DaemonError::NotPrivate { source })?;
+        }
         let dirs = [
             layout.key_dir(),
             layout.boot_dir(),
@@ -46,7 +52,8 @@ impl Directories {
             layout.prefetch_lists(),
         ];
         for dir in dirs {
-            fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+            made.map_err(|source| DaemonError::io("create", &dir, source))?;
         }
         let slots = layout.runtime_dirs();
         let kind = rustix::fs::statfs(&slots).map_err(|e| DaemonError::io("examine", &slots, e.into()))?;
@@ -76,17 +83,14 @@ impl Directories {
         self.boot_dir().join(digest.to_string())
     }
 
-    /// Records of tunnels.
     pub(crate) fn tunnels(&self) -> PathBuf {
         self.data.join("tunnels")
     }
 
-    /// Records of finished migrations.
     pub(crate) fn migrations(&self) -> PathBuf {
         self.data.join("migrations")
     }
 
-    /// Protections that this host takes part in.
     pub(crate) fn protections(&self) -> PathBuf {
         self.data.join("protections")
     }
@@ -119,17 +123,14 @@ impl Directories {
         self.machine(name).join("console.log")
     }
 
-    /// The hash cache.
     pub(crate) fn hash_cache(&self) -> PathBuf {
         self.data.join("page-cache")
     }
 
-    /// Record of the machines whose capsules are uploaded.
     pub(crate) fn uploads(&self) -> PathBuf {
         self.data.join("following.json")
     }
 
-    /// Records of partial capsules of pools.
     pub(crate) fn partial_capsules(&self) -> PathBuf {
         self.data.join("pooled")
     }
@@ -159,4 +160,29 @@ impl Directories {
 
 fn absolute(path: &Path) -> Result<PathBuf, DaemonError> {
     std::path::absolute(path).map_err(|source| DaemonError::io("resolve", path, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    #[test]
+    fn directories_that_everybody_could_read_are_closed_and_squatted_ones_are_refused() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on a tmpfs");
+        let (data, run) = (dir.path().join("data"), dir.path().join("run"));
+        for old in [&data, &run] {
+            fs::create_dir(old).expect("a directory of an earlier version");
+            fs::set_permissions(old, fs::Permissions::from_mode(0o755)).expect("its mode");
+        }
+        let layout = Directories::create(&data, &run).expect("directories");
+        for made in [&data, &run, &layout.store().with_file_name("machines"), &layout.runtime_dirs()] {
+            let mode = fs::metadata(made).expect("a directory").permissions().mode();
+            assert_eq!(mode & 0o7777, 0o700, "{}", made.display());
+        }
+        chown(&run, Some(65_534), None).expect("a directory of another user");
+        let refused = Directories::create(&data, &run).expect_err("a squatted directory").to_api();
+        let said = refused.causes.join(" ") + &refused.hint.unwrap_or_default();
+        assert!(said.contains("user 65534") && said.contains("--run-dir"), "{said}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
-use crate::server::peer_rpc::SshError;
+use crate::peers::ssh::SshError;
 use std::{
     error::Error,
     io,
@@ -8,11 +8,13 @@ use std::{
 };
 use whimbrel_api::{ApiError, ErrorCode};
 use whimbrel_capture::CaptureError;
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{ByteSize, HostName, MachineName};
 use whimbrel_migrate::{MigrateError, compatibility::Incompatibility, link::LinkError};
 use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
+use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
+use whimbrel_wire::private_dir::PrivateDirError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -24,6 +26,8 @@ pub enum DaemonError {
     NotFound { what: &'static str, name: String },
     #[error("the name {name} is taken")]
     NameTaken { name: MachineName },
+    #[error("the record of {name} cannot be read: {reason}")]
+    UnreadableRecord { name: MachineName, reason: String },
     #[error("{name} is busy with {with}")]
     Busy { name: MachineName, with: String },
     #[error("{name} is {state}; it must be {needed}")]
@@ -32,8 +36,14 @@ pub enum DaemonError {
     Invalid { reason: String },
     #[error("cannot {action} {}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "the machine needs {needed} of memory; {host} has {spare} that are not promised to its other machines"
+    )]
+    NoRoom { host: HostName, needed: ByteSize, spare: ByteSize },
     #[error("{} is not on a tmpfs, which guest memory needs", path.display())]
     NotTmpfs { path: PathBuf },
+    #[error("the directory is not private to the daemon")]
+    NotPrivate { source: PrivateDirError },
     #[error("another daemon already uses {}", path.display())]
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
@@ -42,6 +52,10 @@ pub enum DaemonError {
     Memory { source: Cause },
     #[error("the disk {disk} failed")]
     Disk { disk: String, source: Cause },
+    #[error("{} cannot be read as a disk image", path.display())]
+    Image { path: PathBuf, source: ImageError },
+    #[error("{} is an image in the format {format}, which cannot be the disk of a machine", path.display())]
+    NotRaw { path: PathBuf, format: ImageFormat },
     #[error("the network port {port} failed")]
     Port { port: String, source: Cause },
     #[error("the store failed: cannot {action}")]
@@ -88,6 +102,8 @@ pub enum DaemonError {
     LostContact { host: HostName, source: Cause },
     #[error("cancelled: {left}")]
     Cancelled { left: String },
+    #[error("cannot start a thread")]
+    Thread { source: io::Error },
     #[error("a bug in the daemon stopped the operation")]
     Panicked,
 }
@@ -110,13 +126,22 @@ impl DaemonError {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::NameTaken { .. } => ErrorCode::NameTaken,
+            Self::UnreadableRecord { .. } => ErrorCode::Damaged,
             Self::Busy { .. }
             | Self::State { .. }
             | Self::AlreadyServed { .. }
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
+            Self::NotPrivate { .. } => ErrorCode::Unsupported,
+            Self::NoRoom { .. } => ErrorCode::NoSpace,
             Self::Qemu { .. } | Self::Memory { .. } => ErrorCode::QemuFailed,
+            Self::Image { source: ImageError::Read(source), .. } => io_code(source),
+            Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
+                ErrorCode::QemuFailed
+            }
+            Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::Io { source, .. } => io_code(source),
             Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
@@ -140,18 +165,45 @@ impl DaemonError {
             Self::Untrusted { .. } | Self::NotTrustedThere { .. } => ErrorCode::Untrusted,
             Self::Protect { source } => protect_code(&**source),
             Self::NoWitness { .. } => ErrorCode::Busy,
-            Self::Panicked => ErrorCode::Internal,
+            Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
         }
+    }
+
+    /// What to do about a file or directory of the user.
+    fn file_hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NotTmpfs { .. } => {
+                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            }
+            Self::NotPrivate { source: PrivateDirError::Foreign { .. } | PrivateDirError::Shared { .. } } => {
+                "only this user and root may be able to change any part of the path: mend its owner and mode after \
+                 looking at what is there, or name other directories with --data and --run-dir"
+                    .into()
+            }
+            Self::NotRaw { path, .. } => format!(
+                "`whimbrel import {} NAME` makes a capsule of it, which `whimbrel resume NAME` boots",
+                path.display()
+            ),
+            Self::Image { path, source: ImageError::NeedsFile { .. } | ImageError::Unsupported { .. } } => format!(
+                "make one file of it where you trust all of them: `qemu-img convert -O qcow2 {} NEW.qcow2`",
+                path.display()
+            ),
+            _ => return None,
+        })
     }
 
     fn hint(&self) -> Option<String> {
         Some(match self {
+            _ if let Some(hint) = self.file_hint() => hint,
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
+            Self::UnreadableRecord { name, .. } => format!(
+                "restore its machine.json and restart the daemon, or delete what is left of it with `whimbrel delete --unreadable {name}`"
+            ),
             Self::Busy { name, .. } => format!("`whimbrel ps` shows when {name} is free again"),
             Self::State { name, state: "stopped" | "crashed", needed: "running" } => {
                 format!("`whimbrel start {name}` runs it again")
@@ -166,8 +218,8 @@ impl DaemonError {
                 "it is an incoming machine and runs as soon as the source commits the handover".into()
             }
             Self::State { name, state: "running", .. } => format!("`whimbrel stop {name}` stops it"),
-            Self::NotTmpfs { .. } => {
-                "name a directory on a tmpfs with --run-dir, like /dev/shm/whimbrel".into()
+            Self::NoRoom { .. } => {
+                "`whimbrel ps` lists the machines here: suspend, stop or migrate one, or give the new one less memory".into()
             }
             Self::Untrusted { host } | Self::Unreachable { host, .. } => {
                 format!("`whimbrel trust add {host} KEY ADDRESS`; `whimbrel key` prints the key on {host}")
@@ -198,18 +250,18 @@ impl DaemonError {
                 "make sure that its primary is off or disconnected, then `whimbrel failover {name} --primary-is-dead`"
             ),
             Self::State { name, needed: "protected", .. } => format!("`whimbrel protect {name} HOST` creates a standby"),
+            Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }
             Self::Store { source, .. } if is_latched(&**source) => {
-                "an earlier write to the store failed (see the daemon's log): free space or repair the disk, then restart \
-                 the daemon; machines keep running"
+                "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again"
                     .into()
             }
             _ if self.code() == ErrorCode::NoSpace => "free space, or run `whimbrel gc`".into(),
             _ if self.code() == ErrorCode::Damaged => {
-                "`whimbrel verify` lists all damage".into()
+                "`whimbrel verify` lists all damage, and `whimbrel gc` rebuilds damaged indexes".into()
             }
             _ => return None,
         })
@@ -223,7 +275,6 @@ impl DaemonError {
         }
     }
 
-    /// The error as the API reports it.
     pub(crate) fn to_api(&self) -> ApiError {
         let mut api = ApiError::from_error(self.code(), self);
         if let Self::NotEvacuated { source, .. } = self {
@@ -253,7 +304,6 @@ fn io_code(error: &io::Error) -> ErrorCode {
     }
 }
 
-/// The code of the innermost I/O error of a chain.
 pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())

@@ -24,7 +24,6 @@ const RETAINED_MAX: usize = 1000;
 /// Shortest interval between snapshots; a person reads no faster.
 const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 
-/// All operations of this daemon.
 #[derive(Default)]
 pub(crate) struct Operations {
     next: AtomicU64,
@@ -51,18 +50,28 @@ struct Published {
 }
 
 impl Operations {
-    /// Starts `work` on a thread of its own and returns its first snapshot.
+    /// Starts `work` on a thread of its own and returns its first snapshot. Without a thread, it has failed.
     pub(crate) fn start(
         &self,
         kind: OperationKind,
         subject: impl Into<String>,
         work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError> + Send + 'static,
     ) -> Operation {
+        self.start_on(std::thread::Builder::new(), kind, subject.into(), work)
+    }
+
+    fn start_on(
+        &self,
+        thread: std::thread::Builder,
+        kind: OperationKind,
+        subject: String,
+        work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError> + Send + 'static,
+    ) -> Operation {
         let id = OperationId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
-        let first = Operation {
+        let mut first = Operation {
             id,
             kind,
-            subject: subject.into(),
+            subject,
             started_ms: crate::now_ms(),
             progress: Progress::stage("starting", Unit::Items),
             state: OperationState::Running,
@@ -72,10 +81,11 @@ impl Operations {
             cancelled: AtomicBool::new(false),
         });
         self.retain(id, entry.clone());
-        std::thread::Builder::new()
-            .name(format!("{kind}-{id}"))
-            .spawn(move || run(entry, id, work))
-            .expect("the system has a thread left");
+        let worker = entry.clone();
+        if let Err(source) = thread.name(format!("{kind}-{id}")).spawn(move || run(worker, id, work)) {
+            first.state = OperationState::Failed { error: DaemonError::Thread { source }.to_api() };
+            entry.snapshot.send_replace(first.clone());
+        }
         first
     }
 
@@ -95,7 +105,6 @@ impl Operations {
         table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
     }
 
-    /// One operation, to read or to watch.
     pub(crate) fn watch(&self, id: OperationId) -> Result<watch::Receiver<Operation>, DaemonError> {
         let table = self.table.lock().expect("no panic while held");
         let entry =
@@ -202,7 +211,6 @@ impl ProgressReporter {
         });
     }
 
-    /// Rounds that have ended.
     pub(crate) fn rounds(&self) -> Vec<RoundInfo> {
         self.entry.snapshot.borrow().progress.rounds.clone()
     }
@@ -227,6 +235,16 @@ mod tests {
 
     fn export() -> OperationResult {
         OperationResult::Export { path: "/x".into(), bytes: ByteSize(1) }
+    }
+
+    #[test]
+    fn an_operation_without_a_thread_has_failed() {
+        let operations = Operations::default();
+        // More than the address space has.
+        let thread = std::thread::Builder::new().stack_size(1 << 47);
+        let first = operations.start_on(thread, OperationKind::Export, "a".into(), |_| Ok(export()));
+        assert!(matches!(first.state, OperationState::Failed { .. }), "{first:?}");
+        assert_eq!(operations.list(), [first]);
     }
 
     #[test]

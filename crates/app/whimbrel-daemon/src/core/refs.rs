@@ -1,14 +1,15 @@
 //! Names of capsules in the store: tags as users write them, and a reserved prefix for each machine's newest
 //! capsule. So a tag and a machine may have the same name.
 
-use crate::{
-    capsule::history,
-    core::error::{DaemonError, chain_code},
+use crate::core::{
+    error::{DaemonError, chain_code},
+    history,
 };
+use std::collections::HashSet;
 use whimbrel_api::{CapsuleRef, ErrorCode};
 use whimbrel_core::{CapsuleId, Digest, MachineName, RefName};
 use whimbrel_image::Manifest;
-use whimbrel_store::{Store, StoreError};
+use whimbrel_store::{Expected, Store, StoreError};
 
 /// Label with the machine that the capsule was taken from.
 pub(crate) const MACHINE_LABEL: &str = "machine";
@@ -23,6 +24,8 @@ pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
 /// Prefix of the tags that guests give, each below the name of its machine.
 const GUEST_PREFIX: &str = "guest.";
+/// Prefix of the names that [`previous`] gives.
+const PREVIOUS: &str = "previous.";
 
 /// The ref of a machine's newest capsule. A name that is too long is replaced by its digest.
 pub(crate) fn machine_ref(name: &MachineName) -> RefName {
@@ -31,13 +34,40 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
     plain.unwrap_or_else(|_| digest().parse().expect("a prefix and 40 digits are a valid ref"))
 }
 
+/// Prefix of the refs that retain what machines of other hosts read.
+pub(crate) const READER: &str = "reader.";
+/// Prefixes of refs that users do not give.
+const RESERVED: [&str; 5] = [PREFIX, PREVIOUS, READER, GUEST_PREFIX, history::PREFIX];
+
+/// The ref that retains a whole capsule after one that is still incomplete took its name.
+pub(crate) fn previous(capsule: &CapsuleId) -> RefName {
+    format!("{PREVIOUS}{}", capsule.short()).parse().expect("a prefix and some digits are a valid ref")
+}
+
+/// Removes the refs of [`previous`] whose names are at a whole capsule again, or are gone.
+pub(crate) fn remove_outdated_previous(store: &Store) -> Result<(), StoreError> {
+    let all = store.list_refs()?;
+    let (previous, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(name, _)| name.as_str().starts_with(PREVIOUS));
+    if previous.is_empty() {
+        return Ok(());
+    }
+    let mut needed = HashSet::new();
+    for (name, capsule) in others {
+        if store.is_partial(&capsule)? {
+            needed.extend(store.ref_history(&name)?.into_iter().map(|version| version.id));
+        }
+    }
+    for (name, capsule) in previous.into_iter().filter(|(_, capsule)| !needed.contains(capsule)) {
+        store.delete_ref(&name, Expected::Capsule(capsule))?;
+    }
+    Ok(())
+}
+
 /// Refuses a tag with a reserved prefix.
 pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
     match tag {
-        Some(tag) => match [PREFIX, history::PREFIX, GUEST_PREFIX]
-            .iter()
-            .find(|prefix| tag.as_str().starts_with(**prefix))
-        {
+        Some(tag) => match RESERVED.iter().find(|prefix| tag.as_str().starts_with(**prefix)) {
             Some(prefix) => {
                 Err(DaemonError::invalid(format!("tags that begin with {prefix:?} are reserved")))
             }
@@ -84,7 +114,6 @@ pub(crate) fn named(store: &Store, capsule: &CapsuleRef) -> Result<Option<RefNam
     Ok(None)
 }
 
-/// The capsule that the machine of a capsule was made from.
 pub(crate) fn lineage_of(manifest: &Manifest) -> Option<CapsuleId> {
     manifest.labels.get(LINEAGE_LABEL)?.parse().ok()
 }
@@ -146,7 +175,6 @@ fn code(error: &StoreError) -> ErrorCode {
     }
 }
 
-/// The name of the machine that a capsule was taken from.
 pub(crate) fn machine_of(manifest: &Manifest) -> Result<MachineName, DaemonError> {
     let name = manifest.labels.get(MACHINE_LABEL).and_then(|name| name.parse().ok());
     name.ok_or_else(|| DaemonError::invalid("the capsule names no machine; choose a name with --name"))

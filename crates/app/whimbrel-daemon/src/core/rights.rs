@@ -5,15 +5,11 @@
 //! patterns are on names: a machine's ref counts under the machine's name, so `web` is both the tag and the
 //! newest capsule of that machine. Which request needs what is in `server/peer_rpc/request_table.rs`.
 
-use crate::{
-    capsule::history,
-    core::{error::DaemonError, refs},
-    daemon::Daemon,
-};
+use crate::core::{error::DaemonError, history, refs};
 use std::fmt;
-use whimbrel_api::{RefRights, TrustEntry};
+use whimbrel_api::TrustEntry;
 use whimbrel_core::{HostName, RefName};
-use whimbrel_wire::{Code, PeerIdentity, RefPatterns, Refusal, Right, Trust, TrustError, TrustedPeer};
+use whimbrel_wire::{Code, PeerIdentity, RefPatterns, Refusal, Right, Trust, TrustedPeer};
 
 /// The maker of a request, by the trust list at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,19 +171,6 @@ pub(crate) fn may_use(caller: &Caller, access: Access, name: &RefName) -> bool {
     may(caller, Action { access, ..READ_CAPSULES }, Object::Ref(name)).is_ok()
 }
 
-impl Daemon {
-    /// Changes which refs of this host a trusted host may use.
-    pub(crate) fn trust_limit(&self, name: &HostName, rights: RefRights) -> Result<TrustEntry, DaemonError> {
-        match self.trust.limit(name, lists(rights.read, rights.write)?) {
-            Ok(peer) => Ok(entry(&peer)),
-            Err(TrustError::NotListed { name }) => {
-                Err(DaemonError::NotFound { what: "host", name: name.to_string() })
-            }
-            Err(error) => Err(DaemonError::Identity { source: error.into() }),
-        }
-    }
-}
-
 /// Parses both lists of an entry.
 pub(crate) fn lists(
     read: Option<Vec<String>>,
@@ -201,7 +184,6 @@ pub(crate) fn lists(
     Ok((list(read)?, list(write)?))
 }
 
-/// A trusted host as the API reports it.
 pub(crate) fn entry(peer: &TrustedPeer) -> TrustEntry {
     let texts = |list: &RefPatterns| list.as_slice().iter().map(ToString::to_string).collect();
     TrustEntry {

@@ -5,12 +5,11 @@
 //! find no host.
 
 use super::plan::SpareCapacity;
-use crate::{core::error::DaemonError, daemon::Daemon, machine::entry::Machine};
+use crate::{core::error::DaemonError, daemon::Daemon, machine::reservations::Reservations};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use whimbrel_api::MachineState;
-use whimbrel_core::{HostName, MachineName, PAGE_SIZE};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+use whimbrel_core::{HostName, MachineName};
 use whimbrel_transfer::{WireLink, call};
 use whimbrel_wire::{Call, range};
 
@@ -18,26 +17,19 @@ use whimbrel_wire::{Call, range};
 /// them.
 const MACHINES_MAX: usize = 256;
 
-/// Longest wait for resources of machines that have left.
-const CLEANUP_WAIT: Duration = Duration::from_secs(10);
-
 /// Query for spare capacity, and for which of these machines.
 pub(crate) struct QueryCapacity;
 
-/// A machine that may be migrated here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityQuery {
     pub(crate) name: MachineName,
-    /// Machine type of its QEMU.
     pub(crate) machine: String,
 }
 
-/// The spare capacity of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapacityReply {
     /// Bytes of memory that no machine has or was promised.
     pub(crate) memory: u64,
-    /// Bytes free for disks.
     pub(crate) disk: u64,
     /// Machines that would be refused, and why.
     pub(crate) refused: Vec<(MachineName, String)>,
@@ -50,38 +42,28 @@ impl Call for QueryCapacity {
 }
 
 impl Daemon {
-    /// Answers a capacity query of another host.
     pub(crate) fn spare_capacity(&self, machines: &[CapacityQuery]) -> Result<CapacityReply, DaemonError> {
         if machines.len() > MACHINES_MAX {
             return Err(DaemonError::invalid(format!("a query names at most {MACHINES_MAX} machines")));
         }
-        // Resources of machines that have left are free in a moment.
-        self.cleanup.wait(CLEANUP_WAIT);
+        self.make_room();
         let qemu = self.qemu()?;
         let refusal = |machine: &CapacityQuery| {
             let known = qemu.machine_type(&machine.machine).is_some();
             let unknown =
                 || DaemonError::invalid(format!("QEMU {} does not have {}", qemu.version, machine.machine));
-            let free = self.check_free(&machine.name, false);
+            let free = self.machines.check_free(&machine.name, false);
             free.and_then(|()| if known { Ok(()) } else { Err(unknown()) }).err()
         };
         let refused =
             machines.iter().filter_map(|machine| Some((machine.name.clone(), refusal(machine)?.to_string())));
         Ok(CapacityReply {
-            memory: self.spare_memory()?,
-            disk: free_bytes(self.directories.data())?,
+            memory: spare(&self.memory, &self.directories.runtime_dirs())?,
+            disk: spare(&self.disk_space, self.directories.data())?,
             refused: refused.collect(),
         })
     }
 
-    /// Free memory that no guest of this host may still take.
-    fn spare_memory(&self) -> Result<u64, DaemonError> {
-        let free = free_bytes(&self.directories.runtime_dirs())?;
-        let promised: u64 = self.machines().iter().map(|machine| promised_bytes(machine)).sum();
-        Ok(free.saturating_sub(promised))
-    }
-
-    /// Queries the capacity of another host.
     pub(super) fn query_capacity(
         self: &Arc<Self>,
         host: &HostName,
@@ -101,21 +83,8 @@ impl Daemon {
     }
 }
 
-/// Memory that a guest may still take: all of its memory that is not populated. An incoming machine may take
-/// all.
-fn promised_bytes(machine: &Machine) -> u64 {
-    let info = machine.info();
-    match machine.dirty_observer().map(|tap| tap.extent()) {
-        Some(Ok((pages, present))) => pages.saturating_sub(present) * PAGE_SIZE as u64,
-        _ if matches!(info.state, MachineState::Starting | MachineState::Migrating) => info.memory.0,
-        // The machine is not here, or ended just now.
-        _ => 0,
-    }
-}
-
-fn free_bytes(path: &std::path::Path) -> Result<u64, DaemonError> {
-    let stat = rustix::fs::statvfs(path).map_err(|source| DaemonError::io("examine", path, source.into()))?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+fn spare(of: &Reservations, folder: &Path) -> Result<u64, DaemonError> {
+    of.spare().map_err(|source| DaemonError::io("examine", folder, source))
 }
 
 #[cfg(test)]

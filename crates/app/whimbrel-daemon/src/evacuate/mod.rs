@@ -114,7 +114,6 @@ impl Daemon {
         }))
     }
 
-    /// Hosts that machines may go to.
     fn targets(&self, request: &EvacuateRequest) -> Result<Vec<HostName>, DaemonError> {
         let named: BTreeSet<HostName> = request.to.iter().cloned().collect();
         if named.contains(&self.name) {
@@ -141,7 +140,7 @@ impl Daemon {
             let ways = [Access::Read, Access::Write];
             by.is_none_or(|by| ways.into_iter().all(|way| rights::may_use(by, way, &name)))
         };
-        let (machines, others): (Vec<_>, Vec<_>) = self.machines().into_iter().partition(may);
+        let (machines, others): (Vec<_>, Vec<_>) = self.machines.all().into_iter().partition(may);
         let running = others.iter().filter(|machine| is_movable(&machine.info().state)).count();
         RequesterMachines { machines, withheld: running as u32 }
     }
@@ -185,18 +184,16 @@ impl Daemon {
             );
             is_movable(state) || needs
         };
-        !self.machines().iter().any(|machine| runs(&machine.info().state))
+        !self.machines.all().iter().any(|machine| runs(&machine.info().state))
     }
 }
 
 /// The machines of this host that the requester may move.
 struct RequesterMachines {
     machines: Vec<Arc<Machine>>,
-    /// Number of other machines that run here.
     withheld: u32,
 }
 
-/// Whether a machine in this state can be migrated.
 fn is_movable(state: &MachineState) -> bool {
     matches!(state, MachineState::Running | MachineState::Paused | MachineState::Loading { .. })
 }
@@ -370,7 +367,6 @@ impl<'a> Evacuation<'a> {
     }
 }
 
-/// State that a cancelled evacuation left behind.
 fn state_left(host: &HostName, machines: &[EvacuatedMachine]) -> String {
     let names = |moved: bool| {
         let of = machines.iter().filter(|m| matches!(m.outcome, MoveOutcome::Moved { .. }) == moved);

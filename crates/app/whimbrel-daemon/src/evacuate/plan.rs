@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use whimbrel_core::{ByteSize, HostName, MachineName};
 
-/// A machine that is to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MovableMachine {
     pub(crate) name: MachineName,
@@ -26,7 +25,6 @@ pub(crate) struct CandidateHost {
     pub(crate) capacity: Result<SpareCapacity, String>,
 }
 
-/// Capacity of a host for machines of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpareCapacity {
     pub(crate) memory: u64,

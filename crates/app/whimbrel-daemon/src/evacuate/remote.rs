@@ -38,11 +38,9 @@ const JSON_MAX: usize = 1 << 20;
 /// Starts, polls or cancels an evacuation of the host that is called.
 pub(crate) struct EvacuateHost;
 
-/// Id of a remote evacuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EvacuationId([u8; 16]);
 
-/// A message about a remote evacuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemoteEvacuation {
     id: EvacuationId,

@@ -32,39 +32,28 @@ const HELLO_AGAIN_ID: u32 = 2;
 const ANNOUNCE_AFTER: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(200), Duration::from_millis(1000)];
 
-/// The way in which a machine came here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrivalKind {
     /// With a migration: the guest is asked to announce itself as soon as its agent is present.
     ByMigration,
-    /// In any other way.
     Otherwise,
 }
 
 /// The reason why a guest agent did not execute a command.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AgentError {
-    /// No guest agent answers.
     #[error("no guest agent answers")]
     Absent,
     /// The agent takes too long.
     #[error("the guest agent does not answer within {after:?}")]
-    Timeout {
-        /// Time that was waited.
-        after: Duration,
-    },
-    /// The agent refuses the command.
+    Timeout { after: Duration },
     #[error("the guest agent refuses: {reason}")]
-    Refused {
-        /// Reason that the agent gave.
-        reason: String,
-    },
+    Refused { reason: String },
     /// The report does not fit the command.
     #[error("the report of the guest agent does not fit the command")]
     UnexpectedReport,
 }
 
-/// The guest agent of one machine.
 pub(crate) struct GuestAgent {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
@@ -139,17 +128,14 @@ impl Drop for GuestAgent {
     }
 }
 
-/// Sends commands to a guest agent.
 #[derive(Clone)]
 pub(crate) struct AgentCommands(pub(super) Arc<Shared>);
 
 impl AgentCommands {
-    /// Whether the guest agent is present.
     pub(crate) fn is_present(&self) -> bool {
         self.0.lock().session.is_some()
     }
 
-    /// Sends a command and waits for its report.
     pub(crate) fn ask(&self, order: &Command, patience: Duration) -> Result<Report, AgentError> {
         let (id, session) = {
             let mut state = self.0.lock();
@@ -177,7 +163,6 @@ impl AgentCommands {
         self.send_with_id(order, 0);
     }
 
-    /// Sends the result of the guest request with this id.
     pub(super) fn send_result(&self, id: u32, outcome: RequestOutcome) {
         self.send_with_id(&Command::RequestResult(outcome), id);
     }

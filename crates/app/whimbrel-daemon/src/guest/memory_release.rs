@@ -7,8 +7,8 @@
 
 use super::agent::AgentCommands;
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
-    daemon::Daemon,
     machine::record::Record,
     running::RunningMachine,
 };
@@ -20,7 +20,7 @@ use whimbrel_guest_protocol::{Command, Report};
 /// Time limit for dropping caches: a guest full of them takes a while.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Daemon {
+impl Core {
     /// Has the guest free what it can spare, if requested. Returns by how much its memory to copy has shrunk.
     pub(crate) fn free_caches(
         &self,
@@ -57,7 +57,6 @@ fn drop_caches(orders: &AgentCommands, reporter: &ProgressReporter) {
     }
 }
 
-/// Bytes that the machine's memory uses on the host.
 fn in_use(live: &RunningMachine) -> Option<u64> {
     std::fs::metadata(live.ram_path()).ok().map(|meta| meta.blocks().saturating_mul(512))
 }

@@ -88,7 +88,7 @@ impl Daemon {
         if permits.migrate.len() > HOSTS_MAX {
             return true;
         }
-        let Ok(machine) = self.machine(&permits.machine) else { return false };
+        let Ok(machine) = self.machines.get(&permits.machine) else { return false };
         let Ok(mut turn) = machine.try_lock("permission update", None) else { return false };
         if turn.record.arrived_by != Some(permits.handover) {
             return false;

@@ -106,7 +106,7 @@ impl Daemon {
         name: &MachineName,
         ask: &GuestRequest,
     ) -> Result<PermittedRequest, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         let allowed = machine.try_lock("request of its guest", None)?.record.self_service.clone();
         PermittedRequest::of(name, ask, &allowed)
     }
@@ -128,7 +128,6 @@ impl Daemon {
         }
     }
 
-    /// Waits for the end of an operation.
     fn wait_for_result(&self, operation: &Operation) -> RequestOutcome {
         let state = self.operations().watch(operation.id).map(|mut watch| {
             let ended =

@@ -23,7 +23,6 @@ use whimbrel_memory::{CpuShare, Throttle};
 
 /// Predicted downtime up to which a machine is not slowed down, unless its user set another.
 const BEARABLE_DOWNTIME: Duration = Duration::from_millis(100);
-/// Time of one observation of writes.
 const OBSERVATION_TIME: Duration = Duration::from_millis(100);
 /// On a busy host a guest may write little in that time: observation goes on until this many pages were
 /// written, or this often.
@@ -46,7 +45,6 @@ pub(crate) struct GuestThrottle<'a> {
     guest: AgentCommands,
     tap: DirtyObserver,
     cpu_threads: Vec<u32>,
-    /// Attempts to stun that are left.
     stuns_left: u32,
     /// Shares that are left, the smallest last.
     shares_left: Vec<CpuShare>,
@@ -229,7 +227,6 @@ fn renew(guest: AgentCommands) -> Sender<()> {
     until
 }
 
-/// A machine with its throttle.
 pub(crate) struct ThrottledMachine<'a, 'b> {
     machine: &'a mut dyn Machine,
     throttle: GuestThrottle<'b>,

@@ -9,25 +9,24 @@
 //! A failure here leaves garbage, which a starting daemon removes.
 
 use crate::{
-    core::directories::Directories,
+    core::{directories::Directories, error::DaemonError},
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
-        record::{Phase, Record, erase},
+        folder::{erase, move_to_trash},
+        record::{Phase, Record},
     },
     running::RunningMachine,
 };
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
+    fs,
+    path::Path,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
-use whimbrel_core::MachineName;
 use whimbrel_migrate::protocol::HandoverId;
 
-/// Counts the cleanups under way.
 #[derive(Default)]
 pub(crate) struct Cleanup {
     under_way: Mutex<usize>,
@@ -89,17 +88,27 @@ impl Daemon {
             }
         }
         drop(turn);
-        self.remove(name);
+        self.machines.remove(name);
     }
 
     /// Removes the trash of an earlier daemon, whose QEMUs have ended. Handovers in the trash were committed,
-    /// so this runs before aborted ones are reported.
-    pub(crate) fn empty_trash(self: &Arc<Self>) {
+    /// so this runs before aborted ones are reported. A folder whose record cannot be read stays; false if
+    /// there is one, since its handover is not known.
+    pub(crate) fn empty_trash(self: &Arc<Self>) -> bool {
         let entries = fs::read_dir(self.directories.trash()).into_iter().flatten().flatten();
-        let folders: Vec<_> =
-            entries.map(|entry| entry.path()).map(|path| (committed(&path), path)).collect();
+        let (mut folders, mut all_known) = (Vec::new(), true);
+        for path in entries.map(|entry| entry.path()) {
+            match committed(&path) {
+                Ok(handover) => folders.push((handover, path)),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::error!(folder = %path.display(), error, "cannot read a record in the trash: remove the folder if its machine runs elsewhere");
+                    all_known = false;
+                }
+            }
+        }
         if folders.is_empty() {
-            return;
+            return all_known;
         }
         let known = folders.iter().filter_map(|(handover, _)| *handover);
         known.for_each(|handover| self.handovers.mark_committed(handover));
@@ -111,27 +120,17 @@ impl Daemon {
             }
             drop(under_way);
         });
+        all_known
     }
-}
-
-/// Moves the folder of a machine into the trash. Returns its new path.
-fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf> {
-    let folder = layout.trash().join(format!("{name}-{:016x}", rand::random::<u64>()));
-    fs::rename(layout.machine(name), &folder)?;
-    Ok(folder)
 }
 
 /// The handover with which the machine of a folder left. A record is removed first, but only after its
 /// handover was ended.
-fn committed(folder: &Path) -> Option<HandoverId> {
-    match Record::read(folder) {
-        Ok(Some(Record { phase: Phase::HandedOver { handover, .. }, .. })) => Some(handover),
-        Ok(_) => None,
-        Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot read a record in the trash");
-            None
-        }
-    }
+fn committed(folder: &Path) -> Result<Option<HandoverId>, DaemonError> {
+    Ok(match Record::read(folder)? {
+        Some(Record { phase: Phase::HandedOver { handover, .. }, .. }) => Some(handover),
+        _ => None,
+    })
 }
 
 fn remove(layout: &Directories, folder: &Path) {
@@ -150,7 +149,7 @@ fn in_background(work: impl FnOnce() + Send + 'static) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_core::{Accel, ByteSize, MachineConfig};
+    use whimbrel_core::{Accel, ByteSize, MachineConfig, MachineName};
 
     fn config() -> MachineConfig {
         MachineConfig {
@@ -193,9 +192,9 @@ mod tests {
 
         let folder = move_to_trash(&layout, &name).expect("a folder in the trash");
         assert!(!layout.machine(&name).exists(), "the name is not free");
-        assert_eq!(committed(&folder), Some(handover));
+        assert_eq!(committed(&folder).expect("a record"), Some(handover));
         remove(&layout, &folder);
         assert!(!folder.exists());
-        assert_eq!(committed(&folder), None);
+        assert_eq!(committed(&folder).expect("no record"), None);
     }
 }

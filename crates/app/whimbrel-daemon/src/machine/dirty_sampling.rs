@@ -59,7 +59,7 @@ impl Daemon {
         request: &DirtyTraceRequest,
     ) -> Result<mpsc::Receiver<Bytes>, DaemonError> {
         let plan = Plan::of(request)?;
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         let tap = machine.dirty_observer().ok_or_else(|| not_running(name))?;
         let (pages, present) = tap.extent().map_err(|error| watch_error(name, error))?;
         let watch = machine.observe()?;

@@ -15,10 +15,9 @@ use std::{
 };
 use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
-use whimbrel_core::{ByteSize, MachineName, lock};
+use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
 
-/// A machine in the registry.
 pub(crate) struct Machine {
     name: MachineName,
     lock_holder: Mutex<Option<LockHolder>>,
@@ -36,7 +35,6 @@ pub(crate) struct MachineData {
     pub(crate) running: Option<RunningMachine>,
 }
 
-/// The holder of the machine lock.
 #[derive(Debug, Clone)]
 struct LockHolder {
     purpose: &'static str,
@@ -46,6 +44,8 @@ struct LockHolder {
 /// The copy of a machine's state for readers.
 struct View {
     info: MachineInfo,
+    /// Capsule that must not be collected.
+    needed: Option<CapsuleId>,
     pager: Option<crate::running::PagerView>,
     console: Option<crate::running::ConsoleView>,
     tunnel: Option<crate::network::tunnel::TunnelView>,
@@ -61,7 +61,7 @@ pub(crate) struct MachineLock<'a> {
 
 impl Machine {
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
-        let info = describe(&record, live.as_ref(), None);
+        let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsule(&record));
         let (pager, console, tunnel, tap, giving) = views(live.as_ref());
         Self {
             name: record.name.clone(),
@@ -69,7 +69,15 @@ impl Machine {
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
             data: Mutex::new(MachineData { record, running: live }),
-            view: Mutex::new(View { info, pager, console, tunnel, observer: tap, page_server: giving }),
+            view: Mutex::new(View {
+                info,
+                needed,
+                pager,
+                console,
+                tunnel,
+                observer: tap,
+                page_server: giving,
+            }),
         }
     }
 
@@ -160,6 +168,11 @@ impl Machine {
         info
     }
 
+    /// The capsule without which it could not run (again).
+    pub(crate) fn needed_capsule(&self) -> Option<CapsuleId> {
+        lock(&self.view).needed
+    }
+
     /// Observer of its memory writes; none without a process.
     pub(crate) fn dirty_observer(&self) -> Option<DirtyObserver> {
         lock(&self.view).observer.clone()
@@ -186,7 +199,6 @@ impl MachineLock<'_> {
         self.data.running.as_mut().ok_or(DaemonError::State { name, state, needed: "running" })
     }
 
-    /// The record and the running parts together.
     pub(crate) fn parts(&mut self) -> Result<(&mut Record, &mut RunningMachine), DaemonError> {
         let (state, name) = (self.data.record.phase.name(), self.machine.name.clone());
         let MachineData { record, running: live } = &mut *self.data;
@@ -198,8 +210,10 @@ impl MachineLock<'_> {
     pub(crate) fn publish(&self) {
         let operation = lock(&self.machine.lock_holder).as_ref().and_then(|working| working.operation);
         let info = describe(&self.data.record, self.data.running.as_ref(), operation);
+        let needed = needed_capsule(&self.data.record);
         let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
-        *lock(&self.machine.view) = View { info, pager, console, tunnel, observer: tap, page_server: giving };
+        *lock(&self.machine.view) =
+            View { info, needed, pager, console, tunnel, observer: tap, page_server: giving };
     }
 }
 
@@ -258,6 +272,18 @@ fn views(live: Option<&RunningMachine>) -> Views {
         live.map(RunningMachine::dirty_observer),
         live.and_then(|live| live.page_server.clone()),
     )
+}
+
+/// The capsule that a machine is, or that its memory or disks are read from.
+fn needed_capsule(record: &Record) -> Option<CapsuleId> {
+    match record.phase {
+        Phase::Suspended { capsule } | Phase::Given { capsule, .. } => Some(capsule),
+        _ => {
+            let over_image = record.bases.iter().any(|base| matches!(base, DiskBase::Image { .. }));
+            let from_image = record.process.as_ref().is_some_and(|process| process.memory.is_some());
+            record.origin.filter(|_| over_image || from_image)
+        }
+    }
 }
 
 fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<OperationId>) -> MachineInfo {

@@ -8,12 +8,11 @@
 use crate::{
     core::error::DaemonError,
     daemon::Daemon,
-    machine::runtime_dir::RuntimeDir,
+    machine::{reservations::Reservation, runtime_dir::RuntimeDir},
     running::{LaunchOptions, RunningMemory, TemplateContent, Templates, launch},
 };
 use std::{
     collections::VecDeque,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use whimbrel_core::MachineConfig;
@@ -28,7 +27,6 @@ pub(crate) struct PrestartedQemu {
     pub(crate) qemu: Qemu,
     /// The memory, if that was attached early too.
     pub(crate) memory: Option<RunningMemory>,
-    pub(crate) console_log: PathBuf,
 }
 
 /// Prestarted QEMUs, and the memory templates of clones.
@@ -40,8 +38,12 @@ pub(crate) struct PrestartedQemus {
 
 impl PrestartedQemu {
     /// Starts a QEMU that waits for a machine of this configuration.
-    pub(crate) fn start(host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
-        Self::start_in(RuntimeDir::create(&host.directories, config)?, host, config)
+    pub(crate) fn start(
+        host: &Daemon,
+        config: &MachineConfig,
+        memory: Reservation,
+    ) -> Result<Self, DaemonError> {
+        Self::start_in(RuntimeDir::create(&host.directories, config, memory)?, host, config)
     }
 
     /// Starts a QEMU that shares its memory with the other clones of the same content.
@@ -50,8 +52,10 @@ impl PrestartedQemu {
         config: &MachineConfig,
         content: TemplateContent,
     ) -> Result<Self, DaemonError> {
-        let mut slot = RuntimeDir::create(&host.directories, config)?;
-        match host.prestarted.templates.link(content, &slot.ram()) {
+        // What a clone writes is in its own process, not on the tmpfs.
+        let mut slot = RuntimeDir::create(&host.directories, config, host.memory.adopt(0))?;
+        let reserve = || host.reserve_memory(config.memory);
+        match host.prestarted.templates.link(content, &slot.ram(), reserve) {
             Ok(template) => slot.hold_template(template),
             Err(error) => {
                 slot.remove();
@@ -62,7 +66,7 @@ impl PrestartedQemu {
     }
 
     fn start_in(slot: RuntimeDir, host: &Daemon, config: &MachineConfig) -> Result<Self, DaemonError> {
-        let mut warm = launch(host, config, slot, LaunchOptions { incoming: true, vmgenid: None }, None)?;
+        let mut warm = launch(host, config, slot, LaunchOptions { incoming: true, vmgenid: None })?;
         match RunningMemory::attach(&warm.qemu, &warm.runtime_dir, true) {
             Ok(memory) => {
                 warm.memory = Some(memory);
@@ -111,10 +115,12 @@ impl PrestartedQemus {
         self.waiting().iter().filter(|(of, _)| of == config).count()
     }
 
-    /// Ends all waiting QEMUs.
-    pub(crate) fn end_all(&self) {
+    /// Ends all waiting QEMUs; false if there were none.
+    pub(crate) fn end_all(&self) -> bool {
         let all = std::mem::take(&mut *self.waiting());
+        let any = !all.is_empty();
         all.into_iter().for_each(|(_, warm)| warm.end());
+        any
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<(MachineConfig, PrestartedQemu)>> {
@@ -125,7 +131,8 @@ impl PrestartedQemus {
 impl Daemon {
     /// A QEMU for a machine of this configuration: a waiting one, or else a new one.
     pub(crate) fn take_or_start_qemu(&self, config: &MachineConfig) -> Result<PrestartedQemu, DaemonError> {
-        self.prestarted.take(config).map_or_else(|| PrestartedQemu::start(self, config), Ok)
+        let start = || PrestartedQemu::start(self, config, self.reserve_memory(config.memory)?);
+        self.prestarted.take(config).map_or_else(start, Ok)
     }
 
     /// Starts a QEMU of this configuration in the background, unless one waits.
@@ -133,9 +140,11 @@ impl Daemon {
         if self.prestarted.count(config) > 0 {
             return;
         }
+        // It takes only what nobody else needs.
+        let Ok(Ok(memory)) = self.memory.reserve(config.memory.0) else { return };
         let (host, config) = (self.clone(), config.clone());
         let started = std::thread::Builder::new().name("warm-up".into()).spawn(move || {
-            match PrestartedQemu::start(&host, &config) {
+            match PrestartedQemu::start(&host, &config, memory) {
                 Ok(warm) => host.prestarted.put(config, warm),
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "could not prestart a QEMU")

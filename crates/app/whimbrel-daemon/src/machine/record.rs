@@ -5,9 +5,8 @@
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
-    machine::commit_mark::CommitMark,
+    machine::{commit_mark::CommitMark, folder},
     migrate::target::missing_pages::MissingPagesRecord,
-    running::remove_overlays,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -183,23 +182,24 @@ impl Record {
         }
     }
 
-    /// Makes the record durable.
+    /// Makes the record durable, and with the first one the folder of the machine.
     pub(crate) fn save(&self, layout: &Directories) -> Result<(), DaemonError> {
         let dir = layout.machine(&self.name);
         fs::create_dir_all(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        let path = dir.join(FILE);
+        let path = path(&dir);
         let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
-        atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
-    }
-
-    /// Removes all files of the machine.
-    pub(crate) fn delete(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
-        erase(layout, &layout.machine(name))
+        let is_new = !path.exists();
+        let saved = folder::unmark(&dir).and_then(|()| atomic_file::replace(&path, &text));
+        let saved = saved.and_then(|()| match is_new {
+            true => atomic_file::sync_dir(&layout.machines()),
+            false => Ok(()),
+        });
+        saved.map_err(|source| DaemonError::io("write", &path, source))
     }
 
     /// The record in a machine's folder, if there is one.
     pub(crate) fn read(folder: &Path) -> Result<Option<Record>, DaemonError> {
-        let path = folder.join(FILE);
+        let path = path(folder);
         match fs::read(&path) {
             Ok(text) => {
                 let record = parse(&text).map_err(|source| DaemonError::io("read", &path, source))?;
@@ -209,22 +209,6 @@ impl Record {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(DaemonError::io("read", &path, error)),
         }
-    }
-
-    /// Reads every record. Folders without one are left from an interrupted start and are removed.
-    pub(crate) fn load_all(layout: &Directories) -> Result<Vec<Record>, DaemonError> {
-        let dir = layout.machines();
-        let mut records = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(|source| DaemonError::io("read", &dir, source))? {
-            let path = entry.map_err(|source| DaemonError::io("read", &dir, source))?.path();
-            match Self::read(&path)? {
-                Some(record) => records.push(record),
-                None => {
-                    fs::remove_dir_all(&path).map_err(|source| DaemonError::io("remove", &path, source))?
-                }
-            }
-        }
-        Ok(records)
     }
 }
 
@@ -241,25 +225,21 @@ impl Record {
     }
 }
 
-/// Removes the folder of a machine, the record first: a folder without one is garbage.
-pub(crate) fn erase(layout: &Directories, folder: &Path) -> Result<(), DaemonError> {
-    let io = |source| DaemonError::io("remove", folder, source);
-    match fs::remove_file(folder.join(FILE)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
-        _ => {}
-    }
-    remove_overlays(layout, folder);
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(error)),
-        _ => Ok(()),
-    }
+/// The record's file in a machine's folder.
+pub(super) fn path(folder: &Path) -> PathBuf {
+    folder.join(FILE)
 }
 
 fn parse(text: &[u8]) -> std::io::Result<Record> {
-    let record: Record = serde_json::from_slice(text)?;
-    if record.format != FORMAT {
-        let reason = format!("record format {} is not {FORMAT}, which this version reads", record.format);
+    #[derive(Deserialize)]
+    struct Versioned {
+        format: u32,
+    }
+    // Read by itself: a later format may lack fields of this one.
+    let Versioned { format } = serde_json::from_slice(text)?;
+    if format != FORMAT {
+        let reason = format!("record format {format} is not {FORMAT}, which this version reads");
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
     }
-    Ok(record)
+    Ok(serde_json::from_slice(text)?)
 }

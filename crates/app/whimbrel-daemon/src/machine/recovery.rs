@@ -6,6 +6,7 @@ use crate::{
     daemon::Daemon,
     machine::{
         entry::Machine,
+        folder::{self, FoundMachines},
         record::{Phase, Record},
         runtime_dir, supervisor,
     },
@@ -16,23 +17,22 @@ use whimbrel_migrate::handover::SourceRecord;
 
 impl Daemon {
     /// Adopts every machine that has a record. A machine that cannot be adopted is shown as crashed, with the
-    /// reason, and does not keep the others from being found.
-    pub(crate) fn recover_machines(self: &Arc<Self>) {
-        let records = match Record::load_all(&self.directories) {
-            Ok(records) => records,
-            Err(error) => {
-                // Without records the owners of runtime directories and the committed handovers are unknown:
-                // nothing is removed.
-                tracing::error!(error = &error as &dyn std::error::Error, "cannot read the machine records");
-                return;
-            }
-        };
-        let owned: BTreeSet<_> =
-            records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
-        if let Err(error) = runtime_dir::sweep(&self.directories, |id| owned.contains(id)) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
+    /// reason, and does not keep the others from being found; neither does one whose record cannot be read.
+    ///
+    /// # Errors
+    /// If the folders of machines cannot be listed: then no machine is known, and no name is free.
+    pub(crate) fn recover_machines(self: &Arc<Self>) -> Result<(), DaemonError> {
+        let FoundMachines { records, unreadable } = folder::load_all(&self.directories)?;
+        for (name, reason) in &unreadable {
+            tracing::error!(machine = %name, reason, "cannot read the record of a machine; nothing of it is touched");
         }
-        self.empty_trash();
+        // Of a machine without a readable record, runtime directory, handovers and missing pages are unknown.
+        let mut all_known = unreadable.is_empty();
+        self.machines.unreadable.set(unreadable);
+        if all_known {
+            self.sweep_runtime_dirs(&records);
+        }
+        all_known &= self.empty_trash();
         for record in &records {
             crate::migrate::target::missing_pages::restore(self, record);
             if let Phase::HandedOver { handover, .. } = record.phase {
@@ -48,7 +48,11 @@ impl Daemon {
                 self.arrivals().adopt_arrived(handover);
             }
         }
-        self.fetchers.mark_loaded();
+        if all_known {
+            self.fetchers.mark_loaded();
+        } else {
+            self.handovers.hold();
+        }
         self.notify_homes();
         for record in records {
             if record.phase == Phase::Here {
@@ -56,9 +60,20 @@ impl Daemon {
             }
             self.recover(record);
         }
-        self.protections.remove_loading_records();
+        if all_known {
+            self.protections.remove_loading_records();
+        }
         self.notify_aborted();
         self.notify_ended_protections();
+        Ok(())
+    }
+
+    fn sweep_runtime_dirs(&self, records: &[Record]) {
+        let owned: BTreeSet<_> =
+            records.iter().filter_map(|r| Some(r.process.as_ref()?.slot.clone())).collect();
+        if let Err(error) = runtime_dir::sweep(&self.directories, |id| owned.contains(id)) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "could not sweep runtime directories");
+        }
     }
 
     fn recover(self: &Arc<Self>, mut record: Record) {
@@ -95,7 +110,7 @@ impl Daemon {
                 crate::migrate::target::incoming::recover_prepared(self, record, live, handover)
             }
             Phase::HandedOver { handover, to, .. } => {
-                let machine = self.insert(Machine::new(record, live));
+                let machine = self.machines.insert(Machine::new(record, live));
                 self.finish_handover(&machine, handover, to);
             }
             _ => {
@@ -103,7 +118,7 @@ impl Daemon {
                 live.iter_mut().for_each(RunningMachine::unpause_after_restart);
                 live.iter().for_each(|live| self.restore_balloon(&mut record, live));
                 let events = live.as_ref().map(RunningMachine::events);
-                let machine = self.insert(Machine::new(record, live));
+                let machine = self.machines.insert(Machine::new(record, live));
                 events.into_iter().for_each(|events| supervisor::watch(self, &machine, events));
             }
         }
@@ -111,7 +126,7 @@ impl Daemon {
 
     /// Adopts a machine with missing pages, on a thread of its own.
     fn recover_later(self: &Arc<Self>, record: Record) {
-        let (host, machine) = (self.clone(), self.insert(Machine::new(record, None)));
+        let (host, machine) = (self.clone(), self.machines.insert(Machine::new(record, None)));
         let (taken, has_turn) = std::sync::mpsc::channel();
         let take_up = move || {
             let mut turn = machine.lock("start of the daemon");

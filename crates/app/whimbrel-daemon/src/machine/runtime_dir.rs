@@ -5,16 +5,20 @@
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
-    machine::record::RamFile,
+    machine::{record::RamFile, reservations::Reservation},
+    running::Template,
 };
+use rustix::fs::{Mode, OFlags};
 use std::{
     fs::{self, File},
+    io::Read,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 use whimbrel_block::{BeforeSet, SwappableDevice};
-use whimbrel_core::MachineConfig;
+use whimbrel_core::{ByteSize, MachineConfig};
 use whimbrel_nbd::Server;
 use whimbrel_qemu::{ProcessIdentity, QemuProcess, Sharing};
 
@@ -22,6 +26,9 @@ use whimbrel_qemu::{ProcessIdentity, QemuProcess, Sharing};
 const RAM: &str = "ram";
 /// File with the pid and start time of the QEMU.
 const PROCESS: &str = "process";
+
+/// Longest content of that file: two numbers.
+const PROCESS_MAX: u64 = 64;
 
 /// File with the device state that a clone was loaded with: the first part of every state saved later.
 const LOADED_STATE: &str = "loaded";
@@ -52,13 +59,14 @@ impl RuntimeMark {
 /// Longest time for a killed QEMU to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The runtime directory of one QEMU.
 pub(crate) struct RuntimeDir {
     id: String,
     dir: PathBuf,
     disks: Vec<ServedDisk>,
     /// Held so that other clones find it; none if the memory file is this QEMU's alone.
-    template: Option<Arc<File>>,
+    template: Option<Arc<Template>>,
+    /// Memory that was promised to this QEMU alone.
+    _memory: Reservation,
 }
 
 /// The NBD server of one disk. Its content is set when the machine is known.
@@ -70,19 +78,35 @@ struct ServedDisk {
 
 impl RuntimeDir {
     /// Creates a runtime directory whose disks read as zeros until they are set.
-    pub(crate) fn create(layout: &Directories, config: &MachineConfig) -> Result<Self, DaemonError> {
+    pub(crate) fn create(
+        layout: &Directories,
+        config: &MachineConfig,
+        memory: Reservation,
+    ) -> Result<Self, DaemonError> {
         let id = format!("{:016x}", rand::random::<u64>());
         let dir = layout.runtime_dir(&id);
         fs::create_dir(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        Self::serve(id, &dir, config, BeforeSet::Zeros).inspect_err(|_| drop(fs::remove_dir_all(&dir)))
+        Self::serve(id, &dir, (config, memory), BeforeSet::Zeros)
+            .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
     /// Opens the runtime directory of a live QEMU, whose disks wait until they are set.
-    pub(crate) fn adopt(layout: &Directories, id: &str, config: &MachineConfig) -> Result<Self, DaemonError> {
-        Self::serve(id.to_owned(), &layout.runtime_dir(id), config, BeforeSet::Wait)
+    pub(crate) fn adopt(
+        layout: &Directories,
+        id: &str,
+        config: &MachineConfig,
+        memory: Reservation,
+    ) -> Result<Self, DaemonError> {
+        Self::serve(id.to_owned(), &layout.runtime_dir(id), (config, memory), BeforeSet::Wait)
     }
 
-    fn serve(id: String, dir: &Path, config: &MachineConfig, before: BeforeSet) -> Result<Self, DaemonError> {
+    fn serve(
+        id: String,
+        dir: &Path,
+        (config, memory): (&MachineConfig, Reservation),
+        before: BeforeSet,
+    ) -> Result<Self, DaemonError> {
+        memory.taken_by(dir.join(RAM));
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
             let socket = dir.join(format!("disk{index}"));
             let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
@@ -93,7 +117,7 @@ impl RuntimeDir {
             Ok(ServedDisk { device: switch, _server: server, socket })
         };
         let disks = config.disks.iter().enumerate().map(serve).collect::<Result<_, DaemonError>>()?;
-        Ok(Self { id, dir: dir.to_owned(), disks, template: None })
+        Ok(Self { id, dir: dir.to_owned(), disks, template: None, _memory: memory })
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -108,8 +132,20 @@ impl RuntimeDir {
         self.dir.join(RAM)
     }
 
+    /// Creates the memory file, all holes, unless it is a link to a template. QEMU would create it too, but
+    /// not for its own user only.
+    pub(crate) fn create_ram(&self, size: ByteSize) -> Result<PathBuf, DaemonError> {
+        let path = self.ram();
+        if self.template.is_none() {
+            let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
+            let made = file.and_then(|file| file.set_len(size.0));
+            made.map_err(|source| DaemonError::io("create", &path, source))?;
+        }
+        Ok(path)
+    }
+
     /// Records that the memory file is a link to this template.
-    pub(crate) fn hold_template(&mut self, template: Arc<File>) {
+    pub(crate) fn hold_template(&mut self, template: Arc<Template>) {
         self.template = Some(template);
     }
 
@@ -123,7 +159,6 @@ impl RuntimeDir {
         fs::write(&path, device_state).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// The device state that the QEMU was loaded with.
     pub(crate) fn loaded_state(&self) -> Result<Vec<u8>, DaemonError> {
         let path = self.dir.join(LOADED_STATE);
         fs::read(&path).map_err(|source| DaemonError::io("read", &path, source))
@@ -215,10 +250,60 @@ pub(crate) fn clear(slot: &Path) {
     }
 }
 
-/// The recorded QEMU of a runtime directory, if it still lives.
+/// The recorded QEMU of a runtime directory, if it still lives. Only a file of this user names one: what
+/// another user wrote must not make us kill a process.
 fn recorded_process(slot: &Path) -> Option<QemuProcess> {
-    let text = fs::read_to_string(slot.join(PROCESS)).ok()?;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(slot.join(PROCESS), flags, Mode::empty()).ok()?);
+    let found = file.metadata().ok()?;
+    if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+        tracing::warn!(slot = %slot.display(), "ignoring a record of a process that is not our own");
+        return None;
+    }
+    let mut text = String::new();
+    file.take(PROCESS_MAX).read_to_string(&mut text).ok()?;
     let (pid, start_time) = text.split_once(' ')?;
     let identity = ProcessIdentity { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
     QemuProcess::adopt(identity, &slot.join("qemu.log")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        os::unix::fs::{chown, symlink},
+        process::{Child, Command},
+    };
+
+    /// A sleeping process, and a runtime directory whose record names it.
+    fn recorded() -> (tempfile::TempDir, PathBuf, Child) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let child = Command::new("sleep").arg("600").spawn().expect("a process");
+        let log = dir.path().join("log");
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("a living process");
+        let start_time = stat.split(' ').nth(21).expect("its start time").parse().expect("a number");
+        let identity = ProcessIdentity { pid: child.id(), start_time };
+        assert!(QemuProcess::adopt(identity, &log).is_ok(), "{stat}");
+        let record = dir.path().join(PROCESS);
+        fs::write(&record, format!("{} {start_time}", child.id())).expect("a record");
+        (dir, record, child)
+    }
+
+    #[test]
+    fn a_process_that_another_users_file_names_is_not_killed() {
+        let (dir, record, mut child) = recorded();
+        chown(&record, Some(65_534), None).expect("a file of another user");
+        end(dir.path());
+        chown(&record, Some(0), None).expect("a file of ours");
+        let elsewhere = dir.path().join("elsewhere");
+        fs::rename(&record, &elsewhere).expect("another place");
+        symlink(&elsewhere, &record).expect("a link");
+        end(dir.path());
+        assert!(child.try_wait().expect("a status").is_none(), "it was killed");
+
+        fs::rename(&elsewhere, &record).expect("the right place");
+        let reaped = std::thread::spawn(move || child.wait());
+        end(dir.path());
+        assert!(!reaped.join().expect("a thread").expect("a status").success());
+    }
 }

@@ -17,9 +17,9 @@ use whimbrel_core::MachineName;
 impl Daemon {
     /// Runs a stopped or crashed machine again.
     pub(crate) fn start(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         let mut turn = machine.try_lock_in_any_phase("start", None)?;
-        self.check_current(&machine)?;
+        self.machines.check_current(&machine)?;
         if !matches!(turn.record.phase, Phase::Stopped | Phase::Crashed { .. }) {
             let state = turn.record.phase.name();
             return Err(DaemonError::State { name: name.clone(), state, needed: "stopped or crashed" });

@@ -5,8 +5,8 @@
 //! be written is only logged, and one that cannot be read is skipped.
 
 use crate::{
+    core::state::Core,
     core::{directories::Directories, error::DaemonError},
-    daemon::Daemon,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -16,7 +16,6 @@ use std::{
 use whimbrel_api::{MigrationId, MigrationRecord};
 
 const FORMAT: u32 = 1;
-/// Most records that are stored.
 const RECORDS_MAX: usize = 100;
 /// More than the record of a hundred rounds needs; a larger file is not one of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -28,7 +27,7 @@ struct StoredRecord {
     record: MigrationRecord,
 }
 
-impl Daemon {
+impl Core {
     /// All stored records, newest first.
     pub(crate) fn past_migrations(&self) -> Result<Vec<MigrationRecord>, DaemonError> {
         let dir = self.directories.migrations();
@@ -37,7 +36,6 @@ impl Daemon {
     }
 }
 
-/// A random id for a new migration.
 pub(super) fn new_id() -> MigrationId {
     MigrationId(format!("{:08x}", rand::random::<u32>()))
 }

@@ -2,7 +2,7 @@
 
 use super::ssh;
 use crate::server::peer_rpc::Peers;
-use crate::{core::error::DaemonError, daemon::Daemon};
+use crate::{core::error::DaemonError, core::state::Core, daemon::Daemon};
 use bytes::Bytes;
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -20,7 +20,7 @@ use whimbrel_wire::{
 /// All messages of a migration are one stream: pages, then the end of them, then the commit.
 const STREAM: u16 = 1;
 
-impl Daemon {
+impl Core {
     /// The route to a trusted host.
     pub(crate) fn route(&self, name: &HostName) -> Result<Route, DaemonError> {
         let peer =

@@ -29,7 +29,7 @@ impl Daemon {
         request: ProtectRequest,
     ) -> Result<Operation, DaemonError> {
         let settings = ProtectionSettings::of(&request)?;
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         let witness = request.witness.as_ref().and_then(WitnessAddress::host);
         if request.host == self.name || witness == Some(&self.name) {
             return Err(DaemonError::invalid("the machine's host cannot be its standby or witness"));
@@ -84,7 +84,7 @@ impl Daemon {
 
     /// Ends the protection of a machine, which keeps running here.
     pub(crate) fn unprotect(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
-        let machine = self.machine(name)?;
+        let machine = self.machines.get(name)?;
         self.end_protection(name)?;
         Ok(machine.info())
     }
@@ -128,7 +128,7 @@ impl Daemon {
                 Ok(OperationResult::Failover { host: host.name.clone(), downtime_ms })
             }));
         }
-        self.machine(name)?;
+        self.machines.get(name)?;
         let Some(guard) = self.protections.handle(name) else {
             let name = name.clone();
             return Err(DaemonError::State { name, state: "not protected", needed: "protected" });

@@ -2,10 +2,10 @@
 
 use crate::{core::error::DaemonError, migrate::source::meant_rate};
 use std::time::Duration;
-use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
+use whimbrel_api::{ProtectBlock, ProtectMode, ProtectRequest};
 use whimbrel_core::{MachineName, WitnessAddress};
 use whimbrel_protect::{
-    codec::{BlockSize, CodecOptions, FallbackCompressor},
+    codec::{BlockSize, CodecOptions},
     protocol::SnapshotRule,
 };
 
@@ -133,10 +133,10 @@ fn stretch(request: &ProtectRequest) -> Result<u32, DaemonError> {
 
 fn coding(request: &ProtectRequest) -> Result<CodecOptions, DaemonError> {
     if request.mode == ProtectMode::Remus {
-        return match (request.block, &request.without[..], request.codec) {
-            (None | Some(ProtectBlock::Page), [], ProtectCodec::Zstd) => Ok(CodecOptions::REMUS),
+        return match request.block {
+            None | Some(ProtectBlock::Page) => Ok(CodecOptions::REMUS),
             _ => Err(DaemonError::invalid(
-                "mode remus sends whole pages as they are: it cannot be combined with a block size, a codec or omitted steps",
+                "mode remus sends whole pages as they are: it cannot be combined with a block size",
             )),
         };
     }
@@ -146,21 +146,7 @@ fn coding(request: &ProtectRequest) -> Result<CodecOptions, DaemonError> {
         ProtectBlock::B256 => BlockSize::B256,
         ProtectBlock::Page => BlockSize::Page,
     };
-    let with = |step| !request.without.contains(&step);
-    Ok(CodecOptions {
-        block,
-        share: with(CodeStep::Share),
-        sparse: with(CodeStep::Sparse),
-        wkdm: with(CodeStep::Wkdm),
-        general: match request.codec {
-            ProtectCodec::Gzip if !with(CodeStep::Zstd) => {
-                return Err(DaemonError::invalid("gzip cannot be combined with an omitted compression step"));
-            }
-            _ if !with(CodeStep::Zstd) => FallbackCompressor::None,
-            ProtectCodec::Zstd => FallbackCompressor::Zstd,
-            ProtectCodec::Gzip => FallbackCompressor::Gzip,
-        },
-    })
+    Ok(CodecOptions::fine(block))
 }
 
 #[cfg(test)]
@@ -212,18 +198,5 @@ mod tests {
         assert!(request(r#"{"host":"beta","mode":"replay","epoch_ms":50}"#).is_err());
         assert!(request(r#"{"host":"beta","mode":"replay","group":"shop"}"#).is_err());
         assert_eq!(request(r#"{"host":"beta","mode":"remus"}"#).unwrap().coding, CodecOptions::REMUS);
-        let left_out = request(r#"{"host":"beta","block":"256","without":["wkdm","zstd"]}"#).unwrap().coding;
-        assert!(
-            left_out.share
-                && left_out.sparse
-                && !left_out.wkdm
-                && left_out.general == FallbackCompressor::None
-        );
-        assert_eq!(
-            request(r#"{"host":"beta","codec":"gzip"}"#).unwrap().coding.general,
-            FallbackCompressor::Gzip
-        );
-        assert!(request(r#"{"host":"beta","codec":"gzip","without":["zstd"]}"#).is_err());
-        assert!(request(r#"{"host":"beta","codec":"gzip","mode":"remus"}"#).is_err());
     }
 }

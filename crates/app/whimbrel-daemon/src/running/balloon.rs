@@ -10,8 +10,8 @@
 //! its capsule is resumed.
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, operations::ProgressReporter},
-    daemon::Daemon,
     machine::record::Record,
     running::RunningMachine,
 };
@@ -37,12 +37,10 @@ const STALLED: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Longest wait for the first report of a guest.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Interval between observations.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Observations to skip after a step, so that the guest's report is newer than the step.
 const SETTLE_POLLS: u32 = 2;
 
-/// A guest's report about its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Report {
     /// Bytes that it could give to programs without swapping.
@@ -53,7 +51,6 @@ struct Report {
     faults: u64,
 }
 
-/// An observation of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Observation {
     /// Time since the start.
@@ -64,20 +61,16 @@ struct Observation {
     report: Option<Report>,
 }
 
-/// The next step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     /// Set the balloon so that it leaves the guest this size, and observe again.
     SetSize(u64),
-    /// Only observe again.
     Observe,
-    /// The plan has ended.
     Stop(PlanEnd),
     /// The plan has ended; set the balloon so that it leaves the guest this size.
     StopAt(u64, PlanEnd),
 }
 
-/// The reason why a plan ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PlanEnd {
     /// The guest has the requested size.
@@ -88,11 +81,9 @@ enum PlanEnd {
     Pressed,
     /// The balloon does not grow any more.
     Stalled,
-    /// Time is up.
     Late,
 }
 
-/// A plan to shrink the memory of one guest.
 #[derive(Debug)]
 struct BalloonPlan {
     goal: Goal,
@@ -203,7 +194,7 @@ impl BalloonPlan {
     }
 }
 
-impl Daemon {
+impl Core {
     /// Shrinks the guest's memory as requested and returns how much it gave up. A paused guest can give none.
     pub(crate) fn shrink_guest(
         &self,
@@ -256,7 +247,6 @@ impl Daemon {
     }
 }
 
-/// Checks the size that a guest is to be left with.
 pub(crate) fn checked_size(size: ByteSize, memory: ByteSize) -> Result<ByteSize, DaemonError> {
     match size.0 {
         MIB.. if size <= memory => Ok(size),

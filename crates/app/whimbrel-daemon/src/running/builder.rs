@@ -12,6 +12,7 @@ use crate::{
     daemon::Daemon,
     guest::{ArrivalKind, GuestAgent},
     machine::{
+        folder,
         prestarted_qemu::PrestartedQemu,
         record::{DiskBase, Record},
         runtime_dir::RuntimeDir,
@@ -38,44 +39,37 @@ pub(crate) fn launch(
     config: &MachineConfig,
     slot: RuntimeDir,
     start: LaunchOptions,
-    record: Option<&Record>,
 ) -> Result<PrestartedQemu, DaemonError> {
-    let console_log = match record {
-        None => slot.dir().join("console.log"),
-        Some(record) => {
-            let dir = host.directories.machine(&record.name);
-            if let Err(source) = std::fs::create_dir_all(&dir) {
-                slot.remove();
-                return Err(DaemonError::io("create", &dir, source));
-            }
-            host.directories.console_log(&record.name)
-        }
-    };
-    let boot = config.boot.as_ref();
-    let ram = RamBacking { path: slot.ram(), sharing: slot.ram_file().into() };
-    let spec = LaunchSpec {
-        disks: slot.sockets(),
-        kernel: boot.map(|boot| host.directories.boot_file(&boot.kernel)),
-        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.directories.boot_file(&initrd)),
-        vmgenid: start.vmgenid,
-        incoming: start.incoming,
-        console_log: console_log.clone(),
-        ..LaunchSpec::new(config.clone(), slot.dir(), ram)
-    };
-    let launched = host.qemu().and_then(|qemu| {
-        Qemu::launch(&qemu.path, &spec)
-            .map_err(|source| DaemonError::Qemu { action: "start it", source: source.into() })
-    });
-    match launched {
+    match start_qemu(host, config, &slot, start) {
         Ok(qemu) => {
             slot.record_process(qemu.process().identity());
-            Ok(PrestartedQemu { runtime_dir: slot, qemu, memory: None, console_log })
+            Ok(PrestartedQemu { runtime_dir: slot, qemu, memory: None })
         }
         Err(error) => {
             slot.remove();
             Err(error)
         }
     }
+}
+
+fn start_qemu(
+    host: &Daemon,
+    config: &MachineConfig,
+    slot: &RuntimeDir,
+    start: LaunchOptions,
+) -> Result<Qemu, DaemonError> {
+    let boot = config.boot.as_ref();
+    let ram = RamBacking { path: slot.create_ram(config.memory)?, sharing: slot.ram_file().into() };
+    let spec = LaunchSpec {
+        disks: slot.sockets(),
+        kernel: boot.map(|boot| host.directories.boot_file(&boot.kernel)),
+        initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.directories.boot_file(&initrd)),
+        vmgenid: start.vmgenid,
+        incoming: start.incoming,
+        ..LaunchSpec::new(config.clone(), slot.dir(), ram)
+    };
+    Qemu::launch(&host.qemu()?.path, &spec)
+        .map_err(|source| DaemonError::Qemu { action: "start it", source: source.into() })
 }
 
 /// The disks of a machine, open and served.
@@ -94,7 +88,6 @@ pub(super) struct MachineBuilder<'a> {
     pub(super) image: Option<Option<Digest>>,
     /// Reason why the machine waits for other hosts.
     pub(super) stall: Arc<Stall>,
-    /// Fetcher of its missing pages.
     pub(super) fetcher: Option<Arc<PageFetcher>>,
     /// Whether it is an incoming machine.
     pub(super) incoming: bool,
@@ -104,7 +97,6 @@ pub(super) struct MachineBuilder<'a> {
 }
 
 impl<'a> MachineBuilder<'a> {
-    /// A builder for a new QEMU.
     pub(super) fn new(
         host: &'a Daemon,
         record: &'a Record,
@@ -130,10 +122,12 @@ impl<'a> MachineBuilder<'a> {
         self.complete_with(warm, content)
     }
 
-    /// Opens the disks and starts to serve them.
     pub(super) fn open_disks(&self, slot: &RuntimeDir) -> Result<DiskContents, DaemonError> {
         let Self { host, record, overlay, stall, fetcher: taking, .. } = self;
         crate::migrate::target::missing_pages::check(host, record)?;
+        if *overlay == Overlay::New {
+            folder::prepare(&host.directories, &record.name)?;
+        }
         let origin = self.pin_origin()?;
         let served = record.config.disks.len().min(record.bases.len());
         let open = |index| RunningDisk::open((host, stall, taking), record, index, *overlay, slot);
@@ -146,7 +140,7 @@ impl<'a> MachineBuilder<'a> {
         warm: PrestartedQemu,
         content: Result<DiskContents, DaemonError>,
     ) -> Result<RunningMachine, DaemonError> {
-        let PrestartedQemu { runtime_dir: slot, qemu, memory, console_log } = warm;
+        let PrestartedQemu { runtime_dir: slot, qemu, memory } = warm;
         let parts = content.and_then(|content| {
             let mut parts = self.parts(&slot, &qemu, memory, &content.disks)?;
             let away = AwayEnd::of(self.host, self.record, &mut parts.1)?;
@@ -163,7 +157,6 @@ impl<'a> MachineBuilder<'a> {
                     dirty_logs: ledgers,
                     observer: tap,
                     console,
-                    console_log,
                     guest,
                     runtime_dir: slot,
                     paused: true,
@@ -233,8 +226,9 @@ impl<'a> MachineBuilder<'a> {
         let mut ledgers = vec![DirtyLog::new(pages)];
         ledgers.extend(disks.iter().map(|disk| DirtyLog::new(disk.pages())));
         let serial = slot.dir().join("serial");
-        let console =
-            Console::open(&serial).map_err(|source| DaemonError::io("open the console", &serial, source))?;
+        let log = host.directories.console_log(&record.name);
+        let console = Console::open(&serial, &log)
+            .map_err(|source| DaemonError::io("open the console", &serial, source))?;
         Ok((memory, ports, ledgers, Arc::new(console), tap))
     }
 }

@@ -4,7 +4,6 @@ use crate::core::error::DaemonError;
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom},
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -20,26 +19,24 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct ConsoleView {
     console: Arc<Console>,
-    log: PathBuf,
 }
 
 /// Both directions of a serial port, for an async caller.
 pub(crate) struct SerialStream {
     /// Output of the guest, from the last lines before now on. Ends with the machine.
     pub(crate) output: mpsc::Receiver<Vec<u8>>,
-    /// Input that the user types.
     pub(crate) input: mpsc::Sender<Vec<u8>>,
 }
 
 impl ConsoleView {
-    pub(crate) fn new(console: Arc<Console>, log: PathBuf) -> Self {
-        Self { console, log }
+    pub(crate) fn new(console: Arc<Console>) -> Self {
+        Self { console }
     }
 
-    /// The end of the output since the machine's start.
+    /// The end of the output since the machine's start, as far as the log has it.
     pub(crate) fn log(&self, bytes: u64) -> String {
         let tail = || {
-            let mut file = File::open(&self.log)?;
+            let mut file = File::open(self.console.log())?;
             let len = file.metadata()?.len();
             file.seek(SeekFrom::Start(len.saturating_sub(bytes)))?;
             let mut tail = Vec::new();
@@ -49,7 +46,6 @@ impl ConsoleView {
         String::from_utf8_lossy(&tail().unwrap_or_default()).into_owned()
     }
 
-    /// Opens the console for one more client.
     pub(crate) fn open(&self) -> Result<SerialStream, DaemonError> {
         let subscription = self.console.subscribe();
         let (print, output) = mpsc::channel::<Vec<u8>>(QUEUE);
@@ -76,7 +72,7 @@ impl ConsoleView {
         };
         spawn("console-out", Box::new(reader))
             .and_then(|()| spawn("console-in", Box::new(writer)))
-            .map_err(|source| DaemonError::io("start threads to read", &self.log, source))?;
+            .map_err(|source| DaemonError::io("start threads to read", self.console.log(), source))?;
         Ok(SerialStream { output, input })
     }
 }

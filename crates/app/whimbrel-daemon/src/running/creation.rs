@@ -15,6 +15,7 @@ use crate::{
     machine::{
         prestarted_qemu::PrestartedQemu,
         record::{ProcessRecord, RamFile, Record},
+        reservations::Reservation,
         runtime_dir::RuntimeDir,
     },
 };
@@ -24,9 +25,10 @@ use whimbrel_qemu::{ProcessIdentity, Qemu, Vmgenid};
 impl RunningMachine {
     /// A new machine, before its first instruction.
     pub(crate) fn boot(host: &Daemon, record: &Record) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.directories, &record.config)?;
+        let memory = host.reserve_memory(record.config.memory)?;
+        let slot = RuntimeDir::create(&host.directories, &record.config, memory)?;
         let start = LaunchOptions { incoming: false, vmgenid: None };
-        let warm = launch(host, &record.config, slot, start, Some(record))?;
+        let warm = launch(host, &record.config, slot, start)?;
         MachineBuilder::new(host, record, Overlay::New, None).complete(warm)?.with_prepared_state()
     }
 
@@ -36,9 +38,9 @@ impl RunningMachine {
         record: &Record,
         vmgenid: Option<Vmgenid>,
     ) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.directories, &record.config)?;
-        let warm =
-            launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid }, Some(record))?;
+        let memory = host.reserve_memory(record.config.memory)?;
+        let slot = RuntimeDir::create(&host.directories, &record.config, memory)?;
+        let warm = launch(host, &record.config, slot, LaunchOptions { incoming: false, vmgenid })?;
         MachineBuilder::new(host, record, Overlay::Existing, None).complete(warm)?.with_prepared_state()
     }
 
@@ -57,10 +59,10 @@ impl RunningMachine {
         host: &Daemon,
         record: &Record,
         vmgenid: Option<Vmgenid>,
+        memory: Reservation,
     ) -> Result<Self, DaemonError> {
-        let slot = RuntimeDir::create(&host.directories, &record.config)?;
-        let warm =
-            launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid }, Some(record))?;
+        let slot = RuntimeDir::create(&host.directories, &record.config, memory)?;
+        let warm = launch(host, &record.config, slot, LaunchOptions { incoming: true, vmgenid })?;
         let assembly = MachineBuilder::new(host, record, Overlay::New, None);
         MachineBuilder { incoming: true, arrival: ArrivalKind::ByMigration, ..assembly }.complete(warm)
     }
@@ -71,10 +73,15 @@ impl RunningMachine {
         record: &Record,
         process: &ProcessRecord,
     ) -> Result<Self, DaemonError> {
-        let mut slot = RuntimeDir::adopt(&host.directories, &process.slot, &record.config)?;
-        if process.ram == RamFile::Template {
-            let content = (process.memory, record.config.memory);
-            slot.hold_template(host.prestarted.templates.adopt(content, &slot.ram())?);
+        let size = record.config.memory;
+        let (own, shared) = match process.ram {
+            RamFile::Own => (host.memory.adopt(size.0), None),
+            RamFile::Template => (host.memory.adopt(0), Some(host.memory.adopt(size.0))),
+        };
+        let mut slot = RuntimeDir::adopt(&host.directories, &process.slot, &record.config, own)?;
+        if let Some(memory) = shared {
+            let content = (process.memory, size);
+            slot.hold_template(host.prestarted.templates.adopt(content, &slot.ram(), memory)?);
         }
         let image = process.lazy.then_some(process.memory);
         // Disks and memory first: a QEMU that waits for a page answers no command. Neither does one that was
@@ -88,12 +95,7 @@ impl RunningMachine {
         let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| DaemonError::Qemu { action: "adopt the process", source: source.into() })?;
-        let warm = PrestartedQemu {
-            runtime_dir: slot,
-            qemu,
-            memory: Some(memory),
-            console_log: host.directories.console_log(&record.name),
-        };
+        let warm = PrestartedQemu { runtime_dir: slot, qemu, memory: Some(memory) };
         let mut live = assembly.complete_with(warm, Ok(content))?;
         let status = live.qemu.status();
         live.restore_stream_header();

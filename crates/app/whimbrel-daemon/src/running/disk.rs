@@ -42,7 +42,6 @@ pub(crate) struct RunningDisk {
     remote: Option<Arc<RemoteDisk>>,
 }
 
-/// Disks of a machine with pages on other hosts.
 pub(super) type RemoteDisks = Vec<(String, Arc<RemoteDisk>)>;
 
 /// Whether the overlay starts empty or exists.
@@ -84,10 +83,7 @@ impl RunningDisk {
             base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
         }
         let cow = match overlay {
-            Overlay::New => {
-                place.remove().map_err(|source| failed(source.into()))?;
-                Cow::create(&place, base, base_id)
-            }
+            Overlay::New => Cow::create(&place, base, base_id),
             Overlay::Existing => Cow::open(&place, base, base_id),
         };
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
@@ -144,7 +140,6 @@ impl RunningDisk {
         }
     }
 
-    /// The page store for missing pages of the disk.
     pub(super) fn store(&self) -> Arc<dyn PageStore> {
         Arc::new(DiskPageStore(self.cow.clone()))
     }
@@ -162,17 +157,14 @@ impl RunningDisk {
         self.remote.as_ref().map(|patient| (self.name.clone(), patient.clone()))
     }
 
-    /// The disk as a block device.
     pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
         &self.tracked
     }
 
-    /// Throttle for the machine's writes.
     pub(crate) fn throttle(&self) -> &WriteThrottle {
         &self.throttle
     }
 
-    /// Mirror for the machine's writes.
     pub(crate) fn mirrored(&self) -> &MirrorLayer {
         &self.mirrored
     }
@@ -182,7 +174,6 @@ impl RunningDisk {
         self.cow.allocated()
     }
 
-    /// Bytes of the allocated pages.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.cow.allocated().count() * PAGE_SIZE as u64
     }
@@ -221,7 +212,6 @@ impl StoppedDisk {
         self.cow.allocated()
     }
 
-    /// The disk as an array of pages in this alignment.
     pub(crate) fn pages(&self, cuts: Option<&PageAlignment>) -> Result<Box<dyn PageArray>, DaemonError> {
         let (name, device) = (self.name.clone(), self.tracked.clone());
         let failed =
@@ -232,7 +222,6 @@ impl StoppedDisk {
         })
     }
 
-    /// The disk as a block device.
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.tracked
     }

@@ -5,7 +5,7 @@
 //! would be correct too, but would make every page new.
 
 use crate::{
-    daemon::Daemon,
+    core::state::Core,
     machine::record::{DiskBase, Record},
 };
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use whimbrel_block::{AlignedDisk, Device, RawDisk, layout_of};
 use whimbrel_core::{Digest, PageSet};
 use whimbrel_image::Manifest;
 
-impl Daemon {
+impl Core {
     /// Alignment of the next image of disk `index`, which reads as `disk`. None if pages start at byte 0.
     pub(crate) fn alignment_for(
         &self,
@@ -35,12 +35,10 @@ impl Daemon {
     }
 }
 
-/// Alignment of the first image of a disk.
 pub(crate) fn first_alignment(disk: &dyn Device) -> Option<PageAlignment> {
     layout_of(disk).page_alignment().ok().filter(|cuts| !cuts.is_identity())
 }
 
-/// Bases of the disks of a machine that is made from a capsule.
 pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
     let base = |disk| match manifest.image(&format!("disk{disk}")) {
         Some(image) => match image.root {
@@ -54,7 +52,6 @@ pub(crate) fn disk_bases(manifest: &Manifest) -> Vec<DiskBase> {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A disk as the aligned pages of its image.
 pub(crate) fn aligned(disk: Arc<dyn Device>, cuts: Option<&PageAlignment>) -> Result<Arc<dyn Device>, Cause> {
     Ok(match cuts {
         None => disk,

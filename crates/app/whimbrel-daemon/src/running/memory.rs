@@ -47,7 +47,6 @@ struct LazyPart {
 #[derive(Clone)]
 pub(crate) struct PagerView {
     pager: SharedPager,
-    /// Fetcher of its missing pages.
     fetcher: Option<Arc<PageFetcher>>,
     pub(super) stall: Arc<Stall>,
     pub(super) disks: RemoteDisks,
@@ -127,7 +126,6 @@ impl RunningMemory {
         self.lazy.as_ref().map(store)
     }
 
-    /// A view of the memory for reading.
     pub(crate) fn view(&self) -> Result<Box<dyn PageArray>, DaemonError> {
         self.attachment.ram().map(|ram| Box::new(ram) as Box<dyn PageArray>).map_err(memory_error)
     }
@@ -245,6 +243,16 @@ impl PagerView {
     pub(crate) fn prefetch_all(&self) {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
         pager.iter().for_each(Pager::prefetch_all);
+    }
+
+    /// Fetches the memory on a prefetch list in the background.
+    pub(crate) fn prefetch(&self, list: &PrefetchList) {
+        let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pager) = &*pager
+            && let Some(pages) = list.of("memory", pager.missing().len())
+        {
+            pager.prefetch(pages);
+        }
     }
 
     /// The prefetch list of the machine; none once it has ended.

@@ -5,7 +5,7 @@
 //! until a clone writes to it. The file ends with its last link, whoever removes that, so a crash cannot
 //! falsify a count. [`Templates`] only remembers where the next clone finds it.
 
-use crate::core::error::DaemonError;
+use crate::{core::error::DaemonError, machine::reservations::Reservation};
 use rustix::fs::{AtFlags, CWD, linkat};
 use std::{
     collections::BTreeMap,
@@ -23,49 +23,74 @@ use whimbrel_core::{ByteSize, Digest};
 /// Content of a template: the root of an image (none for an empty one) and its size.
 pub(crate) type TemplateKey = (Option<Digest>, ByteSize);
 
-/// The memory templates in use on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Templates {
-    known: Mutex<BTreeMap<TemplateKey, Weak<File>>>,
+    known: Mutex<BTreeMap<TemplateKey, Weak<Template>>>,
+}
+
+/// The memory file of a template, and the memory that was promised to it.
+#[derive(Debug)]
+pub(crate) struct Template {
+    file: File,
+    _memory: Reservation,
+}
+
+impl Template {
+    fn new(file: File, memory: Reservation) -> Self {
+        memory.taken_by(open_path(&file).into());
+        Self { file, _memory: memory }
+    }
 }
 
 impl Templates {
-    /// Links the template of `content` as `path`: the one that other clones use, or a new one.
-    pub(crate) fn link(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
+    /// Links the template of `content` as `path`: the one that other clones use, or a new one, for which
+    /// memory is reserved.
+    pub(crate) fn link(
+        &self,
+        content: TemplateKey,
+        path: &Path,
+        reserve: impl FnOnce() -> Result<Reservation, DaemonError>,
+    ) -> Result<Arc<Template>, DaemonError> {
         let failed = |source| DaemonError::io("share the memory of clones in", path, source);
         let mut known = self.known();
-        if let Some(file) = known.get(&content).and_then(Weak::upgrade) {
-            match link_file(&file, path) {
-                Ok(()) => return Ok(file),
+        if let Some(template) = known.get(&content).and_then(Weak::upgrade) {
+            match link_file(&template.file, path) {
+                Ok(()) => return Ok(template),
                 // The last link was removed just now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(error)),
             }
         }
-        let file = Arc::new(create(content.1, path).map_err(failed)?);
-        known.retain(|_, file| file.strong_count() > 0);
-        known.insert(content, Arc::downgrade(&file));
-        Ok(file)
+        let memory = reserve()?;
+        let template = Arc::new(Template::new(create(content.1, path).map_err(failed)?, memory));
+        known.retain(|_, template| template.strong_count() > 0);
+        known.insert(content, Arc::downgrade(&template));
+        Ok(template)
     }
 
     /// The template that a clone of an earlier daemon has as `path`.
-    pub(crate) fn adopt(&self, content: TemplateKey, path: &Path) -> Result<Arc<File>, DaemonError> {
+    pub(crate) fn adopt(
+        &self,
+        content: TemplateKey,
+        path: &Path,
+        memory: Reservation,
+    ) -> Result<Arc<Template>, DaemonError> {
         let failed = |source| DaemonError::io("open", path, source);
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let mut known = self.known();
         match known.get(&content).and_then(Weak::upgrade) {
-            Some(other) if is_same(&other, &file).map_err(failed)? => Ok(other),
+            Some(other) if is_same(&other.file, &file).map_err(failed)? => Ok(other),
             // Two templates of one content: a crash came between the last link of one and the next clone.
-            Some(_) => Ok(Arc::new(file)),
+            Some(_) => Ok(Arc::new(Template::new(file, memory))),
             None => {
-                let file = Arc::new(file);
-                known.insert(content, Arc::downgrade(&file));
-                Ok(file)
+                let template = Arc::new(Template::new(file, memory));
+                known.insert(content, Arc::downgrade(&template));
+                Ok(template)
             }
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<TemplateKey, Weak<File>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<TemplateKey, Weak<Template>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -78,8 +103,12 @@ fn create(size: ByteSize, path: &Path) -> io::Result<File> {
 }
 
 fn link_file(file: &File, path: &Path) -> io::Result<()> {
-    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    Ok(linkat(CWD, open_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+/// A path that leads to an open file, whatever its names are.
+fn open_path(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 fn is_same(one: &File, other: &File) -> io::Result<bool> {
@@ -90,8 +119,13 @@ fn is_same(one: &File, other: &File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::reservations::Reservations;
 
     const CONTENT: TemplateKey = (None, ByteSize(1 << 20));
+
+    fn memory() -> Reservation {
+        Reservations::new(Path::new("/")).adopt(0)
+    }
 
     fn inode(path: &Path) -> u64 {
         std::fs::metadata(path).expect("a file").ino()
@@ -101,9 +135,10 @@ mod tests {
     fn clones_of_one_capsule_share_a_file_and_others_do_not() {
         let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
         let path = |name: &str| dir.path().join(name);
-        let _first = templates.link(CONTENT, &path("a")).expect("a template");
-        let _second = templates.link(CONTENT, &path("b")).expect("a template");
-        let _other = templates.link((None, ByteSize(2 << 20)), &path("c")).expect("a template");
+        let _first = templates.link(CONTENT, &path("a"), || Ok(memory())).expect("a template");
+        let _second = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("a template");
+        let _other =
+            templates.link((None, ByteSize(2 << 20)), &path("c"), || Ok(memory())).expect("a template");
         assert_eq!(inode(&path("a")), inode(&path("b")));
         assert_ne!(inode(&path("a")), inode(&path("c")));
         assert_eq!(std::fs::metadata(path("c")).expect("a file").len(), 2 << 20);
@@ -113,9 +148,9 @@ mod tests {
     fn a_template_whose_last_name_went_away_under_a_new_clone_is_made_anew() {
         let (dir, templates) = (tempfile::tempdir().expect("a directory"), Templates::default());
         let path = |name: &str| dir.path().join(name);
-        let _held = templates.link(CONTENT, &path("a")).expect("a template");
+        let _held = templates.link(CONTENT, &path("a"), || Ok(memory())).expect("a template");
         std::fs::remove_file(path("a")).expect("the only name");
-        let _next = templates.link(CONTENT, &path("b")).expect("a new template");
+        let _next = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("a new template");
         assert!(path("b").exists());
     }
 
@@ -123,10 +158,10 @@ mod tests {
     fn the_next_daemon_gives_new_clones_the_template_of_the_old_ones() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |name: &str| dir.path().join(name);
-        drop(Templates::default().link(CONTENT, &path("a")).expect("a template"));
+        drop(Templates::default().link(CONTENT, &path("a"), || Ok(memory())).expect("a template"));
         let templates = Templates::default();
-        let _adopted = templates.adopt(CONTENT, &path("a")).expect("the same template");
-        let _next = templates.link(CONTENT, &path("b")).expect("the same template");
+        let _adopted = templates.adopt(CONTENT, &path("a"), memory()).expect("the same template");
+        let _next = templates.link(CONTENT, &path("b"), || Ok(memory())).expect("the same template");
         assert_eq!(inode(&path("a")), inode(&path("b")));
     }
 }

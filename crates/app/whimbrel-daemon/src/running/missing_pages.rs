@@ -55,7 +55,6 @@ impl PageSource for MissingMemory {
     }
 }
 
-/// The base of a disk with missing pages.
 pub(super) struct MissingDiskPages {
     below: Arc<dyn Device>,
     fetcher: Arc<PageFetcher>,
@@ -134,7 +133,6 @@ fn merged(list: Vec<Extent>) -> Vec<Extent> {
     merged
 }
 
-/// Memory as a store for fetched pages.
 pub(super) struct MemoryPageStore(pub(super) SharedPager);
 
 impl PageStore for MemoryPageStore {
@@ -157,7 +155,6 @@ impl PageStore for MemoryPageStore {
     }
 }
 
-/// A disk as a store for fetched pages.
 pub(super) struct DiskPageStore(pub(super) Arc<Cow>);
 
 impl PageStore for DiskPageStore {
@@ -184,7 +181,6 @@ pub(super) struct LoadGuard {
 
 /// Time after which a load without a connection is aborted.
 const LOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Interval at which the connection is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl LoadGuard {

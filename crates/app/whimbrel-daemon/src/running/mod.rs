@@ -25,7 +25,7 @@ pub(crate) use builder::{LaunchOptions, launch};
 pub(crate) use console::{ConsoleView, SerialStream};
 pub(crate) use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
 pub(crate) use memory::{PagerView, RunningMemory};
-pub(crate) use memory_template::{TemplateKey as TemplateContent, Templates};
+pub(crate) use memory_template::{Template, TemplateKey as TemplateContent, Templates};
 use missing_pages::BackgroundFetch;
 pub(crate) use network_port::{NetworkPort, PortTarget};
 pub(crate) use pausable::PausableMachine;
@@ -65,7 +65,6 @@ pub(crate) struct RunningMachine {
     /// Observer of its memory writes.
     observer: DirtyObserver,
     console: Arc<Console>,
-    console_log: PathBuf,
     /// Connection to its guest agent.
     pub(crate) guest: GuestAgent,
     runtime_dir: RuntimeDir,
@@ -255,7 +254,7 @@ impl RunningMachine {
     }
 
     pub(crate) fn console_view(&self) -> ConsoleView {
-        ConsoleView::new(self.console.clone(), self.console_log.clone())
+        ConsoleView::new(self.console.clone())
     }
 
     /// Closes the network ports, tells QEMU to end, and ends waits for pages of other hosts. All that takes

@@ -14,10 +14,8 @@ pub(crate) struct NetworkPort {
     pipe_end: Option<FramePipeEnd>,
 }
 
-/// Target that a port is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortTarget {
-    /// A bridge of this host.
     Bridge,
     /// A frame pipe, which leads to the bridge of another host.
     FramePipe,
@@ -71,7 +69,6 @@ impl NetworkPort {
         self.port.set_gates(Gates::OPEN);
     }
 
-    /// Announces to the network that the machine is here now.
     pub(crate) fn announce(&self) {
         self.port.announce();
     }

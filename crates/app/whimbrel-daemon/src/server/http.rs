@@ -7,19 +7,17 @@ use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{DefaultBodyLimit, Path, Query, Request, State},
-    http::{StatusCode, header},
+    extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State},
+    http::{StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
-    routing::{get, post, put},
+    routing::{delete, get, post, put},
 };
 use futures_util::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, de::DeserializeOwned};
-use std::sync::Arc;
+use std::{fmt::Display, str::FromStr, sync::Arc};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use whimbrel_api::{
-    ApiError, CapsuleRef, ErrorCode, Operation, OperationId, OperationState, TagRequest, TrustEntry, routes,
-};
+use whimbrel_api::*;
 use whimbrel_core::{HostName, MachineName, RefName};
 
 /// Longest request: requests carry settings, never data.
@@ -30,62 +28,89 @@ const LOG_MAX: u64 = 1 << 20;
 type Shared = State<Arc<Daemon>>;
 type Answer<T> = Result<Json<T>, Failure>;
 
-/// All routes of the API.
-pub(crate) fn router(host: Arc<Daemon>) -> Router {
-    Router::new()
-        .route(routes::HOST, get(host_info))
-        .route(routes::MACHINES, get(machines).post(run))
-        .route(routes::MACHINE, get(machine).delete(delete_machine))
-        .route(routes::MACHINE_START, post(start))
-        .route(routes::MACHINE_STOP, post(stop))
-        .route(routes::MACHINE_PAUSE, post(pause))
-        .route(routes::MACHINE_UNPAUSE, post(unpause))
-        .route(routes::MACHINE_BALLOON, post(balloon))
-        .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
-        .route(routes::MACHINE_SUSPEND, post(suspend))
-        .route(routes::MACHINE_MIGRATE, post(migrate))
-        .route(routes::MACHINE_PROTECT, post(protect).delete(unprotect))
-        .route(routes::MACHINE_FAILOVER, post(failover))
-        .route(routes::MIGRATIONS, get(migrations))
-        .route(routes::MACHINE_WWS, post(wws))
-        .route(routes::EVACUATE, post(evacuate))
-        .route(routes::MACHINE_CONSOLE, get(console))
-        .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
-        .route(routes::RESUME, post(resume))
-        .route(routes::CLONE, post(clone_machines))
-        .route(routes::MATCH, post(match_golden))
-        .route(routes::DERIVE, post(derive))
-        .route(routes::PROMOTE, post(promote))
-        .route(routes::GRAPH, get(graph))
-        .route(routes::CAPSULE_GRAPH, get(capsule_graph))
-        .route(routes::CAPSULE_REBASE, get(rebase))
-        .route(routes::REF_HISTORY, get(ref_history))
-        .route(routes::CAPSULES, get(capsules))
-        .route(routes::CAPSULE, get(capsule).delete(remove_ref))
-        .route(routes::CAPSULE_LOG, get(log))
-        .route(routes::CAPSULE_DIFF, get(diff))
-        .route(routes::TAG, put(tag))
-        .route(routes::STORE_GC, post(gc))
-        .route(routes::STORE_VERIFY, post(verify))
-        .route(routes::EXPORT, post(export))
-        .route(routes::IMPORT, post(import))
-        .route(routes::PULL, post(pull))
-        .route(routes::PUSH, post(push))
-        .route(routes::REMOTE, get(remote))
-        .route(routes::CACHE, get(cache).post(cache_add))
-        .route(routes::TRUST, get(trust_list).post(trust_add))
-        .route(routes::TRUST_ENTRY, put(trust_limit).delete(trust_remove))
-        .route(routes::WIRE, get(wire))
-        .route(routes::OPERATIONS, get(operations))
-        .route(routes::OPERATION, get(operation).delete(cancel))
-        .route(routes::OPERATION_EVENTS, get(events))
-        .route(routes::OPENAPI, get(openapi))
-        .fallback(no_route)
-        .layer(DefaultBodyLimit::max(BODY_MAX))
-        .with_state(host)
+/// Adds routes whose handlers parse the parameter of the path and the body, and call one method of [`Daemon`].
+macro_rules! routes {
+    ($router:expr; $($method:ident $path:ident
+        ($($name:ident: $kind:ty)?) ($($body:ident: $request:ty)?) => $work:expr;)*) => {
+        $router $(.route(routes::$path, $method(
+            |State(host): Shared, $(At($name): At<$kind>,)? $(Wanted($body): Wanted<$request>,)?| {
+                blocking(host, $work)
+            }
+        )))*
+    };
 }
 
-/// A failed request.
+pub(crate) fn router(host: Arc<Daemon>) -> Router {
+    let router = capsule_routes(machine_routes(Router::new()))
+        .route(routes::MACHINE, delete(delete_machine))
+        .route(routes::MACHINE_WWS, post(wws))
+        .route(routes::MACHINE_CONSOLE, get(console))
+        .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
+        .route(routes::CAPSULE_REBASE, get(rebase))
+        .route(routes::CAPSULE_DIFF, get(diff))
+        .route(routes::WIRE, get(wire))
+        .route(routes::OPERATION_EVENTS, get(events))
+        .route(routes::OPENAPI, get(openapi))
+        .fallback(no_route);
+    router.layer(DefaultBodyLimit::max(BODY_MAX)).with_state(host)
+}
+
+fn machine_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
+    routes! { router;
+        get HOST () () => |host| host.info();
+        get MACHINES () () => machines;
+        post MACHINES () (request: RunRequest) => move |host| host.run(request);
+        get MACHINE (name: MachineName) () => move |host| machine(host, &name);
+        post MACHINE_START (name: MachineName) () => move |host| host.start(&name);
+        post MACHINE_STOP (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
+        post MACHINE_PAUSE (name: MachineName) () => move |host| host.set_paused(&name, true);
+        post MACHINE_UNPAUSE (name: MachineName) () => move |host| host.set_paused(&name, false);
+        post MACHINE_BALLOON (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
+        post MACHINE_CHECKPOINT (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
+        post MACHINE_SUSPEND (name: MachineName) (request: SuspendRequest) => move |host| host.suspend(&name, request);
+        post MACHINE_MIGRATE (name: MachineName) (request: MigrateRequest) => move |host| host.migrate(&name, request);
+        post MACHINE_PROTECT (name: MachineName) (request: ProtectRequest) => move |host| host.protect(&name, request);
+        delete MACHINE_PROTECT (name: MachineName) () => move |host| host.unprotect(&name);
+        post MACHINE_FAILOVER (name: MachineName) (request: FailoverRequest) => move |host| host.failover(&name, request);
+        get MIGRATIONS () () => |host| host.past_migrations();
+        post EVACUATE () (request: EvacuateRequest) => move |host| host.evacuate(request);
+        get TRUST () () => |host| host.trust_list();
+        post TRUST () (entry: TrustEntry) => move |host| host.trust_add(entry);
+        put TRUST_ENTRY (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);
+        delete TRUST_ENTRY (name: HostName) () => move |host| host.trust_remove(&name);
+        get OPERATIONS () () => |host| Ok(host.operations().list());
+        get OPERATION (id: OperationId) () => move |host| Ok(host.operations().watch(id)?.borrow().clone());
+        delete OPERATION (id: OperationId) () => move |host| host.operations().cancel(id);
+    }
+}
+
+fn capsule_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
+    routes! { router;
+        post RESUME () (request: ResumeRequest) => move |host| host.resume(request);
+        post CLONE () (request: CloneRequest) => move |host| host.clone_machines(request);
+        post MATCH () (request: MatchRequest) => move |host| host.match_golden(&request);
+        post DERIVE () (request: DeriveRequest) => move |host| host.derive(request);
+        post PROMOTE () (request: PromoteRequest) => move |host| host.promote(request);
+        get GRAPH () () => |host| host.graph(None);
+        get CAPSULE_GRAPH (capsule: CapsuleRef) () => move |host| host.graph(Some(&capsule));
+        get REF_HISTORY (name: RefName) () => move |host| host.ref_history(&name);
+        get CAPSULES () () => |host| host.capsules();
+        get CAPSULE (capsule: CapsuleRef) () => move |host| host.capsule(&capsule);
+        delete CAPSULE (name: RefName) () => move |host| host.remove_ref(&name);
+        get CAPSULE_LOG (capsule: CapsuleRef) () => move |host| host.log(&capsule);
+        put TAG (tag: RefName) (request: TagRequest) => move |host| host.tag(&tag, &request.capsule);
+        post STORE_GC () () => |host| Ok(host.gc());
+        post STORE_VERIFY () () => |host| Ok(host.verify());
+        post EXPORT () (request: ExportRequest) => move |host| host.export(request);
+        post IMPORT () (request: ImportRequest) => move |host| host.import(request);
+        post PULL () (request: PullRequest) => move |host| host.pull(request);
+        post PUSH () (request: PushRequest) => move |host| host.push(request);
+        get REMOTE (name: HostName) () => move |host| host.remote_capsules(&name);
+        get CACHE () () => |host| host.cache_info();
+        post CACHE () (request: CacheAddRequest) => move |host| host.cache_add(request);
+    }
+}
+
 struct Failure(ApiError);
 
 impl From<DaemonError> for Failure {
@@ -112,17 +137,37 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Parses a body; an empty one stands for `{}`.
-fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Failure> {
-    let text: &[u8] = if body.is_empty() { b"{}" } else { body };
-    serde_json::from_slice(text).map_err(|error| {
-        let api = ApiError::new(ErrorCode::Invalid, "the request body cannot be read");
-        Failure(ApiError { causes: vec![error.to_string()], ..api })
-    })
+/// The parameter of a path.
+struct At<T>(T);
+
+impl<T: FromStr<Err: Display>> FromRequestParts<Arc<Daemon>> for At<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
+        let Path(text) = Path::<String>::from_request_parts(parts, host)
+            .await
+            .map_err(|error| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))?;
+        named(&text).map(Self)
+    }
 }
 
-/// Parses a path parameter.
-fn named<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T, Failure> {
+/// The body of a request; an empty one stands for `{}`.
+struct Wanted<T>(T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Daemon>> for Wanted<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, host: &Arc<Daemon>) -> Result<Self, Response> {
+        let body = Bytes::from_request(request, host).await.map_err(IntoResponse::into_response)?;
+        let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
+        serde_json::from_slice(text).map(Self).map_err(|error| {
+            let api = ApiError::new(ErrorCode::Invalid, "the request body cannot be read");
+            Failure(ApiError { causes: vec![error.to_string()], ..api }).into_response()
+        })
+    }
+}
+
+fn named<T: FromStr<Err: Display>>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|error: T::Err| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))
 }
 
@@ -137,112 +182,26 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], whimbrel_api::openapi_json()).into_response()
 }
 
-async fn host_info(State(host): Shared) -> Answer<whimbrel_api::HostInfo> {
-    blocking(host, |host| host.info()).await
+fn machines(host: &Arc<Daemon>) -> Result<Vec<MachineInfo>, DaemonError> {
+    let mut machines = host.machine_infos();
+    host.add_away(&mut machines);
+    Ok(machines)
 }
 
-async fn machines(State(host): Shared) -> Answer<Vec<whimbrel_api::MachineInfo>> {
-    let list = |host: &Arc<Daemon>| {
-        let mut machines = host.machine_infos();
-        host.add_away(&mut machines);
-        Ok(machines)
-    };
-    blocking(host, list).await
-}
-
-async fn run(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineInfo> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.run(request)).await
-}
-
-async fn machine(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| {
-        let mut info = [host.machine(&name)?.info()];
-        host.protections.add_to(&mut info);
-        host.uploads.add_to(&mut info);
-        let [info] = info;
-        Ok(info)
-    })
-    .await
-}
-
-async fn delete_machine(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.delete(&name)).await
-}
-
-async fn start(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.start(&name)).await
-}
-
-async fn stop(
-    State(host): Shared,
-    Path(name): Path<String>,
-    body: Bytes,
-) -> Answer<whimbrel_api::MachineInfo> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.stop(&name, request)).await
-}
-
-async fn pause(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.set_paused(&name, true)).await
-}
-
-async fn unpause(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.set_paused(&name, false)).await
-}
-
-async fn balloon(
-    State(host): Shared,
-    Path(name): Path<String>,
-    body: Bytes,
-) -> Answer<whimbrel_api::MachineInfo> {
-    let (name, request): (MachineName, whimbrel_api::BalloonRequest) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.balloon(&name, request.size)).await
-}
-
-async fn checkpoint(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.checkpoint(&name, request)).await
-}
-
-async fn suspend(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.suspend(&name, request)).await
-}
-
-async fn migrate(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.migrate(&name, request)).await
-}
-
-async fn protect(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.protect(&name, request)).await
-}
-
-async fn unprotect(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::MachineInfo> {
-    let name: MachineName = named(&name)?;
-    blocking(host, move |host| host.unprotect(&name)).await
-}
-
-async fn failover(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<Operation> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.failover(&name, request)).await
-}
-
-async fn evacuate(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.evacuate(request)).await
+fn machine(host: &Arc<Daemon>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
+    let mut info = [host.machines.get(name)?.info()];
+    host.protections.add_to(&mut info);
+    host.uploads.add_to(&mut info);
+    let [info] = info;
+    Ok(info)
 }
 
 /// Streams the dirty trace of a machine, one chunk for each sample.
-async fn wws(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Result<Response, Failure> {
-    let (name, request): (MachineName, _) = (named(&name)?, parse(&body)?);
+async fn wws(
+    State(host): Shared,
+    At(name): At<MachineName>,
+    Wanted(request): Wanted<DirtyTraceRequest>,
+) -> Result<Response, Failure> {
     let begin = move || host.dirty_trace(&name, &request);
     let pieces = tokio::task::spawn_blocking(begin).await.map_err(|_| DaemonError::Panicked)??;
     let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
@@ -252,56 +211,6 @@ async fn wws(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Resu
     Ok(([(header::CONTENT_TYPE, routes::WWS_TRACE)], Body::from_stream(pieces)).into_response())
 }
 
-async fn resume(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.resume(request)).await
-}
-
-async fn clone_machines(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.clone_machines(request)).await
-}
-
-async fn match_golden(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::GoldenMatch> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.match_golden(&request)).await
-}
-
-async fn capsules(State(host): Shared) -> Answer<Vec<whimbrel_api::CapsuleInfo>> {
-    blocking(host, |host| host.capsules()).await
-}
-
-async fn capsule(State(host): Shared, Path(capsule): Path<String>) -> Answer<whimbrel_api::CapsuleInfo> {
-    let capsule: CapsuleRef = named(&capsule)?;
-    blocking(host, move |host| host.capsule(&capsule)).await
-}
-
-async fn migrations(State(host): Shared) -> Answer<Vec<whimbrel_api::MigrationRecord>> {
-    blocking(host, |host| host.past_migrations()).await
-}
-
-async fn derive(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::MachineInfo> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.derive(request)).await
-}
-
-async fn promote(State(host): Shared, body: Bytes) -> Answer<whimbrel_api::PromoteReport> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.promote(request)).await
-}
-
-async fn graph(State(host): Shared) -> Answer<Vec<whimbrel_api::GraphNode>> {
-    blocking(host, |host| host.graph(None)).await
-}
-
-async fn capsule_graph(
-    State(host): Shared,
-    Path(capsule): Path<String>,
-) -> Answer<Vec<whimbrel_api::GraphNode>> {
-    let capsule: CapsuleRef = named(&capsule)?;
-    blocking(host, move |host| host.graph(Some(&capsule))).await
-}
-
 #[derive(Deserialize)]
 struct RebaseQuery {
     onto: Option<String>,
@@ -309,122 +218,38 @@ struct RebaseQuery {
 
 async fn rebase(
     State(host): Shared,
-    Path(capsule): Path<String>,
+    At(capsule): At<CapsuleRef>,
     Query(query): Query<RebaseQuery>,
-) -> Answer<whimbrel_api::OutdatedReport> {
-    let capsule: CapsuleRef = named(&capsule)?;
+) -> Answer<OutdatedReport> {
     let onto: Option<CapsuleRef> = query.onto.as_deref().map(named).transpose()?;
     blocking(host, move |host| host.outdated_report(&capsule, onto.as_ref())).await
 }
 
-async fn ref_history(State(host): Shared, Path(name): Path<String>) -> Answer<Vec<whimbrel_api::RefVersion>> {
-    let name: RefName = named(&name)?;
-    blocking(host, move |host| host.ref_history(&name)).await
+#[derive(Deserialize)]
+struct DeleteQuery {
+    #[serde(default)]
+    unreadable: bool,
 }
 
-async fn remove_ref(State(host): Shared, Path(name): Path<String>) -> Answer<whimbrel_api::PreviousCapsule> {
-    let name: RefName = named(&name)?;
-    blocking(host, move |host| host.remove_ref(&name)).await
-}
-
-async fn log(State(host): Shared, Path(capsule): Path<String>) -> Answer<Vec<whimbrel_api::CapsuleInfo>> {
-    let capsule: CapsuleRef = named(&capsule)?;
-    blocking(host, move |host| host.log(&capsule)).await
-}
-
-async fn diff(
+async fn delete_machine(
     State(host): Shared,
-    Path((a, b)): Path<(String, String)>,
-) -> Answer<whimbrel_api::CapsuleDiff> {
+    At(name): At<MachineName>,
+    Query(query): Query<DeleteQuery>,
+) -> Answer<()> {
+    let delete = move |host: &Arc<Daemon>| match query.unreadable {
+        true => host.machines.unreadable.delete(&host.directories, &name),
+        false => host.delete(&name),
+    };
+    blocking(host, delete).await
+}
+
+async fn diff(State(host): Shared, Path((a, b)): Path<(String, String)>) -> Answer<CapsuleDiff> {
     let (a, b): (CapsuleRef, CapsuleRef) = (named(&a)?, named(&b)?);
     blocking(host, move |host| host.diff(&a, &b)).await
 }
 
-async fn tag(State(host): Shared, Path(tag): Path<String>, body: Bytes) -> Answer<whimbrel_api::Tagged> {
-    let (tag, request): (RefName, TagRequest) = (named(&tag)?, parse(&body)?);
-    blocking(host, move |host| host.tag(&tag, &request.capsule)).await
-}
-
-async fn gc(State(host): Shared) -> Answer<Operation> {
-    blocking(host, |host| Ok(host.gc())).await
-}
-
-async fn verify(State(host): Shared) -> Answer<Operation> {
-    blocking(host, |host| Ok(host.verify())).await
-}
-
-async fn export(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.export(request)).await
-}
-
-async fn import(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.import(request)).await
-}
-
-async fn pull(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.pull(request)).await
-}
-
-async fn push(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.push(request)).await
-}
-
-async fn remote(State(host): Shared, Path(name): Path<String>) -> Answer<Vec<whimbrel_api::RemoteCapsule>> {
-    let name: HostName = named(&name)?;
-    blocking(host, move |host| host.remote_capsules(&name)).await
-}
-
-async fn cache(State(host): Shared) -> Answer<whimbrel_api::CacheInfo> {
-    blocking(host, |host| host.cache_info()).await
-}
-
-async fn cache_add(State(host): Shared, body: Bytes) -> Answer<Operation> {
-    let request = parse(&body)?;
-    blocking(host, move |host| host.cache_add(request)).await
-}
-
-async fn trust_list(State(host): Shared) -> Answer<Vec<TrustEntry>> {
-    blocking(host, |host| host.trust_list()).await
-}
-
-async fn trust_add(State(host): Shared, body: Bytes) -> Answer<TrustEntry> {
-    let entry: TrustEntry = parse(&body)?;
-    blocking(host, move |host| host.trust_add(entry)).await
-}
-
-async fn trust_limit(State(host): Shared, Path(name): Path<String>, body: Bytes) -> Answer<TrustEntry> {
-    let (name, rights): (HostName, whimbrel_api::RefRights) = (named(&name)?, parse(&body)?);
-    blocking(host, move |host| host.trust_limit(&name, rights)).await
-}
-
-async fn trust_remove(State(host): Shared, Path(name): Path<String>) -> Answer<()> {
-    let name: HostName = named(&name)?;
-    blocking(host, move |host| host.trust_remove(&name)).await
-}
-
-async fn operations(State(host): Shared) -> Answer<Vec<Operation>> {
-    Ok(Json(host.operations().list()))
-}
-
-async fn operation(State(host): Shared, Path(id): Path<String>) -> Answer<Operation> {
-    let id: OperationId = named(&id)?;
-    let watch = host.operations().watch(id)?;
-    let operation = watch.borrow().clone();
-    Ok(Json(operation))
-}
-
-async fn cancel(State(host): Shared, Path(id): Path<String>) -> Answer<Operation> {
-    let id: OperationId = named(&id)?;
-    Ok(Json(host.operations().cancel(id)?))
-}
-
 /// Streams snapshots, one line each, until the operation has ended.
-async fn events(State(host): Shared, Path(id): Path<String>) -> Result<Response, Failure> {
-    let id: OperationId = named(&id)?;
+async fn events(State(host): Shared, At(id): At<OperationId>) -> Result<Response, Failure> {
     let watch = host.operations().watch(id)?;
     let snapshots = futures_util::stream::unfold(Some(watch), |watch| async move {
         let mut watch = watch?;
@@ -449,24 +274,22 @@ struct LogQuery {
 
 async fn console_log(
     State(host): Shared,
-    Path(name): Path<String>,
+    At(name): At<MachineName>,
     Query(query): Query<LogQuery>,
 ) -> Result<Response, Failure> {
-    let name: MachineName = named(&name)?;
     let bytes = query.bytes.unwrap_or(LOG_MAX).min(LOG_MAX);
-    let Json(text) = blocking(host, move |host| host.machine(&name)?.console_log(bytes)).await?;
+    let Json(text) = blocking(host, move |host| host.machines.get(&name)?.console_log(bytes)).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
 }
 
 /// Turns the connection into the machine's serial port.
 async fn console(
     State(host): Shared,
-    Path(name): Path<String>,
+    At(name): At<MachineName>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let name: MachineName = named(&name)?;
     expect_upgrade(&request, routes::CONSOLE_PROTOCOL)?;
-    let Json(mut serial) = blocking(host, move |host| host.machine(&name)?.console()).await?;
+    let Json(mut serial) = blocking(host, move |host| host.machines.get(&name)?.console()).await?;
     tokio::spawn(async move {
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
         let (mut from_user, mut to_user) = tokio::io::split(TokioIo::new(upgraded));
@@ -487,7 +310,6 @@ async fn console(
     Ok(switching(routes::CONSOLE_PROTOCOL))
 }
 
-/// Turns the connection into one of a peer.
 async fn wire(State(host): Shared, request: Request) -> Result<Response, Failure> {
     expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
     tokio::spawn(async move {

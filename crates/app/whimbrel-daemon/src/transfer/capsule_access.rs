@@ -111,11 +111,22 @@ impl<'a> CapsuleAccess<'a> {
         found(readable)
     }
 
+    /// Whether the caller may read the machine that a capsule was taken from. A machine may run from a
+    /// capsule that has lost its name here, and is pinned for that host.
+    fn reads_machine_of(&self, capsule: &CapsuleId) -> bool {
+        let machine = self.store.manifest(capsule).ok().and_then(|manifest| refs::machine_of(&manifest).ok());
+        machine.is_some_and(|name| rights::may_use(self.caller, Access::Read, &refs::machine_ref(&name)))
+    }
+
     fn read(&self, entry: &TrustedPeer) -> Readable {
         let store = self.store;
         let since = Instant::now();
         let refs = store.list_refs().unwrap_or_default();
-        let named = refs.into_iter().filter(|(name, _)| rights::may_use(self.caller, Access::Read, name));
+        let pins = format!("{}{}.", refs::READER, entry.name);
+        let named = refs.into_iter().filter(|(name, id)| {
+            let pinned = || name.as_str().starts_with(&pins) && self.reads_machine_of(id);
+            rights::may_use(self.caller, Access::Read, name) || pinned()
+        });
         let mut left: Vec<CapsuleId> = named.map(|(_, id)| id).collect();
         let mut capsules = BTreeMap::new();
         while let Some(id) = left.pop() {

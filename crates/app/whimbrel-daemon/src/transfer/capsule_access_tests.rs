@@ -193,6 +193,22 @@ fn a_right_that_is_taken_away_and_a_name_that_is_given_count_at_once() {
 }
 
 #[test]
+fn what_a_machine_elsewhere_runs_from_is_read_without_its_name_as_long_as_the_machine_may_be_read() {
+    let place = place();
+    let web = place.capsule("web", "machine.web", 1, vec![]);
+    let cache = CapsuleAccessCache::default();
+    let allowed = |read: &str| {
+        let caller = caller(read);
+        whimbrel_transfer::Access::allowed(&CapsuleAccess::new(&place.store, &cache, &caller), &web)
+    };
+    place.store.set_ref(&"reader.gamma.1".parse().unwrap(), &web, Expected::Absent).unwrap();
+    place.store.delete_ref(&"machine.web".parse().unwrap(), Expected::Anything).unwrap();
+    assert!(!allowed("web"), "a pin for another host");
+    place.store.set_ref(&"reader.beta.1".parse().unwrap(), &web, Expected::Absent).unwrap();
+    assert!(allowed("web") && !allowed("db"));
+}
+
+#[test]
 fn existence_is_told_only_of_what_may_be_read() {
     let place = place();
     let web = place.capsule("web", "machine.web", 1, vec![]);

@@ -13,6 +13,7 @@
 //! ```
 
 use crate::{
+    core::state::Core,
     core::{error::DaemonError, refs},
     daemon::Daemon,
     machine::{
@@ -28,12 +29,9 @@ use whimbrel_wire::{Call, range};
 
 /// Announces a suspended machine: the other host fetches its manifest.
 pub(crate) struct PrepareHandoff;
-/// Grants the machine to the host that receives this.
 pub(crate) struct GrantMachine;
-/// Claims a machine that is suspended on the receiving host.
 pub(crate) struct ClaimMachine;
 
-/// A machine and its capsule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HandoffSubject {
     pub(crate) machine: MachineName,
@@ -68,13 +66,16 @@ impl Daemon {
         if !self.check_name_for_handoff(&what.machine, &what.capsule)? {
             return Ok(());
         }
-        self.fetch_description_from(from, &what.capsule, &[refs::machine_ref(&what.machine)]).map(drop)
+        let (_, _pin) = self.fetch_description(&self.source(from), from, &what.capsule)?;
+        // The machine's name goes with the right to run it, before its pages are here.
+        self.name_partial(&what.capsule, vec![refs::machine_ref(&what.machine)])?;
+        self.retain_on(from, what.capsule)
     }
 
     /// Handles [`GrantMachine`]: this host may resume the machine. Repeating it changes nothing.
     pub(crate) fn accept_handoff(&self, what: &HandoffSubject) -> Result<(), DaemonError> {
         let mut came = false;
-        let _claim = self.reserve_name_if(&what.machine, || {
+        let _claim = self.machines.reserve_if(&what.machine, || {
             came = !self.check_name_for_handoff(&what.machine, &what.capsule)?;
             Ok(())
         })?;
@@ -88,14 +89,14 @@ impl Daemon {
         record.last = Some(what.capsule);
         record.phase = Phase::Suspended { capsule: what.capsule };
         record.save(&self.directories)?;
-        self.insert(Machine::new(record, None));
+        self.machines.insert(Machine::new(record, None));
         Ok(())
     }
 
     /// Handles [`ClaimMachine`]: another host wants to resume a machine of this one. Returns false if this
     /// host does not have it suspended as this capsule, so the other host makes a copy.
     pub(crate) fn release_to(&self, to: &HostName, what: &HandoffSubject) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machine(&what.machine) else { return Ok(false) };
+        let Ok(machine) = self.machines.get(&what.machine) else { return Ok(false) };
         let mut turn = machine.try_lock("resume elsewhere", None)?;
         match &turn.record.phase {
             Phase::Suspended { capsule } if *capsule == what.capsule => {}
@@ -112,6 +113,29 @@ impl Daemon {
         Ok(true)
     }
 
+    /// Whether a machine of this name could be granted to this host; false if it was granted already. A
+    /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
+    /// name.
+    pub(crate) fn check_name_for_handoff(
+        &self,
+        name: &MachineName,
+        capsule: &CapsuleId,
+    ) -> Result<bool, DaemonError> {
+        let machine = match self.machines.get(name) {
+            Err(DaemonError::NotFound { .. }) => return Ok(true),
+            found => found?,
+        };
+        let turn = machine.try_lock("arrival", None)?;
+        match &turn.record.phase {
+            Phase::Given { .. } => Ok(true),
+            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
+            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
+            _ => Err(DaemonError::NameTaken { name: name.clone() }),
+        }
+    }
+}
+
+impl Core {
     /// Records durably that this host does not resume the machine any more.
     pub(crate) fn record_handoff(
         &self,
@@ -123,23 +147,5 @@ impl Daemon {
         turn.record.phase = Phase::Given { to: to.clone(), capsule };
         turn.record.since_ms = crate::now_ms();
         turn.record.save(&self.directories).inspect_err(|_| turn.record = before)
-    }
-
-    /// Whether a machine of this name could be granted to this host; false if it was granted already. A
-    /// machine of this host with that name is an error, even if it is suspended: its capsule would lose its
-    /// name.
-    pub(crate) fn check_name_for_handoff(
-        &self,
-        name: &MachineName,
-        capsule: &CapsuleId,
-    ) -> Result<bool, DaemonError> {
-        let Ok(machine) = self.machine(name) else { return Ok(true) };
-        let turn = machine.try_lock("arrival", None)?;
-        match &turn.record.phase {
-            Phase::Given { .. } => Ok(true),
-            Phase::Suspended { capsule: here } if here == capsule => Ok(false),
-            Phase::Here if turn.record.origin == Some(*capsule) => Ok(false),
-            _ => Err(DaemonError::NameTaken { name: name.clone() }),
-        }
     }
 }

@@ -48,7 +48,6 @@ impl Daemon {
             .ok_or_else(|| DaemonError::HashCache { source: "its table cannot be opened".into() })
     }
 
-    /// Statistics of the cache.
     pub(crate) fn cache_info(&self) -> Result<CacheInfo, DaemonError> {
         let stats = self.hash_cache_or_error()?.stats();
         let source = |source: whimbrel_hashcache::SourceStats| CacheSource {
@@ -72,7 +71,7 @@ impl Daemon {
         let cache = self.hash_cache_or_error()?;
         let path = match (request.path, &request.machine) {
             (Some(path), None) if path.is_absolute() => path,
-            (None, Some(name)) => self.machine(name)?.try_lock("cache", None)?.running()?.ram_path(),
+            (None, Some(name)) => self.machines.get(name)?.try_lock("cache", None)?.running()?.ram_path(),
             _ => return Err(DaemonError::invalid("name a file by its absolute path, or a machine")),
         };
         let memory = request.machine.is_some();

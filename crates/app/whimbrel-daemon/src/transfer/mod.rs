@@ -7,6 +7,7 @@ mod image_alignment;
 pub(crate) mod pool;
 pub(crate) mod pull;
 mod push;
+mod reader_pins;
 pub(crate) mod remote_objects;
 pub(crate) mod store_service;
 pub(crate) mod upload;

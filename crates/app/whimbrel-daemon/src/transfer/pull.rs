@@ -1,13 +1,13 @@
 //! Pull: capsules of other hosts, found, named here and fetched.
 //!
 //! `whimbrel-transfer` decides which objects are sent; this module decides which host is asked, what is
-//! recorded when, and what the user sees. A capsule that is named here before all of it has arrived is
-//! partial: machines can start from it at once, and pages that they touch are fetched (see
-//! `capsule::images`).
+//! recorded when, and what the user sees. A pull moves names when the whole capsule is here. A capsule that a
+//! machine starts from at once is named before that, and is partial: pages that the machine touches are
+//! fetched (see `capsule::images`). A whole capsule that loses its name to a partial one keeps another name
+//! until that is whole, so that the loss of the other host never leaves neither (`core::refs::previous`).
 
 use crate::{
-    capsule::history,
-    core::{error::DaemonError, operations::ProgressReporter, refs},
+    core::{error::DaemonError, history, operations::ProgressReporter, refs},
     daemon::Daemon,
     running::PagerView,
     server::peer_rpc::{ClaimMachine, HandoffSubject},
@@ -27,7 +27,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName};
 use whimbrel_image::{Manifest, pack_frame::Kind};
-use whimbrel_store::{Expected, ObjectWant, RemoteObjects};
+use whimbrel_store::{Expected, ObjectWant, Pin, RemoteObjects};
 use whimbrel_transfer::{
     DemandFetcher, Holders, LinkError, Options, PageLookup, Progress, TransferError, WireLink, call,
     protocol::{ListRefs, ListRefsRequest, RefEntry, RemotePullProgress, RemotePullRequest},
@@ -41,16 +41,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Most ancestors that are offered as bases of the transfer.
 const BASES: usize = 8;
 
-/// A capsule found on another host.
 pub(crate) struct LocatedCapsule {
     pub(crate) host: HostName,
     pub(crate) capsule: CapsuleId,
-    /// Name of the capsule there.
     pub(crate) name: Option<RefName>,
 }
 
 impl Daemon {
-    /// Capsules that a trusted host offers to this one.
     pub(crate) fn remote_capsules(&self, host: &HostName) -> Result<Vec<RemoteCapsule>, DaemonError> {
         let entries = self.catalog(host, "*")?;
         let tell = |entry: RefEntry| RemoteCapsule {
@@ -135,7 +132,6 @@ impl Daemon {
         Ok(entry.and_then(|entry| found(Some(entry.name), entry.capsule)))
     }
 
-    /// Starts the operation that pulls a capsule.
     pub(crate) fn pull(self: &Arc<Self>, request: PullRequest) -> Result<Operation, DaemonError> {
         if let Some(pool) = request.pool.clone() {
             return self.pull_from_pool(&pool, request);
@@ -156,10 +152,14 @@ impl Daemon {
             }
             let sources = host.source(&found.host);
             let before = sources.bytes();
-            host.fetch_description(&sources, &found.host, &found.capsule, &names)?;
+            host.fetch_description(&sources, &found.host, &found.capsule)?;
             let (bytes, pages) = match request.lazy {
-                true => (bytes_moved(before, sources.bytes()), 0),
-                false => host.pull_all(&sources, &found.host, found.capsule, &mut |progress| {
+                true => {
+                    host.name_partial(&found.capsule, names)?;
+                    host.retain_on(&found.host, found.capsule)?;
+                    (bytes_moved(before, sources.bytes()), 0)
+                }
+                false => host.pull_all(&sources, &found.host, (found.capsule, &names), &mut |progress| {
                     reporter.progress(
                         "fetching",
                         Unit::Bytes,
@@ -180,23 +180,13 @@ impl Daemon {
         }))
     }
 
-    /// Fetches the manifest of a capsule and the objects that a resume needs, and names the capsule here.
-    pub(crate) fn fetch_description_from(
-        &self,
-        host: &HostName,
-        capsule: &CapsuleId,
-        names: &[RefName],
-    ) -> Result<Manifest, DaemonError> {
-        self.fetch_description(&self.source(host), host, capsule, names)
-    }
-
-    fn fetch_description(
+    /// Fetches the manifest of a capsule and the objects that a resume needs. The pin retains them.
+    pub(super) fn fetch_description(
         &self,
         sources: &Arc<Holders>,
         host: &HostName,
         capsule: &CapsuleId,
-        names: &[RefName],
-    ) -> Result<Manifest, DaemonError> {
+    ) -> Result<(Manifest, Pin), DaemonError> {
         let remote = DemandFetcher::new(Arc::new(self.store.clone()), sources.clone());
         let fetch = |kind: Kind, wants: Vec<ObjectWant>| {
             let missing: Vec<ObjectWant> =
@@ -228,34 +218,52 @@ impl Daemon {
         let rest = manifest.blobs().filter(|blob| !manifest.device.contains(blob));
         blobs.extend(rest.map(|digest| ObjectWant { digest, similar: None }));
         fetch(Kind::Blob, blobs)?;
-        let names: Vec<RefName> =
-            names.iter().filter(|name| self.may_have_name(name, capsule)).cloned().collect();
-        let named = match was_whole {
-            true => names.iter().try_for_each(|name| self.store.set_ref(name, capsule, Expected::Anything)),
-            false => self.store.adopt_partial(capsule, &names),
-        };
-        named.map_err(refs::store_error("name the capsule"))?;
-        Ok(manifest)
+        self.store.fetched_objects_writer().flush().map_err(refs::store_error("store the objects"))?;
+        if !was_whole {
+            // Until it is pinned, garbage collection may take the mark.
+            self.store.expect_partial(capsule).map_err(refs::store_error("prepare the capsule"))?;
+        }
+        let pin = self.store.pin(capsule).map_err(refs::store_error("pin the capsule"))?;
+        Ok((manifest, pin))
+    }
+
+    /// Names a capsule whose description is here, whole or not. A whole capsule that loses a name to one that
+    /// is not whole is called `previous.ID` from then on.
+    pub(super) fn name_partial(&self, capsule: &CapsuleId, names: Vec<RefName>) -> Result<(), DaemonError> {
+        let name_it = refs::store_error("name the capsule");
+        for name in names.into_iter().filter(|name| self.may_have_name(name, capsule)) {
+            let before = self.store.get_ref(&name).map_err(&name_it)?;
+            if let Some(whole) = before.filter(|before| before != capsule && !self.is_partial(before))
+                && self.is_partial(capsule)
+            {
+                let kept = self.store.set_ref(&refs::previous(&whole), &whole, Expected::Anything);
+                kept.map_err(&name_it)?;
+            }
+            let expected = before.map_or(Expected::Absent, Expected::Capsule);
+            self.store.set_ref(&name, capsule, expected).map_err(&name_it)?;
+        }
+        Ok(())
     }
 
     /// Whether a capsule of another host may have this name here. The name of a machine's newest capsule
     /// belongs to that machine while it is here: with the name moved to an older version, or to that of a
     /// namesake, the newest could be garbage-collected.
     pub(crate) fn may_have_name(&self, name: &RefName, capsule: &CapsuleId) -> bool {
-        let machine = refs::machine_named(name).and_then(|name| self.machine(&name).ok());
-        let lives_here = |machine: Arc<crate::machine::entry::Machine>| {
-            !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. })
+        let lives_here = |name: MachineName| match self.machines.get(&name) {
+            Ok(machine) => !matches!(machine.info().state, whimbrel_api::MachineState::HandedOff { .. }),
+            // With an unreadable record, it may.
+            Err(error) => !matches!(error, DaemonError::NotFound { .. }),
         };
         let same = || self.store.get_ref(name).is_ok_and(|now| now == Some(*capsule));
-        !machine.is_some_and(lives_here) || same()
+        !refs::machine_named(name).is_some_and(lives_here) || same()
     }
 
-    /// Fetches the rest of a partial capsule. Returns bytes on the wire and the pages in them.
+    /// Fetches the rest of a partial capsule, then names it. Returns bytes on the wire and the pages in them.
     fn pull_all(
         &self,
         sources: &Arc<Holders>,
         host: &HostName,
-        capsule: CapsuleId,
+        (capsule, names): (CapsuleId, &[RefName]),
         progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<(u64, u64), DaemonError> {
         let holders = self.holders();
@@ -268,7 +276,7 @@ impl Daemon {
             progress: &mut |now| cancel.store(progress(now).is_break(), Ordering::Release),
             holder_timeout: PATIENCE,
         };
-        let report = pull(&self.store, sources, capsule, &[], options);
+        let report = pull(&self.store, sources, capsule, names, options);
         let report = report.map_err(|error| pull_error(host, error))?;
         Ok((report.sent + report.received, report.pages.delta + report.pages.plain))
     }
@@ -320,7 +328,7 @@ impl Daemon {
         if matches!(pooled, Err(DaemonError::Cancelled { .. })) || !self.is_partial(&capsule) {
             return pooled;
         }
-        let pulled = self.pull_all(&self.sources(), &self.name, capsule, progress).map(drop);
+        let pulled = self.pull_all(&self.sources(), &self.name, (capsule, &[]), progress).map(drop);
         pulled.map_err(|error| pooled.err().unwrap_or(error))
     }
 
@@ -352,8 +360,10 @@ impl Daemon {
     ) -> Result<(u64, u64), DaemonError> {
         let taking = self.transfers.start_pull(ask.capsule);
         let sources = self.source(from);
-        self.fetch_description(&sources, from, &ask.capsule, &ask.refs)?;
-        self.pull_all(&sources, from, ask.capsule, &mut |progress| {
+        self.fetch_description(&sources, from, &ask.capsule)?;
+        let names = ask.refs.iter().filter(|name| self.may_have_name(name, &ask.capsule));
+        let names: Vec<RefName> = names.cloned().collect();
+        self.pull_all(&sources, from, (ask.capsule, &names), &mut |progress| {
             taking.set_progress(RemotePullProgress {
                 received: progress.received,
                 left: progress.left,
@@ -383,16 +393,18 @@ impl Daemon {
         host: Option<&HostName>,
         capsule: &CapsuleRef,
         as_itself: impl FnOnce(&MachineName) -> bool,
-    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+    ) -> Result<(CapsuleId, Manifest, Pin), DaemonError> {
         let found = self.locate(host, capsule)?;
-        let names: Vec<RefName> = found.name.clone().into_iter().collect();
         let machine = found.name.as_ref().and_then(refs::machine_named).filter(as_itself);
         // Checked before anything is claimed: a machine granted to a host that cannot accept it would be
         // lost.
         machine
             .iter()
             .try_for_each(|machine| self.check_name_for_handoff(machine, &found.capsule).map(drop))?;
-        let manifest = self.fetch_description_from(&found.host, &found.capsule, &names)?;
+        let (manifest, pin) =
+            self.fetch_description(&self.source(&found.host), &found.host, &found.capsule)?;
+        self.name_partial(&found.capsule, found.name.into_iter().collect())?;
+        self.retain_on(&found.host, found.capsule)?;
         if let Some(machine) = machine {
             let what = HandoffSubject { machine, capsule: found.capsule };
             let link = WireLink(self.peer_connection(&found.host)?);
@@ -402,7 +414,7 @@ impl Daemon {
                 self.accept_handoff(&what)?;
             }
         }
-        Ok((found.capsule, manifest))
+        Ok((found.capsule, manifest, pin))
     }
 }
 
@@ -429,7 +441,6 @@ pub(super) fn not_found(capsule: &CapsuleRef) -> DaemonError {
     DaemonError::NotFound { what: "capsule", name: capsule.to_string() }
 }
 
-/// An error of a transfer with the other host.
 pub(crate) fn transfer_error(host: &HostName, source: LinkError) -> DaemonError {
     DaemonError::Transfer { host: host.clone(), source: source.into() }
 }
@@ -444,5 +455,38 @@ pub(super) fn pull_error(host: &HostName, source: TransferError) -> DaemonError 
             DaemonError::Cancelled { left: "fetched objects are kept; pull again to continue".to_owned() }
         }
         source => DaemonError::Transfer { host: host.clone(), source: source.into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::sample;
+    use whimbrel_store::GcRoots;
+
+    #[test]
+    fn a_whole_capsule_keeps_a_name_until_the_one_that_took_its_own_is_whole() {
+        let (host, _folders) = sample::daemon();
+        let store = &host.store;
+        let (web, draft): (RefName, RefName) = ("web".parse().unwrap(), "draft".parse().unwrap());
+        let old = sample::capsule(store, 1, vec![], "web");
+        let new = sample::capsule(store, 2, vec![old], "draft");
+        store.adopt_partial(&new, &[]).unwrap();
+        host.name_partial(&new, vec![web.clone()]).unwrap();
+        store.delete_ref(&draft, Expected::Capsule(new)).unwrap();
+        // Again, as after a lost link: the old one is not what the name was at.
+        host.name_partial(&new, vec![web.clone()]).unwrap();
+        let collect = || {
+            refs::remove_outdated_previous(store).unwrap();
+            store.gc(GcRoots::Referenced).unwrap();
+        };
+        collect();
+        assert_eq!(store.get_ref(&web).unwrap(), Some(new));
+        assert_eq!(store.get_ref(&refs::previous(&old)).unwrap(), Some(old));
+        assert!(store.is_complete(&old).unwrap());
+        store.complete(&new).unwrap();
+        collect();
+        assert_eq!(store.get_ref(&refs::previous(&old)).unwrap(), None);
+        assert!(!store.is_complete(&old).unwrap() && store.is_complete(&new).unwrap());
     }
 }

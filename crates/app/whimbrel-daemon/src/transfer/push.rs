@@ -32,7 +32,9 @@ impl Daemon {
             return self.push_to_pool(pool, &request);
         }
         let machine = match &request.subject {
-            CapsuleRef::Name(name) => name.as_str().parse().ok().and_then(|name| self.machine(&name).ok()),
+            CapsuleRef::Name(name) => {
+                name.as_str().parse().ok().and_then(|name| self.machines.get(&name).ok())
+            }
             CapsuleRef::Id(_) | CapsuleRef::Past(_) => None,
         };
         if request.follow || request.unfollow {

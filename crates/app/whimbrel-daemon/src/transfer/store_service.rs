@@ -1,5 +1,6 @@
 //! Store service: answers requests of other hosts about this host's store, and lists hosts to fetch from.
 
+use super::reader_pins::ReaderPins;
 use crate::server::peer_rpc::refused;
 use crate::transfer::capsule_access::CapsuleAccessCache;
 use crate::{
@@ -12,22 +13,20 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
-use whimbrel_core::{CapsuleId, Digest, HostName, error_chain};
+use whimbrel_core::{CapsuleId, HostName, error_chain};
 use whimbrel_transfer::{
-    Access, DemandFetcher, Holders, Holdings, Link, LinkError, Server, WireLink,
-    protocol::{Announce, FindHolders, RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus},
+    DemandFetcher, Holders, Link, LinkError, Server, WireLink,
+    protocol::{RemotePull, RemotePullProgress, RemotePullReply, RemotePullStatus, Retain},
 };
 use whimbrel_wire::{Answer, Call, Peer, PeerIdentity, Refusal, Reply, Request};
 
 /// How long a host that sent wrong data is avoided at least.
 const AVOID_TIME: Duration = Duration::from_secs(600);
 
-/// State of transfers between hosts.
 #[derive(Default)]
 pub(crate) struct TransferState {
-    /// Capsules and images that other hosts have announced.
-    pub(crate) holdings: Holdings,
     pub(crate) access: CapsuleAccessCache,
+    pub(super) reader_pins: ReaderPins,
     sources: Mutex<Option<CachedHolders>>,
     /// The fetcher that uses `sources`.
     pub(super) remote: Mutex<Option<Arc<DemandFetcher>>>,
@@ -36,9 +35,7 @@ pub(crate) struct TransferState {
     pull_ended: Condvar,
 }
 
-/// The list of hosts to fetch from.
 struct CachedHolders {
-    /// The trusted hosts of which the list was made.
     trusted: Vec<HostName>,
     sources: Arc<Holders>,
     since: Instant,
@@ -126,9 +123,11 @@ impl Daemon {
         }
     }
 
-    /// One host as the only holder.
+    /// One host as the first holder, and the other trusted ones for what it lacks or while it is away.
     pub(crate) fn source(&self, name: &HostName) -> Arc<Holders> {
-        Arc::new(Holders::new(vec![self.peer_holder(name)]))
+        let trusted = self.trust.list().unwrap_or_default().into_iter().map(|peer| peer.name);
+        let others = trusted.filter(|other| other != name).map(|other| self.peer_holder(&other));
+        Arc::new(Holders::led_by(self.peer_holder(name), others.collect()))
     }
 }
 
@@ -159,19 +158,11 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, caller: &Caller, req
             let progress = host.transfers.inbound_pulls().get(&capsule).copied();
             Reply::of::<RemotePullStatus>(&progress, Bytes::new())
         }
-        Announce::KIND => {
-            host.transfers.holdings.record(asker.name.as_str(), &request.decode::<Announce>()?);
-            Reply::of::<Announce>(&(), Bytes::new())
-        }
-        FindHolders::KIND => {
-            let digests = request.decode::<FindHolders>()?;
-            let may = |digest: &Digest| access.allowed(&CapsuleId(*digest)) || access.may_have(digest);
-            let who = digests.iter().map(|digest| match may(digest) {
-                true => host.transfers.holdings.holders_of(digest),
-                false => Vec::new(),
-            });
-            let who = who.collect();
-            Reply::of::<FindHolders>(&who, Bytes::new())
+        Retain::KIND => {
+            let ask = request.decode::<Retain>()?;
+            let pinned = host.transfers.reader_pins.update(&host.store, &asker.name, &ask, &access);
+            pinned.map_err(|error| refused(&error_chain(&error)).retryable())?;
+            Reply::of::<Retain>(&(), Bytes::new())
         }
         _ => Server::new(host.store.clone()).answer(&access, request),
     }

@@ -1,44 +1,41 @@
 //! Uploads: a background push of every new capsule of a machine to another host or a pool.
 //!
-//! The uploaded machines are one JSON file, replaced atomically. One thread uploads: it runs when a capsule
-//! is made and, while something is left to do, every few seconds; it continues after a restart of the daemon.
+//! The uploaded machines are one JSON file, replaced atomically. A thread for each machine uploads: it runs
+//! when a capsule is made and, while something is left to do, every few seconds; it continues after a restart
+//! of the daemon.
 //! Only the newest capsule of a machine is sent: earlier ones are its ancestors, and their pages come with it
 //! where they are still needed. A pool also gets the epoch capsules of a protected machine in order of time,
 //! each as a version, from the primary and the standby alike.
 
 use crate::{
-    capsule::history,
-    core::{error::DaemonError, notifier::Notifier, refs, rights::Caller},
+    core::{error::DaemonError, history, notifier::Notifier, refs},
     daemon::Daemon,
     transfer::pool::{PoolPath, SkipIf},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::ControlFlow,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use whimbrel_api::{CapsuleRef, MachineInfo, Operation, OperationKind, OperationResult, Uploads};
-use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain};
+use whimbrel_core::{CapsuleId, HostName, MachineName, error_chain, lock};
 use whimbrel_transfer::{
-    Access as _, WireLink, announcements, call,
-    protocol::{Announce, Holding, RemotePull, RemotePullRequest},
+    WireLink, call,
+    protocol::{RemotePull, RemotePullRequest},
 };
 use whimbrel_wire::atomic_file;
 
 /// Delay before a failed upload is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Destination of a machine's capsules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum UploadTarget {
-    /// Name of another host.
     Host(HostName),
-    /// A folder of a pool.
     Pool(PoolPath),
 }
 
@@ -51,7 +48,6 @@ impl fmt::Display for UploadTarget {
     }
 }
 
-/// A machine whose capsules are uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct UploadRecord {
     to: UploadTarget,
@@ -62,7 +58,6 @@ struct UploadRecord {
     kept_ms: u64,
 }
 
-/// A capsule to upload.
 struct Due {
     time_ms: u64,
     capsule: CapsuleId,
@@ -77,6 +72,27 @@ pub(crate) struct UploadService {
     table: Mutex<BTreeMap<MachineName, UploadRecord>>,
     /// Error of the last failed attempt of each machine. Locked last.
     errors: Mutex<BTreeMap<MachineName, String>>,
+    /// Machines that have an upload thread.
+    under_way: Mutex<BTreeSet<MachineName>>,
+}
+
+/// The only upload thread of a machine, until dropped.
+struct UploadTurn {
+    host: Arc<Daemon>,
+    name: MachineName,
+}
+
+impl UploadTurn {
+    fn take(host: &Arc<Daemon>, name: MachineName) -> Option<Self> {
+        let first = lock(&host.uploads.under_way).insert(name.clone());
+        first.then(|| Self { host: host.clone(), name })
+    }
+}
+
+impl Drop for UploadTurn {
+    fn drop(&mut self) {
+        lock(&self.host.uploads.under_way).remove(&self.name);
+    }
 }
 
 impl UploadService {
@@ -126,8 +142,6 @@ impl Daemon {
         std::thread::spawn(move || {
             while let Some(host) = host.upgrade() {
                 let left = host.upload_what_is_new();
-                // Repeated from time to time: a host that was unreachable may have missed it.
-                host.announce();
                 host.uploads.notifier.wait(if left { RETRY } else { Duration::from_secs(60) });
                 if !host.sleep_unless_closing(Duration::ZERO) {
                     return;
@@ -153,7 +167,7 @@ impl Daemon {
         };
         // Uploads of a machine that has moved away can still be stopped.
         let is_ours =
-            |name: &MachineName| self.machine(name).is_ok() || self.uploads.table().contains_key(name);
+            |name: &MachineName| self.machines.get(name).is_ok() || self.uploads.table().contains_key(name);
         let name = named.filter(is_ours);
         let name = name.ok_or_else(|| DaemonError::invalid("uploads are for machines of this host only"))?;
         if let Some(UploadTarget::Host(to)) = &to {
@@ -196,33 +210,50 @@ impl Daemon {
         atomic_file::replace(&path, &text).map_err(|source| DaemonError::io("write", &path, source))
     }
 
-    /// Uploads new capsules of all machines. Returns whether something is left to do.
-    fn upload_what_is_new(&self) -> bool {
+    /// Starts the uploads of new capsules, one thread for each machine, so that a slow host holds up no other.
+    /// Returns whether some are not done.
+    fn upload_what_is_new(self: &Arc<Self>) -> bool {
         let table = self.uploads.table().clone();
-        let mut stalled = BTreeMap::new();
-        for (name, followed) in table {
-            if let Err(error) = self.upload_all(&name, &followed) {
-                tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
-                stalled.insert(name, error_chain(&error));
-            } else {
-                self.uploads.stalled().remove(&name);
+        self.uploads.stalled().retain(|name, _| table.contains_key(name));
+        for name in table.into_keys() {
+            let Some(turn) = UploadTurn::take(self, name) else { continue };
+            let work = move || turn.host.upload_machine(&turn.name);
+            if let Err(error) = std::thread::Builder::new().name("upload".into()).spawn(work) {
+                tracing::warn!(%error, "cannot start a thread for an upload yet");
             }
         }
-        let left = !stalled.is_empty();
-        *self.uploads.stalled() = stalled;
-        left
+        !self.uploads.stalled().is_empty() || !lock(&self.uploads.under_way).is_empty()
     }
 
-    /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones.
-    fn upload_all(&self, name: &MachineName, followed: &UploadRecord) -> Result<(), DaemonError> {
-        for due in self.due(name, followed)? {
+    /// Uploads what a machine has, and what is added meanwhile.
+    fn upload_machine(&self, name: &MachineName) {
+        loop {
+            let Some(followed) = self.uploads.table().get(name).cloned() else { return };
+            match self.upload_all(name, &followed) {
+                Ok(true) => {}
+                Ok(false) => return drop(self.uploads.stalled().remove(name)),
+                Err(error) => {
+                    tracing::warn!(%name, to = %followed.to, error = &error as &dyn std::error::Error, "cannot upload a capsule yet");
+                    self.uploads.stalled().insert(name.clone(), error_chain(&error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Uploads the due capsules of a machine in order. A later failure does not undo earlier ones. Returns
+    /// whether there were any.
+    fn upload_all(&self, name: &MachineName, followed: &UploadRecord) -> Result<bool, DaemonError> {
+        let all = self.due(name, followed)?;
+        let any = self.is_open() && !all.is_empty();
+        for due in all {
             match &followed.to {
                 UploadTarget::Host(to) => self.upload(name, to, due.capsule)?,
                 UploadTarget::Pool(place) => self.upload_to_pool(name, place, &due)?,
             }
             self.record_sent(name, &followed.to, &due);
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Capsules of a machine that are missing at the destination, in order of time.
@@ -284,34 +315,6 @@ impl Daemon {
         let ask = RemotePullRequest { capsule, refs: vec![refs::machine_ref(name)], bases: Vec::new() };
         let taken = call::<RemotePull>(&link, &ask, Bytes::new());
         taken.map(drop).map_err(|error| crate::transfer::pull::transfer_error(to, error))
-    }
-
-    /// Announces the capsules of this host to the connected hosts, to each those that it may read.
-    fn announce(&self) {
-        let connections = self.connections.all();
-        if connections.is_empty() {
-            return;
-        }
-        let Ok(capsules) = self.store.capsules() else { return };
-        let partial = self.store.partials().unwrap_or_default();
-        let reachable: Vec<_> = capsules.iter().filter(|capsule| capsule.reachable).collect();
-        for connection in connections {
-            let peer = connection.peer();
-            let caller = Caller::find(&self.trust, &peer.identity, &peer.name);
-            let access = self.capsule_access(&caller);
-            let mut held = Vec::new();
-            for capsule in reachable.iter().filter(|capsule| access.allowed(&capsule.id)) {
-                let whole = !partial.contains(&capsule.id);
-                held.push(Holding { digest: capsule.id.0, whole });
-                let roots = capsule.manifest.images.iter().filter_map(|image| image.root);
-                held.extend(roots.map(|digest| Holding { digest, whole }));
-            }
-            let link = WireLink(connection);
-            for message in announcements(&held) {
-                // A host that misses it gets the next one.
-                let _ = call::<Announce>(&link, &message, Bytes::new());
-            }
-        }
     }
 }
 

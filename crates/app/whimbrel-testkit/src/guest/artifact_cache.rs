@@ -10,7 +10,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Root directory of the workspace.
 pub(super) fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(3).unwrap_or(here)

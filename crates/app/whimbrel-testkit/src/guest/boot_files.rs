@@ -73,7 +73,6 @@ pub(super) fn key(more: &[&[u8]]) -> Result<String, GuestError> {
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
-/// Collects all files below a directory.
 fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), GuestError> {
     let entries = fs::read_dir(directory).map_err(GuestError::file("list", directory))?;
     for path in entries.flatten().map(|entry| entry.path()) {

@@ -19,7 +19,6 @@ use std::{
 
 const INITRD_INIT: &str = include_str!("debian-initrd.sh");
 const INIT: &str = include_str!("debian-init.sh");
-/// Size of the disk.
 const DISK_MIB: u64 = 1536;
 /// Size of the disk with the kernel, if the guest boots by itself.
 const BOOT_DISK_MIB: u64 = 32;
@@ -93,7 +92,6 @@ fn debootstrap(place: &Path) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Package source of Debian.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
     url: String,

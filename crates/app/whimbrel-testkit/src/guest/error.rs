@@ -13,7 +13,6 @@ pub enum GuestError {
         /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// A program could not be started.
@@ -22,7 +21,6 @@ pub enum GuestError {
         /// Name of the program.
         program: String,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// A program failed.

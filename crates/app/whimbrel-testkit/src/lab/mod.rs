@@ -28,7 +28,6 @@ pub enum LabError {
         /// Action that failed.
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The command `ip` or `tc` failed.

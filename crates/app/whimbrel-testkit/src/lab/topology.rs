@@ -34,7 +34,7 @@ impl Lab {
     /// Creates hosts of these names (up to 80, of at most ten letters), all on one switch.
     pub fn with_hosts(names: &[&str]) -> Result<Self, LabError> {
         let switch = Namespace::new()?;
-        switch.ip("link add sw0 type bridge mcast_snooping 0")?;
+        switch.ip("link add sw0 address 52:54:01:77:00:01 type bridge mcast_snooping 0")?;
         switch.ip("link set sw0 up")?;
         let mut lab = Self { hosts: Vec::new(), switch };
         for name in names {
@@ -52,7 +52,9 @@ impl Lab {
         let (port, switch) = (port_of(name), &self.switch);
         namespace.ip(&format!("link add uplink type veth peer name {port} netns {}", switch.path()))?;
         switch.ip(&format!("link set {port} master sw0 up"))?;
-        namespace.ip("link add br0 type bridge mcast_snooping 0")?;
+        // Without an address of its own a bridge takes that of a port, and another when the port leaves.
+        let mac = format!("52:54:01:77:01:{:02x}", address.octets()[3]);
+        namespace.ip(&format!("link add br0 address {mac} type bridge mcast_snooping 0"))?;
         namespace.ip("link set uplink master br0 up")?;
         namespace.ip(&format!("addr add {address}/24 dev br0"))?;
         namespace.ip("link set br0 up")?;

@@ -128,7 +128,6 @@ impl Args {
     }
 }
 
-/// Reads a saved trace.
 fn read(path: &PathBuf) -> Result<DirtyTrace, CliError> {
     let wrong =
         |source: Box<dyn std::error::Error + Send + Sync>| CliError::Trace { path: path.clone(), source };

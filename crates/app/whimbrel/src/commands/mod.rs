@@ -1,23 +1,18 @@
-//! Verbs of the command line, one file each: the arguments with their help, and the call of the daemon.
+//! Verbs of the command line, one file each, or several short ones in `short_verbs`: the arguments with their
+//! help, and the call of the daemon.
 
-pub(crate) mod balloon;
 pub(crate) mod cache;
 pub(crate) mod checkpoint;
 pub(crate) mod clone;
 pub(crate) mod completions;
 pub(crate) mod console;
-pub(crate) mod delete;
 pub(crate) mod derive;
 pub(crate) mod dial_stdio;
-pub(crate) mod diff;
 pub(crate) mod dirty_rate;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod export;
-pub(crate) mod failover;
-pub(crate) mod gc;
 pub(crate) mod host;
-pub(crate) mod import;
 pub(crate) mod key;
 pub(crate) mod log;
 pub(crate) mod ls;
@@ -25,25 +20,21 @@ pub(crate) mod migrate;
 pub(crate) mod migrations;
 pub(crate) mod mount;
 pub(crate) mod outdated;
-pub(crate) mod pause;
 pub(crate) mod pool;
 pub(crate) mod promote;
 pub(crate) mod protect;
-pub(crate) mod ps;
-pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod session;
-pub(crate) mod show;
-pub(crate) mod start;
+pub(crate) mod short_verbs;
 pub(crate) mod stop;
-pub(crate) mod suspend;
-pub(crate) mod tag;
 pub(crate) mod top;
 pub(crate) mod trust;
-pub(crate) mod unpause;
-pub(crate) mod unprotect;
 pub(crate) mod untag;
-pub(crate) mod verify;
+
+pub(crate) use short_verbs::{
+    balloon, delete, diff, failover, gc, import, pause, ps, pull, show, start, suspend, tag, unpause,
+    unprotect, verify,
+};

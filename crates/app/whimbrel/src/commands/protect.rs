@@ -7,7 +7,7 @@ use crate::{
     operation,
 };
 use clap::ValueEnum;
-use whimbrel_api::{CodeStep, ProtectBlock, ProtectCodec, ProtectMode, ProtectRequest};
+use whimbrel_api::{ProtectBlock, ProtectMode, ProtectRequest};
 use whimbrel_core::{HostName, MachineName, WitnessAddress};
 
 const EXAMPLES: &str = "\
@@ -57,10 +57,6 @@ pub(crate) struct Args {
     /// Lease: how long the primary may be silent before the standby may take over [200ms to 60s]
     #[arg(long, value_name = "DURATION", default_value = "400ms")]
     lease: DurationArg,
-    #[arg(long, hide = true, value_enum, value_delimiter = ',', value_name = "STEPS")]
-    without: Vec<StepArg>,
-    #[arg(long, hide = true, value_enum, default_value = "zstd")]
-    codec: CodecArg,
     /// Host of the next standby, set up automatically after a takeover; may be this host
     #[arg(long, alias = "then", value_name = "HOST")]
     next_standby: Option<HostName>,
@@ -98,20 +94,6 @@ enum BlockArg {
     Page,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum CodecArg {
-    Zstd,
-    Gzip,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum StepArg {
-    Share,
-    Sparse,
-    Wkdm,
-    Zstd,
-}
-
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let block = self.diff_block.map(|block| match block {
@@ -120,12 +102,6 @@ impl Args {
             BlockArg::B256 => ProtectBlock::B256,
             BlockArg::Page => ProtectBlock::Page,
         });
-        let step = |step: StepArg| match step {
-            StepArg::Share => CodeStep::Share,
-            StepArg::Sparse => CodeStep::Sparse,
-            StepArg::Wkdm => CodeStep::Wkdm,
-            StepArg::Zstd => CodeStep::Zstd,
-        };
         let request = ProtectRequest {
             host: self.host,
             witness: self.witness,
@@ -138,11 +114,6 @@ impl Args {
             stretch: self.max_epoch_factor,
             block,
             lease_ms: Some(self.lease.as_ms()),
-            without: self.without.into_iter().map(step).collect(),
-            codec: match self.codec {
-                CodecArg::Zstd => ProtectCodec::Zstd,
-                CodecArg::Gzip => ProtectCodec::Gzip,
-            },
             then: self.next_standby,
             keep: self.snapshots.map(|rule| rule.0),
             group: self.group,

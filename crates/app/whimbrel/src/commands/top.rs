@@ -5,7 +5,7 @@ use crate::{
     context::Context,
     error::CliError,
     machine_text,
-    output::write,
+    output::{write, write_as_is},
     table::{count, span, table},
 };
 use serde::Serialize;
@@ -35,6 +35,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 }
+
+/// Clears a terminal.
+const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 
 /// Use of all machines at one moment. With `--json` each is one line.
 #[derive(Debug, Serialize)]
@@ -68,6 +71,9 @@ impl Args {
                     serde_json::to_string(&look).map_err(|e| CliError::io("write the result")(e.into()))?;
                 write((line + "\n").as_bytes())?;
             } else {
+                if std::io::stdout().is_terminal() {
+                    write_as_is(CLEAR)?;
+                }
                 write(screen(&look).as_bytes())?;
             }
             looks += 1;
@@ -128,7 +134,6 @@ fn screen(look: &Look) -> String {
         ]
     });
     let table = table(["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "WRITTEN"], rows, "no machines");
-    let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     let host = &look.host;
     let up = span(Duration::from_secs(host.uptime_s));
     let store = format!(
@@ -138,7 +143,7 @@ fn screen(look: &Look) -> String {
         host.store.free
     );
     let machines = count(look.machines.len() as u64, "machine");
-    format!("{clear}{} up {up}, {machines}, {store}\n\n{table}", host.name)
+    format!("{} up {up}, {machines}, {store}\n\n{table}", host.name)
 }
 
 #[cfg(test)]

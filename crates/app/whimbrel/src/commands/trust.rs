@@ -115,7 +115,7 @@ impl Args {
 
 /// Address of the trust list that stands for an ssh destination.
 fn by_ssh(destination: &str) -> Result<String, ParseAddressError> {
-    PeerAddress::ssh(destination).map(String::from)
+    PeerAddress::ssh(destination).map(|address| address.to_string())
 }
 
 /// Formats the patterns of what a host may read and write.

@@ -30,19 +30,27 @@ impl Args {
         }
         context.output.result(&Removed::many(&self.names), |removed| removed.sentence("removed"))
     }
+}
 
-    /// Runs the old name `rm`. People try it to delete a machine, so names of machines are refused.
-    pub(crate) async fn run_as_rm(self, context: &Context) -> Result<(), CliError> {
+/// Arguments of the old name `rm`. People try it to delete a machine, so names of machines are refused.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OldArgs {
+    #[command(flatten)]
+    args: Args,
+}
+
+impl OldArgs {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machines = context.client.machines().await?;
         let is_machine = |name: &&RefName| machines.iter().any(|one| one.name.as_str() == name.as_str());
-        match self.names.iter().find(is_machine) {
+        match self.args.names.iter().find(is_machine) {
             Some(name) => Err(CliError::Usage {
                 problem: format!("{name} is a machine"),
                 hint: format!(
                     "`whimbrel delete {name}` deletes a machine, `whimbrel untag {name}` a name of a capsule"
                 ),
             }),
-            None => self.run(context).await,
+            None => self.args.run(context).await,
         }
     }
 }

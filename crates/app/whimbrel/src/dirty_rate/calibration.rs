@@ -63,7 +63,6 @@ fn bytes_a_page(rounds: &[RoundInfo]) -> Option<f64> {
     (pages > 0 && bytes > 0).then(|| bytes as f64 / pages as f64)
 }
 
-/// Quantile of the values.
 fn at(part: f64, mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     values.get((values.len() as f64 * part) as usize).copied()

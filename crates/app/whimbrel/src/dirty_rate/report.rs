@@ -12,11 +12,9 @@ use whimbrel_core::{ByteSize, PAGE_SIZE};
 /// Result of `dirty-rate`. Its JSON is part of the interface.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Size of guest memory in pages.
     pages: u64,
     /// Pages with content at the start.
     present_pages: u64,
-    /// Time between two samples.
     sample_ms: f64,
     samples: u64,
     duration_ms: f64,
@@ -95,7 +93,6 @@ impl Report {
         }
     }
 
-    /// Formats the report as text.
     pub(crate) fn describe(&self) -> String {
         let size = |pages: u64| ByteSize(pages * PAGE_SIZE as u64);
         let largest = self.working_sets.iter().map(|set| set.pages).max().unwrap_or_default();

@@ -20,7 +20,6 @@ use whimbrel_core::{MachineName, PageRun, PageSet};
 const LINE_EVERY: Duration = Duration::from_secs(1);
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
-/// Machine that is being sampled.
 pub(crate) struct Sampling<'a> {
     context: &'a Context,
     name: &'a MachineName,

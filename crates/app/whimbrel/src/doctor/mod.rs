@@ -11,11 +11,9 @@ mod programs;
 use serde::Serialize;
 use std::{fmt, path::Path};
 
-/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CheckStatus {
-    /// Requirement is met.
     Ok,
     /// Something is slower or missing.
     Warn,
@@ -33,7 +31,6 @@ impl fmt::Display for CheckStatus {
     }
 }
 
-/// One check with its outcome.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Check {
     pub(crate) name: &'static str,
@@ -45,11 +42,11 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    pub(crate) fn ok(name: &'static str, found: impl Into<String>) -> Self {
         Self { name, verdict: CheckStatus::Ok, found: found.into(), fix: None }
     }
 
-    fn bad(name: &'static str, verdict: CheckStatus, found: impl Into<String>, fix: &str) -> Self {
+    pub(crate) fn bad(name: &'static str, verdict: CheckStatus, found: impl Into<String>, fix: &str) -> Self {
         Self { name, verdict, found: found.into(), fix: Some(fix.to_owned()) }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::common::{self, commit, content, crash_disk::CrashDisk, expected, name};
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use rustix::io::Errno;
 use std::{collections::BTreeMap, sync::Arc};
 use whimbrel_core::CapsuleId;
 use whimbrel_store::{Expected, GcRoots, Options, Result, Store, StoreError};
@@ -131,7 +132,7 @@ fn power_may_fail_again_while_the_store_recovers() {
         let total = operations(seed, 10);
         let disk = CrashDisk::new();
         disk.power_off_at(total * 3 / 4);
-        let (mut model, _) = run(&disk, seed, 10);
+        let (model, _) = run(&disk, seed, 10);
         let mut random = StdRng::seed_from_u64(seed);
         let mut disk = disk.after_power_failure(seed);
         for attempt in 0..4 {
@@ -142,29 +143,173 @@ fn power_may_fail_again_while_the_store_recovers() {
                 break;
             }
         }
-        // The interrupted step has been decided by now, either way.
-        model.under_way = model.under_way.take();
         check(&disk, &model, &format!("seed {seed}"));
     }
 }
 
+/// Refs that a process has seen stay, and so does what it builds on what a killed one left.
 #[test]
-fn a_failed_write_latches_the_handle_and_loses_nothing_committed() {
+fn power_may_fail_after_a_killed_process_was_followed_by_another() {
+    for seed in 0..200 {
+        let total = operations(seed, 8);
+        let mut random = StdRng::seed_from_u64(seed ^ 0xdecade);
+        let disk = CrashDisk::new();
+        disk.power_off_at(random.random_range(1..=total));
+        let (mut model, _) = run(&disk, seed, 8);
+        let disk = disk.after_kill();
+        let store = open(&disk).unwrap();
+        let seen = ["r0", "r1", "r2"].map(|tag| found(&store, tag));
+        for (tag, seen) in ["r0", "r1", "r2"].iter().zip(&seen) {
+            decide(&mut model, &store, tag, seen.is_some());
+        }
+        if random.random() {
+            store.gc(GcRoots::Referenced).unwrap();
+        }
+        for time in 100..100 + random.random_range(0..3) {
+            one_step(&store, &mut model, &mut random, time).unwrap();
+        }
+        let what = format!("seed {seed}, second life");
+        (0..3).for_each(|variant| check(&disk.after_power_failure(seed * 10 + variant), &model, &what));
+    }
+}
+
+/// Settles the interrupted change of a ref by what the next process sees.
+fn decide(model: &mut Model, store: &Store, tag: &str, is_there: bool) {
+    let Some((changing, after)) = model.under_way.clone() else { return };
+    if changing != tag {
+        return;
+    }
+    let id = store.get_ref(&name(tag)).unwrap();
+    if id == model.refs.get(tag).map(|(id, _)| *id) {
+        model.under_way = None;
+        return;
+    }
+    assert_eq!(is_there, after.is_some());
+    match id.zip(after) {
+        Some((id, pages)) => drop(model.refs.insert(changing, (id, pages))),
+        None => drop(model.refs.remove(tag)),
+    }
+    model.under_way = None;
+}
+
+/// A disk with capsules upon capsules, some of them without a ref, and the refs that remain.
+fn with_garbage(seed: u64) -> (CrashDisk, BTreeMap<String, CapsuleId>) {
+    let disk = CrashDisk::new();
+    let store = open(&disk).unwrap();
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut refs, mut base) = (BTreeMap::new(), None);
+    for time in 0..24u64 {
+        let write =
+            |random: &mut StdRng| (random.random_range(0..PAGES), random.random_range(0..50) + time * 50);
+        let pages: Vec<_> = (0..40).map(|_| write(&mut random)).collect();
+        let tag = format!("r{}", time % 3);
+        let id = commit(&store.writer().unwrap(), &store, base, PAGES, &pages, &[name(&tag)], time).unwrap();
+        refs.insert(tag, id);
+        base = (random.random_range(0..4) > 0).then_some(id);
+    }
+    for tag in ["r0", "r1", "r2"] {
+        if random.random() {
+            store.delete_ref(&name(tag), Expected::Anything).unwrap();
+            refs.remove(tag);
+        }
+    }
+    (disk, refs)
+}
+
+#[test]
+fn a_collection_that_was_killed_at_any_operation_leaves_no_damage() {
+    for seed in 0..4 {
+        let (garbage, refs) = with_garbage(seed);
+        let whole = garbage.after_kill();
+        open(&whole).unwrap().gc(GcRoots::Referenced).unwrap();
+        for at in 1..=whole.operations() {
+            let disk = garbage.after_kill();
+            disk.power_off_at(at);
+            let _ = open(&disk).and_then(|store| store.gc(GcRoots::Referenced));
+            let store = open(&disk.after_kill()).unwrap();
+            let report = store.verify(|_, _| {}).unwrap();
+            assert!(report.is_complete(), "seed {seed}, operation {at}: {report:?}");
+            for (tag, id) in &refs {
+                assert_eq!(store.get_ref(&name(tag)).unwrap(), Some(*id), "seed {seed}, operation {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_io_error_latches_the_handle_and_loses_nothing_committed() {
     let total = operations(3, 8);
     let mut latched = 0;
     for at in 1..=total {
         let disk = CrashDisk::new();
-        disk.fail_at(at);
+        disk.fail_at(at, Errno::IO);
         let (mut model, mut random) = (Model::default(), StdRng::seed_from_u64(3));
         let Ok(store) = open(&disk) else { continue };
         let failed = (0..8).find_map(|time| one_step(&store, &mut model, &mut random, time).err());
         if failed.is_some() && matches!(store.writer().err(), Some(StoreError::Latched { .. })) {
             latched += 1;
-            assert!(common::is_latched(&store.gc(GcRoots::Referenced).unwrap_err()), "operation {at}");
             assert!(common::is_latched(&store.delete_ref(&name("r0"), Expected::Anything).unwrap_err()));
+            assert!(common::is_latched(&store.writer().unwrap_err()), "operation {at}");
+            disk.fail_at(disk.operations() + 1, Errno::IO);
+            assert!(store.reopen().is_err(), "operation {at}: the disk still fails");
+            assert!(common::is_latched(&store.writer().unwrap_err()), "operation {at}");
+            store.reopen().unwrap();
+            let id =
+                commit(&store.writer().unwrap(), &store, None, PAGES, &[(1, 7)], &[name("x")], 9).unwrap();
+            assert_eq!(content(&store, &id).unwrap().len(), 1, "operation {at}");
         }
         drop(store);
         check(&disk, &model, &format!("failed operation {at} of {total}"));
     }
     assert!(latched * 3 > total, "{latched} of {total}");
+}
+
+#[test]
+fn a_writer_that_was_open_when_the_disk_failed_stays_failed() {
+    let disk = CrashDisk::new();
+    let store = open(&disk).unwrap();
+    let writer = store.writer().unwrap();
+    let base = commit(&writer, &store, None, PAGES, &[(1, 1)], &[], 1).unwrap();
+    disk.fail_at(disk.operations() + 1, Errno::IO);
+    assert!(store.set_ref(&name("a"), &base, Expected::Anything).is_err());
+    store.reopen().unwrap();
+    assert!(commit(&writer, &store, None, PAGES, &[(1, 2)], &[name("a")], 2).is_err());
+    commit(&store.writer().unwrap(), &store, None, PAGES, &[(1, 2)], &[name("a")], 2).unwrap();
+}
+
+/// A full disk, or too many open files, fails what meets it and nothing after it.
+#[test]
+fn an_operation_without_room_fails_alone_and_leaves_nothing() {
+    let total = operations(3, 8);
+    for error in [Errno::NOSPC, Errno::MFILE] {
+        let mut failed = 0;
+        for at in 1..=total {
+            let disk = CrashDisk::new();
+            let Ok(store) = open(&disk) else { panic!() };
+            disk.fail_at(at, error);
+            let (mut model, mut random) = (Model::default(), StdRng::seed_from_u64(3));
+            for time in 0..8 {
+                let (before, packs) = (model.clone(), disk.paths("packs"));
+                let Err(error) = one_step(&store, &mut model, &mut random, time) else { continue };
+                let is_sync = matches!(error, StoreError::Latched { .. }) || store.writer().is_err();
+                if is_sync {
+                    break;
+                }
+                failed += 1;
+                if before.refs == model.refs && !matches!(error, StoreError::Index { .. }) {
+                    let left: Vec<_> =
+                        disk.paths("packs").into_iter().filter(|p| !packs.contains(p)).collect();
+                    let known = store.verify(|_, _| {}).unwrap().orphans;
+                    assert!(known.is_empty(), "{at}: {left:?} {known:?} {error:?}");
+                    assert!(disk.paths("tmp").is_empty(), "{at}: {:?}", disk.paths("tmp"));
+                }
+                let tag = [name("after")];
+                commit(&store.writer().unwrap(), &store, None, PAGES, &[(1, 7)], &tag, 9).unwrap();
+                store.gc(GcRoots::Referenced).unwrap();
+            }
+            drop(store);
+            check(&disk, &model, &format!("failed operation {at} of {total}"));
+        }
+        assert!(failed * 4 > total, "{failed} of {total}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Images that are partly in another store: read on demand, stored, collected, verified, used as a base.
 
-use crate::common::{commit, content, expected, name, page};
+use crate::common::{commit, content, crash_disk::CrashDisk, expected, name, page};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -11,7 +11,8 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_image::{Node, pack_frame::Kind};
 use whimbrel_store::{
-    GcRoots, ObjectWant, Options, PageWant, RemoteObjects, RemoteObjectsError, Store, StoreError, StoredImage,
+    Expected, GcRoots, ObjectWant, Options, PageWant, RemoteObjects, RemoteObjectsError, Store, StoreError,
+    StoredImage,
 };
 
 const PAGES: u64 = 3000;
@@ -260,4 +261,52 @@ fn a_tree_that_reaches_past_its_image_never_becomes_a_whole_capsule() {
     let root = manifest.images[0].root;
     pair.here.image(root, PAGES).with_remote_fetch(None).fetch(&PageSet::full(PAGES)).unwrap();
     assert!(pair.here.complete(&liar).is_err());
+}
+
+/// A pull that ends while a collection is between its marking and its last step.
+#[test]
+fn a_capsule_that_becomes_complete_during_a_collection_keeps_what_looked_dead() {
+    let disk = CrashDisk::new();
+    let options = || Options { workers: 1, ..Options::create() };
+    let open = |disk: &CrashDisk| Store::open_on(Arc::new(disk.clone()), options()).unwrap();
+    let (here, there) = (open(&disk), open(&CrashDisk::new()));
+    let writes: Vec<(u64, u64)> = (0..1000).map(|n| (n, n + 1)).collect();
+    let old = commit(&here.writer().unwrap(), &here, None, PAGES, &writes, &[name("m")], 1).unwrap();
+    here.delete_ref(&name("m"), Expected::Anything).unwrap();
+
+    // The new version differs in a page of every leaf, so that none of its nodes is here.
+    let changed = writes.iter().map(|(n, seed)| (*n, if n % 200 == 0 { 9_000 + n } else { *seed }));
+    let changed = changed.collect::<Vec<_>>();
+    let new = commit(&there.writer().unwrap(), &there, None, PAGES, &changed, &[name("m")], 2).unwrap();
+    let manifest = there.manifest(&new).unwrap();
+    here.fetched_objects_writer().store(Kind::Manifest, &[&manifest.encode().unwrap()]).unwrap();
+    here.adopt_partial(&new, &[name("m")]).unwrap();
+
+    let (pulling, source) = (here.clone(), there.clone());
+    disk.stall_before_lock("gate.lock", move || {
+        let mut fetch = |kind, digest: &Digest| {
+            if pulling.has(&[*digest]) == [false] {
+                pulling.fetched_objects_writer().store(kind, &[&source.blob(digest).unwrap()]).unwrap();
+            }
+        };
+        pull(&source, manifest.images[0].root.unwrap(), &mut fetch);
+        pulling.complete(&new).unwrap();
+    });
+    here.gc(GcRoots::Referenced).unwrap();
+    assert!(here.is_complete(&new).unwrap());
+    let again = open(&disk);
+    assert_eq!(content(&again, &new).unwrap(), expected(&changed.into_iter().collect()));
+    assert!(again.verify(|_, _| {}).unwrap().is_complete());
+    assert!(again.manifest(&old).is_err(), "the stalled collection removed nothing");
+}
+
+fn pull(from: &Store, node: Digest, fetch: &mut dyn FnMut(Kind, &Digest)) {
+    fetch(Kind::Nodes, &node);
+    let node = Node::decode(&from.blob(&node).unwrap()).unwrap();
+    for (_, child) in node.children() {
+        match node.level() {
+            0 => fetch(Kind::Pages, &child),
+            _ => pull(from, child, fetch),
+        }
+    }
 }

@@ -6,4 +6,6 @@ mod common;
 mod crash;
 mod damage;
 mod elsewhere;
+mod full_disk;
+mod growth;
 mod hierarchy;

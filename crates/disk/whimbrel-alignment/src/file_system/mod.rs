@@ -37,7 +37,6 @@ pub enum FileSystem {
     Lvm2,
 }
 
-/// Values of a superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) file_system: FileSystem,

@@ -14,7 +14,6 @@ use std::iter;
 /// Most bytes of entries that are read: 256 of the usual size, twice what tools create.
 const MAX_ENTRIES: usize = 32 << 10;
 
-/// Fields of a header that describe the entries.
 struct Header {
     entries: u64,
     count: usize,

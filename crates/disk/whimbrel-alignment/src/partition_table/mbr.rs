@@ -15,7 +15,6 @@ const MAX_CHAIN: usize = 64;
 const FIRST_ENTRY: usize = 446;
 const ENTRY: usize = 16;
 
-/// Entry of a table with four entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     kind: u8,

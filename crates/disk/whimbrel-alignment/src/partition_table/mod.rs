@@ -22,7 +22,6 @@ pub enum RegionKind {
     Gpt,
 }
 
-/// Region of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableEntry {
     pub(crate) kind: RegionKind,
@@ -43,7 +42,6 @@ impl TableEntry {
     }
 }
 
-/// Regions of the disk, in order.
 pub(crate) fn regions(disk: &mut BoundedReader<'_>) -> Vec<TableEntry> {
     let mut slots = named(disk);
     if slots.is_empty() {

@@ -16,7 +16,6 @@ use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
 /// device.
 const BLOCK_WORDS: usize = PAGE_SIZE / 8;
 
-/// Pages that the overlay has.
 #[derive(Debug)]
 pub(super) struct AllocationMap {
     pages: u64,
@@ -70,7 +69,6 @@ impl AllocationMap {
         bitmap::all(self.live.words(), run)
     }
 
-    /// All allocated pages.
     pub(super) fn to_set(&self) -> PageSet {
         let mut set = PageSet::empty(self.pages);
         for (index, word) in self.live.words().iter().enumerate() {

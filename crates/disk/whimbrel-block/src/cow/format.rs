@@ -33,7 +33,6 @@ const CHECKED: usize = HEADER_SIZE - 8;
 /// 1 PiB, with a bitmap of 32 GiB; larger sizes are damage or an attack.
 const MAX_DEVICE: u64 = 1 << 50;
 
-/// Kind of a bitmap file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BitmapKind {
     /// File beside the data; lists only synced pages.
@@ -45,7 +44,6 @@ pub(super) enum BitmapKind {
     },
 }
 
-/// Fields of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: BitmapKind,

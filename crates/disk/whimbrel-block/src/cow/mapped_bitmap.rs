@@ -10,7 +10,6 @@ use std::{fs::File, io, sync::atomic::AtomicU64};
 const _: () =
     assert!(cfg!(target_endian = "little"), "the bitmap's words are mapped as they lie in the file");
 
-/// A mapped bitmap.
 #[derive(Debug)]
 pub(super) struct MappedWords {
     map: MmapRaw,
@@ -27,7 +26,6 @@ impl MappedWords {
         Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)?, words })
     }
 
-    /// All words of the bitmap.
     pub(super) fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is `HEADER_SIZE + words * 8` bytes long, page-aligned (so the words are aligned
         // to 8: `HEADER_SIZE` is a page) and lives as long as `self`, to which the slice is tied. It is

@@ -38,7 +38,6 @@ pub enum OverlayError {
         /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The directory has an overlay already.
@@ -59,7 +58,6 @@ pub enum OverlayError {
         /// Path of the file.
         path: PathBuf,
         /// Defect of the header.
-        #[source]
         source: HeaderError,
     },
     /// The overlay was created over another base; the combination would be garbage.
@@ -76,7 +74,6 @@ pub enum OverlayError {
     },
 }
 
-/// Open files of an overlay.
 pub(super) struct OverlayFiles {
     pub(super) data: File,
     pub(super) durable: File,
@@ -97,7 +94,6 @@ impl OverlayDir {
         self.live_dir.join(hex + ".owned")
     }
 
-    /// Creates an empty overlay and opens it.
     pub(super) fn create(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
         io_at("create", &self.dir, fs::create_dir_all(&self.dir))?;
         let data = self.open_data(OpenOptions::new().create(true).truncate(false))?;

@@ -21,7 +21,6 @@ pub(crate) struct Call {
 pub(crate) struct SyscallStub {
     /// Machine code, less than [`STUB_SIZE`] bytes, valid only at the address it was generated for.
     pub(crate) code: Vec<u8>,
-    /// Registers that start it.
     pub(crate) start: Registers,
     /// Program counter at the exit of the system call.
     pub(crate) returned: u64,

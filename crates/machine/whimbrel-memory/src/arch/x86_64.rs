@@ -23,7 +23,6 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 /// Length of the `syscall` instruction.
 const SYSCALL_LEN: u64 = 2;
 
-/// Program counter of a thread.
 pub(crate) fn program_counter(regs: &Registers) -> u64 {
     regs.rip
 }

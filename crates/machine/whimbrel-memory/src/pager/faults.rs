@@ -1,7 +1,7 @@
 //! Fault thread of the pager: fills the pages that the target waits for.
 
 use super::{
-    PagerEnd, Shared,
+    Filling, PagerEnd, Shared,
     filler::{FillError, Filler},
     retry::Retry,
 };
@@ -76,13 +76,13 @@ impl Server {
                 self.retry.succeeded();
                 self.count(page);
                 if self.retry.is_empty() {
-                    self.shared.set_stalled(None);
+                    self.shared.set_stalled(Filling::Faults, None);
                 }
             }
             Err(FillError::TargetEnded) => return Err(PagerEnd::TargetEnded),
             Err(error) => {
                 self.retry.failed(page, Instant::now());
-                self.shared.set_stalled(Some(reason(&error)));
+                self.shared.set_stalled(Filling::Faults, Some(reason(&error)));
             }
         }
         Ok(())

@@ -23,7 +23,6 @@ pub(super) enum FillError {
     /// The page could not be stored (memory or tmpfs is full, for example); may be temporary.
     #[error("cannot store the page")]
     Store(#[source] io::Error),
-    /// The target has ended.
     #[error("the target has ended")]
     TargetEnded,
 }

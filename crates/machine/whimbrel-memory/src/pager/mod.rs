@@ -111,7 +111,6 @@ pub enum StartError {
         /// Verb of the operation: `start a thread`, …
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }
@@ -130,9 +129,18 @@ struct Shared {
     changed: Condvar,
 }
 
+/// A thread that fills pages, and can be stalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filling {
+    Faults,
+    Prefetch,
+}
+
 #[derive(Debug)]
 struct Progress {
     state: PagerState,
+    /// Why each thread is stalled, the fault thread first.
+    stalled: [Option<String>; 2],
     touched: PageSet,
     /// Pages requested of the background thread and not fetched yet.
     wanted: PageSet,
@@ -292,7 +300,8 @@ impl Shared {
             end: None,
         };
         let pages = inner.page_count();
-        let progress = Progress { state, touched: PageSet::empty(pages), wanted: PageSet::empty(pages) };
+        let (touched, wanted) = (PageSet::empty(pages), PageSet::empty(pages));
+        let progress = Progress { state, stalled: [None, None], touched, wanted };
         Arc::new(Self {
             inner,
             lazy,
@@ -330,8 +339,10 @@ impl Shared {
         }
     }
 
-    fn set_stalled(&self, stalled: Option<String>) {
+    fn set_stalled(&self, filling: Filling, stalled: Option<String>) {
         let mut progress = self.progress();
+        progress.stalled[filling as usize] = stalled;
+        let stalled = progress.stalled.iter().flatten().next().cloned();
         if progress.state.stalled != stalled {
             if let Some(reason) = &stalled {
                 tracing::warn!(pid = self.inner.process.number(), reason, "the pager is stalled");

@@ -1,7 +1,7 @@
 //! Prefetch thread of the pager: fetches pages in the background.
 
 use super::{
-    PagerEnd, Prefetch, Shared,
+    Filling, PagerEnd, Prefetch, Shared,
     faults::reason,
     filler::{FillError, Filler, MAX_RUN},
 };
@@ -29,7 +29,10 @@ pub(super) fn run(shared: Arc<Shared>) {
     while let Some(run) = next_run(&shared) {
         step_aside(&shared);
         match filler.run(run) {
-            Ok(()) => done(&shared, run),
+            Ok(()) => {
+                shared.set_stalled(Filling::Prefetch, None);
+                done(&shared, run);
+            }
             Err(FillError::TargetEnded) => return shared.end(PagerEnd::TargetEnded),
             Err(error) => pause(&shared, &error),
         }
@@ -84,7 +87,7 @@ fn step_aside(shared: &Shared) {
 }
 
 fn pause(shared: &Shared, error: &FillError) {
-    shared.set_stalled(Some(reason(error)));
+    shared.set_stalled(Filling::Prefetch, Some(reason(error)));
     let waits = |_: &mut super::Progress| !shared.stopped();
     let waited = shared.changed.wait_timeout_while(shared.progress(), PAUSE_AFTER_FAILURE, waits);
     drop(waited.unwrap_or_else(PoisonError::into_inner));

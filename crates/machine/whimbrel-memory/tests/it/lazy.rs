@@ -145,6 +145,42 @@ fn a_failing_source_stalls_the_guest_and_does_not_kill_it() {
 }
 
 #[test]
+fn a_stall_of_the_prefetch_ends_with_it_though_the_guest_touches_nothing() {
+    let scene = scene("shared", 4);
+    let pager = scene.pager();
+    *scene.image.failing.lock().unwrap() = true;
+    pager.prefetch_all();
+    eventually("the stall is seen", || pager.state().stalled.is_some());
+    *scene.image.failing.lock().unwrap() = false;
+    assert!(pager.wait_resident(PATIENCE));
+    eventually("the stall is over", || pager.state().stalled.is_none());
+    assert_eq!(pager.state().faults, 0);
+}
+
+#[test]
+fn what_a_machine_touched_is_listed_and_is_there_before_it_is_touched_the_next_time() {
+    let mut first = scene("shared", 1);
+    let pager = first.pager();
+    for page in [9, 200, 301] {
+        first.assert_sees(page);
+    }
+    let list = pager.touched();
+    assert!(list.iter().eq([9, 200, 301]), "{list:?}");
+    let mut next = scene("shared", 1);
+    let pager = next.pager();
+    pager.prefetch(&list);
+    eventually("the list is here", || {
+        pager.state().resident == 3 && pager.state().prefetch == Prefetch::Idle
+    });
+    for page in [9, 200, 301] {
+        next.assert_sees(page);
+    }
+    assert_eq!(pager.state().faults, 0, "no page was waited for");
+    next.assert_sees(10);
+    eventually("a fault of another page", || pager.state().faults == 1);
+}
+
+#[test]
 fn a_target_that_dies_ends_the_pager() {
     let mut scene = scene("shared", 4);
     let pager = scene.pager();

@@ -12,6 +12,11 @@ use whimbrel_memory::{AttachError, Attachment, Mode, Pager};
 
 const PAGES: u64 = 64 << 20 >> 12;
 
+/// Starts QEMU as the daemon does: without capabilities, so that it may create a userfaultfd for faults of
+/// the kernel with the inherited device only.
+const CONFINED: &str = "exec 9<>/dev/userfaultfd
+exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs qemu-system-x86_64 \"$@\"";
+
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -24,8 +29,10 @@ impl Drop for Qemu {
 fn qemu(file: &tempfile::TempPath) -> Qemu {
     let memory = format!("memory-backend-file,id=ram0,size=64M,mem-path={},share=on", text(file));
     let machine = "q35,accel=tcg,memory-backend=ram0";
-    let mut command = Command::new("qemu-system-x86_64");
-    command.args([
+    let mut command = Command::new("sh");
+    command.args(["-c", CONFINED, "sh"]).args([
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-S",
         "-display",
         "none",

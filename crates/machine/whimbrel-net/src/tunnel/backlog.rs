@@ -15,7 +15,6 @@ pub const BATCH_MAX: usize = BATCH + HEAD + FRAME_MAX;
 const HEAD: usize = 5;
 /// Shortest frame: two addresses and a type (IEEE 802.3).
 const FRAME_MIN: usize = 14;
-/// Most bytes of the backlog.
 const BACKLOG: usize = 512 << 10;
 /// Longest time that a frame waits. TCP has sent it again by then (RFC 6298: a second at first).
 const AGE: Duration = Duration::from_secs(1);

@@ -87,11 +87,7 @@ struct Shared {
     dropped: AtomicU64,
 }
 
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Relay").finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Shared);
 
 struct Outgoing {
     backlog: Backlog,

@@ -1,13 +1,16 @@
 //! Serial console of a machine: recent output, live output, and input.
 //!
-//! A thread reads the socket, stores the last [`RING`] bytes and reconnects when the connection ends, until
-//! the [`Console`] is dropped. A subscriber that does not read is disconnected, because the guest must not
-//! stall on a slow terminal.
+//! A thread reads the socket, stores the last [`RING`] bytes, appends them to a log and reconnects when the
+//! connection ends, until the [`Console`] is dropped. A subscriber that does not read is disconnected,
+//! because the guest must not stall on a slow terminal. QEMU drops what the guest prints while nobody is
+//! connected.
 
+mod log;
 mod output_queue;
 
 pub use output_queue::Ended;
 
+use log::ConsoleLog;
 use output_queue::OutputQueue;
 use std::{
     collections::VecDeque,
@@ -31,6 +34,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Console {
     shared: Arc<Shared>,
+    log: PathBuf,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -70,13 +74,21 @@ struct State {
 }
 
 impl Console {
-    /// Opens the console at `path` ([`crate::LaunchSpec::serial_socket`]), which need not exist yet.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    /// Opens the console at `path` ([`crate::LaunchSpec::serial_socket`]), which need not exist yet. The end
+    /// of its output is in the file `log`, at most 2 MiB.
+    pub fn open(path: &Path, log: &Path) -> io::Result<Self> {
         let state = Mutex::new(State { stream: UnixStream::connect(path).ok(), ..State::default() });
         let shared = Arc::new(Shared { path: path.to_owned(), state, closing: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let reader = thread::Builder::new().name("console".into()).spawn(move || theirs.read_output())?;
-        Ok(Self { shared, reader: Some(reader) })
+        let written = ConsoleLog::new(log.to_owned());
+        let reader =
+            thread::Builder::new().name("console".into()).spawn(move || theirs.read_output(written))?;
+        Ok(Self { shared, log: log.to_owned(), reader: Some(reader) })
+    }
+
+    /// File with the end of the output; absent until there is some.
+    pub fn log(&self) -> &Path {
+        &self.log
     }
 
     /// Subscribes to the output: the last 64 KiB and, without a gap, all that follows.
@@ -125,11 +137,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_output(&self) {
+    fn read_output(&self, mut log: ConsoleLog) {
         let mut buffer = vec![0; 8 << 10];
         while let Some(mut stream) = self.connected() {
             while let Ok(read @ 1..) = stream.read(&mut buffer) {
                 self.publish(&buffer[..read]);
+                log.append(&buffer[..read]);
             }
             self.lock().stream = None;
         }
@@ -184,7 +197,8 @@ mod tests {
     fn output_goes_on_after_the_other_side_restarts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serial");
-        let console = Console::open(&path).unwrap();
+        let log = dir.path().join("console.log");
+        let console = Console::open(&path, &log).unwrap();
         let output = console.subscribe();
         for round in 0..2 {
             let listener = UnixListener::bind(&path).unwrap();
@@ -194,6 +208,9 @@ mod tests {
             std::fs::remove_file(&path).unwrap();
         }
         assert_eq!(receive(&output, 12), b"hello hello ");
+        // The thread that writes the log has ended then.
+        drop(console);
+        assert_eq!(std::fs::read(&log).unwrap(), b"hello hello ");
     }
 
     #[test]
@@ -201,7 +218,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serial");
         let listener = UnixListener::bind(&path).unwrap();
-        let console = Console::open(&path).unwrap();
+        let console = Console::open(&path, &dir.path().join("console.log")).unwrap();
         let sleeping = console.subscribe();
         let (mut guest, _) = listener.accept().unwrap();
         console.write(b"typed").unwrap();

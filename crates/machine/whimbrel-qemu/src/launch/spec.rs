@@ -38,8 +38,6 @@ pub struct LaunchSpec {
     pub vmgenid: Option<Vmgenid>,
     /// Whether the machine waits for [`crate::Qemu::load`] instead of booting.
     pub incoming: bool,
-    /// File to which the serial console is appended.
-    pub console_log: PathBuf,
     /// Whether the machine has a balloon. Source and target of a migration must agree.
     pub balloon: bool,
 }
@@ -52,7 +50,7 @@ pub struct LaunchSpec {
 /// a CPU runs.
 #[derive(Debug, Clone)]
 pub struct RamBacking {
-    /// Path, which may be `/proc/PID/fd/N` of a memfd. QEMU creates it sparse and extends it if necessary.
+    /// Path of a file that is sparse or empty; QEMU extends it if necessary.
     pub path: PathBuf,
     /// Sharing of the mapping.
     pub sharing: Sharing,
@@ -149,7 +147,6 @@ pub enum LaunchError {
         /// Name of the file.
         what: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
 }
@@ -166,7 +163,6 @@ impl LaunchSpec {
             initrd: None,
             vmgenid: None,
             incoming: false,
-            console_log: dir.join("console.log"),
             balloon: true,
             dir,
         }

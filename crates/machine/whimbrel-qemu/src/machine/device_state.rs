@@ -17,19 +17,15 @@ use crate::{
         device_sections, parse_ramblocks,
     },
 };
-use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Read},
-    os::{
-        fd::AsRawFd,
-        unix::{
-            fs::FileExt,
-            net::{UnixListener, UnixStream},
-        },
+    os::unix::{
+        fs::{FileExt, OpenOptionsExt},
+        net::{UnixListener, UnixStream},
     },
-    path::Path,
+    path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -43,8 +39,9 @@ pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct DeviceStateCache {
     sharing: Sharing,
-    /// Anonymous file in memory into which QEMU writes the device sections.
+    /// File in the runtime directory into which QEMU writes the device sections.
     scratch: File,
+    scratch_path: PathBuf,
     known: Option<CachedHeader>,
     /// Header of the loaded state, whose small blocks were not located yet.
     pub(super) loaded: Option<StreamHeader>,
@@ -62,13 +59,17 @@ struct CachedHeader {
 }
 
 impl DeviceStateCache {
-    pub(super) fn new(sharing: Sharing) -> Result<Self, LaunchError> {
-        let scratch = memfd_create("whimbrel-devices", MemfdFlags::CLOEXEC);
+    pub(super) fn new(dir: &Path, sharing: Sharing) -> Result<Self, LaunchError> {
+        let scratch_path = dir.join("devices");
+        let mut options = OpenOptions::new();
         let scratch =
-            scratch.map_err(|errno| LaunchError::Io { what: "a memory file", source: errno.into() })?;
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&scratch_path);
+        let scratch =
+            scratch.map_err(|source| LaunchError::Io { what: "the file of the device state", source })?;
         Ok(Self {
             sharing,
-            scratch: scratch.into(),
+            scratch,
+            scratch_path,
             known: None,
             loaded: None,
             changed: true,
@@ -280,7 +281,7 @@ impl Qemu {
     }
 
     fn save_command(&self) -> (&'static str, Value) {
-        let path = format!("/proc/{}/fd/{}", std::process::id(), self.state_cache.scratch.as_raw_fd());
+        let path = self.state_cache.scratch_path.to_string_lossy();
         // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its
         // disks.
         ("xen-save-devices-state", json!({"filename": path, "live": false}))

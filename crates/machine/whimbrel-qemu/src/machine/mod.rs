@@ -65,7 +65,7 @@ impl Qemu {
         };
         let process = QemuProcess::spawn(binary, &argv, &spec.log(), huge_pages)?;
         let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
-            .and_then(|qmp| Ok((qmp, DeviceStateCache::new(spec.ram.sharing)?)));
+            .and_then(|qmp| Ok((qmp, DeviceStateCache::new(&spec.dir, spec.ram.sharing)?)));
         match made {
             Ok((qmp, saver)) => {
                 Ok(Self { qmp, process, dir: spec.dir.clone(), state_cache: saver, incoming: None })
@@ -87,7 +87,7 @@ impl Qemu {
             qmp,
             process,
             dir: dir.to_owned(),
-            state_cache: DeviceStateCache::new(sharing)?,
+            state_cache: DeviceStateCache::new(dir, sharing)?,
             incoming: None,
         })
     }

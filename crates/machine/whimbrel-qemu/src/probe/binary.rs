@@ -1,6 +1,9 @@
 //! QEMU binary of the host: path, version and machine types.
 
-use crate::qmp::{Qmp, QmpError};
+use crate::{
+    process::Reaped,
+    qmp::{Qmp, QmpError},
+};
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
@@ -10,7 +13,7 @@ use std::{
         unix::{fs::PermissionsExt, net::UnixStream},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -58,7 +61,6 @@ pub enum ProbeError {
         /// Path of the program.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The program starts but does not answer.
@@ -67,7 +69,6 @@ pub enum ProbeError {
         /// Path of the program.
         path: PathBuf,
         /// Error of the query.
-        #[source]
         source: QmpError,
     },
 }
@@ -111,17 +112,6 @@ impl QemuBinary {
     /// None if this QEMU does not have it.
     pub fn machine_type(&self, name: &str) -> Option<&str> {
         self.machines.get(name).map(String::as_str)
-    }
-}
-
-/// Child process that is killed and reaped when dropped.
-struct Reaped(Child);
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        // Both fail only if it has ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

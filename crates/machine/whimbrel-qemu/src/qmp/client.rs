@@ -234,11 +234,7 @@ impl Drop for Qmp {
     }
 }
 
-impl std::fmt::Debug for Qmp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Qmp").field("connected", &self.is_connected()).finish()
-    }
-}
+whimbrel_core::opaque_debug!(Qmp);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inbox> {

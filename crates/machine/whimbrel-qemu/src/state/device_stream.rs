@@ -34,7 +34,6 @@ pub enum StateError {
         /// Verb of the operation: `read`, `write`, …
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// QEMU could not save or load the state.

@@ -23,7 +23,6 @@ pub(crate) struct ListedBlock {
     pub(crate) address: Option<u64>,
 }
 
-/// Small blocks of a stream header and their addresses.
 #[derive(Debug)]
 pub(crate) struct RamBlockAddresses {
     memory: File,

@@ -113,7 +113,6 @@ pub struct RamBlock {
 /// Everything before the first device section, with the small blocks unpacked.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StreamHeader {
-    /// Encoded form of the header.
     bytes: Vec<u8>,
     /// Length of magic and configuration, which occur once in a stream. QEMU accepts the sections after them
     /// any number of times.
@@ -126,7 +125,6 @@ pub struct StreamHeader {
     blocks: Vec<RamBlock>,
 }
 
-/// Stream that was split after its header.
 pub(crate) struct SplitStream {
     pub(crate) head: StreamHeader,
     /// Offset of the device sections.

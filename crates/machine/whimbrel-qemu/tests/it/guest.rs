@@ -130,6 +130,10 @@ impl Slot {
         Self { dir, ram }
     }
 
+    pub(crate) fn console_log(&self) -> PathBuf {
+        self.dir.path().join("console.log")
+    }
+
     pub(crate) fn spec(&self, sharing: Sharing) -> LaunchSpec {
         let files = files();
         let digest = Digest::of(b"not looked at");
@@ -188,7 +192,8 @@ impl Guest {
 
     /// Machine that was started separately.
     pub(crate) fn resume(qemu: Qemu, slot: Slot) -> Self {
-        let console = Console::open(&slot.spec(Sharing::Shared).serial_socket()).unwrap();
+        let console =
+            Console::open(&slot.spec(Sharing::Shared).serial_socket(), &slot.console_log()).unwrap();
         let output = console.subscribe();
         Self { qemu: Some(qemu), slot, console, seen: String::new(), output }
     }

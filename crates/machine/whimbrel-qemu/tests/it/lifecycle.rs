@@ -178,8 +178,10 @@ fn a_console_opened_late_still_types() {
     let mut guest = Guest::boot();
     let nonce = guest.expect("READY ");
     let socket = guest.slot.spec(Sharing::Shared).serial_socket();
-    guest.console = Console::open(&guest.slot.dir.path().join("nowhere")).unwrap();
-    let late = Console::open(&socket).unwrap();
+    let log = guest.slot.console_log();
+    guest.console = Console::open(&guest.slot.dir.path().join("nowhere"), &log).unwrap();
+    assert!(fs::read_to_string(&log).unwrap().contains(&format!("READY {nonce}")));
+    let late = Console::open(&socket, &log).unwrap();
     let output = late.subscribe();
     let deadline = Instant::now() + SOON;
     while late.write(b"count\n").is_err() {
@@ -192,8 +194,9 @@ fn a_console_opened_late_still_types() {
         assert!(!more.is_empty());
         seen.extend(more);
     }
-    let logged = fs::read_to_string(guest.slot.dir.path().join("console.log")).unwrap();
-    assert!(logged.contains(&format!("READY {nonce}")));
+    drop(late);
+    let logged = fs::read_to_string(&log).unwrap();
+    assert!(logged.rsplit_once(&format!("READY {nonce}")).unwrap().1.contains("COUNT 1 "), "{logged}");
 }
 
 #[test]

@@ -171,7 +171,8 @@ fn a_clone_that_gives_memory_back_leaves_the_image_and_its_siblings_alone() {
     let before = fs::read(&source.slot.ram).unwrap();
     image.write_all_at(&before, 0).unwrap();
     fcntl_add_seals(&image, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    let path = format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd());
+    // The clones inherit the descriptor; that of another process is closed to them.
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
     let mut clones = [(); 2].map(|()| {
         Guest::launch(Slot::new(), |spec| {
             spec.incoming = true;

@@ -14,7 +14,6 @@ use whimbrel_machine::{Machine, MachineError};
 /// Migration that may leave missing pages on the target.
 pub struct DeferredPages {
     page_server: Arc<PageServer>,
-    /// Most pages that are sent in the pause.
     pages_max: u64,
     /// Pages that the target fetches later, a set for each array; empty before the pause.
     missing: Vec<PageSet>,

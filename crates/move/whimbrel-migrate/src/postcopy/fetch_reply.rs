@@ -2,7 +2,9 @@
 //! over bytes.
 
 use super::messages::{FETCH_PAGES_MAX, Fetched};
+use crate::page_batch::push;
 use whimbrel_core::{PAGE_SIZE, PageRun};
+use whimbrel_image::compression::{self, CompressionError, Settings};
 
 /// Level that keeps up with several Gbit/s on one core.
 const ZSTD_LEVEL: i32 = 1;
@@ -33,12 +35,10 @@ pub enum FetchReplyError {
     #[error("cannot compress the pages")]
     Compress {
         /// Cause reported by the compressor.
-        #[source]
-        source: std::io::Error,
+        source: CompressionError,
     },
 }
 
-/// Number of pages in `runs`.
 pub(crate) fn count(runs: &[PageRun]) -> u64 {
     runs.iter().fold(0, |sum, run| sum.saturating_add(run.len))
 }
@@ -61,21 +61,16 @@ pub(crate) fn encode(runs: &[PageRun], data: &[u8]) -> Result<(Fetched, Vec<u8>)
     let mut rest = Vec::with_capacity(data.len());
     let pages = runs.iter().flat_map(PageRun::pages);
     for (page, content) in pages.zip(data.chunks_exact(PAGE_SIZE)) {
-        if !whimbrel_core::is_zero(content) {
-            rest.extend_from_slice(content);
-            continue;
-        }
-        match fetched.zero.last_mut() {
-            Some(last) if last.end() == page => last.len += 1,
-            _ => fetched.zero.push(PageRun::new(page, 1)),
+        match whimbrel_core::is_zero(content) {
+            true => push(&mut fetched.zero, page),
+            false => rest.extend_from_slice(content),
         }
     }
     if rest.is_empty() {
         return Ok((fetched, rest));
     }
-    let payload =
-        zstd::bulk::compress(&rest, ZSTD_LEVEL).map_err(|source| FetchReplyError::Compress { source })?;
-    Ok((fetched, payload))
+    let payload = compression::compress(&rest, &[], Settings::level(ZSTD_LEVEL), Vec::new());
+    Ok((fetched, payload.map_err(|source| FetchReplyError::Compress { source })?))
 }
 
 /// Decodes a reply into the concatenated content of the pages of `runs`.
@@ -88,7 +83,7 @@ pub(crate) fn decode(
     let expected = asked.checked_sub(zero).ok_or(FetchReplyError::Reply)? as usize * PAGE_SIZE;
     let raw = match expected {
         0 if payload.is_empty() => Vec::new(),
-        _ => zstd::bulk::decompress(payload, expected).map_err(|_| FetchReplyError::Reply)?,
+        _ => compression::decompress_at_most(payload, &[], expected).map_err(|_| FetchReplyError::Reply)?,
     };
     if raw.len() != expected {
         return Err(FetchReplyError::Reply);

@@ -28,6 +28,9 @@ pub struct FetchRange {
 #[derive(Debug)]
 pub struct FetchSchedule {
     arrays: Vec<ArrayState>,
+    /// Pages that are missing, requested or not. Counted along, because the bitmaps of a large disk take
+    /// longer to count than a reply to arrive.
+    missing: u64,
     /// Neighbourhoods of faults, the latest first.
     faults: VecDeque<(usize, PageRun)>,
     queue: VecDeque<(usize, PageRun)>,
@@ -52,7 +55,9 @@ impl FetchSchedule {
             queue.extend(chunks(missing).map(|run| (array, run)));
         }
         let part = |open: PageSet| ArrayState { requested: PageSet::empty(open.len()), unrequested: open };
-        Self { arrays: missing.into_iter().map(part).collect(), faults: VecDeque::new(), queue }
+        let count = missing.iter().map(PageSet::count).sum();
+        let arrays = missing.into_iter().map(part).collect();
+        Self { arrays, missing: count, faults: VecDeque::new(), queue }
     }
 
     /// Reports a fault: the pages around it come next.
@@ -120,6 +125,8 @@ impl FetchSchedule {
     /// Reports that these pages are here, from whatever source.
     pub fn mark_present(&mut self, array: usize, run: PageRun) {
         if let Some(part) = self.arrays.get_mut(array) {
+            let awaited = |page: &u64| part.unrequested.contains(*page) || part.requested.contains(*page);
+            self.missing -= run.pages().filter(awaited).count() as u64;
             part.unrequested.remove_run(run);
             part.requested.remove_run(run);
         }
@@ -139,7 +146,7 @@ impl FetchSchedule {
 
     /// Number of pages that are not known to be here.
     pub fn missing(&self) -> u64 {
-        self.arrays.iter().map(|part| part.unrequested.count() + part.requested.count()).sum()
+        self.missing
     }
 }
 

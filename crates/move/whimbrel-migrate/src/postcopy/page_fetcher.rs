@@ -77,7 +77,6 @@ pub enum PageFetchError {
         /// Name of the source.
         from: HostName,
         /// Refusal of the source.
-        #[source]
         source: LinkError,
     },
     /// The source sent an invalid reply.
@@ -86,7 +85,6 @@ pub enum PageFetchError {
         /// Name of the source.
         from: HostName,
         /// Cause reported by the decoder.
-        #[source]
         source: BoxError,
     },
 }
@@ -411,7 +409,6 @@ impl PageFetcher {
     }
 }
 
-/// Background fetching with one schedule.
 struct BackgroundFetch<'a> {
     fetcher: &'a PageFetcher,
     stores: &'a [Option<Arc<dyn PageStore>>],

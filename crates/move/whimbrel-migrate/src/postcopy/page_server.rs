@@ -59,7 +59,6 @@ pub enum PageServerError {
     #[error("cannot decode the message header")]
     Header {
         /// Cause reported by the decoder.
-        #[source]
         source: postcard::Error,
     },
     /// The request is for another machine's pages.

@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{PageRun, PageSet};
+use whimbrel_image::compression::{self, CompressionError, Settings};
 
 /// Most runs in one encoded part: at most 20 bytes each.
 pub(crate) const RUNS_MAX: usize = 1 << 16;
@@ -16,14 +17,12 @@ pub enum PageSetCodecError {
     #[error("cannot decompress the page set")]
     Compressed {
         /// Cause reported by the compressor.
-        #[source]
-        source: std::io::Error,
+        source: CompressionError,
     },
     /// The decompressed bytes are not a list of runs.
     #[error("the page set is not a list of runs")]
     Runs {
         /// Cause reported by the decoder.
-        #[source]
         source: postcard::Error,
     },
     /// The part has more runs than allowed.
@@ -45,15 +44,15 @@ pub enum PageSetCodecError {
     Damaged,
 }
 
-/// Encodes the part of a set for one message.
 pub(crate) fn encode_runs(runs: &[PageRun]) -> Result<Vec<u8>, PageSetCodecError> {
     let raw = postcard::to_stdvec(runs).map_err(|source| PageSetCodecError::Runs { source })?;
-    zstd::bulk::compress(&raw, 1).map_err(|source| PageSetCodecError::Compressed { source })
+    compression::compress(&raw, &[], Settings::level(1), Vec::new())
+        .map_err(|source| PageSetCodecError::Compressed { source })
 }
 
 /// Adds the runs in `bytes` to `set`.
 pub(crate) fn decode_into(bytes: &[u8], set: &mut PageSet) -> Result<(), PageSetCodecError> {
-    let raw = zstd::bulk::decompress(bytes, DECODED_MAX)
+    let raw = compression::decompress_at_most(bytes, &[], DECODED_MAX)
         .map_err(|source| PageSetCodecError::Compressed { source })?;
     let runs: Vec<PageRun> =
         postcard::from_bytes(&raw).map_err(|source| PageSetCodecError::Runs { source })?;
@@ -78,7 +77,6 @@ pub(crate) fn encode_parts(set: &PageSet) -> Result<Vec<Vec<u8>>, PageSetCodecEr
 #[derive(Serialize, Deserialize)]
 struct StoredSet {
     array: u32,
-    /// Length of the array in pages.
     pages: u64,
     /// Encoded parts, as in messages.
     pieces: Vec<Vec<u8>>,

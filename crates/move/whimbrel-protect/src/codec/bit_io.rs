@@ -49,7 +49,6 @@ impl BitWriter {
     }
 }
 
-/// Reads a bit stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],

@@ -9,13 +9,13 @@ use super::{
     },
     page_digest,
     page_references::ReferenceReader,
-    sections::{DamagedEpochPages, RAW_GZIP, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
+    sections::{DamagedEpochPages, RAW_PLAIN, RAW_ZSTD, Section, split, split_n},
     shared_pages::PageReference,
     sparse,
     wkdm::Unpacker,
 };
-use std::io::{self, Read as _};
 use whimbrel_core::{PAGE_SIZE, varint};
+use whimbrel_image::{compression::decompress_at_most, delta_blocks};
 
 /// Destination of decoded pages, and source of their older versions.
 pub trait PageSink {
@@ -33,12 +33,11 @@ pub trait PageSink {
 }
 
 /// Decodes batches of pages.
+#[derive(Default)]
 pub struct Decoder {
-    zstd: zstd::bulk::Decompressor<'static>,
     blocks: Vec<u8>,
 }
 
-/// A page of a batch.
 struct Entry {
     page: u64,
     kind: u64,
@@ -46,11 +45,6 @@ struct Entry {
 }
 
 impl Decoder {
-    /// Creates a decoder with an empty buffer.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { zstd: zstd::bulk::Decompressor::new()?, blocks: Vec::new() })
-    }
-
     /// Decodes a batch for an array of `len` pages. Returns the pages whose digest was wrong; they were not
     /// stored and must be sent again.
     pub fn decode<A: PageSink>(
@@ -64,7 +58,7 @@ impl Decoder {
         let entries = entries(&parts, block, len)?;
         let count = entries.iter().map(|entry| entry.mask.count_ones() as usize).sum();
         self.blocks(&parts, block, count)?;
-        let mut blocks = self.blocks.chunks_exact(block.bytes());
+        let mut blocks = &self.blocks[..];
         let mut checks = parts[Section::Checks as usize].chunks_exact(DIGEST_BYTES);
         let mut names = ReferenceReader::new(parts[Section::References as usize])?;
         let (mut wrong, mut page) = (Vec::new(), vec![0; PAGE_SIZE]);
@@ -82,11 +76,8 @@ impl Decoder {
                 }
                 _ => into.older(entry.page, &mut page)?,
             }
-            for (index, out) in page.chunks_exact_mut(block.bytes()).enumerate() {
-                if entry.mask >> index & 1 == 1 {
-                    out.copy_from_slice(blocks.next().ok_or(damaged("there are too few blocks"))?);
-                }
-            }
+            blocks = delta_blocks::scatter(blocks, entry.mask, block.bytes(), &mut page)
+                .ok_or(damaged("there are too few blocks"))?;
             let is_right = entry.kind == PAGE_WHOLE || checks.next() == Some(&page_digest(&page));
             if !is_here || !is_right {
                 wrong.push(entry.page);
@@ -99,7 +90,7 @@ impl Decoder {
 
     /// Decodes `count` blocks into the buffer.
     fn blocks(&mut self, parts: &[&[u8]], block: BlockSize, count: usize) -> Result<(), DamagedEpochPages> {
-        let raw = self.raw(parts, count * block.bytes())?;
+        let raw = Self::raw(parts, count * block.bytes())?;
         let (mut raw, size) = (&raw[..], block.bytes());
         let mut kinds = BitReader::new(parts[Section::Kinds as usize]);
         let mut shared = parts[Section::Shared as usize];
@@ -140,7 +131,7 @@ impl Decoder {
     }
 
     /// The bytes of plain blocks, at most `most`.
-    fn raw(&mut self, parts: &[&[u8]], most: usize) -> Result<Vec<u8>, DamagedEpochPages> {
+    fn raw(parts: &[&[u8]], most: usize) -> Result<Vec<u8>, DamagedEpochPages> {
         let length = parts[Section::RawLength as usize].first_chunk::<4>();
         let length = u32::from_le_bytes(*length.ok_or(damaged("a length is missing"))?) as usize;
         if length > most {
@@ -150,23 +141,14 @@ impl Decoder {
         let raw = match *parts[Section::RawCode as usize] {
             [RAW_PLAIN] => bytes.to_vec(),
             [RAW_ZSTD] => {
-                self.zstd.decompress(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?
+                decompress_at_most(bytes, &[], length).map_err(|_| damaged("its blocks do not decompress"))?
             }
-            [RAW_GZIP] => gunzip(bytes, length).map_err(|_| damaged("its blocks do not decompress"))?,
             _ => return Err(damaged("its blocks are compressed by an unknown method")),
         };
         if raw.len() == length { Ok(raw) } else { Err(damaged("its blocks have another length")) }
     }
 }
 
-/// Reads one byte more than `length` to detect excess data.
-fn gunzip(bytes: &[u8], length: usize) -> std::io::Result<Vec<u8>> {
-    let mut raw = Vec::with_capacity(length);
-    flate2::read::GzDecoder::new(bytes).take(length as u64 + 1).read_to_end(&mut raw)?;
-    Ok(raw)
-}
-
-/// Decodes the list of pages.
 fn entries(parts: &[&[u8]], block: BlockSize, len: u64) -> Result<Vec<Entry>, DamagedEpochPages> {
     let mut bytes = parts[Section::Pages as usize];
     let mut masks = parts[Section::Masks as usize];
@@ -202,7 +184,7 @@ fn damaged(what: &'static str) -> DamagedEpochPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{ByteCounts, CodecOptions, FallbackCompressor, encoder::Encoder};
+    use crate::codec::{ByteCounts, CodecOptions, encoder::Encoder};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -236,14 +218,7 @@ mod tests {
     fn codings() -> impl Strategy<Value = CodecOptions> {
         let block =
             prop::sample::select(vec![BlockSize::B64, BlockSize::B128, BlockSize::B256, BlockSize::Page]);
-        let general = prop::sample::select(vec![
-            FallbackCompressor::None,
-            FallbackCompressor::Zstd,
-            FallbackCompressor::Gzip,
-        ]);
-        (block, any::<[bool; 3]>(), general).prop_map(|(block, [share, sparse, wkdm], general)| {
-            CodecOptions { block, share, sparse, wkdm, general }
-        })
+        (block, any::<bool>()).prop_map(|(block, compact)| CodecOptions { block, compact })
     }
 
     /// A write: where, how long, what kind of bytes.
@@ -271,8 +246,8 @@ mod tests {
             coding in codings(), epochs in prop::collection::vec(writes(), 1..6), seed: u64,
         ) {
             let (mut memory, mut copy) = (BTreeMap::new(), Copy::default());
-            let mut encoder = Encoder::new(coding, seed, 1 << 20).unwrap();
-            let mut decoder = Decoder::new().unwrap();
+            let mut encoder = Encoder::new(coding, seed, 1 << 20);
+            let mut decoder = Decoder::default();
             for writes in epochs {
                 let dirty: std::collections::BTreeSet<u64> = writes.iter().map(|write| write.0).collect();
                 writes.into_iter().for_each(|write| apply(&mut memory, write));
@@ -293,21 +268,30 @@ mod tests {
         ) {
             let mut memory = BTreeMap::new();
             writes.into_iter().for_each(|write| apply(&mut memory, write));
-            let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
+            let mut encoder = Encoder::new(coding, 1, 1 << 20);
             let (mut payload, _) = encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap();
             let len = payload.len();
             flips.iter().for_each(|(at, value)| payload[at % len] ^= value);
-            let mut decoder = Decoder::new().unwrap();
+            let mut decoder = Decoder::default();
             let _ = decoder.decode(&payload, coding.block, PAGES, &mut Copy::default());
             let _ = decoder.decode(&payload[..cut.index(len)], coding.block, PAGES, &mut Copy::default());
         }
     }
 
     #[test]
+    fn settings_are_on_the_wire_as_version_0_1_had_them() {
+        let fine = CodecOptions::fine(BlockSize::B128);
+        for (options, bytes) in [(fine, [1, 1, 1, 1, 1]), (CodecOptions::REMUS, [3, 0, 0, 0, 0])] {
+            assert_eq!(postcard::to_stdvec(&options).unwrap(), bytes);
+            assert_eq!(postcard::from_bytes(&bytes), Ok(options));
+        }
+    }
+
+    #[test]
     fn a_change_that_the_hashes_hide_is_asked_for_again() {
         let coding = CodecOptions::fine(BlockSize::B64);
-        let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
-        let (mut decoder, mut copy) = (Decoder::new().unwrap(), Copy::default());
+        let mut encoder = Encoder::new(coding, 1, 1 << 20);
+        let (mut decoder, mut copy) = (Decoder::default(), Copy::default());
         let page = vec![3; PAGE_SIZE];
         let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
         assert_eq!(decoder.decode(&payload, coding.block, PAGES, &mut copy), Ok(vec![]));
@@ -333,7 +317,7 @@ mod tests {
             };
             let mut memory: BTreeMap<u64, Vec<u8>> =
                 (0..PAGES).map(|page| (page, noise(page).collect())).collect();
-            let mut encoder = Encoder::new(coding, 1, 1 << 20).unwrap();
+            let mut encoder = Encoder::new(coding, 1, 1 << 20);
             encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap();
             for (page, data) in &mut memory {
                 data[8] = data[8].wrapping_add(1);
@@ -344,16 +328,8 @@ mod tests {
             encoder.encode(0, memory.iter().map(|(page, data)| (*page, &data[..]))).unwrap().1
         };
         let remus = sent(CodecOptions::REMUS);
-        let nothing = CodecOptions {
-            share: false,
-            sparse: false,
-            wkdm: false,
-            general: FallbackCompressor::None,
-            block: BlockSize::B64,
-        };
+        let nothing = CodecOptions { compact: false, block: BlockSize::B64 };
         let (fine, all) = (sent(nothing), sent(CodecOptions::fine(BlockSize::B64)));
-        let gzip = sent(CodecOptions { general: FallbackCompressor::Gzip, ..nothing });
-        assert!(gzip.sent < fine.sent, "{gzip:?}");
         assert!(remus.sent > PAGES * 4096 && remus.changed == remus.dirty);
         assert!(
             fine.sent < remus.sent / 10 && all.sent < fine.sent && all.unshared < all.changed,

@@ -5,27 +5,27 @@
 //! by byte before it is shared), then offered to the codes in the order of their cost.
 
 use super::{
-    BATCH_PAGES_MAX, BlockSize, ByteCounts, CodecOptions, DIGEST_BYTES, FallbackCompressor,
+    BATCH_PAGES_MAX, BlockSize, ByteCounts, CodecOptions, DIGEST_BYTES,
     bit_io::BitWriter,
     block_hashes::{BlockHashes, PageChange},
     page_digest,
     page_references::ReferenceWriter,
-    sections::{RAW_GZIP, RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join},
+    sections::{RAW_PLAIN, RAW_ZSTD, SECTIONS, Section, join},
     shared_pages::{PageReference, SharingMachine},
     sparse, wkdm,
 };
 use std::{
     collections::{HashMap, HashSet},
-    io::{self, Write as _},
+    io,
 };
 use whimbrel_core::{PAGE_SIZE, varint};
+use whimbrel_image::compression::{Settings, compress};
 
 pub(super) const PAGE_ZERO: u64 = 0;
 pub(super) const PAGE_WHOLE: u64 = 1;
 pub(super) const PAGE_BLOCKS: u64 = 2;
 pub(super) const PAGE_SAME: u64 = 3;
 pub(super) const PAGE_REFERENCE: u64 = 4;
-/// Bits of a page's kind.
 pub(super) const PAGE_BITS: u32 = 3;
 
 pub(super) const BLOCK_RAW: u32 = 0;
@@ -43,7 +43,6 @@ const MEMORY: u32 = 0;
 pub struct Encoder {
     coding: CodecOptions,
     hashes: BlockHashes,
-    zstd: zstd::bulk::Compressor<'static>,
     batch: BatchBuilder,
     seeding: bool,
     /// Present if pages of other machines may be referenced.
@@ -52,7 +51,6 @@ pub struct Encoder {
     not_referenced: HashSet<(u32, u64)>,
 }
 
-/// The sections of the batch in progress.
 #[derive(Default)]
 struct BatchBuilder {
     pages: Vec<u8>,
@@ -72,22 +70,21 @@ struct BatchBuilder {
 
 impl Encoder {
     /// An encoder whose table of hashes takes at most `hash_bytes_max`.
-    pub fn new(coding: CodecOptions, seed: u64, hash_bytes_max: usize) -> io::Result<Self> {
+    pub fn new(coding: CodecOptions, seed: u64, hash_bytes_max: usize) -> Self {
         let hashes = BlockHashes::new(coding.block, seed, hash_bytes_max);
-        Ok(Self {
+        Self {
             coding,
             hashes,
-            zstd: zstd::bulk::Compressor::new(ZSTD_LEVEL)?,
             batch: BatchBuilder::default(),
             seeding: false,
             member: None,
             not_referenced: HashSet::new(),
-        })
+        }
     }
 
     /// From now on, refers to pages that the standby has of this or another machine, if sharing is on.
     pub fn share_with(&mut self, member: SharingMachine) {
-        self.member = Some(member).filter(|_| self.coding.share);
+        self.member = Some(member).filter(|_| self.coding.compact);
     }
 
     /// Pages of the last batch that were sent as references; the standby may request them again.
@@ -185,16 +182,12 @@ impl Encoder {
 
     fn finish(&mut self) -> io::Result<(Vec<u8>, ByteCounts)> {
         let piece = &self.batch;
-        let compressed = match self.coding.general {
-            FallbackCompressor::Zstd if !piece.raw.is_empty() => {
-                Some((RAW_ZSTD, self.zstd.compress(&piece.raw)?))
-            }
-            FallbackCompressor::Gzip if !piece.raw.is_empty() => Some((RAW_GZIP, gzip(&piece.raw)?)),
-            _ => None,
+        let compressed = match self.coding.compact && !piece.raw.is_empty() {
+            true => compress(&piece.raw, &[], Settings::level(ZSTD_LEVEL), Vec::new())?,
+            false => Vec::new(),
         };
-        let smaller = compressed.filter(|(_, small)| small.len() < piece.raw.len());
-        let (raw_code, raw) =
-            smaller.as_ref().map_or((RAW_PLAIN, &piece.raw[..]), |(code, small)| (*code, &small[..]));
+        let pays = !compressed.is_empty() && compressed.len() < piece.raw.len();
+        let (raw_code, raw) = if pays { (RAW_ZSTD, &compressed) } else { (RAW_PLAIN, &piece.raw) };
         let raw_length = (piece.raw.len() as u32).to_le_bytes();
         let words = piece.words.streams();
         let words = match words.iter().all(|stream| stream.is_empty()) {
@@ -248,7 +241,7 @@ impl BatchBuilder {
     fn block(&mut self, coding: &CodecOptions, block: &[u8]) {
         self.volume.changed += block.len() as u64;
         let index = (self.blocks.len() / block.len()) as u32;
-        if coding.share {
+        if coding.compact {
             let hash = xxhash_rust::xxh3::xxh3_64(block);
             match self.first_blocks.get(&hash) {
                 Some(first) if self.blocks[*first as usize * block.len()..][..block.len()] == *block => {
@@ -265,9 +258,9 @@ impl BatchBuilder {
             self.blocks.extend_from_slice(block);
         }
         self.volume.unshared += block.len() as u64;
-        let kind = if coding.sparse && sparse::encode(block, &mut self.sparse) {
+        let kind = if coding.compact && sparse::encode(block, &mut self.sparse) {
             BLOCK_SPARSE
-        } else if coding.wkdm && self.words.push(block) {
+        } else if coding.compact && self.words.push(block) {
             BLOCK_WORDS
         } else {
             self.raw.extend_from_slice(block);
@@ -277,13 +270,6 @@ impl BatchBuilder {
     }
 }
 
-fn gzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    encoder.write_all(bytes)?;
-    encoder.finish()
-}
-
-/// Bytes of a page's mask.
 pub(super) const fn mask_bytes(block: BlockSize) -> usize {
     block.in_page().div_ceil(8)
 }

@@ -4,7 +4,7 @@
 //! After "Enhancing the Performance of High Availability Lightweight Live Migration" (FGBI), section 3:
 //! [`block_hashes`] finds the blocks of a page that differ from what was sent before, by their hashes;
 //! [`encoder`] shares identical blocks and picks a code for each: offsets and values ([`sparse`]), words of a
-//! dictionary ([`wkdm`]), or zstd (or gzip, as in the paper) over all others. [`decoder`] does the reverse.
+//! dictionary ([`wkdm`]), or zstd over all others. [`decoder`] does the reverse.
 //! Pure functions over bytes; input from outside is bounded before it is allocated.
 //!
 //! Two versions of a block with equal hashes would leave an old block at the standby. Therefore a page that
@@ -60,45 +60,38 @@ impl BlockSize {
     }
 }
 
-/// Steps of the codec. Each can be turned off, to measure its effect.
+/// Settings of the codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "Steps", into = "Steps")]
 pub struct CodecOptions {
     /// The unit in which changes are found.
     pub block: BlockSize,
-    /// Whether to refer to repeated blocks of the batch, and to whole pages that the standby has.
-    pub share: bool,
-    /// Whether to encode blocks of few nonzero bytes as offsets and values.
-    pub sparse: bool,
-    /// Whether to encode blocks of similar words by a dictionary.
-    pub wkdm: bool,
-    /// Compressor of all other blocks together.
-    pub general: FallbackCompressor,
+    /// Whether repeated blocks and pages are sent once, and the others encoded and compressed.
+    pub compact: bool,
 }
 
-/// Compressor of blocks that no cheaper code has shrunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum FallbackCompressor {
-    /// No compression at all.
-    None,
-    /// zstd at its fastest ordinary level.
-    Zstd,
-    /// gzip at its usual level, as in the paper.
-    Gzip,
+/// Settings on the wire: the unit, a flag for each cheap step, and 1 for zstd.
+type Steps = (BlockSize, [bool; 3], u32);
+
+impl From<Steps> for CodecOptions {
+    fn from((block, steps, _): Steps) -> Self {
+        Self { block, compact: steps[0] }
+    }
+}
+
+impl From<CodecOptions> for Steps {
+    fn from(CodecOptions { block, compact }: CodecOptions) -> Self {
+        (block, [compact; 3], compact.into())
+    }
 }
 
 impl CodecOptions {
     /// Whole pages without compression, as Remus: the reference for comparisons.
-    pub const REMUS: Self = Self {
-        block: BlockSize::Page,
-        share: false,
-        sparse: false,
-        wkdm: false,
-        general: FallbackCompressor::None,
-    };
+    pub const REMUS: Self = Self { block: BlockSize::Page, compact: false };
 
     /// All steps, in blocks of size `block`.
     pub const fn fine(block: BlockSize) -> Self {
-        Self { block, share: true, sparse: true, wkdm: true, general: FallbackCompressor::Zstd }
+        Self { block, compact: true }
     }
 }
 

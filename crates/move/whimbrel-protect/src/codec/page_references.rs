@@ -11,7 +11,6 @@ use whimbrel_core::varint;
 /// Most machines to which one batch refers.
 const MACHINES_MAX: usize = 64;
 
-/// References of the batch in progress.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceWriter {
     machines: Vec<ProtectionId>,
@@ -28,7 +27,6 @@ impl ReferenceWriter {
         self.next = 0;
     }
 
-    /// The pages that were sent as references.
     pub(super) fn pages(&self) -> &[u64] {
         &self.pages
     }

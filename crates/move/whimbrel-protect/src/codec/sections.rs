@@ -3,7 +3,6 @@
 /// Number of sections in a batch.
 pub(super) const SECTIONS: usize = 11;
 
-/// Index of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Section {
     /// For each page, its distance from the one before and its kind.
@@ -22,11 +21,8 @@ pub(super) enum Section {
     Words = 6,
     /// Bytes of all other blocks before compression.
     RawLength = 7,
-    /// All other blocks.
     Raw = 8,
-    /// Compression of the other blocks.
     RawCode = 9,
-    /// References to pages that the standby has.
     References = 10,
 }
 
@@ -34,8 +30,6 @@ pub(super) enum Section {
 pub(super) const RAW_PLAIN: u8 = 0;
 /// Other blocks as one zstd frame.
 pub(super) const RAW_ZSTD: u8 = 1;
-/// Other blocks as one gzip member.
-pub(super) const RAW_GZIP: u8 = 2;
 
 /// A batch of pages that no correct primary would send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +39,6 @@ pub struct DamagedEpochPages {
     pub what: &'static str,
 }
 
-/// Joins sections into one batch.
 pub(super) fn join(parts: [&[u8]; SECTIONS]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SECTIONS * 4 + parts.iter().map(|part| part.len()).sum::<usize>());
     parts.iter().for_each(|part| out.extend((part.len() as u32).to_le_bytes()));
@@ -53,7 +46,6 @@ pub(super) fn join(parts: [&[u8]; SECTIONS]) -> Vec<u8> {
     out
 }
 
-/// Splits a batch into its sections.
 pub(super) fn split(bytes: &[u8]) -> Result<[&[u8]; SECTIONS], DamagedEpochPages> {
     split_n::<SECTIONS>(bytes)
 }

@@ -17,7 +17,6 @@ const PARTIAL: u32 = 1;
 const NEW: u32 = 2;
 const EXACT: u32 = 3;
 
-/// Index of a word's dictionary entry.
 fn entry_of(word: u32) -> usize {
     ((word >> LOW_BITS).wrapping_mul(0x9e37_79b1) >> 28) as usize
 }

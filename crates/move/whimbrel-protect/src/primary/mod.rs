@@ -82,7 +82,7 @@ impl<'a> EpochSender<'a> {
         seed: u64,
         hash_bytes_max: usize,
     ) -> Result<Self, PrimaryError> {
-        let encoder = Encoder::new(coding, seed, hash_bytes_max).map_err(PrimaryError::Encode)?;
+        let encoder = Encoder::new(coding, seed, hash_bytes_max);
         let (cut, cut_at) = (EpochCapture::default(), Instant::now());
         Ok(Self {
             link,
@@ -336,7 +336,6 @@ impl<'a> EpochSender<'a> {
     }
 }
 
-/// The capture sink that seeds a standby.
 struct SeedSink<'s, 'a> {
     sender: &'s mut EpochSender<'a>,
     /// Pages waiting for the next batch: array and number, and their contents in the same order.

@@ -182,7 +182,7 @@ impl World {
         let (cuts, copy) = (Arc::new(Mutex::new(Vec::new())), Copy::new());
         let receiver =
             EpochReceiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
-        let receiver = Arc::new(Mutex::new(receiver.unwrap()));
+        let receiver = Arc::new(Mutex::new(receiver));
         Self { watched: Watched { machine, cuts: cuts.clone() }, ledgers, cuts, copy, receiver }
     }
 
@@ -313,7 +313,7 @@ fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
     let current = receiver.committed_epoch();
     assert_eq!(current.epoch().0, Some(3));
     let (id, page) = (ProtectionId([2; 16]), vec![7; PAGE_SIZE]);
-    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20);
     let (payload, _) = encoder.encode(0, [(5, &page[..])].into_iter()).unwrap();
     let piece = |epoch| EpochPages { id, epoch, array: 0, block: BlockSize::B64 };
     let seal = |epoch, pages| EpochEnd { id, epoch, pages, device_bytes: None, ports: vec![] };
@@ -334,12 +334,12 @@ fn what_is_filled_anew_or_written_by_halves_is_nothing_to_take_over_from() {
 fn pages_of_zeros_are_bounded_too() {
     let pages = 1 << 20;
     let arrival = Box::new(Copy::new());
-    let mut receiver = EpochReceiver::new(arrival, vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    let mut receiver = EpochReceiver::new(arrival, vec![pages], vec![], HandoverId([1; 16]));
     let id = ProtectionId([2; 16]);
     receiver
         .end_epoch(EpochEnd { id, epoch: 0, pages: 0, device_bytes: None, ports: vec![] }, vec![1])
         .unwrap();
-    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20);
     let zero = vec![0; PAGE_SIZE];
     let mut took = 0;
     for first in (0..pages).step_by(1024) {

@@ -38,10 +38,9 @@ impl World {
     fn new(seed: u64) -> Self {
         let copy = Copy::new();
         let arrays = vec![MEMORY, DISK];
-        let mut receiver =
-            EpochReceiver::new(Box::new(copy.clone()), arrays, vec![], HandoverId([1; 16])).unwrap();
+        let mut receiver = EpochReceiver::new(Box::new(copy.clone()), arrays, vec![], HandoverId([1; 16]));
         assert!(receiver.wants_snapshot(true, true));
-        let encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20).unwrap();
+        let encoder = Encoder::new(CodecOptions::fine(BlockSize::B64), 1, 1 << 20);
         let stored = copy.0.lock().unwrap().0.clone();
         let random = StdRng::seed_from_u64(seed);
         Self { copy, receiver, encoder, epoch: 0, random, stored }
@@ -140,13 +139,12 @@ fn a_copy_that_is_too_slow_is_lost_and_the_epochs_are_not() {
     let pages = 2 * (BUFFER_BYTES_MAX / PAGE_SIZE) as u64;
     let copy = Copy::default();
     copy.0.lock().unwrap().0 = vec![vec![0; pages as usize * PAGE_SIZE]];
-    let mut receiver =
-        EpochReceiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16])).unwrap();
+    let mut receiver = EpochReceiver::new(Box::new(copy.clone()), vec![pages], vec![], HandoverId([1; 16]));
     assert!(receiver.wants_snapshot(true, false), "all of it is in no copy yet");
     let seal = |epoch, pages| EpochEnd { id: ID, epoch, pages, device_bytes: None, ports: vec![] };
     receiver.end_epoch(seal(0, 0), vec![1]).unwrap();
     let kept = receiver.start_snapshot().unwrap();
-    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20).unwrap();
+    let mut encoder = Encoder::new(CodecOptions::fine(BlockSize::Page), 1, 1 << 20);
     let page = vec![7; PAGE_SIZE];
     for (epoch, first) in (1..).zip((0..pages).step_by(1024)) {
         let (payload, _) = encoder.encode(0, (first..first + 1024).map(|page_| (page_, &page[..]))).unwrap();

@@ -150,7 +150,7 @@ impl Protected {
         let copy = Copy::new();
         let receiver =
             EpochReceiver::new(Box::new(copy.clone()), vec![MEMORY, DISK], vec![], HandoverId([1; 16]));
-        let receiver = Arc::new(Mutex::new(receiver.unwrap()));
+        let receiver = Arc::new(Mutex::new(receiver));
         let wire = Wire { receiver, beside: beside.map(Mutex::new), bytes: AtomicU64::new(0) };
         Self { machine: Watched { machine, cut: Vec::new() }, ledgers, copy, wire }
     }

@@ -3,13 +3,15 @@
 //! The fears: a page that is not what it was, something sent twice, wrong data believed, a holder that could
 //! help not asked, a pull that does not come to an end.
 
-use crate::common::{Fake, Place, get, live, memory, random, try_get};
+use crate::common::{Asked, Dark, Fake, Place, get, live, memory, random, try_get};
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_transfer::{DemandFetcher, Holders, TransferError};
+use whimbrel_image::pack_frame::Kind;
+use whimbrel_store::{Expected, GcRoots, ObjectWant, RemoteObjects as _};
+use whimbrel_transfer::{DemandFetcher, Holders, Progress, TransferError};
 
 const PAGES: usize = 300;
 
@@ -49,10 +51,85 @@ fn a_second_version_travels_as_its_difference() {
     let expected = (altogether * (PAGE_SIZE + 16) + 200 * 40) as u64;
     assert!(report.received < expected, "{expected} for {altogether} new pages: {report:?}");
     assert!(report.pages.delta > 100 && report.pages.plain == 0, "{report:?}");
+    // The ref was at the first version until the second was whole, so that equal subtrees were skipped.
+    assert_eq!(report.pages.had, 0, "{report:?}");
     assert_eq!(
         here.store.blob(&here.store.manifest(&second).unwrap().device[0]).unwrap()[49_000..],
         [8; 1000]
     );
+}
+
+#[test]
+fn a_source_that_dies_leaves_the_old_version_whole_and_the_pull_ends_when_it_is_back() {
+    let (there, here) = (Place::new(), Place::new());
+    let before = memory(PAGES * 4, 12);
+    let first = there.capsule(&before, &[7; 5000], None);
+    get(&here.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), first, &[]).unwrap();
+    let mut memory = before.clone();
+    live(&mut memory, 2000, 13);
+    let second = there.capsule(&memory, &[8; 5000], Some(first));
+    let named = |place: &Place| place.store.get_ref(&"it".parse().unwrap()).unwrap();
+    let bases = [first];
+    for cut in 0..4 {
+        let (peer, faults) = Fake::peer("alpha", &there.store);
+        faults.until_cut.store(cut, Ordering::Release);
+        *faults.next_cut.lock().unwrap() = Box::new(|| 0);
+        let asked = Asked { patience: Duration::ZERO, ..Asked::of(second, &bases) };
+        let failed = asked.pull(&here.store, &Holders::new(vec![peer]), &mut |_| ());
+        assert!(failed.is_err_and(|error| error.is_retryable()), "cut {cut}");
+        here.store.gc(GcRoots::Referenced).unwrap();
+        assert_eq!(named(&here), Some(first), "cut {cut}");
+        let verified = here.store.verify(|_, _| ()).unwrap();
+        assert!(verified.damage.is_empty() && verified.broken.is_empty(), "{verified:?}");
+        assert!(here.memory(&first) == before, "cut {cut}");
+    }
+    get(&here.store, &Holders::new(vec![Fake::peer("alpha", &there.store).0]), second, &[first]).unwrap();
+    assert_eq!(named(&here), Some(second));
+    assert!(here.memory(&second) == memory);
+}
+
+#[test]
+fn collections_in_the_middle_of_a_pull_cost_little_and_do_not_fail_it() {
+    let there = Place::new();
+    let mut memory = memory(PAGES * 8, 14);
+    let first = there.capsule(&memory, &[7; 50_000], None);
+    live(&mut memory, 1500, 15);
+    let second = there.capsule(&memory, &[9; 50_000], Some(first));
+    let here = Place::new();
+    let calm = Place::new();
+    for (capsule, bases) in [(first, vec![]), (second, vec![first])] {
+        let (peer, once) = Fake::peer("alpha", &there.store);
+        get(&calm.store, &Holders::new(vec![peer]), capsule, &bases).unwrap();
+        let (peer, faults) = Fake::peer("alpha", &there.store);
+        let mut calls = 0;
+        let mut collect = |_: &Progress| {
+            calls += 1;
+            if [4, 9, 16].contains(&calls) {
+                here.store.fetched_objects_writer().flush().unwrap();
+                here.store.gc(GcRoots::Referenced).unwrap();
+            }
+        };
+        let report = Asked::of(capsule, &bases).pull(&here.store, &Holders::new(vec![peer]), &mut collect);
+        report.unwrap();
+        assert!(calls >= 4, "{calls}");
+        let (came, calm) = (faults.arrived.load(Ordering::Acquire), once.arrived.load(Ordering::Acquire));
+        assert!(came <= calm * 2, "{came} bytes instead of {calm}");
+    }
+    assert!(here.memory(&second) == memory);
+}
+
+#[test]
+fn a_ref_that_is_moved_during_a_pull_stays_where_it_was_put() {
+    let (there, here) = (Place::new(), Place::new());
+    let memory = memory(PAGES, 16);
+    let capsule = there.capsule(&memory, &[7; 5000], None);
+    let own = here.capsule(&memory, &[8; 5000], None);
+    let name = "it".parse().unwrap();
+    here.store.delete_ref(&name, Expected::Capsule(own)).unwrap();
+    let mut move_it = |_: &Progress| here.store.set_ref(&name, &own, Expected::Anything).unwrap();
+    let sources = Holders::new(vec![Fake::peer("alpha", &there.store).0]);
+    Asked::of(capsule, &[]).pull(&here.store, &sources, &mut move_it).unwrap();
+    assert_eq!(here.store.get_ref(&name).unwrap(), Some(own));
 }
 
 #[test]
@@ -210,4 +287,69 @@ fn a_machine_runs_on_pages_that_are_elsewhere() {
     faults.until_cut.store(0, Ordering::Release);
     let gone = here.store.image(Some(whimbrel_core::Digest([5; 32])), 10).with_remote_fetch(None);
     assert!(gone.read(PageRun::new(0, 1), &mut seen[..PAGE_SIZE]).unwrap_err().is_retryable());
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_dialled_again_and_never_waited_for_while_another_can_serve() {
+    let (there, here) = (Place::new(), Place::new());
+    let capsule = there.capsule(&memory(PAGES, 17), &[7; 5000], None);
+    let (dark, silence) = Dark::peer();
+    let (alpha, _) = Fake::peer("alpha", &there.store);
+    let sources = Arc::new(Holders::new(vec![dark, alpha]).with_retry(Duration::from_millis(1)));
+    assert_eq!(sources.name(0), "dark");
+    let remote = DemandFetcher::new(Arc::new(here.store.clone()), sources.clone());
+    let want = ObjectWant { digest: capsule.0, similar: None };
+    for failed in 0..3 {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while silence.dials() <= failed {
+            assert!(Instant::now() < deadline, "it is not dialled again");
+            assert_eq!(remote.objects(Kind::Manifest, &[want]).unwrap().len(), 1);
+        }
+        remote.objects(Kind::Manifest, &[want]).unwrap();
+        assert_eq!(silence.ended(), failed, "a fetch waited for a dial");
+        silence.end_one_dial();
+    }
+    get(&here.store, &sources, capsule, &[]).unwrap();
+    assert_eq!(silence.ended(), 3, "a pull waited for a dial");
+    silence.end();
+}
+
+#[test]
+fn a_holder_that_cannot_read_now_is_asked_again_and_nobody_is_told_that_the_page_is_gone() {
+    let (mut there, here) = (Place::new(), Place::new());
+    let memory = memory(PAGES, 18);
+    let capsule = there.capsule(&memory, &[7; 5000], None);
+    let image = there.store.manifest(&capsule).unwrap().images.remove(0);
+    there.reopen();
+    let (peer, _) = Fake::peer("alpha", &there.store);
+    let sources = Arc::new(Holders::new(vec![peer]).with_retry(Duration::from_millis(1)));
+    let remote = DemandFetcher::new(Arc::new(here.store.clone()), sources);
+    here.store.set_remote_objects(Arc::new(remote));
+    let source = here.store.image(image.root, image.pages).with_remote_fetch(None);
+    let (packs, away) = (there.dir.path().join("packs"), there.dir.path().join("away"));
+    let mut page = [0; PAGE_SIZE];
+    std::fs::rename(&packs, &away).unwrap();
+    for _ in 0..3 {
+        let error = source.read(PageRun::new(1, 1), &mut page).unwrap_err();
+        assert!(error.is_retryable(), "{error:?}");
+    }
+    std::fs::rename(&away, &packs).unwrap();
+    source.read(PageRun::new(1, 1), &mut page).unwrap();
+    assert!(page == memory[PAGE_SIZE..][..PAGE_SIZE]);
+}
+
+#[test]
+fn a_page_is_gone_for_good_only_when_somebody_was_asked_and_all_lack_it() {
+    let (there, here) = (Place::new(), Place::new());
+    let image = here.store.image(Some(whimbrel_core::Digest([5; 32])), 10).with_remote_fetch(None);
+    let read = |holders| {
+        let remote = DemandFetcher::new(Arc::new(here.store.clone()), Arc::new(Holders::new(holders)));
+        here.store.set_remote_objects(Arc::new(remote));
+        image.read(PageRun::new(0, 1), &mut [0; PAGE_SIZE]).unwrap_err().is_retryable()
+    };
+    assert!(read(vec![]), "nobody was asked");
+    assert!(!read(vec![Fake::peer("alpha", &there.store).0]));
+    let (away, faults) = Fake::peer("beta", &there.store);
+    faults.refuse_dials.store(u64::MAX, Ordering::Release);
+    assert!(read(vec![Fake::peer("alpha", &there.store).0, away]), "one of them may have it");
 }

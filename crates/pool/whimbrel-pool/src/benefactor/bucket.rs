@@ -1,7 +1,7 @@
 //! The object store of an object tier: `s3://BUCKET/PREFIX?endpoint=URL`. Calls block for at most seconds.
 //!
-//! A prefix belongs to one benefactor, named by the object `owner`, so that two never remove each other's
-//! segments. Nothing relies on conditional writes, which some servers accept and ignore: the object of a
+//! A prefix belongs to one benefactor of one pool, named by the object `owner`, so that two never remove each
+//! other's segments. It is read again before a segment is stored or removed. Nothing relies on conditional writes, which some servers accept and ignore: the object of a
 //! segment is written once, under a number that is never reused. Readers check what they read.
 
 use bytes::Bytes;
@@ -13,6 +13,8 @@ use object_store::{
 };
 use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
+use whimbrel_core::HostName;
+use whimbrel_wire::PublicKey;
 
 /// Time for which a call is retried.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,7 +24,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(60);
 const OBJECT_MAX: u64 = 64 << 20;
 const OWNER: &str = "owner";
 /// Longest object that names the owner.
-const OWNER_MAX: u64 = 64;
+const OWNER_MAX: u64 = 512;
 
 /// Options of an object tier.
 #[derive(Clone, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct TierOptions {
     pub url: TierUrl,
     /// Bytes of full segments that stay on the disk; the oldest are uploaded first.
     pub keep_local: u64,
+    /// Whether the prefix is taken over from another benefactor, which must never use it again.
+    pub take_over: bool,
     /// Credentials, region and other settings by their names in the environment: `AWS_ACCESS_KEY_ID`,
     /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, …; names without `AWS_` are ignored.
     pub settings: Vec<(String, String)>,
@@ -90,6 +94,33 @@ impl fmt::Display for TierUrl {
     }
 }
 
+/// Benefactor that a prefix belongs to: the content of the object `owner`, a line `KEY POOL NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierOwner {
+    /// Key of the benefactor.
+    pub key: PublicKey,
+    /// Pool of its chunks; none before its first registration, stored as 0.
+    pub pool: Option<u64>,
+    /// Name of the benefactor, for people.
+    pub name: HostName,
+}
+
+impl fmt::Display for TierOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:016x} {}", self.key, self.pool.unwrap_or(0), self.name)
+    }
+}
+
+impl TierOwner {
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split_whitespace();
+        let key = fields.next()?.parse().ok()?;
+        let pool = u64::from_str_radix(fields.next()?, 16).ok()?;
+        let name = fields.next()?.parse().ok()?;
+        Some(Self { key, pool: Some(pool).filter(|pool| *pool > 0), name })
+    }
+}
+
 /// Failure of the object store.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
@@ -101,14 +132,28 @@ pub enum TierError {
         /// The failed operation.
         action: &'static str,
         /// Cause reported by the object store.
-        #[source]
         source: Box<Error>,
     },
     /// The prefix belongs to another benefactor.
-    #[error("{place} belongs to another benefactor")]
+    #[error(
+        "{place} belongs to another benefactor ({owner}); start with `--take-over` only if that one has lost its \
+         disk and never returns"
+    )]
     Foreign {
         /// Location of the object store.
         place: String,
+        /// Key, pool and name of the owner, as far as they are known.
+        owner: String,
+    },
+    /// The prefix has segments of another pool.
+    #[error("{place} has chunks of pool {found:016x}, this benefactor belongs to pool {ours:016x}")]
+    OtherPool {
+        /// Location of the object store.
+        place: String,
+        /// Pool of the stored segments.
+        found: u64,
+        /// Pool of this benefactor.
+        ours: u64,
     },
 }
 
@@ -157,7 +202,6 @@ impl Bucket {
         failed(&self.url, action)
     }
 
-    /// Stores an object.
     pub(super) fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         let put = self.runtime.block_on(self.store.put(&self.path(name), bytes.into()));
         put.map(drop).map_err(self.failed("store a segment"))
@@ -189,7 +233,6 @@ impl Bucket {
         absent(gone).map(drop).map_err(self.failed("remove a segment"))
     }
 
-    /// Names of all objects of the prefix.
     pub(super) fn list(&self) -> Result<Vec<String>> {
         let prefix = Path::from(self.url.prefix.as_str());
         let all = self.store.list(Some(&prefix)).map_ok(|object| object.location);
@@ -198,32 +241,57 @@ impl Bucket {
         Ok(all.iter().filter_map(|path| path.filename()).map(str::to_owned).collect())
     }
 
-    /// Claims the prefix for the benefactor with this number; fails if it has another owner. Without a
-    /// number, because the benefactor lost its disk, the recorded owner is returned.
-    pub(super) fn own(&self, owner: Option<u64>) -> Result<u64> {
+    /// Claims the prefix for `ours`, and returns it with the pool of the prefix. Fails if the prefix has another
+    /// owner, unless it is taken over. `number` names the owner in the form of earlier versions.
+    pub(super) fn claim(&self, ours: TierOwner, number: Option<u64>, take_over: bool) -> Result<TierOwner> {
+        let place = self.url.to_string();
+        let Some(text) = self.owner()? else {
+            self.set_owner(&ours)?;
+            return Ok(ours);
+        };
+        let found = TierOwner::parse(&text);
+        let is_ours = match &found {
+            Some(found) => found.key == ours.key,
+            None => number.is_some_and(|number| text == format!("{number:016x}")),
+        };
+        if !is_ours && !take_over {
+            return Err(TierError::Foreign { place, owner: text });
+        }
+        let pool = found.as_ref().and_then(|found| found.pool);
+        if let (Some(found), Some(ours)) = (pool, ours.pool)
+            && found != ours
+        {
+            return Err(TierError::OtherPool { place, found, ours });
+        }
+        let claimed = TierOwner { pool: pool.or(ours.pool), ..ours };
+        if found.as_ref() != Some(&claimed) {
+            self.set_owner(&claimed)?;
+        }
+        Ok(claimed)
+    }
+
+    /// Fails unless the prefix still belongs to the benefactor with this key.
+    pub(super) fn check_owner(&self, ours: &PublicKey) -> Result<()> {
+        let owner = self.owner()?.unwrap_or_default();
+        match TierOwner::parse(&owner) {
+            Some(found) if found.key == *ours => Ok(()),
+            _ => Err(TierError::Foreign { place: self.url.to_string(), owner }),
+        }
+    }
+
+    pub(super) fn set_owner(&self, owner: &TierOwner) -> Result<()> {
+        self.put(OWNER, format!("{owner}\n").into())
+    }
+
+    /// The line of the object `owner`, as text for people if it is none.
+    fn owner(&self) -> Result<Option<String>> {
         let path = self.path(OWNER);
         let read = self.runtime.block_on(async {
             let found = self.store.get(&path).await?;
             if found.meta.size > OWNER_MAX { Ok(Bytes::new()) } else { found.bytes().await }
         });
-        let foreign = || TierError::Foreign { place: self.url.to_string() };
-        match absent(read).map_err(self.failed("return its owner"))? {
-            Some(bytes) => {
-                let text = std::str::from_utf8(&bytes).ok();
-                let found =
-                    text.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).ok_or_else(foreign)?;
-                if owner.is_none_or(|owner| owner == found) { Ok(found) } else { Err(foreign()) }
-            }
-            None => {
-                let mut number = [0; 8];
-                let source = || Error::Generic { store: "S3", source: "no random numbers".into() };
-                let random = aws_lc_rs::rand::fill(&mut number);
-                random.map_err(|_| self.failed("set its owner")(source()))?;
-                let owner = owner.unwrap_or(u64::from_le_bytes(number));
-                self.put(OWNER, format!("{owner:016x}\n").into())?;
-                Ok(owner)
-            }
-        }
+        let bytes = absent(read).map_err(self.failed("return its owner"))?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The chunk store of a benefactor: append-only segment files, an index in memory, and compaction.
+//! The chunk store of a benefactor: append-only segment files and an index in memory.
 //!
 //! A put is in the page cache when it returns and durable when [`ChunkStore::flush`] returns; clients flush
 //! chunks before they commit. A flush waits for one that is under way, because that one may be syncing the
@@ -6,7 +6,9 @@
 //! a crash; opening the store checks it completely.
 //!
 //! The capsule store is not used because its garbage collection follows refs; here the manager decides on
-//! each chunk. After a failed write or sync the store is latched until it is opened again.
+//! each chunk. After a failed write or sync the store is latched until it is opened again, and offers no room.
+//! A full disk is no such failure: the write is undone and refused, and chunks can still be read, deleted and
+//! compacted.
 //!
 //! With an object tier, full segments are in an object store; see `remote_segments`.
 
@@ -74,7 +76,7 @@ pub struct ChunkStore {
     pub(super) offloading: Mutex<()>,
     state: Mutex<State>,
     /// Locked while the newest segment grows.
-    writing: Mutex<()>,
+    pub(super) writing: Mutex<()>,
     /// Locked while the newest segment is synced.
     syncing: Mutex<()>,
     latched: AtomicBool,
@@ -162,7 +164,11 @@ impl ChunkStore {
         let chunks = state.index.len() as u64;
         drop(state);
         let on_disk = rustix::fs::statvfs(&self.dir).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
-        let free = self.capacity.saturating_sub(used).min(on_disk.saturating_sub(self.keep_free));
+        let kept = self.keep_free.max(self.full_segment() / 2);
+        let free = match self.latched.load(Ordering::Relaxed) {
+            true => 0,
+            false => self.capacity.saturating_sub(used).min(on_disk.saturating_sub(kept)),
+        };
         let owed = self.keep_free.saturating_sub(on_disk).max(used.saturating_sub(self.capacity)).min(used);
         Usage { used, free, chunks, bytes_to_free: owed }
     }
@@ -198,30 +204,29 @@ impl ChunkStore {
         if new.is_empty() { Ok(()) } else { self.append(&new, Instant::now()) }
     }
 
+    /// Length at which a segment is full.
+    fn full_segment(&self) -> u64 {
+        if self.object_tier.is_some() { REMOTE_SEGMENT } else { SEGMENT }
+    }
+
     /// The caller holds `writing`.
-    fn append(&self, chunks: &[&(Digest, Bytes)], touched: Instant) -> Result<()> {
+    pub(super) fn append(&self, chunks: &[&(Digest, Bytes)], touched: Instant) -> Result<()> {
         let (number, file, at) = self.newest()?;
         let mut slots = Vec::with_capacity(chunks.len());
         let mut end = at;
-        let mut small = Vec::new();
         for (digest, frame) in chunks {
-            small.extend(segment::head(digest, frame.len()));
-            let offset = end + small.len() as u64;
-            slots.push((*digest, ChunkSlot { segment: number, offset, length: frame.len() as u32, touched }));
-            // Small records are written together; a large frame is not copied.
-            let is_large = frame.len() > GATHERED;
-            if !is_large {
-                small.extend_from_slice(frame);
-            }
-            if is_large || small.len() > GATHERED {
-                self.write(number, &file, &mut end, &small)?;
-                small.clear();
-            }
-            if is_large {
-                self.write(number, &file, &mut end, frame)?;
-            }
+            let (offset, length) = (end + RECORD as u64, frame.len() as u32);
+            slots.push((*digest, ChunkSlot { segment: number, offset, length, touched }));
+            end = offset + u64::from(length);
         }
-        self.write(number, &file, &mut end, &small)?;
+        if let Err(error) = write_records(&file, at, chunks) {
+            // Without its torn records, the segment is as before.
+            let undone = is_full(&error) && file.set_len(at).is_ok();
+            return match undone {
+                true => Err(ChunkError::Full { needed: end - at, free: 0 }),
+                false => Err(self.failed("write", number)(error)),
+            };
+        }
         let mut state = self.state();
         state.unsynced = true;
         if let Some(segment) = state.segments.get_mut(&number) {
@@ -237,21 +242,16 @@ impl ChunkStore {
         Ok(())
     }
 
-    fn write(&self, number: u32, file: &File, end: &mut u64, bytes: &[u8]) -> Result<()> {
-        file.write_all_at(bytes, *end).map_err(|error| self.failed("write", number)(error))?;
-        *end += bytes.len() as u64;
-        Ok(())
-    }
-
     /// The segment that grows, or a new one after syncing the full one.
     fn newest(&self) -> Result<(u32, Arc<File>, u64)> {
         let newest = {
             let state = self.state();
             state.segments.last_key_value().map(|(number, s)| (*number, s.file.clone(), s.length))
         };
-        let full = if self.object_tier.is_some() { REMOTE_SEGMENT } else { SEGMENT };
         let number = match newest {
-            Some((number, Some(file), length)) if length < full => return Ok((number, file, length)),
+            Some((number, Some(file), length)) if length < self.full_segment() => {
+                return Ok((number, file, length));
+            }
             Some((number, None, _)) => number + 1,
             Some((number, Some(file), _)) => {
                 file.sync_data().map_err(|error| self.failed("sync", number)(error))?;
@@ -261,7 +261,10 @@ impl ChunkStore {
         };
         let path = self.dir.join(name_of(number));
         let made = File::options().read(true).write(true).create_new(true).open(&path);
-        let file = Arc::new(made.map_err(|error| self.failed("create", number)(error))?);
+        let file = Arc::new(made.map_err(|error| match is_full(&error) {
+            true => ChunkError::Full { needed: RECORD as u64, free: 0 },
+            false => self.failed("create", number)(error),
+        })?);
         File::open(&self.dir)
             .and_then(|dir| dir.sync_all())
             .map_err(|error| self.failed("sync", number)(error))?;
@@ -359,57 +362,36 @@ impl ChunkStore {
     pub fn delete(&self, digests: &[Digest], listed: Instant) -> u64 {
         digests.iter().filter(|digest| self.remove_if(digest, |slot| slot.touched < listed)).count() as u64
     }
+}
 
-    /// Moves the chunks out of segments that are more than half empty and deletes these; returns bytes freed.
-    pub fn compact(&self) -> Result<u64> {
-        let mut freed = 0;
-        loop {
-            let sparse = {
-                let state = self.state();
-                let newest = state.segments.last_key_value().map(|(number, _)| *number);
-                let sealed = state.segments.iter().filter(|(number, _)| Some(**number) != newest);
-                let mut sparse = sealed.filter(|(_, segment)| segment.live * 2 < segment.length);
-                sparse.next().map(|(number, segment)| (*number, segment.length))
-            };
-            let Some((number, length)) = sparse else { return Ok(freed) };
-            let moved = self.compact_segment(number)?;
-            freed += length.saturating_sub(moved);
+/// Whether a disk or a quota has no room: nothing that was stored is in doubt then.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Writes the records of chunks at `at`. Small ones are written together; a large frame is not copied.
+fn write_records(file: &File, at: u64, chunks: &[&(Digest, Bytes)]) -> io::Result<()> {
+    let (mut end, mut small) = (at, Vec::new());
+    let mut write = |bytes: &[u8]| {
+        file.write_all_at(bytes, end)?;
+        end += bytes.len() as u64;
+        io::Result::Ok(())
+    };
+    for (digest, frame) in chunks {
+        small.extend(segment::head(digest, frame.len()));
+        let is_large = frame.len() > GATHERED;
+        if !is_large {
+            small.extend_from_slice(frame);
+        }
+        if is_large || small.len() > GATHERED {
+            write(&small)?;
+            small.clear();
+        }
+        if is_large {
+            write(frame)?;
         }
     }
-
-    fn compact_segment(&self, number: u32) -> Result<u64> {
-        let left: Vec<(Digest, ChunkSlot)> = {
-            let state = self.state();
-            let of_segment = state.index.iter().filter(|(_, slot)| slot.segment == number);
-            of_segment.map(|(digest, slot)| (*digest, *slot)).collect()
-        };
-        let mut moved = 0;
-        for (digest, slot) in left {
-            let frame = match self.get(&digest) {
-                Ok(frame) => frame,
-                Err(error @ ChunkError::Tier(_)) => return Err(error),
-                // Reading a damaged chunk removes it from the index.
-                Err(_) => continue,
-            };
-            let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            if self.state().index.get(&digest).is_some_and(|now| now.segment == number) {
-                moved += (RECORD + frame.len()) as u64;
-                self.append(&[&(digest, frame)], slot.touched)?;
-            }
-        }
-        // The copies must be durable before the segment is deleted.
-        self.flush(&[])?;
-        let _still = self.offloading.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.state().segments.get(&number).is_some_and(|segment| segment.file.is_none()) {
-            self.remove_remote(number)?;
-            self.state().segments.remove(&number);
-            return Ok(moved);
-        }
-        self.state().segments.remove(&number);
-        fs::remove_file(self.dir.join(name_of(number)))
-            .map_err(|error| self.failed("remove", number)(error))?;
-        Ok(moved)
-    }
+    write(&small)
 }
 
 /// Creates a folder and its parents, each durably.
@@ -469,132 +451,4 @@ fn load(dir: &Path, number: u32, newest: bool, state: &mut State) -> Result<()> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rand::{Rng, SeedableRng, rngs::StdRng};
-    use whimbrel_image::pack_frame::{Encoder, Kind};
-
-    fn chunk(seed: u64, len: usize) -> (Digest, Bytes) {
-        let mut raw = vec![0; len];
-        StdRng::seed_from_u64(seed).fill(&mut raw[..]);
-        (Digest::of(&raw), Encoder::new(1).encode(Kind::Blob, &raw, &[len]).unwrap().into())
-    }
-
-    fn open(dir: &Path) -> ChunkStore {
-        ChunkStore::open(dir, 1 << 30, 0).unwrap()
-    }
-
-    #[test]
-    fn chunks_are_there_again_after_a_restart_and_a_torn_tail_is_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let chunks: Vec<_> = (0..20).map(|seed| chunk(seed, 5000 + seed as usize)).collect();
-        let store = open(dir.path());
-        store.put(&chunks).unwrap();
-        store.put(&chunks[3..6]).unwrap();
-        assert_eq!(store.usage().chunks, 20, "putting twice keeps once");
-        drop(store);
-        let path = dir.path().join(name_of(1));
-        let whole = fs::metadata(&path).unwrap().len();
-        for cut in [1, 47, 3000] {
-            File::options().write(true).open(&path).unwrap().set_len(whole - cut).unwrap();
-            let store = open(dir.path());
-            assert_eq!(store.usage().chunks, 19, "cut by {cut}");
-            let last = chunks.iter().filter(|(digest, _)| store.get(digest).is_err()).count();
-            assert_eq!(last, 1);
-            store.put(&chunks).unwrap();
-            for (digest, frame) in &chunks {
-                assert_eq!(store.get(digest).unwrap(), frame);
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_killed_process_left_in_the_page_cache_is_synced_by_the_next_flush() {
-        let dir = tempfile::tempdir().unwrap();
-        let (digest, frame) = chunk(1, 5000);
-        open(dir.path()).put(&[(digest, frame)]).unwrap();
-        let store = open(dir.path());
-        assert!(store.state().unsynced);
-        assert_eq!(store.flush(&[digest]).unwrap(), [true]);
-        assert!(!store.state().unsynced);
-    }
-
-    #[test]
-    fn ranges_of_digests_are_listed_in_order_and_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path());
-        let chunks: Vec<_> = (0..50).map(|seed| chunk(seed, 100)).collect();
-        store.put(&chunks).unwrap();
-        let mut all: Vec<Digest> = chunks.iter().map(|(digest, _)| *digest).collect();
-        all.sort();
-        let (mut found, mut from) = (Vec::new(), Some(Digest([0; 32])));
-        while let Some(start) = from {
-            let part = store.list(&start, 7);
-            from = part
-                .last()
-                .and_then(|(last, _)| crate::protocol::next_digest(*last))
-                .filter(|_| part.len() == 7);
-            found.extend(part.into_iter().map(|(digest, _)| digest));
-        }
-        assert_eq!(found, all);
-    }
-
-    #[test]
-    fn a_damaged_chunk_is_never_served_and_can_be_put_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let (digest, frame) = chunk(1, 9000);
-        let store = open(dir.path());
-        store.put(&[(digest, frame.clone())]).unwrap();
-        let file = File::options().write(true).open(dir.path().join(name_of(1))).unwrap();
-        file.write_all_at(b"?", 4000).unwrap();
-        assert!(matches!(store.get(&digest), Err(ChunkError::Damaged { .. })));
-        assert!(matches!(store.get(&digest), Err(ChunkError::Missing { .. })), "forgotten");
-        store.put(&[(digest, frame)]).unwrap();
-        store.get(&digest).unwrap();
-        assert_eq!(store.verify(), (1, vec![]));
-    }
-
-    #[test]
-    fn deleting_frees_space_and_spares_what_was_put_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path());
-        let chunks: Vec<_> = (0..90).map(|seed| chunk(seed, 1 << 20)).collect();
-        chunks.iter().for_each(|chunk| store.put(std::slice::from_ref(chunk)).unwrap());
-        let listed = Instant::now();
-        store.put(&chunks[5..6]).unwrap();
-        let digests: Vec<_> = chunks[..60].iter().map(|(digest, _)| *digest).collect();
-        assert_eq!(store.delete(&digests, listed), 59, "the one put again stays");
-        assert!(store.compact().unwrap() > 50 << 20);
-        for (at, (digest, frame)) in chunks.iter().enumerate() {
-            let here = store.get(digest);
-            assert_eq!(here.is_ok(), at == 5 || at >= 60, "{at}");
-            if let Ok(found) = here {
-                assert_eq!(found, frame);
-            }
-        }
-        drop(store);
-        assert_eq!(open(dir.path()).usage().chunks, 31);
-    }
-
-    #[test]
-    fn a_full_store_refuses_before_it_writes_and_one_folder_has_one_owner() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = ChunkStore::open(dir.path(), 10_000, 0).unwrap();
-        store.put(&[chunk(1, 6000)]).unwrap();
-        assert!(matches!(store.put(&[chunk(2, 6000)]), Err(ChunkError::Full { .. })));
-        assert_eq!(store.usage().chunks, 1);
-        assert!(matches!(ChunkStore::open(dir.path(), 1, 0), Err(ChunkError::InUse { .. })));
-    }
-
-    #[test]
-    fn what_a_malicious_sender_offers_is_no_chunk() {
-        let (digest, frame) = chunk(1, 5000);
-        assert!(open_frame(&digest, &frame).is_ok());
-        assert!(matches!(open_frame(&Digest::of(b"other"), &frame), Err(FrameFault::Digest { .. })));
-        assert!(open_frame(&digest, &frame[..4000]).is_err());
-        let mut longer = frame.to_vec();
-        longer.push(0);
-        assert_eq!(open_frame(&digest, &longer), Err(FrameFault::Length));
-        use segment::FrameFault;
-    }
-}
+mod tests;

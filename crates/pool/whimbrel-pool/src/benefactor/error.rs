@@ -15,7 +15,6 @@ pub enum ChunkError {
         /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The store is latched: an earlier write or sync failed.
@@ -56,7 +55,6 @@ pub enum ChunkError {
         /// Digest of the chunk.
         digest: Digest,
         /// Damage that was found.
-        #[source]
         source: FrameFault,
     },
 }

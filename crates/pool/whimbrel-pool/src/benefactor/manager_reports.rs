@@ -32,7 +32,6 @@ use whimbrel_wire::{
     TrustedPeer,
 };
 
-/// Chunks in one message of an inventory.
 const INVENTORY_CHUNKS: usize = 20_000;
 /// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
@@ -49,7 +48,6 @@ pub(super) struct HeartbeatService {
 }
 
 impl HeartbeatService {
-    /// Creates the service and the receiver of its requests.
     pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<HeartbeatRequest>) {
         let (wishes, asked) = mpsc::channel(REQUESTS_MAX);
         (Self { chunks, requests: wishes }, asked)
@@ -148,8 +146,12 @@ impl ManagerReporter {
 
     /// Uploads full segments, even if nothing is being written.
     async fn offload(&self) {
-        let store = self.store.clone();
-        let offloaded = tokio::task::spawn_blocking(move || store.offload()).await;
+        let (store, pool) = (self.store.clone(), self.pool().ok().flatten());
+        let offloaded = tokio::task::spawn_blocking(move || {
+            pool.map_or(Ok(()), |pool| store.bind_tier(pool))?;
+            store.offload()
+        });
+        let offloaded = offloaded.await;
         if let Ok(Err(error)) = offloaded {
             tracing::error!(error = &error as &dyn std::error::Error, "cannot upload full segments");
         }

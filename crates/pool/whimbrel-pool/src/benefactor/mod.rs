@@ -3,6 +3,7 @@
 
 mod bucket;
 mod chunk_store;
+mod compaction;
 mod error;
 mod manager_reports;
 mod pool_id_file;
@@ -12,7 +13,7 @@ mod remote_segments;
 mod segment;
 mod service;
 
-pub use bucket::{Bucket, TierError, TierOptions, TierUrl, TierUrlError};
+pub use bucket::{Bucket, TierError, TierOptions, TierOwner, TierUrl, TierUrlError};
 pub use chunk_store::{ChunkStore, Usage};
 pub use error::ChunkError;
 pub use process::{Benefactor, BenefactorError, BenefactorOptions};

@@ -18,7 +18,6 @@ pub(super) fn read(data: &Path) -> io::Result<Option<u64>> {
     number.map(Some).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// Stores the pool id.
 pub(super) fn save(data: &Path, pool: u64) -> io::Result<()> {
     atomic_file::replace(&data.join(NAME), format!("{pool:016x}\n").as_bytes())
 }

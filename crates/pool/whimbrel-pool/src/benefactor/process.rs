@@ -1,8 +1,9 @@
 //! The benefactor process: its folder, socket and trust list. `manager_reports` has its calls to the manager.
 
 use super::{
-    BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions,
+    BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions, TierOwner,
     manager_reports::{HeartbeatService, ManagerReporter},
+    pool_id_file,
 };
 use crate::{
     address::ManagerAddress,
@@ -60,14 +61,12 @@ pub enum BenefactorError {
         /// Folder of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The socket is bound to a wildcard address and the address for clients is unknown.
     #[error("cannot determine the address of this benefactor for clients; set the address to advertise")]
     Advertise {
         /// Cause reported by the kernel.
-        #[source]
         source: io::Error,
     },
     /// The folder has data of another pool.
@@ -93,7 +92,16 @@ impl Benefactor {
     /// Opens the folder, the chunk store and the socket.
     pub async fn open(options: BenefactorOptions) -> Result<Self> {
         let front = MemberListener::open(&options.data, options.listen).await?;
-        let store = Arc::new(open_chunks(&options).await?);
+        let failed = |action| {
+            let path = options.data.clone();
+            move |source| BenefactorError::Pool { action, path, source }
+        };
+        let pool = pool_id_file::read(&options.data).map_err(failed("read"))?;
+        let store = Arc::new(open_chunks(&options, front.identity.public_key(), pool).await?);
+        if let (None, Some(found)) = (pool, store.tier_pool()) {
+            // Another pool would ask for all chunks of the object store to be deleted.
+            pool_id_file::save(&options.data, found).map_err(failed("store"))?;
+        }
         let address = match &options.advertise {
             Some(address) => address.clone(),
             None => advertised_address(front.address, &options.managers)
@@ -133,14 +141,19 @@ impl Benefactor {
 }
 
 /// Opens the chunk store on a thread that may block, because it lists the object store.
-async fn open_chunks(options: &BenefactorOptions) -> Result<ChunkStore> {
+async fn open_chunks(
+    options: &BenefactorOptions,
+    key: whimbrel_wire::PublicKey,
+    pool: Option<u64>,
+) -> Result<ChunkStore> {
     let (options, runtime) = (options.clone(), tokio::runtime::Handle::current());
     let opened = tokio::task::spawn_blocking(move || {
-        let tier = options.tier.map(|tier| {
-            let keep_here = tier.keep_local;
-            Ok::<_, ChunkError>(ObjectTier { bucket: Bucket::new(tier, runtime)?, keep_local: keep_here })
-        });
         let chunks = options.data.join("chunks");
+        let owner = TierOwner { key, pool, name: options.name };
+        let tier = options.tier.map(|tier| {
+            let (keep_local, take_over) = (tier.keep_local, tier.take_over);
+            ObjectTier::claim(Bucket::new(tier, runtime)?, &chunks, owner, take_over, keep_local)
+        });
         ChunkStore::open_with_tier(&chunks, options.capacity, options.keep_free, tier.transpose()?)
     });
     Ok(opened.await.unwrap_or(Err(ChunkError::Latched))?)

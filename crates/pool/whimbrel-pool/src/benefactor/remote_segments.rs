@@ -7,7 +7,7 @@
 //! before their heads.
 
 use super::{
-    bucket::Bucket,
+    bucket::{Bucket, TierError, TierOwner},
     chunk_store::{ChunkSlot, ChunkStore, Segment, State, name_of, number_of, release},
     error::{ChunkError, Result},
     segment::{self, RECORD},
@@ -18,23 +18,67 @@ use std::{
     fs, io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::PoisonError,
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 use whimbrel_wire::atomic_file;
 
 /// Length at which a segment is full if it will be uploaded. Single chunks are read by range.
 pub(super) const REMOTE_SEGMENT: u64 = 8 << 20;
-/// File with the number of the owner of the object store's prefix.
+/// File of earlier versions with the number of the owner of the object store's prefix.
 const OWNER: &str = "owner";
 
 /// The object tier of a [`ChunkStore`].
 #[derive(Debug)]
 pub struct ObjectTier {
-    /// The object store for segments.
-    pub bucket: Bucket,
+    bucket: Bucket,
     /// Bytes of full segments that stay on the disk; the oldest are uploaded first. With 0 all are uploaded.
-    pub keep_local: u64,
+    keep_local: u64,
+    /// This benefactor; once the prefix is claimed, with the pool of its segments.
+    owner: Mutex<TierOwner>,
+}
+
+impl ObjectTier {
+    /// Claims the prefix of `bucket` for `owner`, with `take_over` also from another benefactor. `dir` is the
+    /// folder of the chunk store; see [`TierOptions`](super::TierOptions) for `keep_local`.
+    pub fn claim(
+        bucket: Bucket,
+        dir: &Path,
+        owner: TierOwner,
+        take_over: bool,
+        keep_local: u64,
+    ) -> Result<Self> {
+        let path = dir.join(OWNER);
+        let known = match fs::read_to_string(&path) {
+            Ok(text) => u64::from_str_radix(text.trim(), 16).ok(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(ChunkError::Io { action: "read", path, source }),
+        };
+        let owner = Mutex::new(bucket.claim(owner, known, take_over)?);
+        Ok(Self { bucket, keep_local, owner })
+    }
+
+    /// Pool of the segments; none before the first registration of the owner.
+    pub fn pool(&self) -> Option<u64> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).pool
+    }
+
+    /// Records the pool of the segments in the object store.
+    fn set_pool(&self, pool: u64) -> std::result::Result<(), TierError> {
+        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        if owner.pool != Some(pool) {
+            let bound = TierOwner { pool: Some(pool), ..owner.clone() };
+            self.bucket.set_owner(&bound)?;
+            *owner = bound;
+        }
+        Ok(())
+    }
+
+    /// Fails if another benefactor has taken the prefix over, whose segments have the same names.
+    fn check_owner(&self) -> std::result::Result<(), TierError> {
+        let key = self.owner.lock().unwrap_or_else(PoisonError::into_inner).key;
+        self.bucket.check_owner(&key)
+    }
 }
 
 fn heads_of(number: u32) -> String {
@@ -45,7 +89,6 @@ fn number_of_heads(name: &str) -> Option<u32> {
     name.strip_suffix(".far").filter(|digits| digits.len() == 8)?.parse().ok()
 }
 
-/// Numbers of the segments whose heads are in the folder.
 pub(super) fn heads_in(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -83,22 +126,12 @@ fn heads(bytes: &[u8]) -> Vec<u8> {
     heads
 }
 
-/// Claims the prefix and adds the segments of the object store to the index.
+/// Adds the segments of the object store to the index.
 pub(super) fn load(dir: &Path, behind: &ObjectTier, state: &mut State) -> Result<()> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| ChunkError::Io { action, path, source }
     };
-    let path = dir.join(OWNER);
-    let known = match fs::read_to_string(&path) {
-        Ok(text) => u64::from_str_radix(text.trim(), 16).ok(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(io("read", &path)(error)),
-    };
-    let owner = behind.bucket.own(known)?;
-    if known != Some(owner) {
-        atomic_file::replace(&path, format!("{owner:016x}\n").as_bytes()).map_err(io("write", &path))?;
-    }
     let here = heads_in(dir).map_err(io("read", dir))?;
     for name in behind.bucket.list()? {
         let Some(number) = number_of(&name).filter(|number| !here.contains(number)) else { continue };
@@ -158,6 +191,16 @@ impl ChunkStore {
         Ok(self.readahead.read((slot.segment, length), range, get)?)
     }
 
+    /// Binds the prefix of the object store to a pool, so that its segments never enter another one.
+    pub fn bind_tier(&self, pool: u64) -> Result<()> {
+        Ok(self.object_tier.as_ref().map_or(Ok(()), |behind| behind.set_pool(pool))?)
+    }
+
+    /// Pool of the segments in the object store, if it is known.
+    pub fn tier_pool(&self) -> Option<u64> {
+        self.object_tier.as_ref()?.pool()
+    }
+
     /// Uploads full segments until at most `keep_here` bytes of them are on the disk.
     pub fn offload(&self) -> Result<()> {
         let Some(behind) = &self.object_tier else { return Ok(()) };
@@ -181,6 +224,7 @@ impl ChunkStore {
 
     fn upload(&self, behind: &ObjectTier, number: u32, bytes: Vec<u8>) -> Result<()> {
         let found = heads(&bytes);
+        behind.check_owner()?;
         behind.bucket.put(&name_of(number), bytes.into())?;
         let path = self.dir.join(heads_of(number));
         atomic_file::replace(&path, &found).map_err(|error| self.failed("write", number)(error))?;
@@ -194,6 +238,7 @@ impl ChunkStore {
     /// Removes a segment without chunks.
     pub(super) fn remove_remote(&self, number: u32) -> Result<()> {
         let Some(behind) = &self.object_tier else { return Ok(()) };
+        behind.check_owner()?;
         // The object first, because an object without heads would be added again.
         behind.bucket.delete(&name_of(number))?;
         fs::remove_file(self.dir.join(heads_of(number))).map_err(|error| self.failed("remove", number)(error))

@@ -21,7 +21,6 @@ const MAGIC: [u8; 4] = *b"WHCK";
 /// Longest frame: the longest chunk with space for growth of its head.
 pub(super) const MAX_FRAME: usize = MAX_CHUNK + HEAD + 4096;
 
-/// The head of a record.
 pub(super) fn head(digest: &Digest, frame: usize) -> [u8; RECORD] {
     let mut out = [0; RECORD];
     out[..4].copy_from_slice(&MAGIC);
@@ -32,7 +31,6 @@ pub(super) fn head(digest: &Digest, frame: usize) -> [u8; RECORD] {
     out
 }
 
-/// The digest and frame length in the head of a record.
 pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
     let (body, sum) = head.split_at(40);
     let length = u32::from_le_bytes(body[4..8].try_into().ok()?);
@@ -41,11 +39,9 @@ pub(super) fn parse(head: &[u8; RECORD]) -> Option<(Digest, u32)> {
     right.then_some((digest, length))
 }
 
-/// A record found in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentRecord {
     pub(super) digest: Digest,
-    /// Offset of the frame.
     pub(super) offset: u64,
     pub(super) length: u32,
 }
@@ -84,7 +80,6 @@ pub enum FrameFault {
     #[error("the bytes are not the frame of a chunk")]
     NoFrame {
         /// Cause reported by the frame parser.
-        #[source]
         source: whimbrel_image::pack_frame::PackFrameError,
     },
     /// The length is too large or differs from the head.

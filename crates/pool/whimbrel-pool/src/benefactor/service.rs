@@ -23,7 +23,6 @@ const COPY_BYTES: usize = 4 << 20;
 #[derive(Debug, Clone)]
 pub struct BenefactorService {
     store: Arc<ChunkStore>,
-    /// Connections to other benefactors.
     links: Arc<ConnectionCache>,
 }
 
@@ -39,7 +38,6 @@ impl From<ChunkError> for Refusal {
     }
 }
 
-/// Runs blocking work on a thread that may block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -129,7 +127,6 @@ impl BenefactorService {
     }
 }
 
-/// Splits the payload of a request into frames.
 fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, Bytes)>, Refusal> {
     let total: usize = named.iter().map(|(_, length)| *length as usize).sum();
     if named.len() > MAX_BATCH || total != payload.len() {

@@ -36,7 +36,6 @@ impl ByteRanges {
         }
     }
 
-    /// The parts of `range` that are in the set.
     pub(crate) fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let found =
             self.0.range(..range.end).map(|(start, end)| (*start).max(range.start)..(*end).min(range.end));

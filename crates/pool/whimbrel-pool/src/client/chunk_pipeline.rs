@@ -44,11 +44,7 @@ pub(super) struct ChunkPipeline {
     session: Arc<WriteSession>,
 }
 
-impl std::fmt::Debug for ChunkPipeline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChunkPipeline").field("session", &self.session.id()).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(ChunkPipeline);
 
 impl ChunkPipeline {
     /// Starts the pipeline; with a secret, chunks are encrypted.
@@ -86,7 +82,6 @@ impl ChunkPipeline {
         }
     }
 
-    /// Appends the content of a local file.
     pub(super) fn spooled(&self, file: File, length: u64) -> Result<()> {
         self.push(Item::Spooled(file, length))
     }
@@ -104,11 +99,9 @@ impl ChunkPipeline {
     }
 }
 
-/// A chunk of the stream.
 enum StreamChunk {
     /// A new chunk: its digest and length.
     New(Digest, u32),
-    /// A chunk of an older version.
     Known(ChunkRef),
 }
 

@@ -1,7 +1,7 @@
 //! Errors of a client of the pool.
 
 use crate::protocol::{BenefactorAddress, ChunkId, code};
-use std::{io, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 use whimbrel_wire::{CallError, Code, ConnectError, PublicKey, Refusal};
 
 /// Failure of a call on the pool. Cheap to clone, because every waiter of a write gets it.
@@ -11,14 +11,12 @@ pub enum PoolError {
     #[error("the request was refused")]
     Refused {
         /// The refusal that was received.
-        #[source]
         source: Refusal,
     },
     /// No manager could be reached before the timeout.
     #[error("no manager can be reached")]
     ManagerUnreachable {
         /// Cause of the last attempt.
-        #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// A benefactor does not trust this client's key.
@@ -38,14 +36,12 @@ pub enum PoolError {
         /// Address of the benefactor.
         address: String,
         /// Cause reported by the transport.
-        #[source]
         source: Arc<ConnectError>,
     },
     /// A call failed for another reason.
     #[error("a call failed")]
     Call {
         /// Cause reported by the connection.
-        #[source]
         source: Arc<CallError>,
     },
     /// No reachable benefactor has an intact copy.
@@ -57,8 +53,8 @@ pub enum PoolError {
         #[source]
         because: Option<Arc<PoolError>>,
     },
-    /// The chunk is encrypted and the client has no secret or another one.
-    #[error("chunk {chunk} is encrypted with another secret than ours")]
+    /// The client and the writer of the chunk do not have the same secret, or one of them has none.
+    #[error("chunk {chunk} is not encrypted with the secret of this client, or it has none")]
     WrongSecret {
         /// Number of the chunk.
         chunk: ChunkId,
@@ -78,8 +74,15 @@ pub enum PoolError {
         /// The failed operation.
         action: &'static str,
         /// Cause reported by the kernel.
-        #[source]
         source: Arc<io::Error>,
+    },
+    /// A closed file in the spool folder cannot be sent.
+    #[error("{} is not sent: {why}", path.display())]
+    LeftFile {
+        /// Path of the local file, which stays.
+        path: PathBuf,
+        /// Reason, for people.
+        why: &'static str,
     },
     /// An answer violates the protocol.
     #[error("the answer has an invalid {what}")]
@@ -109,7 +112,6 @@ impl PoolError {
         self.code() == Some(code::FULL)
     }
 
-    /// The error of a failed connection to a benefactor.
     pub(crate) fn unreached(place: &BenefactorAddress, error: ConnectError) -> Self {
         let address = place.address.clone();
         match error {

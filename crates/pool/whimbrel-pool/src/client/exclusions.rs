@@ -6,7 +6,6 @@ use std::sync::Arc;
 /// Summary of the exclusions from one write.
 #[derive(Debug, Default)]
 pub(super) enum Exclusions {
-    /// No benefactor was excluded.
     #[default]
     Nobody,
     /// None was excluded for being full; the cause of the last exclusion.
@@ -16,7 +15,6 @@ pub(super) enum Exclusions {
 }
 
 impl Exclusions {
-    /// Adds the cause of an exclusion.
     pub(super) fn add(&mut self, error: PoolError) {
         *self = match self {
             Self::Full => return,

@@ -1,6 +1,9 @@
 //! The pool handle: calls to the manager, which are retried while it is unreachable, and cached addresses.
 
-use super::{PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache};
+use super::{
+    PoolError, Result, Secret, previous_versions::PreviousVersions, read_file::ChunkCache,
+    reader_session::ReaderSession,
+};
 use crate::{
     ManagerAddress,
     connections::{ConnectionCache, Dialer},
@@ -15,7 +18,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 use tokio::runtime::Handle;
@@ -69,6 +72,8 @@ pub(super) struct Inner {
     pub(super) places: Mutex<HashMap<BenefactorId, BenefactorAddress>>,
     pub(super) cache: ChunkCache,
     pub(super) previous_versions: PreviousVersions,
+    pub(super) reader_session: tokio::sync::Mutex<Weak<ReaderSession>>,
+    id: tokio::sync::OnceCell<u64>,
 }
 
 impl Pool {
@@ -76,8 +81,9 @@ impl Pool {
     pub fn new(options: PoolOptions, dialer: Arc<dyn Dialer>, runtime: Handle) -> Self {
         let cache = ChunkCache::new(options.cache);
         let links = ConnectionCache::new(dialer);
-        let (places, series) = Default::default();
-        Self { inner: Arc::new(Inner { options, runtime, links, places, cache, previous_versions: series }) }
+        let (places, previous_versions, reader_session, id) = Default::default();
+        let inner = Inner { options, runtime, links, places, cache, previous_versions, reader_session, id };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Whether written chunks are encrypted.
@@ -247,6 +253,12 @@ impl Pool {
     /// Reads the status of the pool.
     pub async fn status(&self) -> Result<PoolStatus> {
         self.simple::<crate::protocol::GetStatus>(&()).await
+    }
+
+    /// The id of the pool, which is asked for once.
+    pub(crate) async fn id(&self) -> Result<u64> {
+        let id = self.inner.id.get_or_try_init(async || Ok(self.status().await?.pool)).await;
+        id.copied()
     }
 
     pub(super) fn record_addresses(&self, places: &[BenefactorAddress]) {

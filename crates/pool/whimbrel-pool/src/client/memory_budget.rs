@@ -24,7 +24,6 @@ impl MemoryBudget {
         *used += bytes;
     }
 
-    /// Returns `bytes` to the budget.
     pub(crate) fn release(&self, bytes: usize) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.saturating_sub(bytes);

@@ -22,13 +22,11 @@ const CHUNKS: usize = 1 << 18;
 /// Fewest chunks of a listed version; below, it would save only one query.
 const CHUNKS_MIN: usize = 32;
 
-/// A version whose chunks are known.
 #[derive(Debug)]
 pub(super) struct KnownVersion {
     pub(super) version: u64,
     /// Number of chunks in its map, with repetitions.
     pub(super) pieces: usize,
-    /// Position in the map and number of each chunk.
     chunks: HashMap<Digest, (usize, ChunkId)>,
 }
 
@@ -65,7 +63,6 @@ impl PreviousVersions {
         self.known().iter().find(|(known, _)| *known == key).map(|(_, before)| before.clone())
     }
 
-    /// Records a version that a session has committed.
     pub(super) fn record(&self, make: &NewNode, version: u64, pieces: &[ChunkRef], session: &WriteSession) {
         let key = key(make);
         self.known().retain(|(known, _)| *known != key);

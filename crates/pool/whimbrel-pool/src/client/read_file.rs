@@ -3,7 +3,7 @@
 //! A damaged or missing copy is reported to the manager, which counts a fault and has the copy replaced; the
 //! reader continues with another copy. A chunk that several readers need at once is fetched once.
 
-use super::{Pool, PoolError, Result};
+use super::{Pool, PoolError, Result, reader_session::ReaderSession};
 use crate::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef, MAX_MAP},
@@ -30,7 +30,6 @@ const LOCATIONS: usize = 200_000;
 
 type Cell = Arc<OnceCell<Bytes>>;
 
-/// Cached chunks and locations.
 #[derive(Debug)]
 pub(super) struct ChunkCache {
     most: usize,
@@ -75,7 +74,8 @@ impl ChunkCache {
 }
 
 impl Pool {
-    /// Opens a version of a file for reading; 0 is an empty file.
+    /// Opens a version of a file for reading; 0 is an empty file. If it is removed, its chunks vanish: use
+    /// [`Pool::open`] unless the version is pinned.
     pub async fn read(&self, version: u64) -> Result<ReadFile> {
         if version == 0 {
             return Ok(ReadFile::new(self.clone(), Vec::new()));
@@ -123,7 +123,6 @@ impl Pool {
         Ok(())
     }
 
-    /// The checked content of a chunk.
     pub(super) async fn chunk(&self, piece: &ChunkRef) -> Result<Bytes> {
         let (cell, _) = self.inner.cache.cell(piece);
         let fetched = cell.get_or_try_init(|| self.fetch(piece)).await?;
@@ -147,11 +146,14 @@ impl Pool {
     /// Decrypts a chunk if necessary and checks its length.
     fn decrypt(&self, piece: &ChunkRef, bytes: Vec<u8>) -> Result<Bytes> {
         let raw = match (piece.encrypted, &self.inner.options.secret) {
-            (false, _) => bytes,
+            (false, None) => bytes,
             (true, Some(secret)) => {
                 secret.decrypt(bytes).map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
             }
-            (true, None) => return Err(PoolError::WrongSecret { chunk: piece.chunk }),
+            // Who has a secret must not be given what anybody could have written.
+            (true, None) | (false, Some(_)) => {
+                return Err(PoolError::WrongSecret { chunk: piece.chunk });
+            }
         };
         if raw.len() == piece.length as usize {
             Ok(raw.into())
@@ -212,6 +214,8 @@ pub struct ReadFile {
     last: AtomicU64,
     /// The first chunk that was not read ahead.
     ahead: AtomicU64,
+    /// Keeps the chunks in the pool.
+    _session: Option<Arc<ReaderSession>>,
 }
 
 impl ReadFile {
@@ -224,7 +228,11 @@ impl ReadFile {
                 end
             })
             .collect();
-        Self { pool, pieces, ends, last: AtomicU64::new(0), ahead: AtomicU64::new(0) }
+        Self { pool, pieces, ends, last: AtomicU64::new(0), ahead: AtomicU64::new(0), _session: None }
+    }
+
+    pub(super) fn within(self, session: Arc<ReaderSession>) -> Self {
+        Self { _session: Some(session), ..self }
     }
 
     /// Size in bytes.

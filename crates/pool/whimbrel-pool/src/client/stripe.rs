@@ -6,7 +6,6 @@
 
 use crate::protocol::{BenefactorAddress, BenefactorId};
 
-/// One benefactor of a stripe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BenefactorQueue {
     place: BenefactorAddress,
@@ -15,12 +14,10 @@ struct BenefactorQueue {
     excluded: bool,
 }
 
-/// The benefactors of a write session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Stripe {
     queues: Vec<BenefactorQueue>,
     next: usize,
-    /// Most bytes queued for one benefactor.
     cap: u64,
 }
 
@@ -31,7 +28,6 @@ pub(crate) enum StripeChoice {
     Places(Vec<BenefactorAddress>),
     /// All possible benefactors have full queues.
     Wait,
-    /// No benefactor is left.
     Nobody,
 }
 
@@ -79,12 +75,10 @@ impl Stripe {
         }
     }
 
-    /// Excludes a benefactor from now on.
     pub(crate) fn exclude(&mut self, id: BenefactorId) {
         self.queues.iter_mut().filter(|lane| lane.place.id == id).for_each(|lane| lane.excluded = true);
     }
 
-    /// The excluded benefactors.
     pub(crate) fn excluded(&self) -> Vec<BenefactorId> {
         self.queues.iter().filter(|lane| lane.excluded).map(|lane| lane.place.id).collect()
     }
@@ -94,7 +88,6 @@ impl Stripe {
         self.queues.iter().filter(|lane| !lane.excluded).count()
     }
 
-    /// Address of a benefactor in the stripe.
     pub(crate) fn place(&self, id: BenefactorId) -> Option<BenefactorAddress> {
         self.queues.iter().find(|lane| lane.place.id == id).map(|lane| lane.place.clone())
     }

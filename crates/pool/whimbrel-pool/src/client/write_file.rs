@@ -7,9 +7,13 @@
 //!
 //! The write modes of the paper (IV.B) differ in the buffer between program and stream: memory (sliding
 //! window), files of limited size (incremental), or one file that is sent after close (complete local write).
+//! In the last mode, [`WriteFile::close_locally`] gives the file a name, under which it outlives the process.
 
 use super::{
-    Pool, PoolError, ReadFile, Result, byte_ranges::ByteRanges, chunk_pipeline::ChunkPipeline,
+    Pool, PoolError, ReadFile, Result,
+    byte_ranges::ByteRanges,
+    chunk_pipeline::ChunkPipeline,
+    spool::{self, ClosedFile, LeftFile, LocalFile},
     write_session::WriteSession,
 };
 use crate::{
@@ -66,11 +70,6 @@ impl Default for WriteOptions {
     }
 }
 
-/// A local file that is deleted when it is closed.
-fn spool(options: &WriteOptions) -> Result<File> {
-    tempfile::tempfile_in(&options.spool).map_err(PoolError::local("create a local file"))
-}
-
 #[derive(Debug)]
 struct Inner {
     node: Option<Node>,
@@ -80,8 +79,10 @@ struct Inner {
     /// End of the stream; bytes after `mapped` are being sent.
     streamed: u64,
     pipeline: Option<ChunkPipeline>,
-    /// The growing local file of the write mode, and its length.
-    local: Option<(File, u64)>,
+    /// The growing local file of the write mode.
+    local: Option<LocalFile>,
+    /// The file in the spool folder, if it was closed and is not committed yet.
+    closed: Option<LeftFile>,
     /// Ranges below `mapped` that are in the overlay.
     dirty: ByteRanges,
     overlay: Option<File>,
@@ -125,6 +126,7 @@ impl WriteFile {
             streamed: mapped,
             pipeline: None,
             local: None,
+            closed: None,
             dirty: ByteRanges::default(),
             overlay: None,
             changed,
@@ -168,11 +170,21 @@ impl WriteFile {
 
     /// Writes `data` at `offset`; blocks.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        let mut inner = self.inner();
-        inner.usable()?;
-        inner.changed = true;
+        let mut inner = self.change()?;
         let done = self.write(&mut inner, offset, data);
         inner.record_error(done)
+    }
+
+    /// The file, to be changed. One that was closed is committed first, as it was then.
+    fn change(&self) -> Result<MutexGuard<'_, Inner>> {
+        let mut inner = self.inner();
+        inner.usable()?;
+        if inner.closed.is_some() {
+            let done = self.publish(&mut inner);
+            inner.record_error(done)?;
+        }
+        inner.changed = true;
+        Ok(inner)
     }
 
     fn write(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
@@ -196,17 +208,21 @@ impl WriteFile {
     /// Appends chunks of an older version without reading or sending them. If they no longer exist at the
     /// commit, it is refused. Blocks.
     pub fn append_known(&self, pieces: &[ChunkRef]) -> Result<()> {
-        let mut inner = self.inner();
-        inner.usable()?;
-        inner.changed = true;
+        let mut inner = self.change()?;
         let done = self.reuse_chunks(&mut inner, pieces);
         inner.record_error(done)
     }
 
-    fn reuse_chunks(&self, inner: &mut Inner, pieces: &[ChunkRef]) -> Result<()> {
-        if let Some((file, length)) = inner.local.take() {
-            self.pipeline(inner)?.spooled(file, length)?;
+    /// Sends what the local file has.
+    fn send_local(&self, inner: &mut Inner) -> Result<()> {
+        match inner.local.take() {
+            Some(local) => self.pipeline(inner)?.spooled(local.file, local.length),
+            None => Ok(()),
         }
+    }
+
+    fn reuse_chunks(&self, inner: &mut Inner, pieces: &[ChunkRef]) -> Result<()> {
+        self.send_local(inner)?;
         self.pipeline(inner)?.known(pieces.to_vec())?;
         inner.streamed += pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
         Ok(())
@@ -215,7 +231,7 @@ impl WriteFile {
     fn overwrite(&self, inner: &mut Inner, offset: u64, data: &[u8]) -> Result<()> {
         let overlay = match inner.overlay.take() {
             Some(file) => file,
-            None => spool(&self.options)?,
+            None => spool::unnamed(&self.options.spool)?,
         };
         let written = overlay.write_all_at(data, offset).map_err(PoolError::local("write to the local file"));
         inner.overlay = Some(overlay);
@@ -265,24 +281,19 @@ impl WriteFile {
             WriteMode::Incremental { file } => file.max(1),
             WriteMode::CompleteLocal => u64::MAX,
         };
-        let (file, at) = match inner.local.take() {
+        let local = match &mut inner.local {
             Some(local) => local,
-            None => (spool(&self.options)?, 0),
+            none => none.insert(LocalFile::create(&self.options.spool)?),
         };
-        file.write_all_at(&data, at).map_err(PoolError::local("write to the local file"))?;
+        local.append(&data)?;
+        let is_full = local.length >= limit;
         inner.streamed += length;
-        if at + length >= limit {
-            return self.pipeline(inner)?.spooled(file, at + length);
-        }
-        inner.local = Some((file, at + length));
-        Ok(())
+        if is_full { self.send_local(inner) } else { Ok(()) }
     }
 
     /// Waits until everything streamed is durable and adds it to the map.
     fn drain(&self, inner: &mut Inner) -> Result<()> {
-        if let Some((file, length)) = inner.local.take() {
-            self.pipeline(inner)?.spooled(file, length)?;
-        }
+        self.send_local(inner)?;
         if inner.mapped == inner.streamed {
             return Ok(());
         }
@@ -322,12 +333,13 @@ impl WriteFile {
 
     /// Truncates the file to `size`, or extends it with zeros; blocks.
     pub fn set_size(&self, size: u64) -> Result<()> {
-        let mut inner = self.inner();
+        let inner = self.inner();
         inner.usable()?;
         if size == inner.streamed {
             return Ok(());
         }
-        inner.changed = true;
+        drop(inner);
+        let mut inner = self.change()?;
         let done = if size > inner.streamed {
             self.zeros(&mut inner, size)
         } else {
@@ -361,6 +373,34 @@ impl WriteFile {
         inner.record_error(done)
     }
 
+    /// With complete local write, gives the closed file a name in the spool folder and returns true: it is
+    /// then committed later, here or by the next mount. False if it must be committed now, because a part of
+    /// its content is in the pool only, or the folder cannot have it. Blocks only to ask for the pool's id.
+    pub fn close_locally(&self) -> bool {
+        // While the file is being committed, it is not changed.
+        let Ok(mut inner) = self.inner.try_lock() else { return true };
+        if inner.closed.is_some() {
+            return true;
+        }
+        let whole = inner.changed && inner.usable().is_ok() && inner.pieces.is_empty();
+        let (true, None, Some(local)) = (whole, &inner.pipeline, &inner.local) else { return false };
+        let Ok(pool) = self.pool.block(self.pool.id()) else { return false };
+        let closed = ClosedFile {
+            pool,
+            make: self.make.clone(),
+            node: inner.node.as_ref().map(|node| node.id),
+            modified: self.content_time.unwrap_or_else(now),
+            encrypted: self.pool.encrypts(),
+            length: 0,
+            checksum: 0,
+        };
+        match local.give_name(&self.options.spool, closed) {
+            Ok(closed) => inner.closed = Some(closed),
+            Err(error) => tracing::warn!(%error, "a closed file has no name in the spool folder"),
+        }
+        inner.closed.is_some()
+    }
+
     /// Commits the file as a new version, unless nothing has changed since the last commit; blocks.
     pub fn commit(&self) -> Result<Option<Node>> {
         let mut inner = self.inner();
@@ -377,7 +417,7 @@ impl WriteFile {
         self.rewrite_changed(inner)?;
         // Creates the session if there is none, as for an empty file.
         let session = self.pipeline(inner)?.session().clone();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let closed = inner.closed.as_ref().map(|closed| closed.description.modified);
         let commit = Commit {
             session: session.id(),
             // Each session has one commit.
@@ -385,7 +425,7 @@ impl WriteFile {
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
             size: inner.mapped,
-            modified: self.content_time.unwrap_or_else(|| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)),
+            modified: self.content_time.or(closed).unwrap_or_else(now),
             copies: self.policy.copies,
             sent: session.sent(),
             base: session.base(),
@@ -400,6 +440,9 @@ impl WriteFile {
         self.pool.inner.previous_versions.record(&self.make, node.version, &inner.pieces, &session);
         inner.node = Some(node.clone());
         inner.changed = false;
+        if let Some(closed) = inner.closed.take() {
+            closed.remove();
+        }
         // The next write starts a new session, so end this one, which delays garbage collection.
         inner.pipeline = None;
         self.pool.inner.runtime.spawn(async move { session.end().await });
@@ -449,6 +492,9 @@ impl WriteFile {
     pub fn abandon(&self) {
         let mut inner = self.inner();
         inner.broken = Some(PoolError::Abandoned);
+        if let Some(closed) = inner.closed.take() {
+            closed.remove();
+        }
         if let Some(feed) = inner.pipeline.take() {
             let session: Arc<WriteSession> = feed.session().clone();
             session.fail(PoolError::Abandoned);
@@ -460,6 +506,12 @@ impl WriteFile {
     pub fn mode(&self) -> WriteMode {
         self.options.mode
     }
+}
+
+/// The wall clock in nanoseconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 impl Inner {

@@ -32,8 +32,10 @@ use tokio::{sync::Notify, task::JoinSet};
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{Encoder, Kind};
 
-/// Bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
+/// Most bytes requested at once; eagerly, because the size of a file is unknown (IV.A).
 const GRANT: u64 = 256 << 20;
+/// Bytes requested first. Requests grow with the file, so many small files do not reserve the whole pool.
+const FIRST_GRANT: u64 = 16 << 20;
 /// Bytes requested if the pool has less.
 const SMALL_GRANT: u64 = 1 << 20;
 /// Smallest buffer beyond the longest chunks: a batch and a block of written data, twice.
@@ -42,14 +44,12 @@ const LEAST_BUFFER: usize = 4 << 20;
 pub(super) const LEVEL: i32 = 1;
 /// zstd level of chunks whose samples do not shrink: takes almost no time and stores the bytes as they are.
 const NO_LEVEL: i32 = -1000;
-/// Bytes of a sample.
 const SAMPLE: usize = 8 << 10;
 /// Chunks of one copy order, which must be answered before the timeout.
 const COPY_ORDER_CHUNKS: usize = 256;
 /// Chunks of one registration or flush, far below [`MAX_LIST`](crate::protocol::MAX_LIST).
 const REGISTERED_CHUNKS: usize = 20_000;
 
-/// A chunk of a write as benefactors store it.
 #[derive(Debug)]
 pub(super) struct NewChunk {
     pub(super) digest: Digest,
@@ -69,7 +69,6 @@ struct State {
     exclusions: Exclusions,
 }
 
-/// A write session of one file.
 #[derive(Debug)]
 pub(super) struct WriteSession {
     pool: Pool,
@@ -97,7 +96,7 @@ impl WriteSession {
         let width = policy.width.max(policy.copies.into());
         let buffer = buffer.max(policy.cutting.longest() * 2 + LEAST_BUFFER);
         let ask = |bytes| Reserve { session: 0, bytes, unused: 0, width, avoid: Vec::new() };
-        let reserved = match pool.call_manager::<ReserveSpace>(&ask(GRANT), Bytes::new()).await {
+        let reserved = match pool.call_manager::<ReserveSpace>(&ask(FIRST_GRANT), Bytes::new()).await {
             Err(error) if error.is_full() => {
                 pool.call_manager::<ReserveSpace>(&ask(SMALL_GRANT), Bytes::new()).await?.0
             }
@@ -181,18 +180,15 @@ impl WriteSession {
         self.stripe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of the write, if it failed.
     pub(super) fn failure(&self) -> Option<PoolError> {
         self.state().failed.clone()
     }
 
-    /// Marks the write as failed.
     pub(super) fn fail(&self, error: PoolError) {
         self.state().failed.get_or_insert(error);
         self.budget.wake();
     }
 
-    /// Excludes a benefactor from the rest of the write.
     fn exclude(&self, id: BenefactorId, error: PoolError) {
         tracing::warn!(error = &error as &dyn std::error::Error, benefactor = id, "excluded from the write");
         self.stripe().exclude(id);
@@ -266,10 +262,11 @@ impl WriteSession {
     async fn reserve_more(&self, bytes: u64) -> Result<()> {
         let total = self.sent.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let needed = total * self.copies as u64;
-        if needed + GRANT / 4 < self.granted.load(Ordering::Relaxed) {
+        let grant = needed.clamp(FIRST_GRANT, GRANT);
+        if needed + grant / 4 < self.granted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match self.reserve_space(GRANT).await {
+        match self.reserve_space(grant).await {
             // The present grant may still be used up; a full benefactor refuses by itself.
             Err(error) if error.is_full() && needed <= self.granted.load(Ordering::Relaxed) => Ok(()),
             Err(error) if error.is_full() => self.reserve_space(SMALL_GRANT).await,
@@ -277,7 +274,6 @@ impl WriteSession {
         }
     }
 
-    /// Reserves space and adds benefactors to the stripe.
     async fn reserve_space(&self, bytes: u64) -> Result<()> {
         let avoid = self.stripe().excluded();
         let written = self.sent() * self.copies as u64;
@@ -466,7 +462,6 @@ impl WriteSession {
 }
 
 impl Pool {
-    /// Calls a benefactor, with a timeout.
     pub(super) async fn call_benefactor<C: whimbrel_wire::Call>(
         &self,
         place: &BenefactorAddress,
@@ -486,7 +481,6 @@ impl Pool {
     }
 }
 
-/// Encodes chunks as consecutive frames.
 fn encode(new: Batch) -> Result<(Vec<WrittenChunk>, Bytes)> {
     let (mut encoder, mut idle) = (Encoder::new(LEVEL), Encoder::new(NO_LEVEL));
     let mut payload = BytesMut::with_capacity(new.iter().map(|chunk| chunk.bytes.len() + 64).sum());

@@ -64,7 +64,6 @@ impl Admissions {
         *told = SentList { list: Some(latest), held: false, last_failure: None };
     }
 
-    /// Records which list a benefactor holds.
     fn holds(&mut self, benefactor: PublicKey, digest: Digest) {
         let told = self.sent.entry(benefactor).or_default();
         match &told.list {

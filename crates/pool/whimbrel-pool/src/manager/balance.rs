@@ -2,9 +2,9 @@
 //!
 //! Chunks also leave a benefactor whose owner needs the disk. Shares are computed from counted chunks,
 //! because the bytes that a benefactor reports decrease only after garbage collection. Nothing moves while
-//! write sessions are open or repair has work.
+//! repair has work, and little while write sessions are open.
 
-use super::{ManagerService, now, placement};
+use super::{ManagerService, placement};
 use crate::{
     meta::{BenefactorRow, MetaError},
     protocol::{BenefactorAddress, BenefactorId, CopyChunks, get_bits, put_digests},
@@ -14,13 +14,14 @@ use std::{collections::HashMap, time::Duration};
 /// Most chunks moved in one order and in one round.
 const ORDER: u32 = 64;
 const ROUND: u64 = 4096;
+/// Chunks moved in one round while clients write.
+const ROUND_DURING_WRITES: u64 = ROUND / 8;
 /// Timeout of a copy order.
 const COPY_TIME: Duration = Duration::from_secs(60);
 /// An excess of fewer chunks, or of less than this part of a share, is ignored.
 const LEAST: u64 = 16;
 const TENTH: u64 = 10;
 
-/// Chunks to move from one benefactor to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ChunkMove {
     from: BenefactorId,
@@ -58,16 +59,21 @@ impl ManagerService {
     /// Runs one round and returns the number of moved chunks.
     pub async fn balance(&self) -> Result<u64, MetaError> {
         let meta = &self.shared.meta;
-        if meta.sessions().await? > 0 || !meta.under_replicated(1).await?.is_empty() {
+        if !meta.under_replicated(1).await?.is_empty() {
             return Ok(0);
         }
-        let (members, holdings) = (meta.members().await?, meta.holdings().await?);
-        let Some(shift) = next_move(&members, &holdings.into_iter().collect(), now()) else { return Ok(0) };
+        let (members, holdings) = (self.members().await?, meta.holdings().await?);
+        let Some(shift) = next_move(&members, &holdings.into_iter().collect(), self.now()) else {
+            return Ok(0);
+        };
         let member = |id| members.iter().find(|member: &&BenefactorRow| member.id == id);
         let Some((source, target)) = member(shift.from).zip(member(shift.to)) else { return Ok(0) };
         let to = BenefactorAddress { id: target.id, address: target.address.clone(), key: target.key };
         let mut moved = 0;
-        while moved < shift.chunks && meta.sessions().await? == 0 {
+        while moved < shift.chunks {
+            if moved >= ROUND_DURING_WRITES && meta.sessions().await? > 0 {
+                break;
+            }
             let most = ORDER.min((shift.chunks - moved) as u32);
             let chunks = meta.movable(shift.from, shift.to, most).await?;
             let connection = self.shared.connections().get(&source.key).cloned();
@@ -78,6 +84,7 @@ impl ManagerService {
                 Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
                 Ok(Err(error)) => {
                     tracing::warn!(%error, from = %source.name, to = %target.name, "balancing could not copy chunks");
+                    self.record_refusal(target.id, &error);
                     break;
                 }
                 Err(_) => break,
@@ -91,7 +98,7 @@ impl ManagerService {
             if done.is_empty() {
                 break;
             }
-            meta.replace_places(&done, shift.from, shift.to, now()).await?;
+            meta.replace_places(&done, shift.from, shift.to, self.now()).await?;
             moved += done.len() as u64;
         }
         if moved > 0 {

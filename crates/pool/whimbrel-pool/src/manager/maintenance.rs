@@ -2,23 +2,26 @@
 //!
 //! New writes have priority: while write sessions are open, a round of repair copies few chunks.
 
-use super::{ManagerService, now, placement};
+use super::{ManagerService, placement};
 use crate::{
-    meta::{MetaError, RetainedVersion, UnderReplicated},
+    meta::{BenefactorRow, MetaError, RetainedVersion, UnderReplicated},
     policy::{Candidate, Expired, Retention, expired, timestep},
-    protocol::{BenefactorAddress, CopyChunks, NodeId, Purged, get_bits, put_digests},
+    protocol::{BenefactorAddress, BenefactorId, CopyChunks, NodeId, Purged, get_bits, put_digests},
 };
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::atomic::Ordering,
+    sync::{PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
+use whimbrel_wire::CallError;
 
 /// Chunks in one round of repair, without and with open write sessions.
 const ROUND: u32 = 512;
 const ROUND_DURING_WRITES: u32 = 64;
 /// Timeout of a copy order; its chunks are tried again later.
 const COPY_TIME: Duration = Duration::from_secs(60);
+/// Time for which a benefactor that refused a copy gets no chunks.
+const REFUSAL_TIME: Duration = Duration::from_secs(60);
 
 /// Result of a round of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,12 +37,14 @@ pub struct MaintenanceReport {
 impl ManagerService {
     /// Runs a round of everything except policies.
     pub async fn run_maintenance(&self, lost_after: Duration) -> Result<MaintenanceReport, MetaError> {
-        let (meta, now) = (&self.shared.meta, now());
+        let (meta, now) = (&self.shared.meta, self.now());
         meta.expire_sessions(now - i64::from(self.shared.lease) * 1000).await?;
         meta.expire_pins(now).await?;
         let lost_after = i64::try_from(lost_after.as_millis()).unwrap_or(i64::MAX);
         for member in meta.members().await? {
-            if !member.lost && now.saturating_sub(member.seen) > lost_after {
+            // Nobody could report before the manager started.
+            let seen = member.seen.max(self.shared.clock.start());
+            if !member.lost && now.saturating_sub(seen) > lost_after {
                 tracing::warn!(benefactor = %member.name, "a benefactor is lost; its chunks are re-replicated");
                 meta.mark_lost(member.id, now).await?;
             }
@@ -56,11 +61,11 @@ impl ManagerService {
             self.shared.lost.store(0, Ordering::Relaxed);
             return Ok(MaintenanceReport::default());
         }
-        let members = meta.members().await?;
-        let plan = placement::repair(&needy, &members, now());
+        let members = self.members().await?;
+        let plan = placement::repair(&needy, &members, self.now());
         meta.remove_from_repair(&plan.healed).await?;
         let waiting: Vec<_> = plan.lost.iter().chain(&plan.stuck).copied().collect();
-        meta.postpone(&waiting, now()).await?;
+        meta.postpone(&waiting, self.now()).await?;
         self.shared.lost.store(plan.lost.len() as u64, Ordering::Relaxed);
         let mut orders = tokio::task::JoinSet::new();
         for ((from, to), chunks) in plan.copies {
@@ -91,6 +96,25 @@ impl ManagerService {
         Ok(report)
     }
 
+    /// All benefactors. To one that refused a copy lately, no chunk is assigned: it counts as full.
+    pub(super) async fn members(&self) -> Result<Vec<BenefactorRow>, MetaError> {
+        let mut members = self.shared.meta.members().await?;
+        let mut refusals = self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.retain(|_, at| at.elapsed() < REFUSAL_TIME);
+        let refusing = members.iter_mut().filter(|member| refusals.contains_key(&member.id));
+        refusing.for_each(|member| member.free = 0);
+        Ok(members)
+    }
+
+    /// Records that a copy order failed because the target did not take the chunks.
+    pub(super) fn record_refusal(&self, to: BenefactorId, error: &CallError) {
+        // A source answers with a refusal if the target cannot be reached or does not take the chunks.
+        if matches!(error, CallError::Refused { .. }) {
+            let mut refusals = self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+            refusals.insert(to, Instant::now());
+        }
+    }
+
     /// Sends a shadow map to a source and commits its copies; returns how many were made and how many failed.
     async fn send_copy_order(
         &self,
@@ -110,6 +134,7 @@ impl ManagerService {
                     Ok(Ok((_, bits))) => get_bits(&bits, chunks.len()),
                     Ok(Err(error)) => {
                         tracing::warn!(%error, to = %to.address, "repair could not copy chunks");
+                        self.record_refusal(to.id, &error);
                         vec![true; chunks.len()]
                     }
                     Err(_) => vec![true; chunks.len()],
@@ -121,8 +146,8 @@ impl ManagerService {
             chosen.map(|(chunk, _)| chunk.chunk).collect::<Vec<_>>()
         };
         let (copied, waiting) = (with(false), with(true));
-        meta.insert_copies(&copied, to.id, now()).await?;
-        meta.postpone(&waiting, now()).await?;
+        meta.insert_copies(&copied, to.id, self.now()).await?;
+        meta.postpone(&waiting, self.now()).await?;
         Ok((copied.len() as u64, waiting.len() as u64))
     }
 
@@ -142,11 +167,11 @@ impl ManagerService {
                 Some(keep) => *keep,
                 None => *policies.entry(whose).or_insert(meta.policy(whose).await?.1.keep),
             };
-            for Expired { what: kept, why, pinned } in expired(&versions, &keep, now() / 1000, true) {
+            for Expired { what: kept, why, pinned } in expired(&versions, &keep, self.now() / 1000, true) {
                 let path = meta.path(kept.node).await?;
                 let mut pinned_by = if pinned { pinned_by(&kept) } else { Vec::new() };
                 if !dry && !pinned {
-                    match meta.drop_version(kept.node, kept.info.number, true, now()).await {
+                    match meta.drop_version(kept.node, kept.info.number, true, self.now()).await {
                         // Somebody else removed it meanwhile.
                         Ok(()) | Err(MetaError::NotFound) => {}
                         // The version was pinned just now, or its file has another version that is pinned.
@@ -162,7 +187,6 @@ impl ManagerService {
     }
 }
 
-/// The pins that retain a version.
 fn pinned_by(kept: &RetainedVersion) -> Vec<String> {
     let by_hand = kept.info.pinned.then(|| "hand".to_owned());
     kept.info.holders.iter().cloned().chain(by_hand).collect()
@@ -186,4 +210,51 @@ fn series(all: Vec<RetainedVersion>) -> BTreeMap<(NodeId, String), Vec<Candidate
         out.entry((kept.folder, name)).or_default().push(Candidate { what: kept, order, created, pinned });
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{manager::ManagerOptions, meta::Meta, protocol::BenefactorStatus};
+    use whimbrel_wire::{PublicKey, Trust};
+
+    #[tokio::test]
+    async fn a_manager_that_was_away_or_whose_clock_stepped_gives_everybody_time_to_report() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta::open(&dir.path().join("pool.db").display().to_string()).await.unwrap();
+        let options = ManagerOptions::new(dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
+        let start = async || {
+            let trust = std::sync::Arc::new(Trust::load(dir.path()).unwrap());
+            ManagerService::start(meta.clone(), trust, &options).await.unwrap()
+        };
+        let (name, address) = (String::from("b1"), String::from("h:1"));
+        let status = BenefactorStatus {
+            name,
+            address,
+            pool: 0,
+            capacity: 1,
+            used: 0,
+            free: 1,
+            chunks: 0,
+            draining: false,
+            owed: 0,
+        };
+        let hour = 3_600_000;
+        // It was last heard of an hour ago, and then an hour ahead of the wall clock.
+        for ahead in [-hour, hour] {
+            let then = start().await.now() + ahead;
+            meta.register(&PublicKey([1; 32]), &status, then).await.unwrap();
+            meta.start_session(&[(1, 1)], then).await.unwrap();
+            let service = start().await;
+            assert!(service.now() >= then);
+            service.run_maintenance(options.lost_after).await.unwrap();
+            assert!(!meta.members().await.unwrap()[0].lost, "{ahead}");
+        }
+        assert_eq!(meta.sessions().await.unwrap(), 2);
+        let service = start().await;
+        service.run_maintenance(Duration::ZERO).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        service.run_maintenance(Duration::ZERO).await.unwrap();
+        assert!(meta.members().await.unwrap()[0].lost, "silent since the start for longer than allowed");
+    }
 }

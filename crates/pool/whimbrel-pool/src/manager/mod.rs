@@ -5,6 +5,8 @@
 
 mod admission;
 mod balance;
+mod clock;
+mod confirmation;
 mod maintenance;
 mod pins;
 mod placement;
@@ -16,14 +18,7 @@ pub use process::{Manager, ManagerError, ManagerOptions};
 pub use service::ManagerService;
 
 use crate::{meta::MetaError, protocol::code};
-use std::time::{SystemTime, UNIX_EPOCH};
 use whimbrel_wire::{Code, Refusal};
-
-/// Current time in milliseconds since 1970.
-pub(crate) fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
 
 impl From<MetaError> for Refusal {
     fn from(error: MetaError) -> Self {

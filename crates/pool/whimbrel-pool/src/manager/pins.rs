@@ -4,7 +4,7 @@
 //! finds its version. Only the manager's clock counts. A manager that restarts gives every holder time to
 //! renew.
 
-use super::{ManagerService, invalid, now, service::payload};
+use super::{ManagerService, invalid, service::payload};
 use crate::{
     meta::{MetaError, PinRow},
     protocol::{HoldPin, ListPins, MAX_HOLDER, PinHolder, PinInfo, ReleasePin},
@@ -23,7 +23,7 @@ fn seconds(from: i64, to: i64) -> u64 {
 impl ManagerService {
     pub(super) async fn pins(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a holder must have a key")) };
-        let (meta, now) = (&self.shared.meta, now());
+        let (meta, now) = (&self.shared.meta, self.now());
         match request.kind {
             HoldPin::KIND => {
                 let (version, holder) = request.decode::<HoldPin>()?;
@@ -54,7 +54,7 @@ impl ManagerService {
     }
 
     async fn described(&self, rows: Vec<PinRow>) -> Result<Vec<PinInfo>, Refusal> {
-        let (mut pins, now) = (Vec::with_capacity(rows.len()), now());
+        let (mut pins, now) = (Vec::with_capacity(rows.len()), self.now());
         for row in rows {
             let path = match self.shared.meta.path(row.node).await {
                 // The file was removed meanwhile.
@@ -75,11 +75,10 @@ impl ManagerService {
     pub(super) async fn prolong_pins(&self) -> Result<(), MetaError> {
         self.shared
             .meta
-            .extend_pins(now().saturating_add(self.pin_timeout_millis() / i64::from(GRACE_PART)))
+            .extend_pins(self.now().saturating_add(self.pin_timeout_millis() / i64::from(GRACE_PART)))
             .await
     }
 
-    /// The pin timeout in milliseconds.
     fn pin_timeout_millis(&self) -> i64 {
         i64::try_from(self.shared.pin_timeout.as_millis()).unwrap_or(i64::MAX / 2)
     }

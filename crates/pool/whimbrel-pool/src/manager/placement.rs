@@ -9,10 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 /// Silence in milliseconds after which nothing is written to a benefactor.
 pub(crate) const OFFLINE_AFTER: i64 = 15_000;
 
-/// State of a benefactor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BenefactorState {
-    /// Can be read and written.
     Online,
     /// Can be read, but gets no new chunks.
     Draining,

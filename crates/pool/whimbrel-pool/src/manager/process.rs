@@ -1,6 +1,6 @@
 //! The manager process: its folder, socket and maintenance loop.
 
-use super::{ManagerService, service::Shared};
+use super::{ManagerService, clock::Clock, service::Shared};
 use crate::{
     address::ManagerAddress,
     member_listener::{ListenerError, MemberListener},
@@ -81,8 +81,7 @@ impl Manager {
         let front = MemberListener::open(&options.data, options.listen).await?;
         let file = options.data.join("pool.db").display().to_string();
         let meta = Meta::open(options.database.as_deref().unwrap_or(&file)).await?;
-        let service = ManagerService::new(meta, front.trust.clone(), &options);
-        service.prolong_pins().await?;
+        let service = ManagerService::start(meta, front.trust.clone(), &options).await?;
         Ok(Self { options, listener: front, service })
     }
 
@@ -142,20 +141,31 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
 }
 
 impl ManagerService {
-    pub(crate) fn new(meta: Meta, trust: Arc<Trust>, options: &ManagerOptions) -> Self {
+    /// Starts the service. Everybody gets time to report: nobody could reach the manager while it was away.
+    pub(super) async fn start(
+        meta: Meta,
+        trust: Arc<Trust>,
+        options: &ManagerOptions,
+    ) -> Result<Self, MetaError> {
+        let clock = Clock::new(meta.latest_report().await?);
+        meta.renew_sessions(clock.start()).await?;
         let shared = Shared {
             meta,
             trust,
+            clock,
             lease: options.lease,
             interval: options.interval,
             pin_timeout: options.pin_timeout,
             connections: Default::default(),
             admissions: Default::default(),
+            refusals: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),
             totals: Default::default(),
         };
-        Self { shared: Arc::new(shared) }
+        let service = Self { shared: Arc::new(shared) };
+        service.prolong_pins().await?;
+        Ok(service)
     }
 }

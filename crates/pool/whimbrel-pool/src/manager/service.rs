@@ -1,6 +1,6 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
-use super::{admission::Admissions, internal, invalid, now, placement};
+use super::{admission::Admissions, clock::Clock, internal, invalid, placement};
 use crate::{
     chunk_map,
     meta::{BenefactorRow, Meta, PoolTotals},
@@ -41,12 +41,15 @@ pub struct ManagerService {
 pub(super) struct Shared {
     pub(super) meta: Meta,
     pub(super) trust: Arc<Trust>,
+    pub(super) clock: Clock,
     /// Seconds until a silent write session ends.
     pub(super) lease: u32,
     pub(super) interval: u32,
     pub(super) pin_timeout: Duration,
     pub(super) connections: Mutex<HashMap<PublicKey, Connection>>,
     pub(super) admissions: Mutex<Admissions>,
+    /// Benefactors to which a copy failed, and when.
+    pub(super) refusals: Mutex<HashMap<BenefactorId, Instant>>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a reachable copy, at the last round of repair.
     pub(super) lost: AtomicU64,
@@ -62,7 +65,6 @@ impl Shared {
     }
 }
 
-/// Encodes a list as payload.
 pub(super) fn payload<T: Serialize>(value: &T) -> Result<Bytes, Refusal> {
     postcard::to_stdvec(value).map(Bytes::from).map_err(|_| internal("the answer cannot be encoded"))
 }
@@ -72,10 +74,15 @@ fn address_of(member: &BenefactorRow) -> BenefactorAddress {
 }
 
 impl ManagerService {
+    /// Current time in milliseconds, for the database.
+    pub(super) fn now(&self) -> i64 {
+        self.shared.clock.now()
+    }
+
     async fn register(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let status = request.decode::<Heartbeat>()?;
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor must have a key")) };
-        let (meta, now) = (&self.shared.meta, now());
+        let (meta, now) = (&self.shared.meta, self.now());
         let id = meta.register(key, &status, now).await?;
         let members = meta.members().await?;
         let mut may_leave = false;
@@ -88,10 +95,7 @@ impl ManagerService {
                 })
                 .map(|m| m.id)
                 .collect();
-            may_leave = meta.undrained(id, &counted).await? == 0;
-            if may_leave {
-                meta.remove_benefactor(id).await?;
-            }
+            may_leave = meta.leave(id, &counted).await?;
         }
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
         let admitted: Vec<_> =
@@ -114,7 +118,7 @@ impl ManagerService {
             ));
         };
         match leave {
-            true => meta.start_drain(member.id, now()).await?,
+            true => meta.start_drain(member.id, self.now()).await?,
             false => meta.stop_drain(member.id).await?,
         }
         Reply::of::<Drain>(&(), Bytes::new())
@@ -127,7 +131,9 @@ impl ManagerService {
         let members = self.shared.meta.members().await?;
         let member = members.iter().find(|member| member.key == *key);
         let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "benefactor not registered"))?;
-        let may_go = self.shared.meta.collect_garbage(member.id, &inventory, &listed, now()).await?;
+        let (meta, now) = (&self.shared.meta, self.now());
+        meta.release_surplus(member.id, &inventory, now - placement::OFFLINE_AFTER).await?;
+        let may_go = meta.collect_garbage(member.id, &inventory, &listed, now).await?;
         Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
 
@@ -136,13 +142,13 @@ impl ManagerService {
         if asked.avoid.len() > 1000 || asked.width > 64 {
             return Err(invalid("too many benefactors"));
         }
-        let (meta, now) = (&self.shared.meta, now());
+        let (meta, now) = (&self.shared.meta, self.now());
         if asked.session > 0 {
             meta.renew_session(asked.session, now).await?;
         }
         let (mut stripe, mut shares, mut bytes) = (Vec::<BenefactorAddress>::new(), Vec::new(), 0);
         if asked.bytes > 0 {
-            let members = meta.members().await?;
+            let members = self.members().await?;
             let chosen = placement::stripe(&members, usize::from(asked.width.max(1)), &asked.avoid, now);
             let chosen: Vec<&BenefactorRow> = members.iter().filter(|m| chosen.contains(&m.id)).collect();
             let room: u64 = chosen.iter().map(|member| placement::free(member)).sum();
@@ -170,7 +176,7 @@ impl ManagerService {
     async fn find_chunks(&self, request: Request) -> Answer {
         let (_, copies) = request.decode::<FindChunks>()?;
         let digests = get_digests(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
-        let now = now();
+        let now = self.now();
         let chunks = self
             .shared
             .meta
@@ -181,22 +187,18 @@ impl ManagerService {
 
     async fn find_reusable(&self, request: Request) -> Answer {
         let (version, copies) = request.decode::<FindReusable>()?;
-        let standing =
-            self.shared.meta.find_reusable(version, copies.max(1), now() - placement::OFFLINE_AFTER).await?;
+        let standing = self
+            .shared
+            .meta
+            .find_reusable(version, copies.max(1), self.now() - placement::OFFLINE_AFTER)
+            .await?;
         Reply::of::<FindReusable>(&(), put_bits(&standing))
-    }
-
-    async fn register_chunks(&self, request: Request) -> Answer {
-        let session = request.decode::<RegisterChunks>()?;
-        let written = get_written(&request.payload).ok_or_else(|| invalid("a truncated list"))?;
-        let chunks = self.shared.meta.register_chunks(session, &written, now()).await?;
-        Reply::of::<RegisterChunks>(&(), put_numbers(chunks))
     }
 
     async fn commit(&self, request: Request) -> Answer {
         let commit = request.decode::<CommitFile>()?;
         let pieces = chunk_map::decode(&request.payload).map_err(|error| invalid(&error.to_string()))?;
-        let node = self.shared.meta.commit(&commit, &pieces, now()).await?;
+        let node = self.shared.meta.commit(&commit, &pieces, self.now()).await?;
         Reply::of::<CommitFile>(&node, Bytes::new())
     }
 
@@ -226,7 +228,7 @@ impl ManagerService {
     }
 
     async fn status(&self) -> Answer {
-        let (meta, now) = (&self.shared.meta, now());
+        let (meta, now) = (&self.shared.meta, self.now());
         let sums = self.totals().await?;
         let info = |member: BenefactorRow| BenefactorInfo {
             id: member.id,
@@ -276,7 +278,7 @@ impl ManagerService {
     }
 
     async fn name(&self, request: Request) -> Answer {
-        let (meta, now, none) = (&self.shared.meta, now(), Bytes::new());
+        let (meta, now, none) = (&self.shared.meta, self.now(), Bytes::new());
         match request.kind {
             Lookup::KIND => {
                 let (parent, name) = request.decode::<Lookup>()?;
@@ -304,7 +306,7 @@ impl ManagerService {
     }
 
     async fn versions(&self, request: Request) -> Answer {
-        let (meta, now, none) = (&self.shared.meta, now(), Bytes::new());
+        let (meta, now, none) = (&self.shared.meta, self.now(), Bytes::new());
         match request.kind {
             Versions::KIND => {
                 let versions = meta.versions(request.decode::<Versions>()?).await?;
@@ -357,7 +359,10 @@ impl ManagerService {
             ReportFault::KIND => {
                 let fault = request.decode::<ReportFault>()?;
                 tracing::warn!(?fault, "a copy could not be read");
-                Reply::of::<ReportFault>(&self.shared.meta.record_fault(&fault, now()).await?, Bytes::new())
+                Reply::of::<ReportFault>(
+                    &self.shared.meta.record_fault(&fault, self.now()).await?,
+                    Bytes::new(),
+                )
             }
             GetStatus::KIND => self.status().await,
             Drain::KIND => self.drain(request).await,

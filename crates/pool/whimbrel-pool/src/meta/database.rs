@@ -82,7 +82,6 @@ impl Meta {
         self.finish(tx).await
     }
 
-    /// The id of the pool.
     pub(crate) async fn pool_id(&self) -> Result<u64> {
         let row = query("SELECT value FROM counter WHERE name = 'pool'").fetch_one(&self.read).await?;
         Ok(row.try_get::<i64>(0)? as u64)

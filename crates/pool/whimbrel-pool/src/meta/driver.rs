@@ -8,7 +8,6 @@ use sqlx::{
     postgres::PgRow, sqlite::SqliteRow,
 };
 
-/// Connections to a database.
 #[derive(Debug, Clone)]
 pub(crate) enum Connections {
     Sqlite(Pool<Sqlite>),
@@ -66,7 +65,6 @@ impl Tx<'_> {
     }
 }
 
-/// A value of a statement.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Number(i64),
@@ -104,7 +102,6 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// A statement and its values.
 pub(crate) struct Query {
     text: String,
     values: Vec<Value>,
@@ -152,7 +149,6 @@ macro_rules! on_driver {
     }};
 }
 
-/// A statement of one driver with its values.
 macro_rules! bound {
     ($driver:ty, $text:expr, $values:expr) => {{
         let query = sqlx::query::<$driver>(AssertSqlSafe($text));
@@ -209,13 +205,11 @@ impl Query {
     }
 }
 
-/// A row of a result.
 pub(crate) enum Row {
     Sqlite(SqliteRow),
     Postgres(PgRow),
 }
 
-/// A type that both drivers read from a column.
 pub(crate) trait Column:
     for<'r> Decode<'r, Sqlite> + Type<Sqlite> + for<'r> Decode<'r, Postgres> + Type<Postgres>
 {

@@ -273,7 +273,6 @@ impl Meta {
         self.finish(tx).await
     }
 
-    /// The path of a node.
     pub(crate) async fn path(&self, node: NodeId) -> Result<String> {
         let mut names = Vec::new();
         let mut at = node;

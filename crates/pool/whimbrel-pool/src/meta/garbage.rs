@@ -4,7 +4,6 @@
 //! exists. So no chunk is deleted that was put, freed or queried after the oldest open session began. All
 //! times are durations, so the clocks of manager and benefactor need not agree.
 
-/// State of a listed chunk in the manager's database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChunkStatus {
     /// Never registered, or deleted long ago.
@@ -25,14 +24,10 @@ pub(crate) enum ChunkStatus {
     },
 }
 
-/// Decision on one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GcDecision {
-    /// Retain the copy.
     Retain,
-    /// Retain and count the copy.
     Adopt,
-    /// Delete the copy.
     Delete,
 }
 

@@ -17,7 +17,6 @@ use std::{
     },
 };
 
-/// Group commit of one database.
 #[derive(Debug)]
 pub(crate) struct GroupCommit {
     log: PathBuf,
@@ -29,7 +28,6 @@ pub(crate) struct GroupCommit {
 }
 
 impl GroupCommit {
-    /// The group commit of a database file.
     pub(crate) fn of(database: &str) -> Self {
         let log = PathBuf::from(format!("{database}-wal"));
         Self { log, requested: AtomicU64::new(0), synced: tokio::sync::Mutex::new(0), failed: Arc::default() }

@@ -89,7 +89,6 @@ impl Meta {
         self.synced().await
     }
 
-    /// The number of counted copies of each benefactor.
     pub(crate) async fn holdings(&self) -> Result<Vec<(BenefactorId, u64)>> {
         let rows =
             query("SELECT benefactor, COUNT(*) FROM place GROUP BY benefactor").fetch_all(&self.read).await?;
@@ -119,24 +118,35 @@ impl Meta {
         self.finish(tx).await
     }
 
-    /// Number of used chunks with fewer copies in `counted` than required, or than it has benefactors.
-    pub(crate) async fn undrained(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
+    /// Number of chunks with fewer copies in `counted` than required, or than it has benefactors. Chunks that
+    /// an open session may commit are required once.
+    async fn undrained(tx: &mut Tx<'_>, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<u64> {
         let most = counted.len().max(1);
         let counted: Vec<String> = counted.iter().map(ToString::to_string).collect();
         let counted = if counted.is_empty() { "0".to_owned() } else { counted.join(", ") };
         let text = format!(
             "SELECT COUNT(*) FROM place JOIN chunk ON chunk.id = place.chunk
-             WHERE place.benefactor = $1 AND chunk.refs > 0
+             WHERE place.benefactor = $1
+             AND (chunk.refs > 0 OR chunk.freed >= (SELECT MIN(started) FROM session))
              AND CASE WHEN chunk.want < {most} THEN chunk.want ELSE {most} END >
                  (SELECT COUNT(*) FROM place other WHERE other.chunk = chunk.id AND other.benefactor <> $1
                   AND other.benefactor IN ({counted}))"
         );
-        let row = query(text).bind(i64::from(benefactor)).fetch_one(&self.read).await?;
+        let row = query(text).bind(i64::from(benefactor)).fetch_one(&mut *tx).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
-    pub(crate) async fn remove_benefactor(&self, benefactor: BenefactorId) -> Result<()> {
+    /// Removes a benefactor if nothing is lost with it, and returns whether it did. No commit can begin to
+    /// rely on its copies in between.
+    pub(crate) async fn leave(&self, benefactor: BenefactorId, counted: &[BenefactorId]) -> Result<bool> {
         let mut tx = self.write.begin().await?;
+        query(format!("SELECT id FROM benefactor WHERE id = $1{}", tx.row_lock()))
+            .bind(i64::from(benefactor))
+            .fetch_optional(&mut tx)
+            .await?;
+        if Self::undrained(&mut tx, benefactor, counted).await? > 0 {
+            return Ok(false);
+        }
         for text in [
             "DELETE FROM place WHERE benefactor = $1",
             "DELETE FROM reservation WHERE benefactor = $1",
@@ -144,10 +154,24 @@ impl Meta {
         ] {
             query(text).bind(i64::from(benefactor)).execute(&mut tx).await?;
         }
-        self.finish(tx).await
+        self.finish(tx).await?;
+        Ok(true)
     }
 
-    /// Starts a write session with reservations.
+    /// The latest time at which a benefactor or a session was heard of; 0 in a new pool.
+    pub(crate) async fn latest_report(&self) -> Result<i64> {
+        let text = "SELECT CAST(COALESCE(MAX(seen), 0) AS BIGINT)
+             FROM (SELECT seen FROM benefactor UNION ALL SELECT seen FROM session) AS reports";
+        query(text).fetch_one(&self.read).await?.try_get(0)
+    }
+
+    /// Renews all sessions, because they could not do so without a manager.
+    pub(crate) async fn renew_sessions(&self, now: i64) -> Result<()> {
+        query("UPDATE session SET seen = $1 WHERE seen < $1").bind(now).execute(&self.write).await?;
+        Ok(())
+    }
+
+    /// Starts a session with reservations; without any, it is that of a reader.
     pub(crate) async fn start_session(&self, shares: &[(BenefactorId, u64)], now: i64) -> Result<u64> {
         let mut tx = self.write.begin().await?;
         let id = numbers(&mut tx, "session", 1).await?;
@@ -192,13 +216,12 @@ impl Meta {
         Ok(gone)
     }
 
-    /// The number of open write sessions.
+    /// The number of open write sessions: those with reservations.
     pub(crate) async fn sessions(&self) -> Result<u64> {
-        let row = query("SELECT COUNT(*) FROM session").fetch_one(&self.read).await?;
+        let row = query("SELECT COUNT(DISTINCT session) FROM reservation").fetch_one(&self.read).await?;
         Ok(unsigned(row.try_get(0)?))
     }
 
-    /// Replaces the reservations of a session.
     pub(crate) async fn reserve(&self, session: u64, shares: &[(BenefactorId, u64)]) -> Result<()> {
         let mut tx = self.write.begin().await?;
         query("DELETE FROM reservation WHERE session = $1").bind(signed(session)?).execute(&mut tx).await?;

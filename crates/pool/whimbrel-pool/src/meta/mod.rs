@@ -15,6 +15,7 @@ mod members;
 mod pins;
 mod reference_counts;
 mod schema;
+mod surplus;
 #[cfg(test)]
 mod tests;
 mod versions;

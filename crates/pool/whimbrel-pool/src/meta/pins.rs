@@ -77,7 +77,6 @@ impl Meta {
         rows.iter().map(pin).collect()
     }
 
-    /// All pins that users set.
     pub(crate) async fn user_pins(&self) -> Result<Vec<PinRow>> {
         let rows =
             query("SELECT node, number, id, size FROM version WHERE pinned <> 0 ORDER BY node, number")
@@ -86,7 +85,6 @@ impl Meta {
         rows.iter().map(pin_of).collect()
     }
 
-    /// Deletes pins that have ended.
     pub(crate) async fn expire_pins(&self, now: i64) -> Result<u64> {
         let gone = query("DELETE FROM held WHERE ends < $1").bind(now).execute(&self.write).await?;
         Ok(gone)
@@ -161,7 +159,6 @@ pub(crate) async fn refuse_pinned(
     Ok(())
 }
 
-/// Deletes the remaining pins of removed versions.
 pub(crate) async fn delete_orphaned_pins(tx: &mut Tx<'_>) -> Result<()> {
     query("DELETE FROM held WHERE NOT EXISTS (SELECT 1 FROM version WHERE version.id = held.version)")
         .execute(&mut *tx)

@@ -30,12 +30,10 @@ fn part(these: &[ChunkId], those: &[ChunkId], kept: bool) -> Vec<ChunkId> {
     out
 }
 
-/// The items of `these` that are not in `those`.
 pub(crate) fn without(these: &[ChunkId], those: &[ChunkId]) -> Vec<ChunkId> {
     part(these, those, false)
 }
 
-/// The items that are in both lists.
 pub(crate) fn both(these: &[ChunkId], those: &[ChunkId]) -> Vec<ChunkId> {
     part(these, those, true)
 }

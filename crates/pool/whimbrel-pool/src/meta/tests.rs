@@ -327,3 +327,41 @@ async fn a_version_is_not_built_on_one_whose_last_copies_are_lost() {
     database.meta.remove(1, "f", false, NOW).await.unwrap();
     assert_eq!(database.meta.totals().await.unwrap().chunks, 0, "what was refused counts nothing");
 }
+
+#[tokio::test]
+async fn a_benefactor_does_not_leave_with_what_a_session_is_about_to_commit() {
+    let database = Database::new(2).await;
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
+    let chunk = database.enroll(session, Digest::of(b"a"), &[1], NOW).await;
+    database.meta.start_drain(1, NOW).await.unwrap();
+    assert!(!database.meta.leave(1, &[2]).await.unwrap(), "the session may commit it");
+    database.commit(session, "f", chunk, 1).await.unwrap();
+    database.meta.end_session(session).await.unwrap();
+    assert!(!database.meta.leave(1, &[2]).await.unwrap(), "a file has it");
+    database.meta.insert_copies(&[chunk], 2, NOW).await.unwrap();
+    assert!(database.meta.leave(1, &[2]).await.unwrap());
+    assert_eq!(database.meta.locate(&[chunk]).await.unwrap()[0].places, [2]);
+}
+
+#[tokio::test]
+async fn copies_above_the_required_number_go_and_the_last_required_ones_never() {
+    let database = Database::new(4).await;
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
+    let digest = Digest::of(b"a");
+    let chunk = database.enroll(session, digest, &[1, 2, 3, 4], NOW).await;
+    database.commit(session, "f", chunk, 2).await.unwrap();
+    let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
+    let released = async |benefactor| database.meta.release_surplus(benefactor, &all, NOW).await.unwrap();
+    let places = async || database.meta.locate(&[chunk]).await.unwrap().remove(0).places;
+    // Copies of those that are away for long or leave do not count as standing.
+    database.meta.mark_lost(1, NOW).await.unwrap();
+    database.meta.start_drain(2, NOW).await.unwrap();
+    assert_eq!((released(3).await, released(4).await), (0, 0));
+    database.meta.stop_drain(2).await.unwrap();
+    assert_eq!((released(2).await, released(3).await, released(4).await), (1, 0, 0));
+    assert_eq!(places().await, [1, 3, 4]);
+    assert_eq!(released(1).await, 1, "it is back, and its copies were replaced");
+    assert_eq!(places().await, [3, 4]);
+    let silent = database.meta.release_surplus(3, &all, NOW + 1).await.unwrap();
+    assert_eq!((silent, released(3).await, released(4).await), (0, 0, 0));
+}

@@ -3,6 +3,7 @@
 use super::{
     attributes::{TTL, nanoseconds, of_folder, of_node, of_version},
     errno_of,
+    file_sender::FileSender,
     inode::Inode,
     writer::{CloseKind, OpenWrite, close_kind},
 };
@@ -30,19 +31,27 @@ const VERSIONS: &str = ".versions";
 const STATUS_AGE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
-enum Handle {
+pub(super) enum Handle {
     Read(Arc<ReadFile>),
     Write(Arc<OpenWrite>),
     Folder(Arc<Vec<DirEntry>>),
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     handles: HashMap<u64, Handle>,
     /// Keyed by inode, of the node or of the new file.
-    writers: HashMap<u64, Arc<OpenWrite>>,
+    pub(super) writers: HashMap<u64, Arc<OpenWrite>>,
     versions: HashMap<u64, (VersionInfo, Node)>,
     status: Option<(Instant, PoolStatus)>,
+}
+
+impl State {
+    /// Removes an open write without descriptors; it stays if another one joined meanwhile.
+    pub(super) fn forget(&mut self, inode: u64, writing: &Arc<OpenWrite>) {
+        let over = writing.opens.load(Ordering::Relaxed) == 0;
+        self.writers.retain(|at, other| *at != inode || !over || !Arc::ptr_eq(other, writing));
+    }
 }
 
 /// The files of a pool.
@@ -50,8 +59,9 @@ struct State {
 pub struct PoolFiles {
     pub(super) pool: Pool,
     options: WriteOptions,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     next: AtomicU64,
+    sender: FileSender,
 }
 
 fn name_of(name: &OsStr) -> Result<&str> {
@@ -73,7 +83,14 @@ fn folder_of(inode: u64) -> Result<u64> {
 impl PoolFiles {
     /// The files of `pool`, written with `options`.
     pub fn new(pool: Pool, options: WriteOptions) -> Self {
-        Self { pool, options, state: Mutex::default(), next: AtomicU64::new(1) }
+        let state = Arc::new(Mutex::default());
+        let sender = FileSender::start(pool.clone(), state.clone());
+        Self { pool, options, state, next: AtomicU64::new(1), sender }
+    }
+
+    /// Sends the closed files that an earlier mount left in the spool folder, in the background.
+    pub(super) fn send_left(&self) {
+        self.sender.send_left(&self.options);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -188,31 +205,25 @@ impl PoolFiles {
         Some(writing.clone())
     }
 
-    /// Removes a descriptor from an open write.
     fn release_writer(&self, inode: u64, writing: &Arc<OpenWrite>) {
         if writing.opens.fetch_sub(1, Ordering::Relaxed) == 1 {
+            if writing.file.mode() == WriteMode::CompleteLocal {
+                return self.sender.send(inode, writing.clone());
+            }
             // Commits only what no close has committed; nobody can receive an error any more.
-            if writing.file.is_changed() && self.commit(writing).is_err() {
+            if writing.file.is_changed() && self.commit(inode, writing).is_err() {
                 tracing::warn!(name = writing.make.name, "written data is lost: the commit failed");
             }
-            let mut state = self.state();
-            // Keep the open write if another descriptor joined meanwhile.
-            let over = writing.opens.load(Ordering::Relaxed) == 0;
-            state.writers.retain(|at, other| *at != inode || !over || !Arc::ptr_eq(other, writing));
+            self.state().forget(inode, writing);
         }
     }
 
-    fn commit(&self, writing: &Arc<OpenWrite>) -> Result<()> {
+    fn commit(&self, inode: u64, writing: &Arc<OpenWrite>) -> Result<()> {
         if writing.is_unlinked() {
             return Ok(());
         }
-        if writing.file.mode() == WriteMode::CompleteLocal {
-            let writing = writing.clone();
-            std::thread::spawn(move || {
-                if let Err(error) = writing.file.commit() {
-                    tracing::error!(%error, name = writing.make.name, "a closed file could not be sent");
-                }
-            });
+        if writing.file.mode() == WriteMode::CompleteLocal && writing.file.close_locally() {
+            self.sender.send(inode, writing.clone());
             return Ok(());
         }
         writing.file.commit().map(drop).map_err(|error| errno_of(&error))
@@ -399,7 +410,7 @@ impl FileSystem for PoolFiles {
                 }
                 _ => return Err(Errno::EISDIR),
             };
-            let file = Arc::new(self.call(self.pool.read(version))?);
+            let file = Arc::new(self.call(self.pool.open(version))?);
             return Ok(Opened::direct(self.insert_handle(Handle::Read(file))));
         }
         let writing = match Inode::of(inode) {
@@ -461,7 +472,7 @@ impl FileSystem for PoolFiles {
         Ok(data.len() as u32)
     }
 
-    fn flush(&self, caller: Caller, _inode: u64, handle: u64) -> Result<()> {
+    fn flush(&self, caller: Caller, inode: u64, handle: u64) -> Result<()> {
         let Ok(Handle::Write(writing)) = self.handle(handle) else { return Ok(()) };
         // The kernel passes no process for descriptors that it closes itself.
         let closing = match caller.pid {
@@ -469,7 +480,7 @@ impl FileSystem for PoolFiles {
             pid => close_kind(pid, &writing.make.name),
         };
         match closing {
-            CloseKind::Done => self.commit(&writing),
+            CloseKind::Done => self.commit(inode, &writing),
             CloseKind::StillOpen => Ok(()),
             CloseKind::Killed => {
                 tracing::info!(name = writing.make.name, "the writer was killed; its data is discarded");

@@ -1,13 +1,11 @@
 //! Inode numbers of pool nodes and of virtual files: `.versions`, versions, and files that are not committed.
 
-/// The object of an inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Inode {
     /// A file or folder of the pool.
     Node(u64),
     /// The folder `.versions` of a folder.
     Versions(u64),
-    /// The folder of one file's versions.
     VersionsOf(u64),
     /// A version, by its number in the pool.
     Version(u64),

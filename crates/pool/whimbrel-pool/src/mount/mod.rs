@@ -6,6 +6,7 @@
 
 mod attributes;
 mod errno;
+mod file_sender;
 mod file_system;
 mod inode;
 mod writer;
@@ -40,5 +41,9 @@ pub fn mount(pool: Pool, path: &Path, options: PoolMount) -> Result<Mounted, Mou
         threads: 16,
         ..MountOptions::new(options.source, "whimbrel")
     };
-    Mounted::new(PoolFiles::new(pool, options.write), path, &fuse)
+    let files = PoolFiles::new(pool, options.write);
+    if !options.read_only {
+        files.send_left();
+    }
+    Mounted::new(files, path, &fuse)
 }

@@ -6,12 +6,10 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-/// A file open for writing.
 #[derive(Debug)]
 pub(super) struct OpenWrite {
     pub(super) file: WriteFile,
     pub(super) make: NewNode,
-    /// Number of descriptors.
     pub(super) opens: AtomicU32,
     /// Whether its name was removed before the commit, so that it must stay invisible.
     pub(super) unlinked: AtomicBool,
@@ -33,7 +31,6 @@ const EXITING: u64 = 0x4;
 /// Meaning of a closed descriptor for the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseKind {
-    /// The writer has finished the file.
     Done,
     /// The writer was killed, so its program did not close the file.
     Killed,

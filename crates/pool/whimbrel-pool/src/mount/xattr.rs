@@ -77,7 +77,6 @@ impl PoolFiles {
         }
     }
 
-    /// Runs a call of the pool on this thread.
     pub(super) fn call<T>(&self, call: impl Future<Output = std::result::Result<T, PoolError>>) -> Result<T> {
         self.pool.block(call).map_err(|error| super::errno_of(&error))
     }

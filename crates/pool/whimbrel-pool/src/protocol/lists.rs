@@ -108,7 +108,6 @@ fn put_places(out: &mut BytesMut, places: &[BenefactorId]) {
     places.iter().for_each(|place| out.put_u16_le(*place));
 }
 
-/// Reader of a payload from its front.
 struct Cursor<'a>(&'a [u8]);
 
 impl Cursor<'_> {

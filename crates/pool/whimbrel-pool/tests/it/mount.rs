@@ -12,7 +12,7 @@ use std::{
 use whimbrel_fuse::{Errno, Mounted};
 use whimbrel_pool::{
     chunk::Chunking,
-    client::WriteOptions,
+    client::{WriteMode, WriteOptions},
     mount::{PoolMount, mount},
     policy::Policy,
 };
@@ -377,4 +377,43 @@ fn random_work_gives_what_memory_gives_with_fixed_chunks() {
 #[test]
 fn random_work_gives_what_memory_gives_with_pages() {
     exercise(3, Chunking::Pages { average: 4 });
+}
+
+#[test]
+fn closed_files_of_complete_local_write_outlive_an_unmount_without_a_manager() {
+    let mut cluster = Cluster::new(1);
+    let (dir, spool) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mounted = |cluster: &Cluster| {
+        let write = WriteOptions {
+            mode: WriteMode::CompleteLocal,
+            spool: spool.path().to_owned(),
+            ..WriteOptions::default()
+        };
+        let options = PoolMount { source: "pool:test".into(), write, others: false, read_only: false };
+        mount(cluster.impatient_pool(), dir.path(), options).unwrap()
+    };
+    let left = || fs::read_dir(spool.path()).unwrap().count();
+    let (small, large) = (noise(1, 5000), noise(2, 5_000_000));
+    let mut first = mounted(&cluster);
+    fs::write(dir.path().join("known"), &small).unwrap();
+    first.unmount().unwrap();
+    assert_eq!(left(), 0);
+    assert!(cluster.read("known") == small, "an unmount waits for what was closed");
+
+    let mut second = mounted(&cluster);
+    let mut open = File::create(dir.path().join("state")).unwrap();
+    open.write_all(&large).unwrap();
+    fs::write(dir.path().join("other"), &small).unwrap();
+    until("one is in the pool", || left() == 0);
+    cluster.kill_manager();
+    drop(open);
+    second.unmount().unwrap();
+    assert_eq!(left(), 1, "it could not be sent, and waits for the next mount");
+    cluster.start_manager();
+    cluster.wait_online(1);
+    let third = mounted(&cluster);
+    until("the next mount has sent it", || left() == 0);
+    assert!(cluster.read("state") == large && cluster.read("other") == small);
+    drop(third);
+    assert_eq!(cluster.pool.block(cluster.pool.status()).unwrap().versions, 3);
 }

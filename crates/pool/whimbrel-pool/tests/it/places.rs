@@ -2,12 +2,17 @@
 
 use crate::common::{Cluster, noise, until};
 use std::sync::Arc;
+use whimbrel_core::Digest;
 use whimbrel_pool::{
     chunk::Chunking,
     client::{Pool, PoolError, Result, Secret, WriteFile, WriteOptions},
     policy::{Policy, Retention},
-    protocol::code,
+    protocol::{
+        BenefactorStatus, FindChunks, FindGarbage, Heartbeat, Inventory, RegisterChunks, Reserve,
+        ReserveSpace, WrittenChunk, code, get_bits, get_numbers, put_aged, put_digests, put_written,
+    },
 };
+use whimbrel_wire::Identity;
 
 fn one_copy() -> Policy {
     Policy { copies: 1, cutting: Chunking::Content { average: 16 << 10 }, ..Policy::default() }
@@ -82,6 +87,69 @@ fn a_benefactor_that_is_told_to_leave_ends_when_all_is_elsewhere() {
     assert!(cluster.read_version(node.version) == data);
 }
 
+/// The heartbeat of a benefactor with much room that nobody can reach.
+fn heartbeat_of_nobody(pool: &Pool) {
+    let status = BenefactorStatus {
+        name: "nobody".into(),
+        address: crate::common::free_port(),
+        pool: 0,
+        capacity: 1 << 50,
+        used: 0,
+        free: 1 << 50,
+        chunks: 0,
+        draining: false,
+        owed: 0,
+    };
+    pool.block(pool.call_manager::<Heartbeat>(&status, bytes::Bytes::new())).unwrap();
+}
+
+#[test]
+fn repair_does_not_insist_on_the_roomiest_if_it_takes_nothing() {
+    let mut cluster = Cluster::new(1);
+    set(&cluster, 1, Policy { copies: 2, ..one_copy() });
+    let data = noise(9, 1 << 20);
+    let node = cluster.write("state", &data);
+    let nobody = cluster.newcomer("nobody");
+    heartbeat_of_nobody(&nobody);
+    cluster.add_benefactor(4 << 30);
+    let status = || cluster.pool.block(cluster.pool.status()).unwrap();
+    until("all chunks have two copies", || {
+        heartbeat_of_nobody(&nobody);
+        status().repair == 0
+    });
+    assert!(cluster.read_version(node.version) == data);
+    assert_eq!(cluster.benefactors[1].store.as_ref().unwrap().usage().chunks, status().chunks);
+}
+
+#[test]
+fn what_is_open_for_reading_stays_readable_when_it_is_removed_and_goes_when_it_is_closed() {
+    let cluster = Cluster::with(1, |options| options.lease = 3);
+    set(&cluster, 1, one_copy());
+    let data = noise(10, 1 << 20);
+    let node = cluster.write("state", &data);
+    let reader = cluster.fresh_pool();
+    let file = reader.block(reader.open(node.version)).unwrap();
+    cluster.pool.block(cluster.pool.remove(1, "state", false)).unwrap();
+    // The benefactor asks, as it does all the time.
+    let benefactor = cluster.pool_as(Identity::load_or_create(&cluster.benefactors[0].data).unwrap(), None);
+    let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
+    let may_go = || {
+        let listed = cluster.benefactors[0].store.as_ref().unwrap().list(&Digest([0; 32]), 20_000);
+        let call = benefactor.call_manager::<FindGarbage>(&all, put_aged(&listed));
+        let (_, bits) = benefactor.block(call).unwrap();
+        get_bits(&bits, listed.len())
+    };
+    until("its writer has ended its session", || {
+        let status = cluster.pool.block(cluster.pool.status()).unwrap();
+        status.sessions == 0
+    });
+    assert!(may_go().iter().all(|go| !go) && !may_go().is_empty());
+    let found = reader.block(file.read_at(0, data.len())).unwrap();
+    assert!(found == data);
+    drop(file);
+    until("nothing is left", || cluster.copies() == 0);
+}
+
 fn write(pool: &Pool, name: &str, data: &[u8]) -> u64 {
     let file =
         pool.block(WriteFile::open(pool, Cluster::make(name), None, true, WriteOptions::default())).unwrap();
@@ -94,6 +162,24 @@ fn read(pool: &Pool, version: u64) -> Result<Vec<u8>> {
         let file = pool.read(version).await?;
         Ok(file.read_at(0, file.size() as usize).await?.to_vec())
     })
+}
+
+#[test]
+fn a_copy_that_no_benefactor_confirms_is_not_counted_and_others_send_the_chunk() {
+    let cluster = Cluster::new(2);
+    let liar = &cluster.pool;
+    let digest = Digest::of(b"never sent");
+    let session = liar.block(async {
+        let ask = Reserve { session: 0, bytes: 1 << 20, unused: 0, width: 2, avoid: Vec::new() };
+        liar.call_manager::<ReserveSpace>(&ask, bytes::Bytes::new()).await.unwrap().0
+    });
+    let places = session.stripe.iter().map(|place| place.id).chain([999]).collect();
+    let written = put_written(&[WrittenChunk { digest, length: 10, stored: 10, places }]);
+    let refused = liar.block(liar.call_manager::<RegisterChunks>(&session.session, written)).unwrap_err();
+    assert_eq!(refused.code(), Some(code::STORAGE));
+    let asked = (session.session, 1);
+    let known = liar.block(liar.call_manager::<FindChunks>(&asked, put_digests([&digest])));
+    assert_eq!(get_numbers(&known.unwrap().1), Some(vec![0]));
 }
 
 #[test]
@@ -127,4 +213,7 @@ fn sealed_files_are_read_with_their_secret_only_and_equal_chunks_are_kept_once()
         0,
         "a wrong secret is nobody's fault"
     );
+    let plain = write(&cluster.pool_with(None), "plain", &text);
+    let refused = read(&cluster.pool_with(Some(Arc::new(Secret::new(&[7; 32]).unwrap()))), plain);
+    assert!(matches!(refused, Err(PoolError::WrongSecret { .. })), "anybody may have written it");
 }

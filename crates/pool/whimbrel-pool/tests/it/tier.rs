@@ -13,10 +13,11 @@ use tokio::runtime::Runtime;
 use whimbrel_core::Digest;
 use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_pool::{
-    benefactor::{Bucket, ChunkError, ChunkStore, ObjectTier, TierError, TierOptions},
+    benefactor::{Bucket, ChunkError, ChunkStore, ObjectTier, TierError, TierOptions, TierOwner},
     client::PoolError,
     mount::errno_of,
 };
+use whimbrel_wire::PublicKey;
 
 /// The server process; it ends when this is dropped.
 struct Server {
@@ -58,7 +59,7 @@ impl Server {
         let url = format!("s3://bucket/a/b1?endpoint=http://{}", self.address).parse().unwrap();
         let settings = [("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test-secret")];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        TierOptions { url, keep_local: keep_here, settings }
+        TierOptions { url, keep_local: keep_here, take_over: false, settings }
     }
 
     /// Segment files of the server.
@@ -80,8 +81,20 @@ impl Drop for Server {
 }
 
 fn open(dir: &Path, server: &Server, runtime: &Runtime) -> Result<ChunkStore, ChunkError> {
-    let tier = Bucket::new(server.options(0), runtime.handle().clone())?;
-    ChunkStore::open_with_tier(dir, 1 << 30, 0, Some(ObjectTier { bucket: tier, keep_local: 0 }))
+    open_as((1, None, false), dir, server, runtime)
+}
+
+/// Opens the store as the benefactor whose key has this byte, of this pool.
+fn open_as(
+    (key, pool, take_over): (u8, Option<u64>, bool),
+    dir: &Path,
+    server: &Server,
+    runtime: &Runtime,
+) -> Result<ChunkStore, ChunkError> {
+    let owner = TierOwner { key: PublicKey([key; 32]), pool, name: format!("b{key}").parse().unwrap() };
+    let bucket = Bucket::new(server.options(0), runtime.handle().clone())?;
+    let tier = ObjectTier::claim(bucket, dir, owner, take_over, 0)?;
+    ChunkStore::open_with_tier(dir, 1 << 30, 0, Some(tier))
 }
 
 fn chunk(seed: u64) -> (Digest, Bytes) {
@@ -186,14 +199,6 @@ fn what_the_object_store_damages_or_cannot_give_is_never_taken_for_a_chunk() {
     let store = open(&data, &server, &runtime).unwrap();
     let chunks = chunks(20);
     put(&store, &chunks);
-    let other = open(&dir.path().join("other"), &server, &runtime);
-    drop(other.expect("one without data takes the prefix over"));
-    let strange = dir.path().join("strange");
-    fs::create_dir(&strange).unwrap();
-    fs::write(strange.join("owner"), "0000000000000007\n").unwrap();
-    let refused = open(&strange, &server, &runtime);
-    assert!(matches!(refused, Err(ChunkError::Tier(TierError::Foreign { .. }))), "{refused:?}");
-
     let path = &server.objects()[0];
     let mut bytes = fs::read(path).unwrap();
     bytes[1 << 19] ^= 1;
@@ -213,6 +218,53 @@ fn what_the_object_store_damages_or_cannot_give_is_never_taken_for_a_chunk() {
     assert!(matches!(unreachable, Err(ChunkError::Tier(TierError::Failed { .. }))), "{unreachable:?}");
     server.again();
     all_there(&store, &chunks);
+}
+
+#[test]
+fn a_prefix_is_refused_to_another_benefactor_and_to_another_pool_until_it_is_taken_over() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (data, server) = (dir.path().join("chunks"), Server::start(&dir.path().join("s3")));
+    let store = open(&data, &server, &runtime).unwrap();
+    store.bind_tier(7).unwrap();
+    let chunks = chunks(20);
+    put(&store, &chunks);
+    let before = server.objects();
+    let other = |take_over, pool| open_as((2, pool, take_over), &dir.path().join("other"), &server, &runtime);
+    let refused = other(false, None).unwrap_err().to_string();
+    let cause = std::error::Error::source(&other(false, None).unwrap_err()).unwrap().to_string();
+    assert!(cause.contains("0000000000000007 b1") && cause.contains("--take-over"), "{refused}: {cause}");
+    let strange = other(true, Some(8));
+    assert!(matches!(strange, Err(ChunkError::Tier(TierError::OtherPool { found: 7, ours: 8, .. }))));
+    assert_eq!(server.objects(), before);
+
+    let taken = other(true, None).unwrap();
+    assert_eq!(taken.tier_pool(), Some(7), "no other pool can have its chunks deleted");
+    assert!(taken.usage().chunks > 0);
+    // The first owner still runs: it neither stores nor removes a segment any more.
+    let doomed: Vec<Digest> = chunks.iter().map(|(digest, _)| *digest).collect();
+    store.delete(&doomed, Instant::now());
+    let stopped = store.compact();
+    assert!(matches!(stopped, Err(ChunkError::Tier(TierError::Foreign { .. }))), "{stopped:?}");
+    assert_eq!(server.objects(), before);
+    drop(store);
+    assert!(open(&data, &server, &runtime).is_err());
+}
+
+#[test]
+fn a_prefix_of_an_earlier_version_opens_for_its_owner_only() {
+    let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::new().unwrap());
+    let (data, server) = (dir.path().join("chunks"), Server::start(&dir.path().join("s3")));
+    let chunks = chunks(20);
+    put(&open(&data, &server, &runtime).unwrap(), &chunks);
+    let owner = server.root.join("bucket/a/b1/owner");
+    fs::write(&owner, "00000000000000ab\n").unwrap();
+    for number in ["00000000000000ac", "00000000000000ab"] {
+        fs::write(data.join("owner"), format!("{number}\n")).unwrap();
+        let opened = open(&data, &server, &runtime);
+        assert_eq!(opened.is_ok(), number.ends_with('b'), "{opened:?}");
+    }
+    fs::remove_file(data.join("owner")).unwrap();
+    all_there(&open(&data, &server, &runtime).unwrap(), &chunks);
 }
 
 #[test]

@@ -36,7 +36,6 @@ pub enum CacheError {
         /// `read`, `write`, `sync` or `open`.
         action: &'static str,
         /// Cause reported by the system.
-        #[source]
         source: io::Error,
     },
     /// Earlier writes may not be durable, so no more are accepted (the latch).
@@ -120,7 +119,6 @@ pub struct CacheStats {
     pub damaged: u64,
 }
 
-/// A file and counters of the changes of its content.
 pub(super) struct FileGeneration {
     pub(super) record: FileRecord,
     /// Counts events after which content requested earlier may not be stored any more.
@@ -191,12 +189,10 @@ pub(super) fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> CacheE
     move |source| CacheError::Io { action, source }
 }
 
-/// Page numbers of a mask.
 pub(super) fn page_numbers(pages: PageMask) -> impl Iterator<Item = u32> {
     (0..64).filter(move |page| pages >> page & 1 == 1)
 }
 
-/// Runs of page numbers of a mask.
 pub(super) fn page_runs(mut pages: PageMask) -> impl Iterator<Item = Range<u32>> {
     std::iter::from_fn(move || {
         let first = pages.trailing_zeros();

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, HashMap};
 /// Checksum of a page of zeros, which is never read from a frame.
 pub(super) const ZERO: u32 = 0;
 
-/// Pages of a block as bits.
 pub(super) type PageMask = u64;
 
 /// Size of the blocks and number of frames.
@@ -41,25 +40,21 @@ impl Geometry {
         u64::from(self.pages) * PAGE as u64
     }
 
-    /// All pages of a block.
     pub(super) fn all(&self) -> PageMask {
         if self.pages == 64 { PageMask::MAX } else { (1 << self.pages) - 1 }
     }
 }
 
-/// A block of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) file: FileId,
     pub(super) block: u64,
 }
 
-/// State of one cache block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
     /// Frame of its pages, if any of them is not zero.
     pub(super) frame: Option<u32>,
-    /// Pages that are here.
     pub(super) valid: PageMask,
     /// Pages that the server does not have; a subset of `valid`.
     pub(super) dirty: PageMask,
@@ -85,16 +80,13 @@ pub(super) struct WritePlan {
 pub(super) enum CacheFull {
     /// Frames become free at the next barrier.
     Barrier,
-    /// Every frame is dirty.
     Dirty,
 }
 
-/// All blocks and frames of the cache.
 #[derive(Debug)]
 pub(super) struct BlockIndex {
     geometry: Geometry,
     files: HashMap<FileId, BTreeMap<u64, Block>>,
-    /// Block that uses each frame.
     owner: Vec<Option<Key>>,
     free: Vec<u32>,
     retired: Vec<u32>,
@@ -170,7 +162,6 @@ impl BlockIndex {
         Ok(WritePlan { frame: Some(frame), copy: kept.filter(|(_, pages)| *pages != 0) })
     }
 
-    /// Pages of a block that are stored in its frame.
     fn stored_pages(&self, key: Key) -> PageMask {
         self.get(key).map_or(0, |block| {
             let in_frame = |page: &u32| block.valid >> page & 1 == 1 && block.sums[*page as usize] != ZERO;
@@ -278,7 +269,6 @@ impl BlockIndex {
         Some(block)
     }
 
-    /// Removes pages of a block.
     pub(super) fn remove_pages(&mut self, key: Key, pages: PageMask) {
         let Some(block) = self.files.get_mut(&key.file).and_then(|blocks| blocks.get_mut(&key.block)) else {
             return;
@@ -331,7 +321,6 @@ impl BlockIndex {
     }
 }
 
-/// A barrier in progress.
 #[derive(Debug)]
 pub(super) struct Barrier {
     clean: Vec<(Key, u32)>,

@@ -26,7 +26,6 @@ impl Holes {
         Self { runs: stretches.iter().map(pages).filter(|(first, end)| first < end).collect() }
     }
 
-    /// Number of pages in holes.
     pub(super) fn pages(&self) -> u64 {
         self.runs.iter().map(|(first, end)| end - first).sum()
     }
@@ -35,7 +34,6 @@ impl Holes {
         self.runs.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
     }
 
-    /// Removes pages from the holes.
     pub(super) fn remove(&mut self, pages: Range<u64>) {
         while let Some((&first, &end)) = self.runs.range(..pages.end).next_back()
             && end > pages.start

@@ -18,13 +18,11 @@ const HEADER_LEN: u64 = 32;
 /// Bytes per read when a journal is read.
 const READ_SIZE: usize = 1 << 20;
 
-/// A journal and the position of its next record.
 #[derive(Debug)]
 pub(super) struct Journal {
     which: bool,
     pub(super) generation: u64,
     tail: u64,
-    /// Number of records.
     pub(super) records: u64,
 }
 
@@ -93,7 +91,6 @@ impl Journal {
         }
     }
 
-    /// Length in bytes.
     pub(super) fn len(&self) -> u64 {
         self.tail
     }

@@ -18,7 +18,6 @@ use std::{
     io,
 };
 
-/// One record of a block.
 #[derive(Debug, Clone)]
 struct BlockRecord {
     number: u64,
@@ -134,7 +133,6 @@ impl ReplayState {
     }
 }
 
-/// Checksums by page number.
 fn sums_by_page(valid: u64, sums: &[u32], geometry: Geometry) -> Option<Box<[u32]>> {
     if valid & !geometry.all() != 0 || valid.count_ones() as usize != sums.len() {
         return None;

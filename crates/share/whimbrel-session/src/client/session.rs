@@ -49,7 +49,6 @@ pub enum SessionError {
         /// Address of the server.
         to: String,
         /// Cause reported by the connection.
-        #[source]
         source: Box<ConnectError>,
     },
     /// The server does not export that directory, or not to this client.
@@ -58,7 +57,6 @@ pub enum SessionError {
         /// Address of the server.
         to: String,
         /// The server's answer.
-        #[source]
         source: CallError,
     },
     /// The cache cannot be used.
@@ -67,7 +65,6 @@ pub enum SessionError {
         /// Directory of the cache.
         dir: PathBuf,
         /// Cause reported by the cache.
-        #[source]
         source: CacheError,
     },
     /// The directory of the cache cannot be used.
@@ -76,7 +73,6 @@ pub enum SessionError {
         /// Directory of the cache.
         dir: PathBuf,
         /// Cause reported by the system; `WouldBlock` if another session uses the directory.
-        #[source]
         source: io::Error,
     },
     /// Write-back needs a cache.
@@ -155,7 +151,6 @@ impl SessionOptions {
         Geometry::new(self.block, capacity).ok_or_else(shape)
     }
 
-    /// Storage of the cache.
     fn storage(&self, folder: DiskStorage) -> Result<Box<dyn Storage>, SessionError> {
         if self.has_cache() {
             return Ok(Box::new(folder));
@@ -279,7 +274,6 @@ pub(super) struct Core {
     /// Blocks that hints declared zero, and that were not requested.
     pub(super) zero_blocks: AtomicU64,
     read_history: Mutex<ReadHistory>,
-    /// Blocks prefetched from the read history.
     pub(super) ahead_blocks: AtomicU64,
     pub(super) dedup: DedupTable,
     pub(super) write_comparison: WriteComparison,

@@ -59,11 +59,7 @@ impl Server {
     }
 }
 
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("exports", &self.shared.exports).finish_non_exhaustive()
-    }
-}
+whimbrel_core::opaque_debug!(Server);
 
 impl Service for Server {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
@@ -75,7 +71,6 @@ impl Service for Server {
     }
 }
 
-/// Result of a call with a session key.
 type Outcome<C> = Result<(<C as Call>::Reply, Bytes), Refusal>;
 
 impl Shared {

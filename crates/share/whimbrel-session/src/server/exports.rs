@@ -52,7 +52,6 @@ pub struct ExportError {
     /// Path of the directory.
     pub path: PathBuf,
     /// Cause reported by the system.
-    #[source]
     pub source: io::Error,
 }
 
@@ -107,7 +106,6 @@ impl Export {
     }
 }
 
-/// The directory tree of a session.
 #[derive(Debug)]
 pub(super) struct ExportTree {
     root: OwnedFd,
@@ -151,7 +149,6 @@ impl ExportTree {
         Ok((found, attr))
     }
 
-    /// The attributes of `path`; none if it does not exist.
     pub(super) fn attr(&self, path: &RelPath) -> Result<Option<Attr>, Refusal> {
         match self.lookup(path) {
             Ok((_, attr)) => Ok(Some(attr)),
@@ -199,13 +196,11 @@ pub(super) fn is_absent(refusal: &Refusal) -> bool {
 
 const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Attributes of an open file.
 pub(super) fn attr_of(fd: impl AsFd) -> Result<Attr, Refusal> {
     let found = statx(fd, "", AtFlags::EMPTY_PATH, STATX_MASK).map_err(refuse("examine the file"))?;
     Ok(from_statx(&found))
 }
 
-/// Attributes of a name in a directory.
 pub(super) fn attr_in(dir: impl AsFd, name: &Name) -> Result<Attr, Errno> {
     statx(dir, name.as_os(), AtFlags::SYMLINK_NOFOLLOW, STATX_MASK).map(|found| from_statx(&found))
 }

@@ -21,16 +21,13 @@ use whimbrel_wire::Refusal;
 const MAX_LISTINGS: usize = 16;
 /// Most names remembered, besides those of the latest listing: some hundred megabytes.
 const MAX_NAMES: usize = 4 << 20;
-/// Most entries in one part.
 const PART: u32 = 8192;
 
-/// The names of a directory at one moment.
 pub(super) struct Listing {
     dir: OwnedFd,
     names: Vec<Name>,
 }
 
-/// The latest listings of a session.
 #[derive(Default)]
 pub(super) struct Listings {
     next: AtomicU64,
@@ -63,7 +60,6 @@ impl Listing {
         Ok((packed, to as u64))
     }
 
-    /// Entries of the whole directory.
     pub(super) fn all(&self) -> Result<Vec<Entry>, Refusal> {
         self.entries(0..self.names.len())
     }

@@ -24,7 +24,6 @@ use std::os::{
 };
 use whimbrel_wire::Refusal;
 
-/// Makes a change.
 pub(super) fn apply(session: &ServedSession, op: &Op) -> Result<OpDone, Refusal> {
     match op {
         Op::Create { path, mode, stamp } => create(session, path, *mode, *stamp)?,
@@ -209,7 +208,6 @@ fn set_time(found: &OwnedFd, mtime: Time) -> Result<(), Refusal> {
     utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the time of the last change"))
 }
 
-/// Target of a symlink.
 pub(super) fn readlink(session: &ServedSession, path: &RelPath) -> Result<Vec<u8>, Refusal> {
     let (found, attr) = session.tree.lookup(path)?;
     if attr.kind != Kind::Symlink {

@@ -36,7 +36,6 @@ const MAX_HOLES_EXAMINED: usize = 1 << 16;
 /// Attempts to read without a concurrent write, before older attributes are returned.
 const TRIES: usize = 3;
 
-/// An open file.
 pub(super) struct OpenFile {
     file: File,
     writable: bool,
@@ -46,7 +45,6 @@ pub(super) struct OpenFile {
     used: AtomicU64,
 }
 
-/// The open files of a session.
 pub(super) struct OpenFiles {
     most: usize,
     clock: AtomicU64,
@@ -226,7 +224,6 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Writes content over what the writer expects.
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
         self.write_stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
             .map(|done| done.0)
@@ -302,7 +299,6 @@ pub(super) fn errno_of(error: &std::io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Converts a time for calls of the system.
 pub(super) fn timespec(time: Time) -> Timespec {
     Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanos.min(999_999_999)) }
 }

@@ -55,7 +55,6 @@ impl Default for Limits {
     }
 }
 
-/// A session on the server.
 pub(super) struct ServedSession {
     key: SessionKey,
     peer: PeerIdentity,
@@ -136,7 +135,6 @@ fn unknown_key() -> Refusal {
     Refusal::new(code::KEY, "there is no session with this key")
 }
 
-/// All sessions of a server.
 #[derive(Default)]
 pub(super) struct Sessions {
     sessions: Mutex<Vec<Arc<ServedSession>>>,
@@ -182,7 +180,6 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Ends a session.
     pub(super) fn end(&self, session: &Arc<ServedSession>) {
         self.sessions().retain(|living| !Arc::ptr_eq(living, session));
     }

@@ -6,7 +6,7 @@
 
 use crate::{
     core::refs,
-    daemon::Daemon,
+    core::state::Core,
     machine::record::{DiskBase, Record},
     running::RunningDisk,
 };
@@ -36,7 +36,7 @@ pub(super) struct DirtySources<'a> {
     pub(super) stored: &'a BTreeMap<String, Option<Digest>>,
 }
 
-impl Daemon {
+impl Core {
     /// Ancestors of the machine that are complete here, the nearest first.
     pub(super) fn local_ancestors(&self, record: &Record) -> Vec<CapsuleId> {
         let (mut bases, mut seen) = (Vec::new(), BTreeSet::new());

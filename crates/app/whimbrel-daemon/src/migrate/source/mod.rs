@@ -58,7 +58,7 @@ impl Daemon {
         if request.host == self.name {
             return Err(DaemonError::invalid(format!("{name} is on {} already", self.name)));
         }
-        let (host, machine) = (self.clone(), self.machine(name)?);
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         self.route(&request.host)?;
         limits::policy(&request, false)?;
         backup_host::check(self, name, &request)?;
@@ -374,7 +374,7 @@ impl Daemon {
         offer.tunnel.iter().filter(here).for_each(|tunnel| self.tunnels.end(tunnel.id));
     }
 
-    fn offer(
+    pub(crate) fn offer(
         &self,
         record: &Record,
         live: &RunningMachine,

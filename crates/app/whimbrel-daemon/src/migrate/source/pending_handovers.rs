@@ -113,6 +113,12 @@ impl PendingHandovers {
         self.set(handover, HandoverState::Aborted);
     }
 
+    /// Leaves all handovers undecided: a record that could not be read may have committed one. The next daemon
+    /// decides.
+    pub(crate) fn hold(&self) {
+        self.begun().iter_mut().for_each(|one| one.state = HandoverState::InProgress);
+    }
+
     /// Removes a handover whose outcome the target knows.
     pub(crate) fn end(&self, handover: HandoverId) {
         let mut begun = self.begun();

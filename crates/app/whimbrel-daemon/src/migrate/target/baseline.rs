@@ -5,7 +5,7 @@
 //! files under the source's disks, those are used that are the same here, which the source's storage marker
 //! proves.
 
-use crate::{daemon::Daemon, machine::record::DiskBase};
+use crate::{core::state::Core, machine::record::DiskBase};
 use std::{
     fs::File,
     io::{self, Read},
@@ -26,21 +26,17 @@ use whimbrel_migrate::{
 };
 use whimbrel_store::{Pin, StoredImage};
 
-/// Threads that fill memory.
 const FILL_THREADS: usize = 2;
 
-/// The baselines of an incoming machine.
 pub(crate) struct IncomingBaseline {
-    /// Baseline of each array.
     pub(crate) baselines: Vec<Baseline>,
-    /// Base of each disk.
     pub(crate) bases: Vec<DiskBase>,
     /// The capsule whose images are the bases of the disks.
     pub(crate) capsule: Option<CapsuleId>,
     memory: Option<(StoredImage, Pin)>,
 }
 
-impl Daemon {
+impl Core {
     /// Chooses the baselines of an offered machine.
     pub(crate) fn choose_baseline(&self, offer: &Offer) -> IncomingBaseline {
         let whole: Vec<(CapsuleId, Manifest)> = offer
@@ -142,7 +138,6 @@ impl IncomingBaseline {
     }
 }
 
-/// A fill of memory from its baseline.
 pub(crate) struct BaselineFill {
     stop: Arc<AtomicBool>,
     state: Mutex<State>,

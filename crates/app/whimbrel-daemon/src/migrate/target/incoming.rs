@@ -10,7 +10,9 @@ use crate::{
     daemon::Daemon,
     machine::{
         entry::{Machine, MachineLock},
+        folder,
         record::{DiskBase, Phase, ProcessRecord, Record},
+        reservations::Reservation,
         runtime_dir::{self, RuntimeMark},
         supervisor,
     },
@@ -27,13 +29,12 @@ use crate::{
 use std::{
     fs::File,
     os::unix::fs::{FileExt, MetadataExt},
-    path::Path,
     sync::{Arc, Weak},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 use whimbrel_block::Device;
-use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::{self, HostCapacity, Incompatibility},
@@ -45,13 +46,9 @@ use whimbrel_migrate::{
 };
 use whimbrel_qemu::{VmIdentity, Vmgenid};
 
-/// How long to wait for ended machines to free their memory, which happens at gigabytes a second.
-const MEMORY_FREE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Reserves space on this host for incoming machines.
 pub(crate) struct DaemonTarget(Weak<Daemon>);
 
-/// A machine on its way to this host.
 struct IncomingMachineState {
     host: Arc<Daemon>,
     handover: HandoverId,
@@ -64,10 +61,13 @@ struct IncomingMachineState {
     baseline: Option<IncomingBaseline>,
     baseline_fill: BaselineFill,
     background_sync: BackgroundSync,
+    /// Memory for its QEMU, until that has it.
+    memory: Option<Reservation>,
+    /// Disk space, until all of its pages are here.
+    disk: Option<Reservation>,
     /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
-    /// Protection that the machine inherits.
     inherited_protection: Option<InheritedProtection>,
     runs_since: Option<Instant>,
 }
@@ -92,9 +92,9 @@ impl TargetHost for DaemonTarget {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
         let host = self.0.upgrade().ok_or("the host is shutting down")?;
-        check_fit(&host, offer)?;
+        let (memory, disk) = reserve_room(&host, offer)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
-        let claim = host.reserve_name(&offer.name, false)?;
+        let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
         record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
@@ -114,7 +114,7 @@ impl TargetHost for DaemonTarget {
         let missing = offer.blobs.iter().map(|(digest, _)| *digest);
         let missing = missing.filter(|digest| !host.has_boot_file(digest)).collect();
         let vmgenid = Some(offer.vmgenid.parse().map_err(|_| "the offer's generation id is invalid")?);
-        let machine = host.insert(Machine::new(record.clone(), None));
+        let machine = host.machines.insert(Machine::new(record.clone(), None));
         drop(claim);
         let mut landing = IncomingMachineState {
             host,
@@ -126,6 +126,8 @@ impl TargetHost for DaemonTarget {
             baseline: Some(beginning),
             baseline_fill: BaselineFill::nothing(),
             background_sync: BackgroundSync::default(),
+            memory: Some(memory),
+            disk: Some(disk),
             live: None,
             machine,
             inherited_protection: heir,
@@ -165,35 +167,39 @@ fn find_page(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-/// Checks the offer before anything is created. If memory or disk space is short, waits until ended machines
-/// have freed theirs.
-fn check_fit(host: &Daemon, offer: &Offer) -> Result<(), Cause> {
+/// Checks the offer before anything is created, and reserves memory and disk space for it. If these are
+/// short, waits until ended machines have freed theirs.
+fn reserve_room(host: &Daemon, offer: &Offer) -> Result<(Reservation, Reservation), Cause> {
     match compatibility::check(offer, &host_capacity(host, offer)?) {
-        Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. })
-            if host.cleanup.wait(MEMORY_FREE_TIMEOUT) =>
-        {
-            Ok(compatibility::check(offer, &host_capacity(host, offer)?)?)
+        Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) if host.make_room() => {
+            compatibility::check(offer, &host_capacity(host, offer)?)?;
         }
-        checked => Ok(checked?),
+        checked => checked?,
     }
+    // Another machine may have come in between.
+    let (needed, disks) = (offer.config.memory, ByteSize(offer.disk_bytes));
+    let full = |free| Incompatibility::Memory { needed, free: ByteSize(free) };
+    let memory = host.memory.reserve(needed.0)?.map_err(full)?;
+    let full = |free| Incompatibility::Disk { needed: disks, free: ByteSize(free) };
+    let disk = host.disk_space.reserve(disks.0)?.map_err(full)?;
+    disk.taken_by(host.directories.machine(&offer.name));
+    Ok((memory, disk))
 }
 
 fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
-    let room =
-        |path: &Path| rustix::fs::statvfs(path).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
     let missing = |bridge: &String| !has_interface(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     Ok(HostCapacity {
-        name_taken: host.check_free(&offer.name, false).is_err(),
+        name_taken: host.machines.check_free(&offer.name, false).is_err(),
         qemu_version: qemu.version.to_string(),
         knows_machine_type: qemu.machine_type(&offer.config.machine).is_some(),
         accel: whimbrel_qemu::best_accel(qemu),
         processor: processor(),
-        memory: room(&host.directories.runtime_dirs())?.min(memory_available().unwrap_or(u64::MAX)),
-        disk: room(host.directories.data())?,
+        memory: host.memory.spare()?.min(memory_available().unwrap_or(u64::MAX)),
+        disk: host.disk_space.spare()?,
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
     })
 }
@@ -242,8 +248,12 @@ impl IncomingMachineState {
     /// Starts its QEMU once everything that QEMU opens by name is here.
     fn make_ready(&mut self) -> Result<(), DaemonError> {
         if self.missing.is_empty() && self.live.is_none() {
-            let live =
-                self.live.insert(RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid)?);
+            let memory = match self.memory.take() {
+                Some(memory) => memory,
+                None => self.host.reserve_memory(self.record.config.memory)?,
+            };
+            let live = RunningMachine::create_incoming(&self.host, &self.record, self.vmgenid, memory)?;
+            let live = self.live.insert(live);
             if let Some(beginning) = &mut self.baseline {
                 let filling = live.memory.file().and_then(|ram| beginning.fill(ram));
                 self.baseline_fill =
@@ -413,6 +423,7 @@ impl IncomingMachine for IncomingMachineState {
 
     fn run(&mut self) -> Result<(), Cause> {
         Failpoint::Commit.reached();
+        self.disk = None;
         if let Some(heir) = self.inherited_protection.take() {
             self.runs_since = heir.run(&self.host, &self.machine)?;
             Failpoint::Running.reached();
@@ -461,7 +472,7 @@ impl IncomingMachine for IncomingMachineState {
             Some(live) => live.end(),
             None => self.kill_unrecovered(&turn),
         }
-        if let Err(error) = Record::delete(&self.host.directories, self.machine.name()) {
+        if let Err(error) = folder::delete(&self.host.directories, self.machine.name()) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "cannot delete an aborted incoming machine"
@@ -471,7 +482,7 @@ impl IncomingMachine for IncomingMachineState {
         self.host.fetchers.remove(self.handover);
         self.host.protections.remove_inherited(&turn.record);
         drop(turn);
-        self.host.remove(self.machine.name());
+        self.host.machines.remove(self.machine.name());
     }
 }
 
@@ -515,7 +526,7 @@ pub(crate) fn discard_unfinished(host: &Daemon, record: &Record) {
     if let Some(process) = &record.process {
         runtime_dir::clear(&host.directories.runtime_dir(&process.slot));
     }
-    if let Err(error) = Record::delete(&host.directories, &record.name) {
+    if let Err(error) = folder::delete(&host.directories, &record.name) {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot delete an unfinished migration");
     }
 }
@@ -529,7 +540,7 @@ pub(crate) fn recover_prepared(
     handover: HandoverId,
 ) {
     live.iter().for_each(|live| host.recent_arrivals.insert(handover, &live.ports));
-    let machine = host.insert(Machine::new(record.clone(), live));
+    let machine = host.machines.insert(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
     let arrival = IncomingMachineState {
         host: host.clone(),
@@ -542,6 +553,8 @@ pub(crate) fn recover_prepared(
         baseline: None,
         baseline_fill: BaselineFill::nothing(),
         background_sync: BackgroundSync::default(),
+        memory: None,
+        disk: None,
         live: None,
         machine,
         inherited_protection: None,

@@ -48,20 +48,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Part of a machine's record while some of its pages are on another host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingPagesRecord {
-    /// Handover by which the machine arrived.
     pub(crate) handover: HandoverId,
-    /// Host that has the pages.
     pub(crate) from: HostName,
 }
 
-/// State of one handover.
 enum Entry {
     Ready(Arc<PageFetcher>),
     /// The stored sets cannot be read: the machine must not be used, and the source must not free its pages.
     Unreadable(Arc<str>),
 }
 
-/// The page fetchers of this host.
 #[derive(Default)]
 pub(crate) struct PageFetchers {
     table: Mutex<HashMap<HandoverId, Entry>>,
@@ -128,7 +124,6 @@ impl PageFetchers {
     }
 }
 
-/// A fetch connection over the wire.
 struct PeerFetchConnection(Connection);
 
 struct PeerPendingReply(Pending);
@@ -170,7 +165,6 @@ pub(crate) fn add_incoming(host: &Daemon, record: &mut Record, handover: Handove
     host.fetchers.insert(Arc::new(PageFetcher::new(handover, from.clone(), &lengths(record))));
 }
 
-/// The page fetcher of a record's missing pages.
 pub(crate) fn fetcher_of(host: &Daemon, record: &Record) -> Option<Arc<PageFetcher>> {
     host.fetchers.of(record.owed.as_ref()?.handover)
 }

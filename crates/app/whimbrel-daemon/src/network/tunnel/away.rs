@@ -33,14 +33,12 @@ const NOTIFY_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time limit for the home host to create its devices.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The away end of a machine's tunnel.
 pub(crate) struct AwayEnd {
     connection_task: Arc<ConnectionTask>,
     runtime: Handle,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The task that keeps the tunnel connected.
 struct ConnectionTask {
     host: Weak<Daemon>,
     name: MachineName,

@@ -23,7 +23,6 @@ use whimbrel_wire::{Connection, Refusal};
 /// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmh%d";
 
-/// The home end of a machine that is away.
 pub(super) struct HomeEnd {
     record: HomeRecord,
     open: Option<OpenEnd>,
@@ -151,7 +150,7 @@ impl Daemon {
         }
         let strange = || refused("this is not the home of that machine");
         let capsule = open.capsule.ok_or_else(strange)?;
-        let machine = self.machine(&open.name).map_err(|_| strange())?;
+        let machine = self.machines.get(&open.name).map_err(|_| strange())?;
         let turn = machine.try_lock_in_any_phase("tunnel", None);
         let turn = turn.map_err(|error| refused(&error.to_string()).retryable())?;
         match &turn.record.phase {
@@ -172,7 +171,6 @@ impl Daemon {
         }
     }
 
-    /// Adds machines that are away to a list of those that are here.
     pub(crate) fn add_away(&self, infos: &mut Vec<MachineInfo>) {
         for end in lock(&self.tunnels.homes).values() {
             let tunnel = end.tunnel_info(&self.name);
@@ -189,7 +187,6 @@ impl Daemon {
     }
 }
 
-/// A relay on the bridges of the machine's ports.
 fn connect_bridges(config: &MachineConfig) -> Result<Relay, NetError> {
     let socket = |nic: &NicConfig| {
         let bridge = nic.bridge.clone()?;

@@ -36,7 +36,6 @@ use whimbrel_wire::{Answer, Code, Connection, Peer, Refusal, Reply, Request};
 /// Code of every refusal; only the text differs.
 const REFUSED: Code = Code(256);
 
-/// All tunnel ends on this host.
 pub(crate) struct Tunnels {
     records: records::TunnelRecords,
     homes: Mutex<BTreeMap<TunnelId, home::HomeEnd>>,
@@ -60,7 +59,6 @@ impl Tunnels {
         Ok(Self { records: notes, homes, aways: Mutex::default(), connections: Mutex::default() })
     }
 
-    /// Adds a connection that another host made to this one.
     pub(crate) fn arrived(&self, connection: &Connection) {
         lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
     }

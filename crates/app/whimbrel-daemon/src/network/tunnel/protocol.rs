@@ -31,7 +31,6 @@ pub(super) struct Frames {
     pub(super) id: TunnelId,
 }
 
-/// Ends a tunnel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Close {
     pub(super) id: TunnelId,

@@ -134,7 +134,9 @@ impl Attempt<'_> {
             Err(error) => return failed(error),
         };
         // The machine may have ended since the lock was released.
-        if let Err(error) = self.host.check_current(self.machine).and_then(|()| turn.running().map(drop)) {
+        if let Err(error) =
+            self.host.machines.check_current(self.machine).and_then(|()| turn.running().map(drop))
+        {
             return match self.handle.was_protected() {
                 true => RunEnd::Over,
                 false => failed(error),

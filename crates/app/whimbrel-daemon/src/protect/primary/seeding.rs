@@ -166,8 +166,6 @@ fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) ->
         stretch: None,
         block: None,
         lease_ms: Some(TERM_MS),
-        without: Vec::new(),
-        codec: Default::default(),
         then: None,
         keep: None,
         group: None,

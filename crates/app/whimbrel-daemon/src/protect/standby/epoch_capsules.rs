@@ -9,8 +9,7 @@
 use super::hosted::HostedStandby;
 use crate::protect::lock;
 use crate::{
-    capsule::history,
-    core::{error::DaemonError, refs},
+    core::{error::DaemonError, history, refs},
     machine::record::Record,
 };
 use std::{

@@ -210,7 +210,7 @@ impl Daemon {
         };
         let missing = arrival.boot_files_missing();
         let (files, handover) = (begin.offer.blobs.clone(), begin.offer.handover);
-        let receiver = EpochReceiver::new(arrival, arrays, files, handover).map_err(standby_error)?;
+        let receiver = EpochReceiver::new(arrival, arrays, files, handover);
         Ok(Ok((receiver, missing)))
     }
 

@@ -35,7 +35,7 @@ impl HostedStandby {
             return Ok(());
         }
         tracing::info!(machine = %self.name, frames = frames.len(), "replaying the inputs since the last epoch");
-        let machine = self.host.machine(&self.name)?;
+        let machine = self.host.machines.get(&self.name)?;
         let mut turn = machine.lock("replay");
         let (_, live) = turn.parts()?;
         let mut of_port: BTreeMap<u16, Vec<Input>> = BTreeMap::new();

@@ -75,7 +75,7 @@ impl Daemon {
             }).ok()
         });
         tracing::warn!(machine = %record.name, standby = %request.host, "determining the owner of a protected machine");
-        let machine = self.insert(Machine::new(record.clone(), live));
+        let machine = self.machines.insert(Machine::new(record.clone(), live));
         let guard = Arc::new(ProtectionHandle::new(record.name.clone(), settings, note.handover));
         guard.set_state(ProtectState::Fenced { reason: format!("{} is being asked", request.host) });
         lock(&self.protections.handles).insert(record.name.clone(), guard.clone());
@@ -178,7 +178,8 @@ impl Daemon {
     /// meanwhile.
     fn stop_taken_over(self: &Arc<Self>, name: &whimbrel_core::MachineName, id: ProtectionId) {
         let Some(note) = lock(&self.protections.records).get(&id).cloned() else { return };
-        let (ProtectionSide::Primary { request, .. }, Ok(machine)) = (&note.side, self.machine(name)) else {
+        let (ProtectionSide::Primary { request, .. }, Ok(machine)) = (&note.side, self.machines.get(name))
+        else {
             return;
         };
         let Ok(settings) = ProtectionSettings::of(request) else { return };

@@ -80,7 +80,7 @@ impl HostedStandby {
     fn protect_next(&self) {
         let Some(settings) = self.next_settings.clone() else { return };
         let to = settings.request.host.clone();
-        let begun = self.host.machine(&self.name).and_then(|machine| {
+        let begun = self.host.machines.get(&self.name).and_then(|machine| {
             self.host.start_protection(&machine, settings, HandoverId(rand::random()), true).map(drop)
         });
         match begun {

@@ -9,7 +9,6 @@ pub(crate) mod request_table;
 
 pub(crate) use crate::peers::connections::PeerConnections;
 pub(crate) use crate::peers::link::PeerLink;
-pub(crate) use crate::peers::ssh::SshError;
 pub(crate) use crate::transfer::handoff::{ClaimMachine, GrantMachine, HandoffSubject, PrepareHandoff};
 pub(crate) use crate::transfer::remote_objects::PeerObjects;
 pub(crate) use crate::transfer::store_service::TransferState;
@@ -275,10 +274,7 @@ impl IncomingCall {
             | HostRequest::LeafPages
             | HostRequest::RemotePull
             | HostRequest::RemotePullStatus
-            | HostRequest::Announce
-            | HostRequest::FindHolders => {
-                crate::transfer::store_service::answer(host, &asker, &caller, &request)
-            }
+            | HostRequest::Retain => crate::transfer::store_service::answer(host, &asker, &caller, &request),
             HostRequest::StartProtection
             | HostRequest::ProtectionBlob
             | HostRequest::CompareDigests

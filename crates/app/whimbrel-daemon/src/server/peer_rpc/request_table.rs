@@ -22,8 +22,8 @@ use whimbrel_migrate::{
 };
 use whimbrel_protect::protocol::{self as protect, StartRequest};
 use whimbrel_transfer::protocol::{
-    Announce, BlobRange, FindHolders, HasObjects, LeafPages, ListRefs, Objects, REMOTE_PULL_REFS_MAX,
-    RemotePull, RemotePullStatus,
+    BlobRange, HasObjects, LeafPages, ListRefs, Objects, REMOTE_PULL_REFS_MAX, RemotePull, RemotePullStatus,
+    Retain,
 };
 use whimbrel_wire::{Call, Code, Refusal, Request, Right};
 
@@ -71,8 +71,7 @@ kinds! {
     LeafPages = LeafPages::KIND,
     RemotePull = RemotePull::KIND,
     RemotePullStatus = RemotePullStatus::KIND,
-    Announce = Announce::KIND,
-    FindHolders = FindHolders::KIND,
+    Retain = Retain::KIND,
     StartProtection = protect::START,
     ProtectionBlob = protect::BLOB,
     CompareDigests = protect::COMPARE_DIGESTS,
@@ -168,9 +167,9 @@ impl HostRequest {
             Self::ListRefs | Self::HasObjects | Self::Objects | Self::BlobRange | Self::LeafPages => {
                 need(STORE, Access::Read, Subject::Capsules)
             }
-            Self::FindHolders => need(STORE, Access::Read, Subject::Capsules),
+            Self::Retain => need(STORE, Access::Read, Subject::Capsules),
             Self::RemotePull => need(STORE, Access::Write, Subject::PulledRefs),
-            Self::RemotePullStatus | Self::Announce => need(STORE, Access::Use, Subject::Host),
+            Self::RemotePullStatus => need(STORE, Access::Use, Subject::Host),
             Self::StartProtection => need(PROTECT, Access::Write, Subject::ProtectedMachine),
             Self::ProtectionBlob
             | Self::CompareDigests

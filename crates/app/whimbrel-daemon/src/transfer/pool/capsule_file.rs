@@ -25,7 +25,6 @@ const NODE_MAX: u32 = 16 << 10;
 /// Longest blob: initial RAM disks are the largest.
 const BLOB_MAX: u64 = 1 << 30;
 
-/// A range of the file that holds a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileRange {
     pub(super) digest: Digest,
@@ -33,7 +32,6 @@ pub(super) struct FileRange {
     pub(super) length: u64,
 }
 
-/// Location of a node of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodePlace {
     pub(super) digest: Digest,
@@ -43,7 +41,6 @@ pub(super) struct NodePlace {
     pub(super) pages: Option<u64>,
 }
 
-/// Locations of all objects in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CapsuleFileIndex {
     pub(super) nodes: Vec<NodePlace>,
@@ -51,18 +48,15 @@ pub(super) struct CapsuleFileIndex {
     pub(super) blobs: Vec<FileRange>,
 }
 
-/// The file is not a readable capsule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the file is not a capsule: {reason}")]
 pub(crate) struct BadCapsuleFile {
     reason: &'static str,
 }
 
-/// The end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Trailer {
     pub(super) capsule: CapsuleId,
-    /// Start of the index.
     pub(super) at: u64,
     pub(super) length: u64,
 }
@@ -77,7 +71,6 @@ impl Trailer {
         bytes
     }
 
-    /// Decodes the trailer of a file of `size` bytes.
     pub(super) fn decode(bytes: &[u8], size: u64) -> Result<Self, BadCapsuleFile> {
         let bytes: &[u8; TRAILER] =
             bytes.try_into().map_err(|_| BadCapsuleFile { reason: "it is too short" })?;
@@ -100,7 +93,6 @@ impl CapsuleFileIndex {
         bytes.ok_or(BadCapsuleFile { reason: "its index would be too long" })
     }
 
-    /// Decodes the index of a file of `size` bytes.
     pub(super) fn decode(bytes: &[u8], size: u64) -> Result<Self, BadCapsuleFile> {
         let index: Self =
             postcard::from_bytes(bytes).map_err(|_| BadCapsuleFile { reason: "its index cannot be read" })?;
@@ -117,7 +109,6 @@ impl CapsuleFileIndex {
     }
 }
 
-/// Whether a group of a leaf has a page.
 fn has_group(leaf: &Node, group: usize) -> bool {
     let first = group * GROUP;
     leaf.present()[first / 64] >> (first % 64) & ((1 << GROUP) - 1) != 0

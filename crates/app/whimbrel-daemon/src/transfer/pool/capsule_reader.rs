@@ -26,7 +26,6 @@ const READS: usize = 16;
 /// Longest read of adjacent wanted pages.
 const RUN: u64 = 1 << 20;
 
-/// An open capsule of a pool.
 pub(super) struct PooledCapsule {
     pool: Pool,
     file: Arc<ReadFile>,
@@ -45,7 +44,6 @@ fn short() -> Cause {
 }
 
 impl PooledCapsule {
-    /// Opens a version of a file. Blocks.
     pub(super) fn open(pool: &Pool, version: u64) -> Result<Self, Cause> {
         let file = Arc::new(pool.block(pool.read(version))?);
         let size = file.size();

@@ -29,7 +29,6 @@ pub(super) enum CapsuleWriteError {
     /// The pool refused or failed.
     #[error("the pool cannot store the capsule")]
     Pool(#[source] Cause),
-    /// The user cancelled the push.
     #[error("cancelled")]
     Cancelled,
 }

@@ -48,7 +48,6 @@ const CACHE: usize = 16 << 20;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The pools that this host uses.
 pub(crate) struct Pools {
     /// Open pools, by the text of their managers.
     open: Mutex<HashMap<String, Pool>>,

@@ -31,7 +31,6 @@ pub(super) struct PartialRecord {
     pub(super) version: u64,
 }
 
-/// A record and its open capsule.
 pub(super) struct OpenPartial {
     pub(super) record: PartialRecord,
     open: Mutex<Option<Arc<PooledCapsule>>>,
@@ -45,7 +44,6 @@ impl OpenPartial {
         Self { record, open: Mutex::new(Some(held)), created: Some((Instant::now(), subject)) }
     }
 
-    /// The subject of a new record.
     pub(super) fn new_subject(&self) -> Option<&str> {
         let (since, subject) = self.created.as_ref()?;
         (since.elapsed() < NEW_RECORD_TIME).then_some(subject)
@@ -64,7 +62,6 @@ impl OpenPartial {
     }
 }
 
-/// All records of this host.
 pub(super) struct PartialRecords {
     dir: PathBuf,
     table: Mutex<BTreeMap<CapsuleId, Arc<OpenPartial>>>,
@@ -121,7 +118,6 @@ impl PartialRecords {
         Ok(())
     }
 
-    /// Removes the record of a complete capsule.
     pub(super) fn remove(&self, capsule: &CapsuleId) {
         if self.table().remove(capsule).is_some()
             && let Err(error) = std::fs::remove_file(self.dir.join(capsule.to_string()))

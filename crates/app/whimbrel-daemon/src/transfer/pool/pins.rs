@@ -8,11 +8,11 @@
 
 use super::{failed, partial_records::OpenPartial, pool_path::PoolPath};
 use crate::{
-    capsule::history,
     core::{
         error::DaemonError,
         refs::{self, store_error},
     },
+    core::{history, state::Core},
     daemon::Daemon,
 };
 use std::{
@@ -32,7 +32,6 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(600);
 /// Delay before a pool that was unreachable is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Versions of a pool and their pin holders.
 type Pins = BTreeSet<(u64, String)>;
 
 impl Daemon {
@@ -65,10 +64,6 @@ impl Daemon {
             held => held.map(drop).map_err(|error| failed(place)(error.into())),
         }?;
         self.pools.records.add(capsule, noted)
-    }
-
-    fn holder(&self, subject: &str) -> String {
-        format!("{}/{subject}", self.name)
     }
 
     /// Removes records that nothing needs, pins what is needed and releases other pins. Returns whether all
@@ -164,6 +159,12 @@ impl Daemon {
             }
         }
         found
+    }
+}
+
+impl Core {
+    fn holder(&self, subject: &str) -> String {
+        format!("{}/{subject}", self.name)
     }
 }
 

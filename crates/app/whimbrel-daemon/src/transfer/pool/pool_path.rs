@@ -6,10 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 use whimbrel_pool::ManagerAddress;
 
-/// Most characters of a folder.
 const FOLDER_MAX: usize = 1024;
 
-/// A folder of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolPath {
     /// Managers of the pool; one is enough.

@@ -19,7 +19,6 @@ use whimbrel_store::Store;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A previous version whose leaves are known.
 pub(super) struct PreviousVersion<'a> {
     nodes: OldNodes<'a>,
     /// Leaves by the name of the image and the first page.

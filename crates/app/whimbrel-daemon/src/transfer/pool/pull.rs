@@ -24,18 +24,14 @@ use whimbrel_pool::{
     client::PoolError,
     protocol::{VersionInfo, code},
 };
-use whimbrel_store::Expected;
 
-/// A capsule found in a pool.
 struct FoundCapsule {
     record: PartialRecord,
     capsule: Arc<PooledCapsule>,
-    /// Name of its file.
     name: RefName,
 }
 
 impl Daemon {
-    /// Finds a capsule in a folder of a pool.
     fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<FoundCapsule, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {
@@ -72,7 +68,6 @@ impl Daemon {
         Ok(FoundCapsule { record: PartialRecord { pool: place.clone(), version }, capsule: held, name })
     }
 
-    /// Starts the operation that pulls a capsule from a pool.
     pub(crate) fn pull_from_pool(
         self: &Arc<Self>,
         place: &str,
@@ -119,7 +114,6 @@ impl Daemon {
         Ok(vec![name])
     }
 
-    /// Makes a capsule of a pool ready to be resumed here.
     pub(crate) fn fetch_pooled_to_resume(
         &self,
         place: &str,
@@ -148,18 +142,15 @@ impl Daemon {
         self.fetch_object(place, held, Kind::Manifest, &capsule.0)?;
         let manifest = self.store.manifest(&capsule).map_err(store_error("read the capsule"))?;
         manifest.blobs().try_for_each(|blob| self.fetch_object(place, held, Kind::Blob, &blob))?;
-        let names = names(&manifest)?.into_iter().filter(|name| self.may_have_name(name, &capsule));
-        let names: Vec<RefName> = names.collect();
-        let named = if was_whole {
-            names.iter().try_for_each(|name| self.store.set_ref(name, &capsule, Expected::Anything))
-        } else {
+        let names = names(&manifest)?;
+        if !was_whole {
             let machine = || refs::machine_of(&manifest).map(|name| name.to_string());
             let subject = called.or_else(|| machine().ok()).unwrap_or_else(|| found.name.to_string());
             let noted = Arc::new(OpenPartial::new(found.record.clone(), held.clone(), subject.clone()));
             self.pin_and_record(capsule, noted, &subject)?;
-            self.store.adopt_partial(&capsule, &names)
-        };
-        named.map_err(store_error("name the capsule"))?;
+        }
+        self.store.fetched_objects_writer().flush().map_err(store_error("store the manifest"))?;
+        self.name_partial(&capsule, names)?;
         Ok((capsule, manifest))
     }
 

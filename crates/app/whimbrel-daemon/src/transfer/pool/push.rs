@@ -29,7 +29,6 @@ use whimbrel_pool::{
     protocol::{NewNode, Node as File, code},
 };
 
-/// Progress of a push.
 pub(crate) struct PushProgress {
     stage: &'static str,
     unit: Unit,
@@ -130,7 +129,6 @@ impl Daemon {
     }
 }
 
-/// Bytes sent for the newest version of a file.
 fn bytes_sent(pool: &Pool, file: Option<File>) -> Result<u64, PoolError> {
     let versions = file.map(|file| pool.block(pool.versions(file.id))).transpose()?;
     Ok(versions.and_then(|versions| versions.first().map(|version| version.sent)).unwrap_or(0))

@@ -8,7 +8,7 @@ use super::{
     capsule_reader::{CLUSTER, PooledCapsule},
     partial_records::OpenPartial,
 };
-use crate::{core::error::DaemonError, daemon::Daemon};
+use crate::{core::error::DaemonError, core::state::Core, daemon::Daemon};
 use std::sync::Arc;
 use whimbrel_core::Digest;
 use whimbrel_image::Node;
@@ -21,17 +21,11 @@ pub(crate) struct PoolObjects {
 }
 
 impl Daemon {
-    /// Opens the capsule of a record.
     pub(super) fn open_partial(&self, noted: &OpenPartial) -> Result<Arc<PooledCapsule>, DaemonError> {
         noted.open_capsule(|note| {
             let pool = self.pool(&note.pool)?;
             PooledCapsule::open(&pool, note.version).map_err(super::failed(&note.pool))
         })
-    }
-
-    /// A node that is on this host.
-    pub(super) fn local_node(&self, digest: &Digest) -> Option<Node> {
-        Node::decode(&self.store.blob(digest).ok()?).ok()
     }
 
     /// Number of pages to fetch when one is wanted, if pools have pages of machines here.
@@ -90,6 +84,13 @@ impl Daemon {
             }
         }
         from
+    }
+}
+
+impl Core {
+    /// A node that is on this host.
+    pub(super) fn local_node(&self, digest: &Digest) -> Option<Node> {
+        Node::decode(&self.store.blob(digest).ok()?).ok()
     }
 }
 

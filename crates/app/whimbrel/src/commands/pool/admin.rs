@@ -45,7 +45,7 @@ pub(super) struct SetPolicy {
     /// Number of benefactors to which a file is written at once
     #[arg(long, alias = "width", value_name = "N")]
     stripe_width: Option<u16>,
-    /// Chunking: content:AVERAGE, fixed:SIZE, window:M,K,P or pages:AVERAGE
+    /// Chunking: content:AVERAGE, fixed:SIZE or pages:AVERAGE
     #[arg(long, alias = "cut", value_name = "CHUNKING")]
     chunking: Option<Cut>,
     /// Retain the newest N versions
@@ -85,9 +85,7 @@ impl FromStr for Cut {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!("{text:?} is not a chunking: write fixed:1M, content:256K, window:20,14,20 or pages:1")
-        };
+        let bad = || format!("{text:?} is not a chunking: write fixed:1M, content:256K or pages:1");
         let (way, value) = text.split_once(':').ok_or_else(bad)?;
         let size =
             || value.parse::<ByteSize>().ok().and_then(|size| u32::try_from(size.0).ok()).ok_or_else(bad);
@@ -95,11 +93,6 @@ impl FromStr for Cut {
             "fixed" => Chunking::Fixed { size: size()? },
             "content" => Chunking::Content { average: size()? },
             "pages" => Chunking::Pages { average: value.parse().map_err(|_| bad())? },
-            "window" => {
-                let parts: Vec<u32> = value.split(',').filter_map(|part| part.parse().ok()).collect();
-                let [window, bits, advance] = parts[..] else { return Err(bad()) };
-                Chunking::Window { window, bits: u8::try_from(bits).map_err(|_| bad())?, advance }
-            }
             _ => return Err(bad()),
         };
         cutting.check().map_err(|error| error.to_string())?;

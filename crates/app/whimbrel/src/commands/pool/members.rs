@@ -27,8 +27,8 @@ pub(super) struct Manager {
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
     /// Store the metadata in this PostgreSQL, postgres://USER@HOST/DB, which several managers can share
-    /// [default: a file]
-    #[arg(long, value_name = "URL")]
+    /// [default: a file]. Every user can read arguments: set the variable for a URL with a password
+    #[arg(long, value_name = "URL", env = "WHIMBREL_POOL_DATABASE", hide_env_values = true)]
     database: Option<String>,
     /// Re-replicate the chunks of a benefactor that was silent for this long
     #[arg(long, value_name = "DURATION", default_value = "600s")]
@@ -81,6 +81,9 @@ pub(super) struct Benefactor {
     /// Size of the segments that stay on the disk; older ones are moved to the object store
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "tier")]
     tier_local: ByteSize,
+    /// Take the prefix of the object store over from a benefactor that has lost its disk and never returns
+    #[arg(long, requires = "tier")]
+    take_over: bool,
 }
 
 /// Print the key of a member, which is created if missing
@@ -133,6 +136,7 @@ struct Admitted {
 
 impl Manager {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
+        whimbrel_wire::private_dir::restrict_new_files();
         let mut options = ManagerOptions::new(self.data, self.listen);
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
         options.pin_timeout = self.pin_timeout.0;
@@ -148,11 +152,13 @@ impl Manager {
 
 impl Benefactor {
     pub(super) async fn run(self, context: &Context) -> Result<(), CliError> {
+        whimbrel_wire::private_dir::restrict_new_files();
         let environment = std::env::vars_os();
         let settings = environment
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let (keep_here, settings) = (self.tier_local.0, settings.collect());
-        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, settings });
+        let take_over = self.take_over;
+        let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, take_over, settings });
         let options = BenefactorOptions {
             name: self.name,
             data: self.data,

@@ -19,7 +19,6 @@ use tokio::process::{Child, Command};
 /// Interval at which the mount is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The mount that is served.
 pub(super) struct Upstream {
     child: Child,
 }

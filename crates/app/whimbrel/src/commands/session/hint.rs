@@ -16,7 +16,6 @@ use whimbrel_session::{
 struct Noted {
     file: PathBuf,
     note: PathBuf,
-    /// Bytes of the file.
     size: u64,
     /// Bytes in zero blocks, which clients need not request.
     zeros: u64,

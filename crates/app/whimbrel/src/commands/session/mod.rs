@@ -173,7 +173,6 @@ impl Args {
     }
 }
 
-/// Sends a request to the session of a mount.
 fn send(dir: &Path, name: &str, request: &ControlRequest) -> Result<ControlResponse, CliError> {
     let path = dir.join(format!("{name}.sock"));
     if name.contains('/') || !path.exists() {

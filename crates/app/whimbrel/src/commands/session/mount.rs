@@ -141,14 +141,12 @@ impl Connector for Carrier {
     }
 }
 
-/// Splits a target into host and directory.
 fn split(target: &str) -> Option<(&str, &str)> {
     let at = target.find(":/")?;
     let (host, path) = (&target[..at], &target[at + 1..]);
     (!host.is_empty()).then_some((host, path))
 }
 
-/// Quotes a text as one word for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

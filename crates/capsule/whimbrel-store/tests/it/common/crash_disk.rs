@@ -5,6 +5,7 @@
 //! process leaves everything it did.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use rustix::io::Errno;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -30,8 +31,24 @@ struct State {
     operations: u64,
     /// Power fails at this operation.
     off_at: u64,
-    /// Only this operation fails.
-    fail_at: u64,
+    /// Only this operation fails, and with which error of the system.
+    fail_at: (u64, i32),
+    /// Most bytes of all files, each counted with [`NAME_BYTES`].
+    capacity: Option<u64>,
+    open_files: usize,
+    /// Work to do before a file is next locked exclusively: a process that was stopped there.
+    stall: Option<(String, Box<dyn FnOnce() + Send>)>,
+}
+
+/// Bytes on the disk that a file without content takes.
+const NAME_BYTES: u64 = 128;
+
+impl State {
+    fn is_full(&self, more: u64) -> bool {
+        let used = |file: &usize| self.files[*file].bytes.len() as u64 + NAME_BYTES;
+        let used: u64 = self.names.values().map(used).sum();
+        self.capacity.is_some_and(|capacity| used + more > capacity)
+    }
 }
 
 /// Disk in memory; clones share it.
@@ -48,7 +65,6 @@ impl CrashDisk {
     pub fn new() -> Self {
         let disk = Self::default();
         disk.lock_state().off_at = u64::MAX;
-        disk.lock_state().fail_at = u64::MAX;
         disk
     }
 
@@ -64,8 +80,28 @@ impl CrashDisk {
         self.lock_state().off_at = operation;
     }
 
-    pub fn fail_at(&self, operation: u64) {
-        self.lock_state().fail_at = operation;
+    /// Makes one operation fail with an error of the system.
+    pub fn fail_at(&self, operation: u64, error: Errno) {
+        self.lock_state().fail_at = (operation, error.raw_os_error());
+    }
+
+    /// Limits the disk to the bytes it has now and `more`; none removes the limit.
+    pub fn limit(&self, more: Option<u64>) {
+        let mut state = self.lock_state();
+        state.capacity = None;
+        let used: u64 =
+            state.names.values().map(|file| state.files[*file].bytes.len() as u64 + NAME_BYTES).sum();
+        state.capacity = more.map(|more| used + more);
+    }
+
+    /// Does `work` while the next process that wants `path` exclusively is stopped.
+    pub fn stall_before_lock(&self, path: &str, work: impl FnOnce() + Send + 'static) {
+        self.lock_state().stall = Some((path.to_owned(), Box::new(work)));
+    }
+
+    /// Number of files that are open.
+    pub fn open_files(&self) -> usize {
+        self.lock_state().open_files
     }
 
     /// Changes one byte of a file.
@@ -121,7 +157,7 @@ impl CrashDisk {
         state.operations += 1;
         match state.operations {
             now if now >= state.off_at => Err(io::Error::other("power failure")),
-            now if now == state.fail_at => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            now if now == state.fail_at.0 => Err(io::Error::from_raw_os_error(state.fail_at.1)),
             _ => Ok(state),
         }
     }
@@ -151,6 +187,19 @@ struct Handle {
     file: usize,
 }
 
+impl Handle {
+    fn new(disk: &CrashDisk, file: usize) -> Self {
+        disk.lock_state().open_files += 1;
+        Self { disk: disk.clone(), file }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.disk.lock_state().open_files -= 1;
+    }
+}
+
 impl Append for Handle {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut state = match self.disk.step() {
@@ -161,6 +210,9 @@ impl Append for Handle {
                 return Err(error);
             }
         };
+        if state.is_full(bytes.len() as u64) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         state.files[self.file].bytes.extend(bytes);
         Ok(())
     }
@@ -210,15 +262,18 @@ impl Vfs for CrashDisk {
         if state.names.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
+        if state.is_full(NAME_BYTES) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let file = state.files.len();
         state.files.push(File::default());
         state.names.insert(path.to_owned(), file);
         drop(state);
-        Ok(Box::new(Handle { disk: self.clone(), file }))
+        Ok(Box::new(Handle::new(self, file)))
     }
 
     fn open(&self, path: &str) -> io::Result<Arc<dyn ReadAt>> {
-        Ok(Arc::new(Handle { disk: self.clone(), file: self.find(path)? }))
+        Ok(Arc::new(Handle::new(self, self.find(path)?)))
     }
 
     fn map(&self, path: &str) -> io::Result<Mapping> {
@@ -244,6 +299,13 @@ impl Vfs for CrashDisk {
         Ok(inside.map(|path| path.rsplit('/').next().unwrap_or(path).to_owned()).collect())
     }
 
+    fn sync(&self, path: &str) -> io::Result<()> {
+        let file = self.find(path)?;
+        let mut state = self.step()?;
+        state.files[file].synced = state.files[file].bytes.len();
+        Ok(())
+    }
+
     fn sync_dir(&self, dir: &str) -> io::Result<()> {
         let mut state = self.step()?;
         let state = &mut *state;
@@ -260,6 +322,9 @@ impl Vfs for CrashDisk {
 
     fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>> {
         let (limit, count) = if mode == LockMode::Exclusive { (0, EXCLUSIVE) } else { (EXCLUSIVE - 1, 1) };
+        let stalls = |(stalled, _): &mut (String, _)| stalled == path && mode == LockMode::Exclusive;
+        let stall = self.lock_state().stall.take_if(stalls);
+        stall.into_iter().for_each(|(_, work)| work());
         let mut state = self.lock_state();
         loop {
             let held = state.locks.entry(path.to_owned()).or_default();

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,7 +14,8 @@ use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRu
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options as StoreOptions, Store};
 use whimbrel_transfer::{
-    Answer, Holder, Holders, Link, LinkError, Options, Report, Server, TransferError, fetch_capsule, pull,
+    Answer, Holder, Holders, Link, LinkError, Options, Progress, Report, Server, TransferError,
+    fetch_capsule, pull,
 };
 use whimbrel_wire::{Reply, Request};
 
@@ -194,6 +195,71 @@ impl Holder for Fake {
     }
 }
 
+/// A host that is switched off: a dial waits until the test ends it, and fails.
+pub(crate) struct Dark(Arc<Silence>);
+
+#[derive(Default)]
+pub(crate) struct Silence {
+    /// Dials that began, that ended, and that may end.
+    counts: Mutex<(u64, u64, u64)>,
+    changed: Condvar,
+}
+
+impl Dark {
+    pub(crate) fn peer() -> (Box<dyn Holder>, Arc<Silence>) {
+        let silence = Arc::<Silence>::default();
+        (Box::new(Self(silence.clone())), silence)
+    }
+}
+
+impl Silence {
+    pub(crate) fn dials(&self) -> u64 {
+        self.counts.lock().unwrap().0
+    }
+
+    pub(crate) fn ended(&self) -> u64 {
+        self.counts.lock().unwrap().1
+    }
+
+    /// Lets one dial fail, and waits until it has.
+    pub(crate) fn end_one_dial(&self) {
+        let mut counts = self.counts.lock().unwrap();
+        counts.2 += 1;
+        self.changed.notify_all();
+        let waits = |counts: &mut (u64, u64, u64)| counts.1 < counts.2;
+        let (counts, late) = self.changed.wait_timeout_while(counts, Duration::from_secs(20), waits).unwrap();
+        drop(counts);
+        assert!(!late.timed_out(), "nobody dialled");
+    }
+
+    /// Lets all dials fail from now on.
+    pub(crate) fn end(&self) {
+        self.counts.lock().unwrap().2 = u64::MAX;
+        self.changed.notify_all();
+    }
+}
+
+impl Holder for Dark {
+    fn name(&self) -> &str {
+        "dark"
+    }
+
+    fn connect(&self) -> Result<Arc<dyn Link>, LinkError> {
+        let mut counts = self.0.counts.lock().unwrap();
+        counts.0 += 1;
+        let waits = |counts: &mut (u64, u64, u64)| counts.1 >= counts.2;
+        let (mut counts, _) =
+            self.0.changed.wait_timeout_while(counts, Duration::from_secs(60), waits).unwrap();
+        counts.1 += 1;
+        self.0.changed.notify_all();
+        Err(LinkError::lost("no answer"))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        Some(Duration::ZERO)
+    }
+}
+
 struct FakeLink {
     server: Server,
     faults: Arc<Faults>,
@@ -259,6 +325,32 @@ impl Answer for FakeAnswer {
     }
 }
 
+/// A pull that names its capsule `it`.
+pub(crate) struct Asked<'a> {
+    pub(crate) capsule: CapsuleId,
+    pub(crate) bases: &'a [CapsuleId],
+    pub(crate) patience: Duration,
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn of(capsule: CapsuleId, bases: &'a [CapsuleId]) -> Self {
+        Self { capsule, bases, patience: Duration::from_secs(20) }
+    }
+
+    pub(crate) fn pull(
+        &self,
+        to: &Store,
+        sources: &Holders,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<Report, TransferError> {
+        let cancel = AtomicBool::new(false);
+        let bases = self.bases.to_vec();
+        let options =
+            Options { bases, page_sources: &[], cancel: &cancel, progress, holder_timeout: self.patience };
+        pull(to, sources, self.capsule, &["it".parse().unwrap()], options)
+    }
+}
+
 /// Pulls `capsule` and names it.
 pub(crate) fn get(
     to: &Store,
@@ -266,15 +358,7 @@ pub(crate) fn get(
     capsule: CapsuleId,
     bases: &[CapsuleId],
 ) -> Result<Report, TransferError> {
-    let cancel = AtomicBool::new(false);
-    let options = Options {
-        bases: bases.to_vec(),
-        page_sources: &[],
-        cancel: &cancel,
-        progress: &mut |_| (),
-        holder_timeout: Duration::from_secs(20),
-    };
-    pull(to, sources, capsule, &["it".parse().unwrap()], options)
+    Asked::of(capsule, bases).pull(to, sources, &mut |_| ())
 }
 
 /// Pulls without waiting for holders and without a ref, as a process does that is killed soon.

@@ -222,6 +222,12 @@ impl Cluster {
         self.pool_as(client, secret)
     }
 
+    /// A handle that waits a second for the manager.
+    pub(crate) fn impatient_pool(&self) -> Pool {
+        let client = Identity::load_or_create(&self.dir.path().join("client")).unwrap();
+        self.pool_waiting(Duration::from_secs(1), client, None)
+    }
+
     /// A handle of a client that the manager admits now.
     pub(crate) fn newcomer(&self, name: &str) -> Pool {
         let identity = Identity::ephemeral().unwrap();
@@ -229,10 +235,14 @@ impl Cluster {
         self.pool_as(identity, None)
     }
 
-    fn pool_as(&self, client: Identity, secret: Option<Arc<Secret>>) -> Pool {
+    pub(crate) fn pool_as(&self, client: Identity, secret: Option<Arc<Secret>>) -> Pool {
+        self.pool_waiting(Duration::from_secs(10), client, secret)
+    }
+
+    fn pool_waiting(&self, manager_timeout: Duration, client: Identity, secret: Option<Arc<Secret>>) -> Pool {
         let dialer = Arc::new(TlsDialer::new(Arc::new(client), "client".parse().unwrap(), ()));
         let options = PoolOptions {
-            manager_timeout: Duration::from_secs(10),
+            manager_timeout,
             benefactor_timeout: Duration::from_secs(3),
             secret,
             ..PoolOptions::new(vec![self.address.clone()])

@@ -61,7 +61,6 @@ pub(in crate::client) enum CallFailure {
     Unreachable,
     /// The server refused the call.
     Refused(Refusal),
-    /// The answer is invalid.
     InvalidReply,
     /// The file changed before the answer arrived.
     Outdated,
@@ -118,7 +117,6 @@ pub(in crate::client) struct ServerConnection {
     kinds: [AtomicU64; KINDS],
     /// Number of waits for an answer, and their total in microseconds.
     waits: [AtomicU64; 2],
-    /// Programs that are waiting now.
     waiters: AtomicU64,
     rate: Mutex<TransferRate>,
     slow: Duration,
@@ -139,7 +137,6 @@ impl Drop for WaitGuard<'_> {
     }
 }
 
-/// Result of the first connection.
 pub(in crate::client) struct FirstConnection {
     pub(in crate::client) link: Arc<ServerConnection>,
     pub(in crate::client) root: Attr,
@@ -249,7 +246,6 @@ impl ServerConnection {
         (self.breaks.load(Ordering::Relaxed), calls, mean)
     }
 
-    /// Counts a request of this kind.
     fn count(&self, kind: u16) {
         self.kinds[usize::from(kind) % KINDS].fetch_add(1, Ordering::Relaxed);
     }
@@ -423,7 +419,6 @@ impl ServerConnection {
         answers
     }
 
-    /// Drops a connection that broke.
     fn drop_connection(&self, up: &OpenSession) {
         self.up.send_if_modified(|current| {
             let same = current.as_ref().is_some_and(|current| current.key.matches(&up.key));

@@ -8,7 +8,6 @@ const MIN_BYTES: u64 = 256 << 10;
 /// A single smaller answer is not measured.
 const MIN_SINGLE_BYTES: u64 = 32 << 10;
 
-/// Measurements of a link.
 #[derive(Debug, Default)]
 pub(in crate::client) struct TransferRate {
     under_way: usize,

@@ -17,13 +17,11 @@ use std::{
 /// long.
 const MAX_REQUEST: u64 = 1 << 20;
 
-/// Attributes and content of a fetched range.
 pub(in crate::client) type FetchedContent = (Attr, Vec<u8>);
 
 /// Offset and content that a request returned.
 type FetchResult = Result<(u64, Arc<Vec<u8>>), CallFailure>;
 
-/// One fetch request in progress.
 pub(in crate::client) struct FetchRequest {
     /// Epoch of the file at the start: a reader that needs later content must ask again.
     epoch: Option<u64>,

@@ -27,7 +27,6 @@ const MIN_DIRECT_SIZE: u64 = 1 << 20;
 /// Attempts to read a file that changes meanwhile.
 const TRIES: usize = 8;
 
-/// An open file of a program.
 pub(in crate::client) struct FileHandle {
     reader: Mutex<Reader>,
 }
@@ -124,7 +123,6 @@ impl Core {
         Ok((Opened { direct, parallel_writes: direct, keep_cache, no_flush, handle: 0 }, handle))
     }
 
-    /// Starts fetching the whole file.
     pub(in crate::client) fn fetch_all(&self, id: u64, file: FileId) {
         // A file larger than the cache would evict itself before it is read.
         let room = self.cache.stats().capacity;
@@ -287,7 +285,6 @@ impl Core {
         Ok(data.len() as u32)
     }
 
-    /// Fetches blocks that are to be partly overwritten.
     fn fetch_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
         let _waits = self.connection.waiting();
         self.flush_changes()?;
@@ -396,7 +393,6 @@ impl Core {
         }
     }
 
-    /// Has the server sync a file.
     pub(in crate::client) async fn server_sync(&self, file: FileId) -> Result<()> {
         let Some(record) = self.cache.file(file) else { return Ok(()) };
         let Some(ident) = record.ident else { return Ok(()) };

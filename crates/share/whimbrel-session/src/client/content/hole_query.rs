@@ -24,10 +24,8 @@ const MIN_FILE_SIZE: u64 = 1 << 20;
 /// Number of files remembered as queried.
 const MAX_FILES: usize = 4096;
 
-/// Queries that were made.
 #[derive(Default)]
 pub(in crate::client) struct HoleQueries {
-    /// Epoch of each file when it was queried.
     epochs: Mutex<HashMap<FileId, u64>>,
     /// Whether the server does not support the query.
     unsupported: AtomicBool,

@@ -53,14 +53,12 @@ impl Core {
         })
     }
 
-    /// Whether the whole range is in the cache.
     fn is_cached(&self, file: FileId, offset: u64, len: u64) -> bool {
         let Some(record) = self.cache.file(file) else { return false };
         let (block, end) = (self.cache.block_size(), offset.saturating_add(len).min(record.size));
         (offset / block..end.div_ceil(block)).all(|block| self.cache.has_block(file, block, record.zero_from))
     }
 
-    /// A file whose content the server has completely.
     fn clean_file(&self, id: u64, file: FileId) -> Result<(FileRef, FileRecord)> {
         let path = self.inodes().path(id).ok_or(Errno::ENOTSUP)?;
         let record = self.cache.file(file).filter(|record| !record.dirty).ok_or(Errno::ENOTSUP)?;

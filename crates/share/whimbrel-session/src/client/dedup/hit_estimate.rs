@@ -74,7 +74,6 @@ impl HitEstimate {
     }
 }
 
-/// Hit estimates by file.
 #[derive(Default)]
 pub(in crate::client) struct HitEstimates(Mutex<HashMap<FileId, HitEstimate>>);
 

@@ -42,11 +42,9 @@ struct Table {
     frames: SourceId,
 }
 
-/// Content of this host by digest.
 #[derive(Default)]
 pub(in crate::client) struct DedupTable {
     table: OnceLock<Option<Table>>,
-    /// Number of pages that were added to the table.
     pub(in crate::client) table_pages: AtomicU64,
     /// Whether the server does not support digests.
     pub(in crate::client) unsupported: AtomicBool,

@@ -44,10 +44,7 @@ const FREE_FRACTION: u64 = 10;
 #[derive(Debug, thiserror::Error)]
 pub(in crate::client) enum SharedCacheError {
     #[error("it cannot be opened")]
-    Open {
-        #[source]
-        source: std::io::Error,
-    },
+    Open { source: std::io::Error },
     #[error("it belongs to another user")]
     Owner,
     #[error("others can list it, or remove what is not theirs: its mode should be 1733")]

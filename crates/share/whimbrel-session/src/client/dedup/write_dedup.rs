@@ -31,7 +31,6 @@ const MAX_RANGE: u64 = 1 << 20;
 /// Equal pages within a run below which it is not split: each piece costs a reply.
 const SPLIT_PAGES: usize = 4;
 
-/// Comparisons with the server's content.
 #[derive(Default)]
 pub(in crate::client) struct WriteComparison {
     estimates: HitEstimates,
@@ -173,7 +172,6 @@ impl Core {
         Some((first..).zip(digests).collect())
     }
 
-    /// The parts of a block to send.
     pub(in crate::client) fn differing_runs(
         &self,
         sending: &FileWriteBack,

@@ -89,7 +89,6 @@ pub struct ControlError {
     /// Path of the socket.
     pub path: PathBuf,
     /// Cause reported by the system.
-    #[source]
     pub source: io::Error,
 }
 

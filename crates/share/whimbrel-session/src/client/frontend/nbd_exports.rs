@@ -41,7 +41,6 @@ struct Export {
     server: Server,
 }
 
-/// The exports of a session.
 pub(in crate::client) struct NbdExports {
     session: Session,
     served: Mutex<Vec<Export>>,
@@ -83,7 +82,6 @@ impl NbdExports {
         export.end()
     }
 
-    /// Ends every export.
     pub(in crate::client) fn end_all(&self) {
         let all = std::mem::take(&mut *self.served());
         for export in all {

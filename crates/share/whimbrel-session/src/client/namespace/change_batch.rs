@@ -9,7 +9,6 @@
 use crate::proto::{Op, RelPath};
 use std::collections::HashSet;
 
-/// Names that a set of changes affects.
 #[derive(Default)]
 struct AffectedNames {
     names: HashSet<RelPath>,

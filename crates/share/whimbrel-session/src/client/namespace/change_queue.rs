@@ -32,7 +32,6 @@ const MAX_SYNCS: usize = 256;
 
 type CallResult<T> = std::result::Result<T, CallFailure>;
 
-/// One change to send.
 struct Change {
     number: u64,
     op: Op,
@@ -161,7 +160,6 @@ impl Core {
         Ok(true)
     }
 
-    /// Records that the server made a change.
     fn change_made(&self, change: &Change, attr: Option<Attr>) {
         let number = change.number;
         let node = self.writeback.change_made(number, dirs_of(&change.op));
@@ -217,7 +215,6 @@ impl Core {
         self.connection.runtime().block_on(self.sync_dirs(HashSet::from([path]))).map_err(errno_of_fail)
     }
 
-    /// The file that a change creates.
     fn file_created_by(&self, number: u64, node: Option<u64>) -> Option<FileId> {
         let makes =
             |file: &FileId| self.cache.file(*file).is_some_and(|record| record.made_by == Some(number));

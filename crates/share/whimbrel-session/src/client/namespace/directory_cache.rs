@@ -33,7 +33,6 @@ pub(in crate::client) fn errno_of_path_error(error: PathError) -> Errno {
 }
 
 impl Core {
-    /// The inode of a name.
     pub(in crate::client) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
         for _ in 0..TRIES {
             match self.inodes().look_up(parent, name, self.ttl()) {
@@ -101,7 +100,6 @@ impl Core {
         true
     }
 
-    /// Stores attributes that the server reported.
     pub(in crate::client) fn store_attr(&self, id: u64, attr: Attr) {
         let Some(file) = self.inodes().get(id).map(|node| node.file) else { return };
         let record = file.and_then(|file| self.cache.file(file));
@@ -227,7 +225,6 @@ impl Core {
         Ok(entries)
     }
 
-    /// Target of a symlink.
     pub(in crate::client) fn readlink(&self, id: u64) -> Result<Vec<u8>> {
         let path = {
             let nodes = self.inodes();

@@ -17,7 +17,6 @@ use whimbrel_fuse::ROOT;
 /// Most absent names of a directory that the kernel may cache; some programs try any number of names.
 const MAX_ABSENT: usize = 1024;
 
-/// Names of a directory.
 #[derive(Debug, Default)]
 pub(in crate::client) struct Dir {
     pub(in crate::client) entries: HashMap<Name, u64>,
@@ -56,7 +55,6 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) refs: u64,
     pub(in crate::client) opens: u32,
     pub(in crate::client) file: Option<FileId>,
-    /// Whether the server has yet to create it.
     pub(in crate::client) local: bool,
     /// Pending changes that affect only this inode: they need not be made if it is removed.
     pub(in crate::client) ops: Vec<u64>,
@@ -71,7 +69,6 @@ pub(in crate::client) struct Inode {
     pub(in crate::client) epoch: Option<u64>,
 }
 
-/// All inodes of a session.
 #[derive(Debug)]
 pub(in crate::client) struct InodeTable {
     nodes: HashMap<u64, Inode>,
@@ -81,14 +78,12 @@ pub(in crate::client) struct InodeTable {
     appeared: Vec<(u64, Name)>,
 }
 
-/// Result of a lookup in the cached names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::client) enum NameLookup {
     /// The name leads to this inode.
     Node(u64),
     /// The name does not exist.
     Nothing,
-    /// The server has to be asked.
     Ask,
 }
 
@@ -185,7 +180,6 @@ impl InodeTable {
         self.nodes.iter().filter(|(_, node)| old(node)).map(|(id, _)| *id).collect()
     }
 
-    /// Looks up a name among the cached ones.
     pub(in crate::client) fn look_up(&mut self, parent: u64, name: &Name, ttl: Duration) -> NameLookup {
         if let Some(dir) = self.dir(parent) {
             dir.used = true;
@@ -267,7 +261,6 @@ impl InodeTable {
         id
     }
 
-    /// Adds an inode that the server has yet to create.
     pub(in crate::client) fn add_local(&mut self, parent: u64, name: &Name, attr: Attr) -> u64 {
         let mut node = Inode::new(attr, None);
         node.local = true;

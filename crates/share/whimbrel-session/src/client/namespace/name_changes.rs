@@ -347,7 +347,6 @@ impl Core {
         }
     }
 
-    /// Updates the paths of files in a directory that moved.
     fn move_files_below(&self, paths: &(RelPath, RelPath)) -> Result<()> {
         for (file, record) in self.cache.files() {
             if let Some(path) = record.path.moved(&paths.0, &paths.1) {

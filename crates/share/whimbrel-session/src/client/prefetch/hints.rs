@@ -18,10 +18,8 @@ use std::{
 /// Smallest file for which a hint is looked up.
 const MIN_FILE_SIZE: u64 = 1 << 20;
 
-/// A hint, and the version of the hint file.
 type VersionedHint = (Version, Arc<Hint>);
 
-/// Hints by the file that they describe.
 #[derive(Default)]
 pub(in crate::client) struct Hints {
     known: Mutex<HashMap<FileId, VersionedHint>>,
@@ -34,7 +32,6 @@ impl Hints {
 }
 
 impl Core {
-    /// The hint of a file, if there is one.
     pub(in crate::client) fn hint_of(&self, id: u64, file: FileId, size: u64) -> Option<Arc<Hint>> {
         if size < MIN_FILE_SIZE {
             return None;

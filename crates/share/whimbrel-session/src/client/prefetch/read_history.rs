@@ -42,12 +42,10 @@ struct Run {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     version: u32,
-    /// Size of a block in bytes.
     block: u64,
     runs: Vec<Run>,
 }
 
-/// Blocks read in this session.
 #[derive(Debug, Default)]
 pub(in crate::client) struct ReadHistory {
     seen: HashMap<FileId, HashSet<u64>>,

@@ -20,7 +20,6 @@ pub(in crate::client) struct Reader {
     max_blocks: u64,
     last: Option<u64>,
     step: i64,
-    /// Number of equal steps in succession.
     equal_steps: u32,
     window: u64,
     /// End of the blocks that a sequence has requested.

@@ -42,7 +42,6 @@ pub(in crate::client) struct PrefetchDistance {
 }
 
 impl PrefetchDistance {
-    /// Records that a file was opened.
     fn file_opened(&mut self, file: FileId) {
         self.prefetches.iter_mut().for_each(|(_, waiting)| _ = waiting.remove(&file));
     }
@@ -174,7 +173,6 @@ impl Core {
         self.prefetch_distance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses files to prefetch with one that is waited for.
     fn choose_siblings(&self, id: u64) -> Vec<u64> {
         let mut ahead = self.prefetch_distance();
         let nodes = self.inodes();

@@ -44,7 +44,6 @@ struct Wave {
     parts: Vec<Vec<(u64, RelPath)>>,
 }
 
-/// Reply to one request of a wave.
 type Answer = Result<(Walked, Bytes), CallFailure>;
 
 fn dir_state(dir: &Dir) -> DirState {
@@ -52,7 +51,6 @@ fn dir_state(dir: &Dir) -> DirState {
 }
 
 impl Core {
-    /// Walks the tree from its root.
     pub(in crate::client) fn walk_tree(&self) {
         self.walk(vec![ROOT], true);
     }

@@ -36,7 +36,6 @@ const SYNC_BLOCKS: usize = 256;
 const TRIES: usize = 8;
 /// Stamps remembered of attempts with an unknown result.
 const MAX_STAMPS: usize = 16;
-/// Files in transit at once.
 const MAX_FILES_IN_TRANSIT: usize = 32;
 /// Interval between checks whether a write-back is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -57,7 +56,6 @@ struct State {
     stopped: bool,
 }
 
-/// Changes and files to be written back.
 #[derive(Default)]
 pub(in crate::client) struct WriteBack {
     state: Mutex<State>,
@@ -225,14 +223,12 @@ impl WriteBack {
     }
 }
 
-/// One write-back of a file.
 pub(in crate::client) struct FileWriteBack {
     pub(in crate::client) file: FileId,
     pub(in crate::client) record: FileRecord,
     pub(in crate::client) file_ref: FileRef,
     stamp: Time,
     pub(in crate::client) expect: Vec<Time>,
-    /// Content epoch of the file at the start.
     content: u64,
     /// Whether blocks stay dirty until they are durable on the server.
     durable: bool,
@@ -526,7 +522,6 @@ impl Core {
         Ok(grown.attr)
     }
 
-    /// Applies the result of a write-back to the file.
     fn apply_result(
         &self,
         file: FileId,

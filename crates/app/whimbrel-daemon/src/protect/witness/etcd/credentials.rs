@@ -22,18 +22,10 @@ const FILE_MAX: u64 = 1 << 20;
 pub(in crate::protect) enum CredentialsError {
     /// A file cannot be read.
     #[error("cannot read etcd/{file}")]
-    Read {
-        file: &'static str,
-        #[source]
-        source: io::Error,
-    },
+    Read { file: &'static str, source: io::Error },
     /// A file holds no certificates, or no key.
     #[error("etcd/{file} has no certificate or key in PEM form")]
-    Pem {
-        file: &'static str,
-        #[source]
-        source: pem::Error,
-    },
+    Pem { file: &'static str, source: pem::Error },
     /// TLS does not accept a certificate or key.
     #[error("the certificates in etcd cannot be used")]
     Tls(#[source] rustls::Error),

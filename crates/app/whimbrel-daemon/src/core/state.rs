@@ -1,0 +1,113 @@
+//! State of the daemon that every service uses and that knows none of them.
+
+use crate::core::{directories::Directories, error::DaemonError, operations::Operations, refs};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio::runtime::Handle;
+use whimbrel_api::StoreUsage;
+use whimbrel_core::{ByteSize, HostName};
+use whimbrel_qemu::QemuBinary;
+use whimbrel_store::Store;
+use whimbrel_wire::{Identity, Trust};
+
+/// Name, directories, store, identity, trust and operations of this host.
+pub(crate) struct Core {
+    pub(crate) name: HostName,
+    pub(crate) directories: Directories,
+    pub(crate) store: Store,
+    pub(crate) identity: Identity,
+    pub(crate) trust: Arc<Trust>,
+    pub(crate) runtime: Handle,
+    operations: Operations,
+    /// Address for connections of other hosts.
+    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) started: Instant,
+    closing: AtomicBool,
+}
+
+impl Core {
+    /// Opens store, identity and trust.
+    pub(crate) fn open(
+        name: HostName,
+        listen: Option<SocketAddr>,
+        directories: Directories,
+        runtime: Handle,
+    ) -> Result<Self, DaemonError> {
+        let store = Store::open(&directories.store(), whimbrel_store::Options::create());
+        let store = store.map_err(refs::store_error("open"))?;
+        let identity = Identity::load_or_create(&directories.key_dir())
+            .map_err(|source| DaemonError::Identity { source: source.into() })?;
+        let trust = Trust::load(directories.data())
+            .map_err(|source| DaemonError::Identity { source: source.into() })?;
+        Ok(Self {
+            name,
+            directories,
+            store,
+            identity,
+            trust: Arc::new(trust),
+            runtime,
+            operations: Operations::default(),
+            listen,
+            started: Instant::now(),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Sleeps. Returns false as soon as the daemon is told to stop.
+    pub(crate) fn sleep_unless_closing(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.closing.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(20).min(pause));
+        }
+        !self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether the daemon was not told to stop.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether the daemon was told to stop.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Tells the daemon to stop.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
+    }
+
+    /// The QEMU of this host.
+    pub(crate) fn qemu(&self) -> Result<&'static QemuBinary, DaemonError> {
+        let failed = |error: &'static whimbrel_qemu::ProbeError| DaemonError::Qemu {
+            action: "find its binary",
+            source: error.to_string().into(),
+        };
+        whimbrel_qemu::probe().map_err(failed)
+    }
+
+    /// How much the store holds, and how much space is left.
+    pub(crate) fn store_usage(&self) -> Result<StoreUsage, DaemonError> {
+        let capsules = self.store.capsules().map_err(refs::store_error("list its capsules"))?;
+        let images = capsules.iter().flat_map(|capsule| &capsule.manifest.images);
+        let logical = images.fold(0, |sum: u64, image| sum.saturating_add(image.size()));
+        let free =
+            rustix::fs::statvfs(self.directories.data()).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+        Ok(StoreUsage {
+            capsules: capsules.len() as u64,
+            stored: ByteSize(self.stored_bytes()),
+            logical: ByteSize(logical),
+            free: ByteSize(free),
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! Machine folders: made before a machine starts, read when the daemon starts, removed through the trash.
+//!
+//! A new folder has a mark until its record is saved. A folder that is removed first moves to the trash as a
+//! whole. So a folder with neither record nor mark has lost its record. Like one whose record cannot be read,
+//! it is *unreadable*: its name stays taken, and nothing of it is removed before a user says so.
+
+use crate::{
+    core::{directories::Directories, error::DaemonError},
+    machine::record::{self, Record},
+    running::remove_overlays,
+};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+use whimbrel_core::{MachineName, error_chain};
+use whimbrel_wire::atomic_file;
+
+/// Mark of a folder whose record was not saved yet.
+const STARTING: &str = "starting";
+
+/// What the machine folders of a host contain.
+#[derive(Debug, Default)]
+pub(crate) struct FoundMachines {
+    pub(crate) records: Vec<Record>,
+    /// Machines without a readable record, and why it cannot be read.
+    pub(crate) unreadable: BTreeMap<MachineName, String>,
+}
+
+/// Makes the folder of a machine that is about to start. A machine that is known already has one; overlays of
+/// a start that failed are removed.
+pub(crate) fn prepare(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
+    let folder = layout.machine(name);
+    let failed = |source| DaemonError::io("create", &folder, source);
+    if record::path(&folder).try_exists().map_err(failed)? {
+        return Ok(());
+    }
+    match fs::create_dir(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if !folder.join(STARTING).try_exists().map_err(failed)? {
+                return Err(DaemonError::UnreadableRecord { name: name.clone(), reason: no_record(&folder) });
+            }
+            remove_overlays(layout, &folder);
+        }
+        made => made.map_err(failed)?,
+    }
+    fs::write(folder.join(STARTING), "").map_err(failed)
+}
+
+/// Removes the mark of a folder whose record is about to be saved. Without both, it is unreadable, which loses
+/// nothing.
+pub(super) fn unmark(folder: &Path) -> io::Result<()> {
+    match fs::remove_file(folder.join(STARTING)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Reads every record on its own. Folders of interrupted starts are removed.
+pub(crate) fn load_all(layout: &Directories) -> Result<FoundMachines, DaemonError> {
+    let dir = layout.machines();
+    let failed = |source| DaemonError::io("read", &dir, source);
+    let mut found = FoundMachines::default();
+    for entry in fs::read_dir(&dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()?.parse::<MachineName>().ok());
+        let Some(name) = name.filter(|_| path.is_dir()) else {
+            tracing::warn!(path = %path.display(), "ignoring a file that belongs to no machine");
+            continue;
+        };
+        match load(layout, &path, &name) {
+            Ok(record) => found.records.extend(record),
+            Err(reason) => drop(found.unreadable.insert(name, reason)),
+        }
+    }
+    Ok(found)
+}
+
+/// The record of a folder, none if it was left by an interrupted start, or why it cannot be read.
+fn load(layout: &Directories, folder: &Path, name: &MachineName) -> Result<Option<Record>, String> {
+    match Record::read(folder) {
+        Ok(Some(record)) if record.name == *name => {
+            unmark(folder).map_err(|error| error.to_string())?;
+            Ok(Some(record))
+        }
+        Ok(Some(record)) => Err(format!("it is the record of {}", record.name)),
+        Ok(None) if folder.join(STARTING).exists() => {
+            tracing::info!(machine = %name, "removing what an interrupted start left");
+            if let Err(error) = delete(layout, name) {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(machine = %name, error, "could not remove what an interrupted start left");
+            }
+            Ok(None)
+        }
+        Ok(None) => Err(no_record(folder)),
+        Err(error) => Err(error_chain(&error)),
+    }
+}
+
+fn no_record(folder: &Path) -> String {
+    format!("{} is missing", record::path(folder).display())
+}
+
+/// Removes all files of a machine.
+pub(crate) fn delete(layout: &Directories, name: &MachineName) -> Result<(), DaemonError> {
+    match move_to_trash(layout, name) {
+        Ok(folder) => erase(layout, &folder),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(DaemonError::io("remove", &layout.machine(name), source)),
+    }
+}
+
+/// Moves the folder of a machine into the trash. Returns its new path.
+pub(super) fn move_to_trash(layout: &Directories, name: &MachineName) -> io::Result<PathBuf> {
+    let folder = layout.trash().join(format!("{name}-{:016x}", rand::random::<u64>()));
+    fs::rename(layout.machine(name), &folder)?;
+    Ok(folder)
+}
+
+/// Removes a folder that is in the trash, the record first: the rest is garbage without it.
+pub(super) fn erase(layout: &Directories, folder: &Path) -> Result<(), DaemonError> {
+    let failed = |source| DaemonError::io("remove", folder, source);
+    // After a power failure the folder must not be back among the machines without its record.
+    atomic_file::sync_dir(&layout.machines()).map_err(failed)?;
+    match fs::remove_file(record::path(folder)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    remove_overlays(layout, folder);
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
+}

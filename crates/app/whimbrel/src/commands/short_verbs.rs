@@ -1,0 +1,362 @@
+//! Verbs that make one call and print its result.
+
+use crate::{
+    argument_types::{BalloonArg, ImportFormatArg, Located, absolute},
+    capsule_text,
+    context::Context,
+    error::CliError,
+    machine_text, operation,
+    output::Removed,
+};
+use std::path::PathBuf;
+use whimbrel_api::*;
+use whimbrel_core::{ByteSize, MachineName, RefName};
+
+/// Defines a module for each verb: its help, its examples, its arguments, and the call.
+macro_rules! verbs {
+    ($($verb:ident {
+        $(#[$about:meta])* $examples:literal; {$($arguments:tt)*}; |$args:ident, $context:ident| $call:block
+    })*) => {
+        $(pub(crate) mod $verb {
+            use super::*;
+
+            $(#[$about])*
+            #[derive(Debug, clap::Args)]
+            #[command(after_help = $examples)]
+            pub(crate) struct Args {
+                $($arguments)*
+            }
+
+            impl Args {
+                pub(crate) async fn run(self, $context: &Context) -> Result<(), CliError> {
+                    let $args = self;
+                    $call
+                }
+            }
+        })*
+    };
+}
+
+verbs! {
+    balloon {
+        /// Change the memory size of a guest with its balloon
+        ///
+        /// The guest releases memory as fast as it can. Released memory is neither stored nor migrated.
+        "\
+Examples:
+  whimbrel balloon web 256M    release caches before a suspend
+  whimbrel balloon web 1G      return the memory";
+        {
+            /// Name of the machine
+            name: MachineName,
+            /// Memory that the guest may use from now on
+            size: ByteSize,
+        };
+        |args, context| {
+            let machine = context.client.balloon(&args.name, &BalloonRequest { size: args.size }).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    delete {
+        /// Delete a stopped or crashed machine and the changes on its disks
+        ///
+        /// Capsules of the machine stay, and so do the files that its disks started from. The name becomes
+        /// free.
+        "\
+Examples:
+  whimbrel stop web && whimbrel delete web";
+        {
+            /// Name of the machine
+            name: MachineName,
+            /// Delete what is left of a machine whose record cannot be read
+            #[arg(long)]
+            unreadable: bool,
+        };
+        |args, context| {
+            match args.unreadable {
+                true => context.client.delete_unreadable_machine(&args.name).await?,
+                false => context.client.delete_machine(&args.name).await?,
+            }
+            context.output.result(&Removed::one(&args.name), |removed| removed.sentence("deleted"))
+        }
+    }
+
+    diff {
+        /// Show the differences between two capsules
+        ///
+        /// CHANGED counts pages that differ. NEW counts those whose content the first capsule does not have
+        /// anywhere.
+        "\
+Examples:
+  whimbrel diff before-upgrade web";
+        {
+            /// First capsule: tag, machine (its newest capsule) or id
+            a: CapsuleRef,
+            /// Second capsule, named in the same way
+            b: CapsuleRef,
+        };
+        |args, context| {
+            let diff = context.client.diff(&args.a, &args.b).await?;
+            context.output.result(&diff, capsule_text::difference)
+        }
+    }
+
+    failover {
+        /// Switch a machine over to its standby
+        ///
+        /// On the primary, the command sends a last epoch, and the standby continues from there. On the
+        /// standby, it takes over from the last epoch that the standby has, if the witness allows it.
+        "\
+Examples:
+  whimbrel failover web                      on the primary: a drill, nothing is lost
+  whimbrel failover web --primary-is-dead    on a standby without a witness, if the primary is off";
+        {
+            /// Name of the machine
+            name: MachineName,
+            /// Confirm that the primary no longer runs the machine; if it does, two copies will run
+            #[arg(long)]
+            primary_is_dead: bool,
+        };
+        |args, context| {
+            let request = FailoverRequest { primary_is_dead: args.primary_is_dead };
+            operation::perform(context, context.client.failover(&args.name, &request)).await
+        }
+    }
+
+    gc {
+        /// Delete stored data that no tag and no machine uses
+        "\
+Examples:
+  whimbrel untag before-upgrade && whimbrel gc";
+        {};
+        |_args, context| {
+            operation::perform(context, context.client.gc()).await
+        }
+    }
+
+    import {
+        /// Read a capsule or a disk image from a file into the store
+        ///
+        /// A disk image becomes a disk-only capsule, which boots when it is resumed. Images that name other
+        /// files, like a backing file, are refused.
+        "\
+Examples:
+  whimbrel import /backup/web.capsule web
+  whimbrel import debian.qcow2 debian";
+        {
+            /// File to read
+            #[arg(value_parser = absolute)]
+            file: PathBuf,
+            /// Tag for the new capsule
+            name: RefName,
+            /// Content of the file [default: disk if it ends in .raw, .img, .qcow2, .vmdk, .vhdx or .vhd,
+            /// else capsule]
+            #[arg(long, value_enum)]
+            format: Option<ImportFormatArg>,
+        };
+        |args, context| {
+            let format = ImportFormatArg::or_from_ending(args.format, &args.file);
+            let request = ImportRequest { path: args.file, name: args.name, format };
+            operation::perform(context, context.client.import(&request)).await
+        }
+    }
+
+    pause {
+        /// Pause the CPUs of a machine; its memory stays loaded
+        "\
+Examples:
+  whimbrel pause web
+  whimbrel unpause web";
+        {
+            /// Name of the machine
+            name: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.pause(&args.name).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    ps {
+        /// List the machines of this host
+        "\
+Examples:
+  whimbrel ps
+  whimbrel ps --json | jq -r '.[].name'";
+        {};
+        |_args, context| {
+            let all = context.client.machines().await?;
+            context.output.result(all.as_slice(), machine_text::list)
+        }
+    }
+
+    pull {
+        /// Fetch a capsule from another host or from a pool
+        "\
+Examples:
+  whimbrel pull beta:web               the newest capsule of web, from beta
+  whimbrel pull golden --tag base      from any trusted host with golden
+  whimbrel pull beta:golden --lazy     only its description; pages are fetched when they are read
+  whimbrel ls --host beta              capsules that beta offers
+  whimbrel pull pool:MANAGER/vms/web   a capsule in the folder /vms of a pool
+
+Only pages that this host does not have are sent. It looks for pages in its store and in the files that were \
+added with `whimbrel cache add`. If the connection breaks, call the command again to continue.";
+        {
+            /// Tag, machine or id on the other side; HOST: or pool:MANAGER/ in front names that side
+            /// [default: any trusted host]
+            #[arg(value_name = "[HOST:]CAPSULE")]
+            capsule: Located,
+            /// Tag for the capsule on this host
+            #[arg(long)]
+            tag: Option<RefName>,
+            /// Fetch only the description; pages are fetched when they are read
+            #[arg(long)]
+            lazy: bool,
+        };
+        |args, context| {
+            let Located { host, pool, capsule } = args.capsule;
+            let request = PullRequest { capsule, host, pool, tag: args.tag, lazy: args.lazy };
+            operation::perform(context, context.client.pull(&request)).await
+        }
+    }
+
+    show {
+        /// Show all details of a capsule
+        "\
+Examples:
+  whimbrel show before-upgrade
+  whimbrel show 3fa95c81 --json | jq .images";
+        {
+            /// Tag, machine (its newest capsule) or id
+            capsule: CapsuleRef,
+        };
+        |args, context| {
+            let capsule = context.client.capsule(&args.capsule).await?;
+            context.output.result(&capsule, capsule_text::page)
+        }
+    }
+
+    start {
+        /// Start a stopped or crashed machine from its own disks
+        ///
+        /// The machine boots with its configuration and the disks as it left them. Its memory is lost. To
+        /// continue a suspended machine with its memory, use `whimbrel resume`.
+        "\
+Examples:
+  whimbrel start web
+  whimbrel stop web && whimbrel start web     switch it off and on";
+        {
+            /// Name of the machine
+            name: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.start_machine(&args.name).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    suspend {
+        /// Save the state of a machine as a capsule and end the machine
+        ///
+        /// If the command fails or is cancelled, the machine keeps running.
+        "\
+Examples:
+  whimbrel suspend web
+  whimbrel suspend web --tag friday
+  whimbrel suspend web --balloon auto    leave out the guest's caches
+  whimbrel resume web                    continue from there";
+        {
+            /// Name of the machine
+            name: MachineName,
+            /// Tag for the new capsule
+            #[arg(long)]
+            tag: Option<RefName>,
+            /// Shrink guest memory first: auto, off, or the size to shrink to; a resume restores the full
+            /// size
+            #[arg(long, value_name = "auto|off|SIZE", default_value = "off")]
+            balloon: BalloonArg,
+        };
+        |args, context| {
+            let request = SuspendRequest { tag: args.tag, balloon: args.balloon.0 };
+            operation::perform(context, context.client.suspend(&args.name, &request)).await
+        }
+    }
+
+    tag {
+        /// Give a capsule a tag; an existing tag moves
+        ///
+        /// `whimbrel log TAG --refs` lists the earlier capsules of a tag. Moving a tag is safe: no capsule
+        /// depends on its parents.
+        "\
+Examples:
+  whimbrel tag web golden
+  whimbrel tag 3fa95c81 before-upgrade";
+        {
+            /// Tag, machine (its newest capsule) or id
+            capsule: CapsuleRef,
+            /// Tag for the capsule
+            tag: RefName,
+        };
+        |args, context| {
+            let capsule = context.client.tag(&args.tag, &TagRequest { capsule: args.capsule }).await?;
+            if let Some(left) = &capsule.left {
+                let named = format!("{} named {} until now", args.tag, left.capsule.short());
+                if let Some(note) = capsule_text::left_behind(left) {
+                    context
+                        .output
+                        .remark(&format!("note: {named}: {note}; see `whimbrel outdated {}`", args.tag));
+                }
+            }
+            context.output.result(&capsule, |named| format!("{}: {}\n", args.tag, named.capsule.id.short()))
+        }
+    }
+
+    unpause {
+        /// Continue a paused machine
+        "\
+Examples:
+  whimbrel unpause web";
+        {
+            /// Name of the machine
+            name: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.unpause(&args.name).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    unprotect {
+        /// Stop protecting a machine; it keeps running on this host
+        ///
+        /// The standby is deleted. If its host does not answer, the witness prevents it from ever taking
+        /// over.
+        "\
+Examples:
+  whimbrel unprotect web";
+        {
+            /// Name of the machine
+            name: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.unprotect(&args.name).await?;
+            context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    verify {
+        /// Read all stored data and check its digests
+        ///
+        /// The exit code is 6 if something is damaged.
+        "\
+Examples:
+  whimbrel verify
+  whimbrel verify --json | jq .result.damaged";
+        {};
+        |_args, context| {
+            operation::perform(context, context.client.verify()).await
+        }
+    }
+}
