@@ -234,6 +234,12 @@ fn a_machine_without_the_program_is_throttled_and_moves() {
 fn a_guest_asks_for_its_own_migration_and_gets_what_its_owner_allowed() {
     let cluster = Cluster::start(&["alpha", "beta", "gamma"]);
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    // The owner of beta lets the other hosts say what their guests may request there.
+    let path = beta.data().join("trust.toml");
+    let trust = std::fs::read_to_string(&path).expect("beta's trust file");
+    let given = trust.replace("\"tunnel\"", "\"tunnel\", \"guest\"");
+    assert_ne!(trust, given, "{trust}");
+    std::fs::write(&path, given).expect("a trust file that can be written");
     start(&cluster, alpha, "helper=on", &["--guest-requests", "migrate=beta,migrate=alpha"]);
     let inside = Inside { cluster: &cluster };
     let mut witness = cluster.witness(GUEST_ADDRESS);
@@ -276,7 +282,7 @@ fn caches_are_freed_before_they_are_copied() {
     assert!(cached.cached > 112 << 20, "{cached:?}");
     wait_heard(alpha);
     let kept = Inside { cluster: &cluster }.run("whimbrel-guest checkpoint mine 2>&1");
-    assert!(kept.ends_with("exit 0") && alpha.run(&["show", "mine"]).contains("web"), "{kept}");
+    assert!(kept.ends_with("exit 0") && alpha.run(&["show", "guest.web.mine"]).contains("web"), "{kept}");
 
     let moved = alpha.json(&["migrate", "web", "beta", "--drop-caches"]);
     let freed = moved["result"]["freed"].as_u64().unwrap_or_default();

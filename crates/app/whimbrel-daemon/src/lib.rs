@@ -23,7 +23,7 @@ mod server;
 mod transfer;
 
 pub use crate::core::error::DaemonError;
-pub use crate::core::rights::{Access, may, peer_may};
+pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
 pub use lifecycle::{DaemonOptions, run};
 
 use std::time::{SystemTime, UNIX_EPOCH};

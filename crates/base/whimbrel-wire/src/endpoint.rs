@@ -67,7 +67,7 @@ impl Endpoint {
         Self { name, role: Role::HOST, service, settings, versions, trust: None, protocols: Vec::new() }
     }
 
-    /// The same endpoint, whose dialled peers are those of `trust`.
+    /// Gives the endpoint a trust list for the peers that it dials.
     pub fn with_trust(self, trust: Arc<Trust>) -> Self {
         Self { trust: Some(trust), ..self }
     }

@@ -8,7 +8,7 @@ use crate::{
     BASES_MAX, ChildSet, CompressionLevel, base_images, local_objects, node_delta,
     page_frame::encode_pages,
     protocol::*,
-    server::{Server, bad_request, codec},
+    server::{Access, Server, bad_request, codec},
     similar_pages::SimilarPages,
 };
 use std::collections::HashSet;
@@ -23,7 +23,8 @@ const PLAIN_PAGE_BYTES: usize = 1500;
 const FRAME_PAGES_MIN: usize = 16;
 
 pub(crate) struct LeafWant {
-    leaf: Digest,
+    /// None for a leaf that is not here, or not for this peer.
+    leaf: Option<Digest>,
     similar: Option<Digest>,
     slots: WantedSlots,
 }
@@ -52,11 +53,12 @@ struct Builder<'a> {
 }
 
 impl Server {
-    pub(crate) fn pages(&self, ask: &LeafPagesRequest) -> Answer {
+    pub(crate) fn pages(&self, access: &dyn Access, mut ask: LeafPagesRequest) -> Answer {
         if ask.wants.len() > WANTS_MAX || ask.bases.len() > BASES_MAX {
             return Err(bad_request("too many leaves or base images requested"));
         }
-        let wants = self.expand(&ask.wants)?;
+        let wants = self.expand(access, &ask.wants)?;
+        ask.bases.retain(|base| access.may_have(&base.root));
         let room = ask.max_bytes.clamp(1, ANSWER_BYTES) as usize;
         let answer = LeafPagesReply { leaves: Vec::new(), frames: Vec::new() };
         let similar = SimilarPages::new(&self.store, &ask.bases);
@@ -76,19 +78,21 @@ impl Server {
     }
 
     /// Leaves of all requests, as many as a reply can have.
-    fn expand(&self, wants: &[WantedLeafPages]) -> Result<Vec<LeafWant>, Refusal> {
+    fn expand(&self, access: &dyn Access, wants: &[WantedLeafPages]) -> Result<Vec<LeafWant>, Refusal> {
         let mut leaves = Vec::new();
+        let may = |digest: &Digest| access.may_have(digest);
         for want in wants {
             match want {
                 WantedLeafPages::Leaf { leaf, similar, slots } => {
-                    leaves.push(LeafWant { leaf: *leaf, similar: *similar, slots: *slots });
+                    let similar = similar.filter(may);
+                    leaves.push(LeafWant { leaf: may(leaf).then_some(*leaf), similar, slots: *slots });
                 }
                 WantedLeafPages::Children { node, similar, children } => {
-                    let found = (self.level_one(node), self.level_one(similar));
+                    let level_one = |digest| may(digest).then(|| self.level_one(digest)).flatten();
+                    let found = (level_one(node), level_one(similar));
                     // Not there: the requester gets a result for each leaf and requests them in another way.
                     let (Some(new), Some(old)) = found else {
-                        let absent =
-                            || LeafWant { leaf: *node, similar: None, slots: WantedSlots::Differing };
+                        let absent = || LeafWant { leaf: None, similar: None, slots: WantedSlots::Differing };
                         leaves.extend(children.iter().map(|_| absent()));
                         continue;
                     };
@@ -96,7 +100,8 @@ impl Server {
                         let pair = new.child(slot).zip(old.child(slot));
                         let (leaf, similar) =
                             pair.ok_or_else(|| bad_request("one of the nodes lacks a requested leaf"))?;
-                        leaves.push(LeafWant { leaf, similar: Some(similar), slots: WantedSlots::Differing });
+                        let slots = WantedSlots::Differing;
+                        leaves.push(LeafWant { leaf: Some(leaf), similar: Some(similar), slots });
                     }
                 }
             }
@@ -143,7 +148,10 @@ impl Server {
         let old = want.similar.as_ref().and_then(leaf);
         let changed = match (want.slots, &old) {
             (WantedSlots::Differing, None) => return Ok(LeafPart::without_pages(LeafAnswer::NoSimilar)),
-            _ => self.read(&want.leaf)?.and_then(|bytes| Node::decode(&bytes).ok()),
+            _ => match &want.leaf {
+                Some(leaf) => self.read(leaf)?.and_then(|bytes| Node::decode(&bytes).ok()),
+                None => None,
+            },
         };
         let absent = || Ok(LeafPart::without_pages(LeafAnswer::Absent));
         let Some(new) = changed.filter(|node| node.level() == 0) else { return absent() };

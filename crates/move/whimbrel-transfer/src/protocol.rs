@@ -22,7 +22,7 @@ pub const WANTS_MAX: usize = 512;
 /// Most digests in one [`HasObjects`].
 pub const DIGESTS_MAX: usize = 65_536;
 /// Most refs that one [`RemotePull`] sets.
-pub(crate) const REMOTE_PULL_REFS_MAX: usize = 64;
+pub const REMOTE_PULL_REFS_MAX: usize = 64;
 /// Most refs in one reply of [`ListRefs`].
 pub(crate) const REFS_MAX: usize = 256;
 /// Raw bytes of the objects in one reply, and of a range of a blob.

@@ -1,8 +1,8 @@
 //! Server of a transfer: answers the requests of other hosts from a store. Keeps no state between two calls.
 //!
-//! [`Access`] decides who may read manifests and refs; nodes, pages and blobs are for all who know their
-//! digest, which only a manifest tells. Only objects of this store are served: a server never asks a third
-//! host. Every reply is bounded, and calls block.
+//! [`Access`] decides about every ref, manifest, node and blob; pages are served by their leaf, so they need
+//! no decision of their own. An older version that a reply is coded against needs one too. Only objects of
+//! this store are served: a server never asks a third host. Every reply is bounded, and calls block.
 //!
 //! `Absent` means for good: the object is not here, or damaged. An object that cannot be read at the moment
 //! is a retryable refusal, or is left out of a reply that has others, since the peer may give up on what is
@@ -11,7 +11,6 @@
 use crate::{
     CompressionLevel,
     compression::{CompressionError, compress},
-    local_objects::LocalObjects,
     node_delta,
     protocol::*,
     short_leaf::ShortLeaf,
@@ -27,6 +26,9 @@ pub trait Access {
     /// Whether the peer may read the manifest of a capsule.
     fn allowed(&self, capsule: &CapsuleId) -> bool;
 
+    /// Whether the peer may have the node or blob of this digest: a capsule that it may read leads to it.
+    fn may_have(&self, digest: &Digest) -> bool;
+
     /// Whether the peer may see a ref.
     fn may_list(&self, name: &RefName, capsule: &CapsuleId) -> bool {
         let _ = name;
@@ -37,6 +39,10 @@ pub trait Access {
 impl<F: Fn(&CapsuleId) -> bool> Access for F {
     fn allowed(&self, capsule: &CapsuleId) -> bool {
         self(capsule)
+    }
+
+    fn may_have(&self, digest: &Digest) -> bool {
+        self(&CapsuleId(*digest))
     }
 }
 
@@ -57,10 +63,10 @@ impl Server {
     pub fn answer(&self, access: &dyn Access, request: &Request) -> Answer {
         match request.kind {
             ListRefs::KIND => self.list_refs(access, request.decode::<ListRefs>()?),
-            HasObjects::KIND => self.has_objects(&request.payload),
+            HasObjects::KIND => self.has_objects(access, &request.payload),
             Objects::KIND => self.objects(access, &request.decode::<Objects>()?),
             BlobRange::KIND => self.blob_range(access, &request.decode::<BlobRange>()?),
-            LeafPages::KIND => self.pages(&request.decode::<LeafPages>()?),
+            LeafPages::KIND => self.pages(access, request.decode::<LeafPages>()?),
             kind => Err(Refusal::unknown_kind(kind)),
         }
     }
@@ -95,7 +101,7 @@ impl Server {
         Some(RefEntry { name, capsule, time: manifest.time, memory: bytes(true), disks: bytes(false), whole })
     }
 
-    fn has_objects(&self, digests: &[u8]) -> Answer {
+    fn has_objects(&self, access: &dyn Access, digests: &[u8]) -> Answer {
         let (digests, rest) = digests.as_chunks::<32>();
         if digests.len() > DIGESTS_MAX || !rest.is_empty() {
             return Err(bad_request("not a list of digests, or too many digests"));
@@ -103,7 +109,8 @@ impl Server {
         let digests: Vec<Digest> = digests.iter().map(|bytes| Digest(*bytes)).collect();
         let mut bitmap = vec![0u8; digests.len().div_ceil(8)];
         for (i, there) in self.store.has(&digests).into_iter().enumerate() {
-            bitmap[i / 8] |= u8::from(there) << (i % 8);
+            let may = || access.may_have(&digests[i]) || access.allowed(&CapsuleId(digests[i]));
+            bitmap[i / 8] |= u8::from(there && may()) << (i % 8);
         }
         Reply::of::<HasObjects>(&(), bitmap.into())
     }
@@ -144,7 +151,7 @@ impl Server {
         let absent = (ObjectAnswer::Absent, Vec::new());
         let Some(bytes) = self.readable(access, kind, &want.digest)? else { return Ok(absent) };
         let delta = match kind {
-            ObjectKind::Node => self.node_delta(want, &bytes),
+            ObjectKind::Node => self.node_delta(access, want, &bytes),
             ObjectKind::ShortLeaf => {
                 let leaf = Node::decode(&bytes).ok().filter(|node| node.level() == 0 && !node.is_empty());
                 let Some(leaf) = leaf else { return Ok(absent) };
@@ -187,7 +194,11 @@ impl Server {
         kind: ObjectKind,
         digest: &Digest,
     ) -> Result<Option<Vec<u8>>, Refusal> {
-        if kind == ObjectKind::Manifest && !access.allowed(&CapsuleId(*digest)) {
+        let may = match kind {
+            ObjectKind::Manifest => access.allowed(&CapsuleId(*digest)),
+            ObjectKind::Node | ObjectKind::ShortLeaf | ObjectKind::Blob => access.may_have(digest),
+        };
+        if !may {
             return Ok(None);
         }
         let Some(bytes) = self.read(digest)? else { return Ok(None) };
@@ -201,8 +212,8 @@ impl Server {
         Ok(fits.then_some(bytes))
     }
 
-    fn node_delta(&self, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
-        let old = Node::decode(&self.store.object(&want.similar?)?).ok()?;
+    fn node_delta(&self, access: &dyn Access, want: &WantedObject, bytes: &[u8]) -> Option<Vec<u8>> {
+        let old = Node::decode(&self.readable(access, ObjectKind::Node, &want.similar?).ok()??).ok()?;
         let new = Node::decode(bytes).ok()?;
         let delta = (old.level() == new.level()).then(|| node_delta::encode(&old, &new));
         delta.filter(|delta| delta.len() < bytes.len())

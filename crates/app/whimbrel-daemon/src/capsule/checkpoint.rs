@@ -68,13 +68,21 @@ impl Daemon {
         request: CheckpointRequest,
     ) -> Result<Operation, DaemonError> {
         refs::check_tag(request.tag.as_ref())?;
-        let (host, machine) = (self.clone(), self.machines.get(name)?);
         let arrays = if request.disks_only { CapturedArrays::Disks } else { CapturedArrays::All };
-        let wanted =
-            CheckpointOptions { tag: request.tag, labels: request.labels, balloon: request.balloon, arrays };
+        let CheckpointRequest { tag, labels, balloon, .. } = request;
+        self.start_checkpoint(name, CheckpointOptions { tag, labels, balloon, arrays })
+    }
+
+    /// Starts the operation that takes a capsule of a running machine.
+    pub(crate) fn start_checkpoint(
+        self: &std::sync::Arc<Self>,
+        name: &MachineName,
+        wanted: CheckpointOptions,
+    ) -> Result<Operation, DaemonError> {
+        let (host, machine) = (self.clone(), self.machines.get(name)?);
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
             let mut turn = machine.try_lock("checkpoint", Some(reporter.id))?;
-            let taken = match arrays {
+            let taken = match wanted.arrays {
                 CapturedArrays::All => {
                     host.take_capsule(&mut turn, AfterCapture::Unpause, &wanted, reporter)?
                 }

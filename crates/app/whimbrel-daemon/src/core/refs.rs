@@ -22,6 +22,8 @@ pub(crate) const HOME_LABEL: &str = "home";
 /// between.
 pub(crate) const LINEAGE_LABEL: &str = "derived-from";
 const PREFIX: &str = "machine.";
+/// Prefix of the tags that guests give, each below the name of its machine.
+const GUEST_PREFIX: &str = "guest.";
 /// Prefix of the names that [`previous`] gives.
 const PREVIOUS: &str = "previous.";
 
@@ -35,7 +37,7 @@ pub(crate) fn machine_ref(name: &MachineName) -> RefName {
 /// Prefix of the refs that retain what machines of other hosts read.
 pub(crate) const READER: &str = "reader.";
 /// Prefixes of refs that users do not give.
-const RESERVED: [&str; 4] = [PREFIX, PREVIOUS, READER, history::PREFIX];
+const RESERVED: [&str; 5] = [PREFIX, PREVIOUS, READER, GUEST_PREFIX, history::PREFIX];
 
 /// The ref that retains a whole capsule after one that is still incomplete took its name.
 pub(crate) fn previous(capsule: &CapsuleId) -> RefName {
@@ -73,6 +75,21 @@ pub(crate) fn check_tag(tag: Option<&RefName>) -> Result<(), DaemonError> {
         },
         None => Ok(()),
     }
+}
+
+/// The ref of a tag that the guest of a machine gives: `guest.MACHINE.TAG`. A tag with a dot could be read
+/// as a part of another machine's name, so it is refused.
+pub(crate) fn guest_ref(machine: &MachineName, tag: &str) -> Result<RefName, DaemonError> {
+    let name = format!("{GUEST_PREFIX}{machine}.{tag}");
+    match name.parse() {
+        Ok(name) if !tag.contains('.') => Ok(name),
+        _ => Err(DaemonError::invalid(format!("{tag:?} cannot be a tag of a guest of {machine}"))),
+    }
+}
+
+/// The machine's name in the ref of a guest's tag.
+pub(crate) fn guest_machine_in(name: &str) -> Option<&str> {
+    Some(name.strip_prefix(GUEST_PREFIX)?.rsplit_once('.')?.0)
 }
 
 /// A ref as rights and users name it: a machine's ref by the machine's name.

@@ -1,44 +1,174 @@
-//! Rights of trusted hosts on the capsules of this host: read or write, ref by ref.
+//! Rights of other hosts on this one: who asks, what for, and whether they may.
 //!
-//! The trust list defines them; [`may`] decides, and is pure. A machine's ref counts under the machine's
-//! name, so `web` is both the tag and the newest capsule of that machine. Rights are on names: a peer gets
-//! objects of the capsules that it may read, and a limited peer learns no other names.
+//! [`may`] is the only place that decides, and is pure. It is asked for every request of a peer, whoever made
+//! the connection and over whatever transport, with the entry that the trust list has at that moment. Ref
+//! patterns are on names: a machine's ref counts under the machine's name, so `web` is both the tag and the
+//! newest capsule of that machine. Which request needs what is in `server/peer_rpc/request_table.rs`.
 
 use crate::core::{error::DaemonError, history, refs};
+use std::fmt;
 use whimbrel_api::TrustEntry;
-use whimbrel_core::RefName;
-use whimbrel_wire::{PeerIdentity, RefPatterns, Right, Trust, TrustedPeer};
+use whimbrel_core::{HostName, RefName};
+use whimbrel_wire::{Code, PeerIdentity, RefPatterns, Refusal, Right, Trust, TrustedPeer};
 
-/// A use of a ref and of the capsule that it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The maker of a request, by the trust list at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// Somebody who may open the API socket, and is root here already.
+    Owner,
+    /// A host with an entry in the trust list.
+    Peer(Box<TrustedPeer>),
+    /// A host without an entry, or a trust list that cannot be read.
+    Stranger,
+}
+
+impl Caller {
+    /// Looks up the peer of a connection. A client of the API socket is the owner, unless it calls itself by
+    /// a name in the list: then that entry holds for it.
+    pub fn find(trust: &Trust, identity: &PeerIdentity, name: &HostName) -> Self {
+        let entry = match identity {
+            PeerIdentity::Key(_) | PeerIdentity::Ssh(_) => trust.entry(identity),
+            PeerIdentity::Stdio => trust.named(name),
+        };
+        match (entry, identity) {
+            (Ok(Some(entry)), _) => Self::Peer(Box::new(entry)),
+            (Ok(None), PeerIdentity::Stdio) => Self::Owner,
+            (Ok(None) | Err(_), _) => Self::Stranger,
+        }
+    }
+
+    /// Whether the caller may read every capsule of this host, so that nothing needs to be looked up.
+    pub(crate) fn reads_everything(&self) -> bool {
+        may(self, READ_CAPSULES, Object::Everything).is_ok()
+    }
+}
+
+/// A way to use an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Learn which capsule the ref names, and fetch it.
+    /// Neither tells content nor changes anything of this host's: status, or a message that belongs to
+    /// something which was permitted when it began.
+    Use,
+    /// Learn which capsule a ref names, and fetch it.
     Read,
-    /// Change or remove the ref.
+    /// Change or remove a ref, create a machine or take one away.
     Write,
 }
 
-/// Whether `peer` may use the ref that the store calls `name` in this way.
-pub fn may(peer: &TrustedPeer, access: Access, name: &RefName) -> bool {
-    // Epoch snapshots count under the name of their machine too.
-    let name = history::machine_in(name.as_str()).unwrap_or_else(|| refs::known_as(name));
-    peer.rights.0.contains(&Right::Store)
-        && match access {
-            Access::Read => peer.reads(name),
-            Access::Write => peer.writes(name),
-        }
+/// A kind of act: the rights that it needs, and the access to its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Action {
+    /// Rights of the trust entry; with none, being trusted is enough.
+    pub rights: &'static [Right],
+    /// How it uses the object.
+    pub access: Access,
 }
 
-/// Like [`may`], for the peer of a connection. The trust list is read each time, so a right that was taken
-/// away is gone at once; an unreadable list gives no rights. A client of ssh or of the API socket could do
-/// all of this as root, and may.
-pub fn peer_may(trust: &Trust, peer: &PeerIdentity, access: Access, name: &RefName) -> bool {
-    match peer {
-        PeerIdentity::Key(key) => {
-            matches!(trust.find(key), Ok(Some(entry)) if may(&entry, access, name))
-        }
-        PeerIdentity::Ssh(_) | PeerIdentity::Stdio => true,
+/// An object of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Object<'a> {
+    /// No ref, machine or capsule in particular.
+    Host,
+    /// A ref as the store calls it, and the machine or capsule that it names.
+    Ref(&'a RefName),
+    /// Some ref or other: the request names none, and one that may be used is enough.
+    AnyRef,
+    /// All capsules and files, because the request names content by its digest and no capsule.
+    Everything,
+}
+
+/// A request was not permitted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Forbidden {
+    /// The trust list has no entry for the host.
+    #[error("not allowed: this host has no entry for you: `whimbrel trust add` there makes one")]
+    Untrusted,
+    /// The entry lacks a right.
+    #[error("not allowed: {peer} lacks the right {right:?} here: `rights` in trust.toml there gives it")]
+    Right {
+        /// Name of the host here.
+        peer: HostName,
+        /// The right that is missing.
+        right: Right,
+    },
+    /// The ref patterns of the entry do not match.
+    #[error(
+        "not allowed: {peer} may not {access} {object} here: `whimbrel trust set {peer}` there changes that"
+    )]
+    Pattern {
+        /// Name of the host here.
+        peer: HostName,
+        /// The access that was refused.
+        access: Access,
+        /// The object as users name it.
+        object: String,
+    },
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Use => "use",
+            Self::Read => "read",
+            Self::Write => "write",
+        })
     }
+}
+
+impl From<Forbidden> for Refusal {
+    fn from(forbidden: Forbidden) -> Self {
+        Refusal::new(Code::FORBIDDEN, forbidden.to_string())
+    }
+}
+
+/// Whether `caller` may do this with the object.
+pub fn may(caller: &Caller, action: Action, object: Object<'_>) -> Result<(), Forbidden> {
+    let entry = match caller {
+        Caller::Owner => return Ok(()),
+        Caller::Stranger => return Err(Forbidden::Untrusted),
+        Caller::Peer(entry) => entry,
+    };
+    if let Some(right) = action.rights.iter().find(|right| !entry.rights.0.contains(right)) {
+        return Err(Forbidden::Right { peer: entry.name.clone(), right: *right });
+    }
+    let patterns = match action.access {
+        Access::Use => return Ok(()),
+        _ if !entry.is_limited() => return Ok(()),
+        Access::Read => entry.read.as_ref(),
+        Access::Write => entry.write.as_ref(),
+    };
+    let fits = |name: &RefName| patterns.is_some_and(|patterns| patterns.matches(known_as(name)));
+    let (granted, object) = match object {
+        Object::Host => (true, String::new()),
+        Object::Ref(name) => (fits(name), known_as(name).to_owned()),
+        Object::AnyRef => {
+            (patterns.is_some_and(|patterns| !patterns.as_slice().is_empty()), "anything".to_owned())
+        }
+        Object::Everything => (patterns.is_some_and(has_star), "everything".to_owned()),
+    };
+    match granted {
+        true => Ok(()),
+        false => Err(Forbidden::Pattern { peer: entry.name.clone(), access: action.access, object }),
+    }
+}
+
+/// Whether one of the patterns matches every name.
+fn has_star(patterns: &RefPatterns) -> bool {
+    patterns.as_slice().iter().any(|pattern| pattern.as_str().bytes().all(|byte| byte == b'*'))
+}
+
+/// A ref as ref patterns match it: refs of machines, of epoch snapshots and of guests by the machine's name.
+fn known_as(name: &RefName) -> &str {
+    let machine = history::machine_in(name.as_str()).or_else(|| refs::guest_machine_in(name.as_str()));
+    machine.unwrap_or_else(|| refs::known_as(name))
+}
+
+/// To learn which capsules a host has, and to fetch them.
+pub(crate) const READ_CAPSULES: Action = Action { rights: &[Right::Store], access: Access::Read };
+
+/// Whether `caller` may use this ref of the store.
+pub(crate) fn may_use(caller: &Caller, access: Access, name: &RefName) -> bool {
+    may(caller, Action { access, ..READ_CAPSULES }, Object::Ref(name)).is_ok()
 }
 
 /// Parses both lists of an entry.
@@ -71,16 +201,16 @@ mod tests {
     use proptest::prelude::*;
     use whimbrel_wire::{PublicKey, Rights};
 
-    fn peer(read: Option<&str>, write: Option<&str>) -> TrustedPeer {
+    fn peer(read: Option<&str>, write: Option<&str>) -> Caller {
         let list = |text: &str| text.parse().unwrap();
-        TrustedPeer {
+        Caller::Peer(Box::new(TrustedPeer {
             name: "beta".parse().unwrap(),
             key: Some(PublicKey([1; 32])),
             address: None,
             rights: Rights::all(),
             read: read.map(list),
             write: write.map(list),
-        }
+        }))
     }
 
     fn name(text: &str) -> RefName {
@@ -88,42 +218,42 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_without_lists_may_all_and_without_the_right_nothing() {
-        let all = peer(None, None);
-        assert!(may(&all, Access::Read, &name("web")) && may(&all, Access::Write, &name("machine.web")));
-        let none = TrustedPeer { rights: Rights(vec![Right::Migrate]), ..all };
-        assert!(!may(&none, Access::Read, &name("web")) && !may(&none, Access::Write, &name("web")));
-    }
-
-    #[test]
-    fn a_machine_counts_under_its_name() {
+    fn a_machine_and_what_is_made_of_it_count_under_its_name() {
         let limited = peer(Some("web,golden*"), Some("backup-*"));
-        assert!(may(&limited, Access::Read, &name("machine.web")));
-        assert!(may(&limited, Access::Read, &name("golden.2")));
-        assert!(may(&limited, Access::Read, &name("kept.web.1763760000000")));
-        assert!(!may(&limited, Access::Read, &name("machine.db")));
-        assert!(!may(&limited, Access::Read, &name("kept.db.1763760000000")));
-        assert!(!may(&limited, Access::Read, &name("backup-1")), "writing is not reading");
+        let reads = |text: &str| may_use(&limited, Access::Read, &name(text));
+        assert!(reads("machine.web") && reads("golden.2"));
+        assert!(reads("kept.web.1763760000000") && reads("guest.web.mine"));
+        assert!(!reads("machine.db") && !reads("kept.db.1763760000000") && !reads("guest.db.web"));
+        assert!(!reads("backup-1"), "writing is not reading");
+        assert!(may_use(&limited, Access::Write, &name("backup-1")));
+        assert!(!may_use(&limited, Access::Write, &name("web")));
+        let literally = peer(Some("machine*,guest*"), None);
         assert!(
-            may(&limited, Access::Write, &name("backup-1")) && !may(&limited, Access::Write, &name("web"))
+            !may_use(&literally, Access::Read, &name("machine.web")),
+            "the prefix is not part of the name"
         );
-        let literally = peer(Some("machine*"), None);
-        assert!(!may(&literally, Access::Read, &name("machine.web")), "the prefix is not part of the name");
     }
 
     #[test]
-    fn a_right_that_is_taken_away_is_gone_at_once() {
+    fn only_a_star_reads_everything() {
+        let all = |caller: &Caller| caller.reads_everything();
+        assert!(all(&Caller::Owner) && all(&peer(None, None)) && all(&peer(Some("web,**"), None)));
+        assert!(
+            !all(&Caller::Stranger)
+                && !all(&peer(Some("?,*?,a*"), Some("*")))
+                && !all(&peer(None, Some("*")))
+        );
+    }
+
+    #[test]
+    fn a_name_in_the_list_binds_a_client_of_the_socket_too() {
         let dir = tempfile::tempdir().unwrap();
         let trust = Trust::load(dir.path()).unwrap();
-        let by_key = PeerIdentity::Key(PublicKey([1; 32]));
-        let allowed = |identity: &PeerIdentity| peer_may(&trust, identity, Access::Read, &name("web"));
-        assert!(!allowed(&by_key) && allowed(&PeerIdentity::Stdio));
-        trust.add(peer(Some("web"), None)).unwrap();
-        assert!(allowed(&by_key) && !allowed(&PeerIdentity::Key(PublicKey([2; 32]))));
-        trust.limit(&"beta".parse().unwrap(), lists(Some(vec![]), None).unwrap()).unwrap();
-        assert!(!allowed(&by_key));
-        std::fs::write(dir.path().join("trust.toml"), "peer = 3").unwrap();
-        assert!(!allowed(&by_key), "a damaged file gives no rights");
+        let find = |name: &str| Caller::find(&trust, &PeerIdentity::Stdio, &name.parse().unwrap());
+        assert_eq!(find("beta"), Caller::Owner);
+        let Caller::Peer(entry) = peer(Some("web"), None) else { unreachable!() };
+        trust.add(*entry.clone()).unwrap();
+        assert_eq!((find("beta"), find("gamma")), (Caller::Peer(entry), Caller::Owner));
     }
 
     #[test]
@@ -143,13 +273,11 @@ mod tests {
             let (name, machine) = (name(&text), name(&format!("machine.{text}")));
             let limited = peer(read.as_deref(), write.as_deref());
             for (access, list) in [(Access::Read, &read), (Access::Write, &write)] {
-                let allowed = may(&limited, access, &name);
-                prop_assert!(may(&peer(None, None), access, &name));
-                prop_assert_eq!(allowed, may(&limited, access, &machine));
+                let allowed = may_use(&limited, access, &name);
+                prop_assert!(may_use(&peer(None, None), access, &name));
+                prop_assert_eq!(allowed, may_use(&limited, access, &machine));
                 let matches = list.as_deref().is_some_and(|list| list.parse::<RefPatterns>().unwrap().matches(&text));
-                prop_assert_eq!(allowed, matches || !limited.is_limited());
-                let without = TrustedPeer { rights: Rights(vec![]), ..limited.clone() };
-                prop_assert!(!may(&without, access, &name));
+                prop_assert_eq!(allowed, matches || (read.is_none() && write.is_none()));
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::{
         error::DaemonError,
         operations::ProgressReporter,
         refs,
-        rights::{self, Access},
+        rights::{self, Access, Caller},
     },
     daemon::Daemon,
     machine::entry::Machine,
@@ -42,7 +42,6 @@ use whimbrel_api::{
     Unit,
 };
 use whimbrel_core::{ByteSize, HostName, MachineName, error_chain, lock};
-use whimbrel_wire::PeerIdentity;
 
 /// Machines that migrate at the same time.
 const PARALLEL: u32 = 1;
@@ -85,7 +84,7 @@ impl Daemon {
     fn evacuate_here(
         self: &Arc<Self>,
         request: EvacuateRequest,
-        by: Option<PeerIdentity>,
+        by: Option<Caller>,
     ) -> Result<Operation, DaemonError> {
         let parallel = request.parallel.unwrap_or(PARALLEL);
         if !(1..=PARALLEL_MAX).contains(&parallel) {
@@ -135,11 +134,11 @@ impl Daemon {
 
     /// The machines that the requester may move. A move takes all of a machine and changes where it is, so it
     /// needs the rights to read and to write.
-    fn may_move(&self, by: Option<&PeerIdentity>) -> RequesterMachines {
+    fn may_move(&self, by: Option<&Caller>) -> RequesterMachines {
         let may = |machine: &Arc<Machine>| {
             let name = refs::machine_ref(machine.name());
             let ways = [Access::Read, Access::Write];
-            by.is_none_or(|by| ways.into_iter().all(|way| rights::peer_may(&self.trust, by, way, &name)))
+            by.is_none_or(|by| ways.into_iter().all(|way| rights::may_use(by, way, &name)))
         };
         let (machines, others): (Vec<_>, Vec<_>) = self.machines.all().into_iter().partition(may);
         let running = others.iter().filter(|machine| is_movable(&machine.info().state)).count();

@@ -10,7 +10,7 @@
 //! to poll and to cancel.
 
 use crate::{
-    core::{error::DaemonError, operations::ProgressReporter},
+    core::{error::DaemonError, operations::ProgressReporter, rights::Caller},
     daemon::Daemon,
 };
 use bytes::Bytes;
@@ -25,7 +25,7 @@ use whimbrel_api::{
 };
 use whimbrel_core::{HostName, lock};
 use whimbrel_transfer::{LinkError, WireLink, call};
-use whimbrel_wire::{Call, Connection, PeerIdentity, range};
+use whimbrel_wire::{Call, Connection, range};
 
 /// Longest wait of an answer for news, and so of a cancel.
 const NEWS_TIMEOUT: Duration = Duration::from_millis(250);
@@ -69,7 +69,7 @@ impl Daemon {
     /// Handles a message about an evacuation of this host.
     pub(crate) fn answer_remote_evacuation(
         self: &Arc<Self>,
-        by: &PeerIdentity,
+        by: &Caller,
         order: &RemoteEvacuation,
         request: &[u8],
     ) -> Vec<u8> {
@@ -79,7 +79,7 @@ impl Daemon {
 
     fn watch_remote(
         self: &Arc<Self>,
-        by: &PeerIdentity,
+        by: &Caller,
         order: &RemoteEvacuation,
         request: &[u8],
     ) -> Result<Operation, DaemonError> {

@@ -14,7 +14,7 @@ use std::{
     net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicBool},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -60,6 +60,8 @@ pub(crate) struct GuestAgent {
 }
 
 pub(super) struct Shared {
+    /// Set while a request of the guest is carried out; there is one at a time.
+    pub(super) is_requesting: AtomicBool,
     socket: PathBuf,
     hello: Command,
     machine: MachineName,
@@ -95,7 +97,9 @@ impl GuestAgent {
         let hello = Command::Hello { host: host.name.to_string(), machine: machine.to_string(), pages };
         let (machine, host) = (machine.clone(), host.me.clone());
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { socket, hello, machine, host, arrived, state, changed });
+        let is_requesting = AtomicBool::new(false);
+        let shared =
+            Arc::new(Shared { is_requesting, socket, hello, machine, host, arrived, state, changed });
         let theirs = shared.clone();
         let reader = thread::Builder::new().name("guest-port".into()).spawn(move || theirs.read_reports())?;
         Ok(Self { shared, reader: Some(reader) })

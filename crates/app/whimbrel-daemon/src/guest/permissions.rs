@@ -1,7 +1,7 @@
 //! Guest permissions: the requests that a guest may make are sent to the host that its machine migrated to.
 //!
-//! One call after the handover, so that it costs no downtime. If it is lost the guest may request nothing
-//! there, as by default.
+//! One call after the handover, so that it costs no downtime. If it is lost, or if the owner of that host did
+//! not give this one the right `guest`, the guest may request nothing there, as by default.
 
 use super::agent::spawn;
 use crate::daemon::Daemon;
@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use whimbrel_api::SelfService;
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_migrate::protocol::HandoverId;
-use whimbrel_transfer::{WireLink, call};
+use whimbrel_transfer::{LinkError, WireLink, call};
 use whimbrel_wire::{Call, range};
 
 /// Attempts and the pause between them: the connection may have ended with the migration's.
@@ -55,14 +55,18 @@ impl Daemon {
         let (host, to) = (self.clone(), to.clone());
         spawn("permits", move || {
             for _ in 0..ATTEMPTS {
-                let told = host.peer_connection(&to).and_then(|link| {
-                    let answer = call::<SetGuestPermissions>(&WireLink(link), &permits, Bytes::new());
-                    answer.map_err(|error| crate::transfer::pull::transfer_error(&to, error))
-                });
+                let told = host
+                    .peer_connection(&to)
+                    .map_err(LinkError::lost)
+                    .and_then(|link| call::<SetGuestPermissions>(&WireLink(link), &permits, Bytes::new()));
                 match told {
                     Ok((true, _)) => return,
                     Ok((false, _)) => {
                         tracing::debug!(machine = %permits.machine, "it does not run on the target yet")
+                    }
+                    Err(error @ LinkError::Refused { .. }) => {
+                        let error = &error as &dyn std::error::Error;
+                        return tracing::info!(machine = %permits.machine, host = %to, error, "its guest may request nothing there");
                     }
                     Err(error) => {
                         tracing::debug!(

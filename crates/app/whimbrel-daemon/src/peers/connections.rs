@@ -3,17 +3,27 @@
 //! A connection is symmetric, so a host that can connect but cannot be reached (behind a router at home) is
 //! called over the connection that it made. A host that could not be reached is not tried for a few seconds:
 //! a page that is waited for must not wait for one connect timeout after another.
+//!
+//! The table also bounds the requests of each host that are carried out at once, over all its connections: no
+//! host occupies all threads. Heartbeats and questions to a witness have places of their own, since leases
+//! depend on them.
 
 use crate::{core::error::DaemonError, daemon::Daemon};
 use crate::{peers::link::connect, server::peer_rpc::Peers};
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use whimbrel_core::HostName;
 use whimbrel_wire::Connection;
 
+/// Most requests of one host that are carried out at once. The runtime has 512 threads for those of all hosts
+/// and of the users of this one.
+const REQUESTS_MAX: usize = 96;
+/// Most heartbeats and questions to a witness of one host that are answered at once.
+const LEASE_REQUESTS_MAX: usize = 16;
 /// How long an unreachable host is not tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(3);
 
@@ -22,15 +32,54 @@ pub(crate) struct PeerConnections {
     table: Mutex<BTreeMap<HostName, PeerEntry>>,
 }
 
-#[derive(Default)]
 struct PeerEntry {
     connections: Vec<Connection>,
     unreachable_since: Option<Instant>,
+    request_slots: Arc<Semaphore>,
+    lease_slots: Arc<Semaphore>,
+}
+
+impl Default for PeerEntry {
+    fn default() -> Self {
+        Self {
+            connections: Vec::new(),
+            unreachable_since: None,
+            request_slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            lease_slots: Arc::new(Semaphore::new(LEASE_REQUESTS_MAX)),
+        }
+    }
+}
+
+/// The places in which requests are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestClass {
+    /// Leases depend on a timely answer.
+    Lease,
+    /// Nothing depends on the moment of the answer.
+    Common,
 }
 
 impl PeerConnections {
     fn table(&self) -> MutexGuard<'_, BTreeMap<HostName, PeerEntry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a request of a host; waits while all are taken.
+    pub(crate) async fn request_slot(
+        &self,
+        host: &HostName,
+        class: RequestClass,
+    ) -> Option<OwnedSemaphorePermit> {
+        let slots = {
+            let mut table = self.table();
+            let neighbour = table.entry(host.clone()).or_default();
+            match class {
+                RequestClass::Lease => neighbour.lease_slots.clone(),
+                RequestClass::Common => neighbour.request_slots.clone(),
+            }
+        };
+        // The semaphores are never closed.
+        slots.acquire_owned().await.ok()
     }
 
     /// Adds a connection that a host made to this one.
@@ -95,5 +144,33 @@ impl Daemon {
         });
         reached.sort_by_key(|connection| connection.round_trip().unwrap_or(Duration::MAX));
         reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_that_floods_takes_neither_the_places_of_others_nor_those_of_leases() {
+        let (connections, mut held) = (PeerConnections::default(), Vec::new());
+        let (flood, other): (HostName, HostName) = ("beta".parse().unwrap(), "gamma".parse().unwrap());
+        for _ in 0..REQUESTS_MAX {
+            held.push(connections.request_slot(&flood, RequestClass::Common).await.unwrap());
+        }
+        let mut next = Box::pin(connections.request_slot(&flood, RequestClass::Common));
+        assert!(poll_once(&mut next).is_none(), "one more waits");
+        assert!(connections.request_slot(&other, RequestClass::Common).await.is_some());
+        assert!(connections.request_slot(&flood, RequestClass::Lease).await.is_some());
+        held.pop();
+        assert!(next.await.is_some());
+    }
+
+    fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::Pin::new(future).poll(&mut context) {
+            std::task::Poll::Ready(output) => Some(output),
+            std::task::Poll::Pending => None,
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Peer links: connections to other hosts, over TLS or ssh, for engines on plain threads.
 
 use super::ssh;
-use crate::server::peer_rpc::{PROTOCOLS, Peers, SeparateService};
+use crate::server::peer_rpc::{PROTOCOLS, Peers};
 use crate::{core::error::DaemonError, core::state::Core, daemon::Daemon};
 use bytes::Bytes;
 use std::{
@@ -73,8 +73,9 @@ pub(crate) fn connect(
     service: impl Service,
 ) -> Result<Connection, DaemonError> {
     let route = host.route(name)?;
-    let endpoint = Endpoint::new(host.name.clone(), service).with_protocols(PROTOCOLS);
-    match route {
+    let endpoint = Endpoint::new(host.name.clone(), service);
+    let endpoint = endpoint.with_trust(host.trust.clone()).with_protocols(PROTOCOLS);
+    let connection = match route {
         Route::Tls { address, key } => host
             .runtime
             .block_on(connect_tls(&address, key, &host.identity, &endpoint))
@@ -83,21 +84,24 @@ pub(crate) fn connect(
             .runtime
             .block_on(ssh::connect(destination, endpoint))
             .map_err(|source| DaemonError::Ssh { host: name.clone(), source: Box::new(source) }),
+    }?;
+    let found = &connection.peer().name;
+    if found != name {
+        // Two entries with one ssh destination, or a list that was changed meanwhile.
+        return Err(DaemonError::invalid(format!(
+            "the address of {name} is that of {found} in the trust list"
+        )));
     }
-}
-
-/// The service for these connections: the peer may use them for calls to this host.
-fn peer_service(host: &Daemon) -> SeparateService {
-    SeparateService(Peers::new(&host.me))
+    Ok(connection)
 }
 
 impl PeerLink {
     pub(crate) fn connect(host: &Daemon, name: &HostName) -> Result<Self, DaemonError> {
-        let connection = connect(host, name, peer_service(host))?;
+        let connection = connect(host, name, Peers::separate(&host.me))?;
         let (me, to) = (host.me.clone(), name.clone());
         let another = move || {
             let host = me.upgrade().ok_or_else(|| DaemonError::invalid("the host is closing down"))?;
-            connect(&host, &to, peer_service(&host))
+            connect(&host, &to, Peers::separate(&host.me))
         };
         Ok(Self { connection, bulk: Mutex::default(), open_another: Box::new(another) })
     }

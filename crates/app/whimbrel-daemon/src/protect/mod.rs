@@ -36,9 +36,6 @@ use whimbrel_protect::{
 };
 use witness::service::WitnessTable;
 
-/// Message kinds of a protection.
-pub(crate) const RANGE: u16 = whimbrel_wire::range::PROTECT;
-
 /// State of all protections on this host.
 pub(crate) struct Protections {
     witness_table: WitnessTable,

@@ -1,5 +1,6 @@
 //! Capsules between hosts and pools: pull, push, handoff and upload.
 
+pub(crate) mod capsule_access;
 pub(crate) mod handoff;
 pub(crate) mod hash_cache;
 mod image_alignment;

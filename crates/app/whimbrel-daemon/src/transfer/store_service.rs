@@ -1,23 +1,21 @@
 //! Store service: answers requests of other hosts about this host's store, and lists hosts to fetch from.
 
 use super::reader_pins::ReaderPins;
-use crate::server::peer_rpc::{REFUSED, refused};
+use crate::server::peer_rpc::refused;
+use crate::transfer::capsule_access::CapsuleAccessCache;
 use crate::{
-    core::{
-        error::DaemonError,
-        rights::{self, Access as Way},
-    },
+    core::{error::DaemonError, rights::Caller},
     daemon::Daemon,
 };
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
-use whimbrel_core::{CapsuleId, HostName, RefName, error_chain, lock};
+use whimbrel_core::{CapsuleId, HostName, error_chain, lock};
 use whimbrel_transfer::{
-    Access, DemandFetcher, Holders, Link, LinkError, Server, WireLink,
+    DemandFetcher, Holders, Link, LinkError, Server, WireLink,
     protocol::{
         RemotePull, RemotePullProgress, RemotePullReply, RemotePullRequest, RemotePullStatus, Retain,
     },
@@ -29,6 +27,7 @@ const AVOID_TIME: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
 pub(crate) struct TransferState {
+    pub(crate) access: CapsuleAccessCache,
     pub(super) reader_pins: ReaderPins,
     sources: Mutex<Option<CachedHolders>>,
     /// The fetcher that uses `sources`.
@@ -130,36 +129,6 @@ impl Daemon {
     }
 }
 
-/// Capsules and refs that a peer may read.
-struct PeerAccess<'a> {
-    host: &'a Daemon,
-    identity: &'a PeerIdentity,
-}
-
-impl Access for PeerAccess<'_> {
-    /// Allows capsules that a ref which the peer may read leads to, including ancestors: they are versions of
-    /// the same thing.
-    fn allowed(&self, capsule: &CapsuleId) -> bool {
-        let Ok(refs) = self.host.store.list_refs() else { return false };
-        let mut level: Vec<CapsuleId> =
-            refs.iter().filter(|(name, id)| self.may_list(name, id)).map(|(_, id)| *id).collect();
-        let mut seen = HashSet::new();
-        while !level.is_empty() {
-            if level.contains(capsule) {
-                return true;
-            }
-            let manifests = level.drain(..).filter(|id| seen.insert(*id)).collect::<Vec<_>>();
-            let parents = manifests.iter().filter_map(|id| self.host.store.manifest(id).ok());
-            level = parents.flat_map(|manifest| manifest.parents).collect();
-        }
-        false
-    }
-
-    fn may_list(&self, name: &RefName, _: &CapsuleId) -> bool {
-        rights::peer_may(&self.host.trust, self.identity, Way::Read, name)
-    }
-}
-
 /// The identity of a requesting host, which outlives its call.
 #[derive(Clone)]
 pub(crate) struct Requester {
@@ -174,14 +143,11 @@ impl Requester {
 }
 
 /// Answers a request of the store's message range. Blocks.
-pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, caller: &Caller, request: &Request) -> Answer {
+    let access = host.capsule_access(caller);
     match request.kind {
         RemotePull::KIND => {
             let ask = RemotePullRequest::of(request)?;
-            let writes = |name: &RefName| rights::peer_may(&host.trust, &asker.identity, Way::Write, name);
-            if let Some(name) = ask.refs.iter().find(|name| !writes(name)) {
-                return Err(Refusal::new(REFUSED, format!("{} may not write {name} here", asker.name)));
-            }
             let taken = host.handle_remote_pull(&asker.name, &ask).map_err(|error| refusal(&error))?;
             Reply::of::<RemotePull>(&RemotePullReply { bytes: taken.0, pages: taken.1 }, Bytes::new())
         }
@@ -192,12 +158,11 @@ pub(crate) fn answer(host: &Arc<Daemon>, asker: &Requester, request: &Request) -
         }
         Retain::KIND => {
             let ask = request.decode::<Retain>()?;
-            let access = PeerAccess { host, identity: &asker.identity };
             let pinned = host.transfers.reader_pins.update(&host.store, &asker.name, &ask, &access);
             pinned.map_err(|error| refused(&error_chain(&error)).retryable())?;
             Reply::of::<Retain>(&(), Bytes::new())
         }
-        _ => Server::new(host.store.clone()).answer(&PeerAccess { host, identity: &asker.identity }, request),
+        _ => Server::new(host.store.clone()).answer(&access, request),
     }
 }
 

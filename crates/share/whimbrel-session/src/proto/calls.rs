@@ -4,7 +4,7 @@
 //! and is sent on one ordered stream, so that many can be in progress and are still made in order. Content is
 //! read and written by path and identity: if the path leads to another file by now, the call is refused.
 
-use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time, Version};
+use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, Version, VersionRange, range};
 
@@ -468,7 +468,7 @@ pub struct OpDone {
 
 /// The version of a file before a change, in the payload of an [`OpCall`]'s reply. An older server sends
 /// none.
-pub fn version_before(payload: &[u8]) -> Option<Version> {
+pub fn version_before(payload: &[u8]) -> Option<super::Version> {
     postcard::from_bytes(payload).ok()
 }
 

@@ -4,7 +4,7 @@
 //! ends.
 
 use super::{
-    Export, Limits,
+    Export, ExportAccess, Limits,
     file_copy::copy,
     listing::Listing,
     name_changes,
@@ -125,22 +125,19 @@ impl Shared {
     }
 
     fn change(&self, peer: &PeerIdentity, request: &Request) -> Answer {
-        if self.read_only {
-            return Err(refuse("change a read-only export")(Errno::ROFS));
-        }
         match request.kind {
-            WriteCall::KIND => self.handle_keyed::<WriteCall, _>(peer, request, |session, body| {
+            WriteCall::KIND => self.handle_change::<WriteCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
                 Ok((WriteDone { attr: write(session, &body, &request.payload)? }, Bytes::new()))
             }),
-            SyncCall::KIND => self.handle_keyed::<SyncCall, _>(peer, request, |session, body| {
+            SyncCall::KIND => self.handle_change::<SyncCall, _>(peer, request, |session, body| {
                 Ok((name_changes::sync(session, &body.file)?, Bytes::new()))
             }),
-            CopyCall::KIND => self.handle_keyed::<CopyCall, _>(peer, request, |session, body| {
+            CopyCall::KIND => self.handle_change::<CopyCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
                 Ok((copy(session, &body)?, Bytes::new()))
             }),
-            _ => self.handle_keyed::<OpCall, _>(peer, request, |session, body| {
+            _ => self.handle_change::<OpCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
                 let before = name_changes::version_before(session, &body);
                 Ok((name_changes::apply(session, &body)?, before))
@@ -164,6 +161,22 @@ impl Shared {
         Reply::of::<C>(&header, payload)
     }
 
+    /// Handles a call that changes something, if the session may do that.
+    fn handle_change<C, B>(
+        &self,
+        peer: &PeerIdentity,
+        request: &Request,
+        work: impl FnOnce(&Arc<ServedSession>, B) -> Outcome<C>,
+    ) -> Answer
+    where
+        C: Call<Header = Keyed<B>>,
+    {
+        self.handle_keyed::<C, B>(peer, request, |session, body| match session.access {
+            ExportAccess::Write => work(session, body),
+            ExportAccess::Read => Err(refuse("change a read-only export")(Errno::ROFS)),
+        })
+    }
+
     fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
         if !SPOKEN.contains(wanted.protocol) {
             let text =
@@ -183,11 +196,18 @@ impl Shared {
         let Some((export, path)) = named else {
             return Err(Refusal::new(code::EXPORT, "the directory is not exported here"));
         };
-        let session = ServedSession::new(peer.clone(), client, export.tree(&path)?, &self.limits)?;
+        let Some(access) = export.access(peer) else {
+            let text =
+                "this key may not mount the directory: `whimbrel serve DIR --allow KEY` there allows it";
+            return Err(Refusal::new(Code::FORBIDDEN, text));
+        };
+        let access = if self.read_only { ExportAccess::Read } else { access };
+        let tree = (export.tree(&path, self.limits.ownership)?, access);
+        let session = ServedSession::new(peer.clone(), client, tree, &self.limits)?;
         let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Ok(Opened { key: session.key(), root, read_only: self.read_only, uid, gid })
+        Ok(Opened { key: session.key(), root, read_only: access == ExportAccess::Read, uid, gid })
     }
 }
 

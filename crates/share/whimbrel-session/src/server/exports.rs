@@ -20,16 +20,29 @@ use std::{
     },
     path::{Path, PathBuf},
 };
-use whimbrel_wire::Refusal;
+use whimbrel_wire::{PeerIdentity, PublicKey, Refusal};
 
+/// The bits that run a program with the rights of its owner or group.
+pub(super) const RUNS_AS: u16 = 0o6000;
 /// Attempts of a resolution that conflicts with a rename (`EAGAIN`, openat2(2)).
 const TRIES: usize = 16;
+
+/// A use of an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ExportAccess {
+    /// Read files and names.
+    Read,
+    /// Change them, too.
+    Write,
+}
 
 /// A directory that clients may open, with everything below it.
 #[derive(Debug)]
 pub struct Export {
     path: PathBuf,
     dir: OwnedFd,
+    /// Clients by key; none if the transport admits the right ones only.
+    clients: Option<Vec<(PublicKey, ExportAccess)>>,
 }
 
 /// A directory cannot be exported.
@@ -49,7 +62,23 @@ impl Export {
         let canonical = path.canonicalize().map_err(failed)?;
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(CWD, &canonical, flags, Mode::empty());
-        Ok(Self { dir: dir.map_err(|errno| failed(errno.into()))?, path: canonical })
+        Ok(Self { dir: dir.map_err(|errno| failed(errno.into()))?, path: canonical, clients: None })
+    }
+
+    /// Limits the export to the holders of these keys.
+    pub fn only_for(self, clients: Vec<(PublicKey, ExportAccess)>) -> Self {
+        Self { clients: Some(clients), ..self }
+    }
+
+    /// How the peer may use this export, if at all. Of several entries the last one counts.
+    pub(super) fn access(&self, peer: &PeerIdentity) -> Option<ExportAccess> {
+        match (&self.clients, peer) {
+            (None, _) => Some(ExportAccess::Write),
+            (Some(clients), PeerIdentity::Key(key)) => {
+                clients.iter().rfind(|(known, _)| known == key).map(|(_, access)| *access)
+            }
+            (Some(_), PeerIdentity::Ssh(_) | PeerIdentity::Stdio) => None,
+        }
     }
 
     /// Path of the exported directory.
@@ -70,17 +99,18 @@ impl Export {
     }
 
     /// Opens the directory `path` as the root of a session.
-    pub(super) fn tree(&self, path: &RelPath) -> Result<ExportTree, Refusal> {
-        let whole = ExportTree {
-            root: self.dir.try_clone().map_err(|_| refuse("duplicate a descriptor")(Errno::MFILE))?,
-        };
-        Ok(ExportTree { root: whole.dir(path)? })
+    pub(super) fn tree(&self, path: &RelPath, ownership: bool) -> Result<ExportTree, Refusal> {
+        let root = self.dir.try_clone().map_err(|_| refuse("duplicate a descriptor")(Errno::MFILE))?;
+        let whole = ExportTree { root, ownership };
+        Ok(ExportTree { root: whole.dir(path)?, ownership })
     }
 }
 
 #[derive(Debug)]
 pub(super) struct ExportTree {
     root: OwnedFd,
+    /// Whether clients may do what only owners and root may, see [`Limits`](super::Limits).
+    pub(super) ownership: bool,
 }
 
 impl ExportTree {
@@ -135,6 +165,10 @@ impl ExportTree {
         }
         if attr.kind != Kind::File {
             return Err(refuse("open a file that is not regular")(Errno::PERM));
+        }
+        if write && attr.mode & RUNS_AS != 0 && !self.ownership {
+            // The kernel takes these bits away when a file is written, but not from root.
+            return Err(refuse("write a program that runs as its owner or group")(Errno::PERM));
         }
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY } | OFlags::CLOEXEC | OFlags::NOCTTY;
         // The descriptor above is reopened by number, so no name is resolved again.

@@ -19,7 +19,7 @@ mod tree_listing;
 mod write_intent;
 
 pub use dispatcher::Server;
-pub use exports::{Export, ExportError};
+pub use exports::{Export, ExportAccess, ExportError};
 pub use sessions::Limits;
 
 use crate::proto::code;

@@ -4,7 +4,7 @@
 //! already made (because its reply was lost) is recognised by its result, and reported as done.
 
 use super::{
-    exports::{attr_in, attr_of, fd_path},
+    exports::{RUNS_AS, attr_in, attr_of, fd_path},
     open_files::timespec,
     refuse,
     sessions::ServedSession,
@@ -52,11 +52,17 @@ pub(super) fn version_before(session: &ServedSession, op: &Op) -> Bytes {
     version.map(Bytes::from).unwrap_or_default()
 }
 
-fn bits(mode: u16) -> Mode {
-    Mode::from_raw_mode(u32::from(mode) & 0o7777)
+/// The permission bits of a request. The bits that run a program with the rights of its owner or group need
+/// [`Limits::ownership`](super::Limits::ownership); of a directory they only say who owns new files.
+fn bits(session: &ServedSession, mode: u16, kind: Kind) -> Result<Mode, Refusal> {
+    match mode & RUNS_AS != 0 && kind != Kind::Dir && !session.tree.ownership {
+        true => Err(refuse("set the user or group that a program runs as")(Errno::PERM)),
+        false => Ok(Mode::from_raw_mode(u32::from(mode) & 0o7777)),
+    }
 }
 
 fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let mode = bits(session, mode, Kind::File)?;
     let (dir, name) = session.tree.parent(path)?;
     match create_stamped(&dir, &name, mode, stamp) {
         Err(Errno::EXIST) => {
@@ -75,6 +81,7 @@ fn has_stamp(there: &Attr, stamp: Time) -> bool {
 /// Replaces a file without a moment in which the name is absent: the new file is created under a temporary
 /// name. That name depends on the stamp only, so a repeated request removes what a killed server left.
 fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+    let mode = bits(session, mode, Kind::File)?;
     let (dir, name) = session.tree.parent(path)?;
     match attr_in(&dir, &name) {
         Ok(there) if has_stamp(&there, stamp) => return Ok(()),
@@ -97,11 +104,11 @@ fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> R
 }
 
 /// Creates a file that has its mode and its stamp before its name: it is recognised by the stamp.
-fn create_stamped(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<(), Errno> {
+fn create_stamped(dir: &OwnedFd, name: &Name, mode: Mode, stamp: Time) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
     // The client's kernel has applied its umask; the server's must not be added.
-    let finish = |file: &OwnedFd| fchmod(file, bits(mode)).and_then(|()| futimens(file, &times));
+    let finish = |file: &OwnedFd| fchmod(file, mode).and_then(|()| futimens(file, &times));
     match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => {
             finish(&file)?;
@@ -117,12 +124,13 @@ fn create_stamped(dir: &OwnedFd, name: &Name, mode: u16, stamp: Time) -> Result<
 }
 
 fn mkdir(session: &ServedSession, path: &RelPath, mode: u16) -> Result<(), Refusal> {
+    let mode = bits(session, mode, Kind::Dir)?;
     let (dir, name) = session.tree.parent(path)?;
     // With the mode at once, as far as this umask permits, for a repeated request.
-    mkdirat(&dir, name.as_os(), bits(mode) | Mode::RWXU).map_err(refuse("make the directory"))?;
+    mkdirat(&dir, name.as_os(), mode | Mode::RWXU).map_err(refuse("make the directory"))?;
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = openat(&dir, name.as_os(), flags, Mode::empty()).map_err(refuse("open the directory"))?;
-    fchmod(&made, bits(mode)).map_err(refuse("set the mode"))
+    fchmod(&made, mode).map_err(refuse("set the mode"))
 }
 
 fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(), Refusal> {
@@ -182,6 +190,11 @@ fn rename(session: &ServedSession, from: &RelPath, to: &RelPath, no_replace: boo
 fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refusal> {
     let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
     let (found, attr) = session.tree.lookup(path)?;
+    // A request for what is so already changes nothing, and is no reason to refuse.
+    let (uid, gid) = (uid.filter(|uid| *uid != attr.uid), gid.filter(|gid| *gid != attr.gid));
+    if (uid.is_some() || gid.is_some()) && !session.tree.ownership {
+        return Err(refuse("set the owner")(Errno::PERM));
+    }
     let owner = (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw));
     if owner.0.is_some() || owner.1.is_some() {
         rustix::fs::chownat(&found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
@@ -192,7 +205,8 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refu
             return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
         }
         // Use the descriptor: the name could be a symlink by now, and chmod would follow it.
-        rustix::fs::chmod(fd_path(&found), bits(*mode)).map_err(refuse("set the mode"))?;
+        rustix::fs::chmod(fd_path(&found), bits(session, *mode, attr.kind)?)
+            .map_err(refuse("set the mode"))?;
     }
     if let Some(mtime) = mtime {
         set_time(&found, *mtime)?;

@@ -8,7 +8,12 @@
 //! change could be made the second time after the changes that followed it. Other processes that serve the
 //! client are handled in `fencing.rs`.
 
-use super::{exports::ExportTree, fencing::FencingToken, listing::Listings, open_files::OpenFiles};
+use super::{
+    exports::{ExportAccess, ExportTree},
+    fencing::FencingToken,
+    listing::Listings,
+    open_files::OpenFiles,
+};
 use crate::proto::{ClientId, SessionKey, code};
 use std::{
     fs::File,
@@ -33,6 +38,9 @@ pub struct Limits {
     pub token_dir: Option<PathBuf>,
     /// Whether users of a client host may share content that they all may read.
     pub share: bool,
+    /// Whether clients may set owners and groups, and the bits that run a program with the rights of its
+    /// owner or group.
+    pub ownership: bool,
 }
 
 impl Default for Limits {
@@ -43,6 +51,7 @@ impl Default for Limits {
             files: 256,
             token_dir: None,
             share: false,
+            ownership: false,
         }
     }
 }
@@ -51,6 +60,7 @@ pub(super) struct ServedSession {
     key: SessionKey,
     peer: PeerIdentity,
     client: Option<ClientId>,
+    pub(super) access: ExportAccess,
     pub(super) tree: ExportTree,
     pub(super) files: OpenFiles,
     pub(super) listings: Listings,
@@ -70,7 +80,7 @@ impl ServedSession {
     pub(super) fn new(
         peer: PeerIdentity,
         client: Option<ClientId>,
-        tree: ExportTree,
+        (tree, access): (ExportTree, ExportAccess),
         limits: &Limits,
     ) -> Result<Self, Refusal> {
         let turn = match (&limits.token_dir, &client) {
@@ -81,6 +91,7 @@ impl ServedSession {
             key: SessionKey::random(),
             peer,
             client,
+            access,
             tree,
             files: OpenFiles::new(limits.files),
             listings: Listings::default(),
@@ -181,9 +192,12 @@ mod tests {
     use std::{sync::mpsc, thread};
 
     fn session(client: Option<ClientId>) -> ServedSession {
-        let tree =
-            crate::server::Export::new("/".as_ref()).unwrap().tree(&crate::proto::RelPath::root()).unwrap();
-        ServedSession::new(PeerIdentity::Stdio, client, tree, &Limits::default()).unwrap()
+        let tree = crate::server::Export::new("/".as_ref())
+            .unwrap()
+            .tree(&crate::proto::RelPath::root(), false)
+            .unwrap();
+        ServedSession::new(PeerIdentity::Stdio, client, (tree, ExportAccess::Write), &Limits::default())
+            .unwrap()
     }
 
     #[test]

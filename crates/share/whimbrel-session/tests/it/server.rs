@@ -4,7 +4,7 @@ use crate::common::{self, connect, server_of};
 use bytes::Bytes;
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -15,9 +15,11 @@ use whimbrel_session::{
         RelPath, SPOKEN, SessionKey, Sync, SyncCall, Time, WalkCall, Walked, WalkedDir, Write, WriteCall,
         code, digest_of_page, errno, pack_pages, unpack_digests, unpack_dirs, unpack_pages,
     },
-    server::{Export, Limits, Server},
+    server::{Export, ExportAccess, Limits, Server},
 };
-use whimbrel_wire::{Call, CallError, Connection, Refusal};
+use whimbrel_wire::{
+    Call, CallError, Code, Connection, Endpoint, PeerIdentity, PublicKey, Refusal, Rights, connect_io,
+};
 
 fn path(text: &str) -> RelPath {
     RelPath::new(text.as_bytes()).unwrap()
@@ -398,4 +400,99 @@ async fn digests_say_what_pages_are_and_then_only_what_is_lacking_is_given() {
     let other = ident(&connection, key, "file").await.unwrap();
     let asked = Digests { file: FileRef { path: path("old"), ident: other }, range };
     assert_eq!(ask::<DigestCall, _>(&connection, key, asked).await.unwrap_err().code, code::STALE);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_and_bits_that_run_a_program_as_another_are_refused_unless_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    fs::write(root.join("tool"), "x").unwrap();
+    fs::set_permissions(root.join("tool"), PermissionsExt::from_mode(0o755)).unwrap();
+    fs::write(root.join("program"), "x").unwrap();
+    fs::set_permissions(root.join("program"), PermissionsExt::from_mode(0o4755)).unwrap();
+    let server = Server::new(vec![Export::new(&root).unwrap()], false, Limits::default());
+    let (connection, _server) = connect(server).await.unwrap();
+    let key = open(&connection, &root).await.unwrap().key;
+    let own = fs::metadata(root.join("tool")).unwrap().uid();
+    let set = |mode, uid, gid| Op::SetAttr { path: path("tool"), mode, uid, gid, mtime: None };
+    let stamp = Time { seconds: 1_000_000, nanos: 77 };
+    let refused = [
+        Op::Create { path: path("new"), mode: 0o4755, stamp },
+        Op::Replace { path: path("tool"), mode: 0o2755, stamp },
+        set(Some(0o4755), None, None),
+        set(Some(0o2755), None, None),
+        set(None, Some(own + 1), None),
+        set(Some(0o600), None, Some(own + 1)),
+    ];
+    for op in refused {
+        assert_eq!(
+            errno(&ask::<OpCall, _>(&connection, key, op.clone()).await.unwrap_err()),
+            Some(1),
+            "{op:?}"
+        );
+    }
+    for op in [set(Some(0o1755), Some(own), None), Op::Mkdir { path: path("dir"), mode: 0o2755 }] {
+        ask::<OpCall, _>(&connection, key, op).await.unwrap();
+    }
+    assert_eq!(fs::metadata(root.join("tool")).unwrap().mode() & 0o7777, 0o1755);
+    assert!(!root.join("new").exists());
+    let file = FileRef { path: path("program"), ident: ident(&connection, key, "program").await.unwrap() };
+    let (pages, packed) = pack_pages(b"evil", None);
+    let body = Write { file, offset: 0, expect: Vec::new(), stamp, cut: None, size: None, pages };
+    let written = connection.request::<WriteCall>(&Keyed { key, body }, packed.into()).await;
+    assert_eq!(errno(&answered(written).unwrap_err()), Some(1));
+    assert_eq!(fs::read(root.join("program")).unwrap(), b"x");
+}
+
+/// A key is told apart by the transport, so both ends are those of the wire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_key_opens_its_own_exports_and_changes_what_it_may_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (first, second) = (PublicKey([1; 32]), PublicKey([2; 32]));
+    let export = |name: &str, clients| {
+        fs::create_dir(root.join(name)).unwrap();
+        Export::new(&root.join(name)).unwrap().only_for(clients)
+    };
+    let exports = vec![
+        export("ours", vec![(first, ExportAccess::Write), (second, ExportAccess::Read)]),
+        export("theirs", vec![(second, ExportAccess::Write)]),
+        export("nobodys", vec![]),
+    ];
+    let server = Server::new(exports, false, Limits::default());
+    let make = Op::Mkdir { path: path("made"), mode: 0o755 };
+    for (key, expected) in [
+        (Some(first), [Some(ExportAccess::Write), None, None]),
+        (Some(second), [Some(ExportAccess::Read), Some(ExportAccess::Write), None]),
+        (Some(PublicKey([3; 32])), [None; 3]),
+        (None, [None; 3]),
+    ] {
+        let identity = key.map_or(PeerIdentity::Stdio, PeerIdentity::Key);
+        let (connection, _served) = connect_as(server.clone(), identity).await;
+        for (name, access) in ["ours", "theirs", "nobodys"].into_iter().zip(expected) {
+            let opened = open(&connection, &root.join(name)).await;
+            let Some(access) = access else {
+                assert_eq!(opened.unwrap_err().code, Code::FORBIDDEN, "{name} {key:?}");
+                continue;
+            };
+            let opened = opened.unwrap();
+            assert_eq!(opened.read_only, access == ExportAccess::Read);
+            let made = ask::<OpCall, _>(&connection, opened.key, make.clone()).await;
+            assert_eq!(made.is_ok(), access == ExportAccess::Write, "{name} {key:?}");
+            assert_eq!(made.err().and_then(|refusal| errno(&refusal)), opened.read_only.then_some(30));
+        }
+    }
+    assert!(root.join("ours/made").exists() && root.join("theirs/made").exists());
+}
+
+async fn connect_as(server: Server, identity: PeerIdentity) -> (Connection, Connection) {
+    let (near, far) = tokio::io::duplex(4 << 20);
+    let (near_read, near_write) = tokio::io::split(near);
+    let (far_read, far_write) = tokio::io::split(far);
+    let (client, served) =
+        (Endpoint::new("client".parse().unwrap(), ()), Endpoint::new("server".parse().unwrap(), server));
+    let serving = connect_io(far_read, far_write, identity, Rights::all(), &served);
+    let calling = connect_io(near_read, near_write, PeerIdentity::Stdio, Rights::all(), &client);
+    let (serving, calling) = tokio::join!(serving, calling);
+    (calling.unwrap(), serving.unwrap())
 }

@@ -104,7 +104,7 @@ impl Far {
         let listener = far.block_on(far.spawn(TcpListener::bind((SERVER, 0)))).unwrap().unwrap();
         let address = listener.local_addr().unwrap();
         let old = Arc::new(AtomicBool::new(false));
-        let limits = Limits { share: true, ..Limits::default() };
+        let limits = Limits { share: true, ownership: true, ..Limits::default() };
         let server = Server::new(vec![Export::new(&dir.path().join("server")).unwrap()], false, limits);
         let aged = old.clone();
         far.spawn(async move {

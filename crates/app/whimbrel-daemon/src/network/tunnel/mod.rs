@@ -16,7 +16,6 @@ pub(crate) mod records;
 mod transport;
 
 pub(crate) use away::{AwayEnd, TunnelView};
-pub(crate) use protocol::RANGE;
 
 use crate::{
     core::{error::DaemonError, refs},
@@ -28,11 +27,11 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
 };
-use whimbrel_core::lock;
+use whimbrel_core::{HostName, lock};
 use whimbrel_image::Manifest;
 use whimbrel_migrate::protocol::{HomeNetwork, TunnelId};
 use whimbrel_net::tunnel::{BATCH_MAX, Relay};
-use whimbrel_wire::{Code, Connection, Peer, Refusal, Reply, Request};
+use whimbrel_wire::{Answer, Code, Connection, Peer, Refusal, Reply, Request};
 
 /// Code of every refusal; only the text differs.
 const REFUSED: Code = Code(256);
@@ -64,6 +63,11 @@ impl Tunnels {
         lock(&self.connections).insert(address_of(connection.peer()), connection.clone());
     }
 
+    /// Whether the home end of this tunnel is here.
+    pub(crate) fn is_home_of(&self, id: TunnelId) -> bool {
+        lock(&self.homes).contains_key(&id)
+    }
+
     /// A connection that another host made, by the address of its peer.
     pub(crate) fn connection(&self, peer: usize) -> Option<Connection> {
         lock(&self.connections).get(&peer).cloned()
@@ -77,32 +81,22 @@ impl Tunnels {
     }
 }
 
-/// Handles a message of another host. Frames are passed on at once, everything else on a thread of its own.
-pub(crate) async fn handle(host: Arc<Daemon>, peer: &Peer, request: Request) -> Result<Reply, Refusal> {
-    let (address, name) = (address_of(peer), peer.name.clone());
-    match request.kind {
-        protocol::FRAMES => host.tunnels.pass_on(address, &request).map(|()| empty()),
-        protocol::OPEN => {
-            let open = request.decode::<protocol::OpenCall>()?;
-            let connection = lock(&host.tunnels.connections).get(&address).cloned();
-            let connection = connection.ok_or_else(|| refused("the connection is over"))?;
-            off_thread(move || host.open_home(&open, &name, connection)).await
-        }
-        protocol::CLOSE => {
-            let close = request.decode::<protocol::CloseCall>()?;
-            off_thread(move || {
-                host.tunnels.end(close.id);
-                Ok(())
-            })
-            .await
-        }
-        kind => Err(Refusal::unknown_kind(kind)),
-    }
+/// Passes frames of another host on, at once.
+pub(crate) fn pass_on(host: &Daemon, peer: &Peer, request: &Request) -> Answer {
+    host.tunnels.pass_on(address_of(peer), request).map(|()| empty())
 }
 
-async fn off_thread(work: impl FnOnce() -> Result<(), Refusal> + Send + 'static) -> Result<Reply, Refusal> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(refused("the host failed"))).map(|()| empty())
+/// Handles a message of another host about a tunnel, which came over the connection of the peer with this
+/// address.
+pub(crate) fn open_or_close(host: &Daemon, peer: &HostName, address: usize, request: &Request) -> Answer {
+    if request.kind == protocol::CLOSE {
+        host.tunnels.end(request.decode::<protocol::CloseCall>()?.id);
+        return Ok(empty());
+    }
+    let open = request.decode::<protocol::OpenCall>()?;
+    let connection = host.tunnels.connection(address);
+    let connection = connection.ok_or_else(|| refused("the connection is over"))?;
+    host.open_home(&open, peer, connection).map(|()| empty())
 }
 
 impl Tunnels {

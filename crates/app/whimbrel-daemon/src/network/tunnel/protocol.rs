@@ -12,26 +12,24 @@ pub(crate) const PROTOCOL: Protocol = Protocol {
     versions: &[Version { number: 1, reason: "the first: a tunnel for each machine, frames in batches" }],
 };
 
-/// Message kinds of tunnels.
-pub(crate) const RANGE: u16 = range::TUNNEL;
 /// Open the home end; header [`Open`].
-pub(super) const OPEN: u16 = RANGE;
+pub(crate) const OPEN: u16 = range::TUNNEL;
 /// Frames for the other end, from either; header [`Frames`], payload a batch.
-pub(super) const FRAMES: u16 = RANGE + 1;
+pub(crate) const FRAMES: u16 = OPEN + 1;
 /// The machine is gone or no longer needs its home; header [`Close`]. May be repeated.
-pub(super) const CLOSE: u16 = RANGE + 2;
+pub(crate) const CLOSE: u16 = OPEN + 2;
 
 /// The ordered stream of batches: frames arrive in the order in which they were sent.
 pub(super) const STREAM: u16 = 2;
 
 /// Opens the home end for a machine that runs on the sender.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Open {
-    pub(super) id: TunnelId,
-    pub(super) name: MachineName,
+pub(crate) struct Open {
+    pub(crate) id: TunnelId,
+    pub(crate) name: MachineName,
     /// The capsule as which the home host suspended the machine, if it left that way: enough proof to start a
     /// tunnel.
-    pub(super) capsule: Option<CapsuleId>,
+    pub(crate) capsule: Option<CapsuleId>,
 }
 
 /// The tunnel that a batch belongs to.
@@ -45,7 +43,7 @@ pub(super) struct Close {
     pub(super) id: TunnelId,
 }
 
-pub(super) struct OpenCall;
+pub(crate) struct OpenCall;
 
 impl Call for OpenCall {
     const KIND: u16 = OPEN;

@@ -1,8 +1,11 @@
 //! Peer RPC: the calls that peers may make to this host. `peers` has the outbound side.
 //!
-//! Peers come over TLS, with the key under which they are trusted, or through the API socket. Who may open
-//! that socket is root here already, so a host behind it (one whose ssh runs `whimbrel dial-stdio`) may do
-//! everything.
+//! Peers come over TLS, with the key under which they are trusted, or through the API socket, or this host
+//! has connected to them. In all cases each request is judged by the entry that the trust list has for the
+//! peer at that moment (`request_table`). A user who may open the API socket is root here already, so a host
+//! behind it (one whose ssh runs `whimbrel dial-stdio`) may do everything, unless it has an entry.
+
+pub(crate) mod request_table;
 
 pub(crate) use crate::peers::connections::PeerConnections;
 pub(crate) use crate::peers::link::PeerLink;
@@ -13,17 +16,15 @@ use whimbrel_core::{HostName, error_chain, lock};
 
 use crate::transfer::store_service::Requester;
 use crate::{
-    core::{
-        error::DaemonError,
-        refs,
-        rights::{self, Access as Way},
-    },
+    core::{error::DaemonError, rights::Caller},
     daemon::Daemon,
     evacuate::{CapacityReply, EvacuateHost, QueryCapacity},
     guest::SetGuestPermissions,
     network::tunnel,
+    peers::connections::RequestClass,
 };
 use bytes::Bytes;
+use request_table::{HostRequest, authorize};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
@@ -34,8 +35,9 @@ use tokio::{
 };
 use whimbrel_migrate::{
     postcopy::{PageServer, messages},
-    protocol::{self, HandoverId},
+    protocol::{self, HandoverId, Offer, PageQueryReply},
 };
+use whimbrel_transfer::Access as _;
 use whimbrel_wire::{
     Answer, BoxFuture, Call, Code, Connection, Endpoint, Peer, PeerIdentity, Protocol, Refusal, Reply,
     Request, Rights, Service, Version, connect_io, range, serve_tls,
@@ -90,31 +92,38 @@ pub(crate) async fn serve_stream(host: Arc<Daemon>, stream: impl AsyncRead + Asy
     }
 }
 
+/// The use of a connection on this side.
+enum ConnectionUse {
+    /// For any calls, in both directions.
+    Shared,
+    /// For one purpose of this host's, so it is not added to the table of peers.
+    Separate,
+    /// For the pages of a machine that has left this host.
+    Fetch(Arc<PageServer>),
+}
+
 /// Answers the calls of other hosts.
 pub(crate) struct Peers {
     host: Weak<Daemon>,
+    purpose: ConnectionUse,
     /// Handovers offered over each connection, by the address of its peer; lost with the connection.
     offered: Arc<Mutex<HashMap<usize, Vec<HandoverId>>>>,
 }
 
 impl Peers {
     pub(crate) fn new(host: &Weak<Daemon>) -> Self {
-        Self { host: host.clone(), offered: Arc::default() }
+        Self { host: host.clone(), purpose: ConnectionUse::Shared, offered: Arc::default() }
+    }
+
+    /// For a connection that is not added to the table of peers.
+    pub(crate) fn separate(host: &Weak<Daemon>) -> Self {
+        Self { purpose: ConnectionUse::Separate, ..Self::new(host) }
     }
 }
 
 /// A separate connection to a trusted host, which nothing else uses. The peer's calls are answered as usual.
 pub(crate) fn connect_separately(host: &Daemon, name: &HostName) -> Result<Connection, DaemonError> {
-    crate::peers::link::connect(host, name, SeparateService(Peers::new(&host.me)))
-}
-
-/// Answers as usual, but does not add the connection to the table of peers.
-pub(crate) struct SeparateService(pub(crate) Peers);
-
-impl Service for SeparateService {
-    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
-        self.0.handle(peer, request)
-    }
+    crate::peers::link::connect(host, name, Peers::separate(&host.me))
 }
 
 /// A fetch connection: a new connection to a trusted host, which requests pages of `giving` over it. Other
@@ -124,31 +133,8 @@ pub(crate) fn open_fetch_connection(
     name: &HostName,
     giving: Arc<PageServer>,
 ) -> Result<Connection, DaemonError> {
-    crate::peers::link::connect(
-        host,
-        name,
-        FetchService { page_server: giving, others: Peers::new(&host.me) },
-    )
-}
-
-struct FetchService {
-    page_server: Arc<PageServer>,
-    others: Peers,
-}
-
-impl Service for FetchService {
-    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
-        if !matches!(request.kind, messages::FETCH | messages::COMPLETE) {
-            return self.others.handle(peer, request);
-        }
-        let giving = self.page_server.clone();
-        Box::pin(async move {
-            let answer = tokio::task::spawn_blocking(move || giving.handle(request.kind, &request.header));
-            let answer = answer.await.map_err(|_| refused("the host failed"))?;
-            let (header, payload) = answer.map_err(|error| refused(&error_chain(&error)))?;
-            Ok(Reply { header: header.into(), payload: payload.into() })
-        })
-    }
+    let service = Peers { purpose: ConnectionUse::Fetch(giving), ..Peers::new(&host.me) };
+    crate::peers::link::connect(host, name, service)
 }
 
 /// Accepts the fetch connection that the source of a machine offers.
@@ -167,68 +153,66 @@ fn accept_fetch_connection(
 }
 
 impl Service for Peers {
-    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Result<Reply, Refusal>> {
-        let asker = Requester::of(peer);
-        let host = self.host.clone();
-        // On a thread of its own, so that it completes even if the connection does not last.
-        let on_a_thread = |work: Box<dyn FnOnce() -> Answer + Send>| -> BoxFuture<'a, Answer> {
-            Box::pin(async move {
-                let done = tokio::task::spawn_blocking(work).await;
-                done.unwrap_or_else(|_| Err(refused("the host failed")))
-            })
+    fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
+        let Some(kind) = HostRequest::of(request.kind) else {
+            return Box::pin(async move { Err(Refusal::unknown_kind(request.kind)) });
         };
-        match request.kind {
-            kind if kind & 0xff00 == range::STORE => {
-                return on_a_thread(Box::new(move || {
-                    crate::transfer::store_service::answer(&live_daemon(&host)?, &asker, &request)
-                }));
-            }
-            PrepareHandoff::KIND | GrantMachine::KIND | ClaimMachine::KIND => {
-                return on_a_thread(Box::new(move || answer_handoff(&live_daemon(&host)?, &asker, &request)));
-            }
-            QueryCapacity::KIND => {
-                return on_a_thread(Box::new(move || answer_capacity(&live_daemon(&host)?, &request)));
-            }
-            EvacuateHost::KIND => {
-                return on_a_thread(Box::new(move || {
-                    answer_evacuation(&live_daemon(&host)?, &asker, &request)
-                }));
-            }
-            kind if kind & 0xff00 == crate::protect::RANGE => {
-                return on_a_thread(Box::new(move || protection(&live_daemon(&host)?, &asker, request)));
-            }
-            SetGuestPermissions::KIND => {
-                return on_a_thread(Box::new(move || set_guest_permissions(&live_daemon(&host)?, &request)));
-            }
-            kind if kind & 0xff00 == tunnel::RANGE => {
-                return Box::pin(async move { tunnel::handle(live_daemon(&host)?, peer, request).await });
-            }
-            kind if kind & 0xff00 != range::MIGRATE => {
-                return Box::pin(async move { Err(Refusal::unknown_kind(kind)) });
-            }
-            _ => {}
+        if kind == HostRequest::TunnelFrames {
+            let host = self.host.clone();
+            return Box::pin(async move {
+                let host = live_daemon(&host)?;
+                judge(&host, &Requester::of(peer), kind, &request)?;
+                tunnel::pass_on(&host, peer, &request)
+            });
         }
-        if request.kind == protocol::OFFER
+        if kind == HostRequest::Offer
             && let Some(handover) = protocol::handover_of(&request.header)
         {
             lock(&self.offered).entry(address_of(peer)).or_default().push(handover);
         }
-        if request.kind == messages::OFFER_FETCH {
-            let (name, address) = (peer.name.clone(), address_of(peer));
-            return on_a_thread(Box::new(move || {
-                let host = live_daemon(&host)?;
-                accept_fetch_connection(&host, &name, host.tunnels.connection(address), &request)
-            }));
-        }
-        on_a_thread(Box::new(move || {
-            let host = live_daemon(&host)?;
-            migrate(&host, request)
-        }))
+        let call = IncomingCall {
+            kind,
+            asker: Requester::of(peer),
+            connection: address_of(peer),
+            page_server: match &self.purpose {
+                ConnectionUse::Fetch(page_server) => Some(page_server.clone()),
+                ConnectionUse::Shared | ConnectionUse::Separate => None,
+            },
+            request,
+        };
+        let host = self.host.clone();
+        Box::pin(async move {
+            let class = kind.class();
+            let slot = live_daemon(&host)?.connections.request_slot(&peer.name, class).await;
+            let work = move || {
+                let _slot = slot;
+                call.answer(&live_daemon(&host)?)
+            };
+            // On a thread of its own, so that it completes even if the connection does not last.
+            match class {
+                RequestClass::Lease => on_a_new_thread(work).await,
+                RequestClass::Common => tokio::task::spawn_blocking(work).await.ok(),
+            }
+            .unwrap_or_else(|| Err(refused("the host failed")))
+        })
+    }
+
+    /// Each request is judged with its object, by [`judge`].
+    fn admits(&self, _: &Peer, _: u16) -> bool {
+        true
     }
 
     fn connected(&self, connection: Connection) {
+        if !matches!(self.purpose, ConnectionUse::Shared) {
+            return;
+        }
         if let Some(host) = self.host.upgrade() {
-            host.connections.arrived(&connection);
+            let peer = connection.peer();
+            // The name of a peer on the API socket is its own word. Where this host knows a route to the
+            // host of that name, it calls it over that.
+            if peer.identity != PeerIdentity::Stdio || host.route(&peer.name).is_err() {
+                host.connections.arrived(&connection);
+            }
             host.tunnels.arrived(&connection);
         }
         let (host, offered) = (self.host.clone(), self.offered.clone());
@@ -246,6 +230,118 @@ impl Service for Peers {
     }
 }
 
+/// Runs `work` on a thread that nothing else occupies: the shared ones may all be waiting for disks. The
+/// semaphore of its class bounds the number of such threads.
+async fn on_a_new_thread(work: impl FnOnce() -> Answer + Send + 'static) -> Option<Answer> {
+    let (send, answered) = tokio::sync::oneshot::channel();
+    let run = move || drop(send.send(work()));
+    std::thread::Builder::new().name("lease".into()).spawn(run).ok()?;
+    answered.await.ok()
+}
+
+/// Whether the peer may make this request now; then by whom it is made.
+fn judge(host: &Daemon, asker: &Requester, kind: HostRequest, request: &Request) -> Result<Caller, Refusal> {
+    let caller = Caller::find(&host.trust, &asker.identity, &asker.name);
+    let judged = authorize(&caller, kind, request, |id| host.tunnels.is_home_of(id));
+    judged.inspect_err(|refusal| tracing::info!(peer = %asker.name, ?kind, %refusal, "refused a request"))?;
+    Ok(caller)
+}
+
+/// A request of a peer, on its own thread.
+struct IncomingCall {
+    kind: HostRequest,
+    asker: Requester,
+    /// Address of the peer, which identifies the connection.
+    connection: usize,
+    /// The pages that this connection serves, if it was made for that.
+    page_server: Option<Arc<PageServer>>,
+    request: Request,
+}
+
+impl IncomingCall {
+    fn answer(self, host: &Arc<Daemon>) -> Answer {
+        let caller = judge(host, &self.asker, self.kind, &self.request)?;
+        let Self { kind, asker, connection, page_server, request } = self;
+        match kind {
+            HostRequest::Fetch | HostRequest::Complete => serve_pages(page_server, kind, &request),
+            HostRequest::OfferFetch => {
+                accept_fetch_connection(host, &asker.name, host.tunnels.connection(connection), &request)
+            }
+            HostRequest::Offer => migrate(host, without_foreign_bases(host, &caller, request)?),
+            // Content that is found by its digest alone may be anybody's.
+            HostRequest::QueryPages if !caller.reads_everything() => nothing_found(),
+            HostRequest::BootFile
+            | HostRequest::Pages
+            | HostRequest::Finish
+            | HostRequest::Commit
+            | HostRequest::Abort
+            | HostRequest::MissingPages
+            | HostRequest::QueryPages
+            | HostRequest::EarlyState
+            | HostRequest::BootFilePages
+            | HostRequest::LateFrames => migrate(host, request),
+            HostRequest::PrepareHandoff | HostRequest::GrantMachine | HostRequest::ClaimMachine => {
+                answer_handoff(host, &asker, &request)
+            }
+            HostRequest::QueryCapacity => answer_capacity(host, &request),
+            HostRequest::SetGuestPermissions => set_guest_permissions(host, &request),
+            HostRequest::EvacuateHost => answer_evacuation(host, &caller, &request),
+            HostRequest::ListRefs
+            | HostRequest::HasObjects
+            | HostRequest::Objects
+            | HostRequest::BlobRange
+            | HostRequest::LeafPages
+            | HostRequest::RemotePull
+            | HostRequest::RemotePullStatus
+            | HostRequest::Retain => crate::transfer::store_service::answer(host, &asker, &caller, &request),
+            HostRequest::StartProtection
+            | HostRequest::ProtectionBlob
+            | HostRequest::CompareDigests
+            | HostRequest::EpochPages
+            | HostRequest::EpochEnd
+            | HostRequest::Heartbeat
+            | HostRequest::EndProtection
+            | HostRequest::Yield
+            | HostRequest::Witness
+            | HostRequest::Inputs => protection(host, &asker, request),
+            HostRequest::OpenTunnel | HostRequest::CloseTunnel => {
+                tunnel::open_or_close(host, &asker.name, connection, &request)
+            }
+            // Handled without a thread.
+            HostRequest::TunnelFrames => Err(Refusal::unknown_kind(request.kind)),
+        }
+    }
+}
+
+/// Serves missing pages of a machine that has left this host.
+fn serve_pages(page_server: Option<Arc<PageServer>>, kind: HostRequest, request: &Request) -> Answer {
+    let page_server = page_server.ok_or_else(|| refused("this connection is not for fetching"))?;
+    let answer = page_server.handle(kind as u16, &request.header);
+    let (header, payload) = answer.map_err(|error| refused(&error_chain(&error)))?;
+    Ok(Reply { header: header.into(), payload: payload.into() })
+}
+
+/// The offer without the capsules that its source may not read here: the machine would start from them.
+fn without_foreign_bases(host: &Daemon, caller: &Caller, request: Request) -> Result<Request, Refusal> {
+    if caller.reads_everything() {
+        return Ok(request);
+    }
+    let bad = |error: postcard::Error| Refusal::new(Code::BAD_HEADER, error.to_string());
+    let mut offer: Offer = postcard::from_bytes(&request.header).map_err(bad)?;
+    let access = host.capsule_access(caller);
+    offer.bases.truncate(protocol::BASES_MAX);
+    offer.bases.retain(|capsule| access.allowed(capsule));
+    let header = postcard::to_stdvec(&offer).map_err(bad)?;
+    Ok(Request { header: header.into(), ..request })
+}
+
+/// The reply to a page query that finds nothing: the source then sends the pages.
+fn nothing_found() -> Answer {
+    let header = postcard::to_stdvec(&PageQueryReply { found: Vec::new() });
+    let header = header.map_err(|error| refused(&error.to_string()))?;
+    Ok(Reply { header: header.into(), payload: Bytes::new() })
+}
+
 fn live_daemon(host: &Weak<Daemon>) -> Result<Arc<Daemon>, Refusal> {
     host.upgrade().ok_or_else(|| refused("the host is closing down"))
 }
@@ -258,9 +354,9 @@ fn answer_capacity(host: &Arc<Daemon>, request: &Request) -> Answer {
 }
 
 /// Handles a message about an evacuation of this host that a peer requested.
-fn answer_evacuation(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
+fn answer_evacuation(host: &Arc<Daemon>, caller: &Caller, request: &Request) -> Answer {
     let order = request.decode::<EvacuateHost>()?;
-    let said = host.answer_remote_evacuation(&asker.identity, &order, &request.payload);
+    let said = host.answer_remote_evacuation(caller, &order, &request.payload);
     Reply::of::<EvacuateHost>(&(), said.into())
 }
 
@@ -273,29 +369,19 @@ fn set_guest_permissions(host: &Arc<Daemon>, request: &Request) -> Answer {
 /// Handles a handoff: the right to resume a suspended machine.
 fn answer_handoff(host: &Arc<Daemon>, asker: &Requester, request: &Request) -> Answer {
     let say = |error: DaemonError| refused(&error_chain(&error));
-    let may = |way: Way, what: &HandoffSubject| {
-        let name = refs::machine_ref(&what.machine);
-        match rights::peer_may(&host.trust, &asker.identity, way, &name) {
-            true => Ok(()),
-            false => Err(refused(&format!("{} may not do that with {} here", asker.name, what.machine))),
-        }
-    };
     match request.kind {
         PrepareHandoff::KIND => {
             let what = request.decode::<PrepareHandoff>()?;
-            may(Way::Write, &what)?;
             host.prepare_handoff(&asker.name, &what).map_err(say)?;
             Reply::of::<PrepareHandoff>(&(), Bytes::new())
         }
         GrantMachine::KIND => {
             let what = request.decode::<GrantMachine>()?;
-            may(Way::Write, &what)?;
             host.accept_handoff(&what).map_err(say)?;
             Reply::of::<GrantMachine>(&(), Bytes::new())
         }
         _ => {
             let what = request.decode::<ClaimMachine>()?;
-            may(Way::Read, &what)?;
             let given = host.release_to(&asker.name, &what).map_err(say)?;
             Reply::of::<ClaimMachine>(&given, Bytes::new())
         }

@@ -1,10 +1,11 @@
 //! Exports: the directories that `whimbrel serve DIR` serves to sessions, over ssh or TLS.
 
+use super::grants::Grants;
 use crate::{error::CliError, session_dirs};
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 use whimbrel_core::HostName;
-use whimbrel_session::server::{Export, Limits, Server};
+use whimbrel_session::server::{Export, ExportAccess, Limits, Server};
 use whimbrel_wire::{
     Endpoint, Identity, PeerIdentity, PublicKey, Right, Rights, Trust, TrustError, TrustedPeer, connect_io,
     serve_tls,
@@ -16,7 +17,9 @@ pub(super) struct ExportServer {
     pub(super) dirs: Vec<PathBuf>,
     pub(super) read_only: bool,
     pub(super) keys: Option<PathBuf>,
-    pub(super) allow: Vec<PublicKey>,
+    pub(super) allow: Vec<(PublicKey, ExportAccess)>,
+    /// Whether clients over TLS may do to files what only their owner or root may do.
+    pub(super) root: bool,
     pub(super) idle: Duration,
 }
 
@@ -26,11 +29,14 @@ fn endpoint(server: Server) -> Result<Endpoint, CliError> {
 }
 
 impl ExportServer {
-    fn server(&self, limits: Limits) -> Result<Server, CliError> {
-        Self::raise_limits();
+    fn exports(&self) -> Result<Vec<Export>, CliError> {
         let exports: Result<Vec<Export>, _> = self.dirs.iter().map(|dir| Export::new(dir)).collect();
-        let exports = exports.map_err(|error| CliError::Session(Box::new(error)))?;
-        Ok(Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits }))
+        exports.map_err(|error| CliError::Session(Box::new(error)))
+    }
+
+    fn server(&self, exports: Vec<Export>, limits: Limits) -> Server {
+        Self::raise_limits();
+        Server::new(exports, self.read_only, Limits { idle: self.idle, ..limits })
     }
 
     /// Raises the limit of open files as far as allowed, because each session may open hundreds of them.
@@ -48,7 +54,9 @@ impl ExportServer {
             let error = error as &dyn std::error::Error;
             tracing::warn!(error, "late changes of a broken connection cannot be told from new ones");
         });
-        let endpoint = endpoint(self.server(Limits { token_dir: turns.ok(), ..Limits::default() })?)?;
+        // A client that logs in over ssh as this user can do all that this user can.
+        let limits = Limits { token_dir: turns.ok(), ownership: true, ..Limits::default() };
+        let endpoint = endpoint(self.server(self.exports()?, limits))?;
         let (input, output) =
             whimbrel_wire::stdio().map_err(CliError::io("use standard input and output"))?;
         let rights = Rights(vec![Right::Session]);
@@ -64,11 +72,21 @@ impl ExportServer {
         let dir = session_dirs::keys(self.keys.as_deref());
         let identity = Identity::load_or_create(&dir).map_err(|error| other(error.into()))?;
         let trust = Trust::load(&dir).map_err(|error| other(error.into()))?;
-        for key in &self.allow {
+        for (key, _) in &self.allow {
             allow(&trust, *key).map_err(|error| other(error.into()))?;
         }
+        let exports = self.exports()?;
+        let directories: Vec<PathBuf> = exports.iter().map(|export| export.path().to_owned()).collect();
+        let grants = Grants::load(&dir, &directories, &self.allow);
+        let grants = grants.map_err(CliError::io("use exports.json beside the keys"))?;
+        let for_clients = |export: Export| {
+            let clients = grants.clients_of(export.path());
+            export.only_for(clients)
+        };
+        let exports = exports.into_iter().map(for_clients).collect();
         // Sessions of one host may share data that each of them may read.
-        let endpoint = endpoint(self.server(Limits { share: true, ..Limits::default() })?)?;
+        let limits = Limits { share: true, ownership: self.root, ..Limits::default() };
+        let endpoint = endpoint(self.server(exports, limits))?;
         let listener = TcpListener::bind(address).await.map_err(CliError::io("listen"))?;
         let local = listener.local_addr().map_err(CliError::io("listen"))?;
         said(&format!("serving on {local} with the key {}", identity.public_key()));
@@ -76,6 +94,7 @@ impl ExportServer {
     }
 }
 
+/// Trusts a key for sessions and nothing else: it may connect. What it may mount is in the grants.
 fn allow(trust: &Trust, key: PublicKey) -> Result<(), TrustError> {
     if trust.find(&key)?.is_some() {
         return Ok(());

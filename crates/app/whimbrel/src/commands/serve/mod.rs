@@ -1,6 +1,7 @@
 //! `whimbrel serve`: serves directories for sessions of other hosts.
 
 mod exports;
+mod grants;
 mod upstream;
 
 use super::{
@@ -10,6 +11,7 @@ use super::{
 use crate::{argument_types::DurationArg, context::Context, error::CliError};
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
+use whimbrel_session::server::ExportAccess;
 use whimbrel_wire::PublicKey;
 
 const EXAMPLES: &str = "\
@@ -41,9 +43,15 @@ pub(crate) struct Args {
     /// Serve over TLS, to hosts with trusted keys
     #[arg(long, value_name = "ADDRESS:PORT", requires = "dirs", conflicts_with = "stdio")]
     listen: Option<SocketAddr>,
-    /// Trust a key for sessions, now and later (repeatable)
+    /// Let the holder of a key mount these directories, now and later (repeatable)
     #[arg(long, value_name = "KEY", requires = "listen")]
     allow: Vec<PublicKey>,
+    /// Like --allow, but without changes (repeatable)
+    #[arg(long, value_name = "KEY", requires = "listen")]
+    allow_read: Vec<PublicKey>,
+    /// Let clients set owners and the bits that run a program as its owner or group
+    #[arg(long, requires = "listen")]
+    root: bool,
     /// Directory of the own key and of the trusted keys [default: ~/.config/whimbrel]
     #[arg(long, alias = "keys", value_name = "DIR", requires = "listen")]
     keys_dir: Option<PathBuf>,
@@ -107,10 +115,12 @@ impl Args {
     }
 
     async fn serve_dirs(self, context: &Context) -> Result<(), CliError> {
-        let (dirs, read_only, keys, allow) = (self.dirs, self.read_only, self.keys_dir, self.allow);
+        let (dirs, read_only, keys, root) = (self.dirs, self.read_only, self.keys_dir, self.root);
+        let readers = self.allow_read.into_iter().map(|key| (key, ExportAccess::Read));
+        let allow = self.allow.into_iter().map(|key| (key, ExportAccess::Write)).chain(readers).collect();
         let idle =
             self.idle.map_or(self.idle_timeout.0, |hours| Duration::from_secs(u64::from(hours) * 3600));
-        let serving = ExportServer { dirs, read_only, keys, allow, idle };
+        let serving = ExportServer { dirs, read_only, keys, allow, root, idle };
         let output = context.output;
         // Two threads, because many clients read files at once.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -166,7 +166,7 @@ pub fn server_of(dir: &Path) -> Server {
     Server::new(
         vec![Export::new(dir).unwrap()],
         false,
-        Limits { token_dir: Some(turns), ..Limits::default() },
+        Limits { token_dir: Some(turns), ownership: true, ..Limits::default() },
     )
 }
 
