@@ -92,7 +92,7 @@ impl<'a> CapsuleAccess<'a> {
     }
 
     /// Whether the caller may read everything, or `found` holds for what it may read now.
-    fn look(&self, found: impl Fn(&Readable) -> bool) -> bool {
+    fn reads_any(&self, found: impl Fn(&Readable) -> bool) -> bool {
         let entry = match self.scope {
             Scope::Everything => return true,
             Scope::Nothing => return false,
@@ -189,11 +189,11 @@ fn objects_of(store: &Store, manifest: &Manifest) -> (HashSet<ShortDigest>, bool
 
 impl whimbrel_transfer::Access for CapsuleAccess<'_> {
     fn allowed(&self, capsule: &CapsuleId) -> bool {
-        self.look(|readable| readable.capsules.contains_key(capsule))
+        self.reads_any(|readable| readable.capsules.contains_key(capsule))
     }
 
     fn may_have(&self, digest: &Digest) -> bool {
-        self.look(|readable| readable.has(digest))
+        self.reads_any(|readable| readable.has(digest))
     }
 
     fn may_list(&self, name: &RefName, _: &CapsuleId) -> bool {

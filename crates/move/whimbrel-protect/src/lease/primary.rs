@@ -98,7 +98,7 @@ impl PrimaryLease {
 
     /// What to do once the machine is no longer sent to the standby. `asked` says whether both others were
     /// asked since then, `has_copy` whether the machine could still run here.
-    pub fn settle(&self, asked: bool, has_copy: bool, now: BootTime) -> PrimaryLeaseAction {
+    pub fn next_action(&self, asked: bool, has_copy: bool, now: BootTime) -> PrimaryLeaseAction {
         match self.state {
             PrimaryState::Alone => PrimaryLeaseAction::RunHere,
             PrimaryState::TakenOver => PrimaryLeaseAction::Retire,

@@ -147,7 +147,7 @@ impl Pool {
             (true, Some(secret)) => {
                 secret.decrypt(bytes).map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
             }
-            // Who has a secret must not be given what anybody could have written.
+            // A reader with a secret must not be given what anybody could have written.
             (true, None) | (false, Some(_)) => {
                 return Err(PoolError::WrongSecret { chunk: piece.chunk });
             }

@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 const MAGIC: [u8; 4] = *b"WHCF";
 /// Last bytes of a closed file: length of the description, magic, and checksum of the description.
 const TAIL: u64 = 16;
-/// Longest description.
+/// Longest description of a file, in bytes.
 const DESCRIPTION_MAX: u32 = 4096;
 const SUFFIX: &str = ".closed";
 

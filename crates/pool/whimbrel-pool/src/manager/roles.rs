@@ -1,8 +1,8 @@
 //! Roles of members: what a manager answers to whom. A host that lends disk need not be able to remove files.
 //!
-//! The file `DATA/roles` has a line `KEY ROLE` for each admission with a role; the last one of a key counts. A
-//! key without a line was admitted without a role and may send all requests. A file that cannot be read lets
-//! nobody in.
+//! The file `DATA/roles` has a line `KEY ROLE` for each admission with a role; the last one of a key counts.
+//! A key without a line was admitted without a role and may send all requests. A file that cannot be read
+//! lets nobody in.
 
 use crate::protocol::{Drain, FindGarbage, Heartbeat, Purge, ReleasePin};
 use serde::{Deserialize, Serialize};

@@ -398,7 +398,7 @@ impl Attempt<'_> {
     }
 
     fn determine_owner(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) -> Ownership {
-        ownership::settle(self.host, self.handle, beats, turn.running.as_mut(), keep)
+        ownership::determine_owner(self.host, self.handle, beats, turn.running.as_mut(), keep)
     }
 
     fn yield_to_standby(&self, turn: &mut MachineLock<'_>, beats: &Heartbeat) -> Ownership {

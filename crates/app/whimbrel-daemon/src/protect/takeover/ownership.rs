@@ -54,12 +54,12 @@ pub(in crate::protect) fn yield_to_standby(
     live: Option<&mut RunningMachine>,
 ) -> Ownership {
     beats.lease().yield_machine();
-    settle(host, guard, beats, live, false)
+    determine_owner(host, guard, beats, live, false)
 }
 
 /// Determines the owner: the only place that carries out what the rules of the primary demand. With `keep`
 /// the standby retains its pages if the protection ends.
-pub(in crate::protect) fn settle(
+pub(in crate::protect) fn determine_owner(
     host: &Daemon,
     guard: &ProtectionHandle,
     beats: &Heartbeat,
@@ -70,7 +70,7 @@ pub(in crate::protect) fn settle(
     let (mut asked, mut is_recorded) = (false, false);
     loop {
         let has_copy = live.as_ref().is_some_and(|live| live.qemu.process().is_alive());
-        let action = beats.lease().settle(asked, has_copy, BootTime::now());
+        let action = beats.lease().next_action(asked, has_copy, BootTime::now());
         match action {
             PrimaryLeaseAction::RunHere => return Ownership::Alone,
             PrimaryLeaseAction::Retire => {
@@ -104,7 +104,7 @@ pub(in crate::protect) fn settle(
             }
         }
         asked = true;
-        let next = beats.lease().settle(asked, has_copy, BootTime::now());
+        let next = beats.lease().next_action(asked, has_copy, BootTime::now());
         // Whatever has led on is followed at once.
         let waits =
             next == action || (action, next) == (PrimaryLeaseAction::TakeBack, PrimaryLeaseAction::Yield);

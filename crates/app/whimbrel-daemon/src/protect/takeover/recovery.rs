@@ -212,7 +212,8 @@ impl UndecidedMachine<'_> {
                 // The standby takes over if it has a complete epoch.
                 beats.lease().yield_machine();
             }
-            let settled = ownership::settle(self.host, self.handle, &beats, turn.running.as_mut(), true);
+            let settled =
+                ownership::determine_owner(self.host, self.handle, &beats, turn.running.as_mut(), true);
             match settled {
                 Ownership::Alone => ownership::record_alone(self.host, self.handle, &beats, true),
                 Ownership::Gone => {

@@ -1,8 +1,9 @@
 //! The requests that a peer may send, and what each of them needs.
 //!
 //! One enum has every kind; [`HostRequest::need`] is the table, whose `match` is exhaustive, so a new kind
-//! does not build before it has an entry there. [`authorize`] finds the object that a request names and
-//! asks [`may`]. Requests for content of capsules are judged again for each object, in `transfer/capsule_access.rs`.
+//! does not build before it has an entry there. [`authorize`] finds the object that a request names and asks
+//! [`may`]. Requests for content of capsules are judged again for each object, in
+//! `transfer/capsule_access.rs`.
 
 use crate::{
     core::{

@@ -1,4 +1,5 @@
-//! Tests of the request table: every kind of request, by every kind of caller, against what the documents say.
+//! Tests of the request table: every kind of request, by every kind of caller, against what the documents
+//! say.
 
 use super::*;
 use crate::core::rights::lists;

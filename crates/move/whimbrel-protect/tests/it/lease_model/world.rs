@@ -188,7 +188,7 @@ impl World {
 
     /// Does what the primary must do once it no longer sends epochs.
     pub(crate) fn settle(&self, broken: Broken) -> Vec<Message> {
-        match self.primary.settle(true, self.has_copy(), self.primary_now()) {
+        match self.primary.next_action(true, self.has_copy(), self.primary_now()) {
             PrimaryLeaseAction::RunHere | PrimaryLeaseAction::Retire => Vec::new(),
             PrimaryLeaseAction::Ask | PrimaryLeaseAction::AskFenced if self.qemu_dead => Vec::new(),
             PrimaryLeaseAction::Ask | PrimaryLeaseAction::AskFenced => vec![Message::Close, Message::End],
