@@ -7,7 +7,7 @@ use crate::CapsuleRef;
 use std::fmt::Display;
 use whimbrel_core::MachineName;
 
-/// Defines the paths; [`crate::openapi`] says what each method does with them.
+/// Defines the paths; [`mod@crate::openapi`] says what each method does with them.
 macro_rules! paths {
     ($($name:ident = $path:literal;)*) => {
         $(#[doc = concat!("The path `", $path, "`.")]

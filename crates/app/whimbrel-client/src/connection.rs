@@ -75,7 +75,9 @@ impl Call {
     pub(crate) async fn read<T: DeserializeOwned>(self, socket: &Path) -> Result<T, ClientError> {
         let label = self.label();
         let bytes = body(&label, self.send(socket).await?, JSON_MAX).await?;
-        serde_json::from_slice(&bytes).map_err(|error| ClientError::protocol(&label, error))
+        // A call without a result may have no body.
+        let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+        serde_json::from_slice(text).map_err(|error| ClientError::protocol(&label, error))
     }
 
     /// Sends the call and reads at most `limit` bytes of text.

@@ -7,7 +7,7 @@
 //! [`sample`] derives the sample of a type from its fields, as [`serde`] sees them, so that every field and
 //! every variant is in it.
 
-use crate::{Call, VersionRange};
+use crate::{Call, PublicKey, VersionRange};
 use serde::{
     Deserializer, Serialize,
     de::{
@@ -64,6 +64,11 @@ pub fn sample<T: Serialize + DeserializeOwned>() -> Vec<u8> {
     bytes
 }
 
+/// A text that is a name and a public key too.
+fn text() -> String {
+    PublicKey([7; 32]).to_string()
+}
+
 /// Source of constant values.
 struct Source {
     /// Number of the value; selects variants, and fills options and lists if it is even.
@@ -103,8 +108,8 @@ impl<'de> Deserializer<'de> for &mut Source {
         deserialize_i64 visit_i64 -5_000_000_000;
         deserialize_f32 visit_f32 1.5;
         deserialize_f64 visit_f64 1.5;
-        deserialize_str visit_str "a";
-        deserialize_string visit_str "a";
+        deserialize_str visit_string text();
+        deserialize_string visit_string text();
         deserialize_bytes visit_bytes &[7; 32];
         deserialize_byte_buf visit_bytes &[7; 32];
     }

@@ -63,7 +63,7 @@ impl Geometry {
         Self::for_pages(bytes / 8 * 42 / 100)
     }
 
-    /// Table with records for `sources` source files, at most [`MAX_SOURCES`].
+    /// Table with records for `sources` source files, at most `MAX_SOURCES`.
     #[must_use]
     pub fn with_sources(self, sources: u32) -> Self {
         Self { sources: sources.clamp(4, MAX_SOURCES).next_multiple_of(4), ..self }

@@ -6,7 +6,7 @@
 //!
 //! Two things differ from the paper. A page that was sent before is sent as a difference, so it costs less on
 //! the wire and may be limited by the processor instead: [`Model`] has both costs. The number of rounds is
-//! decided while they run: [`Simulation::simulate_migration`] asks the precopy policy itself. Throttling is
+//! decided while they run: `Simulation::simulate_migration` asks the precopy policy itself. Throttling is
 //! left out: a machine that writes too fast to keep up with has a shorter downtime than predicted.
 //!
 //! A round seldom ends with a sample. A sample that overlaps a round partly counts with that fraction of its

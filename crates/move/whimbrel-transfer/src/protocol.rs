@@ -26,7 +26,7 @@ pub const REMOTE_PULL_REFS_MAX: usize = 64;
 /// Most refs in one reply of [`ListRefs`].
 pub(crate) const REFS_MAX: usize = 256;
 /// Raw bytes of the objects in one reply, and of a range of a blob.
-pub(crate) const RAW_MAX: usize = 8 << 20;
+pub const RAW_MAX: usize = 8 << 20;
 /// Bytes of the longest ref pattern.
 pub(crate) const PATTERN_MAX: usize = 256;
 /// Pages in one frame of a reply: large frames of changed pages are a fifth smaller than those of 512.

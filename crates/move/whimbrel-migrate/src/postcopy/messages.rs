@@ -16,7 +16,7 @@ pub const FETCH: u16 = 0x0111;
 pub const COMPLETE: u16 = 0x0112;
 
 /// Most pages in one fetch, and most runs.
-pub(crate) const FETCH_PAGES_MAX: u64 = 256;
+pub const FETCH_PAGES_MAX: u64 = 256;
 
 /// Header of some missing pages of one array; the messages add up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,10 +23,11 @@
 //! Each machine has one transition function for each event, and says by an action what its host must do next.
 //! The daemon executes actions in one place for each side, by a `match` that names all of them.
 //!
-//! A clock is only compared with itself ([`BootTime`]). The eighth covers how much slower than the others the
-//! primary's clock may be (over a term; quartz is four orders of magnitude better, and a clock that is being
-//! slewed two), and how long the primary takes to stop. `tests/it/lease_model.rs` checks the rules against
-//! every order of messages, losses, repetitions, restarts and clocks that drift by as much.
+//! A clock is only compared with itself ([`BootTime`](crate::clock::BootTime)). The eighth covers how much
+//! slower than the others the primary's clock may be (over a term; quartz is four orders of magnitude better,
+//! and a clock that is being slewed two), and how long the primary takes to stop. `tests/it/lease_model`
+//! checks the rules against every order of messages, losses, repetitions, restarts and clocks that drift by
+//! as much.
 
 mod primary;
 mod standby;

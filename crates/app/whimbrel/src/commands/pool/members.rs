@@ -104,7 +104,7 @@ pub(super) struct Admit {
     name: HostName,
     /// Key of the member, as `whimbrel pool key` prints it there
     key: PublicKey,
-    /// What the member may do: benefactor, client or admin [default: everything]
+    /// Role of the member: benefactor, client or admin [default: all of them]
     #[arg(long)]
     role: Option<PoolRole>,
 }
