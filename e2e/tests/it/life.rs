@@ -79,9 +79,8 @@ fn assert_closed_to_other_users(host: &HostProcess) {
             }
         }
     }
-    for secret in
-        [host.slot("web").join("ram"), data.join("machines/web/disk0/data"), data.join("trust.toml")]
-    {
+    let machine = data.join("machines/web");
+    for secret in [host.slot("web").join("ram"), machine.join("disk0/data"), machine.join("machine.json")] {
         assert!(secret.is_file(), "{}", secret.display());
         let mut reader = Command::new("cat");
         let read = reader.arg(&secret).uid(65_534).gid(65_534).output().expect("a program");

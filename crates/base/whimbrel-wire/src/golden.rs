@@ -284,7 +284,8 @@ mod tests {
 
     #[test]
     fn a_sample_has_every_variant_and_is_always_the_same() {
-        assert_eq!(sample::<Three>(), [&[0, 7, 1, 1][..], &[1, 1, b'a', 0], &[2]].concat());
+        let text = postcard::to_stdvec(&text()).unwrap();
+        assert_eq!(sample::<Three>(), [&[0, 7, 1, 1][..], &[1], &text, &[0], &[2]].concat());
         assert_eq!(
             sample::<Option<u64>>(),
             [&[1][..], &postcard::to_stdvec(&5_000_000_000u64).unwrap(), &[0]].concat()

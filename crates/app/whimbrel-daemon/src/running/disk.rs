@@ -232,7 +232,10 @@ impl StoppedDisk {
 pub(crate) fn remove_overlays(layout: &Directories, folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let place = OverlayDir { dir: entry.path(), live_dir: layout.live_bitmaps() };
-        if place.dir.is_dir()
+        // Nothing else that is there is removed.
+        let is_disk = entry.file_name().as_encoded_bytes().starts_with(b"disk");
+        if is_disk
+            && place.dir.is_dir()
             && let Err(error) = place.remove()
         {
             tracing::warn!(
