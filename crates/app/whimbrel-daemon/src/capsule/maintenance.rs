@@ -32,6 +32,8 @@ impl Daemon {
             reporter.progress("collecting garbage", Unit::Bytes, 0, None);
             let before = host.stored_bytes();
             host.machines.unreadable.check_none()?;
+            // A store that refuses writes after a failed sync would refuse to remove refs too.
+            host.store.reopen().map_err(refs::store_error("open the store again"))?;
             refs::remove_outdated_previous(&host.store).map_err(refs::store_error("read the refs"))?;
             let report = host.store.gc_retaining(GcRoots::Referenced, &host.needed_capsules());
             let report = report.map_err(refs::store_error("collect garbage"))?;
