@@ -217,6 +217,7 @@ async fn when_the_host_stops_every_call_fails_and_a_new_connection_works() {
     }
     let (address, server) = (host.address.clone(), host.identity.clone());
     let trust = Arc::new(Trust::load(reborn_trust.path()).unwrap());
+    let _trust_list = host.dir.clone();
     drop(host);
     for pending in held {
         match soon(pending).await {

@@ -74,7 +74,9 @@ pub(crate) struct Host {
     pub(crate) identity: Arc<Identity>,
     pub(crate) trust: Arc<Trust>,
     pub(crate) bench: Arc<Bench>,
-    pub(crate) dir: tempfile::TempDir,
+    /// Shared, so that a test can keep the trust list of a host that it ends: its
+    /// last requests are judged by that list.
+    pub(crate) dir: Arc<tempfile::TempDir>,
     task: JoinHandle<Result<(), ConnectError>>,
 }
 
@@ -89,7 +91,7 @@ pub(crate) fn endpoint(name: &str) -> Endpoint {
 }
 
 pub(crate) async fn host_with(change: impl FnOnce(&mut Endpoint), keep: bool) -> Host {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Arc::new(tempfile::tempdir().unwrap());
     let identity = Arc::new(Identity::load_or_create(dir.path()).unwrap());
     let trust = Arc::new(Trust::load(dir.path()).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
