@@ -72,14 +72,11 @@ impl GuestPlan {
         // A digest only names the file in a capsule, and nothing here becomes one.
         let nameless = Digest::of(b"");
         Ok(MachineConfig {
-            memory: self.memory,
-            cpus: 1,
             machine: qemu.machine_type("q35").context("this QEMU has no machine type q35")?.to_owned(),
-            cpu: "max".into(),
             accel: best_accel(qemu),
             disks: self.disks.iter().map(|(_, size)| DiskConfig { size: *size }).collect(),
-            nics: Vec::new(),
             boot: Some(Boot { kernel: nameless, initrd: Some(nameless), append: self.options.to_string() }),
+            ..MachineConfig::minimal(self.memory)
         })
     }
 }

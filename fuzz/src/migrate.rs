@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use std::sync::Arc;
-use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     boot_files::FileRun,
     late_frames::{LateFrame, LateFramesHeader},
@@ -103,16 +103,7 @@ fn encode(header: &impl serde::Serialize) -> Vec<u8> {
 }
 
 fn offer() -> Offer {
-    let config = MachineConfig {
-        memory: ByteSize(PAGES * PAGE_SIZE as u64),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let config = MachineConfig::minimal(ByteSize(PAGES * PAGE_SIZE as u64));
     Offer { blobs: vec![FILE], ..Offer::of(ID, "guest".parse().expect("a name"), config) }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use whimbrel_alignment::{AlignmentChange, PageAlignment};
 use whimbrel_capture::dirty_trace::{DirtyTrace, DirtyTraceHeader, Sample};
-use whimbrel_core::{Accel, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::pack_frame::{Encoder, Kind};
 use whimbrel_image::{FORMAT, ImageRef, Manifest, Node};
 use whimbrel_migrate::page_batch::{Effort, Encoder as BatchEncoder};
@@ -45,16 +45,7 @@ pub(crate) fn image_frames() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn manifests() -> Vec<Vec<u8>> {
-    let machine = MachineConfig {
-        memory: ByteSize(64 << 20),
-        cpus: 1,
-        machine: "pc-q35-7.2".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: Vec::new(),
-        nics: Vec::new(),
-        boot: None,
-    };
+    let machine = MachineConfig::minimal(ByteSize(64 << 20));
     let digest = Digest::of(b"root");
     let cuts = cuts().pop().and_then(|bytes| PageAlignment::decode(&bytes).ok());
     let manifest = Manifest {

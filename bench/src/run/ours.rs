@@ -10,9 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
-use whimbrel_core::{
-    Accel, ByteSize, CapsuleId, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
-};
+use whimbrel_core::{ByteSize, CapsuleId, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options, Store};
 
@@ -89,16 +87,7 @@ impl Keeper for Ours {
 
 /// A capsule of nothing but images.
 pub(crate) fn manifest(images: Vec<ImageRef>, parents: Vec<CapsuleId>) -> Manifest {
-    let machine = MachineConfig {
-        memory: ByteSize(1 << 20),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: Vec::new(),
-        nics: Vec::new(),
-        boot: None,
-    };
+    let machine = MachineConfig::minimal(ByteSize(1 << 20));
     Manifest {
         format: FORMAT,
         machine,

@@ -25,6 +25,22 @@ pub struct MachineConfig {
     pub boot: Option<Boot>,
 }
 
+impl MachineConfig {
+    /// A machine with `memory` and one virtual CPU, translated, without disks, network ports and kernel.
+    pub fn minimal(memory: ByteSize) -> Self {
+        Self {
+            memory,
+            cpus: 1,
+            machine: "pc-q35-7.2".to_owned(),
+            cpu: "max".to_owned(),
+            accel: Accel::Tcg,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            boot: None,
+        }
+    }
+}
+
 /// The accelerator that executes guest instructions. Device state loads only under the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

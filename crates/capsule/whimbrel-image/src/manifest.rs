@@ -188,18 +188,12 @@ impl Manifest {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use whimbrel_core::{Accel, ByteSize, DiskConfig};
+    use whimbrel_core::{ByteSize, DiskConfig};
 
     fn sample() -> Manifest {
         let machine = MachineConfig {
-            memory: ByteSize(1 << 20),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
             disks: vec![DiskConfig { size: ByteSize(4096) }],
-            nics: vec![],
-            boot: None,
+            ..MachineConfig::minimal(ByteSize(1 << 20))
         };
         let image = |name: &str, pages, root| ImageRef { name: name.into(), pages, root, cuts: None };
         Manifest {

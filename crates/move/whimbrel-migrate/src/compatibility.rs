@@ -144,16 +144,7 @@ mod tests {
     use whimbrel_core::MachineConfig;
 
     fn offer(accel: Accel, cpu: &str) -> Offer {
-        let config = MachineConfig {
-            memory: ByteSize(64 << 20),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: cpu.into(),
-            accel,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        };
+        let config = MachineConfig { cpu: cpu.into(), accel, ..MachineConfig::minimal(ByteSize(64 << 20)) };
         Offer {
             qemu_version: "7.2.22".into(),
             disk_bytes: 1 << 30,

@@ -94,19 +94,15 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_core::{Accel, DiskConfig, NicConfig};
+    use whimbrel_core::{DiskConfig, NicConfig};
 
     fn manifest(disks: usize) -> Manifest {
         let nic = NicConfig { mac: "52:54:00:00:00:01".to_owned(), bridge: Some("br0".to_owned()) };
         let machine = MachineConfig {
-            memory: ByteSize(1 << 30),
             cpus: 2,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
             disks: vec![DiskConfig { size: ByteSize(1 << 20) }; disks],
             nics: vec![nic],
-            boot: None,
+            ..MachineConfig::minimal(ByteSize(1 << 30))
         };
         Manifest {
             format: whimbrel_image::FORMAT,

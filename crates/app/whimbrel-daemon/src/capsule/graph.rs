@@ -201,23 +201,14 @@ impl Core {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use whimbrel_core::{Accel, Digest, MachineConfig};
+    use whimbrel_core::{Digest, MachineConfig};
 
     pub(crate) fn id(name: &str) -> CapsuleId {
         CapsuleId(Digest::of(name.as_bytes()))
     }
 
     fn capsule(name: &str, time: u64, parents: &[&str], derived_from: Option<&str>) -> Stored {
-        let machine = MachineConfig {
-            memory: ByteSize(1 << 20),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        };
+        let machine = MachineConfig::minimal(ByteSize(1 << 20));
         let label = derived_from.map(|from| (refs::LINEAGE_LABEL.to_owned(), id(from).to_string()));
         let manifest = Manifest {
             format: whimbrel_image::FORMAT,

@@ -223,14 +223,10 @@ impl Daemon {
         request: &ImportRequest,
     ) -> Result<Manifest, DaemonError> {
         let machine = MachineConfig {
-            memory: IMPORTED_MEMORY,
-            cpus: 1,
             machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
-            cpu: "max".to_owned(),
             accel: self.qemu().map_or(Accel::Tcg, whimbrel_qemu::best_accel),
             disks: vec![DiskConfig { size }],
-            nics: Vec::new(),
-            boot: None,
+            ..MachineConfig::minimal(IMPORTED_MEMORY)
         };
         let labels = [(refs::MACHINE_LABEL.to_owned(), request.name.to_string())].into();
         Ok(Manifest {

@@ -3,7 +3,7 @@
 use crate::{core::directories::Directories, daemon::Daemon};
 use std::{collections::BTreeMap, sync::Arc};
 use tempfile::TempDir;
-use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::Store;
 
@@ -29,16 +29,7 @@ pub(crate) fn capsule(store: &Store, fill: u8, parents: Vec<CapsuleId>, name: &s
     let mut image = writer.image(None, 2).unwrap();
     image.put(PageRun::new(0, 2), &[fill; 2 * PAGE_SIZE]).unwrap();
     let root = image.finish().unwrap().root;
-    let machine = MachineConfig {
-        memory: ByteSize(2 * PAGE_SIZE as u64),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let machine = MachineConfig::minimal(ByteSize(2 * PAGE_SIZE as u64));
     let manifest = Manifest {
         format: FORMAT,
         machine,

@@ -150,19 +150,10 @@ fn in_background(work: impl FnOnce() + Send + 'static) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_core::{Accel, ByteSize, MachineConfig, MachineName};
+    use whimbrel_core::{ByteSize, MachineConfig, MachineName};
 
     fn config() -> MachineConfig {
-        MachineConfig {
-            memory: ByteSize(64 << 20),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        }
+        MachineConfig::minimal(ByteSize(64 << 20))
     }
 
     #[test]

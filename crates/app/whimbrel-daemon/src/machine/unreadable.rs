@@ -115,16 +115,7 @@ mod tests {
     }
 
     fn config() -> MachineConfig {
-        MachineConfig {
-            memory: ByteSize(1 << 20),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        }
+        MachineConfig::minimal(ByteSize(1 << 20))
     }
 
     fn record(name: &str, phase: Phase) -> Record {

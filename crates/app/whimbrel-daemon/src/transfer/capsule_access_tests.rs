@@ -54,16 +54,7 @@ impl Place {
         image.put(PageRun::new(0, PAGES), &memory).unwrap();
         let root = image.finish().unwrap().root;
         let device = vec![writer.put_blob(&[seed; 3000]).unwrap()];
-        let machine_config = MachineConfig {
-            memory: ByteSize(memory.len() as u64),
-            cpus: 1,
-            machine: "q35".into(),
-            cpu: "max".into(),
-            accel: whimbrel_core::Accel::Tcg,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        };
+        let machine_config = MachineConfig::minimal(ByteSize(memory.len() as u64));
         let labels = [(refs::MACHINE_LABEL.to_owned(), machine.to_owned())].into();
         let manifest = Manifest {
             format: FORMAT,

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_core::{Accel, Boot, ByteSize, Digest, MachineConfig, NicConfig};
+use whimbrel_core::{Boot, ByteSize, Digest, MachineConfig, NicConfig};
 use whimbrel_machine::Machine;
 use whimbrel_qemu::{Console, LaunchSpec, Qemu, RamBacking, Sharing, Subscription, probe};
 
@@ -138,18 +138,14 @@ impl Slot {
         let files = files();
         let digest = Digest::of(b"not looked at");
         let config = MachineConfig {
-            memory: MEMORY,
-            cpus: 1,
             machine: probe().unwrap().machine_type("q35").unwrap().to_owned(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
-            disks: vec![],
             nics: vec![NicConfig { mac: "52:54:00:12:34:56".into(), bridge: None }],
             boot: Some(Boot {
                 kernel: digest,
                 initrd: Some(digest),
                 append: "console=ttyS0 quiet panic=-1".into(),
             }),
+            ..MachineConfig::minimal(MEMORY)
         };
         let ram = RamBacking { path: self.ram.clone(), sharing };
         LaunchSpec {

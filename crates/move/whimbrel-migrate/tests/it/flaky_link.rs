@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
-use whimbrel_core::{Accel, Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
     Budget, CommittedHost, HandedOver, HandoverRecord, MigrateError, MigrationJob, PendingCommit,
@@ -283,14 +283,8 @@ impl Link for Flaky {
 fn offer(handover: u64) -> Offer {
     let (kernel, len) = (Digest::of(&kernel()), kernel().len() as u64);
     let config = MachineConfig {
-        memory: ByteSize(PAGES * PAGE_SIZE as u64),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
         boot: Some(Boot { kernel, initrd: None, append: String::new() }),
+        ..MachineConfig::minimal(ByteSize(PAGES * PAGE_SIZE as u64))
     };
     let mut id = [0; 16];
     id[..8].copy_from_slice(&handover.to_le_bytes());

@@ -14,7 +14,7 @@ use std::{
 use whimbrel_capture::{
     CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
 };
-use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{ByteSize, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
     Budget, MigrationJob,
@@ -135,16 +135,7 @@ impl StopPolicy for Three {
 }
 
 fn offer() -> Offer {
-    let config = MachineConfig {
-        memory: ByteSize(PAGES * PAGE_SIZE as u64),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let config = MachineConfig::minimal(ByteSize(PAGES * PAGE_SIZE as u64));
     Offer::of(HandoverId([7; 16]), "guest".parse().unwrap(), config)
 }
 

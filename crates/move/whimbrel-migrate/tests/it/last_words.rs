@@ -8,7 +8,7 @@ use std::sync::{
     Arc, Mutex, OnceLock, Weak,
     atomic::{AtomicU32, Ordering},
 };
-use whimbrel_core::{Accel, ByteSize, Digest, MachineConfig, PageRun};
+use whimbrel_core::{ByteSize, Digest, MachineConfig, PageRun};
 use whimbrel_migrate::{
     protocol::{self, Finish, FinishHeader, HandoverId, Offer},
     target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
@@ -82,16 +82,7 @@ fn target(meanwhile: Option<fn(&IncomingMigrations)>) -> (Arc<IncomingMigrations
 }
 
 fn offer(arrivals: &IncomingMigrations) -> bool {
-    let config = MachineConfig {
-        memory: ByteSize(4096),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let config = MachineConfig::minimal(ByteSize(4096));
     let offer = Offer::of(ID, "web".parse().expect("a name"), config);
     let header = postcard::to_stdvec(&offer).expect("an offer");
     arrivals.handle(protocol::OFFER, &header, Bytes::new()).is_ok()

@@ -21,7 +21,7 @@ use whimbrel_block::{Device, DiskPages, MemDevice, Mirror, MirrorLayer, TrackedD
 use whimbrel_capture::{
     CaptureSource, Consumer, DirtyLog, RoundDecision, RoundStats, Scan, StopPolicy, StopReason,
 };
-use whimbrel_core::{Accel, ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
+use whimbrel_core::{ByteSize, Digest, DiskConfig, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
     Budget, MigrationJob,
@@ -233,14 +233,8 @@ impl Link for Flaky {
 
 fn offer(attempt: u8) -> Offer {
     let config = MachineConfig {
-        memory: ByteSize(MEMORY * PAGE_SIZE as u64),
-        cpus: 1,
-        machine: "q35".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
         disks: vec![DiskConfig { size: ByteSize(DISK * PAGE_SIZE as u64) }],
-        nics: vec![],
-        boot: None,
+        ..MachineConfig::minimal(ByteSize(MEMORY * PAGE_SIZE as u64))
     };
     Offer::of(HandoverId([attempt; 16]), "guest".parse().unwrap(), config)
 }

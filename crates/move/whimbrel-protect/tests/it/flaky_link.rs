@@ -16,7 +16,7 @@ use std::{
     },
 };
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
-use whimbrel_core::{Accel, ByteSize, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_machine::{Machine, MachineError};
 use whimbrel_migrate::{
     link::{Answer, Link, LinkError},
@@ -130,16 +130,7 @@ fn accepted() -> Accepted {
 }
 
 fn offer() -> Offer {
-    let config = MachineConfig {
-        memory: ByteSize(MEMORY * 4096),
-        cpus: 1,
-        machine: "pc".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let config = MachineConfig { machine: "pc".into(), ..MachineConfig::minimal(ByteSize(MEMORY * 4096)) };
     whimbrel_offer(config)
 }
 

@@ -233,16 +233,7 @@ mod tests {
 
     fn config(mac: &str) -> MachineConfig {
         let nics = vec![NicConfig { mac: mac.to_owned(), bridge: Some("br0".to_owned()) }];
-        MachineConfig {
-            memory: ByteSize(1 << 20),
-            cpus: 1,
-            machine: "q35".to_owned(),
-            cpu: "max".to_owned(),
-            accel: whimbrel_core::Accel::Tcg,
-            disks: Vec::new(),
-            nics,
-            boot: None,
-        }
+        MachineConfig { nics, ..MachineConfig::minimal(ByteSize(1 << 20)) }
     }
 
     #[test]

@@ -34,16 +34,7 @@ fn documented(kind: u16) -> (&'static [Right], Access) {
 }
 
 fn offer() -> Offer {
-    let config = MachineConfig {
-        memory: ByteSize(1 << 20),
-        cpus: 1,
-        machine: "q35".to_owned(),
-        cpu: "max".to_owned(),
-        accel: whimbrel_core::Accel::Tcg,
-        disks: Vec::new(),
-        nics: Vec::new(),
-        boot: None,
-    };
+    let config = MachineConfig::minimal(ByteSize(1 << 20));
     Offer::of(HandoverId([1; 16]), "web".parse().unwrap(), config)
 }
 

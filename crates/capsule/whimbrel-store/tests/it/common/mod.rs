@@ -4,7 +4,7 @@
 pub mod crash_disk;
 
 use std::collections::BTreeMap;
-use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun, RefName};
+use whimbrel_core::{ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun, RefName};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{CapsuleWriter, FinishedImage, Result, Store, StoreError};
 
@@ -28,16 +28,7 @@ pub fn name(text: &str) -> RefName {
 }
 
 pub fn manifest(images: &[(&str, FinishedImage)], parents: &[CapsuleId], time: u64) -> Manifest {
-    let machine = MachineConfig {
-        memory: ByteSize(1 << 20),
-        cpus: 1,
-        machine: "pc-q35-7.2".into(),
-        cpu: "max".into(),
-        accel: Accel::Tcg,
-        disks: vec![],
-        nics: vec![],
-        boot: None,
-    };
+    let machine = MachineConfig::minimal(ByteSize(1 << 20));
     let image = |(name, image): &(&str, FinishedImage)| ImageRef {
         name: (*name).into(),
         pages: image.pages,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
-use whimbrel_core::{Accel, ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
+use whimbrel_core::{ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
 use whimbrel_image::{FORMAT, ImageRef, Manifest};
 use whimbrel_store::{Options as StoreOptions, Store};
 use whimbrel_transfer::{
@@ -49,16 +49,7 @@ impl Place {
         image.put(PageRun::new(0, pages), memory).unwrap();
         let root = image.finish().unwrap().root;
         let device = vec![writer.put_blob(device).unwrap()];
-        let machine = MachineConfig {
-            memory: ByteSize(memory.len() as u64),
-            cpus: 1,
-            machine: "pc-q35-7.2".into(),
-            cpu: "max".into(),
-            accel: Accel::Tcg,
-            disks: vec![],
-            nics: vec![],
-            boot: None,
-        };
+        let machine = MachineConfig::minimal(ByteSize(memory.len() as u64));
         let manifest = Manifest {
             format: FORMAT,
             machine,
