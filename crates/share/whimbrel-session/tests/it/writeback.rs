@@ -12,7 +12,7 @@ use std::{
 };
 use whimbrel_session::{
     client::Policy,
-    proto::{OpCall, WriteCall, code},
+    proto::{OpCall, SyncCall, WriteCall, code},
 };
 use whimbrel_wire::{Call, Code, Refusal};
 
@@ -36,6 +36,28 @@ fn under_write_back_nothing_is_sent_before_it_is_told_and_what_was_removed_never
     assert!(world.session().status().sent - sent < 80_000, "{}", world.session().status().sent - sent);
     assert_eq!(fs::read(server.join("out/kept")).unwrap(), kept);
     assert_eq!(fs::read_dir(server.join("out")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_file_that_is_renamed_here_before_it_is_sent_again_is_no_conflict() {
+    let world = World::new(back, |server| fs::write(server.join("old"), pattern(100_000, 1)).unwrap());
+    let mount = world.mount();
+    let (old, new, content) = (mount.join("old"), mount.join("new"), pattern(100_000, 2));
+    let renamed = AtomicBool::new(false);
+    world.wire.decide(move |request| {
+        if request.kind != SyncCall::KIND || renamed.swap(true, Ordering::SeqCst) {
+            return Fate::Answered;
+        }
+        // The lost answer makes the client send the content again, because the server may have restarted.
+        fs::rename(&old, &new).unwrap();
+        Fate::Lost
+    });
+    OpenOptions::new().write(true).open(mount.join("old")).unwrap().write_all_at(&content, 0).unwrap();
+    world.session().flush().unwrap();
+    assert_eq!(world.session().status().events, []);
+    assert_eq!(fs::read(world.server().join("new")).unwrap(), content);
+    assert!(!world.server().join("old").exists());
+    assert_eq!(fs::read(mount.join("new")).unwrap(), content);
 }
 
 #[test]

@@ -223,6 +223,11 @@ impl WriteBack {
     }
 }
 
+/// Whether the server found another file under the path of a write, or none: ENOENT or ENOTDIR.
+fn is_other_file(fail: &CallFailure) -> bool {
+    fail.is(code::STALE) || fail.is_errno(&[2, 20])
+}
+
 pub(in crate::client) struct FileWriteBack {
     pub(in crate::client) file: FileId,
     pub(in crate::client) record: FileRecord,
@@ -287,22 +292,32 @@ impl Core {
         then: impl FnOnce(Result<()>) -> T,
     ) -> T {
         let _turn = self.writeback.lock();
-        let drained = self.send_changes().map_err(errno_of_fail);
-        then(drained.and_then(|()| self.send_files(files, false)))
+        then(self.send_files(|| files, false))
     }
 
     /// Writes everything back; with `durable` it is on the server's disk when this returns.
     pub(in crate::client) fn flush_all(&self, durable: bool) -> Result<()> {
         let _turn = self.writeback.lock();
-        self.send_changes().map_err(errno_of_fail)?;
-        let dirty = self.cache.dirty_files();
-        self.writeback.state().since.retain(|file, _| dirty.contains(file));
+        let dirty = || {
+            let dirty = self.cache.dirty_files();
+            self.writeback.state().since.retain(|file, _| dirty.contains(file));
+            dirty
+        };
         self.send_files(dirty, durable)
     }
 
-    fn send_files(&self, mut files: Vec<FileId>, durable: bool) -> Result<()> {
-        let mut first = Ok(());
+    /// Sends all changes of names, then the content of `files`. Needs the write-back lock.
+    fn send_files(&self, files: impl FnOnce() -> Vec<FileId>, durable: bool) -> Result<()> {
+        let (mut first, mut later) = (Ok(()), Some(files));
+        let mut files = Vec::new();
         for _ in 0..TRIES {
+            // A file that is renamed from here on may have another name on the server than here.
+            let changes = self.writeback.changes();
+            if let Err(fail) = self.send_changes() {
+                files.iter().for_each(|file| self.writeback.file_written(*file));
+                return Err(errno_of_fail(fail));
+            }
+            files.extend(later.take().into_iter().flat_map(|files| files()));
             let mut sendings = Vec::new();
             for file in std::mem::take(&mut files) {
                 match self.prepare(file, durable) {
@@ -320,6 +335,9 @@ impl Core {
             for (file, content, sent) in self.connection.runtime().block_on(self.send_all(sendings)) {
                 match sent {
                     Err(CallFailure::Outdated) => files.push(file),
+                    Err(fail) if is_other_file(&fail) && self.writeback.changes() != changes => {
+                        files.push(file)
+                    }
                     sent => first = first.and(self.apply_result(file, content, sent)),
                 }
             }
@@ -534,7 +552,7 @@ impl Core {
         }
         match sent {
             Ok(attr) => self.written_back(file, content, attr),
-            Err(fail) if fail.is(code::CONFLICT) || fail.is(code::STALE) || fail.is_errno(&[2, 20]) => {
+            Err(fail) if fail.is(code::CONFLICT) || is_other_file(&fail) => {
                 self.conflict(file, "the file on the server was changed or replaced");
                 Err(Errno::ESTALE)
             }
