@@ -130,7 +130,7 @@ impl Repair<'_> {
 
     /// Whether an object is to be fetched. What a partial capsule never had is fetched when it is read.
     fn lacks(&self, digest: &Digest, partial: bool) -> bool {
-        !self.good.contains(&ShortDigest::from(digest)) && !(partial && !self.store.inner.objects.has(digest))
+        !self.good.contains(&ShortDigest::from(digest)) && (!partial || self.store.inner.objects.has(digest))
     }
 
     /// Objects that a capsule lacks, as far as its nodes can be read; each once, those of a kind together.

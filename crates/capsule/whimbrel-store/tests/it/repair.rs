@@ -140,3 +140,37 @@ fn only_the_named_capsule_is_healed_and_a_failed_source_changes_nothing() {
     assert_eq!(report.capsules.iter().map(|c| c.id).collect::<Vec<_>>(), [id]);
     assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model));
 }
+
+/// Number of objects that capsules lack.
+fn lacking(store: &Store) -> usize {
+    store.verify(|_, _| {}).unwrap().broken.iter().map(|broken| broken.missing.len()).sum()
+}
+
+#[test]
+fn a_repair_that_a_power_failure_ends_loses_nothing_and_can_be_repeated() {
+    let other = CrashDisk::new();
+    let (id, model) = write(&other);
+    let source = Other { store: open(&other), gives: |_| true };
+    for operation in 0.. {
+        let disk = CrashDisk::new();
+        write(&disk);
+        damage(&disk, &mut StdRng::seed_from_u64(23));
+        let store = open(&disk);
+        store.reindex().unwrap();
+        let before = lacking(&store);
+        disk.power_off_at(disk.operations() + operation);
+        let ended = store.repair(None, &[], &source, |_, _| {});
+        let disk = disk.after_power_failure(operation);
+        let store = open(&disk);
+        store.reindex().unwrap();
+        assert!(lacking(&store) <= before, "operation {operation}: something was lost");
+        let report = repair(&store, &source.store, |_| true);
+        assert!(report.capsules.iter().all(|capsule| capsule.missing == 0), "{operation}: {report:?}");
+        assert!(open(&disk).verify(|_, _| {}).unwrap().is_complete(), "operation {operation}");
+        assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model), "operation {operation}");
+        if ended.is_ok() {
+            assert!(operation > 10 && report.capsules.is_empty(), "operation {operation}: {report:?}");
+            return;
+        }
+    }
+}
