@@ -42,11 +42,15 @@ fn open(disk: &CrashDisk) -> Store {
 
 /// Two versions of a machine; the second has deltas of pages of the first.
 fn write(disk: &CrashDisk) -> (CapsuleId, BTreeMap<u64, u64>) {
+    write_to(|| open(disk))
+}
+
+fn write_to(open: impl Fn() -> Store) -> (CapsuleId, BTreeMap<u64, u64>) {
     let (mut id, mut model) = (None, BTreeMap::new());
     for round in 0..2 {
         let pages: Vec<(u64, u64)> = (0..120).step_by(round + 1).map(|n| (n * 3, n + 1)).collect();
         let pages: Vec<_> = pages.into_iter().map(|(at, seed)| (at, seed + 1000 * round as u64)).collect();
-        let store = open(disk);
+        let store = open();
         let writer = store.writer().unwrap();
         let names = [name("a"), name(&format!("v{round}"))];
         id = Some(commit(&writer, &store, id, 400, &pages, &names, round as u64).unwrap());
@@ -111,6 +115,8 @@ fn what_nobody_has_is_counted_and_what_was_healed_outlives_a_collection() {
         let first = repair(&store, &other, |digest| digest.0[0] % 2 == 0);
         assert_eq!(missing(&first) > 0, first.failure.is_some(), "round {round}: {first:?}");
         left += missing(&first);
+        let damaged = !store.verify(|_, _| {}).unwrap().damage.is_empty();
+        assert_eq!(damaged, missing(&first) > 0, "round {round}: what nobody has stays in the index");
         store.gc(GcRoots::Referenced).unwrap();
         let store = open(&disk);
         assert_eq!(store.verify(|_, _| {}).unwrap().is_complete(), missing(&first) == 0, "round {round}");
@@ -134,7 +140,8 @@ fn only_the_named_capsule_is_healed_and_a_failed_source_changes_nothing() {
     let empty = open(&CrashDisk::new());
     let report = repair(&store, &empty, |_| true);
     assert!(report.capsules.iter().all(|c| c.healed == 0) && report.failure.is_some(), "{report:?}");
-    assert_eq!(store.verify(|_, _| {}).unwrap().broken.len(), before.broken.len());
+    let after = store.verify(|_, _| {}).unwrap();
+    assert_eq!((after.damage, after.broken.len()), (before.damage, before.broken.len()));
     let source = Other { store: open(&other), gives: |_| true };
     let report = store.repair(Some(id), &[], &source, |_, _| {}).unwrap();
     assert_eq!(report.capsules.iter().map(|c| c.id).collect::<Vec<_>>(), [id]);
@@ -173,4 +180,20 @@ fn a_repair_that_a_power_failure_ends_loses_nothing_and_can_be_repeated() {
             return;
         }
     }
+}
+
+#[test]
+fn packs_that_are_gone_are_made_again() {
+    let (other, dir) = (CrashDisk::new(), tempfile::tempdir().unwrap());
+    write(&other);
+    let open_dir = || Store::open(dir.path(), Options { workers: 1, ..Options::create() }).unwrap();
+    let (id, model) = write_to(open_dir);
+    for pack in std::fs::read_dir(dir.path().join("packs")).unwrap() {
+        std::fs::remove_file(pack.unwrap().path()).unwrap();
+    }
+    let report = repair(&open_dir(), &open(&other), |_| true);
+    assert!(report.frames > 0 && report.capsules.iter().all(|capsule| capsule.missing == 0), "{report:?}");
+    assert_eq!(content(&open_dir(), &id).unwrap(), expected(&model));
+    open_dir().gc(GcRoots::Referenced).unwrap();
+    assert!(open_dir().verify(|_, _| {}).unwrap().is_complete());
 }
