@@ -253,3 +253,42 @@ fn pages_of_leaf(wants: &[Want]) -> PageWant {
     let digests = wants.iter().map(|want| want.digest).collect();
     PageWant { leaf: wants[0].place.0, slots, digests, similar: None }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Options;
+
+    struct Nobody;
+
+    impl RemoteObjects for Nobody {
+        fn objects(
+            &self,
+            _: Kind,
+            _: &[ObjectWant],
+        ) -> std::result::Result<Vec<Vec<u8>>, RemoteObjectsError> {
+            panic!("no capsule needs anything");
+        }
+
+        fn pages(&self, _: &[PageWant]) -> std::result::Result<Vec<Vec<u8>>, RemoteObjectsError> {
+            panic!("no capsule needs anything");
+        }
+    }
+
+    #[test]
+    fn the_good_object_of_a_frame_with_a_wrong_one_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Options::create()).unwrap();
+        let (good, wrong) = (Digest::of(&[1; 4096]), Digest::of(&[2; 4096]));
+        let writer = store.writer().unwrap();
+        writer.put_copies(Kind::Pages, &[(good, &[1; 4096]), (wrong, &[3; 4096])], 2).unwrap();
+        writer.flush().unwrap();
+        drop(writer);
+        assert_eq!(store.verify(|_, _| {}).unwrap().damage.len(), 1);
+        assert_eq!(store.repair(None, &[], &Nobody, |_, _| {}).unwrap().frames, 1);
+        assert_eq!(store.blob(&good).unwrap(), [1; 4096]);
+        assert_eq!(store.has(&[good, wrong]), [true, false]);
+        assert!(store.verify(|_, _| {}).unwrap().is_complete());
+        assert_eq!(store.repair(None, &[], &Nobody, |_, _| {}).unwrap().frames, 0);
+    }
+}
