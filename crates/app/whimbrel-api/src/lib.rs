@@ -49,12 +49,13 @@ pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, Ro
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
-    OperationState, PostcopyInfo, Progress, RoundInfo, Unit,
+    OperationState, PostcopyInfo, Progress, RepairedCapsule, RoundInfo, Unit,
 };
 pub use protect::{
     EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
     ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
 pub use transfer::{
-    CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, TransferReport,
+    CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, RepairRequest,
+    TransferReport,
 };

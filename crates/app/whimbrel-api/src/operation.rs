@@ -8,7 +8,7 @@ use crate::{ApiError, DowntimeInfo, EvacuateReport, ThrottleReport, TransferRepo
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, path::PathBuf, str::FromStr};
 use utoipa::ToSchema;
-use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, WitnessAddress};
+use whimbrel_core::{ByteSize, CapsuleId, HostName, MachineName, RefName, WitnessAddress};
 
 /// Number of an operation, unique while the daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -71,6 +71,8 @@ pub enum OperationKind {
     Gc,
     /// Reads and checks everything in the store.
     Verify,
+    /// Fetches damaged and missing objects of capsules.
+    Repair,
     /// Writes a capsule or an image to a file.
     Export,
     /// Reads a capsule or a disk from a file.
@@ -277,6 +279,18 @@ pub enum OperationResult {
         /// Places with damage.
         damaged: Vec<Damage>,
     },
+    /// Capsules that were damaged; none if the list is empty.
+    Repair {
+        /// Capsules with damaged or missing objects.
+        capsules: Vec<RepairedCapsule>,
+        /// Damaged places that nothing needs any more; the next garbage collections free them.
+        dropped: u64,
+        /// Where the objects were looked for.
+        asked: Vec<String>,
+        /// First reason why an object did not come.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<String>,
+    },
     /// File that was written.
     Export {
         /// Path of the file.
@@ -421,6 +435,21 @@ pub struct Damage {
     pub place: String,
     /// Description of the damage.
     pub problem: String,
+}
+
+/// Outcome of a repair for one capsule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RepairedCapsule {
+    /// Id of the capsule.
+    #[schema(value_type = String)]
+    pub capsule: CapsuleId,
+    /// Refs that name it.
+    #[schema(value_type = Vec<String>)]
+    pub names: Vec<RefName>,
+    /// Objects that were stored again. One that several capsules share counts for one of them.
+    pub healed: u64,
+    /// Objects that are known to be missing still.
+    pub missing: u64,
 }
 
 #[cfg(test)]

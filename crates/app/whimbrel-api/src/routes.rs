@@ -51,6 +51,7 @@ paths! {
     TAG = "/v1/tags/{tag}";
     STORE_GC = "/v1/store/gc";
     STORE_VERIFY = "/v1/store/verify";
+    STORE_REPAIR = "/v1/store/repair";
     EXPORT = "/v1/export";
     IMPORT = "/v1/import";
     PULL = "/v1/pull";

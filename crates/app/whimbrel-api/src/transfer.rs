@@ -28,6 +28,23 @@ pub struct PullRequest {
     pub lazy: bool,
 }
 
+/// Body of `POST /v1/store/repair`: fetch the damaged and missing objects of capsules.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RepairRequest {
+    /// Capsule to repair [default: all].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub capsule: Option<CapsuleRef>,
+    /// Host that is asked first [default: the nearest trusted host].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub host: Option<HostName>,
+    /// Pool folder with a file of the capsule's name to fetch from, as `MANAGER[,MANAGER][/FOLDER]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+}
+
 /// Body of `POST /v1/push`: send a machine or a capsule to another host or to a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -123,6 +123,8 @@ calls! {
     POST gc() -> Operation: STORE_GC;
     /// Starts to read and check everything in the store.
     POST verify() -> Operation: STORE_VERIFY;
+    /// Starts to fetch damaged and missing objects of capsules.
+    POST repair() [request: &RepairRequest] -> Operation: STORE_REPAIR;
     /// Starts to write a capsule or an image to a file of the host.
     POST export() [request: &ExportRequest] -> Operation: EXPORT;
     /// Starts to read a capsule or a disk from a file of the host.

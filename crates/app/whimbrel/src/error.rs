@@ -42,6 +42,9 @@ pub(crate) enum CliError {
     /// Damage found by `verify`, which has printed it as its result.
     #[error("the store is damaged in {}", count(damaged.len() as u64, "place"))]
     Damaged { damaged: Vec<Damage> },
+    /// Repair that did not get everything, which it has printed as its result.
+    #[error("{} still missing", count(*missing, "object"))]
+    Missing { missing: u64 },
     /// Evacuation that left machines, which it has printed as its result.
     #[error("{host} is not empty{}", left(*machines))]
     NotEmpty {
@@ -135,7 +138,7 @@ impl CliError {
             Self::Cancelled { .. } | Self::Interrupted { .. } => exit::INTERRUPTED,
             Self::Usage { .. } => exit::USAGE,
             Self::Settings { .. } => exit::USAGE,
-            Self::Damaged { .. } => exit::DAMAGED,
+            Self::Damaged { .. } | Self::Missing { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
             Self::Io { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => exit::FAILED,
             Self::NoSession(_) => exit::UNREACHABLE,
@@ -179,7 +182,10 @@ impl CliError {
                 Some("`whimbrel ps` shows the machine".to_owned())
             }
             Self::Damaged { .. } => {
-                Some("capsules without damage can still be exported: `whimbrel export CAPSULE FILE`".to_owned())
+                Some("`whimbrel repair` fetches good copies from other hosts; capsules without damage can still be exported".to_owned())
+            }
+            Self::Missing { .. } => {
+                Some("what was healed stays healed: run `whimbrel repair` again when a host or pool with a copy answers".to_owned())
             }
             Self::NotEmpty { .. } => {
                 Some("machines that have moved stay there; run `whimbrel evacuate` again to continue".to_owned())

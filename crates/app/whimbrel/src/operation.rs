@@ -48,12 +48,18 @@ pub(crate) async fn complete(
     }
 }
 
-/// Turns the result of a verification that found damage, or of an evacuation that left machines, into an
-/// error.
+/// Turns the result of a verification that found damage, of a repair that did not heal all, or of an
+/// evacuation that left machines, into an error.
 fn verdict(subject: &str, result: &OperationResult) -> Result<(), CliError> {
     match result {
         OperationResult::Verify { damaged, .. } if !damaged.is_empty() => {
             Err(CliError::Damaged { damaged: damaged.clone() })
+        }
+        OperationResult::Repair { capsules, .. } => {
+            match capsules.iter().map(|capsule| capsule.missing).sum() {
+                0 => Ok(()),
+                missing => Err(CliError::Missing { missing }),
+            }
         }
         OperationResult::Evacuate(report) if !report.empty => Err(CliError::NotEmpty {
             host: subject.to_owned(),

@@ -2,7 +2,8 @@
 
 use crate::table::{count, milliseconds};
 use whimbrel_api::{
-    CaptureReport, Damage, NetworkHandover, OperationResult, RoundInfo, ThrottleReport, TransferReport,
+    CaptureReport, Damage, NetworkHandover, OperationResult, RepairedCapsule, RoundInfo, ThrottleReport,
+    TransferReport,
 };
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -50,6 +51,15 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 format!("{read}, no damage\n")
             } else {
                 format!("{read}\n{}", damages(damaged))
+            }
+        }
+        OperationResult::Repair { capsules, dropped, asked, failure } => {
+            let healed: String = capsules.iter().map(repaired).collect();
+            let missing = capsules.iter().any(|capsule| capsule.missing > 0);
+            match (healed.is_empty(), missing) {
+                (true, _) if *dropped == 0 => "nothing is damaged\n".to_owned(),
+                (_, true) => healed + &elsewhere(asked, failure.as_deref()),
+                (_, false) => format!("{healed}{} replaced\n", count(*dropped, "damaged place")),
             }
         }
         OperationResult::Export { path, bytes } => format!("wrote {bytes} to {}\n", path.display()),
@@ -171,6 +181,24 @@ fn handover(network: &NetworkHandover) -> String {
             format!("network ports are unplugged: the target has no bridge {}\n", missing.join(", "))
         }
     }
+}
+
+fn repaired(capsule: &RepairedCapsule) -> String {
+    let names = capsule.names.iter().map(|name| format!(" {name}")).collect::<String>();
+    let healed = format!("{}{names}: {} healed", capsule.capsule.short(), count(capsule.healed, "object"));
+    match capsule.missing {
+        0 => format!("{healed}\n"),
+        missing => format!("{healed}, {} still missing\n", count(missing, "object")),
+    }
+}
+
+/// Text about where to look for what is still missing.
+fn elsewhere(asked: &[String], failure: Option<&str>) -> String {
+    let asked = if asked.is_empty() { "nobody".to_owned() } else { asked.join(", ") };
+    let failure = failure.map(|failure| format!(" ({failure})")).unwrap_or_default();
+    format!(
+        "asked {asked}{failure}; try `whimbrel repair NAME --from` with another host or pool that has a copy\n"
+    )
 }
 
 fn damages(damaged: &[Damage]) -> String {

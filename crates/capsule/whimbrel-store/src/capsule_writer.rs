@@ -183,6 +183,13 @@ impl CapsuleWriter {
         Framer::new(&session.inner, self.threads.pack()).plain(kind, &new, group)
     }
 
+    /// Stores objects again, of which the store has damaged copies.
+    pub(crate) fn put_copies(&self, kind: Kind, objects: &[(Digest, &[u8])], group: usize) -> Result<()> {
+        let session = &self.threads.context;
+        session.check()?;
+        Framer::new(&session.inner, self.threads.pack()).plain(kind, objects, group)
+    }
+
     /// Makes everything stored so far durable.
     pub(crate) fn flush(&self) -> Result<()> {
         self.threads.flush()?;

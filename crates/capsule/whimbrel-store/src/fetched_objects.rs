@@ -103,7 +103,8 @@ impl FetchedObjects {
     }
 }
 
-fn group(kind: Kind) -> usize {
+/// Objects in a frame.
+pub(crate) fn group(kind: Kind) -> usize {
     match kind {
         Kind::Pages => 16,
         Kind::Nodes => 8,

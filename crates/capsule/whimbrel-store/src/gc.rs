@@ -46,7 +46,7 @@ use std::{
 use whimbrel_core::{ByteSize, CapsuleId};
 use whimbrel_image::pack_frame::{Kind, PackFrame};
 
-const GC_LOCK: &str = "gc.lock";
+pub(crate) const GC_LOCK: &str = "gc.lock";
 /// Size below which packs are merged into one, once there are [`MANY`].
 const SMALL: u64 = 4 << 20;
 const MANY: usize = 16;

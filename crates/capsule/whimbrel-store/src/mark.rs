@@ -101,7 +101,10 @@ impl<'a> Mark<'a> {
         places.retain(|place| place.depth < below);
         let order =
             |place: &PackLocation| (self.avoid.contains(&place.pack), place.depth, place.pack, place.offset);
-        match places.into_iter().min_by_key(order) {
+        places.sort_by_key(order);
+        // A damaged copy must not count as the live one beside one that a repair has stored.
+        let intact = places.iter().find(|place| places.len() > 1 && self.is_intact(place));
+        match intact.or(places.first()).copied() {
             Some(place) => {
                 self.live.insert(place);
                 self.bases(&place)
@@ -111,6 +114,11 @@ impl<'a> Mark<'a> {
                 Ok(())
             }
         }
+    }
+
+    fn is_intact(&self, place: &PackLocation) -> bool {
+        let bytes = self.store.inner.objects.encoded(place);
+        bytes.is_ok_and(|bytes| PackFrame::parse(&bytes).is_ok())
     }
 
     /// Keeps packs that have live frames where they are, and with them the bases of their deltas.

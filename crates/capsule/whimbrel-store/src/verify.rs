@@ -64,17 +64,38 @@ impl Report {
     }
 }
 
+/// What reading every frame found.
+#[derive(Default)]
+pub(crate) struct VerifiedFrames {
+    /// Objects of which there is an undamaged copy.
+    pub(crate) good: HashSet<ShortDigest>,
+    /// Frames with damaged objects.
+    pub(crate) damaged: Vec<Entry>,
+}
+
 /// Most objects that a broken capsule lists.
 const MAX_LISTED: usize = 100;
 
 impl Store {
     /// Reads every frame, computes every digest and checks that every capsule is complete. `progress` gets
     /// the bytes read and the bytes in total.
-    pub fn verify(&self, mut progress: impl FnMut(u64, u64)) -> Result<Report> {
+    pub fn verify(&self, progress: impl FnMut(u64, u64)) -> Result<Report> {
+        let mut report = Report::default();
+        let frames = self.verify_frames(&mut report, progress)?;
+        report.orphans = self.orphans()?;
+        self.verify_capsules(&frames.good, &mut report)?;
+        Ok(report)
+    }
+
+    pub(crate) fn verify_frames(
+        &self,
+        report: &mut Report,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<VerifiedFrames> {
         let catalog = &self.inner.objects.indexes;
         catalog.refresh()?;
         let total = catalog.packs().values().map(|len| u64::from(*len)).sum();
-        let (mut report, mut good) = (Report::default(), HashSet::new());
+        let mut frames = VerifiedFrames::default();
         let condemned = match Condemned::read(&*self.inner.files) {
             Ok(condemned) => condemned.ids(),
             Err(error) => {
@@ -90,17 +111,16 @@ impl Store {
             for entry in entries {
                 // A collection that was killed may have removed the base of a delta that was to go too. If a
                 // capsule needs an object of it after all, that capsule is broken.
-                if let Some(damage) = self.verify_frame(&entry, &mut report, &mut good)
+                if let Some(damage) = self.verify_frame(&entry, report, &mut frames.good)
                     && !condemned.contains(&entry.frame.pack)
                 {
                     report.damage.push(damage);
+                    frames.damaged.push(entry);
                 }
                 progress(report.bytes, total);
             }
         }
-        report.orphans = self.orphans()?;
-        self.verify_capsules(&good, &mut report)?;
-        Ok(report)
+        Ok(frames)
     }
 
     fn verify_frame(

@@ -51,7 +51,7 @@ impl Daemon {
 
     /// The capsules that machines need, whatever becomes of their refs. Running machines have pins too, which
     /// end when they stop.
-    fn needed_capsules(&self) -> Vec<CapsuleId> {
+    pub(super) fn needed_capsules(&self) -> Vec<CapsuleId> {
         self.machines.all().iter().filter_map(|machine| machine.needed_capsule()).collect()
     }
 

@@ -11,4 +11,5 @@ mod maintenance;
 mod outdated;
 pub(crate) mod promote;
 mod queries;
+mod repair;
 pub(crate) mod resume;

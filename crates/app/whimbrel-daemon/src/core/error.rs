@@ -267,9 +267,9 @@ impl DaemonError {
                 "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again",
             ),
             (_, ErrorCode::NoSpace) => Some("free space, or run `whimbrel gc`"),
-            (_, ErrorCode::Damaged) => {
-                Some("`whimbrel verify` lists all damage, and `whimbrel gc` rebuilds damaged indexes")
-            }
+            (_, ErrorCode::Damaged) => Some(
+                "`whimbrel verify` lists all damage, and `whimbrel repair` heals it from other hosts or a pool",
+            ),
             _ => None,
         }
     }

@@ -102,6 +102,7 @@ fn capsule_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
         put TAG (tag: RefName) (request: TagRequest) => move |host| host.tag(&tag, &request.capsule);
         post STORE_GC () () => |host| Ok(host.gc());
         post STORE_VERIFY () () => |host| Ok(host.verify());
+        post STORE_REPAIR () (request: RepairRequest) => move |host| host.repair(request);
         post EXPORT () (request: ExportRequest) => move |host| host.export(request);
         post IMPORT () (request: ImportRequest) => move |host| host.import(request);
         post PULL () (request: PullRequest) => move |host| host.pull(request);

@@ -36,6 +36,6 @@ pub(crate) mod trust;
 pub(crate) mod untag;
 
 pub(crate) use short_verbs::{
-    balloon, delete, diff, failover, gc, import, pause, ps, pull, show, start, suspend, tag, unpause,
+    balloon, delete, diff, failover, gc, import, pause, ps, pull, repair, show, start, suspend, tag, unpause,
     unprotect, verify,
 };

@@ -1,7 +1,7 @@
 //! Verbs that make one call and print its result.
 
 use crate::{
-    argument_types::{BalloonArg, ImportFormatArg, Located, absolute},
+    argument_types::{BalloonArg, ImportFormatArg, Located, PushTarget, absolute},
     capsule_text,
     context::Context,
     error::CliError,
@@ -346,6 +346,33 @@ Examples:
         |args, context| {
             let machine = context.client.unprotect(&args.name).await?;
             context.output.result(&machine, machine_text::sentence)
+        }
+    }
+
+    repair {
+        /// Fetch damaged and missing data of capsules from other hosts or a pool
+        ///
+        /// Reads all stored data like `verify`, and fetches good copies from any trusted host that has them.
+        /// Nothing is removed that is not replaced. The exit code is 6 if something is still missing.
+        "\
+Examples:
+  whimbrel repair                              all capsules, from any trusted host
+  whimbrel repair web --from beta              the newest capsule of web; beta is asked first
+  whimbrel repair web --from pool:MANAGER/vms  from the file web in a folder of a pool
+  whimbrel repair --json | jq .result.capsules
+
+`whimbrel gc` frees the damaged bytes later.";
+        {
+            /// Tag, machine (its newest capsule) or id [default: all capsules]
+            capsule: Option<CapsuleRef>,
+            /// Host that is asked first, or pool:MANAGER[/FOLDER] [default: the nearest trusted host]
+            #[arg(long, value_name = "HOST|POOL")]
+            from: Option<PushTarget>,
+        };
+        |args, context| {
+            let (host, pool) = args.from.map_or((None, None), PushTarget::apart);
+            let request = RepairRequest { capsule: args.capsule, host, pool };
+            operation::perform(context, context.client.repair(&request)).await
         }
     }
 

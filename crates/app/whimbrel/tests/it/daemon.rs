@@ -1,7 +1,8 @@
-//! The binary as the daemon, with its settings from a file, and as its own client.
+//! The binary as the daemon, with its settings from a file, as its own client, and as the members of a pool.
 
 use crate::fake::{wait_for, whimbrel};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use std::{
     fs,
     path::Path,
@@ -17,17 +18,21 @@ struct Host {
 impl Host {
     /// Starts a daemon whose settings all stand in a file, and waits until it answers.
     fn start() -> Self {
+        Self::start_with("alpha", "")
+    }
+
+    fn start_with(name: &str, more: &str) -> Self {
         // Guest memory must lie on a tmpfs, so all of it does.
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let at = |name: &str| directory.path().join(name);
         let settings = format!(
-            "name = \"omega\"\ndata = {:?}\nrun_dir = {:?}\nsocket = {:?}\n",
+            "name = \"omega\"\ndata = {:?}\nrun_dir = {:?}\nsocket = {:?}\n{more}",
             at("data"),
             at("run"),
             at("host.sock")
         );
         fs::write(at("host.toml"), settings).unwrap();
-        let mut command = whimbrel("host --name alpha --config");
+        let mut command = whimbrel(&format!("host --name {name} --config"));
         let child = command.arg(at("host.toml")).stderr(Stdio::null()).spawn().unwrap();
         let mut host = Self { child, directory };
         wait_for("the daemon to answer", || {
@@ -44,6 +49,126 @@ impl Host {
     fn call(&self, arguments: &str) -> Output {
         whimbrel(arguments).env("WHIMBREL_SOCKET", self.path().join("host.sock")).output().unwrap()
     }
+}
+
+/// A process that ends with the test.
+struct Member(Child);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+impl Host {
+    /// Calls a verb that must end with this exit code, and returns its result as JSON, or its error.
+    fn result(&self, arguments: &str, code: i32) -> Value {
+        let output = self.call(&format!("{arguments} --json"));
+        assert_eq!(output.status.code(), Some(code), "{arguments}: {output:?}");
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        value.get("result").cloned().unwrap_or(value)
+    }
+
+    fn key(&self) -> String {
+        said(&self.call("key"))
+    }
+
+    /// Flips a bit in the middle of each pack.
+    fn damage(&self) {
+        for pack in fs::read_dir(self.path().join("data/store/packs")).unwrap() {
+            let path = pack.unwrap().path();
+            let mut bytes = fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 4;
+            fs::write(&path, bytes).unwrap();
+        }
+        self.result("verify", 6);
+    }
+}
+
+/// Starts a pool for the host, with two benefactors, in `dir`; returns its name.
+fn pool_of(host: &Host, dir: &Path) -> (Vec<Member>, String) {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let run = |arguments: String| {
+        let output = whimbrel(&arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {output:?}");
+        said(&output)
+    };
+    let admit = |name: &str, key: String| run(format!("pool admit --data {} {name} {key}", at("manager")));
+    let spawn = |arguments: String| {
+        Member(whimbrel(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let key = run(format!("pool key --data {}", at("manager")));
+    admit("alpha", host.key());
+    admit("me", run(format!("pool key --data {}", at("keys"))));
+    let listen = free_address();
+    let mut members = vec![spawn(format!("pool manager --data {} --listen {listen}", at("manager")))];
+    for name in ["b0", "b1"] {
+        admit(name, run(format!("pool key --data {}", at(name))));
+        members.push(spawn(format!(
+            "pool benefactor --name {name} --data {} --capacity 1G --keep-free 0 --listen {} --manager {listen}/{key}",
+            at(name),
+            free_address()
+        )));
+    }
+    wait_for("two benefactors to be online", || {
+        let status = format!("pool status --json --manager {listen}/{key} --keys-dir {}", at("keys"));
+        let status = whimbrel(&status).output().unwrap();
+        said(&status).matches("\"online\"").count() == 2
+    });
+    (members, format!("pool:{listen}/{key}/vms"))
+}
+
+#[test]
+fn a_damaged_store_is_healed_from_another_host_that_allows_it_or_from_a_pool() {
+    let address = free_address();
+    let alpha = Host::start();
+    let beta = Host::start_with("beta", &format!("listen = {address:?}\n"));
+    let disk = alpha.path().join("web.raw");
+    let pages = (0..512_u64)
+        .flat_map(|page| (0..512).map(move |word| (page << 20 | word).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    fs::write(&disk, pages.flat_map(u64::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    alpha.result(&format!("import {} web", disk.display()), 0);
+    let copy = alpha.path().join("web.capsule");
+    alpha.result(&format!("export web {}", copy.display()), 0);
+    beta.result(&format!("import {} vault-web", copy.display()), 0);
+    let (_members, pool) = pool_of(&alpha, &alpha.path().join("pool"));
+    alpha.result(&format!("push web {pool}"), 0);
+
+    alpha.damage();
+    let nobody = alpha.call("repair");
+    assert_eq!(nobody.status.code(), Some(6), "{nobody:?}");
+    assert!(said(&nobody).contains("still missing") && said(&nobody).contains("--from"), "{nobody:?}");
+    alpha.result(&format!("trust add beta {} {address}", beta.key()), 0);
+    beta.result(&format!("trust add alpha {} --read other", alpha.key()), 0);
+    alpha.result("repair web --from beta", 6);
+    beta.result("trust set alpha --read vault-*", 0);
+    let healed = alpha.result("repair web --from beta", 0);
+    assert_eq!(healed["capsules"][0]["missing"], 0, "{healed}");
+    assert!(healed["capsules"][0]["healed"].as_u64() > Some(0), "{healed}");
+    assert_eq!(healed["capsules"][0]["names"][0], "web", "{healed}");
+    alpha.result("verify", 0);
+    assert_eq!(said(&alpha.call("repair")), "nothing is damaged");
+
+    alpha.damage();
+    beta.result("trust rm alpha", 0);
+    alpha.result(&format!("repair --from {pool}"), 2);
+    let healed = alpha.result(&format!("repair web --from {pool}"), 0);
+    assert!(healed["capsules"][0]["healed"].as_u64() > Some(0), "{healed}");
+    alpha.result("gc", 0);
+    alpha.result("verify", 0);
+    let out = alpha.path().join("out.raw");
+    alpha.result(&format!("export web {} --format raw", out.display()), 0);
+    assert!(fs::read(out).unwrap() == fs::read(disk).unwrap());
 }
 
 impl Drop for Host {

@@ -142,6 +142,7 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::TAG, put(tag))
         .route(routes::STORE_GC, post(|| begin("gc")))
         .route(routes::STORE_VERIFY, post(|| begin("verify")))
+        .route(routes::STORE_REPAIR, post(|| begin("repair")))
         .route(routes::EXPORT, post(|| begin("export")))
         .route(routes::IMPORT, post(|| begin("import")))
         .route(
@@ -299,8 +300,19 @@ async fn begin(kind: &'static str) -> (StatusCode, Json<Value>) {
     (StatusCode::ACCEPTED, Json(operation(number, kind, json!({"state": "running"}))))
 }
 
-const KINDS: [&str; 10] =
-    ["checkpoint", "suspend", "resume", "clone", "migrate", "gc", "verify", "export", "import", "evacuate"];
+const KINDS: [&str; 11] = [
+    "checkpoint",
+    "suspend",
+    "resume",
+    "clone",
+    "migrate",
+    "gc",
+    "verify",
+    "export",
+    "import",
+    "evacuate",
+    "repair",
+];
 
 async fn checkpoint(Path(name): Path<String>) -> (StatusCode, Json<Value>) {
     let number = match name.as_str() {
@@ -327,6 +339,11 @@ fn result(kind: &str) -> Value {
         }
         "verify" => json!({"kind": kind, "capsules": 2, "objects": 300, "bytes": 8192,
             "damaged": [{"place": "pack 3", "problem": "digest differs at 4096"}]}),
+        "repair" => {
+            json!({"kind": kind, "dropped": 2, "asked": ["beta", "gamma"], "failure": "beta does not answer",
+            "capsules": [{"capsule": id('b'), "names": ["machine.web", "before"], "healed": 7, "missing": 0},
+                {"capsule": id('d'), "names": [], "healed": 0, "missing": 1}]})
+        }
         "evacuate" => {
             let one = |name: &str, pages: u64, host: Value, outcome: Value| json!({"name": name, "memory": 1048576, "dirtied_pages": pages, "host": host, "outcome": outcome});
             let error = ApiError::new(ErrorCode::Busy, "db is busy with a checkpoint");

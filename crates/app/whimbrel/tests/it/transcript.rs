@@ -36,6 +36,7 @@ const VERBS: &[&str] = &[
     "rm before web",
     "gc",
     "verify",
+    "repair",
     "export before /backup/web.capsule",
     "import /backup/web.capsule web",
     "trust add beta ed25519:OTHER 10.0.0.2:7400",

@@ -9,3 +9,4 @@ mod elsewhere;
 mod full_disk;
 mod growth;
 mod hierarchy;
+mod repair;

@@ -25,14 +25,18 @@ use whimbrel_pool::{
     protocol::{VersionInfo, code},
 };
 
-struct FoundCapsule {
+pub(super) struct FoundCapsule {
     record: PartialRecord,
-    capsule: Arc<PooledCapsule>,
+    pub(super) capsule: Arc<PooledCapsule>,
     name: RefName,
 }
 
 impl Daemon {
-    fn find_in_pool(&self, place: &PoolPath, capsule: &CapsuleRef) -> Result<FoundCapsule, DaemonError> {
+    pub(super) fn find_in_pool(
+        &self,
+        place: &PoolPath,
+        capsule: &CapsuleRef,
+    ) -> Result<FoundCapsule, DaemonError> {
         let pool = self.pool(place)?;
         let (name, until) = match capsule {
             CapsuleRef::Name(name) => (name.clone(), None),

@@ -10,9 +10,10 @@ use super::{
 };
 use crate::{core::error::DaemonError, core::state::Core, daemon::Daemon};
 use std::sync::Arc;
+use whimbrel_api::CapsuleRef;
 use whimbrel_core::Digest;
-use whimbrel_image::Node;
-use whimbrel_store::{ObjectWant, PageWant, RemoteObjectsError};
+use whimbrel_image::{Node, pack_frame::Kind};
+use whimbrel_store::{ObjectWant, PageWant, RemoteObjects, RemoteObjectsError};
 
 /// Objects found, in the order of the request, and the error if a pool was unreachable.
 pub(crate) struct PoolObjects {
@@ -85,6 +86,48 @@ impl Daemon {
         }
         from
     }
+}
+
+/// The objects of a capsule in a pool, as the source of a repair.
+struct PooledObjects {
+    host: Arc<Daemon>,
+    held: Arc<PooledCapsule>,
+}
+
+impl Daemon {
+    /// The objects of the file that a capsule has in a pool, whichever version of it that is.
+    pub(crate) fn pooled_objects(
+        self: &Arc<Self>,
+        place: &str,
+        capsule: &CapsuleRef,
+    ) -> Result<Box<dyn RemoteObjects>, DaemonError> {
+        let found = self.find_in_pool(&place.parse()?, capsule)?;
+        Ok(Box::new(PooledObjects { host: self.clone(), held: found.capsule }))
+    }
+}
+
+impl RemoteObjects for PooledObjects {
+    fn objects(&self, _: Kind, wants: &[ObjectWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        let object = |want: &ObjectWant| match self.held.object(&want.digest) {
+            Some(object) => object.map(|bytes| bytes.to_vec()).map_err(|error| unreadable(error.into())),
+            None => Err(not_pooled()),
+        };
+        wants.iter().map(object).collect()
+    }
+
+    fn pages(&self, wants: &[PageWant]) -> Result<Vec<Vec<u8>>, RemoteObjectsError> {
+        let pages = self.held.pages(wants, true, |digest| self.host.local_node(digest));
+        let pages = pages.map_err(unreadable)?.into_iter();
+        pages.map(|page| page.map(|page| page.to_vec()).ok_or_else(not_pooled)).collect()
+    }
+}
+
+fn unreadable(source: Box<dyn std::error::Error + Send + Sync>) -> RemoteObjectsError {
+    RemoteObjectsError { source, retryable: true }
+}
+
+fn not_pooled() -> RemoteObjectsError {
+    RemoteObjectsError { source: "the file in the pool lacks them".into(), retryable: false }
 }
 
 impl Core {
