@@ -203,7 +203,8 @@ impl Shared {
         };
         let access = if self.read_only { ExportAccess::Read } else { access };
         let tree = (export.tree(&path, self.limits.ownership)?, access);
-        let session = ServedSession::new(peer.clone(), client, tree, &self.limits)?;
+        let locks = self.sessions.locks.clone();
+        let session = ServedSession::new(peer.clone(), client, tree, &self.limits, locks)?;
         let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -19,7 +19,7 @@ use std::{
     ops,
     os::unix::fs::FileExt,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -46,17 +46,40 @@ pub(super) struct OpenFile {
     used: AtomicU64,
 }
 
+/// The locks of all files that sessions of one server have open: a file has one lock, whoever opened it.
+#[derive(Default)]
+pub(super) struct WriteLocks {
+    locks: Mutex<HashMap<Ident, Weak<RwLock<()>>>>,
+}
+
+impl WriteLocks {
+    fn of(&self, ident: Ident) -> Arc<RwLock<()>> {
+        let mut locks = lock(&self.locks);
+        if locks.len() == locks.capacity() {
+            locks.retain(|_, known| known.strong_count() > 0);
+        }
+        let known = locks.entry(ident).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let new = Arc::default();
+            *known = Arc::downgrade(&new);
+            new
+        })
+    }
+}
+
 pub(super) struct OpenFiles {
     most: usize,
+    locks: Arc<WriteLocks>,
     clock: AtomicU64,
     open: Mutex<HashMap<Ident, Arc<OpenFile>>>,
     removed: Mutex<HashMap<Ident, Arc<OpenFile>>>,
 }
 
 impl OpenFiles {
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize, locks: Arc<WriteLocks>) -> Self {
         Self {
             most: most.max(1),
+            locks,
             clock: AtomicU64::new(0),
             open: Mutex::default(),
             removed: Mutex::default(),
@@ -79,11 +102,11 @@ impl OpenFiles {
         }
         let file = tree.file(wanted, write)?;
         let mut open = lock(&self.open);
-        // Another thread may have been faster, and a file must have one lock only.
+        // Another thread may have been faster.
         if let Some(known) = open.get(&wanted.ident).filter(|known| known.writable || !write) {
             return Ok(known.clone());
         }
-        let order = open.get(&wanted.ident).map(|known| known.write_lock.clone()).unwrap_or_default();
+        let order = self.locks.of(wanted.ident);
         let opened =
             Arc::new(OpenFile { file, writable: write, write_lock: order, used: AtomicU64::new(now) });
         open.insert(wanted.ident, opened.clone());
@@ -299,4 +322,32 @@ pub(super) fn timespec(time: Time) -> Timespec {
 fn set_mtime(file: &File, time: Time) -> Result<(), Errno> {
     let times = Timestamps { last_access: timespec(time), last_modification: timespec(time) };
     futimens(file, &times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{proto::RelPath, server::Export};
+    use std::fs;
+
+    #[test]
+    fn the_writes_of_two_sessions_to_one_file_exclude_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "before").unwrap();
+        let tree = Export::new(dir.path()).unwrap().tree(&RelPath::root(), false).unwrap();
+        let path = RelPath::new(b"file").unwrap();
+        let found = tree.attr(&path).unwrap().unwrap();
+        let wanted = FileRef { path, ident: found.ident };
+        let locks = Arc::<WriteLocks>::default();
+        let sessions = [(); 2].map(|()| OpenFiles::new(1, locks.clone()));
+        let [first, second] = sessions.map(|files| files.get(&tree, &wanted, true).unwrap());
+        let stamp = |seconds| Time { seconds, nanos: 0 };
+        let write = |_| {
+            assert!(second.write_lock.try_write().is_err(), "the other session may check and write now");
+            Ok(())
+        };
+        first.write_stamped(&[found.mtime], stamp(1), write).unwrap();
+        let late = second.write_stamped(&[found.mtime], stamp(2), |_| Ok(()));
+        assert_eq!(late.map(|_| ()).unwrap_err().code, code::CONFLICT);
+    }
 }

@@ -12,7 +12,7 @@ use super::{
     exports::{ExportAccess, ExportTree},
     fencing::FencingToken,
     listing::Listings,
-    open_files::OpenFiles,
+    open_files::{OpenFiles, WriteLocks},
 };
 use crate::proto::{ClientId, SessionKey, code};
 use std::{
@@ -82,6 +82,7 @@ impl ServedSession {
         client: Option<ClientId>,
         (tree, access): (ExportTree, ExportAccess),
         limits: &Limits,
+        locks: Arc<WriteLocks>,
     ) -> Result<Self, Refusal> {
         let turn = match (&limits.token_dir, &client) {
             (Some(dir), Some(client)) => Some(FencingToken::start(dir, client)?),
@@ -93,7 +94,7 @@ impl ServedSession {
             client,
             access,
             tree,
-            files: OpenFiles::new(limits.files),
+            files: OpenFiles::new(limits.files, locks),
             listings: Listings::default(),
             used: Mutex::new(Instant::now()),
             ended: RwLock::new(false),
@@ -139,6 +140,8 @@ fn unknown_key() -> Refusal {
 #[derive(Default)]
 pub(super) struct Sessions {
     sessions: Mutex<Vec<Arc<ServedSession>>>,
+    /// Locks of the files that any session has open.
+    pub(super) locks: Arc<WriteLocks>,
 }
 
 impl Sessions {
@@ -196,8 +199,8 @@ mod tests {
             .unwrap()
             .tree(&crate::proto::RelPath::root(), false)
             .unwrap();
-        ServedSession::new(PeerIdentity::Stdio, client, (tree, ExportAccess::Write), &Limits::default())
-            .unwrap()
+        let tree = (tree, ExportAccess::Write);
+        ServedSession::new(PeerIdentity::Stdio, client, tree, &Limits::default(), Arc::default()).unwrap()
     }
 
     #[test]
