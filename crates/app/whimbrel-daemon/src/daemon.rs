@@ -32,6 +32,7 @@ use whimbrel_core::{
     Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
 };
 use whimbrel_migrate::target::IncomingMigrations;
+use whimbrel_net::{Mac, PortFilter};
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
@@ -62,6 +63,8 @@ pub(crate) struct Daemon {
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
+    /// Machines whose guests may send frames of other stations.
+    unfiltered: Vec<MachineName>,
     incoming: std::sync::OnceLock<IncomingMigrations>,
 }
 
@@ -79,6 +82,7 @@ impl Daemon {
         name: HostName,
         listen: Option<SocketAddr>,
         layout: Directories,
+        unfiltered: Vec<MachineName>,
         runtime: Handle,
     ) -> Result<Arc<Self>, DaemonError> {
         let core = Arc::new(Core::open(name, listen, layout, runtime)?);
@@ -107,6 +111,7 @@ impl Daemon {
             sizes: AddedSizes::default(),
             evacuation: EvacuationState::default(),
             protections: protecting,
+            unfiltered,
             incoming: std::sync::OnceLock::new(),
         });
         // Finding QEMU and testing KVM takes seconds, once: better before the first machine is requested.
@@ -115,6 +120,14 @@ impl Daemon {
         let landing = Arc::new(crate::migrate::target::incoming::DaemonTarget::new(&host));
         host.incoming.get_or_init(|| IncomingMigrations::new(landing));
         Ok(host)
+    }
+
+    /// Frames that the guest of a machine may send from `nic`. An address that cannot be read allows none.
+    pub(crate) fn port_filter(&self, name: &MachineName, nic: &NicConfig) -> PortFilter {
+        if self.unfiltered.contains(name) {
+            return PortFilter::Off;
+        }
+        PortFilter::Only(crate::network::tunnel::home::mac_of(&nic.mac).unwrap_or(Mac::BROADCAST))
     }
 
     /// Incoming machines of this host.
@@ -327,4 +340,22 @@ pub(crate) fn nic_of(request: &NicRequest) -> NicConfig {
     // 52:54:00 is the prefix that QEMU uses for addresses of its own.
     let made_up = || format!("52:54:00:{:02x}:{:02x}:{:02x}", random[0], random[1], random[2]);
     NicConfig { mac: request.mac.clone().unwrap_or_else(made_up), bridge: request.bridge.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::sample;
+
+    #[test]
+    fn a_port_is_filtered_unless_its_machine_is_named() {
+        let (daemon, _folders) = sample::daemon();
+        let filter = |name: &str, mac: &str| {
+            daemon.port_filter(&name.parse().unwrap(), &NicConfig { mac: mac.to_owned(), bridge: None })
+        };
+        let own = Mac([0x52, 0x54, 0, 0, 0, 1]);
+        assert_eq!(filter("web", "52:54:00:00:00:01"), PortFilter::Only(own));
+        assert_eq!(filter("router", "52:54:00:00:00:01"), PortFilter::Off);
+        assert_eq!(filter("web", "no address"), PortFilter::Only(Mac::BROADCAST));
+    }
 }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 use tokio::net::{TcpListener, UnixListener};
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, MachineName};
 
 /// Time for operations under way to clean up when the daemon is told to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +32,8 @@ pub struct DaemonOptions {
     pub run_dir: PathBuf,
     /// Unix socket of the HTTP API.
     pub socket: PathBuf,
+    /// Machines whose guests may send frames of other stations: routers and bridges.
+    pub unfiltered: Vec<MachineName>,
 }
 
 /// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
@@ -44,7 +46,8 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .enable_all()
         .build()
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
-    let host = Daemon::open(options.name.clone(), options.listen, layout, runtime.handle().clone())?;
+    let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
+    let host = Daemon::open(name, options.listen, layout, unfiltered, runtime.handle().clone())?;
     host.recover_machines()?;
     host.start_uploads();
     host.start_naming_read_capsules();

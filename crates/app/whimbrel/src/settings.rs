@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
 };
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, MachineName};
 
 /// Settings file that is read if no other one is named. It need not exist.
 pub(crate) const DEFAULT_FILE: &str = "/etc/whimbrel/host.toml";
@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     /// Directory on a tmpfs for guest memory.
     pub(crate) run_dir: Option<PathBuf>,
     pub(crate) socket: Option<PathBuf>,
+    /// Machines whose guests may send frames of other stations.
+    pub(crate) unfiltered: Option<Vec<MachineName>>,
 }
 
 impl Settings {
@@ -45,6 +47,7 @@ impl Settings {
             data: self.data.or(below.data),
             run_dir: self.run_dir.or(below.run_dir),
             socket: self.socket.or(below.socket),
+            unfiltered: self.unfiltered.or(below.unfiltered),
         }
     }
 }

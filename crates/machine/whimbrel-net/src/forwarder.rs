@@ -12,7 +12,7 @@
 
 use crate::{
     ANNOUNCE_GAPS, Addresses, BufferLimits, Epoch, FRAME_MAX, Gate, Gates, InputLog, OutputBuffer,
-    PortCounters, announcements,
+    PortCounters, PortFilter, allowed, announcements,
     frame_buffer::FrameBuffer,
     framing::{BrokenStream, Decoder},
     input_replay::{InputReplay, Next},
@@ -72,6 +72,7 @@ pub(crate) struct Forwarder {
     link: Link,
     tap: Option<Arc<File>>,
     gates: Gates,
+    filter: PortFilter,
     output_buffer: Option<OutputBuffer>,
     /// Called when a frame is buffered and the buffer was empty before.
     on_first_buffered: Option<FirstHeld>,
@@ -106,12 +107,13 @@ enum Step {
 }
 
 impl Forwarder {
-    pub(crate) fn new(path: PathBuf, tap: Option<File>, gates: Gates) -> Self {
+    pub(crate) fn new(path: PathBuf, tap: Option<File>, gates: Gates, filter: PortFilter) -> Self {
         Self {
             path,
             link: Link::Down { retry_at: Instant::now() },
             tap: tap.map(Arc::new),
             gates,
+            filter,
             output_buffer: None,
             on_first_buffered: None,
             inputs: None,
@@ -288,7 +290,9 @@ impl Forwarder {
             return;
         }
         if self.gates.outbound == Gate::Open {
-            for frame in self.addresses.stations().iter().flat_map(announcements) {
+            // Another host may have sent addresses that this guest may not use.
+            let frames = self.addresses.stations().iter().flat_map(announcements);
+            for frame in frames.filter(|frame| allowed(frame, self.filter).is_ok()) {
                 emit(self.tap.as_deref(), &frame, &mut self.counters);
             }
         }
@@ -330,11 +334,17 @@ impl Forwarder {
             counters,
             addresses,
             gates,
+            filter,
             replay,
             ..
         } = self;
         while let Some(frame) = decoder.frame()? {
             let length = frame.len();
+            if let Err(reason) = allowed(frame, *filter) {
+                counters.filtered.count(reason, *filter);
+                decoder.taken(length);
+                continue;
+            }
             let had_left = replay.as_mut().is_some_and(|replay| replay.is_repeated(frame));
             match (gates.outbound, hold.as_mut()) {
                 (Gate::Blocked, _) => counters.dropped_frames += 1,

@@ -29,6 +29,7 @@ mod learned_addresses;
 mod netlink;
 mod output_buffer;
 mod port;
+mod port_filter;
 mod tap;
 pub mod tunnel;
 
@@ -39,6 +40,7 @@ pub use input_log::{Input, InputBatch, InputLog};
 pub use learned_addresses::{Addresses, Mac, Station};
 pub use output_buffer::{BufferFull, BufferLimits, Epoch, OutputBuffer};
 pub use port::{Gate, Gates, Port, PortConfig, PortCounters, TapConfig, Uplink};
+pub use port_filter::{Dropped, FilterCounters, PortFilter, allowed};
 pub use tap::open_tun;
 
 /// Most bytes of a frame that QEMU passes (its `NET_BUFSIZE`, `include/net/net.h`).

@@ -5,7 +5,7 @@
 //! port ends its thread and removes its tap device.
 
 use crate::{
-    Addresses, BufferLimits, Epoch, FramePipeEnd, Input, InputLog, NetError,
+    Addresses, BufferLimits, Epoch, FilterCounters, FramePipeEnd, Input, InputLog, NetError, PortFilter,
     forwarder::{Forwarder, Shared, run},
     input_replay::InputReplay,
     tap,
@@ -32,6 +32,8 @@ pub struct PortConfig {
     pub uplink: Uplink,
     /// Initial state of the gates.
     pub gates: Gates,
+    /// Frames that the guest may send.
+    pub filter: PortFilter,
 }
 
 /// Network side of a port.
@@ -92,6 +94,8 @@ pub struct PortCounters {
     pub outbound_bytes: u64,
     /// Frames dropped in either direction: a closed gate, no connection, a device that refuses them.
     pub dropped_frames: u64,
+    /// Frames of the guest that the filter dropped.
+    pub filtered: FilterCounters,
 }
 
 /// The network port of a machine.
@@ -115,7 +119,8 @@ impl Port {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| failed("wake")(errno.into()))?);
-        let shared = Arc::new(Shared::new(Forwarder::new(config.stream_socket, device, config.gates)));
+        let shared =
+            Arc::new(Shared::new(Forwarder::new(config.stream_socket, device, config.gates, config.filter)));
         let stop = Arc::new(AtomicBool::new(false));
         let (its_pump, its_wake, its_stop) = (Arc::clone(&shared), Arc::clone(&wake), Arc::clone(&stop));
         let thread = thread::Builder::new().name("port".to_owned());

@@ -14,12 +14,13 @@ pub(crate) struct Folders {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// A daemon called alpha that serves nobody.
+/// A daemon called alpha that serves nobody, and filters the ports of all machines but `router`.
 pub(crate) fn daemon() -> (Arc<Daemon>, Folders) {
     let (data, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     let directories = Directories::create(data.path(), run.path()).unwrap();
-    let daemon = Daemon::open("alpha".parse().unwrap(), None, directories, runtime.handle().clone());
+    let (name, unfiltered) = ("alpha".parse().unwrap(), vec!["router".parse().unwrap()]);
+    let daemon = Daemon::open(name, None, directories, unfiltered, runtime.handle().clone());
     (daemon.unwrap(), Folders { _data: data, _run: run, _runtime: runtime })
 }
 

@@ -220,7 +220,9 @@ impl<'a> MachineBuilder<'a> {
         let plug =
             if host.away_tunnel(record).is_some() { PortTarget::FramePipe } else { PortTarget::Bridge };
         let ports = ports
-            .map(|(index, nic)| NetworkPort::connect(slot, index, nic, plug))
+            .map(|(index, nic)| {
+                NetworkPort::connect(slot, index, nic, plug, host.port_filter(&record.name, nic))
+            })
             .collect::<Result<_, _>>()?;
         let (pages, tap) = memory.pages()?;
         let mut ledgers = vec![DirtyLog::new(pages)];

@@ -3,7 +3,9 @@
 use crate::{core::error::DaemonError, machine::runtime_dir::RuntimeDir};
 use std::sync::{Arc, Weak};
 use whimbrel_core::NicConfig;
-use whimbrel_net::{Addresses, FramePipeEnd, Gates, Port, PortConfig, TapConfig, Uplink, frame_pipe};
+use whimbrel_net::{
+    Addresses, FramePipeEnd, Gates, Port, PortConfig, PortFilter, TapConfig, Uplink, frame_pipe,
+};
 
 /// Name pattern of tap devices; the kernel replaces `%d` by a number.
 const TAP: &str = "wmb%d";
@@ -28,6 +30,7 @@ impl NetworkPort {
         index: usize,
         nic: &NicConfig,
         plug: PortTarget,
+        filter: PortFilter,
     ) -> Result<Self, DaemonError> {
         let (world, line) = match (nic.bridge.clone(), plug) {
             (None, _) => (Uplink::Isolated, None),
@@ -41,7 +44,7 @@ impl NetworkPort {
             }
         };
         let stream_socket = slot.dir().join(format!("net{index}"));
-        let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED });
+        let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED, filter });
         let failed = |source: whimbrel_net::NetError| DaemonError::Port {
             port: format!("net{index}"),
             source: source.into(),

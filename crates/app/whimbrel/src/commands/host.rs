@@ -7,7 +7,7 @@ use crate::{
     settings::{DEFAULT_FILE, Settings},
 };
 use std::{net::SocketAddr, path::PathBuf};
-use whimbrel_core::HostName;
+use whimbrel_core::{HostName, MachineName};
 use whimbrel_daemon::DaemonOptions;
 
 const EXAMPLES: &str = "\
@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Directory on a tmpfs for guest memory [default: /dev/shm/whimbrel-NAME]
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     run_dir: Option<PathBuf>,
+    /// Machine whose guest may send frames of other stations: a router or a bridge (may be repeated)
+    #[arg(long, value_name = "MACHINE")]
+    unfiltered: Vec<MachineName>,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -55,8 +58,14 @@ impl Args {
 
     fn options(self, socket: Option<PathBuf>) -> Result<DaemonOptions, CliError> {
         let file = Settings::read(self.config.as_deref())?;
-        let options =
-            Settings { name: self.name, listen: self.listen, data: self.data, run_dir: self.run_dir, socket };
+        let options = Settings {
+            name: self.name,
+            listen: self.listen,
+            data: self.data,
+            run_dir: self.run_dir,
+            socket,
+            unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
+        };
         let settings = options.over(file);
         let name = settings.name.ok_or_else(|| missing("name", "--name alpha"))?;
         let data = settings.data.ok_or_else(|| missing("data directory", "--data /var/lib/whimbrel"))?;
@@ -64,6 +73,7 @@ impl Args {
             listen: settings.listen,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            unfiltered: settings.unfiltered.unwrap_or_default(),
             name,
             data,
         })

@@ -5,7 +5,7 @@
 //! sockets, and with them the tap devices.
 
 use super::{BadBatch, MacTable, backlog::Backlog, congestion_window::Window, frames};
-use crate::{FRAME_MAX, FramePipeEnd, NetError, TapConfig, tap};
+use crate::{FRAME_MAX, FilterCounters, FramePipeEnd, NetError, PortFilter, TapConfig, allowed, tap};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     fd::{AsFd, OwnedFd},
@@ -27,18 +27,22 @@ const FRAMES_PER_TURN: usize = 256;
 
 /// Source and destination of a relay's frames.
 #[derive(Debug)]
-pub struct Socket(File);
+pub struct Socket {
+    file: File,
+    filter: PortFilter,
+}
 
 impl Socket {
-    /// Creates a tap device in the network namespace of the calling thread.
-    pub fn tap(config: &TapConfig) -> Result<Self, NetError> {
-        tap::open(config).map(|(device, _)| Self(device))
+    /// Creates a tap device in the network namespace of the calling thread. The other end delivers frames of
+    /// a guest, and only those that `filter` allows reach the device.
+    pub fn tap(config: &TapConfig, filter: PortFilter) -> Result<Self, NetError> {
+        tap::open(config).map(|(file, _)| Self { file, filter })
     }
 }
 
 impl From<FramePipeEnd> for Socket {
     fn from(end: FramePipeEnd) -> Self {
-        Self(end.0)
+        Self { file: end.0, filter: PortFilter::Off }
     }
 }
 
@@ -67,6 +71,8 @@ pub struct RelayCounters {
     pub delivered: u64,
     /// Frames dropped in either direction.
     pub dropped: u64,
+    /// Frames from the other end that the filter dropped.
+    pub filtered: FilterCounters,
 }
 
 /// One end of a tunnel.
@@ -76,7 +82,7 @@ pub struct Relay {
 }
 
 struct Shared {
-    sockets: Vec<Option<File>>,
+    sockets: Vec<Option<Socket>>,
     mac_table: Option<Mutex<MacTable>>,
     outgoing: Mutex<Outgoing>,
     began: Instant,
@@ -85,6 +91,7 @@ struct Shared {
     sent: AtomicU64,
     delivered: AtomicU64,
     dropped: AtomicU64,
+    filtered: Mutex<FilterCounters>,
 }
 
 whimbrel_core::opaque_debug!(Shared);
@@ -109,7 +116,7 @@ impl Relay {
             transport_number: 0,
         };
         let shared = Arc::new(Shared {
-            sockets: sockets.into_iter().map(|socket| socket.map(|Socket(file)| file)).collect(),
+            sockets,
             mac_table: reach.map(Mutex::new),
             outgoing: Mutex::new(outgoing),
             began: Instant::now(),
@@ -118,6 +125,7 @@ impl Relay {
             sent: AtomicU64::new(0),
             delivered: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            filtered: Mutex::default(),
         });
         let its = Arc::clone(&shared);
         let thread = thread::Builder::new().name("tunnel".to_owned()).spawn(move || its.run());
@@ -143,10 +151,14 @@ impl Relay {
             let (port, frame) = frame?;
             let socket = self.shared.sockets.get(usize::from(port)).and_then(Option::as_ref);
             let socket = socket.ok_or(BadBatch::Port { port })?;
+            if let Err(reason) = allowed(frame, socket.filter) {
+                lock(&self.shared.filtered).count(reason, socket.filter);
+                return Ok(());
+            }
             if let Some(reach) = &self.shared.mac_table {
                 lock(reach).record(frame);
             }
-            let counter = match rustix::io::write(socket, frame) {
+            let counter = match rustix::io::write(&socket.file, frame) {
                 Ok(_) => &self.shared.delivered,
                 Err(_) => &self.shared.dropped,
             };
@@ -159,7 +171,8 @@ impl Relay {
     pub fn counters(&self) -> RelayCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Shared { sent, delivered, dropped, .. } = &*self.shared;
-        RelayCounters { sent: read(sent), delivered: read(delivered), dropped: read(dropped) }
+        let filtered = *lock(&self.shared.filtered);
+        RelayCounters { sent: read(sent), delivered: read(delivered), dropped: read(dropped), filtered }
     }
 }
 
@@ -208,7 +221,7 @@ impl Shared {
         while !self.stop.load(Ordering::SeqCst) {
             for (port, socket) in self.sockets.iter().enumerate() {
                 if let Some(socket) = socket.as_ref().filter(|_| !gone[port]) {
-                    gone[port] = !self.read(port as u8, socket, &mut room);
+                    gone[port] = !self.read(port as u8, &socket.file, &mut room);
                 }
             }
             self.send();
@@ -281,7 +294,7 @@ impl Shared {
         let mut places = vec![PollFd::new(&self.wake, PollFlags::IN)];
         let live = self.sockets.iter().zip(gone).filter(|(_, gone)| !**gone);
         let live = live.filter_map(|(socket, _)| socket.as_ref());
-        places.extend(live.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
+        places.extend(live.map(|socket| PollFd::from_borrowed_fd(socket.file.as_fd(), PollFlags::IN)));
         // Interrupted or not, the next turn checks everything.
         let _ = poll(&mut places, None);
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -341,6 +354,26 @@ mod tests {
         assert_eq!(room[..len], frame(7));
         let unplugged = [&[0][..], &batch[1..]].concat();
         assert_eq!(relay.deliver(&unplugged), Err(BadBatch::Port { port: 0 }));
+    }
+
+    #[test]
+    fn a_frame_of_another_station_does_not_come_out_of_a_tunnel() {
+        let (near, far) = frame_pipe().unwrap();
+        let filter = PortFilter::Only(crate::Mac([2; 6]));
+        let reach = MacTable::new([crate::Mac([2; 6])]);
+        let relay = Relay::start(vec![Some(Socket { file: far.0, filter })], Some(reach)).unwrap();
+        let mut backlog = Backlog::default();
+        let own = [&[0xff; 6][..], &[2; 6], &[0x88, 0xb5, 1]].concat();
+        let foreign = [&[0xff; 6][..], &[4; 6], &[0x88, 0xb5, 2]].concat();
+        for frame in [&foreign, &own] {
+            assert!(backlog.push(Duration::ZERO, 0, frame));
+        }
+        relay.deliver(&backlog.pop(Duration::ZERO).0.unwrap()).unwrap();
+        let mut room = [0; 100];
+        let len = rustix::io::read(&near.0, &mut room).unwrap();
+        assert_eq!(room[..len], own);
+        assert_eq!(rustix::io::read(&near.0, &mut room), Err(Errno::AGAIN));
+        assert_eq!((relay.counters().delivered, relay.counters().filtered.source), (1, 1));
     }
 
     #[test]

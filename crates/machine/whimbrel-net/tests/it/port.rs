@@ -1,6 +1,6 @@
 //! Ports on real tap devices and bridges, with fake QEMUs at their other ends.
 
-use crate::support::{FakeQemu, PATIENCE, bridged, eventually, frame, number, plugged};
+use crate::support::{FakeQemu, PATIENCE, bridged, eventually, frame, number, plugged, plugged_with};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 use std::{
     net::Ipv4Addr,
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_net::{
-    Addresses, BufferLimits, Epoch, Gates, Mac, Port, PortConfig, Station, Uplink, announcements,
+    Addresses, BufferLimits, Epoch, Gates, Mac, Port, PortConfig, PortFilter, Station, Uplink, announcements,
 };
 use whimbrel_testkit::lab::Lab;
 
@@ -23,6 +23,21 @@ fn frames_cross_from_port_to_port_in_order() {
         qemu_b.send(&frame(2, n)).unwrap();
         assert_eq!(number(&qemu_a.receive()), n);
     }
+}
+
+#[test]
+fn a_guest_sends_from_its_own_address_only() {
+    let namespace = bridged();
+    let own = PortFilter::Only(Mac([2, 0, 0, 0, 0, 1]));
+    let (port, mut qemu_a) = plugged_with(&namespace, "tap0", Gates::OPEN, own);
+    let (_b, mut qemu_b) = plugged(&namespace, "tap1", Gates::OPEN);
+    qemu_a.send(&frame(3, 1)).unwrap();
+    qemu_a.send(&frame(3, 2)[..9]).unwrap();
+    qemu_a.send(&frame(1, 3)).unwrap();
+    assert_eq!(number(&qemu_b.receive()), 3);
+    let filtered = port.counters().filtered;
+    assert_eq!((filtered.source, filtered.malformed, port.addresses().stations().len()), (1, 1, 1));
+    assert!(port.addresses().stations().iter().all(|station| station.mac == Mac([2, 0, 0, 0, 0, 1])));
 }
 
 #[test]
@@ -206,8 +221,12 @@ fn a_dropped_port_leaves_no_device() {
 fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
     let namespace = bridged();
     let tap = whimbrel_net::TapConfig { name: "tapy".into(), bridge: Some("br9".into()) };
-    let config =
-        PortConfig { stream_socket: "/nonexistent".into(), uplink: Uplink::Tap(tap), gates: Gates::OPEN };
+    let config = PortConfig {
+        stream_socket: "/nonexistent".into(),
+        uplink: Uplink::Tap(tap),
+        gates: Gates::OPEN,
+        filter: PortFilter::Off,
+    };
     let error = namespace.run(|| Port::open(config)).err().unwrap();
     assert_eq!(error.to_string(), "cannot join bridge \"br9\"");
     assert!(namespace.ip("link show tapy").is_err());
@@ -216,8 +235,12 @@ fn a_missing_bridge_is_an_error_that_names_it_and_leaves_no_device() {
 #[test]
 fn an_isolated_machine_reaches_nobody_and_is_known_all_the_same() {
     let mut qemu = FakeQemu::new();
-    let config =
-        PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Isolated, gates: Gates::OPEN };
+    let config = PortConfig {
+        stream_socket: qemu.socket.clone(),
+        uplink: Uplink::Isolated,
+        gates: Gates::OPEN,
+        filter: PortFilter::Off,
+    };
     let port = Port::open(config).unwrap();
     qemu.accept();
     let station = station();

@@ -15,7 +15,7 @@ use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, TunnelInfo};
 use whimbrel_core::{ByteSize, HostName, MachineConfig, MachineName, NicConfig, error_chain};
 use whimbrel_migrate::protocol::TunnelId;
 use whimbrel_net::{
-    Mac, NetError, TapConfig,
+    Mac, NetError, PortFilter, TapConfig,
     tunnel::{MacTable, Relay, Socket},
 };
 use whimbrel_wire::{Connection, Refusal};
@@ -123,10 +123,11 @@ impl Daemon {
         }
         // Tap devices of a dead connection that is not closed yet would keep frames from the new ones.
         end.open = None;
-        let relay = connect_bridges(&end.record.config).map_err(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "cannot open a tunnel here");
-            refused(&error_chain(&error))
-        })?;
+        let relay = connect_bridges(&end.record.config, |nic| self.port_filter(&end.record.name, nic))
+            .map_err(|error| {
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot open a tunnel here");
+                refused(&error_chain(&error))
+            })?;
         let runtime = self.runtime.clone();
         relay.set_transport(Some(Box::new(WireTransport {
             id: open.id,
@@ -187,17 +188,20 @@ impl Daemon {
     }
 }
 
-fn connect_bridges(config: &MachineConfig) -> Result<Relay, NetError> {
+fn connect_bridges(
+    config: &MachineConfig,
+    filter: impl Fn(&NicConfig) -> PortFilter,
+) -> Result<Relay, NetError> {
     let socket = |nic: &NicConfig| {
         let bridge = nic.bridge.clone()?;
-        Some(Socket::tap(&TapConfig { name: TAP.to_owned(), bridge: Some(bridge) }))
+        Some(Socket::tap(&TapConfig { name: TAP.to_owned(), bridge: Some(bridge) }, filter(nic)))
     };
     let sockets = config.nics.iter().map(|nic| socket(nic).transpose()).collect::<Result<_, _>>()?;
     let stations = config.nics.iter().filter_map(|nic| mac_of(&nic.mac));
     Relay::start(sockets, Some(MacTable::new(stations)))
 }
 
-fn mac_of(text: &str) -> Option<Mac> {
+pub(crate) fn mac_of(text: &str) -> Option<Mac> {
     let bytes: Result<Vec<u8>, _> = text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect();
     Some(Mac(bytes.ok()?.try_into().ok()?))
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use whimbrel_net::{Gates, Port, PortConfig, TapConfig, Uplink};
+use whimbrel_net::{Gates, Port, PortConfig, PortFilter, TapConfig, Uplink};
 use whimbrel_testkit::lab::Namespace;
 
 /// Longer than anything here takes.
@@ -73,9 +73,19 @@ impl FakeQemu {
 
 /// A port with a fake QEMU at its end, its tap on `br0` of `namespace`.
 pub(crate) fn plugged(namespace: &Namespace, tap: &str, gates: Gates) -> (Port, FakeQemu) {
+    plugged_with(namespace, tap, gates, PortFilter::Off)
+}
+
+/// As [`plugged`], with a filter.
+pub(crate) fn plugged_with(
+    namespace: &Namespace,
+    tap: &str,
+    gates: Gates,
+    filter: PortFilter,
+) -> (Port, FakeQemu) {
     let mut qemu = FakeQemu::new();
     let tap = TapConfig { name: tap.to_owned(), bridge: Some("br0".to_owned()) };
-    let config = PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Tap(tap), gates };
+    let config = PortConfig { stream_socket: qemu.socket.clone(), uplink: Uplink::Tap(tap), gates, filter };
     let port = namespace.run(|| Port::open(config)).unwrap();
     qemu.accept();
     assert!(port.wait_connected(PATIENCE));
