@@ -3,7 +3,7 @@
 //! Nothing of a cluster outlives this process, however it ends: processes and networks are the kernel's to
 //! end, the directories are removed by a child that notices.
 
-use crate::HostProcess;
+use crate::{HostProcess, PATIENCE};
 use std::{
     net::SocketAddr,
     os::unix::process::CommandExt,
@@ -75,7 +75,7 @@ impl Cluster {
     pub fn witness(&self, address: &str) -> TestAgent {
         let address: SocketAddr = format!("{address}:7000").parse().expect("an address");
         let client = self.lab.host("client");
-        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + PATIENCE;
         let stream = loop {
             match client.connect(address, Duration::from_secs(2)) {
                 Ok(stream) => break stream,
@@ -86,7 +86,7 @@ impl Cluster {
             }
         };
         let mut witness = TestAgent::connected(stream).expect("a connection");
-        witness.wait_ready(Duration::from_secs(30)).expect("a guest that is up");
+        witness.wait_ready(PATIENCE).expect("a guest that is up");
         witness
     }
 
@@ -94,14 +94,14 @@ impl Cluster {
     pub fn probe(&self, address: &str) -> Probe {
         let address = format!("{address}:7003").parse().expect("an address");
         let probe = Probe::start(self.lab.host("client"), address).expect("a probe");
-        assert!(probe.wait_answers(50, Duration::from_secs(20)), "the probe gets no answers");
+        assert!(probe.wait_answers(50, PATIENCE), "the probe gets no answers");
         probe
     }
 
     /// An open TCP stream from the guest, to the client.
     pub fn stream(&self, address: &str) -> StreamProbe {
         let address = format!("{address}:7001").parse().expect("an address");
-        StreamProbe::start(self.lab.host("client"), address, Duration::from_secs(20)).expect("a stream")
+        StreamProbe::start(self.lab.host("client"), address, PATIENCE).expect("a stream")
     }
 }
 

@@ -1,6 +1,6 @@
 //! The witness over the serial console, by way of the daemon: works for machines without a network.
 
-use crate::HostProcess;
+use crate::{HostProcess, PATIENCE};
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
@@ -27,22 +27,22 @@ pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     TestAgent::over(stream.try_clone().expect("a second handle"), stream)
 }
 
-/// Time after which a guest that reboots is asked again: it loses what is on the console meanwhile.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// How long the first answer of a guest that reboots is waited for: it loses what is on the console meanwhile.
+const FIRST_WAIT: Duration = Duration::from_secs(5);
 
 /// Waits until the guest has come up again after a reboot: another boot, another nonce.
 pub fn wait_reborn(witness: &mut TestAgent, before: &Identity) {
-    let deadline = Instant::now() + Duration::from_secs(90);
+    let (deadline, mut patience) = (Instant::now() + PATIENCE, FIRST_WAIT);
     loop {
-        let ready =
-            witness.wait_ready(Duration::from_secs(30)).and_then(|()| witness.state_within(ASK_AGAIN));
-        match ready {
+        match witness.wait_ready(patience).and_then(|()| witness.state_within(patience)) {
             Ok(now) if now.boot != before.boot => {
                 assert_ne!(now.nonce, before.nonce, "another boot with the memory of the last one");
                 return;
             }
             outcome => assert!(Instant::now() < deadline, "it does not come up again: {outcome:?}"),
         }
+        // A guest on a busy host is given longer each time.
+        patience += FIRST_WAIT;
         std::thread::sleep(Duration::from_millis(200));
     }
 }

@@ -1,5 +1,6 @@
 //! One host: a network namespace, a PID namespace, a daemon.
 
+use crate::PATIENCE;
 use nix::{
     sys::{
         signal::{Signal, kill},
@@ -19,8 +20,6 @@ use whimbrel_testkit::lab::{Lab, Process};
 
 /// Where daemons listen for each other.
 const PORT: u16 = 7400;
-/// How long a command may take before the case fails.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A host and its daemon.
 pub struct HostProcess {

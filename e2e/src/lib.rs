@@ -15,3 +15,9 @@ pub use console::{console, wait_reborn};
 pub use guest::{GUEST_ADDRESS, Guest};
 pub use host::{HostProcess, Refusal};
 pub use ssh::Ssh;
+
+use std::time::Duration;
+
+/// How long a case waits for what has to happen. Only a case that hangs reaches it: guests are translated, and
+/// share two cores with builds and other tests.
+pub const PATIENCE: Duration = Duration::from_secs(300);

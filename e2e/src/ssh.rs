@@ -1,6 +1,6 @@
 //! ssh from one host to another: a real sshd, with keys and a configuration that nobody else sees.
 
-use crate::{Cluster, HostProcess, host::binary};
+use crate::{Cluster, HostProcess, PATIENCE, host::binary};
 use std::{
     fs,
     net::SocketAddr,
@@ -48,9 +48,8 @@ impl Ssh {
         // ssh finds its user's own configuration by the user, whatever HOME says; the system's can be covered
         // up.
         from.exec("mount", &["--bind", text(&client(&dir, address)), "/etc/ssh/ssh_config"]);
-        let patience = Duration::from_secs(20);
-        let deadline = std::time::Instant::now() + patience;
-        while cluster.lab.host(from.name()).connect(address, patience).is_err() {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while cluster.lab.host(from.name()).connect(address, PATIENCE).is_err() {
             assert!(std::time::Instant::now() < deadline, "sshd does not listen on {address}");
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -7,15 +7,13 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     process::Command,
-    time::Duration,
 };
-use whimbrel_e2e::{Cluster, Guest, HostProcess, console};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, GuestOptions, Identity, TestAgent, assert_same_life};
 
 const MIB: u64 = 1 << 20;
 /// Where the partition begins: 3584 bytes into a page.
 const START: u64 = 63 * 512;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn path(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")

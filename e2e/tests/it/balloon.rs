@@ -1,7 +1,7 @@
 //! A guest full of caches is squeezed before its state is kept, and has all of its memory back afterwards.
 
 use std::time::{Duration, Instant};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::{CheckResult, GuestMemory, TestAgent, assert_same_life, image};
 
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ fn bytes_of_memory(cluster: &Cluster, host: &HostProcess, capsule: &str) -> u64 
 
 /// Waits until the guest has as much memory as it had `before`: it takes it back in its own time.
 fn wait_whole(witness: &mut TestAgent, before: &GuestMemory) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let now = witness.memory().expect("an answer");
         if now.total == before.total {
@@ -106,7 +106,7 @@ fn a_suspend_that_fails_or_is_cancelled_leaves_the_guest_whole() {
     // The daemon is killed while the guest is squeezed: the next one gives it its memory back.
     std::thread::scope(|scope| {
         let suspend = scope.spawn(|| alpha.try_run(&["suspend", "web", "--balloon", "64M"]));
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while witness.memory().expect("an answer").total == before.total {
             assert!(Instant::now() < deadline, "the guest is not squeezed");
         }

@@ -3,10 +3,9 @@
 //! really had.
 
 use std::{fs, time::Duration};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
 /// An image of a capsule as a file, read whole.

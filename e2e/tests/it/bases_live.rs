@@ -7,13 +7,10 @@
 use serde_json::Value;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Identity, Work, assert_same_life, image};
 
 const MIB: u64 = 1 << 20;
-/// Until a guest has booted.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Moves the one machine; bytes that it took.
 fn migrate(from: &HostProcess, to: &HostProcess) -> u64 {

@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, console, wait_reborn};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
 fn check(cluster: &Cluster, before: &Identity) -> Identity {
@@ -103,7 +103,7 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     let beta = cluster.host("beta");
     let after = std::thread::scope(|scope| {
         let answer = scope.spawn(|| check(&cluster, &there));
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while stalled(beta, "web").is_none() && !answer.is_finished() {
             assert!(Instant::now() < deadline, "`ps` does not say that it waits: {:?}", beta.machines());
             std::thread::sleep(Duration::from_millis(100));
@@ -118,7 +118,7 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     beta.run(&["gc"]);
     beta.run(&["resume", "web", "--fetch-rest"]);
     let last = check(&cluster, &after);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while state(beta, "web") != "running" {
         assert!(Instant::now() < deadline, "it does not become whole: {:?}", beta.machines());
         std::thread::sleep(Duration::from_millis(100));
@@ -135,7 +135,7 @@ fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_surv
     alpha.run(&["push", "web", "beta", "--continuous"]);
     alpha.run(&["checkpoint", "web", "--tag", "one"]);
     let whole = |host: &whimbrel_e2e::HostProcess, capsule: &str| {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let there = host.json(&["ls"]);
             let whole = |c: &serde_json::Value| c["id"] == *capsule && c["whole"] != false;
@@ -163,7 +163,7 @@ fn what_a_capsule_shares_with_others_does_not_travel_and_a_followed_machine_surv
     cluster.host_mut("alpha").kill_daemon();
     cluster.lab.unplug("alpha").expect("a cable to pull");
     let beta = cluster.host("beta");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while beta.try_run(&["resume", "web"]).is_err() {
         assert!(Instant::now() < deadline, "not all of it came: {}", beta.log_text());
         std::thread::sleep(Duration::from_millis(500));

@@ -7,10 +7,9 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, Guest, HostProcess, console, wait_reborn};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 /// Memory that every clone reads through when it checks itself.
 const BUFFER_MIB: u32 = 32;
@@ -173,8 +172,9 @@ fn check(host: &HostProcess, machine: &str) -> Identity {
 }
 
 fn reboot(host: &HostProcess, machine: &str) {
-    let before = check(host, machine);
     let mut witness = console(host, machine);
+    witness.wait_ready(PATIENCE).expect("a guest that is up");
+    let before = witness.check().expect("an answer");
     witness.reboot().expect("a request to reboot");
     wait_reborn(&mut witness, &before);
 }

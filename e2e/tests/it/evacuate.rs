@@ -6,7 +6,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use whimbrel_e2e::{Cluster, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::{CheckResult, TestAgent, Work, assert_same_life};
 
 /// Machines and their addresses; the last one writes all the time.
@@ -134,7 +134,7 @@ fn an_evacuation_that_is_interrupted_leaves_each_machine_whole_on_one_host_and_g
     let born: Vec<_> = witnesses.iter_mut().map(|witness| witness.write(20).expect("a first life")).collect();
     // Slow enough to be met in the middle, and on the word of the host that takes the machines.
     let evacuate = beta.begin(&["evacuate", "alpha", "--rate-max", "2M", "--sample", "200ms"]);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + PATIENCE;
     while !alpha.machines().iter().any(|(_, state)| state == "migrating") {
         assert!(std::time::Instant::now() < deadline, "nothing moves: {:?}", alpha.machines());
         std::thread::sleep(std::time::Duration::from_millis(20));

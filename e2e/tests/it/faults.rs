@@ -4,12 +4,9 @@ use std::{
     fs,
     io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
-    time::Duration,
 };
-use whimbrel_e2e::{Cluster, Guest, console};
+use whimbrel_e2e::{Cluster, Guest, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, assert_same_life};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn quiet(name: &str) -> Guest {
     Guest { address: None, ..Guest::small(name) }

@@ -8,10 +8,9 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::{CheckResult, GuestOptions, Work, assert_same_life, image};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 /// A region that is written flat out, larger than the sender remembers versions of, so that copying never
 /// gets ahead of it.
 const MUNCH: &str = "munch=128:0:4096";

@@ -1,11 +1,10 @@
 //! Versions of a machine: children of a golden capsule, an update of it, and the end of the old one.
 
 use serde_json::Value;
-use std::{fs, path::Path, time::Duration};
-use whimbrel_e2e::{Cluster, Guest, HostProcess, console};
+use std::{fs, path::Path};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Identity, TestAgent, assert_same_life};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
 /// A small guest without a network, and its witness.

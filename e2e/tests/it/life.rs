@@ -12,10 +12,8 @@ use std::{
     process::Command,
     time::Duration,
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console, wait_reborn};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::guest::{CheckResult, assert_same_life};
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() {

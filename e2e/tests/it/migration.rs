@@ -5,7 +5,7 @@ use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console, wait_reborn};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::{
     guest::{CheckResult, Work, assert_same_life},
     lab::StreamEnd,
@@ -56,7 +56,7 @@ fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on
     // First it stays, because its target cannot run it; then it goes.
     for goes in [false, true] {
         let probe = cluster.probe(GUEST_ADDRESS);
-        assert!(probe.wait_answers(100, Duration::from_secs(60)), "the guest does not answer");
+        assert!(probe.wait_answers(100, PATIENCE), "the guest does not answer");
         beta.hold_at("last");
         let mut command = alpha.start_command(&["migrate", "web", "beta"]);
         beta.wait_held("last");
@@ -68,7 +68,7 @@ fn what_is_sent_to_a_machine_while_it_is_handed_over_reaches_it_where_it_goes_on
         }
         beta.release("last");
         assert_eq!(command.wait().expect("the command ends").success(), goes);
-        assert!(probe.wait_answers(200, Duration::from_secs(60)), "the guest does not answer any more");
+        assert!(probe.wait_answers(200, PATIENCE), "the guest does not answer any more");
         let report = probe.stop();
         // A slow guest may drop some at any time: only those that were sent in the gap count.
         let (asked, lost) = (report.sent_in_gap, report.lost_in_gap);
@@ -107,7 +107,7 @@ fn wait_given_back(host: &HostProcess) {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).collect::<Vec<_>>()
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let [trash, machines] = ["trash", "machines"].map(|folder| names(host.data().join(folder)));
         let bitmaps = names(host.run_dir().join("bitmaps"));
@@ -154,7 +154,7 @@ fn a_migration_that_fails_leaves_the_machine_where_it_was_and_the_next_one_loses
     assert_same_life(&born, &lived_on);
 
     let beta = cluster.host("beta");
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + PATIENCE;
     while !beta.machines().is_empty() {
         assert!(
             std::time::Instant::now() < deadline,

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::{
     guest::{CheckResult, Identity, assert_same_life},
     lab::Process,
@@ -46,7 +46,7 @@ fn start(args: &[&str]) -> (Member, String) {
 }
 
 fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(50));

@@ -7,13 +7,12 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::{
     CheckResult, Identity, TestAgent, Work, assert_same_life,
     image::{page_of, patterned},
 };
 
-const PATIENCE: Duration = Duration::from_secs(90);
 /// Of a disk's content.
 const SEED: u64 = 77;
 /// The stage of a target before the background fetches anything: what arrives there is what the guest

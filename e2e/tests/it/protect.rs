@@ -10,7 +10,7 @@ use std::{
     cell::RefCell,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::{
     guest::{CheckResult, Identity, Work, assert_same_life},
     lab::{Process, StreamEnd},
@@ -18,7 +18,6 @@ use whimbrel_testkit::{
 
 /// A lease that a busy machine does not lose by being busy.
 const LEASE: &str = "2s";
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn busy(name: &str) -> Guest {
     let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };

@@ -10,13 +10,12 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::{
     guest::{CheckResult, Identity, TestAgent, Work, assert_same_life},
     lab::StreamEnd,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The stage of a target before the background fetches anything: what arrives there is what the guest
 /// touches.
 const FETCH: &str = "fetch";

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess, Ssh};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, HostProcess, PATIENCE, Ssh};
 use whimbrel_testkit::{
     guest::{CheckResult, GuestOptions, Work},
     lab::Process,
@@ -74,7 +74,7 @@ impl Place {
         let log = self.control.join("log");
         let script = format!("exec '{}' {} 2>> {}", program.display(), words.join(" "), log.display());
         let process = host.start_program("sh", &["-c", &script]);
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while self.session(&["show", "vms"]).is_none() {
             assert!(Instant::now() < deadline, "the mount does not answer: {}", read(&log));
             std::thread::sleep(Duration::from_millis(20));
@@ -100,7 +100,7 @@ impl Place {
 
 fn listening(cluster: &Cluster, address: &str) {
     let address = address.parse().expect("an address");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while cluster.lab.host("alpha").connect(address, Duration::from_secs(2)).is_err() {
         assert!(Instant::now() < deadline, "nobody listens on {address}");
         std::thread::sleep(Duration::from_millis(20));
@@ -108,7 +108,7 @@ fn listening(cluster: &Cluster, address: &str) {
 }
 
 fn ended(process: &mut Process) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while process.try_wait().expect("a child").is_none() {
         assert!(Instant::now() < deadline, "the mount does not end");
         std::thread::sleep(Duration::from_millis(20));
@@ -228,7 +228,7 @@ fn what_was_synced_on_a_mount_reaches_the_server_after_either_side_was_killed() 
     place.shell(alpha, "test \"$(cat owed)\" = owed");
     server = beta.start_program(text(&remote), &serve);
     listening(&cluster, &port);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while place.session(&["unmount", "vms"]).is_none() {
         assert!(Instant::now() < deadline, "it does not end with its server there");
         std::thread::sleep(Duration::from_millis(100));

@@ -9,7 +9,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, console};
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
 /// What breaks.
@@ -168,7 +168,7 @@ fn after_the_commit_point_the_target_runs_and_the_source_is_told() {
     let target = scene.cluster.host(away);
     target.wait_state("web", &["crashed"]);
     target.run(&["start", "web"]);
-    console(target, "web").wait_ready(std::time::Duration::from_secs(60)).expect("a machine that boots");
+    console(target, "web").wait_ready(PATIENCE).expect("a machine that boots");
 }
 
 #[test]

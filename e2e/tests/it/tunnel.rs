@@ -6,14 +6,13 @@ use std::{
     net::SocketAddr,
     time::{Duration, Instant},
 };
-use whimbrel_e2e::{Cluster, Guest, HostProcess};
+use whimbrel_e2e::{Cluster, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::{
     guest::{CheckResult, Identity, TestAgent, assert_same_life},
     lab::{Namespace, StreamEnd, StreamProbe},
 };
 
 const GUEST: &str = "10.88.0.100";
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A network `lan0` that only alpha has, with a client in it. Beta reaches alpha, and nothing behind it.
 fn home_network(cluster: &Cluster) -> Namespace {
@@ -47,7 +46,7 @@ fn witness(client: &Namespace) -> TestAgent {
 
 fn stream(client: &Namespace) -> StreamProbe {
     let address = format!("{GUEST}:7001").parse().expect("an address");
-    StreamProbe::start(client, address, Duration::from_secs(20)).expect("a stream")
+    StreamProbe::start(client, address, PATIENCE).expect("a stream")
 }
 
 /// Waits until the stream has brought more lines.

@@ -1,8 +1,8 @@
 //! What is sampled of a machine is what its guest writes, and sampling takes nothing from anybody.
 
 use serde_json::Value;
-use std::time::{Duration, Instant};
-use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess};
+use std::time::Instant;
+use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE};
 use whimbrel_testkit::guest::{CheckResult, Work, assert_same_life};
 
 /// What a guest that does nothing else writes beside its work: its kernel, its answers, the page cache.
@@ -32,7 +32,7 @@ fn a_known_load_is_seen_as_what_it_is_and_predicted_from_the_trace_alone() {
 
     let trace = cluster.disk.path().join("web.trace").to_str().expect("a path in UTF-8").to_owned();
     // At first it fills its region, and makes up for what it is behind since its boot.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while number(&sample(alpha, &["--duration", "1s"])["unique_pages"]) > 1.5 * different(16_384.0, 2000.0) {
         assert!(Instant::now() < deadline, "the guest never comes to its rate");
     }

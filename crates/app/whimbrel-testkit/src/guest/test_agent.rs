@@ -19,9 +19,11 @@ use std::{
 use whimbrel_core::lock;
 
 /// Timeout of an answer. Generous: a guest without hardware virtualisation shares two cores with others.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval of repeated first pings: a console drops input before the guest listens.
-const PING_EVERY: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+/// Wait after the first ping, which is repeated because a console drops input before the guest listens.
+const FIRST_PING: Duration = Duration::from_millis(300);
+/// Longest wait after a ping: a busy guest is not asked more often than it can answer.
+const SLOWEST_PING: Duration = Duration::from_secs(5);
 /// Lines of the console retained to explain a failure.
 const RECENT_LINES: usize = 40;
 
@@ -137,12 +139,14 @@ impl TestAgent {
     /// Waits until the test agent answers, for at most `patience`.
     pub fn wait_ready(&mut self, patience: Duration) -> Result<(), TestAgentError> {
         let (token, deadline) = (new_token(), Instant::now() + patience);
+        let mut wait = FIRST_PING;
         loop {
             self.send(&token, "ping")?;
-            match self.receive(&token, "ping", PING_EVERY) {
+            match self.receive(&token, "ping", wait) {
                 Err(TestAgentError::Silent { .. }) if Instant::now() < deadline => {}
                 other => return other.map(drop),
             }
+            wait = (wait * 5 / 4).min(SLOWEST_PING);
         }
     }
 
