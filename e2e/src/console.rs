@@ -27,7 +27,7 @@ pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     TestAgent::over(stream.try_clone().expect("a second handle"), stream)
 }
 
-/// How long the first answer of a guest that reboots is waited for: it loses what is on the console meanwhile.
+/// How long the first answer of a guest that reboots is waited for, since it loses what is on the console.
 const FIRST_WAIT: Duration = Duration::from_secs(5);
 
 /// Waits until the guest has come up again after a reboot: another boot, another nonce.

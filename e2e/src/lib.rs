@@ -18,6 +18,6 @@ pub use ssh::Ssh;
 
 use std::time::Duration;
 
-/// How long a case waits for what has to happen. Only a case that hangs reaches it: guests are translated, and
+/// How long a case waits for what has to happen. Only a case that hangs reaches it: guests are translated and
 /// share two cores with builds and other tests.
 pub const PATIENCE: Duration = Duration::from_secs(300);

@@ -4,6 +4,10 @@
 //! A binary runs in its package's folder. One that failed does not stop the rest. [`Scope::Changed`] skips a
 //! binary whose bytes, and those of the programs beside it, are the ones that passed before; what passed is
 //! kept below `target/`.
+//!
+//! Cases that failed run again at the end, one at a time and beside nothing else. Those that pass then are
+//! named as unsteady: guests are translated on two cores that all tests share, and one late answer among
+//! 1,500 cases is no reason to refuse a change that did not cause it.
 
 use crate::check::Scope;
 use anyhow::{Context, Result, bail};
@@ -117,8 +121,9 @@ pub(crate) fn run(root: &Path, binaries: &[TestBinary], scope: Scope) -> Result<
     let (mut hosts, others) = (hosts?, others?);
     hosts.times.0.extend(others.times.0);
     hosts.failed.extend(others.failed);
-    if !hosts.failed.is_empty() {
-        bail!("tests failed in: {}", hosts.failed.join(", "));
+    let failed = repeat_failed(hosts.failed)?;
+    if !failed.is_empty() {
+        bail!("tests failed in: {}", failed.join(", "));
     }
     Ok(hosts.times)
 }
@@ -127,7 +132,47 @@ pub(crate) fn run(root: &Path, binaries: &[TestBinary], scope: Scope) -> Result<
 #[derive(Default)]
 struct Lane<'a> {
     times: CaseTimes,
-    failed: Vec<&'a str>,
+    failed: Vec<Failure<'a>>,
+}
+
+/// A binary that did not pass.
+struct Failure<'a> {
+    binary: &'a TestBinary,
+    /// Names of the cases that failed; none if the binary broke off before it could say.
+    cases: Vec<String>,
+}
+
+/// Runs the failed cases again, one at a time. Names of the binaries of which one fails again.
+fn repeat_failed(failures: Vec<Failure<'_>>) -> Result<Vec<&str>> {
+    let mut failed = Vec::new();
+    for Failure { binary, cases } in failures {
+        let mut passed = !cases.is_empty();
+        for case in &cases {
+            println!("\n{} {case}: again, by itself", binary.name);
+            let repeated = passes_alone(binary, case)?;
+            passed &= repeated;
+            println!("{}: {} {case}", if repeated { "unsteady, mend it" } else { "failed" }, binary.name);
+        }
+        if !passed {
+            failed.push(binary.name.as_str());
+        }
+    }
+    Ok(failed)
+}
+
+fn passes_alone(binary: &TestBinary, case: &str) -> Result<bool> {
+    let output = command(binary).args(["--exact", case]).output();
+    let output = output.with_context(|| format!("cannot run {}", binary.name))?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    print!("{printed}");
+    // A name that matches no case passes too, with nothing run.
+    Ok(output.status.success() && printed.contains("test result: ok. 1 passed"))
+}
+
+fn command(binary: &TestBinary) -> Command {
+    let mut command = Command::new(&binary.program);
+    command.current_dir(&binary.package_dir).env("CARGO", env!("CARGO"));
+    command
 }
 
 fn run_lane<'a>(
@@ -143,8 +188,8 @@ fn run_lane<'a>(
             continue;
         }
         match run_one(binary, scope, &mut lane.times)? {
-            true => lock(passed).add(binary, digest),
-            false => lane.failed.push(binary.name.as_str()),
+            None => lock(passed).add(binary, digest),
+            Some(cases) => lane.failed.push(Failure { binary, cases }),
         }
         lock(passed).write()?;
     }
@@ -155,10 +200,10 @@ fn lock(passed: &Mutex<Passed>) -> MutexGuard<'_, Passed> {
     passed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs one binary. Whether all of its cases passed.
-fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<bool> {
-    let mut command = Command::new(&binary.program);
-    command.current_dir(&binary.package_dir).env("CARGO", env!("CARGO")).stdout(Stdio::piped());
+/// Runs one binary. The cases that failed, if it did not pass.
+fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<Option<Vec<String>>> {
+    let mut command = command(binary);
+    command.stdout(Stdio::piped());
     // libtest tells the time of a case only as an unstable option, which this variable allows.
     command.env("RUSTC_BOOTSTRAP", "1").args(["-Zunstable-options", "--report-time"]);
     let is_long = binary.name == E2E_CASES;
@@ -166,7 +211,7 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
         command.args(E2E_CHANGED);
     }
     let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.program.display()))?;
-    let mut printed = format!("{}\n", binary.name);
+    let (mut printed, mut failed) = (format!("{}\n", binary.name), Vec::new());
     // A case may print any bytes.
     for line in BufReader::new(child.stdout.take().expect("a pipe was asked for")).split(b'\n') {
         let line = line.with_context(|| format!("cannot read what {} prints", binary.name))?;
@@ -174,6 +219,7 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
         if let Some((case, time)) = case_time(&line) {
             times.0.push((time, format!("{} {case}", binary.name)));
         }
+        failed.extend(failed_case(&line).map(str::to_owned));
         printed.push_str(&line);
         printed.push('\n');
         if is_long {
@@ -181,7 +227,14 @@ fn run_one(binary: &TestBinary, scope: Scope, times: &mut CaseTimes) -> Result<b
         }
     }
     print!("{printed}");
-    Ok(child.wait().with_context(|| format!("cannot wait for {}", binary.name))?.success())
+    let status = child.wait().with_context(|| format!("cannot wait for {}", binary.name))?;
+    Ok((!status.success()).then_some(failed))
+}
+
+/// The name in `test NAME ... FAILED <1.234s>`.
+fn failed_case(line: &str) -> Option<&str> {
+    let (case, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    rest.starts_with("FAILED").then(|| case.strip_suffix(" - should panic").unwrap_or(case))
 }
 
 /// Takes `test NAME ... ok <1.234s>` apart.
@@ -256,5 +309,13 @@ mod tests {
         assert_eq!(case_time("test a ... FAILED <0.5s>"), Some(("a", Duration::from_millis(500))));
         assert_eq!(case_time("test a ... ignored, takes hours"), None);
         assert_eq!(case_time("test result: ok. 3 passed; finished in 0.01s"), None);
+    }
+
+    #[test]
+    fn a_case_that_failed_is_found_in_its_line() {
+        assert_eq!(failed_case("test life::boots ... FAILED <12.345s>"), Some("life::boots"));
+        assert_eq!(failed_case("test life::boots - should panic ... FAILED"), Some("life::boots"));
+        assert_eq!(failed_case("test life::boots ... ok <12.345s>"), None);
+        assert_eq!(failed_case("test result: FAILED. 3 passed"), None);
     }
 }
