@@ -88,7 +88,7 @@ fn assert_good(state: &Identity) {
 /// A disk of a machine as its guest sees it, read beside it.
 fn seen(cluster: &Cluster, host: &HostProcess, machine: &str, disk: &str) -> Vec<u8> {
     let out = cluster.disk.path().join("seen.raw");
-    let source = format!("nbd+unix:///?socket={}", host.slot(machine).join(disk).display());
+    let source = format!("nbd+unix:///?socket={}", host.slot(machine).join("qemu").join(disk).display());
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &source, path(&out)]);
     taken(&out)
 }
@@ -299,7 +299,7 @@ fn a_file_is_known_by_its_pages_on_a_disk_where_it_lies_elsewhere() {
 
 /// Writes all of a disk of a paused machine, beside its guest.
 fn overwrite(host: &HostProcess, machine: &str, disk: &str, content: &Path) {
-    let target = format!("nbd+unix:///?socket={}", host.slot(machine).join(disk).display());
+    let target = format!("nbd+unix:///?socket={}", host.slot(machine).join("qemu").join(disk).display());
     run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", path(content), &target]);
 }
 

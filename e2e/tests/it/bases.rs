@@ -89,7 +89,7 @@ fn a_disk_range_that_was_zeroed_under_another_daemon_is_zero_in_the_next_capsule
     let alpha = cluster.host("alpha");
     // The disk as the guest's QEMU has it, on a connection beside QEMU's.
     let slot = alpha.slot("web");
-    let nbd = format!("nbd+unix:///?socket={}", slot.join("disk0").display());
+    let nbd = format!("nbd+unix:///?socket={}", slot.join("qemu/disk0").display());
     alpha
         .exec("qemu-io", &["-f", "raw", &nbd, "-c", "write -z 8M 8M", "-c", "discard 24M 4M", "-c", "flush"]);
 

@@ -15,6 +15,9 @@ use std::{
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console, wait_reborn};
 use whimbrel_testkit::guest::{CheckResult, assert_same_life};
 
+/// Below every group of a machine's QEMU (docs/security.md).
+const FIRST_MACHINE_GROUP: u32 = 0x5fff_ffff;
+
 #[test]
 fn a_machine_stays_itself_through_checkpoint_suspend_resume_and_still_reboots() {
     let cluster = Cluster::start(&["alpha"]);
@@ -71,7 +74,9 @@ fn assert_closed_to_other_users(host: &HostProcess) {
         while let Some(path) = left.pop() {
             // Whatever the daemon has removed meanwhile is no matter.
             let Ok(found) = fs::symlink_metadata(&path) else { continue };
-            assert!(found.mode() & 0o077 == 0, "{} has mode {:o}", path.display(), found.mode());
+            // Groups of the QEMUs of machines, which the directories above close out.
+            let open_to = if found.gid() > FIRST_MACHINE_GROUP { 0o007 } else { 0o077 };
+            assert!(found.mode() & open_to == 0, "{} has mode {:o}", path.display(), found.mode());
             if found.is_dir() {
                 left.extend(fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
             }
@@ -80,19 +85,42 @@ fn assert_closed_to_other_users(host: &HostProcess) {
     let machine = data.join("machines/web");
     for secret in [host.slot("web").join("ram"), machine.join("disk0/data"), machine.join("machine.json")] {
         assert!(secret.is_file(), "{}", secret.display());
-        let mut reader = Command::new("cat");
-        let read = reader.arg(&secret).uid(65_534).gid(65_534).output().expect("a program");
-        assert!(!read.status.success() && read.stdout.is_empty(), "{}", secret.display());
+        // Somebody else, and the machine's own QEMU.
+        for user in [65_534, qemu_user(host, "web")] {
+            let mut reader = Command::new("cat");
+            let read = reader.arg(&secret).uid(user).gid(user).output().expect("a program");
+            assert!(!read.status.success() && read.stdout.is_empty(), "{}", secret.display());
+        }
     }
 }
 
-/// QEMU has no capability, and gave up the system calls that it does not need.
+/// QEMU has a user of its own, no capability and no network, cannot change its directory, and gave up the
+/// system calls that it does not need.
 fn assert_confined(host: &HostProcess) {
     let (_, record) = host.record("web");
     let pid = record["process"]["pid"].as_u64().expect("a process");
-    for line in ["Seccomp:.2", "NoNewPrivs:.1", "CapEff:.0000000000000000", "CapBnd:.0000000000000000"] {
+    let user = qemu_user(host, "web");
+    assert!(user > FIRST_MACHINE_GROUP, "{user}");
+    let ids = format!("{user}.{user}.{user}.{user}");
+    for line in [
+        "Seccomp:.2",
+        "NoNewPrivs:.1",
+        "CapEff:.0000000000000000",
+        "CapBnd:.0000000000000000",
+        &format!("Uid:.{ids}"),
+        &format!("Gid:.{ids}"),
+    ] {
         host.exec("grep", &["-qE", &format!("^{line}$"), &format!("/proc/{pid}/status")]);
     }
+    // No device but the loopback one.
+    host.exec("sh", &["-c", &format!("test $(wc -l < /proc/{pid}/net/dev) = 3")]);
+    let place = fs::metadata(host.slot("web").join("qemu")).expect("its directory");
+    assert_eq!((place.uid(), place.mode() & 0o777), (0, 0o710));
+}
+
+/// The user of a machine's QEMU, which has a group of the same number.
+fn qemu_user(host: &HostProcess, machine: &str) -> u32 {
+    fs::metadata(host.slot(machine).join("qemu")).expect("its directory").gid()
 }
 
 #[test]
@@ -240,7 +268,7 @@ fn machines_outlive_their_daemon_and_are_taken_up_again() {
 /// Tells a machine's QEMU to stop while a read of its disk is under way, and leaves before it answers: it
 /// waits for the disk.
 fn stop_amid_a_read(slot: &Path) {
-    let mut qmp = UnixStream::connect(slot.join("qmp")).expect("the control socket of a QEMU");
+    let mut qmp = UnixStream::connect(slot.join("qemu/qmp")).expect("the control socket of a QEMU");
     qmp.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
     let read = r#"{"command-line": "qemu-io disk0 \"aio_read 0 4k\""}"#;
     let commands = [

@@ -1,13 +1,13 @@
 //! Confinement of child processes: what QEMU and its tools give up between fork and exec.
 //!
 //! They read what guests, other hosts and image files contain, so a flaw in them must not be one in this
-//! process. A machine's QEMU keeps its user, because its sockets, its memory and its state are files of that
-//! user, but no capability: it cannot trace, mount, kill others or open files of other users. A tool needs no
-//! file at all: it gets a user of its own that owns nothing, and no network.
+//! process. Each machine's QEMU and each tool gets a user and a directory of its own, no network and no
+//! capability: it cannot trace, mount, kill others or open files of other users.
 //!
 //! Nothing given up here can be had back: the bounding set is empty and `no_new_privs` is set, so that no
 //! program with more rights can be executed.
 
+use crate::machine_user::MachineUser;
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Gid, Uid},
@@ -20,6 +20,10 @@ use std::{io, os::unix::process::CommandExt, process::Command};
 /// Most open files of a QEMU. It needs two for each queue of each device, 14 disks with a queue for each of
 /// up to 288 virtual CPUs, and some forty more.
 const MACHINE_FILES: u64 = 16 << 10;
+/// Most threads of a QEMU: a virtual CPU each, and 64 workers.
+const MACHINE_THREADS: u64 = 1 << 10;
+/// Longest file that a QEMU with less memory can write: its log, or the state of its devices.
+const MACHINE_FILE_LENGTH: u64 = 256 << 20;
 /// First user number for tools: far above any that a user database or container hands out.
 const FIRST_TOOL_USER: u32 = 0x7000_0000;
 
@@ -27,28 +31,45 @@ const FIRST_TOOL_USER: u32 = 0x7000_0000;
 #[derive(Debug)]
 pub(crate) struct Confinement {
     limits: Vec<(Resource, u64)>,
-    tool: Option<Tool>,
-    /// Descriptor that the program inherits under the same number.
-    inherited: Option<OwnedFd>,
+    own: Option<OwnUser>,
+    /// Descriptors that the program inherits under the same numbers.
+    inherited: Vec<OwnedFd>,
 }
 
+/// A user of its own, and the directory that it works in.
 #[derive(Debug)]
-struct Tool {
+pub(crate) struct OwnUser {
     user: u32,
+    groups: Vec<Gid>,
     dir: OwnedFd,
+    limits: Vec<(Resource, u64)>,
+}
+
+impl OwnUser {
+    /// The user of a machine with so many bytes of memory, in its runtime directory.
+    pub(crate) fn of_machine(user: MachineUser, dir: OwnedFd, memory: u64) -> Self {
+        let groups = MachineUser::groups().into_iter().map(Gid::from_raw).collect();
+        // The kernel counts the threads of a user, and this user has no other process. A longer file could
+        // take the memory that was promised to other machines.
+        let limits =
+            vec![(Resource::Nproc, MACHINE_THREADS), (Resource::Fsize, memory.max(MACHINE_FILE_LENGTH))];
+        Self { user: user.number(), groups, dir, limits }
+    }
 }
 
 impl Confinement {
-    /// For a QEMU, which inherits `device` if there is one.
-    pub(crate) fn of_machine(device: Option<OwnedFd>) -> Self {
+    /// For a QEMU with these descriptors. Without a user of its own it keeps that of this process.
+    pub(crate) fn of_machine(own: Option<OwnUser>, inherited: Vec<OwnedFd>) -> Self {
         // A core file would have the memory of the guest in it.
-        let limits = vec![(Resource::Core, 0), (Resource::Nofile, MACHINE_FILES)];
-        Self { limits, tool: None, inherited: device }
+        let mut limits = vec![(Resource::Core, 0), (Resource::Nofile, MACHINE_FILES)];
+        limits.extend(own.iter().flat_map(|own| own.limits.clone()));
+        Self { limits, own, inherited }
     }
 
     /// For a tool that runs as `user` in the directory `dir`, both of its own.
     pub(crate) fn of_tool(user: u32, dir: OwnedFd, limits: Vec<(Resource, u64)>) -> Self {
-        Self { limits, tool: Some(Tool { user, dir }), inherited: None }
+        let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new() };
+        Self { limits, own: Some(own), inherited: Vec::new() }
     }
 
     /// Applies it to a process that `command` starts.
@@ -67,15 +88,15 @@ impl Confinement {
             let limit = Some(most.min(*limit));
             rustix::process::setrlimit(*resource, Rlimit { current: limit, maximum: limit })?;
         }
-        if let Some(Tool { dir, .. }) = &self.tool {
+        if let Some(OwnUser { dir, .. }) = &self.own {
             rustix::process::fchdir(dir.as_fd())?;
             // SAFETY: file descriptors stay shared.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWIPC) }?;
         }
         empty_bounding_set()?;
-        if let Some(Tool { user, .. }) = &self.tool {
+        if let Some(OwnUser { user, groups, .. }) = &self.own {
             let (uid, gid) = (Uid::from_raw(*user), Gid::from_raw(*user));
-            rustix::thread::set_thread_groups(&[])?;
+            rustix::thread::set_thread_groups(groups)?;
             rustix::thread::set_thread_res_gid(gid, gid, gid)?;
             rustix::thread::set_thread_res_uid(uid, uid, uid)?;
         }
@@ -83,10 +104,7 @@ impl Confinement {
         let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
         rustix::thread::set_capabilities(None, sets)?;
         rustix::thread::set_no_new_privs(true)?;
-        match &self.inherited {
-            Some(fd) => rustix::io::fcntl_setfd(fd, FdFlags::empty()),
-            None => Ok(()),
-        }
+        self.inherited.iter().try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
     }
 }
 
@@ -115,9 +133,10 @@ fn empty_bounding_set() -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
     use std::{
         fs::{self, File},
-        os::unix::fs::PermissionsExt,
+        os::{fd::AsRawFd, unix::fs::PermissionsExt},
         process::Output,
     };
 
@@ -143,10 +162,37 @@ mod tests {
 
     #[test]
     fn a_machines_process_has_no_capability_and_dumps_no_core() {
-        let output = run(Confinement::of_machine(None), &format!("{STATUS}; ulimit -c; ulimit -n"));
-        let status = text(&output);
+        let limits = format!("{STATUS}; ulimit -c; ulimit -n");
+        let status = text(&run(Confinement::of_machine(None, Vec::new()), &limits));
         assert_without_rights(&status);
         assert!(status.ends_with("0\n16384\n"), "{status}");
+    }
+
+    #[test]
+    fn a_machines_user_has_its_directory_what_is_passed_to_it_and_no_network() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let (user, place) = (MachineUser::of_random(0x1234), dir.path().join("place"));
+        user.make_dir(&place).unwrap();
+        let passed = dir.path().join("passed");
+        fs::write(&passed, "content").unwrap();
+        crate::machine_user::share_with_machines(&passed, 0o640).unwrap();
+        let fd = OwnedFd::from(rustix::fs::open(&passed, OFlags::PATH, Mode::empty()).unwrap());
+        let script = format!(
+            "{STATUS}; cat /proc/self/fd/{}; wc -l < /proc/self/net/dev; ulimit -f; touch made; cat {} || echo closed",
+            fd.as_raw_fd(),
+            passed.display(),
+        );
+        let own = OwnUser::of_machine(user, OwnedFd::from(File::open(&place).unwrap()), 1 << 30);
+        let status = text(&run(Confinement::of_machine(Some(own), vec![fd]), &script));
+        assert_without_rights(&status);
+        let number = user.number();
+        assert!(status.contains(&format!("Uid:\t{number}\t{number}\t{number}\t{number}")), "{status}");
+        // Two lines of titles and the loopback device; blocks of 512 bytes.
+        assert!(status.ends_with("content3\n2097152\nclosed\n"), "{status}");
+        assert!(!place.join("made").exists(), "its directory was not opened to it");
+        assert_eq!(MachineUser::of_dir(&place).unwrap(), Some(user));
+        assert_eq!(MachineUser::of_dir(dir.path()).unwrap(), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod console;
 mod image;
 mod launch;
 mod machine;
+mod machine_user;
 mod probe;
 mod process;
 mod qmp;
@@ -22,6 +23,7 @@ pub use console::{Console, Ended, Subscription};
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status, VmIdentity};
+pub use machine_user::MachineUser;
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };

@@ -91,12 +91,13 @@ pub struct QemuProcess {
 }
 
 impl QemuProcess {
-    /// Starts `program` and appends its output to the file `log`.
-    pub fn spawn(
+    /// Starts `program` confined, and appends its output to the file `log`.
+    pub(crate) fn spawn(
         program: &Path,
         args: &[OsString],
         log: &Path,
         huge_pages: HugePages,
+        confinement: Confinement,
     ) -> Result<Self, ProcessError> {
         let no_log = |source| ProcessError::Log { path: log.to_owned(), source };
         let output = OpenOptions::new().create(true).append(true).open(log).map_err(no_log)?;
@@ -107,7 +108,7 @@ impl QemuProcess {
             .stdin(Stdio::null())
             .stdout(output.try_clone().map_err(no_log)?)
             .stderr(output.try_clone().map_err(no_log)?);
-        Confinement::of_machine(userfaultfd_device()).apply_to(&mut command);
+        confinement.apply_to(&mut command);
         let prepare = move || {
             rustix::process::setsid()?;
             match huge_pages {
@@ -220,14 +221,6 @@ impl Drop for Reaped {
 
 const NO_SUCH_PROCESS: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
-/// Device through which a process without capabilities may be made to create a userfaultfd for faults of the
-/// kernel too (`userfaultfd(2)`); `whimbrel-memory` looks for it among the descriptors of QEMU. Where the
-/// device is missing, the sysctl `vm.unprivileged_userfaultfd` decides.
-fn userfaultfd_device() -> Option<OwnedFd> {
-    let device = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
-    device.map(OwnedFd::from).ok()
-}
-
 /// Waits for the end of a process, at most `timeout`; returns whether it ended.
 fn has_ended(pidfd: &OwnedFd, timeout: Option<Duration>) -> bool {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -267,6 +260,12 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn spawn(program: &str, args: &[&str], log: &Path, huge_pages: HugePages) -> QemuProcess {
+        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        let confinement = Confinement::of_machine(None, Vec::new());
+        QemuProcess::spawn(Path::new(program), &args, log, huge_pages, confinement).unwrap()
+    }
+
     #[test]
     fn a_process_name_full_of_brackets_does_not_shift_the_fields() {
         let mut stat = b"7 (a) b) ( 1) S".to_vec();
@@ -282,8 +281,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (huge_pages, expected) in [(HugePages::Allowed, "1"), (HugePages::Forbidden, "0")] {
             let log = dir.path().join(expected);
-            let args = ["^THP_enabled:", "/proc/self/status"].map(OsString::from);
-            let process = QemuProcess::spawn(Path::new("grep"), &args, &log, huge_pages).unwrap();
+            let process = spawn("grep", &["^THP_enabled:", "/proc/self/status"], &log, huge_pages);
             assert!(process.wait(Duration::from_secs(10)));
             assert_eq!(process.last_output().split_whitespace().last(), Some(expected), "{huge_pages:?}");
         }
@@ -293,8 +291,7 @@ mod tests {
     fn a_process_that_was_traced_by_this_program_is_no_zombie_in_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
-        let process =
-            QemuProcess::spawn(Path::new("sleep"), &["100".into()], &log, HugePages::Allowed).unwrap();
+        let process = spawn("sleep", &["100"], &log, HugePages::Allowed);
         let pid = process.identity().pid;
         let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let until = |what: &str, done: &dyn Fn() -> bool| {
@@ -318,8 +315,7 @@ mod tests {
     fn another_process_with_the_same_pid_is_not_adopted() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
-        let process =
-            QemuProcess::spawn(Path::new("sleep"), &["100".into()], &log, HugePages::Allowed).unwrap();
+        let process = spawn("sleep", &["100"], &log, HugePages::Allowed);
         let identity = process.identity();
         assert!(QemuProcess::adopt(identity, &log).unwrap().is_alive());
         let stranger = ProcessIdentity { start_time: identity.start_time + 1, ..identity };

@@ -20,7 +20,10 @@ use std::{
 use whimbrel_block::{BeforeSet, SwappableDevice};
 use whimbrel_core::{ByteSize, MachineConfig};
 use whimbrel_nbd::Server;
-use whimbrel_qemu::{ProcessIdentity, QemuProcess, Sharing};
+use whimbrel_qemu::{MachineUser, ProcessIdentity, QemuProcess, Sharing};
+
+/// Directory of the QEMU's user, with its sockets. All else is closed to it.
+const QEMU_DIR: &str = "qemu";
 
 /// Name of the memory file.
 const RAM: &str = "ram";
@@ -83,10 +86,13 @@ impl RuntimeDir {
         config: &MachineConfig,
         memory: Reservation,
     ) -> Result<Self, DaemonError> {
-        let id = format!("{:016x}", rand::random::<u64>());
+        let number = rand::random::<u64>();
+        let id = format!("{number:016x}");
         let dir = layout.runtime_dir(&id);
-        fs::create_dir(&dir).map_err(|source| DaemonError::io("create", &dir, source))?;
-        Self::serve(id, &dir, (config, memory), BeforeSet::Zeros)
+        let made = fs::create_dir(&dir)
+            .and_then(|()| MachineUser::of_random(number).make_dir(&dir.join(QEMU_DIR)))
+            .map_err(|source| DaemonError::io("create", &dir, source));
+        made.and_then(|()| Self::serve(id, &dir, (config, memory), BeforeSet::Zeros))
             .inspect_err(|_| drop(fs::remove_dir_all(&dir)))
     }
 
@@ -107,10 +113,13 @@ impl RuntimeDir {
         before: BeforeSet,
     ) -> Result<Self, DaemonError> {
         memory.taken_by(dir.join(RAM));
+        let qemu_dir = qemu_dir(dir);
+        let user = MachineUser::of_dir(&qemu_dir).map_err(|e| DaemonError::io("examine", &qemu_dir, e))?;
         let serve = |(index, disk): (usize, &whimbrel_core::DiskConfig)| {
-            let socket = dir.join(format!("disk{index}"));
+            let socket = qemu_dir.join(format!("disk{index}"));
             let switch = Arc::new(SwappableDevice::new(disk.size.0, before));
             let server = whimbrel_nbd::bind(&socket).and_then(|listener| {
+                user.map_or(Ok(()), |user| user.give(&socket))?;
                 whimbrel_nbd::serve(switch.clone(), listener, whimbrel_nbd::Options::default())
             });
             let server = server.map_err(|source| DaemonError::io("serve a disk on", &socket, source))?;
@@ -126,6 +135,11 @@ impl RuntimeDir {
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Directory of the sockets, in which QEMU works.
+    pub(crate) fn qemu_dir(&self) -> PathBuf {
+        qemu_dir(&self.dir)
     }
 
     pub(crate) fn ram(&self) -> PathBuf {
@@ -214,6 +228,12 @@ impl From<RamFile> for Sharing {
     }
 }
 
+/// Directory of the sockets; the runtime directory itself if an earlier version started the QEMU.
+fn qemu_dir(slot: &Path) -> PathBuf {
+    let own = slot.join(QEMU_DIR);
+    if own.is_dir() { own } else { slot.to_owned() }
+}
+
 /// Removes every runtime directory that `is_owned` rejects and ends its QEMU: one that was prestarted, or was
 /// to become a machine, when its daemon died. It never ran.
 pub(crate) fn sweep(layout: &Directories, is_owned: impl Fn(&str) -> bool) -> Result<(), DaemonError> {
@@ -264,7 +284,7 @@ fn recorded_process(slot: &Path) -> Option<QemuProcess> {
     file.take(PROCESS_MAX).read_to_string(&mut text).ok()?;
     let (pid, start_time) = text.split_once(' ')?;
     let identity = ProcessIdentity { pid: pid.parse().ok()?, start_time: start_time.parse().ok()? };
-    QemuProcess::adopt(identity, &slot.join("qemu.log")).ok()
+    QemuProcess::adopt(identity, &qemu_dir(slot).join("qemu.log")).ok()
 }
 
 #[cfg(test)]

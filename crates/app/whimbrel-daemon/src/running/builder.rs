@@ -66,7 +66,7 @@ fn start_qemu(
         initrd: boot.and_then(|boot| boot.initrd).map(|initrd| host.directories.boot_file(&initrd)),
         vmgenid: start.vmgenid,
         incoming: start.incoming,
-        ..LaunchSpec::new(config.clone(), slot.dir(), ram)
+        ..LaunchSpec::new(config.clone(), slot.qemu_dir(), ram)
     };
     Qemu::launch(&host.qemu()?.path, &spec)
         .map_err(|source| DaemonError::Qemu { action: "start it", source: source.into() })
@@ -227,7 +227,7 @@ impl<'a> MachineBuilder<'a> {
         let (pages, tap) = memory.pages()?;
         let mut ledgers = vec![DirtyLog::new(pages)];
         ledgers.extend(disks.iter().map(|disk| DirtyLog::new(disk.pages())));
-        let serial = slot.dir().join("serial");
+        let serial = slot.qemu_dir().join("serial");
         let log = host.directories.console_log(&record.name);
         let console = Console::open(&serial, &log)
             .map_err(|source| DaemonError::io("open the console", &serial, source))?;

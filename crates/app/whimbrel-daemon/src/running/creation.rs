@@ -121,7 +121,7 @@ impl RunningMachine {
         let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
         let memory = RunningMemory::adopt(host, process.pid, &slot, record, (image, taking))?;
         let identity = ProcessIdentity { pid: process.pid, start_time: process.started };
-        let qemu = Qemu::adopt(slot.dir(), identity, process.ram.into());
+        let qemu = Qemu::adopt(&slot.qemu_dir(), identity, process.ram.into());
         let qemu =
             qemu.map_err(|source| DaemonError::Qemu { action: "adopt the process", source: source.into() })?;
         let warm = PrestartedQemu { runtime_dir: slot, qemu, memory: Some(memory) };

@@ -43,7 +43,7 @@ impl NetworkPort {
                 (Uplink::Pipe(near), Some(far))
             }
         };
-        let stream_socket = slot.dir().join(format!("net{index}"));
+        let stream_socket = slot.qemu_dir().join(format!("net{index}"));
         let port = Port::open(PortConfig { stream_socket, uplink: world, gates: Gates::BLOCKED, filter });
         let failed = |source: whimbrel_net::NetError| DaemonError::Port {
             port: format!("net{index}"),

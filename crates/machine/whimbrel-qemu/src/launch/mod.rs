@@ -4,6 +4,7 @@
 //! here, by position, and never left to QEMU.
 
 mod command_line;
+mod confined;
 mod spec;
 
 pub use spec::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};

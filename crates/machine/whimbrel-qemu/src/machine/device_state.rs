@@ -11,12 +11,14 @@
 use super::Qemu;
 use crate::{
     launch::{LaunchError, Sharing},
+    machine_user::QemuDir,
     qmp::{MachineEvent, PendingCommand, QmpError},
     state::{
         DeviceState, ListedBlock, MAX_STATE, RamBlockAddresses, StateError, StreamHeader, compose,
         device_sections, parse_ramblocks,
     },
 };
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use std::{
     fs::{self, File, OpenOptions},
@@ -25,13 +27,17 @@ use std::{
         fs::{FileExt, OpenOptionsExt},
         net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
 use whimbrel_machine::{MachineError, UnpauseReport};
 
+/// Socket in the runtime directory over which QEMU reads or writes a state.
+pub(super) const STATE: &str = "state";
+/// File in the runtime directory into which QEMU writes the device sections.
+const SCRATCH: &str = "devices";
 /// Time in which QEMU must write or read a state. It takes 10 ms.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -39,9 +45,7 @@ pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct DeviceStateCache {
     sharing: Sharing,
-    /// File in the runtime directory into which QEMU writes the device sections.
     scratch: File,
-    scratch_path: PathBuf,
     known: Option<CachedHeader>,
     /// Header of the loaded state, whose small blocks were not located yet.
     pub(super) loaded: Option<StreamHeader>,
@@ -59,22 +63,20 @@ struct CachedHeader {
 }
 
 impl DeviceStateCache {
-    pub(super) fn new(dir: &Path, sharing: Sharing) -> Result<Self, LaunchError> {
-        let scratch_path = dir.join("devices");
+    pub(super) fn new(dir: &QemuDir, sharing: Sharing) -> Result<Self, LaunchError> {
+        let path = dir.path().join(SCRATCH);
         let mut options = OpenOptions::new();
-        let scratch =
-            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&scratch_path);
+        // QEMU may have put a link there.
+        options
+            .read(true)
+            .write(true)
+            .create(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        let scratch = options.open(&path).and_then(|scratch| dir.give(&path).map(|()| scratch));
         let scratch =
             scratch.map_err(|source| LaunchError::Io { what: "the file of the device state", source })?;
-        Ok(Self {
-            sharing,
-            scratch,
-            scratch_path,
-            known: None,
-            loaded: None,
-            changed: true,
-            pending_save: None,
-        })
+        Ok(Self { sharing, scratch, known: None, loaded: None, changed: true, pending_save: None })
     }
 }
 
@@ -237,15 +239,16 @@ impl Qemu {
 
     /// Takes the header from a migration stream. The machine must be paused and stays so.
     fn take_header(&mut self) -> Result<(), StateError> {
-        let path = self.dir.join("state");
+        let path = self.dir.path().join(STATE);
         remove(&path)?;
         let listener = UnixListener::bind(&path).map_err(io_error("listen for"))?;
+        self.dir.give(&path).map_err(io_error("listen for"))?;
         let events = self.qmp.subscribe();
         let reader = thread::Builder::new()
             .name("qemu-state".into())
             .spawn(move || read_stream(&listener))
             .map_err(io_error("read"))?;
-        let uri = format!("unix:{}", path.display());
+        let uri = format!("unix:{}", self.dir.seen_by_qemu(STATE));
         let asked = self.qmp.execute("migrate", json!({"uri": uri})).map_err(StateError::from);
         let saved = asked.and_then(|_| self.wait_migrated("save", &events));
         if matches!(saved, Err(StateError::TimedOut { .. })) {
@@ -281,7 +284,7 @@ impl Qemu {
     }
 
     fn save_command(&self) -> (&'static str, Value) {
-        let path = self.state_cache.scratch_path.to_string_lossy();
+        let path = self.dir.seen_by_qemu(SCRATCH);
         // Despite its name, the command is not related to Xen. Not live: otherwise QEMU would give up its
         // disks.
         ("xen-save-devices-state", json!({"filename": path, "live": false}))

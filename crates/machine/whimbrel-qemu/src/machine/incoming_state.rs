@@ -9,7 +9,7 @@
 
 use super::{
     Qemu,
-    device_state::{STATE_TIMEOUT, io_error, remove},
+    device_state::{STATE, STATE_TIMEOUT, io_error, remove},
 };
 use crate::{
     qmp::MachineEvent,
@@ -90,11 +90,13 @@ impl Qemu {
     }
 
     fn start_incoming(&self) -> Result<Incoming, StateError> {
-        let path = self.dir.join("state");
+        let path = self.dir.path().join(STATE);
         remove(&path)?;
         let events = self.qmp.subscribe();
-        self.qmp.execute("migrate-incoming", json!({"uri": format!("unix:{}", path.display())}))?;
+        let uri = format!("unix:{}", self.dir.seen_by_qemu(STATE));
+        self.qmp.execute("migrate-incoming", json!({"uri": uri}))?;
         let stream = UnixStream::connect(&path).map_err(io_error("connect to the reader of"));
+        self.dir.close().map_err(io_error("close the directory of the reader of"))?;
         let removed = remove(&path);
         let stream = stream?;
         removed?;

@@ -11,6 +11,7 @@ pub use control::{BalloonStats, Status};
 
 use crate::{
     launch::{LaunchError, LaunchSpec, Sharing, guest_in, log_in, qmp_in},
+    machine_user::QemuDir,
     process::{HugePages, ProcessIdentity, QemuProcess},
     qmp::Qmp,
 };
@@ -38,7 +39,7 @@ const ADOPT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Qemu {
     qmp: Qmp,
     process: QemuProcess,
-    dir: PathBuf,
+    dir: QemuDir,
     state_cache: DeviceStateCache,
     /// Connection of a QEMU that was told to read a state, see [`Qemu::expect_state`].
     incoming: Option<Incoming>,
@@ -49,7 +50,7 @@ impl Qemu {
     ///
     /// On failure nothing is left running.
     pub fn launch(binary: &Path, spec: &LaunchSpec) -> Result<Self, LaunchError> {
-        let argv = spec.argv()?;
+        spec.check()?;
         // A socket of an earlier QEMU would be tried in vain, or worse, answer.
         match fs::remove_file(spec.qmp_socket()) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -63,13 +64,10 @@ impl Qemu {
             Sharing::Shared => HugePages::Allowed,
             Sharing::Private => HugePages::Forbidden,
         };
-        let process = QemuProcess::spawn(binary, &argv, &spec.log(), huge_pages)?;
-        let made = connect(&process, &spec.qmp_socket(), START_TIMEOUT)
-            .and_then(|qmp| Ok((qmp, DeviceStateCache::new(&spec.dir, spec.ram.sharing)?)));
-        match made {
-            Ok((qmp, saver)) => {
-                Ok(Self { qmp, process, dir: spec.dir.clone(), state_cache: saver, incoming: None })
-            }
+        let (inside, confinement) = spec.confined()?;
+        let process = QemuProcess::spawn(binary, &inside.argv()?, &spec.log(), huge_pages, confinement)?;
+        match take_control(&process, spec) {
+            Ok((qmp, dir, state_cache)) => Ok(Self { qmp, process, dir, state_cache, incoming: None }),
             Err(error) => {
                 process.kill();
                 Err(error)
@@ -83,13 +81,9 @@ impl Qemu {
     pub fn adopt(dir: &Path, identity: ProcessIdentity, sharing: Sharing) -> Result<Self, LaunchError> {
         let process = QemuProcess::adopt(identity, &log_in(dir))?;
         let qmp = connect(&process, &qmp_in(dir), ADOPT_TIMEOUT)?;
-        Ok(Self {
-            qmp,
-            process,
-            dir: dir.to_owned(),
-            state_cache: DeviceStateCache::new(dir, sharing)?,
-            incoming: None,
-        })
+        let dir = QemuDir::of(dir).map_err(dir_error)?;
+        let state_cache = DeviceStateCache::new(&dir, sharing)?;
+        Ok(Self { qmp, process, dir, state_cache, incoming: None })
     }
 
     /// Control connection, for commands without a method here.
@@ -109,13 +103,48 @@ impl Qemu {
 
     /// Unix socket of the port for the guest agent ([`LaunchSpec::guest_socket`]).
     pub fn guest_socket(&self) -> PathBuf {
-        guest_in(&self.dir)
+        guest_in(self.dir.path())
     }
 
     /// Runtime directory of this QEMU.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
+}
+
+/// Connects to a QEMU that was just started. Closes its directory to it, unless it is incoming and has to
+/// make one more socket.
+fn take_control(
+    process: &QemuProcess,
+    spec: &LaunchSpec,
+) -> Result<(Qmp, QemuDir, DeviceStateCache), LaunchError> {
+    let qmp = connect(process, &spec.qmp_socket(), START_TIMEOUT)?;
+    wait_for_network_sockets(process, spec)?;
+    let dir = QemuDir::of(&spec.dir).map_err(dir_error)?;
+    let state_cache = DeviceStateCache::new(&dir, spec.ram.sharing)?;
+    if !spec.incoming {
+        dir.close().map_err(dir_error)?;
+    }
+    Ok((qmp, dir, state_cache))
+}
+
+/// Waits for the sockets that QEMU makes in a thread beside its start.
+fn wait_for_network_sockets(process: &QemuProcess, spec: &LaunchSpec) -> Result<(), LaunchError> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    while !(0..spec.config.nics.len()).all(|index| spec.net_socket(index).exists()) {
+        if !process.is_alive() {
+            return Err(LaunchError::Rejected { words: process.last_output() });
+        }
+        if Instant::now() > deadline {
+            return Err(LaunchError::Silent { after: START_TIMEOUT, words: process.last_output() });
+        }
+        thread::sleep(START_POLL);
+    }
+    Ok(())
+}
+
+fn dir_error(source: io::Error) -> LaunchError {
+    LaunchError::Io { what: "the runtime directory of qemu", source }
 }
 
 /// Connects to a QEMU that may not listen yet, and enables the capabilities that saving a state needs.
