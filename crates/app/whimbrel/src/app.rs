@@ -33,6 +33,7 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Host(args) => args.run(cli.socket),
         Command::Completions(args) => args.run(),
+        Command::Manuals(args) => args.run(),
         Command::Doctor(args) => args.run(&context),
         Command::Mount(args) => args.run(&context),
         Command::Pool(args) => args.run(&context),

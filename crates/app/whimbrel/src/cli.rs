@@ -108,6 +108,7 @@ pub(crate) enum Command {
     Pool(pool::Args),
     Session(session::Args),
     Completions(completions::Args),
+    Manuals(completions::Manuals),
 }
 
 impl Command {

@@ -1,8 +1,10 @@
-//! `whimbrel completions`: prints a completion script.
+//! `whimbrel completions`: prints a completion script. `whimbrel manuals`: writes the manual pages, for a
+//! package.
 
 use crate::{cli::Cli, error::CliError, output};
 use clap::CommandFactory;
 use clap_complete::Shell;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,5 +24,19 @@ impl Args {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "whimbrel", &mut script);
         output::write(&script)
+    }
+}
+
+/// Write the manual page of each verb to a directory
+#[derive(Debug, clap::Args)]
+#[command(hide = true)]
+pub(crate) struct Manuals {
+    dir: PathBuf,
+}
+
+impl Manuals {
+    pub(crate) fn run(self) -> Result<(), CliError> {
+        let written = clap_mangen::generate_to(Cli::command(), &self.dir);
+        written.map_err(|source| CliError::Io { action: "write the manual pages", source })
     }
 }

@@ -10,9 +10,12 @@ use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_core::{HostName, MachineName};
 use whimbrel_daemon::DaemonOptions;
 
+const DEFAULT_DATA: &str = "/var/lib/whimbrel";
+
 const EXAMPLES: &str = "\
 Examples:
-  whimbrel host --name alpha --data /var/lib/whimbrel
+  whimbrel host
+  whimbrel host --listen 10.0.0.1:7400
   whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
   whimbrel host --config /etc/whimbrel/alpha.toml
 
@@ -29,10 +32,10 @@ Settings file (TOML); options on the command line override it:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Name of this host, by which other hosts trust it
+    /// Name of this host, by which other hosts trust it [default: its host name up to the first dot]
     #[arg(long)]
     name: Option<HostName>,
-    /// Directory for the store, the machines and the key
+    /// Directory for the store, the machines and the key [default: /var/lib/whimbrel]
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     data: Option<PathBuf>,
     /// Address for other hosts; without one, they cannot connect
@@ -67,8 +70,8 @@ impl Args {
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
         };
         let settings = options.over(file);
-        let name = settings.name.ok_or_else(|| missing("name", "--name alpha"))?;
-        let data = settings.data.ok_or_else(|| missing("data directory", "--data /var/lib/whimbrel"))?;
+        let name = settings.name.or_else(own_name).ok_or_else(no_name)?;
+        let data = settings.data.unwrap_or_else(|| DEFAULT_DATA.into());
         Ok(DaemonOptions {
             listen: settings.listen,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
@@ -80,9 +83,15 @@ impl Args {
     }
 }
 
-fn missing(what: &str, example: &str) -> CliError {
+/// The name of this computer, if it can be a host's.
+fn own_name() -> Option<HostName> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    name.trim().split('.').next()?.to_ascii_lowercase().parse().ok()
+}
+
+fn no_name() -> CliError {
     CliError::Usage {
-        problem: format!("the host has no {what}"),
-        hint: format!("use `{example}`, or set it in {DEFAULT_FILE}"),
+        problem: "the name of this computer cannot be the name of a host".to_owned(),
+        hint: format!("use `--name alpha`, or set it in {DEFAULT_FILE}"),
     }
 }
