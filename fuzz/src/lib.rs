@@ -4,9 +4,10 @@
 //!
 //! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser
 //! promises. Where a format is canonical it also checks that what was accepted is what would have been
-//! written. libFuzzer calls the functions from `fuzz_targets/`; `tests/seeded.rs` calls them with mutations
-//! of [`TARGETS`]' seeds on every test run.
+//! written. `cargo xtask fuzz` calls the functions by libFuzzer, guided by what they reach; `tests/seeded.rs` calls
+//! them with mutations of [`TARGETS`]' seeds on every test run.
 
+mod device;
 mod disk;
 mod hash_cache;
 mod journal;
@@ -18,6 +19,7 @@ mod protect;
 mod seeds;
 mod session;
 
+pub use device::{disk_image, guest_frame};
 pub use disk::disk_layout;
 pub use hash_cache::{accepts_hash_cache_seed, hash_cache};
 pub use migrate::migrate_message;
@@ -44,7 +46,7 @@ const ARRAY_PAGES: u64 = 1024;
 /// A parser under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name, also that of its libFuzzer program.
+    /// Its name.
     pub name: &'static str,
     /// The parser and what must hold of what it accepts.
     pub run: fn(&[u8]),
@@ -55,7 +57,9 @@ pub struct Target {
 /// Every target.
 pub const TARGETS: &[Target] = &[
     Target { name: "cuts", run: cuts, seeds: seeds::cuts },
+    Target { name: "disk_image", run: disk_image, seeds: device::disk_images },
     Target { name: "disk_layout", run: disk_layout, seeds: seeds::disks },
+    Target { name: "guest_frame", run: guest_frame, seeds: device::guest_frames },
     Target { name: "guest_port", run: guest_port, seeds: seeds::guest_ports },
     Target { name: "hash_cache", run: hash_cache, seeds: hash_cache::seeds },
     Target { name: "image_node", run: image_node, seeds: seeds::image_nodes },

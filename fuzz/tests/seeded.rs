@@ -48,11 +48,23 @@ fn no_mutation_of_a_good_input_breaks_a_parser() {
 }
 
 #[test]
+fn nothing_that_broke_a_parser_breaks_it_again() {
+    let kept = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kept");
+    for target in TARGETS {
+        for input in std::fs::read_dir(kept.join(target.name)).into_iter().flatten().flatten() {
+            (target.run)(&std::fs::read(input.path()).expect("a kept input"));
+        }
+    }
+}
+
+#[test]
 fn every_seed_is_one_that_its_parser_accepts() {
     let seeds = |name: &str| {
         let target = TARGETS.iter().find(|target| target.name == name).expect("a target");
         (target.seeds)()
     };
+    let filter = whimbrel_net::PortFilter::Only(whimbrel_net::Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+    assert!(seeds("guest_frame").iter().all(|seed| whimbrel_net::allowed(seed, filter).is_ok()));
     assert!(seeds("hash_cache").iter().all(|seed| whimbrel_fuzz::accepts_hash_cache_seed(seed)));
     assert!(seeds("image_node").iter().all(|seed| whimbrel_image::Node::decode(seed).is_ok()));
     assert!(seeds("manifest").iter().all(|seed| whimbrel_image::Manifest::decode(seed).is_ok()));

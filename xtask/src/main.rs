@@ -5,6 +5,7 @@
 
 mod bench;
 mod check;
+mod fuzz;
 mod test_run;
 mod tidy;
 
@@ -17,6 +18,8 @@ usage: cargo xtask COMMAND
 
   check                 everything that must hold before a change is merged: tidy, fmt, build, clippy, doc, test
   check --changed       the same without doc, and only the tests whose programs changed since they passed
+  fuzz [--minutes N] [TARGET...]
+                        parsers of outside bytes by libFuzzer with sanitizers (nightly), N minutes for all
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
 ";
@@ -35,6 +38,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
     let rest = if args.is_empty() { Vec::new() } else { args.split_off(1) };
     match args.first().map(String::as_str) {
         Some("check") => check::run(root(), scope(&rest)?),
+        Some("fuzz") => fuzz::run(root(), &rest),
         Some("tidy") => tidy::run(root()),
         Some("bench") => bench::run(root(), &rest),
         None | Some("help" | "-h" | "--help") => {
