@@ -14,8 +14,7 @@ pub fn guest_frame(data: &[u8]) {
     }
 }
 
-/// A file that somebody wants to import: it is recognised and checked without reading beyond its end, the same
-/// each time.
+/// A file that somebody wants to import: it is recognised and checked without reading beyond its end.
 pub fn disk_image(data: &[u8]) {
     let file = || -> std::io::Result<File> {
         let mut file = tempfile::tempfile()?;

@@ -4,8 +4,8 @@
 //!
 //! A target takes any bytes and must return: no panic, no endless loop, no memory beyond what the parser
 //! promises. Where a format is canonical it also checks that what was accepted is what would have been
-//! written. `cargo xtask fuzz` calls the functions by libFuzzer, guided by what they reach; `tests/seeded.rs` calls
-//! them with mutations of [`TARGETS`]' seeds on every test run.
+//! written. `cargo xtask fuzz` calls the functions by libFuzzer, guided by what they reach; `tests/seeded.rs`
+//! calls them with mutations of [`TARGETS`]' seeds on every test run.
 
 mod device;
 mod disk;

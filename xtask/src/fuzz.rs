@@ -12,8 +12,7 @@ use std::{
 };
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
-/// What libFuzzer needs of the compiler, and the address sanitizer (doc.rust-lang.org/rustc/instrument-coverage,
-/// llvm.org/docs/LibFuzzer.html).
+/// What libFuzzer needs of the compiler (llvm.org/docs/LibFuzzer.html), and the address sanitizer.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1 --cfg fuzzing \

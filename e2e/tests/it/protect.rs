@@ -400,6 +400,8 @@ fn a_witness_that_is_gone_changes_nothing_as_long_as_both_see_each_other() {
     std::fs::remove_dir_all(cluster.host("gamma").data().join("leases")).expect("leases to lose");
     cluster.host_mut("gamma").start_daemon();
     cluster.host("alpha").wait_log(logged, "the witness has forgotten this protection");
+    // Until then the figures are those of the protection that has ended.
+    cluster.host("alpha").wait_log(logged, "the machine is protected");
     let now = wait_epochs(cluster.host("alpha"), 10);
     assert_eq!(now["witness_answers"], true, "{now}");
 

@@ -185,9 +185,9 @@ const LOAD_PATIENCE: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl LoadGuard {
-    pub(super) fn start(taking: Arc<PageFetcher>, process: ProcessIdentity, slot: &Path) -> Self {
+    pub(super) fn start(taking: Arc<PageFetcher>, process: ProcessIdentity, qemu_dir: &Path) -> Self {
         let (over, ended) = mpsc::channel();
-        let log = slot.join("qemu.log");
+        let log = qemu_dir.join("qemu.log");
         let guard = move || {
             let mut cut_off_since = None;
             while ended.recv_timeout(POLL_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {

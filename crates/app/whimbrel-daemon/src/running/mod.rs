@@ -204,7 +204,7 @@ impl RunningMachine {
     ) -> Result<(), DaemonError> {
         self.memory.fetch_on_demand(taking)?;
         let process = self.qemu.process().identity();
-        let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.runtime_dir.dir());
+        let guard = missing_pages::LoadGuard::start(taking.clone(), process, self.qemu.dir());
         let loaded = self.load(device_state, VmIdentity::Unchanged);
         drop(guard);
         loaded

@@ -266,7 +266,7 @@ impl Attempt<'_> {
     }
 
     fn watch_stalls(&self, live: &RunningMachine, beats: &Arc<Heartbeat>) -> Result<StallWatch, DaemonError> {
-        let qemu = (live.qemu.process().identity(), live.runtime_path().join("qemu.log"));
+        let qemu = (live.qemu.process().identity(), live.qemu.dir().join("qemu.log"));
         StallWatch::start(self.host, self.handle, beats, qemu)
             .map_err(|source| DaemonError::io("start a thread for", self.host.directories.data(), source))
     }
@@ -303,7 +303,7 @@ impl Attempt<'_> {
         turn.record.phase = Phase::Here;
         turn.record.since_ms = crate::now_ms();
         let (record, live) = turn.parts()?;
-        let (log, process) = (live.runtime_path().join("qemu.log"), live.qemu.process().identity());
+        let (log, process) = (live.qemu.dir().join("qemu.log"), live.qemu.process().identity());
         let events = live.events();
         inherited::buffer_output(beats);
         live.open_ports();
