@@ -3,7 +3,7 @@
 # A fresh rustup is not on the PATH of a shell that was open before.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help build test demo bench doc clean bootstrap
+.PHONY: help build test demo bench doc deb clean bootstrap
 
 help:
 	@echo 'make build    the whimbrel binary, target/release/whimbrel'
@@ -11,6 +11,7 @@ help:
 	@echo 'make demo     two hosts on this machine, a guest, and what Whimbrel does with it (root)'
 	@echo 'make bench    every experiment against its peers, short; one: cargo xtask bench NAME (root)'
 	@echo 'make doc      the API documentation, target/doc'
+	@echo 'make deb      the Debian package, target/debian/whimbrel_*.deb'
 	@echo 'make clean    remove target'
 
 bootstrap:
@@ -38,6 +39,9 @@ bench:
 doc:
 	@echo '==> doc'
 	@cargo doc --workspace --no-deps --locked
+
+deb:
+	@scripts/deb
 
 clean:
 	@cargo clean

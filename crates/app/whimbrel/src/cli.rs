@@ -27,7 +27,7 @@ const GROUPS: [(&str, &str); 10] = [
 const AFTER_HELP: &str = "\
 Getting started:
   whimbrel doctor                                        check what this host has and lacks
-  whimbrel host --name alpha --data /var/lib/whimbrel &  start the daemon
+  whimbrel host &                                        start the daemon
   whimbrel run web --disk web.img --memory 1G            start a machine
   whimbrel checkpoint web --tag before-upgrade           save its state
   whimbrel resume before-upgrade --name web2             run that state beside it

@@ -83,9 +83,12 @@ impl Args {
     }
 }
 
-/// The name of this computer, if it can be a host's.
 fn own_name() -> Option<HostName> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    std::fs::read_to_string("/proc/sys/kernel/hostname").ok().and_then(|name| short_name(&name))
+}
+
+/// The name of a computer without its domain, if it can be a host's.
+fn short_name(name: &str) -> Option<HostName> {
     name.trim().split('.').next()?.to_ascii_lowercase().parse().ok()
 }
 
@@ -93,5 +96,18 @@ fn no_name() -> CliError {
     CliError::Usage {
         problem: "the name of this computer cannot be the name of a host".to_owned(),
         hint: format!("use `--name alpha`, or set it in {DEFAULT_FILE}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_called_as_its_computer_where_that_is_a_name() {
+        let name = |text: &str| short_name(text).map(|name| name.to_string());
+        assert_eq!(name("Alpha.example.org\n").as_deref(), Some("alpha"));
+        assert_eq!(name("(none)\n"), None);
+        assert_eq!(name("\n"), None);
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn daemon(socket: &Path) -> Check {
     match UnixStream::connect(socket) {
         Ok(_) => Check::ok("daemon", format!("listens on {}", socket.display())),
         Err(error) => {
-            let fix = "whimbrel host --name NAME --data DIR";
+            let fix = "whimbrel host";
             Check::bad("daemon", CheckStatus::Warn, format!("{}: {error}", socket.display()), fix)
         }
     }

@@ -146,11 +146,3 @@ fn completions_name_every_verb() {
     let script = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && script.contains("checkpoint") && script.contains("unpause"));
 }
-
-#[test]
-fn a_host_without_a_name_is_told_how_to_give_one() {
-    let output = whimbrel("host --config /dev/null --data /nonexistent").output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("--name alpha"), "{text}");
-}
