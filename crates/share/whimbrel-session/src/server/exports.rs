@@ -157,12 +157,15 @@ impl ExportTree {
         }
     }
 
+    /// Finds a file where it is said to be, which must have the wanted identity.
+    pub(super) fn find(&self, wanted: &FileRef) -> Result<(OwnedFd, Attr), Refusal> {
+        let (found, attr) = self.lookup(&wanted.path)?;
+        if attr.ident == wanted.ident { Ok((found, attr)) } else { Err(stale()) }
+    }
+
     /// Opens a regular file, which must have the wanted identity.
     pub(super) fn file(&self, wanted: &FileRef, write: bool) -> Result<File, Refusal> {
-        let (found, attr) = self.lookup(&wanted.path)?;
-        if attr.ident != wanted.ident {
-            return Err(stale());
-        }
+        let (found, attr) = self.find(wanted)?;
         if attr.kind != Kind::File {
             return Err(refuse("open a file that is not regular")(Errno::PERM));
         }

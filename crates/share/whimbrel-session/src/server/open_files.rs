@@ -86,7 +86,8 @@ impl OpenFiles {
         }
     }
 
-    /// The open file of this identity, opened now if necessary.
+    /// The open file of this identity, opened now if necessary. To be written, it must still have its name,
+    /// unless this session has removed it: what goes to a file that somebody has replaced is lost.
     pub(super) fn get(
         &self,
         tree: &ExportTree,
@@ -94,9 +95,13 @@ impl OpenFiles {
         write: bool,
     ) -> Result<Arc<OpenFile>, Refusal> {
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
-        let known = lock(&self.open).get(&wanted.ident).cloned();
-        let known = known.or_else(|| lock(&self.removed).get(&wanted.ident).cloned());
+        let removed = lock(&self.removed).get(&wanted.ident).cloned();
+        let named = removed.is_none();
+        let known = lock(&self.open).get(&wanted.ident).cloned().or(removed);
         if let Some(known) = known.filter(|known| known.writable || !write) {
+            if write && named {
+                tree.find(wanted)?;
+            }
             known.used.store(now, Ordering::Relaxed);
             return Ok(known);
         }
@@ -349,5 +354,26 @@ mod tests {
         first.write_stamped(&[found.mtime], stamp(1), write).unwrap();
         let late = second.write_stamped(&[found.mtime], stamp(2), |_| Ok(()));
         assert_eq!(late.map(|_| ()).unwrap_err().code, code::CONFLICT);
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_not_written_any_more_and_can_still_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().join("file");
+        fs::write(&name, "before").unwrap();
+        let tree = Export::new(dir.path()).unwrap().tree(&RelPath::root(), false).unwrap();
+        let path = RelPath::new(b"file").unwrap();
+        let wanted = FileRef { ident: tree.attr(&path).unwrap().unwrap().ident, path };
+        let files = OpenFiles::new(8, Arc::default());
+        files.get(&tree, &wanted, true).unwrap();
+        assert!(files.get(&tree, &wanted, true).is_ok(), "it has its name");
+
+        fs::write(dir.path().join("new"), "after").unwrap();
+        fs::rename(dir.path().join("new"), &name).unwrap();
+        let refused = files.get(&tree, &wanted, true).map(|_| ()).unwrap_err();
+        assert_eq!(refused.code, stale().code);
+        fs::remove_file(&name).unwrap();
+        assert!(files.get(&tree, &wanted, true).is_err(), "it has no name");
+        assert!(files.get(&tree, &wanted, false).is_ok(), "its users read on");
     }
 }
