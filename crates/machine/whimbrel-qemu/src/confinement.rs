@@ -177,7 +177,7 @@ mod tests {
         let passed = dir.path().join("passed");
         fs::write(&passed, "content").unwrap();
         crate::machine_user::share_with_machines(&passed, 0o640).unwrap();
-        let fd = OwnedFd::from(rustix::fs::open(&passed, OFlags::PATH, Mode::empty()).unwrap());
+        let fd = rustix::fs::open(&passed, OFlags::PATH, Mode::empty()).unwrap();
         let script = format!(
             "{STATUS}; cat /proc/self/fd/{}; wc -l < /proc/self/net/dev; ulimit -f; touch made; cat {} || echo closed",
             fd.as_raw_fd(),

@@ -44,11 +44,11 @@ impl LaunchSpec {
             share_with_machines(file, BOOT_FILE_MODE)?;
         }
         user.open_dir(&self.dir)?;
-        let mut pass = |path: &PathBuf| pass(path, inherited);
+        let mut pass = |path: &Path| pass(path, inherited);
         let mut inside = self.clone();
         inside.ram.path = pass(&self.ram.path)?;
-        inside.kernel = self.kernel.as_ref().map(&mut pass).transpose()?;
-        inside.initrd = self.initrd.as_ref().map(&mut pass).transpose()?;
+        inside.kernel = self.kernel.as_deref().map(&mut pass).transpose()?;
+        inside.initrd = self.initrd.as_deref().map(&mut pass).transpose()?;
         inside.dir = PathBuf::from(".");
         for disk in &mut inside.disks {
             *disk = disk.strip_prefix(&self.dir).unwrap_or(disk).to_owned();
@@ -59,7 +59,7 @@ impl LaunchSpec {
 
 /// Adds a descriptor of the file; the path by which the process that inherits it opens the file. The kernel
 /// then looks at the mode of the file alone, and not at the directories that lead to it.
-fn pass(path: &PathBuf, inherited: &mut Vec<OwnedFd>) -> io::Result<PathBuf> {
+fn pass(path: &Path, inherited: &mut Vec<OwnedFd>) -> io::Result<PathBuf> {
     let fd = open(path, OFlags::PATH)?;
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     inherited.push(fd);
