@@ -40,5 +40,17 @@ fn bad_requests_are_refused_with_a_reason_and_a_next_step() {
     assert_eq!(refusal.code, 5, "an unknown host: {refusal:?}");
     let refusal = alpha.refuse(&["run", "two", "--memory", "64M", "--net", "nobridge"]);
     assert!(refusal.text.contains("nobridge"), "{refusal:?}");
+    let tcg = ["run", "two", "--memory", "64M", "--accel", "tcg", "--cpu"];
+    for (model, reason) in [
+        ("host", "needs KVM"),
+        ("max,vendor=Mine", "no CPU model"),
+        ("nonsense", "unable to find CPU model"),
+        ("Haswell", "TCG doesn't support requested feature"),
+    ] {
+        let refusal = alpha.refuse(&[&tcg[..], &[model]].concat());
+        assert!(refusal.text.contains(reason), "{model}: {refusal:?}");
+    }
     assert_eq!(alpha.machines().len(), 1);
+    alpha.run(&[&tcg[..], &["x86-64-v3,-f16c"]].concat());
+    assert_eq!(alpha.machines().len(), 2);
 }

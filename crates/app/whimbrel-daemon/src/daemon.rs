@@ -29,14 +29,14 @@ use std::{
 use tokio::runtime::Handle;
 use whimbrel_api::{DiskSource, HostInfo, MachineInfo, NicRequest, RunRequest, StopMode, StopRequest};
 use whimbrel_core::{
-    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE,
+    Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE, cpu_model,
 };
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
-/// `cpu max` means "all that this QEMU emulates", which differs between versions and hosts under KVM.
+/// CPU model of machines whose owner names none: all features that this host and its QEMU have.
 const CPU: &str = "max";
 const MACHINE: &str = "q35";
 
@@ -167,11 +167,13 @@ impl Daemon {
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
+        let cpu = cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)
+            .map_err(|error| DaemonError::Invalid { reason: error.to_string() })?;
         let config = MachineConfig {
             memory: request.memory,
             cpus: request.cpus,
             machine,
-            cpu: CPU.to_owned(),
+            cpu,
             accel,
             disks,
             nics: request.nics.iter().map(nic_of).collect(),

@@ -5,6 +5,7 @@
 //! name.
 
 mod byte_size;
+mod cpu_model;
 mod digest;
 mod error_chain;
 pub mod glob;
@@ -19,6 +20,7 @@ mod witness_address;
 mod zero_page;
 
 pub use byte_size::{ByteSize, ParseSizeError};
+pub use cpu_model::{CpuModelError, cpu_model};
 pub use digest::{Digest, ParseDigestError};
 pub use error_chain::{causes, error_chain};
 pub use lock::lock;

@@ -7,9 +7,6 @@ use crate::protocol::Offer;
 use serde::{Deserialize, Serialize};
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
-/// CPU model with every feature of the host and its QEMU.
-const ALL_FEATURES: &str = "max";
-
 /// Capacity of a host for the machine of an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostCapacity {
@@ -45,9 +42,9 @@ pub enum Incompatibility {
     MachineType { machine: String, origin: String, target: String },
     #[error("the machine runs on {} here, the target has only {}", accel_name(*origin), accel_name(*target))]
     Accel { origin: Accel, target: Accel },
-    #[error("CPU model `max` differs: the target has QEMU {target}, this host has QEMU {origin}")]
+    #[error("the machine's CPU has all features of QEMU {origin} here, the target has QEMU {target}")]
     Qemu { origin: String, target: String },
-    #[error("CPU model `max` differs: the target has processor {target}, this host has {origin}")]
+    #[error("the machine's CPU has all features of {origin} here, the target has {target}")]
     Processor { origin: String, target: String },
     #[error("the target has no bridge {bridge} for the machine's network")]
     Bridge { bridge: String },
@@ -70,9 +67,11 @@ impl Incompatibility {
                     .into()
             }
             Self::Accel { .. } => "start the machine with --accel kvm to migrate it there".into(),
-            Self::Qemu { origin, .. } => format!("install QEMU {origin} on the target"),
+            Self::Qemu { origin, .. } => {
+                format!("install QEMU {origin} on the target; a machine started with `--cpu x86-64-v2` can move between releases")
+            }
             Self::Processor { .. } => {
-                "choose a target with the same processor, or shut the machine down and start it there".into()
+                "choose a target with the same processor; a machine started with `--cpu x86-64-v2` can move to others".into()
             }
             Self::Bridge { bridge } => {
                 format!("create the bridge {bridge} there, or keep the network here with `--network home`")
@@ -102,7 +101,7 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
     if config.accel == Accel::Kvm && here.accel != Accel::Kvm {
         return Err(Incompatibility::Accel { origin: config.accel, target: here.accel });
     }
-    if config.cpu == ALL_FEATURES {
+    if config.cpu_depends_on_host() {
         same_features(offer, here)?;
     }
     let misfit = |needed: u64, free: u64| (needed > free).then_some((ByteSize(needed), ByteSize(free)));
@@ -118,7 +117,7 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
     }
 }
 
-/// Compares the features that CPU model `max` gives on both hosts. QEMU adds features with each release; bug
+/// Compares the features that the CPU models `max` and `host` give on both hosts. QEMU adds features with each release; bug
 /// fix releases add none. Under KVM the features also depend on the processor.
 fn same_features(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> {
     if release(&offer.qemu_version) != release(&here.qemu_version) {
@@ -181,6 +180,8 @@ mod tests {
             Ok(()),
             "a named CPU is the same everywhere"
         );
+        let of_the_host = check(&offer(Accel::Kvm, "host,-vmx"), &newer);
+        assert!(matches!(of_the_host, Err(Incompatibility::Qemu { .. })), "{of_the_host:?}");
     }
 
     #[test]

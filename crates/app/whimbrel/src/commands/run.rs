@@ -32,6 +32,10 @@ pub(crate) struct Args {
     /// Number of virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     cpus: u32,
+    /// CPU model: `x86-64-v2` or `x86-64-v3` to move between different processors and QEMU releases, `host`,
+    /// `max`, or a name of QEMU [default: max]
+    #[arg(long, value_name = "MODEL[,+FEATURE|,-FEATURE]")]
+    cpu: Option<String>,
     /// Kernel to load directly, instead of booting from the first disk
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     kernel: Option<PathBuf>,
@@ -72,6 +76,7 @@ impl Args {
             disks: self.disks.into_iter().map(|disk| disk.0).collect(),
             memory: self.memory,
             cpus: self.cpus,
+            cpu: self.cpu,
             kernel: self.kernel,
             initrd: self.initrd,
             append: self.append,
