@@ -10,6 +10,9 @@ use whimbrel_testkit::guest::{GuestOptions, Work};
 /// Address of a guest on the lab's segment.
 pub const GUEST_ADDRESS: &str = "10.77.0.100";
 
+/// Address of a guest that asks its network for one.
+pub const DHCP: &str = "dhcp";
+
 /// What a machine is started with.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -19,7 +22,7 @@ pub struct Guest {
     pub memory_mib: u32,
     /// Size of its one disk in MiB.
     pub disk_mib: u64,
-    /// Address on the lab's segment; none gives it no network.
+    /// Address on the lab's segment, or `dhcp`; none gives it no network.
     pub address: Option<String>,
     /// The bridge that its port is in, if it has an address.
     pub bridge: &'static str,
@@ -54,7 +57,9 @@ impl Guest {
         let disk = self.disk(cluster);
         fill(&disk);
         let files = cluster.files();
-        let address = self.address.as_ref().map(|address| format!("{address}/24"));
+        let prefix =
+            |address: &String| if address == DHCP { address.clone() } else { format!("{address}/24") };
+        let address = self.address.as_ref().map(prefix);
         let options = GuestOptions { address, buffer_mib: self.buffer_mib, work: self.work };
         let (memory, append) = (format!("{}M", self.memory_mib), options.to_string());
         let path = |path: &PathBuf| path.to_str().expect("a path in UTF-8").to_owned();

@@ -12,7 +12,7 @@ mod ssh;
 
 pub use cluster::Cluster;
 pub use console::{console, wait_reborn};
-pub use guest::{GUEST_ADDRESS, Guest};
+pub use guest::{DHCP, GUEST_ADDRESS, Guest};
 pub use host::{HostProcess, Refusal};
 pub use ssh::Ssh;
 

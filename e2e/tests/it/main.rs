@@ -13,6 +13,7 @@ mod guest_helper;
 mod hierarchy;
 mod life;
 mod migration;
+mod network;
 mod pool;
 mod postcopy;
 mod protect;

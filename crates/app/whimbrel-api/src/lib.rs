@@ -19,6 +19,7 @@ mod host;
 mod lineage;
 mod machine;
 mod migration;
+mod network;
 mod openapi;
 mod operation;
 mod protect;
@@ -46,6 +47,10 @@ pub use machine::{
     TunnelInfo, Uploads,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
+pub use network::{
+    HostPort, NetworkAddress, NetworkInfo, NetworkRequest, PortProtocol, PortRequest, PortsRequest,
+    PublishedPort,
+};
 pub use openapi::{openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,

@@ -1,5 +1,6 @@
 //! Machines: the description of one, and the requests that change one.
 
+use crate::PortRequest;
 use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakeoverInfo};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
@@ -205,6 +206,9 @@ pub struct RunRequest {
     /// Network ports, in the order of their device ids.
     #[serde(default)]
     pub nics: Vec<NicRequest>,
+    /// Ports of the host that lead to the machine; it needs a port in a managed network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub publish: Vec<PortRequest>,
     /// Executor of guest instructions [default: kvm if it works on the host, else tcg].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

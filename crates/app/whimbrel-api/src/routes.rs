@@ -30,6 +30,7 @@ paths! {
     MACHINE_RESOLVE = "/v1/machines/{name}/resolve";
     MACHINE_PROTECT = "/v1/machines/{name}/protect";
     MACHINE_FAILOVER = "/v1/machines/{name}/failover";
+    MACHINE_PORTS = "/v1/machines/{name}/ports";
     MACHINE_WWS = "/v1/machines/{name}/wws";
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";
@@ -58,6 +59,8 @@ paths! {
     PUSH = "/v1/push";
     REMOTE = "/v1/remote/{host}";
     CACHE = "/v1/cache";
+    NETWORKS = "/v1/networks";
+    NETWORK = "/v1/networks/{name}";
     TRUST = "/v1/trust";
     TRUST_ENTRY = "/v1/trust/{name}";
     WIRE = "/v1/wire";

@@ -139,6 +139,16 @@ calls! {
     GET cache() -> CacheInfo: CACHE;
     /// Starts to index a file in the hash cache.
     POST cache_add() [request: &CacheAddRequest] -> Operation: CACHE;
+    /// Managed networks of the host.
+    GET networks() -> Vec<NetworkInfo>: NETWORKS;
+    /// Creates a managed network.
+    POST create_network() [request: &NetworkRequest] -> NetworkInfo: NETWORKS;
+    /// One managed network; its published ports are tried.
+    GET network(name: &str) -> NetworkInfo: routes::path(NETWORK, name);
+    /// Deletes a managed network.
+    DELETE delete_network(name: &str) -> (): routes::path(NETWORK, name);
+    /// Changes the published ports of a machine.
+    POST change_ports(name: &MachineName) [request: &PortsRequest] -> Vec<PublishedPort>: routes::path(MACHINE_PORTS, name);
     /// Hosts that the host trusts.
     GET trusted() -> Vec<TrustEntry>: TRUST;
     /// Adds a host to the trust list.

@@ -14,7 +14,7 @@ use crate::{
         reservations::Reservations,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
-    network::{late_frames::RecentArrivals, tunnel::Tunnels},
+    network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
     running::RunningMachine,
     server::peer_rpc::{PeerConnections, TransferState},
@@ -27,7 +27,9 @@ use std::{
     time::Duration,
 };
 use tokio::runtime::Handle;
-use whimbrel_api::{DiskSource, HostInfo, MachineInfo, NicRequest, RunRequest, StopMode, StopRequest};
+use whimbrel_api::{
+    DiskSource, HostInfo, MachineInfo, NicRequest, PortsRequest, RunRequest, StopMode, StopRequest,
+};
 use whimbrel_core::{
     Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE, cpu_model,
 };
@@ -63,6 +65,7 @@ pub(crate) struct Daemon {
     pub(crate) sizes: AddedSizes,
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
+    pub(crate) networks: ManagedNetworks,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
     incoming: std::sync::OnceLock<IncomingMigrations>,
@@ -91,6 +94,7 @@ impl Daemon {
         let handovers = PendingHandovers::load(layout)?;
         let pools = Pools::open(layout)?;
         let protecting = Protections::open(layout)?;
+        let networks = ManagedNetworks::open(layout.networks(), layout.network_servers())?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             connections: PeerConnections::default(),
@@ -111,6 +115,7 @@ impl Daemon {
             sizes: AddedSizes::default(),
             evacuation: EvacuationState::default(),
             protections: protecting,
+            networks,
             unfiltered,
             incoming: std::sync::OnceLock::new(),
         });
@@ -162,6 +167,7 @@ impl Daemon {
     /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, DaemonError> {
         let _claim = self.machines.reserve(&request.name, false)?;
+        self.networks.check_ports(&request.publish, &request.nics)?;
         let qemu = self.qemu()?;
         let (disks, bases) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
@@ -182,7 +188,12 @@ impl Daemon {
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();
         let live = RunningMachine::boot(self, &record)?;
-        self.register_started(record, live).map(|machine| machine.info())
+        let machine = self.register_started(record, live)?;
+        if !request.publish.is_empty() {
+            let ports = PortsRequest { publish: request.publish, unpublish: Vec::new() };
+            self.change_ports(&request.name, &ports)?;
+        }
+        Ok(machine.info())
     }
 
     /// Registers a machine that has just started here: saves its record, adds it to the registry and

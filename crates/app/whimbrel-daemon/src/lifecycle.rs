@@ -52,6 +52,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_uploads();
     host.start_naming_read_capsules();
     host.start_pinning();
+    host.start_networks();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

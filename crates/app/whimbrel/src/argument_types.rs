@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::{
-    BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, ImportFormat, MoveNetwork,
-    NicRequest, SelfService, SnapshotRule,
+    BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, HostPort, ImportFormat,
+    MoveNetwork, NicRequest, PortProtocol, PortRequest, SelfService, SnapshotRule,
 };
 use whimbrel_core::{ByteSize, HostName, NameError};
 
@@ -217,6 +217,48 @@ impl FromStr for NicArg {
 fn is_mac(text: &str) -> bool {
     let pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
     text.split(':').count() == 6 && text.split(':').all(pair)
+}
+
+/// Published port: `[ADDRESS:]PORT:PORT[/udp]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PortArg(pub(crate) PortRequest);
+
+impl FromStr for PortArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "2222:22, 53:53/udp or 127.0.0.1:8080:80";
+        let fail = || ValueError { text: text.to_owned(), what: "published port", example };
+        let (ports, protocol) = split_protocol(text).ok_or_else(fail)?;
+        let mut parts = ports.rsplitn(3, ':');
+        let mut number = || parts.next().and_then(|part| part.parse::<u16>().ok()).filter(|port| *port != 0);
+        let (guest_port, port) = (number().ok_or_else(fail)?, number().ok_or_else(fail)?);
+        let listen = parts.next().map(|address| address.parse().map_err(|_| fail())).transpose()?;
+        Ok(Self(PortRequest { listen, port, guest_port, protocol }))
+    }
+}
+
+/// Port of this host: `PORT[/udp]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostPortArg(pub(crate) HostPort);
+
+impl FromStr for HostPortArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let fail = || ValueError { text: text.to_owned(), what: "port", example: "2222 or 53/udp" };
+        let (port, protocol) = split_protocol(text).ok_or_else(fail)?;
+        Ok(Self(HostPort { port: port.parse().map_err(|_| fail())?, protocol }))
+    }
+}
+
+fn split_protocol(text: &str) -> Option<(&str, PortProtocol)> {
+    match text.split_once('/') {
+        None => Some((text, PortProtocol::Tcp)),
+        Some((ports, "tcp")) => Some((ports, PortProtocol::Tcp)),
+        Some((ports, "udp")) => Some((ports, PortProtocol::Udp)),
+        Some(_) => None,
+    }
 }
 
 /// Label of a capsule: `KEY=VALUE`.
@@ -443,5 +485,22 @@ mod tests {
         {
             assert!(bad.parse::<NicArg>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn published_ports_are_read_as_docker_writes_them() {
+        let port = |text: &str| text.parse::<PortArg>().map(|port| port.0).ok();
+        let all = PortRequest { listen: None, port: 2222, guest_port: 22, protocol: PortProtocol::Tcp };
+        assert_eq!(port("2222:22"), Some(all));
+        assert_eq!(port("2222:22/udp"), Some(PortRequest { protocol: PortProtocol::Udp, ..all }));
+        assert_eq!(
+            port("127.0.0.1:2222:22"),
+            Some(PortRequest { listen: Some([127, 0, 0, 1].into()), ..all })
+        );
+        for bad in ["22", "0:22", "2222:0", "2222:22/icmp", "host:2222:22", ":2222:22", "99999:22", "1:2:3:4"]
+        {
+            assert_eq!(port(bad), None, "{bad}");
+        }
+        assert_eq!("53/udp".parse::<HostPortArg>().map(|port| port.0.protocol).ok(), Some(PortProtocol::Udp));
     }
 }

@@ -17,7 +17,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify repair cache"),
-    ("Hosts", "trust key doctor"),
+    ("Hosts", "trust key network doctor"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
     ("Daemon", "host"),
@@ -190,6 +190,7 @@ calls! {
     Export(export::Args),
     Import(import::Args),
     Trust(trust::Args),
+    Network(network::Args),
     Key(key::Args),
     Serve(serve::Args),
     #[command(hide = true)]

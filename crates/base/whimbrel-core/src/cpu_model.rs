@@ -1,8 +1,8 @@
 //! CPU models: what a user may ask for, and the text that QEMU gets.
 //!
-//! Pure. The text is stored in the machine's configuration, so a capsule needs no table of a release. A named model
-//! is enforced: QEMU refuses to start without one of its features, instead of leaving it out in silence. The
-//! guest then has the same features on every host and under every QEMU that starts it.
+//! Pure. The text is stored in the machine's configuration, so a capsule needs no table of a release. A
+//! named model is enforced: QEMU refuses to start without one of its features, instead of leaving it out in
+//! silence. The guest then has the same features on every host and under every QEMU that starts it.
 
 use crate::{Accel, MachineConfig};
 

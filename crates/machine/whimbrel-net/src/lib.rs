@@ -9,7 +9,8 @@
 //! may send (on the target of a migration) or until the epoch is committed (under protection), buffers frames
 //! for a paused guest, and announces that a machine has moved.
 //!
-//! The network may also be on another host: [`tunnel`] has the two ends of the connection.
+//! The network may also be on another host: [`tunnel`] has the two ends of the connection. [`managed`] makes
+//! networks for machines to be in.
 //!
 //! The cores are pure and without I/O: [`OutputBuffer`], [`Addresses`], [`announcements`], the framing, the
 //! replay of [`InputLog`]. The output of a guest is untrusted: bounded before it is stored, checked before it
@@ -26,6 +27,7 @@ mod input_log;
 mod input_replay;
 mod late_frames;
 mod learned_addresses;
+pub mod managed;
 mod netlink;
 mod output_buffer;
 mod port;

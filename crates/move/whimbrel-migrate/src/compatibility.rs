@@ -117,8 +117,8 @@ pub fn check(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> 
     }
 }
 
-/// Compares the features that the CPU models `max` and `host` give on both hosts. QEMU adds features with each release; bug
-/// fix releases add none. Under KVM the features also depend on the processor.
+/// Compares the features that the CPU models `max` and `host` give on both hosts. QEMU adds features with
+/// each release; bug fix releases add none. Under KVM the features also depend on the processor.
 fn same_features(offer: &Offer, here: &HostCapacity) -> Result<(), Incompatibility> {
     if release(&offer.qemu_version) != release(&here.qemu_version) {
         let (origin, target) = (offer.qemu_version.clone(), here.qemu_version.clone());

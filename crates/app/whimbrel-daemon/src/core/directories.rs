@@ -11,6 +11,8 @@
 //! DATA/migrations/     past migrations from this host
 //! DATA/protections/    protections with this host as primary or standby; DATA/leases/ with it as witness
 //! DATA/handovers.json  pending handovers to other hosts
+//! DATA/networks/       records of managed networks
+//! RUN/networks/NAME/   files of a network's DHCP server
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
@@ -115,6 +117,10 @@ places! {
     /// Leases that this host decides about as witness.
     leases = data / "leases";
     machines = data / "machines";
+    /// Records of managed networks.
+    networks = data / "networks";
+    /// Files of the networks' DHCP servers.
+    network_servers = run / "networks";
     /// Folders of machines that are gone.
     trash = data / "trash";
     /// Bitmaps of overlays, as of the last acknowledged write.

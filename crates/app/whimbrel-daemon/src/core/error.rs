@@ -58,6 +58,8 @@ pub enum DaemonError {
     NotRaw { path: PathBuf, format: ImageFormat },
     #[error("the network port {port} failed")]
     Port { port: String, source: Cause },
+    #[error("the network {name} cannot be set up")]
+    Network { name: String, source: whimbrel_net::managed::ProgramError },
     #[error("the store failed: cannot {action}")]
     Store { action: &'static str, code: ErrorCode, source: Cause },
     #[error("cannot capture the state of the machine")]
@@ -138,7 +140,7 @@ impl DaemonError {
             | Self::AlreadyServed { .. }
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } => ErrorCode::Invalid,
-            Self::NotTmpfs { .. } => ErrorCode::Unsupported,
+            Self::NotTmpfs { .. } | Self::Network { .. } => ErrorCode::Unsupported,
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::NoRoom { .. } => ErrorCode::NoSpace,
@@ -207,6 +209,7 @@ impl DaemonError {
             Self::NotFound { what: "machine", .. } => "`whimbrel ps` lists the machines of this host".into(),
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
+            Self::NotFound { what: "network", .. } => "`whimbrel network ls` lists the networks of this host".into(),
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }

@@ -1,7 +1,7 @@
 //! Registry: the machines of this host by name, and names that are reserved for machines to come.
 
 use super::{entry::Machine, unreadable::UnreadableMachines};
-use crate::core::error::DaemonError;
+use crate::core::{error::DaemonError, notifier::Notifier};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,6 +13,8 @@ use whimbrel_core::MachineName;
 #[derive(Default)]
 pub(crate) struct MachineRegistry {
     machines: Mutex<BTreeMap<MachineName, Arc<Machine>>>,
+    /// Notified when a machine comes or goes.
+    pub(crate) changed: Arc<Notifier>,
     /// Names of machines whose records cannot be read.
     pub(crate) unreadable: UnreadableMachines,
     /// Names of machines that are being created.
@@ -55,11 +57,13 @@ impl MachineRegistry {
     pub(crate) fn insert(&self, machine: Machine) -> Arc<Machine> {
         let machine = Arc::new(machine);
         self.table().insert(machine.name().clone(), machine.clone());
+        self.changed.notify();
         machine
     }
 
     pub(crate) fn remove(&self, name: &MachineName) {
         self.table().remove(name);
+        self.changed.notify();
     }
 
     /// Reserves a name for a machine that is being created, or reports that it is in use. Only one of two

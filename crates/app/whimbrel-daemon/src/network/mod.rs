@@ -1,4 +1,5 @@
-//! Network of machines beyond one port: tunnels and late frames.
+//! Network of machines beyond one port: managed networks, tunnels and late frames.
 
 pub(crate) mod late_frames;
+pub(crate) mod managed;
 pub(crate) mod tunnel;

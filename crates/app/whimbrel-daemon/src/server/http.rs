@@ -75,6 +75,11 @@ fn machine_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
         post MACHINE_RESOLVE (name: MachineName) (request: ResolveRequest) => move |host| host.resolve(&name, &request);
         get MIGRATIONS () () => |host| host.past_migrations();
         post EVACUATE () (request: EvacuateRequest) => move |host| host.evacuate(request);
+        get NETWORKS () () => |host| Ok(host.networks.list());
+        post NETWORKS () (request: NetworkRequest) => move |host| host.networks.create(&request);
+        get NETWORK (name: String) () => move |host| host.networks.show(&name);
+        delete NETWORK (name: String) () => move |host| host.delete_network(&name);
+        post MACHINE_PORTS (name: MachineName) (request: PortsRequest) => move |host| host.change_ports(&name, &request);
         get TRUST () () => |host| host.trust_list();
         post TRUST () (entry: TrustEntry) => move |host| host.trust_add(entry);
         put TRUST_ENTRY (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);

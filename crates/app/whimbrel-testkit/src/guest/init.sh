@@ -22,7 +22,23 @@ fi
 ip link set lo up
 [ -e /sys/class/net/eth0 ] && ip link set eth0 up
 address=$(option ip)
-[ -n "$address" ] && ip addr add "$address" dev eth0
+case $address in
+'') ;;
+dhcp)
+    mkdir -p /etc
+    cat >/bin/lease <<'END'
+#!/bin/sh
+case $1 in bound | renew) ;; *) exit 0 ;; esac
+ip addr replace "$ip/$mask" dev eth0
+[ -n "$router" ] && ip route replace default via "$router"
+echo "search $domain" >/etc/resolv.conf
+for server in $dns; do echo "nameserver $server" >>/etc/resolv.conf; done
+END
+    chmod +x /bin/lease
+    udhcpc -f -i eth0 -s /bin/lease -t 3 -T 1 -A 1 >/dev/null 2>&1 &
+    ;;
+*) ip addr add "$address" dev eth0 ;;
+esac
 echo "BOOTED $(cut -d' ' -f1 /proc/uptime)"
 # With helper=on: the guest agent, and a shell on port 7070 through which tests look inside the guest.
 if [ "$(option helper)" = on ]; then

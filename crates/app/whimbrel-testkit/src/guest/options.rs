@@ -35,7 +35,7 @@ pub enum Work {
 /// Options of a guest; `to_string` makes the kernel command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestOptions {
-    /// Address and prefix of `eth0`, as `ADDRESS/PREFIX`.
+    /// Address and prefix of `eth0`, as `ADDRESS/PREFIX`, or `dhcp` (the small guest only).
     pub address: Option<String>,
     /// Size in MiB of the buffer whose content the test agent checks.
     pub buffer_mib: u32,

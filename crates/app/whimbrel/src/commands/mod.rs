@@ -19,6 +19,7 @@ pub(crate) mod ls;
 pub(crate) mod migrate;
 pub(crate) mod migrations;
 pub(crate) mod mount;
+pub(crate) mod network;
 pub(crate) mod outdated;
 pub(crate) mod pool;
 pub(crate) mod promote;

@@ -1,7 +1,7 @@
 //! `whimbrel run`: creates a machine and starts it.
 
 use crate::{
-    argument_types::{DiskArg, GuestRequestArg, NicArg, absolute},
+    argument_types::{DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
     context::Context,
     error::CliError,
     machine_text,
@@ -15,6 +15,7 @@ const EXAMPLES: &str = "\
 Examples:
   whimbrel run web --disk web.img --memory 1G --net br0
   whimbrel run db --disk root.img --disk data.img,size=100G --memory 4G --cpus 2
+  whimbrel run web --disk web.img --memory 1G --net lan0 --publish 8080:80
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
 
 /// Create a machine and start it
@@ -45,9 +46,12 @@ pub(crate) struct Args {
     /// Command line of the kernel
     #[arg(long, value_name = "TEXT", requires = "kernel")]
     append: Option<String>,
-    /// Network port in a bridge of this host, or `none` for an unplugged one (repeatable)
+    /// Network port in a network or bridge of this host, or `none` for an unplugged one (repeatable)
     #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
     nics: Vec<NicArg>,
+    /// Port of this host that leads to a port of the machine, which needs a port in a network (repeatable)
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
+    publish: Vec<PortArg>,
     /// Executor of guest instructions [default: kvm if it works here, else tcg]
     #[arg(long)]
     accel: Option<AccelArg>,
@@ -81,6 +85,7 @@ impl Args {
             initrd: self.initrd,
             append: self.append,
             nics: self.nics.into_iter().map(|port| port.0).collect(),
+            publish: self.publish.into_iter().map(|port| port.0).collect(),
             accel: self.accel.map(|accel| match accel {
                 AccelArg::Tcg => Accel::Tcg,
                 AccelArg::Kvm => Accel::Kvm,

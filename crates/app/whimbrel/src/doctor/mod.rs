@@ -57,6 +57,6 @@ pub(crate) fn checks(socket: &Path) -> Vec<Check> {
     checks.extend(memory::checks());
     checks.push(kernel::shared_memory());
     checks.extend(programs::qemu());
-    checks.extend([kernel::tun(), programs::bridge_tools(), kernel::fuse(), programs::daemon(socket)]);
+    checks.extend([kernel::tun(), programs::network_tools(), kernel::fuse(), programs::daemon(socket)]);
     checks
 }

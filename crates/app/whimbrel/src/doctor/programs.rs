@@ -1,4 +1,4 @@
-//! Checks of programs: QEMU, KVM, bridge tools and the daemon.
+//! Checks of programs: QEMU, KVM, network tools and the daemon.
 
 use super::{Check, CheckStatus};
 use std::{
@@ -49,14 +49,15 @@ fn kvm(binary: &QemuBinary) -> Check {
     }
 }
 
-pub(super) fn bridge_tools() -> Check {
-    match find("ip") {
-        Some(path) => Check::ok("bridge tools", path.display().to_string()),
-        None => {
-            let fix = "apt install iproute2: bridges for --net are made with `ip link add br0 type bridge`";
-            Check::bad("bridge tools", CheckStatus::Warn, "no program ip in PATH", fix)
-        }
+/// Checks the programs that managed networks are made with.
+pub(super) fn network_tools() -> Check {
+    let missing: Vec<&str> =
+        ["ip", "nft", "dnsmasq"].into_iter().filter(|program| find(program).is_none()).collect();
+    if missing.is_empty() {
+        return Check::ok("network tools", "ip, nft and dnsmasq");
     }
+    let fix = "apt install iproute2 nftables dnsmasq-base: `whimbrel network create` needs them";
+    Check::bad("network tools", CheckStatus::Warn, format!("no program {} in PATH", missing.join(", ")), fix)
 }
 
 pub(super) fn daemon(socket: &Path) -> Check {

@@ -1,0 +1,99 @@
+//! Rules of a managed network, as one table of nftables: the way out (masquerading), published ports, and
+//! what may come in.
+//!
+//! A table is replaced as a whole, in one transaction of the kernel (nft(8), "Atomic"). Rules of others stay
+//! untouched; what they drop stays dropped.
+
+use super::{ManagedNetwork, PortForward, ProgramError, program::run};
+use std::fmt::Write;
+
+/// Puts the rules of the network in force.
+pub fn apply(network: &ManagedNetwork) -> Result<(), ProgramError> {
+    run("nft", &["-f", "-"], &rules(network))
+}
+
+/// Removes the rules of a network, if there are any.
+pub fn remove(name: &str) -> Result<(), ProgramError> {
+    let table = table(name);
+    run("nft", &["-f", "-"], &format!("add table inet {table}\ndelete table inet {table}\n"))
+}
+
+fn table(name: &str) -> String {
+    format!("whimbrel_{name}")
+}
+
+/// Input of nft that replaces the table of the network.
+fn rules(network: &ManagedNetwork) -> String {
+    let (name, table, subnet) = (&network.name, table(&network.name), network.subnet);
+    let out = match network.isolated {
+        true => format!("iifname \"{name}\" oifname != \"{name}\" drop"),
+        false => format!("iifname \"{name}\" accept"),
+    };
+    let masquerade6 = network.subnet6.filter(|_| !network.isolated);
+    let masquerade6 = masquerade6
+        .map(|subnet6| format!("ip6 saddr {subnet6} oifname != \"{name}\" masquerade"))
+        .unwrap_or_default();
+    let forwards = network.ports.iter().fold(String::new(), |mut text, port| {
+        let _ = writeln!(text, "        {}", forward(port));
+        text
+    });
+    format!(
+        "add table inet {table}
+delete table inet {table}
+table inet {table} {{
+    chain forward {{
+        type filter hook forward priority filter; policy accept;
+        # Nobody outside begins a connection to a machine, except to a published port.
+        oifname \"{name}\" ct state established,related accept
+        oifname \"{name}\" ct status dnat accept
+        iifname != \"{name}\" oifname \"{name}\" drop
+        {out}
+    }}
+    chain input {{
+        type filter hook input priority filter; policy accept;
+        # Only what answers the host's own connections by 127.0.0.1.
+        iifname \"{name}\" ip daddr 127.0.0.0/8 ct state != established drop
+    }}
+    chain ports {{
+{forwards}    }}
+    chain prerouting {{
+        type nat hook prerouting priority dstnat; policy accept;
+        fib daddr type local jump ports
+    }}
+    chain output {{
+        type nat hook output priority -100; policy accept;
+        fib daddr type local jump ports
+    }}
+    chain postrouting {{
+        type nat hook postrouting priority srcnat; policy accept;
+        # A machine that uses a published port of its neighbour, and the host itself by 127.0.0.1.
+        oifname \"{name}\" ct status dnat ip saddr {subnet} masquerade
+        oifname \"{name}\" ip saddr 127.0.0.0/8 masquerade
+        ip saddr {subnet} oifname != \"{name}\" masquerade
+        {masquerade6}
+    }}
+}}
+"
+    )
+}
+
+fn forward(port: &PortForward) -> String {
+    let listen = port.listen.map(|address| format!("ip daddr {address} ")).unwrap_or_default();
+    let (protocol, from, to) = (port.protocol.as_str(), port.port, port.guest_port);
+    format!("{listen}{protocol} dport {from} dnat ip to {}:{to}", port.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::managed::Protocol;
+
+    #[test]
+    fn a_port_of_one_address_is_not_published_on_the_others() {
+        let address = [10, 1, 2, 3].into();
+        let port = PortForward { listen: None, protocol: Protocol::Tcp, port: 2222, address, guest_port: 22 };
+        assert_eq!(forward(&port), "tcp dport 2222 dnat ip to 10.1.2.3:22");
+        let one = PortForward { listen: Some([192, 0, 2, 1].into()), protocol: Protocol::Udp, ..port };
+        assert_eq!(forward(&one), "ip daddr 192.0.2.1 udp dport 2222 dnat ip to 10.1.2.3:22");
+    }
+}

@@ -1,0 +1,186 @@
+//! Managed networks: addresses, names, a way out, published ports; what a move keeps, and what is left.
+
+use serde_json::Value;
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+use whimbrel_e2e::{Cluster, DHCP, Guest, HostProcess, PATIENCE};
+use whimbrel_testkit::{
+    guest::{TestAgent, Work, assert_same_life},
+    lab::Namespace,
+};
+
+fn start(cluster: &Cluster, host: &HostProcess, name: &str) {
+    let small = Guest::small(name);
+    Guest { address: Some(DHCP.to_owned()), bridge: "lan0", work: Work::GuestAgent, ..small }
+        .run(cluster, host);
+}
+
+/// Connects to `address` once something there takes connections.
+fn connect(place: &Namespace, address: SocketAddr) -> TcpStream {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match place.connect(address, Duration::from_secs(2)) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(Instant::now() < deadline, "{address} does not answer: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn agent(place: &Namespace, address: SocketAddr) -> TestAgent {
+    let mut agent = TestAgent::connected(connect(place, address)).expect("a connection");
+    agent.wait_ready(PATIENCE).expect("a guest that is up");
+    agent
+}
+
+/// What a line prints in the shell of the guest at `address`.
+fn ask(place: &Namespace, address: Ipv4Addr, line: &str) -> String {
+    let mut stream = connect(place, (address, 7070).into());
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.write_all(format!("{line}\n").as_bytes()).expect("a shell that reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// Asks until the answer has `expected` in it: dnsmasq and the guest are ready at their own times.
+fn ask_for(place: &Namespace, address: Ipv4Addr, line: &str, expected: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let answer = ask(place, address, line);
+        if answer.contains(expected) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{line}: {answer}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn address_of(host: &HostProcess, machine: &str) -> Ipv4Addr {
+    let network = host.json(&["network", "show", "lan0"]);
+    let machines = network["machines"].as_array().expect("a list");
+    let found = machines.iter().find(|it| it["machine"] == machine).unwrap_or_else(|| panic!("{network}"));
+    found["address"].as_str().and_then(|text| text.parse().ok()).expect("an address")
+}
+
+/// Waits until no machine has an address in the network.
+fn wait_no_leases(host: &HostProcess) {
+    let deadline = Instant::now() + PATIENCE;
+    while host.json(&["network", "show", "lan0"])["machines"] != Value::Array(Vec::new()) {
+        assert!(Instant::now() < deadline, "a machine that is gone keeps its address");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn machines_of_a_network_have_addresses_names_a_way_out_and_published_ports() {
+    let mut cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let created = alpha.json(&["network", "create", "lan0"]);
+    assert_eq!(created["subnet6"].as_str().map(|subnet| subnet.starts_with("fd")), Some(true), "{created}");
+    start(&cluster, alpha, "web");
+    start(&cluster, alpha, "db");
+    alpha.run(&["network", "publish", "web", "2222:7000", "7071:7070"]);
+    let (web, db) = (address_of(alpha, "web"), address_of(alpha, "db"));
+
+    // From the host itself, and from another one.
+    let (place, client) = (cluster.lab.host("alpha"), cluster.lab.host("client"));
+    agent(place, (Ipv4Addr::LOCALHOST, 2222).into());
+    let mut outside = agent(client, (place.address(), 2222).into());
+    let before = outside.state().expect("an answer");
+    assert_eq!(alpha.json(&["network", "show", "lan0"])["ports"][0]["answers"], true);
+    // Whoever has a route to the network still reaches only what is published.
+    client.ip(&format!("route add {db} via {}", place.address())).expect("a route");
+    let refused = client.connect((db, 7000).into(), Duration::from_secs(2));
+    assert!(refused.is_err(), "a port that was not published is reached from outside");
+
+    ask_for(place, web, "nslookup db.internal", &db.to_string());
+    ask_for(
+        place,
+        web,
+        "wget -T 2 -O - http://db:7000 2>&1; nc -w 2 db 7000 </dev/null && echo reached",
+        "reached",
+    );
+    ask_for(place, web, &format!("ping -c 1 -W 2 {} && echo reached", client.address()), "reached");
+    ask_for(place, web, "ip -6 addr show dev eth0", "scope global");
+
+    let refusal = alpha.refuse(&["network", "rm", "lan0"]);
+    assert!(refusal.text.contains("has a port in the network"), "{refusal:?}");
+    let refusal = alpha.refuse(&["network", "publish", "db", "2222:22"]);
+    assert!(refusal.text.contains("leads to web already"), "{refusal:?}");
+
+    // The next daemon has the same networks, and the machines the same addresses.
+    cluster.host_mut("alpha").kill_daemon();
+    cluster.host_mut("alpha").start_daemon();
+    let (alpha, place) = (cluster.host("alpha"), cluster.lab.host("alpha"));
+    assert_eq!((address_of(alpha, "web"), address_of(alpha, "db")), (web, db));
+    let mut again = agent(cluster.lab.host("client"), (place.address(), 2222).into());
+    assert_same_life(&before, &again.check().expect("an answer"));
+
+    for name in ["web", "db"] {
+        alpha.run(&["stop", name, "--kill"]);
+        alpha.run(&["delete", name]);
+    }
+    wait_no_leases(alpha);
+    alpha.run(&["network", "rm", "lan0"]);
+    let left = place.ip("link show").expect("interfaces");
+    assert!(!left.contains("lan0"), "{left}");
+    assert_eq!(place.output("nft", &["list", "tables"]).expect("tables"), "");
+    let servers = alpha.run_dir().join("networks");
+    assert_eq!(std::fs::read_dir(servers).expect("a directory").count(), 0);
+}
+
+#[test]
+fn a_machine_that_moves_keeps_its_address_in_the_network_of_the_same_name() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    for host in [alpha, beta] {
+        host.run(&["network", "create", "lan0"]);
+    }
+    start(&cluster, alpha, "web");
+    let address = address_of(alpha, "web");
+    let before = agent(cluster.lab.host("alpha"), (address, 7000).into()).state().expect("an answer");
+    alpha.run(&["migrate", "web", "beta"]);
+    let mut moved = agent(cluster.lab.host("beta"), (address, 7000).into());
+    assert_same_life(&before, &moved.check().expect("an answer"));
+    assert_eq!(address_of(beta, "web"), address);
+    wait_no_leases(alpha);
+    // Its gateway is beta now, at the same addresses.
+    let client = cluster.lab.host("client").address();
+    ask_for(
+        cluster.lab.host("beta"),
+        address,
+        &format!("ping -c 1 -W 2 {client} && echo reached"),
+        "reached",
+    );
+}
+
+#[test]
+fn networks_that_cannot_be_are_refused_and_leave_nothing() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    let cases: [(&[&str], &str); 7] = [
+        (&["create", "Bad-Name"], "cannot be a network"),
+        (&["create", "br0"], "an interface br0"),
+        (&["create", "lan1", "--subnet", "8.8.8.0/24"], "private addresses"),
+        (&["create", "lan1", "--subnet", "10.77.0.0/16"], "the interface br0"),
+        (&["create", "lan1", "--ipv6", "fd00::/48"], "a /64"),
+        (&["show", "lan1"], "no network lan1"),
+        (&["publish", "web", "2222:22"], "no machine web"),
+    ];
+    for (arguments, reason) in cases {
+        let refusal = alpha.refuse(&[&["network"], arguments].concat());
+        assert!(refusal.text.contains(reason), "{arguments:?}: {refusal:?}");
+    }
+    assert_eq!(alpha.json(&["network", "ls"]), Value::Array(Vec::new()));
+    alpha.run(&["network", "create", "lan1", "--subnet", "10.9.0.0/24", "--isolated", "--ipv6", "none"]);
+    let refusal = alpha.refuse(&["network", "create", "lan2", "--subnet", "10.9.0.128/25"]);
+    assert!(refusal.text.contains("the network lan1"), "{refusal:?}");
+    let unmanaged = ["run", "x", "--memory", "64M", "--net", "br0", "--publish", "80:80"];
+    assert!(alpha.refuse(&unmanaged).text.contains("managed network"));
+    assert!(alpha.machines().is_empty());
+    alpha.run(&["network", "rm", "lan1"]);
+}
