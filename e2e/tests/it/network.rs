@@ -59,6 +59,12 @@ fn ask_for(place: &Namespace, address: Ipv4Addr, line: &str, expected: &str) {
     }
 }
 
+/// An address beside `address` that is none of `taken`.
+fn beside(address: Ipv4Addr, taken: &[Ipv4Addr]) -> Ipv4Addr {
+    let others = (1..).map(|step| Ipv4Addr::from(u32::from(address) ^ step));
+    others.into_iter().find(|other| !taken.contains(other)).expect("a free address")
+}
+
 fn address_of(host: &HostProcess, machine: &str) -> Ipv4Addr {
     let network = host.json(&["network", "show", "lan0"]);
     let machines = network["machines"].as_array().expect("a list");
@@ -106,6 +112,16 @@ fn machines_of_a_network_have_addresses_names_a_way_out_and_published_ports() {
     );
     ask_for(place, web, &format!("ping -c 1 -W 2 {} && echo reached", client.address()), "reached");
     ask_for(place, web, "ip -6 addr show dev eth0", "scope global");
+
+    // A machine speaks from its own address only, whatever it gives itself.
+    let gateway: Ipv4Addr =
+        created["gateway"].as_str().and_then(|text| text.parse().ok()).expect("a gateway");
+    ask_for(place, web, &format!("ping -c 1 -W 2 {gateway} && echo reached"), "reached");
+    let foreign = format!(
+        "ip addr add {}/24 dev eth0; ping -I {0} -c 1 -W 2 {gateway} && echo reached",
+        beside(db, &[web, gateway])
+    );
+    assert!(!ask(place, web, &foreign).contains("reached"), "a machine has two addresses");
 
     let refusal = alpha.refuse(&["network", "rm", "lan0"]);
     assert!(refusal.text.contains("has a port in the network"), "{refusal:?}");

@@ -94,7 +94,8 @@ impl Daemon {
         let handovers = PendingHandovers::load(layout)?;
         let pools = Pools::open(layout)?;
         let protecting = Protections::open(layout)?;
-        let networks = ManagedNetworks::open(layout.networks(), layout.network_servers())?;
+        let networks =
+            ManagedNetworks::open(layout.networks(), layout.network_servers(), unfiltered.clone())?;
         let host = Arc::new_cyclic(|me| Self {
             me: me.clone(),
             connections: PeerConnections::default(),

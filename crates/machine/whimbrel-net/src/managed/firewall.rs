@@ -1,8 +1,9 @@
-//! Rules of a managed network, as one table of nftables: the way out (masquerading), published ports, and
-//! what may come in.
+//! Rules of a managed network, as two tables of nftables: the way out (masquerading), published ports and
+//! what may come in; and on the bridge, which addresses a machine may send from.
 //!
-//! A table is replaced as a whole, in one transaction of the kernel (nft(8), "Atomic"). Rules of others stay
-//! untouched; what they drop stays dropped.
+//! Both are replaced as a whole, in one transaction of the kernel (nft(8), "Atomic"). Rules of others stay
+//! untouched; what they drop stays dropped. A machine has no other hardware address than its own by its
+//! [`crate::PortFilter`], so the bridge's rules can go by that.
 
 use super::{ManagedNetwork, PortForward, ProgramError, program::run};
 use std::fmt::Write;
@@ -14,16 +15,27 @@ pub fn apply(network: &ManagedNetwork) -> Result<(), ProgramError> {
 
 /// Removes the rules of a network, if there are any.
 pub fn remove(name: &str) -> Result<(), ProgramError> {
+    run("nft", &["-f", "-"], &removal(name))
+}
+
+fn removal(name: &str) -> String {
     let table = table(name);
-    run("nft", &["-f", "-"], &format!("add table inet {table}\ndelete table inet {table}\n"))
+    let tables = ["inet", "bridge"]
+        .map(|family| format!("add table {family} {table}\ndelete table {family} {table}\n"));
+    tables.concat()
 }
 
 fn table(name: &str) -> String {
     format!("whimbrel_{name}")
 }
 
-/// Input of nft that replaces the table of the network.
+/// Input of nft that replaces the tables of the network.
 fn rules(network: &ManagedNetwork) -> String {
+    removal(&network.name) + &routing(network) + &sources(network)
+}
+
+/// The table that lets machines out, and others in.
+fn routing(network: &ManagedNetwork) -> String {
     let (name, table, subnet) = (&network.name, table(&network.name), network.subnet);
     let out = match network.isolated {
         true => format!("iifname \"{name}\" oifname != \"{name}\" drop"),
@@ -38,9 +50,7 @@ fn rules(network: &ManagedNetwork) -> String {
         text
     });
     format!(
-        "add table inet {table}
-delete table inet {table}
-table inet {table} {{
+        "table inet {table} {{
     chain forward {{
         type filter hook forward priority filter; policy accept;
         # Nobody outside begins a connection to a machine, except to a published port.
@@ -71,6 +81,40 @@ table inet {table} {{
         oifname \"{name}\" ip saddr 127.0.0.0/8 masquerade
         ip saddr {subnet} oifname != \"{name}\" masquerade
         {masquerade6}
+    }}
+}}
+"
+    )
+}
+
+/// The table that drops what a machine sends from an address of another one: ARP and IPv4 that are not of its
+/// lease, but for the search of one (RFC 2131, RFC 5227), and IPv6 of other networks.
+fn sources(network: &ManagedNetwork) -> String {
+    let table = table(&network.name);
+    let filtered = || network.leases.iter().filter(|lease| lease.filtered);
+    let machines: Vec<String> = filtered().map(|lease| lease.mac.to_string()).collect();
+    if machines.is_empty() {
+        return format!("table bridge {table} {{ }}\n");
+    }
+    let addresses: Vec<String> =
+        filtered().map(|lease| format!("{} . {}", lease.mac, lease.address)).collect();
+    let (machines, addresses) = (machines.join(", "), addresses.join(", "));
+    let subnet6 = network.subnet6.map(|subnet| format!(", {subnet}")).unwrap_or_default();
+    format!(
+        "table bridge {table} {{
+    set machines {{ type ether_addr; elements = {{ {machines} }} }}
+    set addresses {{ type ether_addr . ipv4_addr; elements = {{ {addresses} }} }}
+    chain prerouting {{
+        type filter hook prerouting priority dstnat; policy accept;
+        ether saddr @machines jump sources
+    }}
+    chain sources {{
+        ether type {{ 8021q, 8021ad }} drop
+        arp saddr ip 0.0.0.0 accept
+        ether type arp arp saddr ether . arp saddr ip != @addresses drop
+        ip saddr 0.0.0.0 udp dport 67 accept
+        ether type ip ether saddr . ip saddr != @addresses drop
+        ip6 saddr != {{ ::, fe80::/10{subnet6} }} drop
     }}
 }}
 "

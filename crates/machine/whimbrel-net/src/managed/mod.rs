@@ -45,6 +45,8 @@ pub struct StaticLease {
     pub machine: MachineName,
     /// IPv4 address of the machine.
     pub address: Ipv4Addr,
+    /// Whether the machine may send from this address only. A router or bridge may not be held to that.
+    pub filtered: bool,
 }
 
 /// A port of the host that leads to a machine.

@@ -22,7 +22,7 @@ use whimbrel_api::{
     PortsRequest, PublishedPort,
 };
 use whimbrel_core::{MachineName, error_chain, lock};
-use whimbrel_net::managed::{ManagedNetwork, ProgramError, bridge, dhcp, firewall};
+use whimbrel_net::managed::{ManagedNetwork, ProgramError, addresses, bridge, dhcp, firewall};
 
 /// Longest time until a DHCP server that has ended is started again.
 const CARE: Duration = Duration::from_secs(5);
@@ -36,6 +36,8 @@ pub(crate) struct ManagedNetworks {
     /// Folder of records, and folder of the DHCP servers' files.
     records: PathBuf,
     run: PathBuf,
+    /// Machines that may send from any address.
+    unfiltered: Vec<MachineName>,
     table: Mutex<BTreeMap<String, Network>>,
 }
 
@@ -53,8 +55,8 @@ impl Network {
     }
 
     /// Makes bridge, rules and server what the record says.
-    fn apply(&mut self, run: &std::path::Path) -> Result<(), ProgramError> {
-        let wanted = self.record.wanted();
+    fn apply(&mut self, networks: &ManagedNetworks) -> Result<(), ProgramError> {
+        let wanted = self.record.wanted(&networks.unfiltered);
         let alive = self.server.as_mut().is_some_and(dhcp::DhcpServer::is_alive);
         if alive && self.applied.as_ref() == Some(&wanted) {
             return Ok(());
@@ -65,7 +67,7 @@ impl Network {
         if let Some(server) = self.server.take() {
             server.stop();
         }
-        let dir = run.join(&wanted.name);
+        let dir = networks.run.join(&wanted.name);
         std::fs::create_dir_all(&dir)
             .map_err(|source| ProgramError::Setting { setting: dir.display().to_string(), source })?;
         self.server = Some(dhcp::DhcpServer::start(&wanted, &dir)?);
@@ -97,7 +99,7 @@ impl Network {
         NetworkInfo {
             name: record.name.clone(),
             subnet: record.subnet.to_string(),
-            gateway: record.wanted().gateway(),
+            gateway: addresses::gateway(record.subnet),
             subnet6: record.subnet6.map(|subnet| subnet.to_string()),
             isolated: record.isolated,
             problem: self.problem.clone(),
@@ -109,7 +111,11 @@ impl Network {
 
 impl ManagedNetworks {
     /// Reads the records. Sets nothing up yet.
-    pub(crate) fn open(records: PathBuf, run: PathBuf) -> Result<Self, DaemonError> {
+    pub(crate) fn open(
+        records: PathBuf,
+        run: PathBuf,
+        unfiltered: Vec<MachineName>,
+    ) -> Result<Self, DaemonError> {
         std::fs::create_dir_all(&records).map_err(|source| DaemonError::io("create", &records, source))?;
         let entries =
             std::fs::read_dir(&records).map_err(|source| DaemonError::io("read", &records, source))?;
@@ -125,7 +131,7 @@ impl ManagedNetworks {
                 }
             }
         }
-        Ok(Self { records, run, table: Mutex::new(table) })
+        Ok(Self { records, run, unfiltered, table: Mutex::new(table) })
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Network>> {
@@ -165,7 +171,7 @@ impl ManagedNetworks {
         self.check_subnet(&table, &record)?;
         let mut network = Network::new(record);
         network.record.save(&self.records)?;
-        if let Err(source) = network.apply(&self.run) {
+        if let Err(source) = network.apply(self) {
             self.take_down(&name, &mut network)?;
             return Err(DaemonError::Network { name, source });
         }
@@ -237,7 +243,7 @@ impl ManagedNetworks {
             let assigned = self.assign(network, machines, forget);
             network.problem = match assigned {
                 Err(error) => Some(error_chain(&error)),
-                Ok(full) => match network.apply(&self.run) {
+                Ok(full) => match network.apply(self) {
                     Err(error) => Some(error_chain(&error)),
                     Ok(()) => full.map(|machine| format!("no address is free for {machine}")),
                 },
@@ -320,7 +326,7 @@ impl ManagedNetworks {
     fn replace(&self, network: &mut Network, record: NetworkRecord) -> Result<(), DaemonError> {
         record.save(&self.records)?;
         let before = std::mem::replace(&mut network.record, record);
-        let Err(source) = network.apply(&self.run) else { return Ok(()) };
+        let Err(source) = network.apply(self) else { return Ok(()) };
         before.save(&self.records)?;
         network.record = before;
         Err(DaemonError::Network { name: network.record.name.clone(), source })

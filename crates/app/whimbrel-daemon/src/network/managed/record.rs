@@ -127,10 +127,16 @@ impl NetworkRecord {
         self.leases.values().find(|lease| lease.machine == *machine).map(|lease| lease.address)
     }
 
-    /// What the kernel and dnsmasq are to be told.
-    pub(crate) fn wanted(&self) -> ManagedNetwork {
+    /// What the kernel and dnsmasq are to be told. Machines in `unfiltered` may send from any address.
+    pub(crate) fn wanted(&self, unfiltered: &[MachineName]) -> ManagedNetwork {
         let lease = |(text, lease): (&String, &Lease)| {
-            Some(StaticLease { mac: mac(text)?, machine: lease.machine.clone(), address: lease.address })
+            let filtered = !unfiltered.contains(&lease.machine);
+            Some(StaticLease {
+                mac: mac(text)?,
+                machine: lease.machine.clone(),
+                address: lease.address,
+                filtered,
+            })
         };
         let forward = |port: &MachinePort| {
             let PortRequest { listen, port: number, guest_port, protocol } = port.port;
