@@ -30,6 +30,8 @@ pub struct Guest {
     pub buffer_mib: u32,
     /// What it does.
     pub work: Work,
+    /// More arguments of `run`.
+    pub arguments: Vec<String>,
 }
 
 impl Guest {
@@ -44,6 +46,7 @@ impl Guest {
             bridge: "br0",
             buffer_mib: 16,
             work: Work::Idle,
+            arguments: Vec::new(),
         }
     }
 
@@ -69,6 +72,7 @@ impl Guest {
         if self.address.is_some() {
             arguments.extend(["--net", self.bridge]);
         }
+        arguments.extend(self.arguments.iter().map(String::as_str));
         host.run(&arguments);
     }
 

@@ -41,10 +41,10 @@ pub use lineage::{
     PromoteReport, PromoteRequest, RefRights, RefVersion, Tagged,
 };
 pub use machine::{
-    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, DiskInfo, DiskSource,
-    HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork, NicInfo,
-    NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RunRequest, StopMode, StopRequest, SuspendRequest,
-    TunnelInfo, Uploads,
+    BalloonRequest, BalloonTarget, CheckpointRequest, CloneNetwork, CloneRequest, CloudInit, DiskInfo,
+    DiskSource, HandoverDecision, MachineInfo, MachineState, MigrateMode, MigrateRequest, MoveNetwork,
+    NicInfo, NicRequest, ResolveRequest, ResumeMode, ResumeRequest, RunRequest, StopMode, StopRequest,
+    SuspendRequest, TunnelInfo, Uploads,
 };
 pub use migration::{DowntimeInfo, MigrationEnd, MigrationId, MigrationRecord, RoundsEnd};
 pub use network::{

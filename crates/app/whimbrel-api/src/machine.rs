@@ -206,6 +206,9 @@ pub struct RunRequest {
     /// Network ports, in the order of their device ids.
     #[serde(default)]
     pub nics: Vec<NicRequest>,
+    /// What cloud-init in the guest does at the first boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init: Option<CloudInit>,
     /// Ports of the host that lead to the machine; it needs a port in a managed network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub publish: Vec<PortRequest>,
@@ -220,6 +223,22 @@ pub struct RunRequest {
 
 fn one() -> u32 {
     1
+}
+
+/// Settings that cloud-init reads at the first boot, from a disk of the machine's own. The host name is the
+/// machine's.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloudInit {
+    /// User data: `#cloud-config`, a script, or MIME parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+    /// Network configuration, version 1 or 2 [default: DHCP].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_config: Option<String>,
+    /// Public SSH keys that may log in as the image's own user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<String>,
 }
 
 /// File that a new disk starts from.

@@ -16,7 +16,7 @@ use crate::{
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
-    running::RunningMachine,
+    running::{RunningMachine, cloud_init},
     server::peer_rpc::{PeerConnections, TransferState},
     transfer::{hash_cache::HashCacheService, pool::Pools, upload::UploadService},
 };
@@ -28,7 +28,7 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_api::{
-    DiskSource, HostInfo, MachineInfo, NicRequest, PortsRequest, RunRequest, StopMode, StopRequest,
+    CloudInit, DiskSource, HostInfo, MachineInfo, NicRequest, PortsRequest, RunRequest, StopMode, StopRequest,
 };
 use whimbrel_core::{
     Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE, cpu_model,
@@ -170,8 +170,14 @@ impl Daemon {
         let _claim = self.machines.reserve(&request.name, false)?;
         self.networks.check_ports(&request.publish, &request.nics)?;
         let qemu = self.qemu()?;
-        let (disks, bases) =
+        let (mut disks, mut bases): (Vec<_>, Vec<_>) =
             request.disks.iter().map(disk_of).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        if let Some(wanted) = &request.cloud_init {
+            cloud_init::check(wanted)?;
+            let (disk, base) = cloud_init::disk(&self.directories.machine(&request.name));
+            disks.push(disk);
+            bases.push(base);
+        }
         let machine = qemu.machine_type(MACHINE).unwrap_or(MACHINE).to_owned();
         let accel = request.accel.unwrap_or_else(|| whimbrel_qemu::best_accel(qemu));
         let cpu = cpu_model(request.cpu.as_deref().unwrap_or(CPU), accel)
@@ -188,13 +194,28 @@ impl Daemon {
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();
-        let live = RunningMachine::boot(self, &record)?;
+        let live = self.boot_new(&record, request.cloud_init.as_ref())?;
         let machine = self.register_started(record, live)?;
         if !request.publish.is_empty() {
             let ports = PortsRequest { publish: request.publish, unpublish: Vec::new() };
             self.change_ports(&request.name, &ports)?;
         }
         Ok(machine.info())
+    }
+
+    /// Boots a machine for the first time. On failure nothing of it is left.
+    fn boot_new(
+        &self,
+        record: &Record,
+        cloud_init: Option<&CloudInit>,
+    ) -> Result<RunningMachine, DaemonError> {
+        let Some(wanted) = cloud_init else { return RunningMachine::boot(self, record) };
+        folder::prepare(&self.directories, &record.name)?;
+        let written = cloud_init::write(&self.directories.machine(&record.name), &record.name, wanted);
+        written.and_then(|()| RunningMachine::boot(self, record)).or_else(|error| {
+            folder::delete(&self.directories, &record.name)?;
+            Err(error)
+        })
     }
 
     /// Registers a machine that has just started here: saves its record, adds it to the registry and

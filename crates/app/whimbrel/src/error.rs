@@ -32,6 +32,9 @@ pub(crate) enum CliError {
     /// Settings file that is missing or wrong.
     #[error("cannot use the settings in {}", path.display())]
     Settings { path: PathBuf, source: Box<dyn Error + Send + Sync> },
+    /// File of the user that cannot be read.
+    #[error("cannot read {}", path.display())]
+    File { path: PathBuf, source: io::Error },
     /// Input or output of this process that failed.
     #[error("cannot {action}")]
     Io {
@@ -140,7 +143,9 @@ impl CliError {
             Self::Settings { .. } => exit::USAGE,
             Self::Damaged { .. } | Self::Missing { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
-            Self::Io { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => exit::FAILED,
+            Self::Io { .. } | Self::File { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => {
+                exit::FAILED
+            }
             Self::NoSession(_) => exit::UNREACHABLE,
             Self::UnknownSession { .. } => exit::NOT_FOUND,
             Self::Session(_) | Self::NotWrittenBack { .. } => exit::FAILED,

@@ -7,6 +7,7 @@
 
 pub(crate) mod balloon;
 pub(crate) mod builder;
+pub(crate) mod cloud_init;
 pub(crate) mod console;
 mod creation;
 pub(crate) mod disk;

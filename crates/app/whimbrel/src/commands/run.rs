@@ -7,8 +7,8 @@ use crate::{
     machine_text,
 };
 use clap::ValueEnum;
-use std::path::PathBuf;
-use whimbrel_api::RunRequest;
+use std::{fs, path::PathBuf};
+use whimbrel_api::{CloudInit, RunRequest};
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -16,6 +16,7 @@ Examples:
   whimbrel run web --disk web.img --memory 1G --net br0
   whimbrel run db --disk root.img --disk data.img,size=100G --memory 4G --cpus 2
   whimbrel run web --disk web.img --memory 1G --net lan0 --publish 8080:80
+  whimbrel run vm --disk debian-12.raw --memory 1G --net lan0 -p 2222:22 --ssh-key ~/.ssh/id_ed25519.pub
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
 
 /// Create a machine and start it
@@ -52,6 +53,15 @@ pub(crate) struct Args {
     /// Port of this host that leads to a port of the machine, which needs a port in a network (repeatable)
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
     publish: Vec<PortArg>,
+    /// Public SSH key, in a file, of who may log in; for images with cloud-init (repeatable)
+    #[arg(long = "ssh-key", value_name = "FILE", help_heading = "First boot, by cloud-init")]
+    ssh_keys: Vec<PathBuf>,
+    /// User data for cloud-init: `#cloud-config`, a script, or MIME parts
+    #[arg(long, value_name = "FILE", help_heading = "First boot, by cloud-init")]
+    user_data: Option<PathBuf>,
+    /// Network configuration for cloud-init [default: DHCP]
+    #[arg(long, value_name = "FILE", help_heading = "First boot, by cloud-init")]
+    network_config: Option<PathBuf>,
     /// Executor of guest instructions [default: kvm if it works here, else tcg]
     #[arg(long)]
     accel: Option<AccelArg>,
@@ -70,12 +80,14 @@ enum AccelArg {
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        let machine = context.client.run(&self.request()).await?;
+        let machine = context.client.run(&self.request()?).await?;
         context.output.result(&machine, machine_text::sentence)
     }
 
-    fn request(self) -> RunRequest {
-        RunRequest {
+    fn request(self) -> Result<RunRequest, CliError> {
+        let cloud_init = self.cloud_init()?;
+        Ok(RunRequest {
+            cloud_init,
             name: self.name,
             disks: self.disks.into_iter().map(|disk| disk.0).collect(),
             memory: self.memory,
@@ -91,6 +103,26 @@ impl Args {
                 AccelArg::Kvm => Accel::Kvm,
             }),
             self_service: GuestRequestArg::all(self.guest_requests),
+        })
+    }
+
+    /// What cloud-init is to do, if any of its options is given.
+    fn cloud_init(&self) -> Result<Option<CloudInit>, CliError> {
+        if self.ssh_keys.is_empty() && self.user_data.is_none() && self.network_config.is_none() {
+            return Ok(None);
         }
+        let text = |path: &PathBuf| {
+            fs::read_to_string(path).map_err(|source| CliError::File { path: path.clone(), source })
+        };
+        let keys = self.ssh_keys.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+        let lines = keys.iter().flat_map(|keys| keys.lines()).map(str::trim);
+        Ok(Some(CloudInit {
+            user_data: self.user_data.as_ref().map(text).transpose()?,
+            network_config: self.network_config.as_ref().map(text).transpose()?,
+            ssh_keys: lines
+                .filter(|line| !line.is_empty() && !line.starts_with('#'))
+                .map(str::to_owned)
+                .collect(),
+        }))
     }
 }
