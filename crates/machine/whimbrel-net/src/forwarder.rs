@@ -289,7 +289,8 @@ impl Forwarder {
         if Instant::now() < announcing.at {
             return;
         }
-        if self.gates.outbound == Gate::Open {
+        // While frames are buffered the guest leaves for another host, which may be announcing it already.
+        if self.gates.outbound == Gate::Open && !self.late_frames.is_buffering() {
             // Another host may have sent addresses that this guest may not use.
             let frames = self.addresses.stations().iter().flat_map(announcements);
             for frame in frames.filter(|frame| allowed(frame, self.filter).is_ok()) {

@@ -246,7 +246,7 @@ impl Port {
     }
 
     /// Announces the guest on the network: at once and five times more over 1.25 s. Each time only if the
-    /// outbound gate is open then.
+    /// outbound gate is open then and late frames are not buffered.
     pub fn announce(&self) {
         self.forwarder().start_announcing();
         self.wake();

@@ -288,6 +288,25 @@ fn an_arrival_is_heard_six_times_on_the_other_side_of_the_network() {
     assert_eq!(heard, vec![12; expected.len()]);
 }
 
+#[test]
+fn a_guest_that_leaves_right_after_its_arrival_is_announced_no_more_until_it_stays() {
+    let namespace = bridged();
+    let (port, mut qemu) = plugged(&namespace, "tap0", Gates::OPEN);
+    announcements(&station()).iter().for_each(|frame| qemu.send(frame).unwrap());
+    eventually("the addresses are learnt", || port.addresses().stations() == [station()]);
+    let sent = || port.counters().outbound_frames;
+    let before = announcements(&station()).len() as u64;
+    eventually("the guest's own frames left", || sent() == before);
+    port.buffer_late_frames();
+    port.announce();
+    // Announcements that are due leave before a frame that the guest sends after them.
+    qemu.send(&frame(1, 1)).unwrap();
+    eventually("the guest's frame left", || sent() > before);
+    assert_eq!(sent(), before + 1);
+    port.deliver_late_frames();
+    eventually("it stays, and is announced", || sent() > before + 1);
+}
+
 /// Prints the forwarder's throughput; run by hand on an idle machine.
 #[test]
 #[ignore = "a measurement"]
