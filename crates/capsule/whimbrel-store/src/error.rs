@@ -169,6 +169,9 @@ pub enum StoreError {
         /// Cause reported by the stream.
         source: io::Error,
     },
+    /// The caller's callback said to stop.
+    #[error("cancelled")]
+    Cancelled,
     /// The caller's callback failed.
     #[error("the receiver of the pages failed")]
     Receiver {

@@ -53,13 +53,14 @@ pub struct RepairedCapsule {
 
 impl Store {
     /// Fetches the damaged and missing objects of `only`, or of all capsules that a ref or `also` names, from
-    /// `source`. Of a partial capsule, only what is damaged. `progress` is that of [`Store::verify`].
+    /// `source`. Of a partial capsule, only what is damaged. `progress` is that of [`Store::verify`]; what was
+    /// stored before a cancel stays.
     pub fn repair(
         &self,
         only: Option<CapsuleId>,
         also: &[CapsuleId],
         source: &dyn RemoteObjects,
-        progress: impl FnMut(u64, u64),
+        mut progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<RepairReport> {
         let inner = &self.inner;
         let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, LockWait::Wait);
@@ -69,10 +70,12 @@ impl Store {
         let mut ids: BTreeSet<CapsuleId> = self.list_refs()?.into_values().collect();
         ids.extend(also.iter().copied().chain(only));
         let writer = self.writer()?;
-        let frames = self.verify_frames(&mut Report::default(), progress)?;
+        let mut read = Report::default();
+        let frames = self.verify_frames(&mut read, &mut progress)?;
+        let goes_on = &mut || progress(read.bytes, read.bytes);
         let (good, done) = (frames.good, RepairReport::default());
         let (lost, complete) = Default::default();
-        let mut repair = Repair { store: self, writer, source, good, lost, complete, done };
+        let mut repair = Repair { store: self, writer, source, goes_on, good, lost, complete, done };
         let mut all_good = true;
         for id in ids {
             let wanted = only.is_none_or(|only| only == id);
@@ -100,6 +103,8 @@ struct Repair<'a> {
     store: &'a Store,
     writer: CapsuleWriter,
     source: &'a dyn RemoteObjects,
+    /// Whether nobody has cancelled it.
+    goes_on: &'a mut dyn FnMut() -> bool,
     good: HashSet<ShortDigest>,
     /// Objects that the source did not give.
     lost: HashSet<Digest>,
@@ -122,6 +127,9 @@ impl Repair<'_> {
             }
             // Children of nodes are known once the nodes are here.
             for wants in wants.chunk_by(|a, b| a.kind == b.kind).flat_map(|wants| wants.chunks(BATCH)) {
+                if !(self.goes_on)() {
+                    return Err(StoreError::Cancelled);
+                }
                 healed += self.fetch(wants)?;
             }
             self.writer.flush()?;
@@ -284,11 +292,11 @@ mod tests {
         writer.put_copies(Kind::Pages, &[(good, &[1; 4096]), (wrong, &[3; 4096])], 2).unwrap();
         writer.flush().unwrap();
         drop(writer);
-        assert_eq!(store.verify(|_, _| {}).unwrap().damage.len(), 1);
-        assert_eq!(store.repair(None, &[], &Nobody, |_, _| {}).unwrap().frames, 1);
+        assert_eq!(store.verify(|_, _| true).unwrap().damage.len(), 1);
+        assert_eq!(store.repair(None, &[], &Nobody, |_, _| true).unwrap().frames, 1);
         assert_eq!(store.blob(&good).unwrap(), [1; 4096]);
         assert_eq!(store.has(&[good, wrong]), [true, false]);
-        assert!(store.verify(|_, _| {}).unwrap().is_complete());
-        assert_eq!(store.repair(None, &[], &Nobody, |_, _| {}).unwrap().frames, 0);
+        assert!(store.verify(|_, _| true).unwrap().is_complete());
+        assert_eq!(store.repair(None, &[], &Nobody, |_, _| true).unwrap().frames, 0);
     }
 }

@@ -78,8 +78,8 @@ const MAX_LISTED: usize = 100;
 
 impl Store {
     /// Reads every frame, computes every digest and checks that every capsule is complete. `progress` gets
-    /// the bytes read and the bytes in total.
-    pub fn verify(&self, progress: impl FnMut(u64, u64)) -> Result<Report> {
+    /// the bytes read and the bytes in total, and returns whether to go on.
+    pub fn verify(&self, progress: impl FnMut(u64, u64) -> bool) -> Result<Report> {
         let mut report = Report::default();
         let frames = self.verify_frames(&mut report, progress)?;
         report.orphans = self.orphans()?;
@@ -90,7 +90,7 @@ impl Store {
     pub(crate) fn verify_frames(
         &self,
         report: &mut Report,
-        mut progress: impl FnMut(u64, u64),
+        mut progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<VerifiedFrames> {
         let catalog = &self.inner.objects.indexes;
         catalog.refresh()?;
@@ -117,7 +117,9 @@ impl Store {
                     report.damage.push(damage);
                     frames.damaged.push(entry);
                 }
-                progress(report.bytes, total);
+                if !progress(report.bytes, total) {
+                    return Err(StoreError::Cancelled);
+                }
             }
         }
         Ok(frames)

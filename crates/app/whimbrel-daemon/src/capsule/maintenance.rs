@@ -24,6 +24,14 @@ const IMPORTED_MEMORY: ByteSize = ByteSize(1 << 30);
 /// The image that is exported by default.
 const FIRST_DISK: &str = "disk0";
 
+/// Shows how much of the store was read. Returns whether to go on.
+pub(super) fn reading(reporter: &ProgressReporter) -> impl FnMut(u64, u64) -> bool {
+    |done, total| {
+        reporter.progress("reading", Unit::Bytes, done, Some(total));
+        !reporter.is_cancelled()
+    }
+}
+
 impl Daemon {
     /// Frees objects that no ref, machine or writer needs.
     pub(crate) fn gc(self: &Arc<Self>) -> Operation {
@@ -59,8 +67,8 @@ impl Daemon {
     pub(crate) fn verify(self: &Arc<Self>) -> Operation {
         let host = self.clone();
         self.operations().start(OperationKind::Verify, "the store", move |reporter| {
-            let progress = |done, total| reporter.progress("reading", Unit::Bytes, done, Some(total));
-            let report = host.store.verify(progress).map_err(refs::store_error("verify"))?;
+            let report = host.store.verify(reading(reporter));
+            let report = report.map_err(refs::cancellable("verify", "nothing was changed"))?;
             let capsules = host.store.capsules().map_err(refs::store_error("list its capsules"))?.len();
             let frames = report.damage.iter().map(|damage| Damage {
                 place: format!("{} at byte {}", damage.file, damage.offset),

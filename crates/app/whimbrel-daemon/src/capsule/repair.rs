@@ -4,13 +4,12 @@
 //! Other hosts answer as for a pull: each gives what its trust entry for this host allows.
 
 use crate::{
+    capsule::maintenance::reading,
     core::{error::DaemonError, refs},
     daemon::Daemon,
 };
 use std::{collections::BTreeMap, sync::Arc};
-use whimbrel_api::{
-    Operation, OperationKind, OperationResult, RepairRequest, RepairedCapsule as Repaired, Unit,
-};
+use whimbrel_api::{Operation, OperationKind, OperationResult, RepairRequest, RepairedCapsule as Repaired};
 use whimbrel_core::{CapsuleId, Digest, RefName, error_chain};
 use whimbrel_image::{ShortDigest, pack_frame::Kind};
 use whimbrel_store::{RemoteObjects, RepairReport, Store};
@@ -27,9 +26,9 @@ impl Daemon {
         let host = self.clone();
         Ok(self.operations().start(OperationKind::Repair, subject, move |reporter| {
             let (source, asked) = host.source_for_repair(&request)?;
-            let progress = |done, total| reporter.progress("reading", Unit::Bytes, done, Some(total));
-            let report = host.store.repair(only, &host.needed_capsules(), &*source, progress);
-            host.repaired(report.map_err(refs::store_error("repair"))?, asked)
+            let report = host.store.repair(only, &host.needed_capsules(), &*source, reading(reporter));
+            let report = report.map_err(refs::cancellable("repair", "what was fetched stays"))?;
+            host.repaired(report, asked)
         }))
     }
 

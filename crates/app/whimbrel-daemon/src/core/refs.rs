@@ -155,6 +155,14 @@ pub(crate) fn store_error(action: &'static str) -> impl Fn(StoreError) -> Daemon
     move |source| DaemonError::Store { action, code: code(&source), source: source.into() }
 }
 
+/// Like [`store_error`], for an action that a user may cancel; `left` says what a cancel leaves.
+pub(crate) fn cancellable(action: &'static str, left: &'static str) -> impl Fn(StoreError) -> DaemonError {
+    move |error| match error {
+        StoreError::Cancelled => DaemonError::Cancelled { left: left.to_owned() },
+        error => store_error(action)(error),
+    }
+}
+
 fn code(error: &StoreError) -> ErrorCode {
     match error {
         StoreError::Unknown { .. } | StoreError::NoStore { .. } => ErrorCode::NotFound,

@@ -72,7 +72,7 @@ fn found(store: &Store, tag: &str) -> Content {
 /// works.
 fn check(disk: &CrashDisk, model: &Model, what: &str) {
     let store = open(disk).unwrap();
-    let report = store.verify(|_, _| {}).unwrap();
+    let report = store.verify(|_, _| true).unwrap();
     assert!(report.is_complete(), "{what}: {report:?}");
     for tag in ["r0", "r1", "r2"] {
         let now = store.get_ref(&name(tag)).unwrap();
@@ -88,7 +88,7 @@ fn check(disk: &CrashDisk, model: &Model, what: &str) {
     let kept = ["r0", "r1", "r2"].map(|tag| found(&store, tag));
     store.gc(GcRoots::Referenced).unwrap();
     commit(&store.writer().unwrap(), &store, None, PAGES, &[(1, 999)], &[name("new")], 1).unwrap();
-    let report = store.verify(|_, _| {}).unwrap();
+    let report = store.verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.orphans.is_empty(), "{what}: {report:?}");
     assert_eq!(["r0", "r1", "r2"].map(|tag| found(&store, tag)), kept, "{what}");
 }
@@ -227,7 +227,7 @@ fn a_collection_that_was_killed_at_any_operation_leaves_no_damage() {
             disk.power_off_at(at);
             let _ = open(&disk).and_then(|store| store.gc(GcRoots::Referenced));
             let store = open(&disk.after_kill()).unwrap();
-            let report = store.verify(|_, _| {}).unwrap();
+            let report = store.verify(|_, _| true).unwrap();
             assert!(report.is_complete(), "seed {seed}, operation {at}: {report:?}");
             for (tag, id) in &refs {
                 assert_eq!(store.get_ref(&name(tag)).unwrap(), Some(*id), "seed {seed}, operation {at}");
@@ -299,7 +299,7 @@ fn an_operation_without_room_fails_alone_and_leaves_nothing() {
                 if before.refs == model.refs && !matches!(error, StoreError::Index { .. }) {
                     let left: Vec<_> =
                         disk.paths("packs").into_iter().filter(|p| !packs.contains(p)).collect();
-                    let known = store.verify(|_, _| {}).unwrap().orphans;
+                    let known = store.verify(|_, _| true).unwrap().orphans;
                     assert!(known.is_empty(), "{at}: {left:?} {known:?} {error:?}");
                     assert!(disk.paths("tmp").is_empty(), "{at}: {:?}", disk.paths("tmp"));
                 }

@@ -30,7 +30,7 @@ fn every_flipped_bit_of_a_pack_is_found_by_verify_and_refused_on_read() {
         let (at, bit) = (random.random_range(24..len), random.random_range(0..8));
         disk.flip(&path, at, bit);
         let store = open(&disk);
-        let report = store.verify(|_, _| {}).unwrap();
+        let report = store.verify(|_, _| true).unwrap();
         assert!(
             !report.damage.is_empty() && report.damage.iter().all(|d| d.file == path),
             "byte {at}: {report:?}"
@@ -69,11 +69,11 @@ fn damaged_indexes_are_left_out_and_made_again() {
     }
     let store = open(&disk);
     assert!(matches!(store.manifest(&base.unwrap()), Err(StoreError::Missing { .. })));
-    assert!(!store.verify(|_, _| {}).unwrap().orphans.is_empty());
+    assert!(!store.verify(|_, _| true).unwrap().orphans.is_empty());
     assert!(store.reindex().unwrap() > 0);
     assert_eq!(content(&store, &base.unwrap()).unwrap(), expected(&model));
     store.gc(GcRoots::Ancestors).unwrap();
-    let report = open(&disk).verify(|_, _| {}).unwrap();
+    let report = open(&disk).verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }
 
@@ -88,7 +88,7 @@ fn an_index_with_a_damaged_body_is_made_again_and_stops_no_commit() {
         let (path, len) = disk.paths("index").into_iter().max_by_key(|(_, len)| *len).unwrap();
         disk.flip(&path, 64 + place * (len - 64) / 60, 5);
         let store = open(&disk);
-        assert!(!store.verify(|_, _| {}).unwrap().damage.is_empty(), "place {place}");
+        assert!(!store.verify(|_, _| true).unwrap().damage.is_empty(), "place {place}");
         // Merging meets the damaged file.
         for round in 0..5 {
             let more = [(round, 1_000 + round)];
@@ -99,7 +99,7 @@ fn an_index_with_a_damaged_body_is_made_again_and_stops_no_commit() {
             !disk.paths("index").iter().any(|(other, _)| *other == path),
             "place {place}: it is still there"
         );
-        let report = open(&disk).verify(|_, _| {}).unwrap();
+        let report = open(&disk).verify(|_, _| true).unwrap();
         assert!(report.is_complete() && report.orphans.is_empty(), "place {place}: {report:?}");
         assert_eq!(
             content(&open(&disk), &id).unwrap(),
@@ -180,12 +180,12 @@ fn a_killed_process_loses_nothing_it_acknowledged() {
         let mut model = BTreeMap::new();
         (0..=last).for_each(|r| model.extend((0..50).map(|n| ((n * 11 + r * 3) % 700, r * 50 + n + 1))));
         assert_eq!(content(&store, &id).unwrap(), expected(&model));
-        let report = store.verify(|_, _| {}).unwrap();
+        let report = store.verify(|_, _| true).unwrap();
         assert!(report.is_complete(), "{report:?}");
     }
     let store = Store::open(dir.path(), Options::default()).unwrap();
     store.gc(GcRoots::Referenced).unwrap();
-    let report = store.verify(|_, _| {}).unwrap();
+    let report = store.verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }
 
@@ -267,6 +267,6 @@ fn a_full_disk_fails_one_commit_and_leaves_a_store_that_verifies_and_collects() 
     store.gc(GcRoots::Referenced).unwrap();
     commit(&store.writer().unwrap(), &store, Some(id), 10_000, &[(5, 77)], &[name("a")], 3).unwrap();
     store.delete_ref(&name("a"), Expected::Anything).unwrap();
-    let report = store.verify(|_, _| {}).unwrap();
+    let report = store.verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.orphans.is_empty(), "{report:?}");
 }

@@ -125,7 +125,7 @@ fn pages_come_on_demand_once_and_stay_after_a_restart_and_a_collection() {
     let image = again.image(image.root(), PAGES);
     assert_eq!(read(&image, run).unwrap(), wanted(&model, run), "from here alone");
     assert!(read(&image, PageRun::new(1000, 10)).is_err(), "never asked for");
-    let report = again.verify(|_, _| {}).unwrap();
+    let report = again.verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.partial == [id], "{report:?}");
 }
 
@@ -178,7 +178,7 @@ fn a_set_of_pages_comes_in_few_requests_and_completes_the_capsule() {
     assert!(!pair.here.is_partial(&id).unwrap());
     pair.other.away.store(true, Ordering::Relaxed);
     assert_eq!(content(&pair.here, &id).unwrap(), expected(&model));
-    let report = pair.here.verify(|_, _| {}).unwrap();
+    let report = pair.here.verify(|_, _| true).unwrap();
     assert!(report.is_complete() && report.partial.is_empty(), "{report:?}");
 }
 
@@ -296,7 +296,7 @@ fn a_capsule_that_becomes_complete_during_a_collection_keeps_what_looked_dead() 
     assert!(here.is_complete(&new).unwrap());
     let again = open(&disk);
     assert_eq!(content(&again, &new).unwrap(), expected(&changed.into_iter().collect()));
-    assert!(again.verify(|_, _| {}).unwrap().is_complete());
+    assert!(again.verify(|_, _| true).unwrap().is_complete());
     assert!(again.manifest(&old).is_err(), "the stalled collection removed nothing");
 }
 

@@ -7,6 +7,7 @@ use whimbrel_core::{CapsuleId, Digest};
 use whimbrel_image::pack_frame::Kind;
 use whimbrel_store::{
     GcRoots, ObjectWant, Options, PageWant, RemoteObjects, RemoteObjectsError, RepairReport, Store,
+    StoreError,
 };
 
 /// Another store, which gives only some pages.
@@ -70,7 +71,7 @@ fn damage(disk: &CrashDisk, random: &mut StdRng) {
 }
 
 fn repair(store: &Store, other: &Store, gives: fn(&Digest) -> bool) -> RepairReport {
-    store.repair(None, &[], &Other { store: other.clone(), gives }, |_, _| {}).unwrap()
+    store.repair(None, &[], &Other { store: other.clone(), gives }, |_, _| true).unwrap()
 }
 
 #[test]
@@ -83,19 +84,19 @@ fn a_damaged_store_is_healed_from_another_and_then_needs_nothing() {
         assert_eq!(write(&disk).0, id);
         damage(&disk, &mut random);
         let store = open(&disk);
-        assert!(!store.verify(|_, _| {}).unwrap().is_complete(), "round {round}");
+        assert!(!store.verify(|_, _| true).unwrap().is_complete(), "round {round}");
         let report = repair(&store, &other, |_| true);
         assert!(report.capsules.iter().all(|capsule| capsule.missing == 0), "round {round}: {report:?}");
         assert!(report.capsules.iter().any(|capsule| capsule.healed > 0), "round {round}: {report:?}");
         // Of a handle that has nothing cached.
         let store = open(&disk);
-        let found = store.verify(|_, _| {}).unwrap();
+        let found = store.verify(|_, _| true).unwrap();
         assert!(found.is_complete() && found.orphans.is_empty(), "round {round}: {found:?}");
         assert_eq!(content(&store, &id).unwrap(), expected(&model), "round {round}");
         let again = repair(&store, &other, |_| panic!("nothing is asked for"));
         assert!(again.capsules.is_empty() && again.frames == 0, "round {round}: {again:?}");
         store.gc(GcRoots::Referenced).unwrap();
-        assert!(open(&disk).verify(|_, _| {}).unwrap().is_complete(), "round {round}");
+        assert!(open(&disk).verify(|_, _| true).unwrap().is_complete(), "round {round}");
         assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model), "round {round}");
     }
 }
@@ -115,14 +116,14 @@ fn what_nobody_has_is_counted_and_what_was_healed_outlives_a_collection() {
         let first = repair(&store, &other, |digest| digest.0[0] % 2 == 0);
         assert_eq!(missing(&first) > 0, first.failure.is_some(), "round {round}: {first:?}");
         left += missing(&first);
-        let damaged = !store.verify(|_, _| {}).unwrap().damage.is_empty();
+        let damaged = !store.verify(|_, _| true).unwrap().damage.is_empty();
         assert_eq!(damaged, missing(&first) > 0, "round {round}: what nobody has stays in the index");
         store.gc(GcRoots::Referenced).unwrap();
         let store = open(&disk);
-        assert_eq!(store.verify(|_, _| {}).unwrap().is_complete(), missing(&first) == 0, "round {round}");
+        assert_eq!(store.verify(|_, _| true).unwrap().is_complete(), missing(&first) == 0, "round {round}");
         let second = repair(&store, &other, |digest| digest.0[0] % 2 == 1);
         assert_eq!(missing(&second), 0, "round {round}: a healed page was lost: {second:?}");
-        assert!(open(&disk).verify(|_, _| {}).unwrap().is_complete(), "round {round}");
+        assert!(open(&disk).verify(|_, _| true).unwrap().is_complete(), "round {round}");
         assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model), "round {round}");
     }
     assert!(left > 0, "no round lacked a page");
@@ -136,21 +137,21 @@ fn only_the_named_capsule_is_healed_and_a_failed_source_changes_nothing() {
     damage(&disk, &mut StdRng::seed_from_u64(22));
     let store = open(&disk);
     store.reindex().unwrap();
-    let before = store.verify(|_, _| {}).unwrap();
+    let before = store.verify(|_, _| true).unwrap();
     let empty = open(&CrashDisk::new());
     let report = repair(&store, &empty, |_| true);
     assert!(report.capsules.iter().all(|c| c.healed == 0) && report.failure.is_some(), "{report:?}");
-    let after = store.verify(|_, _| {}).unwrap();
+    let after = store.verify(|_, _| true).unwrap();
     assert_eq!((after.damage, after.broken.len()), (before.damage, before.broken.len()));
     let source = Other { store: open(&other), gives: |_| true };
-    let report = store.repair(Some(id), &[], &source, |_, _| {}).unwrap();
+    let report = store.repair(Some(id), &[], &source, |_, _| true).unwrap();
     assert_eq!(report.capsules.iter().map(|c| c.id).collect::<Vec<_>>(), [id]);
     assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model));
 }
 
 /// Number of objects that capsules lack.
 fn lacking(store: &Store) -> usize {
-    store.verify(|_, _| {}).unwrap().broken.iter().map(|broken| broken.missing.len()).sum()
+    store.verify(|_, _| true).unwrap().broken.iter().map(|broken| broken.missing.len()).sum()
 }
 
 #[test]
@@ -166,18 +167,49 @@ fn a_repair_that_a_power_failure_ends_loses_nothing_and_can_be_repeated() {
         store.reindex().unwrap();
         let before = lacking(&store);
         disk.power_off_at(disk.operations() + operation);
-        let ended = store.repair(None, &[], &source, |_, _| {});
+        let ended = store.repair(None, &[], &source, |_, _| true);
         let disk = disk.after_power_failure(operation);
         let store = open(&disk);
         store.reindex().unwrap();
         assert!(lacking(&store) <= before, "operation {operation}: something was lost");
         let report = repair(&store, &source.store, |_| true);
         assert!(report.capsules.iter().all(|capsule| capsule.missing == 0), "{operation}: {report:?}");
-        assert!(open(&disk).verify(|_, _| {}).unwrap().is_complete(), "operation {operation}");
+        assert!(open(&disk).verify(|_, _| true).unwrap().is_complete(), "operation {operation}");
         assert_eq!(content(&open(&disk), &id).unwrap(), expected(&model), "operation {operation}");
         if ended.is_ok() {
             assert!(operation > 10 && report.capsules.is_empty(), "operation {operation}: {report:?}");
             return;
+        }
+    }
+}
+
+#[test]
+fn a_repair_that_is_cancelled_ends_at_once_and_loses_nothing() {
+    let other = CrashDisk::new();
+    write(&other);
+    let source = Other { store: open(&other), gives: |_| true };
+    let mut while_fetching = 0;
+    for calls in 0.. {
+        let disk = CrashDisk::new();
+        write(&disk);
+        damage(&disk, &mut StdRng::seed_from_u64(24));
+        let store = open(&disk);
+        store.reindex().unwrap();
+        let (before, mut left) = (lacking(&store), calls);
+        let ended = store.repair(None, &[], &source, |done, total| {
+            while_fetching += u32::from(left == 0 && done == total);
+            left -= 1;
+            left >= 0
+        });
+        assert!(left >= -1, "asked again after {calls} calls");
+        assert!(lacking(&store) <= before, "{calls} calls: something was lost");
+        match ended {
+            Err(StoreError::Cancelled) => {}
+            ended => {
+                ended.unwrap();
+                assert!(calls > 10 && while_fetching > 0, "{calls} calls, {while_fetching} while fetching");
+                return;
+            }
         }
     }
 }
@@ -195,5 +227,5 @@ fn packs_that_are_gone_are_made_again() {
     assert!(report.frames > 0 && report.capsules.iter().all(|capsule| capsule.missing == 0), "{report:?}");
     assert_eq!(content(&open_dir(), &id).unwrap(), expected(&model));
     open_dir().gc(GcRoots::Referenced).unwrap();
-    assert!(open_dir().verify(|_, _| {}).unwrap().is_complete());
+    assert!(open_dir().verify(|_, _| true).unwrap().is_complete());
 }

@@ -23,7 +23,7 @@ fn a_capsule_arrives_whole_and_zero_pages_cost_nothing() {
     let (peer, _) = Fake::peer("alpha", &there.store);
     let report = get(&here.store, &Holders::new(vec![peer]), capsule, &[]).unwrap();
     assert_eq!(here.memory(&capsule), memory);
-    let verified = here.store.verify(|_, _| ()).unwrap();
+    let verified = here.store.verify(|_, _| true).unwrap();
     assert!(verified.damage.is_empty() && verified.broken.is_empty() && verified.partial.is_empty());
     let used = memory.chunks(PAGE_SIZE).filter(|page| !whimbrel_core::is_zero(page)).count() as u64;
     assert!(report.pages.plain <= used && report.pages.delta == 0, "{report:?}");
@@ -79,7 +79,7 @@ fn a_source_that_dies_leaves_the_old_version_whole_and_the_pull_ends_when_it_is_
         assert!(failed.is_err_and(|error| error.is_retryable()), "cut {cut}");
         here.store.gc(GcRoots::Referenced).unwrap();
         assert_eq!(named(&here), Some(first), "cut {cut}");
-        let verified = here.store.verify(|_, _| ()).unwrap();
+        let verified = here.store.verify(|_, _| true).unwrap();
         assert!(verified.damage.is_empty() && verified.broken.is_empty(), "{verified:?}");
         assert!(here.memory(&first) == before, "cut {cut}");
     }
