@@ -136,6 +136,17 @@ impl HostProcess {
         }
     }
 
+    /// Bytes of memory that only the daemon has, and the number of its open descriptors.
+    pub fn daemon_usage(&self) -> (u64, usize) {
+        let daemon = self.daemon.iter().flat_map(|daemon| children(daemon.id())).next().expect("a daemon");
+        let status = fs::read_to_string(format!("/proc/{daemon}/status")).expect("the state of the daemon");
+        let private =
+            status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB"));
+        let private: u64 = private.and_then(|kib| kib.parse().ok()).expect("a size in KiB");
+        let open = fs::read_dir(format!("/proc/{daemon}/fd")).expect("its descriptors").count();
+        (private << 10, open)
+    }
+
     /// nsenter stops itself when the daemon is stopped, and then reaps nothing: not the daemon, and so not
     /// its namespace.
     fn wake_keeper(&self) {

@@ -53,6 +53,7 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_naming_read_capsules();
     host.start_pinning();
     host.start_networks();
+    host.start_freeing_memory()?;
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

@@ -4,6 +4,7 @@ pub(crate) mod boot_files;
 pub(crate) mod directories;
 pub(crate) mod error;
 pub(crate) mod failpoint;
+mod free_memory;
 pub(crate) mod history;
 pub(crate) mod notifier;
 pub(crate) mod operations;
