@@ -21,6 +21,7 @@ use crate::{
         target::{
             background_sync::BackgroundSync,
             baseline::{BaselineFill, IncomingBaseline},
+            room::{Purpose, reserve_room},
         },
     },
     protect::InheritedProtection,
@@ -34,26 +35,30 @@ use std::{
     time::Instant,
 };
 use whimbrel_block::Device;
-use whimbrel_core::{ByteSize, Digest, PAGE_SIZE, PageRun};
+use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
-    compatibility::{self, HostCapacity, Incompatibility},
+    compatibility::HostCapacity,
     handover::PausedIncoming,
     late_frames::LateFrame,
     postcopy::messages::MissingPages,
     protocol::{Finish, HandoverId, Offer},
     target::{HostError as Cause, IncomingMachine, TargetHost},
 };
-use whimbrel_qemu::{VmIdentity, Vmgenid};
+use whimbrel_qemu::Vmgenid;
 
 /// Reserves space on this host for incoming machines.
-pub(crate) struct DaemonTarget(Weak<Daemon>);
+pub(crate) struct DaemonTarget {
+    host: Weak<Daemon>,
+    purpose: Purpose,
+}
 
 struct IncomingMachineState {
     host: Arc<Daemon>,
     handover: HandoverId,
     record: Record,
     vmgenid: Option<Vmgenid>,
+    purpose: Purpose,
     missing: Vec<Digest>,
     /// Whether the user has paused the machine, which stays paused.
     paused: bool,
@@ -65,6 +70,8 @@ struct IncomingMachineState {
     memory: Option<Reservation>,
     /// Disk space, until all of its pages are here.
     disk: Option<Reservation>,
+    /// Memory for the epoch in flight, until it runs.
+    buffer: Option<Reservation>,
     /// Present until the machine is prepared; then the registry's entry has it.
     live: Option<RunningMachine>,
     machine: Arc<Machine>,
@@ -73,26 +80,32 @@ struct IncomingMachineState {
 }
 
 impl DaemonTarget {
+    /// For machines that migrate.
     pub(crate) fn new(host: &Arc<Daemon>) -> Self {
-        Self(Arc::downgrade(host))
+        Self { host: Arc::downgrade(host), purpose: Purpose::Migration }
+    }
+
+    /// For standbys of machines that other hosts protect.
+    pub(crate) fn for_standby(host: &Arc<Daemon>) -> Self {
+        Self { host: Arc::downgrade(host), purpose: Purpose::Standby }
     }
 }
 
 impl TargetHost for DaemonTarget {
     fn find_page(&self, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool {
-        self.0.upgrade().is_some_and(|host| find_page(&host, digest, out))
+        self.host.upgrade().is_some_and(|host| find_page(&host, digest, out))
     }
 
     fn deliver_late_frames(&self, handover: HandoverId, strays: Vec<LateFrame>) {
-        if let Some(host) = self.0.upgrade() {
+        if let Some(host) = self.host.upgrade() {
             host.recent_arrivals.deliver(handover, &strays);
         }
     }
 
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
-        let host = self.0.upgrade().ok_or("the host is shutting down")?;
-        let (memory, disk) = reserve_room(&host, offer)?;
+        let host = self.host.upgrade().ok_or("the host is shutting down")?;
+        let room = reserve_room(&host, offer, self.purpose)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
         let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
@@ -121,13 +134,15 @@ impl TargetHost for DaemonTarget {
             handover: offer.handover,
             record,
             vmgenid,
+            purpose: self.purpose,
             missing,
             paused: offer.paused,
             baseline: Some(beginning),
             baseline_fill: BaselineFill::nothing(),
             background_sync: BackgroundSync::default(),
-            memory: Some(memory),
-            disk: Some(disk),
+            memory: Some(room.memory),
+            disk: Some(room.disk),
+            buffer: Some(room.buffer),
             live: None,
             machine,
             inherited_protection: heir,
@@ -167,26 +182,7 @@ fn find_page(host: &Daemon, digest: &Digest, out: &mut [u8; PAGE_SIZE]) -> bool 
     }
 }
 
-/// Checks the offer before anything is created, and reserves memory and disk space for it. If these are
-/// short, waits until ended machines have freed theirs.
-fn reserve_room(host: &Daemon, offer: &Offer) -> Result<(Reservation, Reservation), Cause> {
-    match compatibility::check(offer, &host_capacity(host, offer)?) {
-        Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) if host.make_room() => {
-            compatibility::check(offer, &host_capacity(host, offer)?)?;
-        }
-        checked => checked?,
-    }
-    // Another machine may have come in between.
-    let (needed, disks) = (offer.config.memory, ByteSize(offer.disk_bytes));
-    let full = |free| Incompatibility::Memory { needed, free: ByteSize(free) };
-    let memory = host.memory.reserve(needed.0)?.map_err(full)?;
-    let full = |free| Incompatibility::Disk { needed: disks, free: ByteSize(free) };
-    let disk = host.disk_space.reserve(disks.0)?.map_err(full)?;
-    disk.taken_by(host.directories.machine(&offer.name));
-    Ok((memory, disk))
-}
-
-fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
+pub(super) fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity, Cause> {
     let qemu = host.qemu()?;
     // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
@@ -393,14 +389,14 @@ impl IncomingMachine for IncomingMachineState {
         Failpoint::Last.reached();
         self.wait_for_baseline(0)?;
         let (host, record) = (self.host.clone(), self.record.clone());
-        let inherits = self.inherited_protection.is_some();
+        let (inherits, identity) = (self.inherited_protection.is_some(), self.purpose.identity());
         let live = self.live()?;
         if inherits {
             InheritedProtection::attach_consumer(&mut live.dirty_logs)?;
         }
         load_during_sync(live, |live| {
             match crate::migrate::target::missing_pages::fetcher_of(&host, &record) {
-                None => live.load(device_state, VmIdentity::Unchanged),
+                None => live.load(device_state, identity),
                 Some(taking) => {
                     crate::migrate::target::missing_pages::save_sets(&host, &record, live, &taking)?;
                     live.load_with_pages_missing(device_state, &taking)
@@ -441,7 +437,7 @@ impl IncomingMachine for IncomingMachineState {
 
     fn run(&mut self) -> Result<(), Cause> {
         Failpoint::Commit.reached();
-        self.disk = None;
+        (self.disk, self.buffer) = (None, None);
         if let Some(heir) = self.inherited_protection.take() {
             self.runs_since = heir.run(&self.host, &self.machine)?;
             Failpoint::Running.reached();
@@ -558,6 +554,7 @@ pub(crate) fn recover_incoming(
         handover,
         record,
         vmgenid: None,
+        purpose: Purpose::Migration,
         missing,
         // A mark in its runtime directory says whether the user paused it.
         paused: false,
@@ -566,6 +563,7 @@ pub(crate) fn recover_incoming(
         background_sync: BackgroundSync::default(),
         memory: None,
         disk: None,
+        buffer: None,
         live: None,
         machine,
         inherited_protection: None,

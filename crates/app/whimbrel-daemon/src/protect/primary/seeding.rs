@@ -69,7 +69,7 @@ impl StandbySeeding {
     ) -> Result<Self, DaemonError> {
         let settings = ProtectionSettings::of(&request(standby, &host.name, rate_max))?;
         let (id, handover) = (ProtectionId(rand::random()), HandoverId(rand::random()));
-        let offer = super::offer::of(host, record, live, handover)?;
+        let offer = super::offer::of(host, record, live, handover, settings.replay)?;
         let (link, line) = (PageLink::connect(host, standby, None)?, ControlLink::new(host, standby));
         let side = ProtectionSide::Ended { standby: standby.clone(), witness: None, keep: false };
         host.protections.put_record(ProtectionRecord::new(id, &record.name, handover, side))?;

@@ -12,7 +12,7 @@ use super::epoch_capsules::{EpochCapsuleWriter, LastEpochCapsule};
 use crate::protect::standby::page_sharing::SiblingStandbys;
 use crate::protect::takeover::run::{Takeover, TakeoverCause};
 use crate::protect::{link::ControlLink, settings::ProtectionSettings, witness::client::WitnessClient};
-use crate::{core::error::DaemonError, daemon::Daemon};
+use crate::{core::error::DaemonError, daemon::Daemon, migrate::target::incoming::DaemonTarget};
 use bytes::Bytes;
 use std::{
     sync::{
@@ -205,7 +205,7 @@ impl Daemon {
         begin: &StartRequest,
         arrays: Vec<u64>,
     ) -> Result<Result<(EpochReceiver, Vec<Digest>), Incompatibility>, DaemonError> {
-        let reserved = crate::migrate::target::incoming::DaemonTarget::new(self).reserve(&begin.offer);
+        let reserved = DaemonTarget::for_standby(self).reserve(&begin.offer);
         let arrival = match reserved.map_err(|error| error.downcast::<Incompatibility>()) {
             Ok(arrival) => arrival,
             Err(Ok(misfit)) => return Ok(Err(*misfit)),
