@@ -43,6 +43,13 @@ impl Inside<'_> {
         lines.collect::<Vec<_>>().join("\n")
     }
 
+    /// Time that each CPU has worked for programs, in ticks.
+    fn worked(&self) -> Vec<u64> {
+        let text = self.run("cat /proc/stat");
+        let cpus = text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "));
+        cpus.map(|line| line.split(' ').nth(1).and_then(|ticks| ticks.parse().ok()).expect("ticks")).collect()
+    }
+
     /// The state of the muncher: `R`, `S`, or `t` while it is held.
     fn muncher(&self) -> String {
         let text = self.run("cat /proc/$(pidof muncher)/status");
@@ -227,6 +234,82 @@ fn a_machine_without_the_program_is_throttled_and_moves() {
     let after = witness.check().expect("a machine on the target");
     assert_same_life(&born, &after);
     assert!(matches!(after.ram, CheckResult::Good(_)), "{after:?}");
+}
+
+#[test]
+fn a_machine_with_four_cpus_moves_while_all_of_them_work() {
+    let cluster = Cluster::start(&["alpha", "beta"]);
+    let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
+    start(&cluster, alpha, "helper=on", &["--cpus", "4"]);
+    let inside = Inside { cluster: &cluster };
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    let mut before = witness.write(50).expect("a first life");
+    let busy = "taskset $mask sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &";
+    inside.run(&format!("for mask in 1 2 4 8; do {busy} done"));
+    let wait_working = || {
+        let (begun, deadline) = (inside.worked(), Instant::now() + PATIENCE);
+        assert_eq!(begun.len(), 4);
+        loop {
+            let now = inside.worked();
+            if now.iter().zip(&begun).all(|(now, begun)| now > begun) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "a CPU stands still: {begun:?} {now:?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    wait_working();
+    let moves = [(alpha, beta, "precopy"), (beta, alpha, "postcopy"), (alpha, beta, "hybrid")];
+    for (from, to, mode) in moves {
+        from.run(&["migrate", "web", to.name(), "--mode", mode]);
+        wait_working();
+        let after = witness.check().expect("a machine on the target");
+        assert_same_life(&before, &after);
+        assert!(
+            matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
+            "{after:?}"
+        );
+        before = witness.write(20).expect("a disk that takes writes");
+    }
+    beta.run(&["suspend", "web"]);
+    beta.run(&["resume", "web"]);
+    wait_working();
+    let mut witness = cluster.witness(GUEST_ADDRESS);
+    assert_same_life(&before, &witness.check().expect("a machine that goes on"));
+}
+
+#[test]
+fn the_clock_of_a_guest_that_stood_still_is_set_forward() {
+    let cluster = Cluster::start(&["alpha"]);
+    let alpha = cluster.host("alpha");
+    start(&cluster, alpha, "helper=on", &[]);
+    let inside = Inside { cluster: &cluster };
+    wait_heard(alpha);
+    let behind = || {
+        let there: u64 =
+            inside.run("date +%s").lines().next().and_then(|line| line.parse().ok()).expect("a time");
+        let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time");
+        here.as_secs().saturating_sub(there)
+    };
+    assert!(behind() <= 1, "it boots with the time of its host");
+    let steps: [&[&[&str]]; 2] =
+        [&[&["pause", "web"], &["unpause", "web"]], &[&["suspend", "web"], &["resume", "web"]]];
+    for [stop, go_on] in steps.map(|step| [step[0], step[1]]) {
+        let logged = alpha.log_text().len();
+        alpha.run(stop);
+        std::thread::sleep(Duration::from_secs(4));
+        alpha.run(go_on);
+        alpha.wait_log(logged, "the guest has set its clock forward");
+        assert!(behind() <= 1, "after {go_on:?}");
+    }
+    // What is ahead stays ahead: programs bear no clock that goes back.
+    inside.run("date -s @$(($(date +%s) + 1000))");
+    alpha.run(&["suspend", "web"]);
+    let logged = alpha.log_text().len();
+    alpha.run(&["resume", "web"]);
+    alpha.wait_log(logged, "the guest agent is present");
+    assert!(inside.run("test $(date +%Y) -lt 1; date +%s").contains("exit 0"));
+    assert_eq!(behind(), 0);
 }
 
 #[test]

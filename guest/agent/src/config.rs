@@ -23,11 +23,14 @@ pub(crate) struct Config {
     pub(crate) free_caches: bool,
     /// Whether addresses are announced after a migration.
     pub(crate) announce: bool,
+    /// Whether the wall clock is set forward after a pause.
+    pub(crate) clock: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { allowed: Vec::new(), stun: true, stun_max: STUN_MAX, free_caches: true, announce: true }
+        let (stun, free_caches, announce, clock) = (true, true, true, true);
+        Self { allowed: Vec::new(), stun, stun_max: STUN_MAX, free_caches, announce, clock }
     }
 }
 
@@ -51,6 +54,7 @@ impl Config {
                 ["stun", word] => set(&mut config.stun, switch(word)),
                 ["free-caches", word] => set(&mut config.free_caches, switch(word)),
                 ["announce", word] => set(&mut config.announce, switch(word)),
+                ["clock", word] => set(&mut config.clock, switch(word)),
                 ["stun-max", seconds] => {
                     let seconds = seconds.parse().ok().filter(|seconds| (1..=600).contains(seconds));
                     set(&mut config.stun_max, seconds.map(Duration::from_secs))
@@ -92,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_allowed_is_allowed_and_what_makes_no_sense_is_told() {
         let text = "# services\nallow nginx postgres* # all of them\nallow a-very-long-name-indeed\n\nstun-max 5\n\
-                    announce off\nstun maybe\nallow\nstun-max 0\n";
+                    announce off\nclock off\nstun maybe\nallow\nstun-max 0\n";
         let (config, wrong) = Config::parse(text);
         for name in ["nginx", "postgres", "postgres: write", "sshd", "systemd-journal", "a-very-long-nam"] {
             assert!(config.allows(name), "{name}");
@@ -101,6 +105,7 @@ mod tests {
             assert!(!config.allows(name), "{name}");
         }
         assert_eq!((config.stun_max, config.announce, config.stun), (Duration::from_secs(5), false, true));
+        assert!(!config.clock);
         assert_eq!(wrong, ["stun maybe", "allow", "stun-max 0"]);
         assert_eq!(Config::parse("").0, Config::default());
     }

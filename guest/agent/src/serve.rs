@@ -4,7 +4,7 @@
 //! processes continue, and the port is opened again.
 
 use crate::{
-    announce,
+    announce, clock,
     config::{self, Config},
     memory::{self, Layout},
     port::{Port, PortInput},
@@ -183,6 +183,11 @@ impl Server {
             Command::Announce if !self.config.announce => Some(failed("the settings forbid it")),
             Command::Announce => Some(match announce::now() {
                 Ok(frames) => Report::Announced { frames },
+                Err(error) => failed(&error.to_string()),
+            }),
+            Command::SetClock { .. } if !self.config.clock => Some(failed("the settings forbid it")),
+            Command::SetClock { unix_ms } => Some(match clock::set_forward(Duration::from_millis(unix_ms)) {
+                Ok(forward) => Report::ClockSet { forward_ms: forward.as_millis() as u64 },
                 Err(error) => failed(&error.to_string()),
             }),
             Command::RequestResult(outcome) => {

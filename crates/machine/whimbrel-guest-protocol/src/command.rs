@@ -50,6 +50,12 @@ pub enum Command {
     Announce,
     /// Result of a guest request, with the id of the request. Not answered.
     RequestResult(RequestOutcome),
+    /// Set the wall clock forward if it is behind; answered by
+    /// [`Report::ClockSet`](crate::Report::ClockSet). Only for agents with [`FEATURE_CLOCK`](crate::FEATURE_CLOCK).
+    SetClock {
+        /// Milliseconds since 1970, UTC, by the clock of the host.
+        unix_ms: u64,
+    },
 }
 
 /// Result of a guest request.
@@ -72,6 +78,7 @@ const EXTEND_STUN: u8 = 4;
 const RELEASE: u8 = 5;
 const ANNOUNCE: u8 = 6;
 const REQUEST_RESULT: u8 = 7;
+const SET_CLOCK: u8 = 8;
 
 impl Command {
     /// Encodes the command as a frame.
@@ -92,6 +99,7 @@ impl Command {
             Self::RequestResult(RequestOutcome::Refused(why)) => (REQUEST_RESULT, out.u8(1).text(why)),
             Self::RequestResult(RequestOutcome::Done(what)) => (REQUEST_RESULT, out.u8(2).text(what)),
             Self::RequestResult(RequestOutcome::Failed(why)) => (REQUEST_RESULT, out.u8(3).text(why)),
+            Self::SetClock { unix_ms } => (SET_CLOCK, out.u64(*unix_ms)),
         };
         Frame { kind, session, id, payload: out.0 }
     }
@@ -113,6 +121,7 @@ impl Command {
                 (3, why) => Self::RequestResult(RequestOutcome::Failed(why)),
                 _ => return Err(Malformed { what: "outcome" }),
             },
+            SET_CLOCK => Self::SetClock { unix_ms: from.u64()? },
             _ => return Err(Malformed { what: "kind" }),
         };
         from.end()?;

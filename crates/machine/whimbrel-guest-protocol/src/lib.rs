@@ -15,7 +15,7 @@ mod report;
 
 pub use codec::Malformed;
 pub use command::{Command, RequestOutcome, SAMPLE_MAX};
-pub use report::{FEATURES, GuestRequest, PROCESSES_MAX, Process, Report};
+pub use report::{FEATURE_CLOCK, FEATURES, GuestRequest, PROCESSES_MAX, Process, Report};
 
 /// Name of the port, as the guest sees it in `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "org.whimbrel.guest.0";

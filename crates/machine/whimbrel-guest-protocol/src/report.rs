@@ -7,8 +7,11 @@ use crate::{
 
 /// Most processes of a list.
 pub const PROCESSES_MAX: usize = 64;
-/// Features of this version, for [`Report::Ready`]: bit 0 drops caches, bit 1 stuns, bit 2 announces.
-pub const FEATURES: u32 = 0b111;
+/// Features of this version, for [`Report::Ready`]: bit 0 drops caches, bit 1 stuns, bit 2 announces, bit 3
+/// sets the clock.
+pub const FEATURES: u32 = 0b111 | FEATURE_CLOCK;
+/// Feature of agents that understand [`Command::SetClock`](crate::Command::SetClock).
+pub const FEATURE_CLOCK: u32 = 0b1000;
 
 /// Report of the guest agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +50,11 @@ pub enum Report {
     },
     /// Request of the guest; answered by [`Command::RequestResult`](crate::Command::RequestResult).
     Request(GuestRequest),
+    /// The wall clock is not behind any more.
+    ClockSet {
+        /// Milliseconds by which it was set forward.
+        forward_ms: u64,
+    },
     /// The command failed or was refused.
     Failed {
         /// Reason of the failure.
@@ -86,6 +94,7 @@ const STUNNED: u8 = 0x83;
 const RELEASED: u8 = 0x85;
 const ANNOUNCED: u8 = 0x86;
 const ASK: u8 = 0x87;
+const CLOCK_SET: u8 = 0x88;
 const FAILED: u8 = 0xff;
 
 /// Bytes of a process without a name.
@@ -103,6 +112,7 @@ impl Report {
             Self::Announced { frames } => (ANNOUNCED, out.u32(*frames)),
             Self::Request(GuestRequest::Migrate { host }) => (ASK, out.u8(0).text(host)),
             Self::Request(GuestRequest::Checkpoint { tag }) => (ASK, out.u8(1).text(tag)),
+            Self::ClockSet { forward_ms } => (CLOCK_SET, out.u64(*forward_ms)),
             Self::Failed { reason } => (FAILED, out.text(reason)),
         };
         Frame { kind, session, id, payload: out.0 }
@@ -122,6 +132,7 @@ impl Report {
                 (1, tag) => Self::Request(GuestRequest::Checkpoint { tag }),
                 _ => return Err(Malformed { what: "request" }),
             },
+            CLOCK_SET => Self::ClockSet { forward_ms: from.u64()? },
             FAILED => Self::Failed { reason: from.text()? },
             _ => return Err(Malformed { what: "kind" }),
         };
@@ -165,6 +176,7 @@ mod tests {
             any::<u32>().prop_map(|frames| Report::Announced { frames }),
             "[a-z]{0,9}".prop_map(|host| Report::Request(GuestRequest::Migrate { host })),
             "[a-z]{0,9}".prop_map(|tag| Report::Request(GuestRequest::Checkpoint { tag })),
+            any::<u64>().prop_map(|forward_ms| Report::ClockSet { forward_ms }),
             "[a-z ]{0,90}".prop_map(|reason| Report::Failed { reason }),
         ]
     }

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_core::MachineName;
-use whimbrel_guest_protocol::{Command, Report, RequestOutcome, VERSION, frame::Decoder};
+use whimbrel_guest_protocol::{Command, FEATURE_CLOCK, Report, RequestOutcome, VERSION, frame::Decoder};
 
 /// Interval between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
@@ -34,9 +34,13 @@ const ANNOUNCE_AFTER: [Duration; 3] =
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArrivalKind {
-    /// With a migration: the guest is asked to announce itself as soon as its agent is present.
+    /// With a migration: the guest is asked to announce itself as soon as its agent is present, and its clock
+    /// is set forward.
     ByMigration,
-    Otherwise,
+    /// Started or resumed here: its clock is set forward.
+    Started,
+    /// Left running by an earlier daemon.
+    Adopted,
 }
 
 /// The reason why a guest agent did not execute a command.
@@ -81,8 +85,10 @@ struct State {
     /// Ids of commands that wait for their reports.
     waiting: BTreeSet<u32>,
     answers: BTreeMap<u32, Report>,
-    /// Whether the guest was asked to announce itself after its arrival.
-    announced: bool,
+    /// Whether the guest was told of its arrival.
+    arrived: bool,
+    /// Features of the agent.
+    features: u32,
 }
 
 impl GuestAgent {
@@ -156,6 +162,12 @@ impl AgentCommands {
             Report::Failed { reason } => Err(AgentError::Refused { reason }),
             word => Ok(word),
         }
+    }
+
+    /// Has the guest set its wall clock forward after a pause, without waiting for it.
+    pub(crate) fn catch_up(&self) {
+        let orders = self.clone();
+        spawn("guest-clock", move || set_clock(&orders));
     }
 
     /// Sends a command whose report nobody waits for. Nothing is sent if the agent is not present.
@@ -265,7 +277,10 @@ impl Shared {
     fn handle(self: &Arc<Self>, word: Report, session: u32, id: u32) {
         let mut state = self.lock();
         match word {
-            Report::Ready { .. } => self.handle_ready(&mut state, session, id),
+            Report::Ready { features, .. } => {
+                state.features = features;
+                self.handle_ready(&mut state, session, id);
+            }
             _ if state.session != Some(session) => {}
             Report::Request(ask) => {
                 drop(state);
@@ -290,11 +305,31 @@ impl Shared {
             let theirs = self.clone();
             spawn("guest-hello", move || drop(theirs.send(&theirs.hello, 0, HELLO_AGAIN_ID)));
         }
-        if self.arrived == ArrivalKind::ByMigration && !state.announced {
-            state.announced = true;
-            let orders = AgentCommands(self.clone());
+        if std::mem::replace(&mut state.arrived, true) || self.arrived == ArrivalKind::Adopted {
+            return;
+        }
+        let orders = AgentCommands(self.clone());
+        if self.arrived == ArrivalKind::ByMigration {
+            let orders = orders.clone();
             spawn("guest-announce", move || announce(&orders));
         }
+        spawn("guest-clock", move || set_clock(&orders));
+    }
+}
+
+/// Has the guest set its wall clock forward, if its agent can do that.
+fn set_clock(orders: &AgentCommands) {
+    let machine = &orders.0.machine;
+    if orders.0.lock().features & FEATURE_CLOCK == 0 {
+        return;
+    }
+    match orders.ask(&Command::SetClock { unix_ms: crate::now_ms() }, Duration::from_secs(2)) {
+        Ok(Report::ClockSet { forward_ms: 0 }) => {}
+        Ok(Report::ClockSet { forward_ms }) => {
+            tracing::info!(%machine, forward_ms, "the guest has set its clock forward");
+        }
+        Ok(_) => {}
+        Err(error) => tracing::debug!(%machine, %error, "the guest does not set its clock"),
     }
 }
 

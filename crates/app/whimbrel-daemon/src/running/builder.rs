@@ -113,7 +113,7 @@ impl<'a> MachineBuilder<'a> {
             fetcher,
             incoming: false,
             adopted: false,
-            arrival: ArrivalKind::Otherwise,
+            arrival: ArrivalKind::Started,
         }
     }
 

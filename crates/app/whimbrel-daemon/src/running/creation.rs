@@ -115,8 +115,8 @@ impl RunningMachine {
         let image = process.lazy.then_some(process.memory);
         // Disks and memory first: a QEMU that waits for a page answers no command. Neither does one that was
         // told to stop when the earlier daemon died, until its pending disk I/O is done.
-        let assembly =
-            MachineBuilder { adopted: true, ..MachineBuilder::new(host, record, Overlay::Existing, image) };
+        let assembly = MachineBuilder::new(host, record, Overlay::Existing, image);
+        let assembly = MachineBuilder { adopted: true, arrival: ArrivalKind::Adopted, ..assembly };
         let content = assembly.open_disks(&slot)?;
         let taking = crate::migrate::target::missing_pages::fetcher_of(host, record);
         let memory = RunningMemory::adopt(host, process.pid, &slot, record, (image, taking))?;

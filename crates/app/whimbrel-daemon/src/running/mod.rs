@@ -122,6 +122,11 @@ impl RunningMachine {
         self.away.iter().for_each(AwayEnd::open);
     }
 
+    /// The console, while it lives.
+    pub(crate) fn console(&self) -> std::sync::Weak<Console> {
+        Arc::downgrade(&self.console)
+    }
+
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
@@ -139,7 +144,11 @@ impl RunningMachine {
     /// Pauses or unpauses for the user. The pause outlasts this daemon.
     pub(crate) fn set_paused_by_user(&mut self, paused: bool) -> Result<(), DaemonError> {
         self.runtime_dir.mark(RuntimeMark::PausedByUser, paused)?;
-        self.set_paused(paused)
+        self.set_paused(paused)?;
+        if !paused {
+            self.guest.commands().catch_up();
+        }
+        Ok(())
     }
 
     /// Keeps a machine paused that its user had paused on the source.

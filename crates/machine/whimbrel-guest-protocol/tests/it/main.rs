@@ -17,6 +17,7 @@ fn commands() -> Vec<(&'static str, Command)> {
         ("RequestResult-refused", result(RequestOutcome::Refused)),
         ("RequestResult-done", result(RequestOutcome::Done)),
         ("RequestResult-failed", result(RequestOutcome::Failed)),
+        ("SetClock", Command::SetClock { unix_ms: 1_800_000_000_000 }),
     ]
 }
 
@@ -30,6 +31,7 @@ fn reports() -> Vec<(&'static str, Report)> {
         ("Announced", Report::Announced { frames: 2 }),
         ("Request-migrate", Report::Request(GuestRequest::Migrate { host: "beta".into() })),
         ("Request-checkpoint", Report::Request(GuestRequest::Checkpoint { tag: "a".into() })),
+        ("ClockSet", Report::ClockSet { forward_ms: 90_000 }),
         ("Failed", Report::Failed { reason: "a".into() }),
     ]
 }
