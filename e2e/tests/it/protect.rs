@@ -149,6 +149,7 @@ fn dies(victim: Victim) {
     println!("{victim:?}: runs on beta after {:.0} ms", died.elapsed().as_secs_f64() * 1e3);
     let after = witness.check().expect("an answer on the connection that was open all the time");
     assert_same_life(&before, &after);
+    assert_eq!(after.genid, before.genid, "nobody has seen what it no longer knows");
     assert!(
         matches!(after.ram, CheckResult::Good(_)) && matches!(after.disk, CheckResult::Good(_)),
         "{after:?}"
@@ -536,6 +537,7 @@ fn a_machine_that_is_protected_by_its_inputs_does_again_what_it_had_acknowledged
     let after = witness.check().expect("an answer on the connection that was open all the time");
     assert_same_life(&Identity { counter: 0, uptime: Duration::ZERO, ..before.clone() }, &after);
     assert_eq!(after.disk, before.disk, "all that was acknowledged was done again, once");
+    assert_ne!(after.genid, before.genid, "clients have seen what it no longer knows");
     witness.write(3).expect("a machine that goes on");
     println!("{:?}\n{}", probe.stop().downtime, beta.log_text());
     // A drill has nothing to do again.

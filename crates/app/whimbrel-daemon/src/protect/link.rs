@@ -123,6 +123,11 @@ impl ControlLink {
         Self { host: host.clone(), to: to.clone(), connection: Mutex::new(None) }
     }
 
+    /// A link of its own to the same host.
+    pub(in crate::protect) fn another(&self) -> Self {
+        Self::new(&self.host, &self.to)
+    }
+
     pub(in crate::protect) fn to(&self) -> &HostName {
         &self.to
     }

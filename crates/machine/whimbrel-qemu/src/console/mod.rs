@@ -4,12 +4,17 @@
 //! connection ends, until the [`Console`] is dropped. A subscriber that does not read is disconnected,
 //! because the guest must not stall on a slow terminal. QEMU drops what the guest prints while nobody is
 //! connected.
+//!
+//! Output can be held, as that of network ports: of a protected machine nobody sees what its standby does not
+//! know. Held output is in neither the log nor the recent output.
 
+mod held_output;
 mod log;
 mod output_queue;
 
 pub use output_queue::Ended;
 
+use held_output::HeldOutput;
 use log::ConsoleLog;
 use output_queue::OutputQueue;
 use std::{
@@ -28,6 +33,8 @@ use whimbrel_core::lock;
 const RING: usize = 64 << 10;
 /// Interval of attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(200);
+/// Interval at which the reader polls whether held output was released.
+const RELEASE_POLL: Duration = Duration::from_millis(20);
 /// Time that the guest may take to accept input.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -70,6 +77,7 @@ struct Shared {
 struct State {
     closed: bool,
     stream: Option<UnixStream>,
+    held: HeldOutput,
     ring: VecDeque<u8>,
     subscribers: Vec<Arc<OutputQueue>>,
 }
@@ -101,6 +109,27 @@ impl Console {
         feed.push(back);
         state.subscribers.push(Arc::clone(&feed));
         Subscription { queue: feed }
+    }
+
+    /// Holds all output from now on, until it is released.
+    pub fn hold_output(&self) {
+        self.shared.lock().held.hold();
+    }
+
+    /// Position of all output so far, for [`Console::release_output`]. Output that the guest has made and QEMU
+    /// not yet passed on counts as later.
+    pub fn output_position(&self) -> u64 {
+        self.shared.lock().held.position()
+    }
+
+    /// Releases output up to a position. It is seen a moment later.
+    pub fn release_output(&self, up_to: u64) {
+        self.shared.lock().held.release(up_to);
+    }
+
+    /// Releases all output and holds none any more.
+    pub fn release_all_output(&self) {
+        self.shared.lock().held.release_all();
     }
 
     /// Writes `input` to the console. Fails if it is not connected now.
@@ -140,43 +169,66 @@ impl Shared {
 
     fn read_output(&self, mut log: ConsoleLog) {
         let mut buffer = vec![0; 8 << 10];
-        while let Some(mut stream) = self.connected() {
-            while let Ok(read @ 1..) = stream.read(&mut buffer) {
-                self.publish(&buffer[..read]);
-                log.append(&buffer[..read]);
+        while let Some(mut stream) = self.connected(&mut log) {
+            loop {
+                let patience = (!self.lock().held.is_empty()).then_some(RELEASE_POLL);
+                if stream.set_read_timeout(patience).is_err() {
+                    break;
+                }
+                match stream.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(read) => self.lock().held.push(&buffer[..read]),
+                    Err(error) if is_transient(&error) => {}
+                    Err(_) => break,
+                }
+                self.publish(&mut log);
             }
             self.lock().stream = None;
         }
+        self.publish(&mut log);
     }
 
     /// Present connection, or a new one. None when the console is dropped.
-    fn connected(&self) -> Option<UnixStream> {
-        let mut state = self.lock();
+    fn connected(&self, log: &mut ConsoleLog) -> Option<UnixStream> {
         loop {
+            // Of a QEMU that has ended, output may be released late.
+            self.publish(log);
+            let state = self.lock();
             if state.closed {
                 return None;
             }
             if let Some(stream) = state.stream.as_ref().and_then(|stream| stream.try_clone().ok()) {
                 return Some(stream);
             }
-            state = self.closing.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
+            let state = self.closing.wait_timeout(state, RECONNECT).unwrap_or_else(PoisonError::into_inner).0;
             if state.closed {
                 return None;
             }
             drop(state);
             let stream = UnixStream::connect(&self.path).ok();
-            state = self.lock();
-            state.stream = stream;
+            self.lock().stream = stream;
         }
     }
 
-    fn publish(&self, output: &[u8]) {
+    /// Shows and logs the output that is released.
+    fn publish(&self, log: &mut ConsoleLog) {
         let mut state = self.lock();
+        let output = state.held.take();
+        if output.is_empty() {
+            return;
+        }
         let excess = (state.ring.len() + output.len()).saturating_sub(RING).min(state.ring.len());
         state.ring.drain(..excess);
-        state.ring.extend(output);
-        state.subscribers.retain(|feed| feed.push(output));
+        state.ring.extend(&output[output.len().saturating_sub(RING)..]);
+        state.subscribers.retain(|feed| feed.push(&output));
+        drop(state);
+        log.append(&output);
     }
+}
+
+/// Whether a read failed only because its time was over.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
 #[cfg(test)]
@@ -212,6 +264,41 @@ mod tests {
         // The thread that writes the log has ended then.
         drop(console);
         assert_eq!(std::fs::read(&log).unwrap(), b"hello hello ");
+    }
+
+    #[test]
+    fn held_output_is_seen_and_logged_once_it_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, log) = (dir.path().join("serial"), dir.path().join("console.log"));
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::open(&path, &log).unwrap();
+        let (mut guest, _) = listener.accept().unwrap();
+        let output = console.subscribe();
+        guest.write_all(b"before ").unwrap();
+        assert_eq!(receive(&output, 7), b"before ");
+        console.hold_output();
+        let wait_position = |position| {
+            let deadline = std::time::Instant::now() + SOON;
+            while console.output_position() < position {
+                assert!(std::time::Instant::now() < deadline);
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        guest.write_all(b"one ").unwrap();
+        wait_position(11);
+        let mark = console.output_position();
+        guest.write_all(b"two ").unwrap();
+        wait_position(15);
+        assert_eq!(output.receive(RELEASE_POLL * 3).unwrap(), b"");
+        assert_eq!(console.subscribe().receive(SOON).unwrap(), b"before ");
+        console.release_output(mark);
+        assert_eq!(receive(&output, 4), b"one ");
+        // Also of a QEMU that has ended.
+        drop((guest, listener));
+        console.release_all_output();
+        assert_eq!(receive(&output, 4), b"two ");
+        drop(console);
+        assert_eq!(std::fs::read(&log).unwrap(), b"before one two ");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use whimbrel_core::{error_chain, lock};
 use whimbrel_machine::{Machine, MachineError, UnpauseReport};
 use whimbrel_memory::{CpuShare, Throttle};
 use whimbrel_migrate::link::Link;
-use whimbrel_net::{BufferLimits, Epoch, Port};
+use whimbrel_net::{Epoch, Port};
 use whimbrel_protect::{
     PrimaryError,
     clock::BootTime,
@@ -37,7 +37,7 @@ use whimbrel_protect::{
     protocol::ProtectionId,
     stats::EpochStats,
 };
-use whimbrel_qemu::MachineEvent;
+use whimbrel_qemu::{Console, MachineEvent};
 
 /// Rounds of seeding: until an epoch's worth of pages is left, or until more rounds do not help.
 const SEEDING_POLICY: CheckpointPolicy = CheckpointPolicy { pages_left_max: 1024, rounds_max: 8 };
@@ -84,7 +84,7 @@ pub(in crate::protect) fn sender<'a>(
 struct SeedingMachine<'a> {
     machine: PausableMachine<'a>,
     heartbeat: &'a Heartbeat,
-    output_marks: &'a Mutex<Vec<(Arc<Port>, Epoch)>>,
+    output_marks: &'a Mutex<OutputMarks>,
     shipper: Option<&'a InputShipper<'a>>,
 }
 
@@ -98,7 +98,7 @@ impl Machine for SeedingMachine<'_> {
     }
 
     fn unpause(&mut self) -> Result<(), MachineError> {
-        self.heartbeat.ports().for_each(|port| port.buffer_output(BufferLimits::default()));
+        self.heartbeat.buffer_output();
         // From the epoch end on the standby might take over, so the lease is armed before it.
         self.heartbeat.arm();
         *lock(self.output_marks) = barriers(self.heartbeat);
@@ -171,20 +171,37 @@ impl Drop for EpochMachine<'_> {
     }
 }
 
-/// Ends the output epoch of every port.
-pub(in crate::protect) fn barriers(beats: &Heartbeat) -> Vec<(Arc<Port>, Epoch)> {
-    let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
-    beats.ports().filter_map(barrier).collect()
+/// Where an epoch ends in the output of the machine: frames of each port, and bytes of the console.
+#[derive(Default)]
+pub(in crate::protect) struct OutputMarks {
+    ports: Vec<(Arc<Port>, Epoch)>,
+    console: Option<(Arc<Console>, u64)>,
 }
 
-/// Releases output up to these epochs, if the machine may be visible now.
-fn release(beats: &Heartbeat, cut: &Mutex<Vec<(Arc<Port>, Epoch)>>) {
+/// Ends the output epoch of every port and of the console.
+pub(in crate::protect) fn barriers(beats: &Heartbeat) -> OutputMarks {
+    let barrier = |port: Arc<Port>| port.barrier().ok().map(|epoch| (port, epoch));
+    let ports = beats.ports().filter_map(barrier).collect();
+    let position = |console: Arc<Console>| {
+        let position = console.output_position();
+        (console, position)
+    };
+    OutputMarks { ports, console: beats.console().map(position) }
+}
+
+/// Releases output up to these marks, if the machine may be visible now.
+fn release(beats: &Heartbeat, cut: &Mutex<OutputMarks>) {
     release_all(beats, std::mem::take(&mut *lock(cut)));
 }
 
-/// Releases output up to epochs that the caller owns.
-pub(in crate::protect) fn release_all(beats: &Heartbeat, cut: Vec<(Arc<Port>, Epoch)>) {
-    for (port, epoch) in cut {
+/// Releases output up to marks that the caller owns.
+pub(in crate::protect) fn release_all(beats: &Heartbeat, cut: OutputMarks) {
+    if let Some((console, position)) = cut.console
+        && beats.may_run()
+    {
+        console.release_output(position);
+    }
+    for (port, epoch) in cut.ports {
         if beats.may_run()
             && let Err(error) = port.release(epoch)
         {
@@ -283,7 +300,7 @@ struct Epochs<'a, 'l> {
     heartbeat: &'a Heartbeat,
     sender: &'a mut Sending<'l>,
     events: QemuEvents,
-    output_marks: Mutex<Vec<(Arc<Port>, Epoch)>>,
+    output_marks: Mutex<OutputMarks>,
     /// Present in a group while epochs run.
     membership: Option<Membership>,
     /// Present in mode replay.

@@ -1,9 +1,12 @@
 //! Heartbeats and lease of the primary: renews the lease, and fences the machine when it expires.
 //!
-//! Three threads for each protection: one renews the lease at the witness, one sends heartbeats to the
-//! standby, one watches the clock. The last one never waits for anybody, so nothing that hangs can keep the
-//! gates of the network ports open. The page link of a standby that is silent for a whole term is closed,
-//! which ends all waits for it.
+//! Four threads for each protection: one renews the lease at the witness, two send heartbeats to the standby,
+//! one watches the clock. The last one never waits for anybody, so nothing that hangs can keep the gates of
+//! the network ports open. The page link of a standby that is silent for a whole term is closed, which ends
+//! all waits for it.
+//!
+//! Heartbeats go over two connections in turn. A lost segment stops a TCP connection for 200 ms or more, a
+//! second one right after it for longer than a usual term.
 
 use super::handle::ProtectionHandle;
 use crate::protect::{
@@ -11,6 +14,7 @@ use crate::protect::{
     lock,
     witness::client::WitnessClient,
 };
+use crate::running::{NetworkPort, RunningMachine};
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -19,13 +23,14 @@ use std::{
     thread::JoinHandle,
     time::Duration,
 };
-use whimbrel_net::{Gates, Port};
+use whimbrel_net::{BufferLimits, Gates, Port};
 use whimbrel_protect::{
     clock::BootTime,
     inherited_primary,
     lease::{PrimaryLease, PrimaryState, WitnessQuery, WitnessReply},
     protocol::{self, HeartbeatReply, ProtectionId},
 };
+use whimbrel_qemu::Console;
 
 /// Additional time for which a standby may be silent during seeding.
 const SEEDING_SILENCE: Duration = Duration::from_secs(10);
@@ -40,6 +45,8 @@ pub(in crate::protect) struct Heartbeat {
     pub(in crate::protect) id: ProtectionId,
     pub(in crate::protect) term: Duration,
     pub(in crate::protect) standby: Arc<ControlLink>,
+    /// Another connection to the standby, for every other heartbeat.
+    second: ControlLink,
     pub(in crate::protect) witness: Option<WitnessClient>,
     lease: Mutex<PrimaryLease>,
     /// Whether the standby might take over: only then are gates closed.
@@ -49,9 +56,24 @@ pub(in crate::protect) struct Heartbeat {
     capturing: Mutex<Option<BootTime>>,
     /// Whether the witness has lost the protection.
     forgotten: AtomicBool,
-    ports: Vec<Weak<Port>>,
+    output: Output,
     link: Weak<PageLink>,
     handle: Weak<ProtectionHandle>,
+}
+
+/// Whatever shows output of the machine.
+#[derive(Default)]
+pub(in crate::protect) struct Output {
+    ports: Vec<Weak<Port>>,
+    console: Weak<Console>,
+}
+
+impl Output {
+    /// The output of a running machine.
+    pub(in crate::protect) fn of(live: &RunningMachine) -> Self {
+        let ports = live.ports.iter().map(NetworkPort::port).collect();
+        Self { ports, console: live.console() }
+    }
 }
 
 impl Heartbeat {
@@ -60,12 +82,26 @@ impl Heartbeat {
         lease: PrimaryLease,
         term: Duration,
         (standby, witness): (Arc<ControlLink>, Option<WitnessClient>),
-        (ports, link): (Vec<Weak<Port>>, Weak<PageLink>),
+        (output, link): (Output, Weak<PageLink>),
         handle: Weak<ProtectionHandle>,
     ) -> Self {
         let (armed, stop, forgotten) = Default::default();
-        let (lease, capturing) = (Mutex::new(lease), Mutex::default());
-        Self { id, term, standby, witness, lease, armed, stop, capturing, forgotten, ports, link, handle }
+        let (lease, capturing, second) = (Mutex::new(lease), Mutex::default(), standby.another());
+        Self {
+            id,
+            term,
+            standby,
+            second,
+            witness,
+            lease,
+            armed,
+            stop,
+            capturing,
+            forgotten,
+            output,
+            link,
+            handle,
+        }
     }
 
     pub(in crate::protect) fn lease(&self) -> MutexGuard<'_, PrimaryLease> {
@@ -106,7 +142,24 @@ impl Heartbeat {
 
     /// The network ports that still exist.
     pub(in crate::protect) fn ports(&self) -> impl Iterator<Item = Arc<Port>> {
-        self.ports.iter().filter_map(Weak::upgrade)
+        self.output.ports.iter().filter_map(Weak::upgrade)
+    }
+
+    /// The console, if it still exists.
+    pub(in crate::protect) fn console(&self) -> Option<Arc<Console>> {
+        self.output.console.upgrade()
+    }
+
+    /// Buffers all output from now on.
+    pub(in crate::protect) fn buffer_output(&self) {
+        self.ports().for_each(|port| port.buffer_output(BufferLimits::default()));
+        self.console().iter().for_each(|console| console.hold_output());
+    }
+
+    /// Lets all output pass again.
+    pub(in crate::protect) fn release_output(&self) {
+        self.ports().for_each(|port| port.release_all());
+        self.console().iter().for_each(|console| console.release_all_output());
     }
 
     /// Wakes the protection thread when output starts to wait for an epoch.
@@ -146,11 +199,15 @@ impl Heartbeat {
     /// Sends a heartbeat to the standby and applies its reply. A host that has yielded the machine asks for
     /// no promise: then the standby takes over by itself if it is not told.
     pub(in crate::protect) fn send_heartbeat(&self) {
+        self.send_heartbeat_over(&self.standby);
+    }
+
+    fn send_heartbeat_over(&self, link: &ControlLink) {
         if self.lease().state() != PrimaryState::Protected {
             return;
         }
         let asked = BootTime::now();
-        let heard: Option<HeartbeatReply> = self.standby.ask(protocol::HEARTBEAT, &self.id, self.timeout());
+        let heard: Option<HeartbeatReply> = link.ask(protocol::HEARTBEAT, &self.id, self.timeout());
         if let Some(heard) = heard {
             self.lease().handle_heartbeat_reply(heard, asked);
         }
@@ -229,6 +286,10 @@ impl HeartbeatThreads {
         let (term, has_witness) = (beating.heartbeat.term, beating.heartbeat.witness.is_some());
         beating.spawn("lease-watch", Heartbeat::watch)?;
         beating.spawn("lease-beat", move |beats| beats.repeat(term / 4, || beats.send_heartbeat()))?;
+        beating.spawn("lease-beat-2", move |beats| {
+            std::thread::sleep(term / 8);
+            beats.repeat(term / 4, || beats.send_heartbeat_over(&beats.second));
+        })?;
         if has_witness {
             beating.spawn("lease-renew", Heartbeat::renew)?;
         }

@@ -8,7 +8,11 @@
 //! be fetched, it kills the QEMU, which yields the machine to the backup host and unblocks everything that
 //! waits for the pages.
 
-use super::{handle::ProtectionHandle, heartbeat::Heartbeat, run};
+use super::{
+    handle::ProtectionHandle,
+    heartbeat::{Heartbeat, Output},
+    run,
+};
 use crate::protect::{
     link::{ControlLink, PageLink},
     lock,
@@ -38,7 +42,6 @@ use whimbrel_migrate::{
     postcopy::PageFetcher,
     protocol::{HandoverId, Offer},
 };
-use whimbrel_net::BufferLimits;
 use whimbrel_protect::{clock::BootTime, inherited_primary, lease, protocol::ProtectionId};
 use whimbrel_qemu::{ProcessIdentity, QemuProcess};
 
@@ -121,7 +124,7 @@ impl InheritedProtection {
         &self,
         host: &Arc<Daemon>,
         guard: &Arc<ProtectionHandle>,
-        ports: Ports,
+        output: Output,
     ) -> Arc<Heartbeat> {
         let term = self.settings.term;
         let witness = self.settings.request.witness.as_ref();
@@ -131,17 +134,15 @@ impl InheritedProtection {
             lease::PrimaryLease::initial(true, term),
             term,
             (self.standby.clone(), witness),
-            (ports, Arc::downgrade(&self.link)),
+            (output, Arc::downgrade(&self.link)),
             Arc::downgrade(guard),
         ))
     }
 }
 
-type Ports = Vec<std::sync::Weak<whimbrel_net::Port>>;
-
 /// Buffers all output, and sends heartbeats until the standby promises not to take over yet.
 pub(in crate::protect) fn buffer_output(beats: &Heartbeat) {
-    beats.ports().for_each(|port| port.buffer_output(BufferLimits::default()));
+    beats.buffer_output();
     beats.arm();
     let begun = Instant::now();
     while !beats.may_run() && begun.elapsed() < FIRST_PROMISE_TIMEOUT {

@@ -5,7 +5,10 @@
 //! While the standby has no complete epoch, no output leaves. Any failure closes the page link, which ends
 //! the protection.
 
-use super::heartbeat::Heartbeat;
+use super::{
+    epochs::{OutputMarks, barriers, release_all},
+    heartbeat::Heartbeat,
+};
 use crate::daemon::Daemon;
 use crate::protect::link::{ControlLink, PageLink};
 use std::{
@@ -16,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_core::lock;
-use whimbrel_net::{Epoch, InputLog, Port};
+use whimbrel_net::InputLog;
 use whimbrel_protect::{
     input_replay::{InputChannel, ship_and_release},
     protocol::{self, INPUTS_BYTES_MAX, INPUTS_FRAMES_MAX},
@@ -161,11 +164,11 @@ impl<'a> InputShipper<'a> {
 struct ShippingRound<'s, 'a>(&'s InputShipper<'a>);
 
 impl InputChannel for ShippingRound<'_, '_> {
-    type OutputMark = Vec<(Arc<Port>, Epoch)>;
+    type OutputMark = OutputMarks;
     type Error = NotSent;
 
     fn mark_output(&mut self) -> Self::OutputMark {
-        super::epochs::barriers(self.0.heartbeat)
+        barriers(self.0.heartbeat)
     }
 
     fn recorded(&mut self) -> u64 {
@@ -202,6 +205,6 @@ impl InputChannel for ShippingRound<'_, '_> {
     }
 
     fn release(&mut self, cut: Self::OutputMark) {
-        super::epochs::release_all(self.0.heartbeat, cut);
+        release_all(self.0.heartbeat, cut);
     }
 }

@@ -7,7 +7,7 @@
 use super::{
     epochs::{self, EpochsEnd},
     handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
-    heartbeat::{Heartbeat, HeartbeatThreads},
+    heartbeat::{Heartbeat, HeartbeatThreads, Output},
     inherited::{self, InheritedProtection, SourceWatch},
     stall::StallWatch,
 };
@@ -164,19 +164,18 @@ impl Attempt<'_> {
         if live.away.is_some() {
             return Err(DaemonError::invalid(format!("{} runs away from its network", record.name)));
         }
-        let offer = super::offer::of(host, record, live, self.handle.handover)?;
+        let offer = super::offer::of(host, record, live, self.handle.handover, settings.replay)?;
         let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         let standby = Arc::new(ControlLink::new(host, &request.host));
         let witness = request.witness.as_ref();
         let witness = witness.map(|witness| WitnessClient::new(host, witness, self.id, settings.term));
-        let ports = live.ports.iter().map(crate::running::NetworkPort::port).collect();
         let rules = lease::PrimaryLease::initial(witness.is_some(), settings.term);
         let beats = Arc::new(Heartbeat::new(
             self.id,
             rules,
             settings.term,
             (standby, witness),
-            (ports, Arc::downgrade(&link)),
+            (Output::of(live), Arc::downgrade(&link)),
             Arc::downgrade(self.handle),
         ));
         self.register_witness(&beats)?;
@@ -274,9 +273,8 @@ impl Attempt<'_> {
     /// Runs an incoming machine and protects it.
     fn run_inherited(&self, heir: InheritedProtection, runs: &Sender<Instant>) -> RunEnd {
         let mut turn = self.machine.lock("protection");
-        let ports =
-            turn.running.iter().flat_map(|live| live.ports.iter().map(crate::running::NetworkPort::port));
-        let beats = heir.heartbeat(self.host, self.handle, ports.collect());
+        let output = turn.running.as_ref().map(Output::of).unwrap_or_default();
+        let beats = heir.heartbeat(self.host, self.handle, output);
         let (outcome, beating) = match self.run_here(&mut turn, &heir, &beats, runs) {
             Ok((outcome, beating)) => (outcome, Some(beating)),
             Err(error) => {
@@ -409,7 +407,7 @@ impl Attempt<'_> {
     /// take long.
     fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
-        beats.ports().for_each(|port| port.release_all());
+        beats.release_output();
         if let Some(live) = &mut turn.running
             && live.is_paused()
         {

@@ -7,7 +7,10 @@ use super::ownership::{self, Ownership};
 use crate::protect::{
     link::ControlLink,
     lock,
-    primary::{handle::ProtectionHandle, heartbeat::Heartbeat},
+    primary::{
+        handle::ProtectionHandle,
+        heartbeat::{Heartbeat, Output},
+    },
     records::{ProtectionRecord, ProtectionSide},
     settings::ProtectionSettings,
     witness::client::WitnessClient,
@@ -266,7 +269,7 @@ fn recovered_heartbeat(
     let witness = witness.map(|witness| WitnessClient::new(host, witness, note.id, settings.term));
     let rules = lease::PrimaryLease::recovered(witness.is_some(), settings.term);
     let standby = Arc::new(ControlLink::new(host, &settings.request.host));
-    let nothing = (Vec::new(), Weak::new());
+    let nothing = (Output::default(), Weak::new());
     Heartbeat::new(note.id, rules, settings.term, (standby, witness), nothing, Arc::downgrade(guard))
 }
 
