@@ -13,6 +13,20 @@ pub(crate) fn standby(machine: &MachineInfo) -> Option<String> {
     })
 }
 
+/// Protection of a machine that runs here, in a few words; empty for all others.
+pub(crate) fn short(machine: &MachineInfo) -> String {
+    let Some(one) = machine.protection.as_ref().filter(|one| one.role == ProtectRole::Primary) else {
+        return String::new();
+    };
+    match (&one.state, one.witness_answers) {
+        (ProtectState::Seeding, _) => format!("seeding {}", one.host),
+        (ProtectState::Unprotected { .. }, _) => "UNPROTECTED".to_owned(),
+        (ProtectState::Fenced { .. }, _) => "FENCED".to_owned(),
+        (ProtectState::Protected, Some(false)) => format!("{}, {} ms, NO WITNESS", one.host, one.lag_ms),
+        (ProtectState::Protected, _) => format!("{}, {} ms", one.host, one.lag_ms),
+    }
+}
+
 /// Lines about the machines that are protected on this host, or were taken over by it.
 pub(crate) fn lines(machines: &[MachineInfo]) -> String {
     let of = |machine: &MachineInfo| match (&machine.protection, &machine.taken_over) {
@@ -64,4 +78,37 @@ fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
         one.lag_ms,
         figures.hash_bytes,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn machine(role: &str, state: serde_json::Value, witness_answers: bool) -> MachineInfo {
+        let protection = json!({
+            "role": role, "host": "beta", "witness": "gamma", "witness_answers": witness_answers,
+            "mode": "epoch", "state": state, "epoch": 7, "lag_ms": 41,
+        });
+        let machine = json!({
+            "name": "web", "state": {"kind": "running"}, "memory": 1 << 30, "cpus": 1, "accel": "kvm", "disks": [],
+            "nics": [], "since_ms": 1, "protection": protection,
+        });
+        serde_json::from_value(machine).unwrap()
+    }
+
+    #[test]
+    fn a_glance_tells_whether_a_machine_is_protected() {
+        let state = |kind: &str| json!({"kind": kind, "reason": "a reason"});
+        for (role, kind, answers, expected) in [
+            ("primary", "protected", true, "beta, 41 ms"),
+            ("primary", "protected", false, "beta, 41 ms, NO WITNESS"),
+            ("primary", "seeding", true, "seeding beta"),
+            ("primary", "unprotected", true, "UNPROTECTED"),
+            ("primary", "fenced", true, "FENCED"),
+            ("standby", "protected", true, ""),
+        ] {
+            assert_eq!(short(&machine(role, state(kind), answers)), expected);
+        }
+    }
 }

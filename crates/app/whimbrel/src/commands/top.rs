@@ -6,6 +6,7 @@ use crate::{
     error::CliError,
     machine_text,
     output::{write, write_as_is},
+    protection_text,
     table::{count, span, table},
 };
 use serde::Serialize;
@@ -131,9 +132,11 @@ fn screen(look: &Look) -> String {
             usage.resident_bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default(),
             usage.machine.memory.to_string(),
             ByteSize(usage.machine.disks.iter().map(|disk| disk.owned.0).sum()).to_string(),
+            protection_text::short(&usage.machine),
         ]
     });
-    let table = table(["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "WRITTEN"], rows, "no machines");
+    let titles = ["NAME", "STATE", "CPU", "RESIDENT", "MEMORY", "WRITTEN", "PROTECTION"];
+    let table = table(titles, rows, "no machines");
     let host = &look.host;
     let up = span(Duration::from_secs(host.uptime_s));
     let store = format!(
