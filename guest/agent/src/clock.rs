@@ -1,8 +1,8 @@
 //! Wall clock: set forward after the machine stood still.
 //!
-//! All clocks of a guest stand still while it is paused, suspended or between two hosts. The monotonic ones are
-//! right so. The wall clock is set to the host's if it is more than a second behind: less is the business of
-//! the guest's own time synchronisation. It is never set back, for programs bear that badly.
+//! All clocks of a guest stand still while it is paused, suspended or between two hosts. The monotonic ones
+//! are right so. The wall clock is set to the host's if it is more than a second behind: less is the business
+//! of the guest's own time synchronisation. It is never set back, for programs bear that badly.
 
 use rustix::time::{ClockId, Timespec, clock_settime};
 use std::{

@@ -1,9 +1,10 @@
 //! Guest agent: `whimbrel-guest`, the optional program inside a guest.
 //!
 //! Run as root without arguments, it waits for commands of the host on the virtio port `org.whimbrel.guest.0`
-//! (`serve`): it stuns processes that write too fast to be copied (`stun`), drops caches (`memory`), announces
-//! the guest's addresses on the network (`announce`), and sets the wall clock forward (`clock`). With a verb it passes a request of a user in
-//! the guest to the running agent (`wish`), which asks the host.
+//! (`serve`): it stuns processes that write too fast to be copied (`stun`), drops caches (`memory`),
+//! announces the guest's addresses on the network (`announce`), and sets the wall clock forward (`clock`).
+//! With a verb it passes a request of a user in the guest to the running agent (`requests`), which asks the
+//! host.
 //!
 //! A guest without it can be migrated too. If the agent, the host or the port fails, no process stays
 //! stunned: a lease ends, a port hangs up, and the kernel releases the threads of a dead tracer.

@@ -53,8 +53,8 @@ pub struct RepairedCapsule {
 
 impl Store {
     /// Fetches the damaged and missing objects of `only`, or of all capsules that a ref or `also` names, from
-    /// `source`. Of a partial capsule, only what is damaged. `progress` is that of [`Store::verify`]; what was
-    /// stored before a cancel stays.
+    /// `source`. Of a partial capsule, only what is damaged. `progress` is that of [`Store::verify`]; what
+    /// was stored before a cancel stays.
     pub fn repair(
         &self,
         only: Option<CapsuleId>,

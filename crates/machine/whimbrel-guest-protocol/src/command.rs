@@ -51,7 +51,8 @@ pub enum Command {
     /// Result of a guest request, with the id of the request. Not answered.
     RequestResult(RequestOutcome),
     /// Set the wall clock forward if it is behind; answered by
-    /// [`Report::ClockSet`](crate::Report::ClockSet). Only for agents with [`FEATURE_CLOCK`](crate::FEATURE_CLOCK).
+    /// [`Report::ClockSet`](crate::Report::ClockSet). Only for agents with
+    /// [`FEATURE_CLOCK`](crate::FEATURE_CLOCK).
     SetClock {
         /// Milliseconds since 1970, UTC, by the clock of the host.
         unix_ms: u64,

@@ -1,7 +1,7 @@
 //! Scan sequence: the order in which the clusters of pages of a round are visited.
 //!
-//! Arrays are visited from the last to the first. Memory is the first: the guest writes to it much faster than
-//! to its disks, and what is copied at the end of a round has had the least time to be written again.
+//! Arrays are visited from the last to the first. Memory is the first: the guest writes to it much faster
+//! than to its disks, and what is copied at the end of a round has had the least time to be written again.
 //!
 //! Pages are dirtied in clusters, so a scan in order finds many neighbours clean and then many dirty; a
 //! pseudo-random order within each array spreads that over the round (Clark et al., NSDI 2005, section 5.4).

@@ -37,7 +37,7 @@ struct FreeMemory {
 impl FreeMemory {
     /// Gives memory back if the process has grown to `now` bytes. `give_back` returns what is left.
     fn check(&mut self, now: u64, give_back: impl FnOnce() -> u64) {
-        // It may have shrunk by itself.
+        // The process may have shrunk by itself.
         self.after = self.after.min(now);
         if now - self.after >= GROWTH_MIN {
             self.after = give_back();
@@ -95,7 +95,7 @@ mod tests {
         let stays: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         let before = private_bytes();
         let after = give_back();
-        // Of 256 MiB: tests beside this one allocate too.
+        // Half of what was allocated: tests beside this one allocate too.
         assert!(after + (128 << 20) < before, "{before} bytes before, {after} after");
         assert_eq!(stays.iter().map(Vec::len).sum::<usize>(), 8 * BLOCKS / 64);
     }

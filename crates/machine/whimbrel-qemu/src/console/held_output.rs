@@ -1,7 +1,7 @@
 //! Held output: bytes that the guest printed and nobody may see yet. Pure.
 //!
-//! A position counts all bytes since the start. What came before a released position may be taken. Bounded: the
-//! oldest bytes of more than [`HELD_MAX`] are lost, as they would be from the recent output.
+//! A position counts all bytes since the start. What came before a released position may be taken. Bounded:
+//! the oldest bytes of more than [`HELD_MAX`] are lost, as they would be from the recent output.
 
 use std::collections::VecDeque;
 

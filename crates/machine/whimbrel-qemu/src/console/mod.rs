@@ -116,8 +116,8 @@ impl Console {
         self.shared.lock().held.hold();
     }
 
-    /// Position of all output so far, for [`Console::release_output`]. Output that the guest has made and QEMU
-    /// not yet passed on counts as later.
+    /// Position of all output so far, for [`Console::release_output`]. Output that QEMU has not yet passed on
+    /// counts as later.
     pub fn output_position(&self) -> u64 {
         self.shared.lock().held.position()
     }
@@ -191,7 +191,7 @@ impl Shared {
     /// Present connection, or a new one. None when the console is dropped.
     fn connected(&self, log: &mut ConsoleLog) -> Option<UnixStream> {
         loop {
-            // Of a QEMU that has ended, output may be released late.
+            // Output of a QEMU that has ended may be released late.
             self.publish(log);
             let state = self.lock();
             if state.closed {
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(console.subscribe().receive(SOON).unwrap(), b"before ");
         console.release_output(mark);
         assert_eq!(receive(&output, 4), b"one ");
-        // Also of a QEMU that has ended.
+        // Output of a QEMU that has ended is released too.
         drop((guest, listener));
         console.release_all_output();
         assert_eq!(receive(&output, 4), b"two ");

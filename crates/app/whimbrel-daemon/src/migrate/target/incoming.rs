@@ -21,7 +21,7 @@ use crate::{
         target::{
             background_sync::BackgroundSync,
             baseline::{BaselineFill, IncomingBaseline},
-            room::{Purpose, reserve_room},
+            reserved_space::{Purpose, reserve_space},
         },
     },
     protect::InheritedProtection,
@@ -105,7 +105,7 @@ impl TargetHost for DaemonTarget {
     fn reserve(&self, offer: &Offer) -> Result<Box<dyn IncomingMachine>, Cause> {
         Failpoint::Offer.reached();
         let host = self.host.upgrade().ok_or("the host is shutting down")?;
-        let room = reserve_room(&host, offer, self.purpose)?;
+        let space = reserve_space(&host, offer, self.purpose)?;
         let heir = InheritedProtection::from_offer(&host, offer)?;
         let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
@@ -140,9 +140,9 @@ impl TargetHost for DaemonTarget {
             baseline: Some(beginning),
             baseline_fill: BaselineFill::nothing(),
             background_sync: BackgroundSync::default(),
-            memory: Some(room.memory),
-            disk: Some(room.disk),
-            buffer: Some(room.buffer),
+            memory: Some(space.memory),
+            disk: Some(space.disk),
+            buffer: Some(space.buffer),
             live: None,
             machine,
             inherited_protection: heir,

@@ -4,4 +4,4 @@ mod background_sync;
 pub(crate) mod baseline;
 pub(crate) mod incoming;
 pub(crate) mod missing_pages;
-mod room;
+mod reserved_space;

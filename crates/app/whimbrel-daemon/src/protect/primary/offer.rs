@@ -2,9 +2,9 @@
 //!
 //! All baselines are zeros, so that what the standby lacks is what differs from zeros.
 //!
-//! In mode replay clients may have seen what the machine no longer knows after a takeover: random numbers that
-//! it would draw again. So it is offered with another generation id. In the other modes output waits for its
-//! epoch, and the machine keeps its identity.
+//! In mode replay clients may have seen what the machine no longer knows after a takeover: random numbers
+//! that it would draw again. So it is offered with another generation id. In the other modes output waits for
+//! its epoch, and the machine keeps its identity.
 
 use crate::{core::error::DaemonError, daemon::Daemon, machine::record::Record, running::RunningMachine};
 use whimbrel_core::Digest;

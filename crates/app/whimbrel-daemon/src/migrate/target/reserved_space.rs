@@ -1,4 +1,4 @@
-//! Room for incoming machines: what is reserved for one before anything of it is here.
+//! Reserved space for incoming machines: what is reserved for one before anything of it is here.
 
 use super::incoming::host_capacity;
 use crate::{daemon::Daemon, machine::reservations::Reservation};
@@ -38,7 +38,7 @@ impl Purpose {
 }
 
 /// What is reserved for an incoming machine.
-pub(super) struct Room {
+pub(super) struct ReservedSpace {
     pub(super) memory: Reservation,
     pub(super) buffer: Reservation,
     pub(super) disk: Reservation,
@@ -46,7 +46,11 @@ pub(super) struct Room {
 
 /// Checks the offer before anything is created, and reserves memory and disk space for it. If these are
 /// short, waits until ended machines have freed theirs.
-pub(super) fn reserve_room(host: &Daemon, offer: &Offer, purpose: Purpose) -> Result<Room, HostError> {
+pub(super) fn reserve_space(
+    host: &Daemon,
+    offer: &Offer,
+    purpose: Purpose,
+) -> Result<ReservedSpace, HostError> {
     match compatibility::check(offer, &host_capacity(host, offer)?) {
         Err(Incompatibility::Memory { .. } | Incompatibility::Disk { .. }) if host.make_room() => {
             compatibility::check(offer, &host_capacity(host, offer)?)?;
@@ -62,7 +66,7 @@ pub(super) fn reserve_room(host: &Daemon, offer: &Offer, purpose: Purpose) -> Re
     let full = |free| Incompatibility::Disk { needed: disks, free: ByteSize(free) };
     let disk = host.disk_space.reserve(disks.0)?.map_err(full)?;
     disk.taken_by(host.directories.machine(&offer.name));
-    Ok(Room { memory, buffer, disk })
+    Ok(ReservedSpace { memory, buffer, disk })
 }
 
 #[cfg(test)]
@@ -84,12 +88,12 @@ mod tests {
         };
         // What else is free here is promised to somebody. Tests beside this one may free some, or take some.
         let others = host.memory.adopt(host.memory.spare().unwrap() - (9 << 27));
-        assert!(reserve_room(&host, &offer, Purpose::Migration).is_ok());
-        let refused = reserve_room(&host, &offer, Purpose::Standby).err().expect("too little for both");
+        assert!(reserve_space(&host, &offer, Purpose::Migration).is_ok());
+        let refused = reserve_space(&host, &offer, Purpose::Standby).err().expect("too little for both");
         assert!(refused.to_string().contains("memory"), "{refused}");
         drop(others);
         let before = host.memory.spare().unwrap();
-        let standby = reserve_room(&host, &offer, Purpose::Standby).unwrap();
+        let standby = reserve_space(&host, &offer, Purpose::Standby).unwrap();
         let promised = before.abs_diff(host.memory.spare().unwrap());
         assert!(promised.abs_diff(5 << 28) < 64 << 20, "{promised}");
         drop(standby);
