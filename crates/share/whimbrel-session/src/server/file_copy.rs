@@ -1,12 +1,12 @@
 //! File copies on the server, so that content need not be sent to the client and back.
 //!
 //! The kernel copies, and shares blocks where the file system can. If it cannot copy between the two files,
-//! bytes are read and written. Holes stay holes. The target is checked as in a write; the source must have
+//! bytes are read and written. Holes stay holes, except in a target without any. The target is checked as in a write; the source must have
 //! the version that the client knows, before and after. A failed copy leaves a partial result with the
 //! client's stamp.
 
-use super::{name_changes, open_files::errno_of, refuse, sessions::ServedSession, stale};
-use crate::proto::{Copied, Copy};
+use super::{name_changes, open_files::{errno_of, reserved_end}, refuse, sessions::ServedSession, stale};
+use crate::proto::{Attr, Copied, Copy};
 use rustix::{
     fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, ftruncate, seek},
     io::Errno,
@@ -35,8 +35,9 @@ pub(super) fn copy(session: &ServedSession, wanted: &Copy) -> Result<Copied, Ref
     if within && wanted.from_offset.abs_diff(wanted.offset) < len {
         return Err(refuse("copy between overlapping ranges of a file")(Errno::INVAL));
     }
-    let stretch = |size| {
-        let mut copy = Copying { from: from.file(), to: to.file(), size };
+    let stretch = |now: &Attr| {
+        let mut copy =
+            Copying { from: from.file(), to: to.file(), size: now.size, reserved: reserved_end(now) };
         copy.copy_range(wanted.from_offset, wanted.offset, len)
     };
     let (attr, len) = to.write_stamped(&wanted.expect, wanted.stamp, stretch)?;
@@ -52,6 +53,8 @@ struct Copying<'a> {
     to: &'a File,
     /// Current size of the written file.
     size: u64,
+    /// End of the bytes that keep their space when they become zeros.
+    reserved: u64,
 }
 
 impl Copying<'_> {
@@ -82,8 +85,9 @@ impl Copying<'_> {
 
     fn write_hole(&mut self, at: u64, len: u64) -> Result<(), Refusal> {
         let (end, within) = (at + len, self.size.saturating_sub(at).min(len));
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if within > 0 && fallocate(self.to, punch, at, within).is_err() {
+        let zero =
+            if at < self.reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        if within > 0 && fallocate(self.to, zero | FallocateFlags::KEEP_SIZE, at, within).is_err() {
             let zeros = vec![0; BUFFER_SIZE.min(within) as usize];
             for from in (at..at + within).step_by(BUFFER_SIZE as usize) {
                 let piece = (at + within - from).min(BUFFER_SIZE) as usize;
@@ -174,7 +178,7 @@ mod tests {
                     fs::write(&path, &expected).unwrap();
                     let to = File::options().write(true).open(&path).unwrap();
                     let source = File::open(&from_path).unwrap();
-                    let mut copying = Copying { from: &source, to: &to, size: 2 << 20 };
+                    let mut copying = Copying { from: &source, to: &to, size: 2 << 20, reserved: 0 };
                     let copied = match by_hand {
                         false => copying.copy_range(from, at, len),
                         true => copying.read_and_write(from, at, len),
@@ -198,7 +202,7 @@ mod tests {
         let path = dir.path().join("from");
         fs::write(&path, [3; 5000]).unwrap();
         let (from, to) = (File::open(&path).unwrap(), File::create(dir.path().join("to")).unwrap());
-        let mut copying = Copying { from: &from, to: &to, size: 0 };
+        let mut copying = Copying { from: &from, to: &to, size: 0, reserved: 0 };
         assert_eq!(copying.copy_data(1000, 0, 9000).unwrap(), 4000);
         assert_eq!(copying.read_and_write(1000, 0, 9000).unwrap(), 4000);
         assert_eq!((copying.size, to.metadata().unwrap().len()), (4000, 4000));

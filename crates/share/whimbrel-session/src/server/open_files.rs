@@ -246,17 +246,17 @@ impl OpenFile {
     }
 
     pub(super) fn write(&self, wanted: &Write, content: &[u8]) -> Result<Attr, Refusal> {
-        self.write_stamped(&wanted.expect, wanted.stamp, |size| self.change(wanted, content, size))
+        self.write_stamped(&wanted.expect, wanted.stamp, |now| self.change(wanted, content, now))
             .map(|done| done.0)
     }
 
-    /// Runs `change`, which gets the current size, if the modification time is one of those expected, and
+    /// Runs `change`, which gets the current attributes, if the modification time is one of those expected, and
     /// sets the stamp.
     pub(super) fn write_stamped<T>(
         &self,
         expect: &[Time],
         stamp: Time,
-        change: impl FnOnce(u64) -> Result<T, Refusal>,
+        change: impl FnOnce(&Attr) -> Result<T, Refusal>,
     ) -> Result<(Attr, T), Refusal> {
         let _order = self.write_lock.write().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
@@ -265,7 +265,7 @@ impl OpenFile {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
         write_intent::record(&self.file, stamp);
-        let changed = change(now.size);
+        let changed = change(&now);
         // After a failure as well: the part that was written is the writer's, too.
         match set_mtime(&self.file, stamp) {
             Ok(()) => write_intent::end(&self.file),
@@ -278,8 +278,9 @@ impl OpenFile {
         Ok((self.attr()?, done))
     }
 
-    /// Truncates, extends and fills the file, which has `size` bytes.
-    fn change(&self, wanted: &Write, content: &[u8], mut size: u64) -> Result<(), Refusal> {
+    /// Truncates, extends and fills the file, which has the attributes `now`.
+    fn change(&self, wanted: &Write, content: &[u8], now: &Attr) -> Result<(), Refusal> {
+        let mut size = now.size;
         let end = wanted.offset.checked_add(content.len() as u64);
         let end = end.ok_or_else(|| refuse("write beyond the largest file size")(Errno::FBIG))?;
         if let Some(cut) = wanted.cut.filter(|cut| *cut < size) {
@@ -291,8 +292,9 @@ impl OpenFile {
         if wanted_size.max(grown) != size {
             ftruncate(&self.file, wanted_size.max(grown)).map_err(refuse("change the size"))?;
         }
+        let reserved = reserved_end(now).min(size);
         for (number, page) in content.chunks(PAGE).enumerate() {
-            self.write_page(wanted.offset + (number * PAGE) as u64, page)?;
+            self.write_page(wanted.offset + (number * PAGE) as u64, page, reserved)?;
         }
         if wanted_size < grown {
             ftruncate(&self.file, wanted_size).map_err(refuse("truncate the file"))?;
@@ -300,10 +302,11 @@ impl OpenFile {
         Ok(())
     }
 
-    fn write_page(&self, at: u64, page: &[u8]) -> Result<(), Refusal> {
+    /// Writes a page. Zeros become a hole, but before the byte `reserved` they keep their space.
+    fn write_page(&self, at: u64, page: &[u8], reserved: u64) -> Result<(), Refusal> {
         if is_zero(page) {
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            if fallocate(&self.file, punch, at, page.len() as u64).is_ok() {
+            let zero = if at < reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+            if fallocate(&self.file, zero | FallocateFlags::KEEP_SIZE, at, page.len() as u64).is_ok() {
                 return Ok(());
             }
         }
@@ -314,6 +317,12 @@ impl OpenFile {
     pub(super) fn sync(&self) -> Result<(), Refusal> {
         self.file.sync_all().map_err(|error| refuse("sync the file")(errno_of(&error)))
     }
+}
+
+/// End of the bytes that keep their space when they become zeros. A file without holes may be one whose space
+/// somebody has reserved; in a sparse one zeros are holes.
+pub(super) fn reserved_end(now: &Attr) -> u64 {
+    if now.blocks.saturating_mul(512) >= now.size { now.size } else { 0 }
 }
 
 pub(super) fn errno_of(error: &std::io::Error) -> Errno {
@@ -347,13 +356,43 @@ mod tests {
         let sessions = [(); 2].map(|()| OpenFiles::new(1, locks.clone()));
         let [first, second] = sessions.map(|files| files.get(&tree, &wanted, true).unwrap());
         let stamp = |seconds| Time { seconds, nanos: 0 };
-        let write = |_| {
+        let write = |_: &Attr| {
             assert!(second.write_lock.try_write().is_err(), "the other session may check and write now");
             Ok(())
         };
         first.write_stamped(&[found.mtime], stamp(1), write).unwrap();
         let late = second.write_stamped(&[found.mtime], stamp(2), |_| Ok(()));
         assert_eq!(late.map(|_| ()).unwrap_err().code, code::CONFLICT);
+    }
+
+    #[test]
+    fn zeros_are_holes_in_a_sparse_file_and_space_in_an_allocated_one() {
+        const SIZE: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Export::new(dir.path()).unwrap().tree(&RelPath::root(), false).unwrap();
+        let files = OpenFiles::new(8, Arc::default());
+        let blocks_after = |name: &str, hole: bool| {
+            let made = fs::File::create(dir.path().join(name)).unwrap();
+            made.write_all_at(&[1; SIZE as usize], 0).unwrap();
+            if hole {
+                made.set_len(2 * SIZE).unwrap();
+            }
+            made.sync_all().unwrap();
+            let path = RelPath::new(name.as_bytes()).unwrap();
+            let before = tree.attr(&path).unwrap().unwrap();
+            let file = FileRef { path, ident: before.ident };
+            let content = vec![0; SIZE as usize];
+            let (pages, _) = crate::proto::pack_pages(&content, None);
+            let (expect, stamp) = (vec![before.mtime], Time { seconds: 1, nanos: 0 });
+            let write = Write { file: file.clone(), offset: 0, expect, stamp, cut: None, size: None, pages };
+            let after = files.get(&tree, &file, true).unwrap().write(&write, &content).unwrap();
+            assert_eq!(fs::read(dir.path().join(name)).unwrap()[..SIZE as usize], content);
+            (before.blocks, after.blocks)
+        };
+        let (before, after) = blocks_after("sparse", true);
+        assert!(after < before / 2, "{after} of {before} blocks");
+        let (before, after) = blocks_after("allocated", false);
+        assert!(after >= SIZE / 512, "{after} of {before} blocks");
     }
 
     #[test]
