@@ -121,10 +121,11 @@ impl ReplayState {
     /// Applies a change of names to the files known so far, in case of a crash before their own records were
     /// written. A file that takes a name is recorded under it before the change is.
     fn apply_op(&mut self, op: &Op) {
-        if let Op::Unlink { path, .. } | Op::Rename { path, .. } = op {
+        let op = op.plain();
+        if let Op::Unlink { path, .. } | Op::Rename { path, .. } = &op {
             self.files.retain(|_, record| record.removed || record.path != *path);
         }
-        let Op::Rename { from, path, .. } = op else { return };
+        let Op::Rename { from, path, .. } = &op else { return };
         for record in self.files.values_mut().filter(|record| !record.removed) {
             if let Some(moved) = record.path.moved(from, path) {
                 record.path = moved;

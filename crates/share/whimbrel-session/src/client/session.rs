@@ -9,7 +9,7 @@ use super::{
     namespace::{id_map::IdMap, inodes::InodeTable},
     policy::{MountSettings, Policy},
     prefetch::{hints::Hints, read_history::ReadHistory, sibling_prefetch::PrefetchDistance},
-    write_back::file_write_back::WriteBack,
+    write_back::write_queue::WriteBack,
 };
 use crate::{
     cache::{BlockCache, CacheError, DiskStorage, FileId, Geometry, MemoryStorage, Storage, has_unsent},

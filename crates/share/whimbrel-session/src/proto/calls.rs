@@ -4,16 +4,19 @@
 //! and is sent on one ordered stream, so that many can be in progress and are still made in order. Content is
 //! read and written by path and identity: if the path leads to another file by now, the call is refused.
 
-use super::{Attr, DigestedPages, Ident, Name, PackedPages, RelPath, SessionKey, ShareKey, Time};
+use super::{Attr, DigestedPages, Ident, Name, Op, OpDone, PackedPages, RelPath, SessionKey, ShareKey, Time};
 use serde::{Deserialize, Serialize};
 use whimbrel_wire::{Call, Code, Refusal, Version, VersionRange, range};
 
-/// Every version of these calls that a server answers, oldest first. A client has the newest, and names it in
-/// [`Open`]; an older one does not use the changes added since.
+/// Every version of these calls that a server answers, oldest first. A client names the newest in
+/// [`Open`], and an older one to a server that refuses that. It does not use the changes added since.
 pub const VERSIONS: &[Version] = &[
     Version { number: 1, reason: "the first: content by path and identity, changes of names in order" },
     Version { number: 2, reason: "`Op::Replace`: a file in place of another is one change" },
+    Version { number: 3, reason: "`Op::If`: a change only of the file that the client knows" },
 ];
+/// First version with [`Op::If`].
+pub const FIRST_WITH_CONDITIONS: u16 = 3;
 /// Range of these versions.
 pub const SPOKEN: VersionRange = VersionRange::of(VERSIONS);
 
@@ -72,7 +75,8 @@ macro_rules! calls {
 
 calls! {
     /// Begins a session. Payload: the id of the client ([`ClientId`](super::ClientId)), or nothing. Requests
-    /// of its earlier sessions that were not started yet are not carried out any more.
+    /// of its earlier sessions that were not started yet are not carried out any more. Payload of the reply:
+    /// bytes that differ once the server may have lost what it had not synced; an older server sends none.
     OpenCall = 0x01: Open => Opened;
     /// Ends a session.
     EndCall = 0x02: Keyed<End> => ();
@@ -89,7 +93,7 @@ calls! {
     /// Makes content durable.
     SyncCall = 0x08: Keyed<Sync> => Attr;
     /// Changes names or attributes. Payload of the reply: the file's version before, if the change leaves its
-    /// content as it is ([`version_before`]).
+    /// content as it is ([`version_before`](super::version_before)).
     OpCall = 0x09: Keyed<Op> => OpDone;
     /// Reads the target of a symlink.
     ReadlinkCall = 0x0a: Keyed<RelPath> => Vec<u8>;
@@ -345,131 +349,6 @@ pub struct Copied {
 pub struct Sync {
     /// The file to sync.
     pub file: FileRef,
-}
-
-/// A change of names or attributes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Op {
-    /// Creates an empty file; its modification time is `stamp`, by which it is recognised.
-    Create {
-        /// Path of the file.
-        path: RelPath,
-        /// Permission bits of the file.
-        mode: u16,
-        /// Modification time to set.
-        stamp: Time,
-    },
-    /// Creates a directory.
-    Mkdir {
-        /// Path of the directory.
-        path: RelPath,
-        /// Permission bits of the directory.
-        mode: u16,
-    },
-    /// Creates a symlink.
-    Symlink {
-        /// Path of the symlink.
-        path: RelPath,
-        /// Target of the symlink, never resolved by the server.
-        target: Vec<u8>,
-    },
-    /// Creates another name for a file.
-    Link {
-        /// Existing path of the file.
-        from: RelPath,
-        /// The new name.
-        path: RelPath,
-    },
-    /// Removes a name, unless it leads to another file than expected.
-    Unlink {
-        /// Path to remove.
-        path: RelPath,
-        /// Identity of the file, if known.
-        ident: Option<Ident>,
-        /// Whether the client still uses the file, which then stays readable for it.
-        keep: bool,
-    },
-    /// Removes an empty directory.
-    Rmdir {
-        /// Path of the directory.
-        path: RelPath,
-    },
-    /// Renames a file or directory.
-    Rename {
-        /// Old path of the file.
-        from: RelPath,
-        /// New path of the file.
-        path: RelPath,
-        /// Whether to fail if the new path exists.
-        no_replace: bool,
-    },
-    /// Changes attributes; those not given stay.
-    SetAttr {
-        /// Path of the file.
-        path: RelPath,
-        /// New permission bits.
-        mode: Option<u16>,
-        /// New owning user.
-        uid: Option<u32>,
-        /// New owning group.
-        gid: Option<u32>,
-        /// New modification time.
-        mtime: Option<Time>,
-    },
-    /// Creates an empty file as `Create` does, atomically in place of a file that may have the name.
-    Replace {
-        /// Path of the file.
-        path: RelPath,
-        /// Permission bits of the file.
-        mode: u16,
-        /// Modification time to set.
-        stamp: Time,
-    },
-}
-
-impl Op {
-    /// The path that the change creates, removes or affects.
-    pub fn path(&self) -> &RelPath {
-        match self {
-            Op::Create { path, .. }
-            | Op::Mkdir { path, .. }
-            | Op::Symlink { path, .. }
-            | Op::Link { path, .. }
-            | Op::Unlink { path, .. }
-            | Op::Rmdir { path }
-            | Op::Rename { path, .. }
-            | Op::SetAttr { path, .. }
-            | Op::Replace { path, .. } => path,
-        }
-    }
-
-    /// What the change does, for messages.
-    pub fn verb(&self) -> &'static str {
-        match self {
-            Op::Create { .. } => "create",
-            Op::Mkdir { .. } => "make the directory",
-            Op::Symlink { .. } => "make the symlink",
-            Op::Link { .. } => "link",
-            Op::Unlink { .. } => "remove",
-            Op::Rmdir { .. } => "remove the directory",
-            Op::Rename { .. } => "rename to",
-            Op::SetAttr { .. } => "change the attributes of",
-            Op::Replace { .. } => "replace",
-        }
-    }
-}
-
-/// Result of a change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpDone {
-    /// Attributes of the file that the path names now, if any.
-    pub attr: Option<Attr>,
-}
-
-/// The version of a file before a change, in the payload of an [`OpCall`]'s reply. An older server sends
-/// none.
-pub fn version_before(payload: &[u8]) -> Option<super::Version> {
-    postcard::from_bytes(payload).ok()
 }
 
 /// Space of the server's file system, in units of `unit` bytes.

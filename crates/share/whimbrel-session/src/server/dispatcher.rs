@@ -77,8 +77,9 @@ impl Shared {
     fn answer(&self, peer: &PeerIdentity, request: &Request) -> Answer {
         match request.kind {
             OpenCall::KIND => {
-                let opened = self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
-                Reply::of::<OpenCall>(&opened, Bytes::new())
+                let (opened, incarnation) =
+                    self.open(peer, &request.decode::<OpenCall>()?, &request.payload)?;
+                Reply::of::<OpenCall>(&opened, incarnation)
             }
             EndCall::KIND => self.handle_keyed::<EndCall, _>(peer, request, |session, _| {
                 self.sessions.end(session);
@@ -140,7 +141,7 @@ impl Shared {
             _ => self.handle_change::<OpCall, _>(peer, request, |session, body| {
                 let _changing = session.start_change()?;
                 let before = name_changes::version_before(session, &body);
-                Ok((name_changes::apply(session, &body)?, before))
+                Ok((name_changes::apply(session, body)?, before))
             }),
         }
     }
@@ -177,7 +178,7 @@ impl Shared {
         })
     }
 
-    fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Result<Opened, Refusal> {
+    fn open(&self, peer: &PeerIdentity, wanted: &Open, client: &[u8]) -> Outcome<OpenCall> {
         if !SPOKEN.contains(wanted.protocol) {
             let text =
                 format!("the server speaks session versions {SPOKEN}, the client speaks {}", wanted.protocol);
@@ -208,7 +209,8 @@ impl Shared {
         let root = session.tree.lookup(&crate::proto::RelPath::root())?.1;
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Ok(Opened { key: session.key(), root, read_only: access == ExportAccess::Read, uid, gid })
+        let opened = Opened { key: session.key(), root, read_only: access == ExportAccess::Read, uid, gid };
+        Ok((opened, session.tree.incarnation().unwrap_or_default()))
     }
 }
 

@@ -1,11 +1,17 @@
 //! File copies on the server, so that content need not be sent to the client and back.
 //!
 //! The kernel copies, and shares blocks where the file system can. If it cannot copy between the two files,
-//! bytes are read and written. Holes stay holes, except in a target without any. The target is checked as in a write; the source must have
-//! the version that the client knows, before and after. A failed copy leaves a partial result with the
-//! client's stamp.
+//! bytes are read and written. Holes stay holes, except in a target without any. The target is checked as in
+//! a write; the source must have the version that the client knows, before and after. A failed copy leaves a
+//! partial result with the client's stamp.
 
-use super::{name_changes, open_files::{errno_of, reserved_end}, refuse, sessions::ServedSession, stale};
+use super::{
+    name_changes,
+    open_files::{errno_of, reserved_end},
+    refuse,
+    sessions::ServedSession,
+    stale,
+};
 use crate::proto::{Attr, Copied, Copy};
 use rustix::{
     fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, ftruncate, seek},
@@ -85,8 +91,7 @@ impl Copying<'_> {
 
     fn write_hole(&mut self, at: u64, len: u64) -> Result<(), Refusal> {
         let (end, within) = (at + len, self.size.saturating_sub(at).min(len));
-        let zero =
-            if at < self.reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        let zero = if at < self.reserved { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
         if within > 0 && fallocate(self.to, zero | FallocateFlags::KEEP_SIZE, at, within).is_err() {
             let zeros = vec![0; BUFFER_SIZE.min(within) as usize];
             for from in (at..at + within).step_by(BUFFER_SIZE as usize) {

@@ -10,7 +10,7 @@ use super::{
     sessions::ServedSession,
     stale,
 };
-use crate::proto::{Attr, FileRef, Ident, Kind, Name, Op, OpDone, RelPath, Time, code};
+use crate::proto::{Attr, FileRef, Ident, Kind, Known, Name, Op, OpDone, RelPath, Time, code};
 use bytes::Bytes;
 use rustix::{
     fs::{
@@ -19,35 +19,61 @@ use rustix::{
     },
     io::Errno,
 };
-use std::os::{
-    fd::OwnedFd,
-    unix::ffi::{OsStrExt, OsStringExt},
+use std::{
+    os::{
+        fd::OwnedFd,
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    sync::PoisonError,
 };
 use whimbrel_wire::Refusal;
 
-pub(super) fn apply(session: &ServedSession, op: &Op) -> Result<OpDone, Refusal> {
-    match op {
+pub(super) fn apply(session: &ServedSession, op: Op) -> Result<OpDone, Refusal> {
+    let (op, known) = op.split();
+    let known = known.as_ref();
+    match &op {
         Op::Create { path, mode, stamp } => create(session, path, *mode, *stamp)?,
         Op::Mkdir { path, mode } => mkdir(session, path, *mode)?,
         Op::Symlink { path, target } => symlink(session, path, target)?,
         Op::Link { from, path } => link(session, from, path)?,
-        Op::Unlink { path, ident, keep } => unlink(session, path, ident.as_ref(), *keep)?,
+        Op::Unlink { path, ident, keep } => unlink(session, path, ident.as_ref(), *keep, known)?,
         Op::Rmdir { path } => rmdir(session, path)?,
-        Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace)?,
-        Op::SetAttr { path, .. } => set_attr(session, path, op)?,
-        Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp)?,
+        Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace, known)?,
+        Op::SetAttr { path, .. } => set_attr(session, path, &op, known)?,
+        Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp, known)?,
+        // The condition was split off above.
+        Op::If { .. } => return Err(stale()),
     }
     Ok(OpDone { attr: session.tree.attr(op.path())? })
+}
+
+/// Refuses a change of a file that is not as the client knows it. What another client of this server writes
+/// while `change` runs waits; a writer outside of it may still come in between.
+fn if_known(
+    session: &ServedSession,
+    there: &Attr,
+    known: Option<&Known>,
+    change: impl FnOnce() -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let Some(known) = known else { return change() };
+    let order = session.files.write_lock(there.ident);
+    let _order = order.write().unwrap_or_else(PoisonError::into_inner);
+    let same = known.ident.is_none_or(|ident| ident == there.ident);
+    if !same || !known.times.is_empty() && !known.times.contains(&there.mtime) {
+        return Err(Refusal::new(code::CONFLICT, "the file there was changed by somebody else"));
+    }
+    change()
 }
 
 /// The version of the file before a change that leaves its content as it is, for the payload of the reply.
 /// The client must not take content that somebody else wrote for its own, because the change sets the inode's
 /// time.
 pub(super) fn version_before(session: &ServedSession, op: &Op) -> Bytes {
-    let (Op::SetAttr { path, .. } | Op::Rename { from: path, .. } | Op::Link { from: path, .. }) = op else {
-        return Bytes::new();
+    let path = match op.plain() {
+        Op::SetAttr { path, .. } | Op::Rename { from: path, .. } | Op::Link { from: path, .. } => path,
+        _ => return Bytes::new(),
     };
-    let file = session.tree.attr(path).ok().flatten().filter(|attr| attr.kind == Kind::File);
+    let file = session.tree.attr(&path).ok().flatten().filter(|attr| attr.kind == Kind::File);
     let version = file.and_then(|attr| postcard::to_stdvec(&attr.version()).ok());
     version.map(Bytes::from).unwrap_or_default()
 }
@@ -80,27 +106,38 @@ fn has_stamp(there: &Attr, stamp: Time) -> bool {
 
 /// Replaces a file without a moment in which the name is absent: the new file is created under a temporary
 /// name. That name depends on the stamp only, so a repeated request removes what a killed server left.
-fn replace(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+fn replace(
+    session: &ServedSession,
+    path: &RelPath,
+    mode: u16,
+    stamp: Time,
+    known: Option<&Known>,
+) -> Result<(), Refusal> {
     let mode = bits(session, mode, Kind::File)?;
     let (dir, name) = session.tree.parent(path)?;
-    match attr_in(&dir, &name) {
-        Ok(there) if has_stamp(&there, stamp) => return Ok(()),
-        Ok(there) => session.files.release(&there.ident),
-        Err(Errno::NOENT) => {}
-        Err(errno) => return Err(refuse("examine the file")(errno)),
-    }
     let first = format!(".whimbrel-{}-{}", stamp.seconds, stamp.nanos);
     let first = Name::new(first.as_bytes()).map_err(|_| stale())?;
     let take_away = || unlinkat(&dir, first.as_os(), AtFlags::empty());
-    // Usually there is none.
-    let _ = take_away();
-    create_stamped(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
-    let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
-    if renamed.is_err() {
-        // The refusal is reported instead.
+    let put = || {
+        // Usually there is none.
         let _ = take_away();
+        create_stamped(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
+        let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
+        if renamed.is_err() {
+            // The refusal is reported instead.
+            let _ = take_away();
+        }
+        renamed.map_err(refuse("replace the file"))
+    };
+    match attr_in(&dir, &name) {
+        Ok(there) if has_stamp(&there, stamp) => Ok(()),
+        Ok(there) => {
+            session.files.release(&there.ident);
+            if_known(session, &there, known, put)
+        }
+        Err(Errno::NOENT) => put(),
+        Err(errno) => Err(refuse("examine the file")(errno)),
     }
-    renamed.map_err(refuse("replace the file"))
 }
 
 /// Creates a file that has its mode and its stamp before its name: it is recognised by the stamp.
@@ -158,7 +195,13 @@ fn link(session: &ServedSession, from: &RelPath, path: &RelPath) -> Result<(), R
     }
 }
 
-fn unlink(session: &ServedSession, path: &RelPath, ident: Option<&Ident>, keep: bool) -> Result<(), Refusal> {
+fn unlink(
+    session: &ServedSession,
+    path: &RelPath,
+    ident: Option<&Ident>,
+    keep: bool,
+    known: Option<&Known>,
+) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     let there = match attr_in(&dir, &name) {
         // The file is gone, as requested.
@@ -168,11 +211,14 @@ fn unlink(session: &ServedSession, path: &RelPath, ident: Option<&Ident>, keep: 
     if ident.is_some_and(|ident| *ident != there.ident) {
         return Err(Refusal::new(code::CONFLICT, "the name leads to another file now"));
     }
-    if keep && there.kind == Kind::File {
-        session.files.retain_removed(&session.tree, &FileRef { path: path.clone(), ident: there.ident })?;
-    }
-    session.files.release(&there.ident);
-    unlinkat(&dir, name.as_os(), AtFlags::empty()).map_err(refuse("remove the file"))
+    if_known(session, &there, known, || {
+        if keep && there.kind == Kind::File {
+            let file = FileRef { path: path.clone(), ident: there.ident };
+            session.files.retain_removed(&session.tree, &file)?;
+        }
+        session.files.release(&there.ident);
+        unlinkat(&dir, name.as_os(), AtFlags::empty()).map_err(refuse("remove the file"))
+    })
 }
 
 fn rmdir(session: &ServedSession, path: &RelPath) -> Result<(), Refusal> {
@@ -180,16 +226,48 @@ fn rmdir(session: &ServedSession, path: &RelPath) -> Result<(), Refusal> {
     unlinkat(&dir, name.as_os(), AtFlags::REMOVEDIR).map_err(refuse("remove the directory"))
 }
 
-fn rename(session: &ServedSession, from: &RelPath, to: &RelPath, no_replace: bool) -> Result<(), Refusal> {
+fn rename(
+    session: &ServedSession,
+    from: &RelPath,
+    to: &RelPath,
+    no_replace: bool,
+    known: Option<&Known>,
+) -> Result<(), Refusal> {
     let (from_dir, from_name) = session.tree.parent(from)?;
     let (dir, name) = session.tree.parent(to)?;
-    let flags = if no_replace { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-    renameat_with(&from_dir, from_name.as_os(), &dir, name.as_os(), flags).map_err(refuse("rename the file"))
+    let rename = |flags| renameat_with(&from_dir, from_name.as_os(), &dir, name.as_os(), flags);
+    let put = || {
+        let renamed = match no_replace {
+            true => rename(RenameFlags::NOREPLACE),
+            false => rename(RenameFlags::empty()),
+        };
+        match renamed {
+            // The file system cannot check it.
+            Err(Errno::INVAL) if no_replace => match attr_in(&dir, &name) {
+                Err(Errno::NOENT) => rename(RenameFlags::empty()),
+                there => there.and(Err(Errno::EXIST)),
+            },
+            renamed => renamed,
+        }
+        .map_err(refuse("rename the file"))
+    };
+    // If it was renamed before, the name leads to it already, and the client is told that nothing is there.
+    match (known, attr_in(&from_dir, &from_name), attr_in(&dir, &name)) {
+        (Some(_), Ok(_), Ok(there)) => if_known(session, &there, known, put),
+        _ => put(),
+    }
 }
 
-fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refusal> {
-    let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
+fn set_attr(session: &ServedSession, path: &RelPath, op: &Op, known: Option<&Known>) -> Result<(), Refusal> {
+    let Op::SetAttr { mtime, .. } = op else { return Ok(()) };
     let (found, attr) = session.tree.lookup(path)?;
+    // If it was set before, the client does not know yet.
+    let known = known.filter(|_| *mtime != Some(attr.mtime));
+    if_known(session, &attr, known, || set_attr_of(session, (&found, &attr), op))
+}
+
+fn set_attr_of(session: &ServedSession, (found, attr): (&OwnedFd, &Attr), op: &Op) -> Result<(), Refusal> {
+    let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
     // A request for what is so already changes nothing, and is no reason to refuse.
     let (uid, gid) = (uid.filter(|uid| *uid != attr.uid), gid.filter(|gid| *gid != attr.gid));
     if (uid.is_some() || gid.is_some()) && !session.tree.ownership {
@@ -197,7 +275,7 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refu
     }
     let owner = (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw));
     if owner.0.is_some() || owner.1.is_some() {
-        rustix::fs::chownat(&found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
+        rustix::fs::chownat(found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
             .map_err(refuse("set the owner"))?;
     }
     if let Some(mode) = mode {
@@ -205,11 +283,11 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op) -> Result<(), Refu
             return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
         }
         // Use the descriptor: the name could be a symlink by now, and chmod would follow it.
-        rustix::fs::chmod(fd_path(&found), bits(session, *mode, attr.kind)?)
+        rustix::fs::chmod(fd_path(found), bits(session, *mode, attr.kind)?)
             .map_err(refuse("set the mode"))?;
     }
     if let Some(mtime) = mtime {
-        set_time(&found, *mtime)?;
+        set_time(found, *mtime)?;
     }
     Ok(())
 }

@@ -138,6 +138,11 @@ impl OpenFiles {
         Ok(())
     }
 
+    /// The lock that every session holds while it writes this file.
+    pub(super) fn write_lock(&self, ident: Ident) -> Arc<RwLock<()>> {
+        self.locks.of(ident)
+    }
+
     /// Closes a file after a sync: a descriptor for writing would prevent others from executing the file.
     pub(super) fn release(&self, ident: &Ident) {
         lock(&self.open).remove(ident);
@@ -250,8 +255,8 @@ impl OpenFile {
             .map(|done| done.0)
     }
 
-    /// Runs `change`, which gets the current attributes, if the modification time is one of those expected, and
-    /// sets the stamp.
+    /// Runs `change`, which gets the current attributes, if the modification time is one of those expected,
+    /// and sets the stamp.
     pub(super) fn write_stamped<T>(
         &self,
         expect: &[Time],

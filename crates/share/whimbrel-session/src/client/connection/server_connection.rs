@@ -6,8 +6,8 @@
 
 use super::transfer_rate::TransferRate;
 use crate::proto::{
-    Attr, ClientId, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, SPOKEN, SessionKey, code, errno,
-    request_name,
+    Attr, ClientId, FIRST_WITH_CONDITIONS, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, SPOKEN,
+    SessionKey, code, errno, request_name,
 };
 use bytes::Bytes;
 use std::{
@@ -103,6 +103,15 @@ impl std::fmt::Display for CallFailure {
 struct OpenSession {
     connection: Connection,
     key: SessionKey,
+    /// Version that the server answers.
+    protocol: u16,
+}
+
+impl OpenSession {
+    /// The change in a form that the server knows: an older one checks no conditions.
+    fn understood(&self, op: &Op) -> Op {
+        if self.protocol < FIRST_WITH_CONDITIONS { op.plain() } else { op.clone() }
+    }
 }
 
 /// A session on a connection, reopened on a new one whenever that breaks.
@@ -114,6 +123,7 @@ pub(in crate::client) struct ServerConnection {
     calls: AtomicU64,
     waited: AtomicU64,
     breaks: AtomicU64,
+    restarts: AtomicU64,
     /// Requests by kind, indexed by the low bits of its number.
     kinds: [AtomicU64; KINDS],
     /// Number of waits for an answer, and their total in microseconds.
@@ -146,20 +156,32 @@ pub(in crate::client) struct FirstConnection {
     pub(in crate::client) gid: u32,
 }
 
+/// Opens a session by the newest version that the server answers. Also returns the payload of its reply.
 async fn open(
     connector: &dyn Connector,
     settings: &ConnectionSettings,
-) -> Result<(Connection, Opened), crate::client::session::SessionError> {
+) -> Result<(OpenSession, Opened, Bytes), crate::client::session::SessionError> {
     use crate::client::session::SessionError as E;
     let connection = connector
         .connect()
         .await
         .map_err(|source| E::Connect { to: connector.destination(), source: Box::new(source) })?;
-    let wanted = Open { protocol: SPOKEN.newest, directory: settings.directory.clone() };
-    let client = Bytes::copy_from_slice(settings.client.as_bytes());
-    let opened = connection.request::<OpenCall>(&wanted, client).await;
-    let (opened, _) = opened.map_err(|source| E::Open { to: connector.destination(), source })?;
-    Ok((connection, opened))
+    let mut protocol = SPOKEN.newest;
+    loop {
+        let wanted = Open { protocol, directory: settings.directory.clone() };
+        let client = Bytes::copy_from_slice(settings.client.as_bytes());
+        match connection.request::<OpenCall>(&wanted, client).await {
+            Ok((opened, incarnation)) => {
+                return Ok((OpenSession { connection, key: opened.key, protocol }, opened, incarnation));
+            }
+            Err(CallError::Refused { source })
+                if source.code == code::VERSION && protocol > SPOKEN.oldest =>
+            {
+                protocol -= 1;
+            }
+            Err(source) => return Err(E::Open { to: connector.destination(), source }),
+        }
+    }
 }
 
 impl ServerConnection {
@@ -168,8 +190,7 @@ impl ServerConnection {
         connector: Arc<dyn Connector>,
         settings: ConnectionSettings,
     ) -> Result<FirstConnection, crate::client::session::SessionError> {
-        let (connection, opened) = open(&*connector, &settings).await?;
-        let up = OpenSession { connection, key: opened.key };
+        let (up, opened, mut incarnation) = open(&*connector, &settings).await?;
         let link = Arc::new(Self {
             runtime: Handle::current(),
             up: watch::Sender::new(Some(up)),
@@ -178,6 +199,7 @@ impl ServerConnection {
             calls: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             breaks: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
             kinds: Default::default(),
             waits: Default::default(),
             waiters: AtomicU64::new(0),
@@ -199,10 +221,15 @@ impl ServerConnection {
                 let mut pause = PAUSE.0;
                 loop {
                     match open(&*connector, &settings).await {
-                        Ok((connection, opened)) => {
+                        Ok((up, _, now)) => {
                             let Some(link) = weak.upgrade() else { return };
+                            // An older server does not tell, so it counts as another one each time.
+                            if now.is_empty() || now != incarnation {
+                                link.restarts.fetch_add(1, Ordering::Release);
+                            }
+                            incarnation = now;
                             tracing::info!(to = connector.destination(), "reconnected to the server");
-                            link.up.send_replace(Some(OpenSession { connection, key: opened.key }));
+                            link.up.send_replace(Some(up));
                             break;
                         }
                         Err(error) => tracing::debug!(%error, "cannot reconnect to the server yet"),
@@ -221,6 +248,11 @@ impl ServerConnection {
 
     pub(in crate::client) fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// The change in a form that the server knows.
+    pub(in crate::client) fn understood(&self, op: &Op) -> Op {
+        self.up.borrow().as_ref().map_or_else(|| op.clone(), |up| up.understood(op))
     }
 
     pub(in crate::client) fn is_up(&self) -> bool {
@@ -276,9 +308,15 @@ impl ServerConnection {
         (waits.load(Ordering::Relaxed), Duration::from_micros(micros.load(Ordering::Relaxed)))
     }
 
-    /// Number of times the connection broke: while it is the same, so is the server.
-    pub(in crate::client) fn breaks(&self) -> u64 {
-        self.breaks.load(Ordering::Relaxed)
+    /// Number of times that the server may have lost what it had not synced. If it is the same before a
+    /// change is sent and after it was synced, the change is durable.
+    pub(in crate::client) fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Acquire)
+    }
+
+    /// Whether the connection broke before, so that requests of an earlier one may still be carried out.
+    pub(in crate::client) fn has_broken(&self) -> bool {
+        self.breaks.load(Ordering::Relaxed) > 0
     }
 
     pub(in crate::client) fn round_trip(&self) -> Option<Duration> {
@@ -382,7 +420,7 @@ impl ServerConnection {
         };
         let mut pending = Vec::with_capacity(ops.len());
         for op in ops {
-            let body = Op::clone(op);
+            let body = up.understood(op);
             self.count(OpCall::KIND);
             let request = Request::of::<OpCall>(&Keyed { key: up.key, body }, Bytes::new());
             let started = match request {

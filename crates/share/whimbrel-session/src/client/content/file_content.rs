@@ -346,7 +346,7 @@ impl Core {
     pub(in crate::client) fn close(&self, id: u64) -> Result<()> {
         let Some((path, file)) = self.written_file(id)? else { return Ok(()) };
         match path {
-            Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file),
+            Some(path) if self.policy_of(&path) == Policy::Through => self.flush_file(file, false),
             _ => Ok(()),
         }
     }
@@ -377,8 +377,28 @@ impl Core {
         if self.policy_of(&path) != Policy::Through {
             return self.cache.sync().map_err(errno_of);
         }
-        self.flush_file(file)?;
-        self.connection.runtime().block_on(self.server_sync(file))
+        self.sync_through(&path, file)
+    }
+
+    /// Makes a file durable on the server. Pages are clean before that under write-through, so a server that
+    /// restarted since it got them is an error.
+    fn sync_through(&self, path: &RelPath, file: FileId) -> Result<()> {
+        let sent = || lock(&self.writeback.unsynced).take_file(file);
+        let (mut since, dirty) = (sent(), self.cache.file(file).is_some_and(|record| record.dirty));
+        let synced = self.flush_file(file, true).and_then(|()| {
+            let meanwhile = sent();
+            since = since.into_iter().chain(meanwhile).min();
+            if dirty && meanwhile.is_none() {
+                return Ok(());
+            }
+            self.connection.runtime().block_on(self.server_sync(file))
+        });
+        match since {
+            Some(since) if synced.is_err() => lock(&self.writeback.unsynced).file_sent(file, since),
+            Some(since) => self.check_restarts(since, path)?,
+            None => {}
+        }
+        synced
     }
 
     /// Makes the names of a directory durable where its policy requires.

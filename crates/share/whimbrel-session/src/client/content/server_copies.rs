@@ -16,6 +16,7 @@ use crate::{
     proto::{Attr, Copied, Copy, CopyCall, FileRef, Ident, Version, code},
 };
 use std::time::Instant;
+use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Result};
 use whimbrel_wire::Code;
 
@@ -81,6 +82,8 @@ impl Core {
         if durable {
             // The stamp by which this client's own change is recognised after a crash of this host.
             self.cache.sync().map_err(errno_of)?;
+        } else {
+            lock(&self.writeback.unsynced).file_sent(target, self.connection.restarts());
         }
         self.writeback.changed();
         let wanted = Copy {

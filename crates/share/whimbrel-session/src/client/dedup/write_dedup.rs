@@ -129,7 +129,7 @@ impl Core {
         if ranges.is_empty() || !self.is_worth_comparing(sending, &ranges) {
             return ServerDigests::default();
         }
-        if sending.expect.len() > 2 || self.connection.breaks() > 0 {
+        if sending.expect.len() > 2 || self.connection.has_broken() {
             // A delayed write of an earlier attempt must not arrive after the digests. If this write fails,
             // the next one fails too and reports why.
             let stamped = self.clone().send_piece(sending.clone(), None, None, 0, &[]).await;

@@ -37,11 +37,7 @@ fn ancestors(path: &RelPath) -> impl Iterator<Item = RelPath> {
 }
 
 fn names(op: &Op) -> impl Iterator<Item = &RelPath> {
-    let from = match op {
-        Op::Rename { from, .. } | Op::Link { from, .. } => Some(from),
-        _ => None,
-    };
-    from.into_iter().chain([op.path()])
+    op.from_path().into_iter().chain([op.path()])
 }
 
 /// The changes of `queue`, at most `most`, that may be sent together now, in their order; the others come
@@ -57,7 +53,7 @@ pub(in crate::client) fn next_batch(
         if chosen.len() == most {
             break;
         }
-        let renames = matches!(op, Op::Rename { .. });
+        let renames = op.is_rename();
         let waits = names(&op).any(|path| {
             let repeats = taken.names.contains(path) || moved.has_ancestor_of(path);
             let moves = renames && taken.ancestors.contains(path);

@@ -8,8 +8,14 @@
 //! Only files created by an unsent change are followed. Such a creation is postponed to the place of the
 //! rename, which is equivalent as long as no change in between affects either name or moves a directory above
 //! one. Any other change of a name leaves earlier changes of that name as they are (`pin`).
+//!
+//! What the client knew of the file that the server has under a name is the condition of the first change of
+//! that name. It stays when that change is merged into a later one, which knows only the first one's result.
 
-use crate::{cache::MergedChanges, proto::Op, proto::RelPath};
+use crate::{
+    cache::MergedChanges,
+    proto::{Known, Op, RelPath},
+};
 use std::collections::HashMap;
 
 /// Bytes of names that are merged at once, so that the result fits into one journal record.
@@ -31,6 +37,16 @@ struct MergeEntry {
     /// Number of the change that originally created the file which this one creates now.
     created_by: Option<u64>,
     changed: bool,
+    /// Condition of the change.
+    known: Option<Known>,
+}
+
+/// What the server may have under a name that gets a file now.
+#[derive(Default)]
+struct Replaced {
+    /// Whether it may have something.
+    may: bool,
+    known: Option<Known>,
 }
 
 #[derive(Default)]
@@ -53,8 +69,15 @@ fn removal(path: RelPath) -> Op {
 }
 
 impl Merge {
-    fn push(&mut self, number: u64, op: Op, born: Option<u64>, changed: bool) -> usize {
-        self.entries.push(MergeEntry { number, op: Some(op), created_by: born, changed });
+    fn push(
+        &mut self,
+        number: u64,
+        op: Op,
+        created_by: Option<u64>,
+        changed: bool,
+        known: Option<Known>,
+    ) -> usize {
+        self.entries.push(MergeEntry { number, op: Some(op), created_by, changed, known });
         self.entries.len() - 1
     }
 
@@ -70,20 +93,21 @@ impl Merge {
         matches!(self.entries[slot].op, Some(Op::Replace { .. }))
     }
 
-    /// Drops the changes of a name that gets a file now, and returns whether the server may have something
-    /// there.
-    fn drop_changes_of(&mut self, path: &RelPath, unknown: bool) -> bool {
+    /// Drops the changes of a name that gets a file now, and returns what the server may have there: without
+    /// such changes, what the new one says.
+    fn drop_changes_of(&mut self, path: &RelPath, new: Replaced) -> Replaced {
         match self.names.remove(path) {
             Some(NameState::Created(slot)) => {
-                let over = self.replaces(slot);
+                let (may, known) = (self.replaces(slot), self.entries[slot].known.take());
                 self.drop_change(slot);
-                over
+                Replaced { may, known }
             }
             Some(NameState::Removed(slot)) => {
+                let known = self.entries[slot].known.take();
                 self.drop_change(slot);
-                true
+                Replaced { may: true, known }
             }
-            None => unknown,
+            None => new,
         }
     }
 
@@ -92,18 +116,20 @@ impl Merge {
             Some(NameState::Created(slot)) => Some(*slot),
             _ => None,
         };
+        let (op, known) = op.split();
         match &op {
             Op::Create { path, .. } => self.create(number, &op, path),
             Op::Replace { path, .. } => {
-                self.drop_changes_of(path, true);
-                let (path, slot) = (path.clone(), self.push(number, op, Some(number), false));
+                let over = self.drop_changes_of(path, Replaced { may: true, known });
+                let path = path.clone();
+                let slot = self.push(number, op, Some(number), false, over.known);
                 self.names.insert(path, NameState::Created(slot));
             }
             Op::Rename { from, path, no_replace } if born(self, from).is_some() => {
                 let slot = born(self, from).unwrap_or_default();
-                self.rename(number, slot, (from, path), *no_replace);
+                self.rename(number, slot, (from, path), Replaced { may: !no_replace, known });
             }
-            Op::Unlink { path, ident: None, keep } => self.unlink(number, path, *keep),
+            Op::Unlink { path, ident: None, keep } => self.unlink(number, path, *keep, known),
             Op::SetAttr { path, mode: Some(mode), uid: None, gid: None, mtime: None }
                 if born(self, path).is_some() =>
             {
@@ -117,19 +143,19 @@ impl Merge {
             }
             _ => {
                 self.keep_changes_of(&op);
-                self.push(number, op, None, false);
+                self.push(number, op, None, false, known);
             }
         }
     }
 
     fn create(&mut self, number: u64, op: &Op, path: &RelPath) {
-        let over = self.drop_changes_of(path, false);
-        let Some(made) = creation(op, path.clone(), over) else { return };
-        let slot = self.push(number, made, Some(number), over);
+        let over = self.drop_changes_of(path, Replaced::default());
+        let Some(made) = creation(op, path.clone(), over.may) else { return };
+        let slot = self.push(number, made, Some(number), over.may, over.known);
         self.names.insert(path.clone(), NameState::Created(slot));
     }
 
-    fn rename(&mut self, number: u64, slot: usize, (from, to): (&RelPath, &RelPath), no_replace: bool) {
+    fn rename(&mut self, number: u64, slot: usize, (from, to): (&RelPath, &RelPath), new: Replaced) {
         let Some(old) = self.entries[slot].op.take() else { return };
         let born = self.entries[slot].created_by.take();
         if matches!(old, Op::Replace { .. }) {
@@ -141,23 +167,23 @@ impl Merge {
             self.dropped.push(self.entries[slot].number);
             self.names.remove(from);
         }
-        let over = self.drop_changes_of(to, !no_replace);
-        let Some(made) = creation(&old, to.clone(), over) else { return };
-        let slot = self.push(number, made, born, true);
+        let over = self.drop_changes_of(to, new);
+        let Some(made) = creation(&old, to.clone(), over.may) else { return };
+        let slot = self.push(number, made, born, true, over.known);
         self.names.insert(to.clone(), NameState::Created(slot));
     }
 
-    fn unlink(&mut self, number: u64, path: &RelPath, keep: bool) {
-        let known = self.names.get(path).copied();
-        let over = self.drop_changes_of(path, true);
-        if known.is_some() && !over {
+    fn unlink(&mut self, number: u64, path: &RelPath, keep: bool, known: Option<Known>) {
+        let merged = self.names.contains_key(path);
+        let over = self.drop_changes_of(path, Replaced { may: true, known });
+        if !over.may {
             self.dropped.push(number);
             return;
         }
         // A removed file that is still in use is a file of the server only if no change here created it.
-        let keep = keep && known.is_none();
+        let keep = keep && !merged;
         let op = Op::Unlink { path: path.clone(), ident: None, keep };
-        let slot = self.push(number, op, None, known.is_some());
+        let slot = self.push(number, op, None, merged, over.known);
         if !keep {
             self.names.insert(path.clone(), NameState::Removed(slot));
         }
@@ -165,12 +191,8 @@ impl Merge {
 
     /// A change that cannot be merged: earlier changes of its names stay as they are.
     fn keep_changes_of(&mut self, op: &Op) {
-        let from = match op {
-            Op::Rename { from, .. } | Op::Link { from, .. } => Some(from),
-            _ => None,
-        };
         let moves = matches!(op, Op::Rename { .. } | Op::Rmdir { .. });
-        for name in from.into_iter().chain([op.path()]) {
+        for name in op.from_path().into_iter().chain([op.path()]) {
             self.names.remove(name);
             if moves {
                 self.names.retain(|path, _| !path.is_within(name));
@@ -180,9 +202,9 @@ impl Merge {
 
     fn finish(mut self) -> MergedChanges {
         let mut now = Vec::new();
-        for MergeEntry { number, op, created_by: born, changed } in self.entries {
+        for MergeEntry { number, op, created_by: born, changed, known } in self.entries {
             if let Some(op) = op.filter(|_| changed) {
-                now.push((number, op));
+                now.push((number, op.if_known(known)));
             }
             if let Some(born) = born.filter(|born| *born != number) {
                 self.creators.push((born, Some(number)));
@@ -192,15 +214,17 @@ impl Merge {
     }
 }
 
+/// Bytes of the names of a change, and about those of its condition.
+fn size_of_names(op: &Op) -> usize {
+    let known = if let Op::If { known, .. } = op { 32 + 12 * known.times.len() } else { 0 };
+    op.from_path().map_or(0, |from| from.as_bytes().len()) + op.path().as_bytes().len() + known
+}
+
 /// Merges unsent changes, given in order: the result says which are replaced and which are dropped.
 pub(in crate::client) fn merge(queue: impl IntoIterator<Item = (u64, Op)>) -> MergedChanges {
     let (mut fold, mut bytes) = (Merge::default(), 0);
     for (number, op) in queue {
-        let from = match &op {
-            Op::Rename { from, .. } | Op::Link { from, .. } => from.as_bytes().len(),
-            _ => 0,
-        };
-        bytes += from + op.path().as_bytes().len();
+        bytes += size_of_names(&op);
         if bytes > MAX_NAME_BYTES {
             break;
         }
@@ -379,6 +403,37 @@ mod tests {
         };
         assert_eq!(queue, [replaced(2993, "b"), replaced(2996, "c"), replaced(2999, "a")]);
         assert_eq!(next_batch(queue, 512).len(), 3);
+    }
+
+    #[test]
+    fn a_merged_change_keeps_the_condition_of_the_first_one_of_its_name() {
+        let known = |seconds| Known { ident: None, times: vec![time(seconds)] };
+        let create = |name: &str, stamp| Op::Create { path: path(name), mode: 0o600, stamp: time(stamp) };
+        let over = |from: &str, to: &str, what| {
+            let rename = Op::Rename { from: path(from), path: path(to), no_replace: false };
+            rename.if_known(Some(known(what)))
+        };
+        // The server has a version of time 50. The second save replaces what the first one made.
+        let saves = [create("tmp", 1), over("tmp", "a", 50), create("tmp", 2), over("tmp", "a", 1)];
+        let mut queue: Vec<_> = (0..).zip(saves.clone()).collect();
+        let merged = merge(queue.clone());
+        apply(&mut queue, &merged);
+        let replaced = |name: &str, stamp| Op::Replace { path: path(name), mode: 0o600, stamp: time(stamp) };
+        assert_eq!(queue, [(3, replaced("a", 2).if_known(Some(known(50))))]);
+        // What is there is removed when the new file goes on, or is removed itself.
+        let removed = removal(path("a")).if_known(Some(known(50)));
+        for (last, expected) in [
+            (
+                Op::Rename { from: path("a"), path: path("b"), no_replace: true },
+                vec![removed.clone(), create("b", 1)],
+            ),
+            (removal(path("a")).if_known(Some(known(1))), vec![removed.clone()]),
+        ] {
+            let mut queue: Vec<_> = (0..).zip(saves[..2].iter().cloned().chain([last])).collect();
+            let merged = merge(queue.clone());
+            apply(&mut queue, &merged);
+            assert_eq!(queue.into_iter().map(|(_, op)| op).collect::<Vec<_>>(), expected);
+        }
     }
 
     fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {

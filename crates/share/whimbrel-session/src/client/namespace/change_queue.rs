@@ -1,8 +1,9 @@
 //! Change queue: changes of names on their way to the server.
 //!
 //! They wait in the journal, where unsent ones are merged (`change_merge.rs`), and are sent in batches
-//! (`change_batch.rs`), all of a batch at once on one ordered stream. A change leaves the journal when it is
-//! durable on the server. That, and the number below which changes may be sent next, is durable here before
+//! (`change_batch.rs`), all of a batch at once on one ordered stream. A change takes effect here and leaves
+//! the journal when it is durable on the server: one that a power failure there may have undone is sent
+//! again. That, and the number below which changes may be sent next, is durable here before
 //! the next batch is sent. After any crash, therefore, only changes are repeated whose results are unaltered,
 //! and only changes are merged that were never sent. Needs the write-back lock.
 
@@ -14,7 +15,7 @@ use crate::client::{
 use crate::{
     cache::{CacheError, FileId},
     proto::{
-        Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, Version,
+        Attr, FileRef, Ident, Lookup, LookupCall, Op, OpCall, OpDone, RelPath, Sync, SyncCall, Version, code,
         errno, version_before,
     },
 };
@@ -52,6 +53,20 @@ impl MadeChange {
     }
 }
 
+/// Changes that the server made but may not have synced.
+#[derive(Default)]
+pub(in crate::client) struct UnsyncedChanges {
+    changes: Vec<(Change, MadeChange)>,
+    /// Restarts of the server known before the first was sent.
+    restarts: u64,
+}
+
+impl UnsyncedChanges {
+    pub(in crate::client) fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
 /// One change to send.
 struct Change {
     number: u64,
@@ -63,7 +78,7 @@ struct Change {
 impl Change {
     /// Whether it counts as done if the server finds nothing to do.
     fn may_be_done(&self) -> bool {
-        self.repeated || matches!(self.op, Op::Unlink { ident: None, .. })
+        self.repeated || matches!(self.op.plain(), Op::Unlink { ident: None, .. })
     }
 }
 
@@ -93,8 +108,13 @@ impl Core {
         }
         let _waits = self.connection.waiting();
         self.writeback.changed();
+        let restarts = self.connection.restarts();
+        for dir in dirs_of(op) {
+            lock(&self.writeback.unsynced).dir_sent(dir, restarts);
+        }
+        let sent = self.connection.understood(op);
         let (asked, again) = self.connection.runtime().block_on(self.connection.send::<OpCall, _>(
-            op.clone(),
+            sent,
             Bytes::new(),
             Some(0),
         ));
@@ -103,8 +123,27 @@ impl Core {
             Err(fail) if again && was_already_made(op, &fail) => {
                 self.attr_at(op.path()).map(MadeChange::unanswered).map_err(errno_of_fail)
             }
-            Err(fail) => Err(fail.errno()),
+            // The kernel would look again and repeat a rename that fails with ESTALE.
+            Err(fail) if fail.is(code::CONFLICT) && op.is_rename() => Err(self.newer_file(op.path())),
+            Err(fail) => {
+                if fail.is(code::CONFLICT) {
+                    self.inodes().expire_all();
+                }
+                Err(fail.errno())
+            }
         }
+    }
+
+    /// The server has a file under a name that was to get another, and this client did not know it: it is
+    /// looked up again. The error number is for the program, which may try again.
+    pub(in crate::client) fn newer_file(&self, path: &RelPath) -> Errno {
+        self.event(format!("{path}: not replaced, because somebody else changed the file on the server"));
+        let mut nodes = self.inodes();
+        nodes.name_changed(path);
+        nodes.expire_all();
+        drop(nodes);
+        self.invalidate_kernel_names();
+        Errno::EBUSY
     }
 
     pub(in crate::client) fn attr_at(&self, path: &RelPath) -> CallResult<Option<Attr>> {
@@ -119,34 +158,42 @@ impl Core {
             let changes = self.next_changes()?;
             if confirmed || !changes.is_empty() {
                 self.cache.sync().map_err(latched)?;
-                self.writeback.confirmed();
             }
             if changes.is_empty() {
                 return Ok(());
             }
             let ops: Vec<&Op> = changes.iter().map(|change| &change.op).collect();
+            let restarts = self.connection.restarts();
             let answers = self.connection.runtime().block_on(self.connection.send_in_order(&ops));
-            self.apply_answers(&changes, answers)?;
+            self.apply_answers(changes, answers, restarts)?;
         }
     }
 
     fn apply_answers(
         &self,
-        changes: &[Change],
+        changes: Vec<Change>,
         answers: Vec<Option<CallResult<(OpDone, Bytes)>>>,
+        restarts: u64,
     ) -> CallResult<()> {
+        let made = |change, made| {
+            let mut unsynced = lock(&self.writeback.made);
+            if unsynced.is_empty() {
+                unsynced.restarts = restarts;
+            }
+            unsynced.changes.push((change, made));
+        };
         let mut later = None;
-        for (change, answer) in changes.iter().zip(answers) {
+        for (change, answer) in changes.into_iter().zip(answers) {
             match answer {
-                Some(Ok(answer)) => self.change_made(change, MadeChange::answered(answer)),
+                Some(Ok(answer)) => made(change, MadeChange::answered(answer)),
                 Some(Err(fail)) if change.may_be_done() && was_already_made(&change.op, &fail) => {
                     let attr = self.attr_at(change.op.path())?;
-                    self.change_made(change, MadeChange::unanswered(attr));
+                    made(change, MadeChange::unanswered(attr));
                 }
                 // A later attempt may succeed; following changes may have been refused because this one is
                 // missing.
                 Some(Err(fail)) if later.is_some() || is_temporary(&fail) => _ = later.get_or_insert(fail),
-                Some(Err(fail)) => self.change_refused(change, &fail),
+                Some(Err(fail)) => self.change_refused(&change, &fail),
                 // The connection broke before its answer: the change may have been made, and is sent again.
                 None => {}
             }
@@ -188,7 +235,7 @@ impl Core {
     /// Records that the server made a change.
     fn change_made(&self, change: &Change, made: MadeChange) {
         let number = change.number;
-        let node = self.writeback.change_made(number, dirs_of(&change.op));
+        let node = self.writeback.done(number);
         let Some(attr) = made.attr else { return };
         if let Some(file) = self.file_created_by(number, node) {
             let updated = self.cache.update_file(file, |record| {
@@ -205,15 +252,26 @@ impl Core {
     }
 
     /// Has the server sync the changes that it made, then removes them from the journal, which must be
-    /// durable before anything builds on it. Returns whether there were any.
+    /// durable before anything builds on it. Returns whether there were any. Those that a restarted server
+    /// may have lost stay in the queue and are sent again.
     fn confirm(&self) -> CallResult<bool> {
-        let made = self.writeback.unconfirmed();
+        let made = std::mem::take(&mut *lock(&self.writeback.made));
         if made.is_empty() {
             return Ok(false);
         }
-        let dirs: HashSet<RelPath> = made.iter().flat_map(|(_, dirs)| dirs.iter().cloned()).collect();
-        self.connection.runtime().block_on(self.sync_dirs(dirs))?;
-        made.iter().try_for_each(|(number, _)| self.cache.op_done(*number)).map_err(latched)?;
+        let dirs: HashSet<RelPath> =
+            made.changes.iter().flat_map(|(change, _)| dirs_of(&change.op)).collect();
+        if let Err(fail) = self.connection.runtime().block_on(self.sync_dirs(dirs)) {
+            *lock(&self.writeback.made) = made;
+            return Err(fail);
+        }
+        if self.connection.restarts() != made.restarts {
+            return Ok(false);
+        }
+        for (change, made) in made.changes {
+            self.change_made(&change, made);
+            self.cache.op_done(change.number).map_err(latched)?;
+        }
         Ok(true)
     }
 
@@ -238,7 +296,26 @@ impl Core {
     /// Makes a directory durable on the server.
     pub(in crate::client) fn sync_dir(&self, id: u64) -> Result<()> {
         let Some(path) = self.inodes().path(id) else { return Ok(()) };
-        self.connection.runtime().block_on(self.sync_dirs(HashSet::from([path]))).map_err(errno_of_fail)
+        let since = lock(&self.writeback.unsynced).take_dir(&path);
+        let dirs = HashSet::from([path.clone()]);
+        let synced = self.connection.runtime().block_on(self.sync_dirs(dirs)).map_err(errno_of_fail);
+        match since {
+            Some(since) if synced.is_err() => lock(&self.writeback.unsynced).dir_sent(path, since),
+            Some(since) => self.check_restarts(since, &path)?,
+            None => {}
+        }
+        synced
+    }
+
+    /// Fails if the server may have lost what it got since it had restarted `since` times.
+    pub(in crate::client) fn check_restarts(&self, since: u64, path: &RelPath) -> Result<()> {
+        if self.connection.restarts() == since {
+            return Ok(());
+        }
+        self.event(format!(
+            "{path}: the server restarted before it had synced all changes; some may be lost"
+        ));
+        Err(Errno::EIO)
     }
 
     fn file_created_by(&self, number: u64, node: Option<u64>) -> Option<FileId> {
@@ -292,17 +369,23 @@ impl Core {
             }
             nodes.remove_unused(id);
         }
+        for path in op.from_path().into_iter().chain([op.path()]) {
+            nodes.name_changed(path);
+        }
         nodes.expire_all();
+        drop(nodes);
+        self.invalidate_kernel_names();
     }
 }
 
 /// Directories that a change modifies.
 fn dirs_of(op: &Op) -> Vec<RelPath> {
-    let from = match op {
-        Op::Rename { from, .. } => Some(from),
-        _ => None,
-    };
-    from.into_iter().chain([op.path()]).filter_map(|path| Some(path.split()?.0)).collect()
+    op.from_path()
+        .filter(|_| op.is_rename())
+        .into_iter()
+        .chain([op.path()])
+        .filter_map(|path| Some(path.split()?.0))
+        .collect()
 }
 
 /// Error numbers of the server that say nothing against the change itself: its memory, descriptors, disk or
@@ -321,9 +404,9 @@ fn is_temporary(fail: &CallFailure) -> bool {
 fn was_already_made(op: &Op, fail: &CallFailure) -> bool {
     let CallFailure::Refused(refusal) = fail else { return false };
     let number = errno(refusal).map(Errno::from_number);
-    match op {
+    match op.plain() {
         Op::Mkdir { .. } | Op::Link { .. } | Op::Symlink { .. } => number == Some(Errno::EEXIST),
         Op::Unlink { .. } | Op::Rmdir { .. } | Op::Rename { .. } => number == Some(Errno::ENOENT),
-        Op::Create { .. } | Op::Replace { .. } | Op::SetAttr { .. } => false,
+        Op::Create { .. } | Op::Replace { .. } | Op::SetAttr { .. } | Op::If { .. } => false,
     }
 }

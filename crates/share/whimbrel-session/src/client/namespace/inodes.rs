@@ -74,7 +74,7 @@ pub(in crate::client) struct InodeTable {
     nodes: HashMap<u64, Inode>,
     by_ident: HashMap<Ident, u64>,
     next: u64,
-    /// Names that may exist although the kernel caches them as absent.
+    /// Names of which the kernel knows what is not so any more.
     appeared: Vec<(u64, Name)>,
 }
 
@@ -210,6 +210,16 @@ impl InodeTable {
         }
         dir.absent.insert(name.clone());
         left
+    }
+
+    /// What this name leads to is not what the kernel knows.
+    pub(in crate::client) fn name_changed(&mut self, path: &RelPath) {
+        let Some((dir, name)) = path.split() else { return };
+        let names = dir.as_bytes().split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        let parent = names
+            .map(Name::new)
+            .try_fold(ROOT, |at, name| self.nodes.get(&at)?.dir.as_ref()?.entries.get(&name.ok()?).copied());
+        self.appeared.extend(parent.map(|parent| (parent, name)));
     }
 
     /// Takes the names that the kernel must look up again.

@@ -5,14 +5,17 @@
 //! complete directory must be known for that, so that what the server would refuse is refused at once. The
 //! record is written before the inodes are unlocked: a thread that sees the change finds it in the queue.
 
-use super::{directory_cache::errno_of_path_error, inodes::InodeTable};
+use super::{
+    directory_cache::errno_of_path_error,
+    inodes::{Inode, InodeTable},
+};
 use crate::client::{
     policy::Policy,
     session::{Core, errno_of},
 };
 use crate::{
     cache::FileRecord,
-    proto::{Attr, Ident, Kind, Name, Op, RelPath, Time, Version},
+    proto::{Attr, Ident, Kind, Known, Name, Op, RelPath, Time, Version},
 };
 use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
@@ -155,6 +158,7 @@ impl Core {
             return Err(Errno::ENOTEMPTY);
         }
         self.use_other_name(&nodes, id, (parent, name))?;
+        let condition = nodes.get(id).and_then(|node| self.known(node));
         let node = nodes.get_mut(id).ok_or(Errno::ESTALE)?;
         // A file that the server has not been told of need not be removed there.
         let own = std::mem::take(&mut node.ops);
@@ -168,7 +172,7 @@ impl Core {
         } else {
             let op =
                 if dir { Op::Rmdir { path } } else { Op::Unlink { path, ident: known, keep: opens > 0 } };
-            let number = self.cache.add_op(op).map_err(errno_of)?;
+            let number = self.cache.add_op(op.if_known(condition)).map_err(errno_of)?;
             self.writeback.queue(number, id);
         }
         self.removed(&mut nodes, parent, name, id)
@@ -182,7 +186,9 @@ impl Core {
             .filter(|node| node.attr.links > 1 && !node.local)
             .and_then(|node| node.file);
         match file {
-            Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => self.flush_file(file),
+            Some(file) if self.cache.file(file).is_some_and(|record| record.dirty) => {
+                self.flush_file(file, false)
+            }
             _ => Ok(()),
         }
     }
@@ -209,7 +215,26 @@ impl Core {
         let nodes = self.inodes();
         let node = nodes.get(id);
         let ident = node.filter(|node| !node.local).map(|node| node.attr.ident);
-        Op::Unlink { path: path.clone(), ident, keep: node.is_some_and(|node| node.opens > 0) }
+        let keep = node.is_some_and(|node| node.opens > 0);
+        Op::Unlink { path: path.clone(), ident, keep }.if_known(node.and_then(|node| self.known(node)))
+    }
+
+    /// What is known of a file that a change may replace or remove: another client's newer content must not
+    /// be lost by it.
+    fn known(&self, node: &Inode) -> Option<Known> {
+        if node.attr.kind != Kind::File {
+            return None;
+        }
+        let record = node.file.and_then(|file| self.cache.file(file));
+        let mut times = vec![node.attr.mtime];
+        times.extend(
+            record.iter().flat_map(|record| {
+                record.stamps.iter().copied().chain([record.base.mtime]).chain(record.mtime)
+            }),
+        );
+        times.sort_unstable();
+        times.dedup();
+        Some(Known { ident: (!node.local).then_some(node.attr.ident), times })
     }
 
     /// Removes a name here. Dirty content of a file without a name is dropped.
@@ -274,9 +299,16 @@ impl Core {
         if later && let Some(other) = replaced.filter(|other| self.is_dir(*other)) {
             self.complete_directory(other)?;
         }
-        let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace };
+        // A file of which nothing is known here must not be replaced either.
+        let keep = no_replace || replaced.is_none();
+        let op = Op::Rename { from: paths.0.clone(), path: paths.1.clone(), no_replace: keep };
+        let condition = |nodes: &InodeTable| self.known(nodes.get(replaced?)?);
         if !later {
-            let made = self.make_change_now(&op)?;
+            let op = op.if_known(condition(&self.inodes()));
+            let made = self.make_change_now(&op).map_err(|errno| match errno {
+                Errno::EEXIST if !no_replace => self.newer_file(&paths.1),
+                errno => errno,
+            })?;
             let mut nodes = self.inodes();
             replaced.map_or(Ok(()), |other| self.use_other_name(&nodes, other, to))?;
             self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
@@ -290,7 +322,7 @@ impl Core {
             self.may_replace(&mut nodes, id, other, no_replace)?;
             self.use_other_name(&nodes, other, to)?;
         }
-        let number = self.cache.add_op(op).map_err(errno_of)?;
+        let number = self.cache.add_op(op.if_known(condition(&nodes))).map_err(errno_of)?;
         if let Some(node) = nodes.get_mut(id) {
             node.ops.clear();
         }
@@ -412,7 +444,14 @@ impl Core {
             }
         }
         let Some(path) = path else { return Ok(()) };
-        let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime };
+        let mut known = self.inodes().get(id).and_then(|node| self.known(node));
+        if let Some(known) = known.as_mut()
+            && (mtime.is_none() || self.policy_of(&path) == Policy::Through)
+        {
+            // Only a new time that was queued hides that somebody else has written the file meanwhile.
+            known.times.clear();
+        }
+        let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime }.if_known(known);
         match self.policy_of(&path) {
             Policy::None => return Err(Errno::EROFS),
             Policy::Through => {
@@ -464,7 +503,7 @@ impl Core {
 
 /// Whether a file with these attributes after our change `op` still has the content of the version `base`.
 fn is_content_of(base: Version, op: &Op, attr: &Attr, before: Option<Version>) -> bool {
-    let sets_time = matches!(op, Op::SetAttr { mtime: Some(_), .. });
+    let sets_time = matches!(op.plain(), Op::SetAttr { mtime: Some(_), .. });
     let same_time = attr.mtime == base.mtime;
     let unwritten = match before {
         Some(before) => before == base && (same_time || sets_time),

@@ -85,8 +85,8 @@ impl Core {
         }
     }
 
-    /// Invalidates names that the kernel caches as absent, in another thread because it may be waiting for
-    /// this one.
+    /// Invalidates names of which the kernel has an old state, in another thread because it may be waiting
+    /// for this one.
     pub(in crate::client) fn invalidate_kernel_names(&self) {
         let names = self.inodes().take_appeared();
         if let Some(notifier) = self.notifier.get().cloned().filter(|_| !names.is_empty()) {

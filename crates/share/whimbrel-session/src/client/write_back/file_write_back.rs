@@ -13,19 +13,16 @@ use crate::client::{
     session::{Core, errno_of, errno_of_fail},
 };
 use crate::{
-    cache::{CacheError, DirtyBlock, FileId, FileRecord, MergedChanges, Recovered},
-    proto::{Attr, FileRef, Op, RelPath, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
+    cache::{CacheError, DirtyBlock, FileId, FileRecord, Recovered},
+    proto::{Attr, FileRef, Sync, SyncCall, Time, Write, WriteCall, code, pack_pages},
 };
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{sync::Semaphore, task::JoinSet};
+use whimbrel_core::lock;
 use whimbrel_fuse::{Errno, Result};
 
 /// Blocks of one file in transit at once.
@@ -37,191 +34,8 @@ const TRIES: usize = 8;
 /// Stamps remembered of attempts with an unknown result.
 const MAX_STAMPS: usize = 16;
 const MAX_FILES_IN_TRANSIT: usize = 32;
-/// Interval between checks whether a write-back is due.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time until a file that the server refused is tried again.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
-
-#[derive(Default)]
-struct State {
-    /// Changes of names, each with its inode.
-    queue: BTreeMap<u64, u64>,
-    renames: HashSet<u64>,
-    sending: HashSet<u64>,
-    /// Changes that the server made but may not have synced, and the directories that they modified.
-    unsynced: Vec<(u64, Vec<RelPath>)>,
-    since: HashMap<FileId, Instant>,
-    oldest: Option<Instant>,
-    refused: HashMap<FileId, Instant>,
-    stopped: bool,
-}
-
-#[derive(Default)]
-pub(in crate::client) struct WriteBack {
-    state: Mutex<State>,
-    wake: Condvar,
-    lock: Mutex<()>,
-    queued: AtomicU64,
-    renames: AtomicU64,
-    changes: AtomicU64,
-}
-
-impl WriteBack {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Number of changes that the server has yet to make.
-    pub(in crate::client) fn queued(&self) -> u64 {
-        self.queued.load(Ordering::Acquire)
-    }
-
-    /// Number of changes made here so far, including those sent at once.
-    pub(in crate::client) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
-    }
-
-    pub(in crate::client) fn changed(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(in crate::client) fn queue(&self, number: u64, node: u64) {
-        self.changed();
-        let mut state = self.state();
-        state.queue.insert(number, node);
-        state.oldest.get_or_insert_with(Instant::now);
-        self.queued.store(state.queue.len() as u64, Ordering::Release);
-    }
-
-    pub(in crate::client) fn queue_rename(&self, number: u64, node: u64) {
-        self.queue(number, node);
-        self.state().renames.insert(number);
-        self.renames.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Cancels changes that were not sent yet: all of them or none.
-    pub(in crate::client) fn cancel(&self, numbers: &[u64]) -> bool {
-        let mut state = self.state();
-        if numbers.is_empty()
-            || numbers
-                .iter()
-                .any(|number| state.sending.contains(number) || !state.queue.contains_key(number))
-        {
-            return false;
-        }
-        for number in numbers {
-            state.queue.remove(number);
-        }
-        self.queued.store(state.queue.len() as u64, Ordering::Release);
-        true
-    }
-
-    /// Replaces unsent changes by merged ones.
-    pub(in crate::client) fn changes_merged(&self, folded: &MergedChanges) {
-        let mut state = self.state();
-        for (number, op) in &folded.now {
-            if matches!(op, Op::Unlink { .. }) {
-                // The inode has another name now.
-                state.queue.insert(*number, 0);
-            }
-        }
-        let moved = folded.now.iter().map(|(number, _)| number);
-        for number in folded.gone.iter().chain(moved) {
-            // The server knows no older name of the file that is created instead.
-            if state.renames.remove(number) {
-                self.renames.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-        folded.gone.iter().for_each(|number| _ = state.queue.remove(number));
-        self.queued.store(state.queue.len() as u64, Ordering::Release);
-    }
-
-    /// Locks the write-back: one runs at a time.
-    pub(in crate::client) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(in crate::client) fn has_renames(&self) -> bool {
-        self.renames.load(Ordering::Acquire) > 0
-    }
-
-    /// Numbers of all changes that the server has yet to make.
-    pub(in crate::client) fn waiting(&self) -> HashSet<u64> {
-        self.state().queue.keys().copied().collect()
-    }
-
-    /// Marks a change as sent; true if it may have been sent before.
-    pub(in crate::client) fn mark_sending(&self, number: u64) -> bool {
-        let mut state = self.state();
-        // A change without an inode is of an earlier session.
-        let old = state.queue.get(&number) == Some(&0);
-        !state.sending.insert(number) || old
-    }
-
-    /// Records that the server made a change; returns its inode.
-    pub(in crate::client) fn change_made(&self, number: u64, dirs: Vec<RelPath>) -> Option<u64> {
-        self.state().unsynced.push((number, dirs));
-        self.done(number)
-    }
-
-    pub(in crate::client) fn unconfirmed(&self) -> Vec<(u64, Vec<RelPath>)> {
-        self.state().unsynced.clone()
-    }
-
-    pub(in crate::client) fn confirmed(&self) {
-        self.state().unsynced.clear();
-    }
-
-    /// Removes a change from the queue; returns its inode.
-    pub(in crate::client) fn done(&self, number: u64) -> Option<u64> {
-        let mut state = self.state();
-        let node = state.queue.remove(&number);
-        state.sending.remove(&number);
-        if state.renames.remove(&number) {
-            self.renames.fetch_sub(1, Ordering::AcqRel);
-        }
-        if state.queue.is_empty() {
-            state.oldest = None;
-        }
-        self.queued.store(state.queue.len() as u64, Ordering::Release);
-        node
-    }
-
-    pub(in crate::client) fn file_written(&self, file: FileId) {
-        self.state().since.entry(file).or_insert_with(Instant::now);
-    }
-
-    pub(in crate::client) fn wake(&self) {
-        self.wake.notify_all();
-    }
-
-    pub(in crate::client) fn is_stopped(&self) -> bool {
-        self.state().stopped
-    }
-
-    pub(in crate::client) fn stop(&self) {
-        self.state().stopped = true;
-        self.wake.notify_all();
-    }
-
-    /// Starts the thread that writes back what is due, until the session ends.
-    pub(in crate::client) fn start(core: &Arc<Core>) {
-        let weak = core.me.clone();
-        std::thread::spawn(move || {
-            while let Some(core) = weak.upgrade() {
-                let state = core.writeback.state();
-                let waited = core.writeback.wake.wait_timeout(state, POLL_INTERVAL);
-                if waited.unwrap_or_else(PoisonError::into_inner).0.stopped {
-                    return;
-                }
-                if core.is_due() {
-                    // A failure is reported as an event, and tried again.
-                    let _ = core.flush_all(false);
-                }
-            }
-        });
-    }
-}
 
 /// Whether the server found another file under the path of a write, or none: ENOENT or ENOTDIR.
 fn is_other_file(fail: &CallFailure) -> bool {
@@ -240,7 +54,7 @@ pub(in crate::client) struct FileWriteBack {
 }
 
 impl Core {
-    fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         if !self.connection.is_up() {
             return false;
         }
@@ -249,10 +63,12 @@ impl Core {
             return true;
         }
         let Some(delay) = self.settings().delay.map(Duration::from_secs) else { return false };
+        if !lock(&self.writeback.made).is_empty() {
+            return true;
+        }
         let state = self.writeback.state();
         let refused = |file: &FileId| state.refused.get(file).is_some_and(|at| at.elapsed() < REFUSED_RETRY);
-        !state.unsynced.is_empty()
-            || state.oldest.is_some_and(|at| at.elapsed() >= delay)
+        state.oldest.is_some_and(|at| at.elapsed() >= delay)
             || state.since.iter().any(|(file, at)| at.elapsed() >= delay && !refused(file))
     }
 
@@ -261,9 +77,9 @@ impl Core {
         let ops = self.cache.ops();
         for (number, op) in &ops {
             // A change of an earlier session has no inode.
-            match op {
-                Op::Rename { .. } => self.writeback.queue_rename(*number, 0),
-                _ => self.writeback.queue(*number, 0),
+            match op.is_rename() {
+                true => self.writeback.queue_rename(*number, 0),
+                false => self.writeback.queue(*number, 0),
             }
         }
         if recovered.dirty.is_empty() && ops.is_empty() {
@@ -280,9 +96,10 @@ impl Core {
         }
     }
 
-    /// Writes one file back, after all changes of names.
-    pub(in crate::client) fn flush_file(&self, file: FileId) -> Result<()> {
-        self.with_flushed(vec![file], |flushed| flushed)
+    /// Writes one file back, after all changes of names; with `durable`, to the server's disk.
+    pub(in crate::client) fn flush_file(&self, file: FileId, durable: bool) -> Result<()> {
+        let _turn = self.writeback.lock();
+        self.send_files(|| vec![file], durable)
     }
 
     /// Writes files back, then passes the result to `then` before another write-back can run.
@@ -372,15 +189,21 @@ impl Core {
         if self.can_compare() {
             self.cache.avoid_truncation(file).map_err(errno_of)?;
         }
+        // A change that replaces or removes the file takes its stamps from the record: either it is seen
+        // here, or it sees the stamp of this attempt.
+        let _nodes = self.inodes();
         let content = self.cache.content_epoch(file).unwrap_or_default();
         // Read it again, so that the record is not older than the epoch.
-        let Some(record) = self.cache.file(file) else { return Ok(None) };
+        let Some(record) = dirty(file) else { return Ok(None) };
         // Each attempt has its own stamp: a delayed write of an earlier attempt must not overwrite this one.
         let again = record.stamps.last().filter(|_| record.stamps.len() >= MAX_STAMPS);
         let stamp = record.mtime.or(again.copied()).unwrap_or_else(|| self.stamp());
         let expect = self.expect(file, &record, stamp)?;
         self.writeback.state().since.remove(&file);
         let durable = durable || self.policy_of(&record.path) == Policy::Back;
+        if !durable {
+            lock(&self.writeback.unsynced).file_sent(file, self.connection.restarts());
+        }
         let wanted = FileRef { path: record.path.clone(), ident };
         Ok(Some(FileWriteBack { file, record, file_ref: wanted, stamp, expect, content, durable }))
     }
@@ -430,7 +253,9 @@ impl Core {
             None => (None, &[][..]),
         };
         if let Some(at) = cut.filter(|_| !rest.is_empty()) {
+            let server = self.connection.restarts();
             self.clone().send_piece(sending.clone(), cut.take(), None, 0, &[]).await?;
+            self.sync_sent(&sending, server).await?;
             // A second attempt must not truncate away the content that is sent next.
             let noted =
                 self.cache.update_file(sending.file, |record| record.base.size = at.min(record.base.size));
@@ -453,7 +278,7 @@ impl Core {
         blocks: &[u64],
         (cut, last): (Option<u64>, bool),
     ) -> std::result::Result<Option<Attr>, CallFailure> {
-        let server = self.connection.breaks();
+        let server = self.connection.restarts();
         let there = Arc::new(self.server_digests(sending, blocks).await);
         let (mut tasks, places) = (JoinSet::new(), Arc::new(Semaphore::new(MAX_BLOCKS_IN_TRANSIT)));
         for block in blocks.iter().copied() {
@@ -475,19 +300,27 @@ impl Core {
             let size = self.cache.file(sending.file).map(|record| record.size);
             attr = Some(self.clone().send_piece(sending.clone(), cut, size, 0, &[]).await?);
         }
-        if sending.durable {
-            let body = Sync { file: sending.file_ref.clone() };
-            self.connection.send::<SyncCall, _>(body, Bytes::new(), None).await.0?;
-            if self.connection.breaks() != server {
-                // A restarted server may have lost the writes that this sync was to cover.
-                return Err(CallFailure::Outdated);
-            }
-        }
+        self.sync_sent(sending, server).await?;
         for (dirty, seen) in sent {
             let noted = self.cache.mark_sent(sending.file, sending.content, &dirty, seen);
             noted.map_err(|error| self.report_unsendable(sending, &error))?;
         }
         Ok(attr)
+    }
+
+    /// Has the server sync what was sent since it had restarted `restarts` times, if that is required.
+    async fn sync_sent(
+        &self,
+        sending: &FileWriteBack,
+        restarts: u64,
+    ) -> std::result::Result<(), CallFailure> {
+        if !sending.durable {
+            return Ok(());
+        }
+        let body = Sync { file: sending.file_ref.clone() };
+        self.connection.send::<SyncCall, _>(body, Bytes::new(), None).await.0?;
+        // A restarted server may have lost the writes that this sync was to cover.
+        if self.connection.restarts() == restarts { Ok(()) } else { Err(CallFailure::Outdated) }
     }
 
     async fn send_block(

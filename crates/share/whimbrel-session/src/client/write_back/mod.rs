@@ -2,3 +2,5 @@
 
 pub(in crate::client) mod conflicts;
 pub(in crate::client) mod file_write_back;
+pub(in crate::client) mod unsynced;
+pub(in crate::client) mod write_queue;
