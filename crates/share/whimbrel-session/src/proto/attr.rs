@@ -11,7 +11,21 @@ pub struct Time {
     pub nanos: u32,
 }
 
+/// Units in which file systems store times, in nanoseconds: NTFS and SMB 100, others a microsecond or
+/// millisecond, exFAT ten milliseconds, ext3 and HFS+ a second, FAT two.
+const UNITS: [i128; 7] = [1, 100, 1_000, 1_000_000, 10_000_000, 1_000_000_000, 2_000_000_000];
+
 impl Time {
+    /// Whether a file that was given this time may have `found`: file systems cut off what they cannot store.
+    pub fn is_stored_as(self, found: Time) -> bool {
+        let (given, found) = (self.nanoseconds(), found.nanoseconds());
+        UNITS.iter().any(|unit| given - given.rem_euclid(*unit) == found)
+    }
+
+    fn nanoseconds(self) -> i128 {
+        i128::from(self.seconds) * 1_000_000_000 + i128::from(self.nanos)
+    }
+
     /// The current time of this host's clock.
     pub fn now() -> Self {
         match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {

@@ -59,7 +59,8 @@ fn if_known(
     let order = session.files.write_lock(there.ident);
     let _order = order.write().unwrap_or_else(PoisonError::into_inner);
     let same = known.ident.is_none_or(|ident| ident == there.ident);
-    if !same || !known.times.is_empty() && !known.times.contains(&there.mtime) {
+    let unchanged = known.times.is_empty() || known.times.iter().any(|time| time.is_stored_as(there.mtime));
+    if !same || !unchanged {
         return Err(Refusal::new(code::CONFLICT, "the file there was changed by somebody else"));
     }
     change()
@@ -101,7 +102,7 @@ fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Re
 
 /// Whether a file is the one that was created with this stamp.
 fn has_stamp(there: &Attr, stamp: Time) -> bool {
-    there.kind == Kind::File && there.size == 0 && there.mtime == stamp
+    there.kind == Kind::File && there.size == 0 && stamp.is_stored_as(there.mtime)
 }
 
 /// Replaces a file without a moment in which the name is absent: the new file is created under a temporary
@@ -262,7 +263,7 @@ fn set_attr(session: &ServedSession, path: &RelPath, op: &Op, known: Option<&Kno
     let Op::SetAttr { mtime, .. } = op else { return Ok(()) };
     let (found, attr) = session.tree.lookup(path)?;
     // If it was set before, the client does not know yet.
-    let known = known.filter(|_| *mtime != Some(attr.mtime));
+    let known = known.filter(|_| !mtime.is_some_and(|set| set.is_stored_as(attr.mtime)));
     if_known(session, &attr, known, || set_attr_of(session, (&found, &attr), op))
 }
 

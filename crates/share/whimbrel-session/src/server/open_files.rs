@@ -265,7 +265,7 @@ impl OpenFile {
     ) -> Result<(Attr, T), Refusal> {
         let _order = self.write_lock.write().unwrap_or_else(PoisonError::into_inner);
         let now = self.attr()?;
-        let ours = |time: Time| expect.contains(&time);
+        let ours = |time: Time| expect.iter().any(|known| known.is_stored_as(time));
         if !ours(now.mtime) && !write_intent::stamp_of(&self.file, now.mtime).is_some_and(ours) {
             return Err(Refusal::new(code::CONFLICT, "the file was changed by somebody else"));
         }
@@ -398,6 +398,32 @@ mod tests {
         assert!(after < before / 2, "{after} of {before} blocks");
         let (before, after) = blocks_after("allocated", false);
         assert!(after >= SIZE / 512, "{after} of {before} blocks");
+    }
+
+    #[test]
+    fn a_writer_whose_stamp_was_stored_in_whole_seconds_writes_on_and_no_other_does() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "before").unwrap();
+        let tree = Export::new(dir.path()).unwrap().tree(&RelPath::root(), false).unwrap();
+        let path = RelPath::new(b"file").unwrap();
+        let wanted = FileRef { ident: tree.attr(&path).unwrap().unwrap().ident, path };
+        let files = OpenFiles::new(8, Arc::default());
+        let file = files.get(&tree, &wanted, true).unwrap();
+        let stamp = Time { seconds: 1_000_001, nanos: 987_654_321 };
+        let write = |found: Time| {
+            set_mtime(file.file(), found).unwrap();
+            file.write_stamped(&[stamp], stamp, |_: &Attr| Ok(())).map(|_| ())
+        };
+        for (seconds, nanos) in
+            [(1_000_001, 987_654_300), (1_000_001, 980_000_000), (1_000_001, 0), (1_000_000, 0)]
+        {
+            write(Time { seconds, nanos }).unwrap();
+        }
+        for (seconds, nanos) in
+            [(1_000_001, 987_654_322), (1_000_001, 500_000_000), (999_999, 0), (1_000_002, 0)]
+        {
+            assert_eq!(write(Time { seconds, nanos }).unwrap_err().code, code::CONFLICT);
+        }
     }
 
     #[test]

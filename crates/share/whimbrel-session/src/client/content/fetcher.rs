@@ -6,7 +6,7 @@
 use crate::client::{connection::server_connection::CallFailure, session::Core};
 use crate::{
     cache::FileId,
-    proto::{Attr, FileRef, Range, Read, ReadCall, ReadDone, unpack_pages},
+    proto::{Attr, FileRef, Range, Read, ReadCall, ReadDone, Time, unpack_pages},
 };
 use std::{
     collections::HashMap,
@@ -196,8 +196,9 @@ impl Core {
     /// the clean pages are dropped and dirty ones become a conflict.
     fn compare(&self, source: &FetchSubject, attr: &Attr) -> VersionOrder {
         let Some(record) = self.cache.file(source.file) else { return VersionOrder::Old };
+        let sent = |stamp: &Time| stamp.is_stored_as(attr.mtime);
         let ours = record.base == attr.version()
-            || (record.dirty && (record.base.mtime == attr.mtime || record.stamps.contains(&attr.mtime)));
+            || (record.dirty && (record.base.mtime == attr.mtime || record.stamps.iter().any(sent)));
         if ours {
             return VersionOrder::Same;
         }
