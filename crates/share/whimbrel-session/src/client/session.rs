@@ -476,13 +476,27 @@ impl Core {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).policy_of(path.as_bytes())
     }
 
-    /// How long the server's answers are cached. Without a limit while the server cannot be reached or has
-    /// yet to make changes of this client, because its answers would be older than the state here.
+    /// How long the server's answers are cached. Without a limit while the server cannot be reached.
     pub(super) fn ttl(&self) -> Duration {
-        if self.writeback.queued() > 0 || !self.connection.is_up() {
+        if !self.connection.is_up() {
             return Duration::MAX;
         }
         self.settings.read().unwrap_or_else(PoisonError::into_inner).ttl()
+    }
+
+    /// How long answers about an inode and the names in it are cached. Without a limit while the server has
+    /// yet to make a change there, because its answers would be older than the state here.
+    pub(super) fn ttl_of(&self, id: u64) -> Duration {
+        if self.is_affected(id) { Duration::MAX } else { self.ttl() }
+    }
+
+    /// Whether the server has yet to make a change of an inode, of the names in it, or of its path.
+    pub(super) fn is_affected(&self, id: u64) -> bool {
+        if self.writeback.queued() == 0 {
+            return false;
+        }
+        let nodes = self.inodes();
+        self.writeback.affects(id, &nodes.above(id))
     }
 
     pub(super) fn event(&self, text: String) {

@@ -205,3 +205,101 @@ fn what_a_file_grows_by_while_it_is_written_back_is_not_cut_off() {
         assert!(fs::read(world.mount().join("file")).unwrap() == bytes);
     }
 }
+
+#[test]
+fn a_transfer_of_content_delays_neither_reads_nor_names() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.settings.fresh = Some(0);
+        },
+        |server| {
+            fs::create_dir(server.join("dir")).unwrap();
+            for name in ["large", "other", "dir/old", "dir/file"] {
+                fs::write(server.join(name), "as it was").unwrap();
+            }
+        },
+    );
+    let mount = world.mount();
+    let [sending, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let held = [sending.clone(), over.clone()];
+    world.wire.decide(move |request| {
+        if request.kind == WriteCall::KIND {
+            held[0].store(true, Ordering::SeqCst);
+            tokio::task::block_in_place(|| until("the transfer may end", || held[1].load(Ordering::SeqCst)));
+        }
+        Fate::Answered
+    });
+    fs::write(mount.join("large"), pattern(100_000, 3)).unwrap();
+    let session = world.session().clone();
+    let flushing = std::thread::spawn(move || session.flush());
+    until("it is being sent", || sending.load(Ordering::SeqCst));
+    // The renamed directory and what is in it need the name that the server knows.
+    fs::rename(mount.join("dir"), mount.join("renamed")).unwrap();
+    fs::rename(mount.join("renamed/old"), mount.join("renamed/new")).unwrap();
+    assert_eq!(fs::read_to_string(mount.join("other")).unwrap(), "as it was");
+    for name in ["renamed/file", "renamed/new"] {
+        assert_eq!(fs::read_to_string(mount.join(name)).unwrap(), "as it was");
+    }
+    assert!(!flushing.is_finished());
+    over.store(true, Ordering::SeqCst);
+    flushing.join().unwrap().unwrap();
+    world.session().flush().unwrap();
+    assert_eq!(world.session().status().events, []);
+    assert_eq!(fs::read(world.server().join("large")).unwrap(), pattern(100_000, 3));
+    assert_eq!(fs::read_to_string(world.server().join("renamed/new")).unwrap(), "as it was");
+}
+
+#[test]
+fn names_that_wait_to_be_sent_hide_no_changes_of_the_server_elsewhere() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.settings.fresh = Some(0);
+        },
+        |server| {
+            for dir in ["busy", "quiet"] {
+                fs::create_dir(server.join(dir)).unwrap();
+                fs::write(server.join(dir).join("file"), "first").unwrap();
+            }
+        },
+    );
+    let (mount, server) = (world.mount(), world.server());
+    for dir in ["busy", "quiet"] {
+        assert_eq!(fs::read_to_string(mount.join(dir).join("file")).unwrap(), "first");
+    }
+    fs::write(mount.join("busy/made"), "here").unwrap();
+    fs::rename(mount.join("busy/file"), mount.join("busy/moved")).unwrap();
+    fs::write(server.join("quiet/file"), "second, and longer").unwrap();
+    fs::write(server.join("quiet/more"), "more").unwrap();
+    assert_eq!(fs::read_to_string(mount.join("quiet/file")).unwrap(), "second, and longer");
+    assert_eq!(fs::read_to_string(mount.join("quiet/more")).unwrap(), "more");
+    assert_eq!(fs::read_to_string(mount.join("busy/moved")).unwrap(), "first");
+    let mut names: Vec<_> =
+        fs::read_dir(mount.join("busy")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["made", "moved"]);
+    assert!(!server.join("busy/made").exists(), "nothing was sent because of a read");
+}
+
+#[test]
+fn a_cache_that_removed_files_fill_is_full_at_once_and_until_they_are_closed() {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.capacity = 1 << 20;
+            // A write that waits for room waits for longer than any test runs.
+            options.settings.patience = 100_000;
+        },
+        |_| {},
+    );
+    let path = world.mount().join("removed");
+    let mut removed = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let refused = removed.write_all(&pattern(2 << 20, 5)).and_then(|()| removed.sync_all());
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(28));
+    drop(removed);
+    let bytes = pattern(2 << 20, 6);
+    until("the file is closed", || fs::write(world.mount().join("next"), &bytes).is_ok());
+    assert!(fs::read(world.mount().join("next")).unwrap() == bytes);
+}

@@ -25,6 +25,8 @@ use whimbrel_fuse::{Access, Errno, Opened, Result};
 const MAX_READAHEAD: u64 = 8 << 20;
 /// Files of at least this size bypass the page cache if their name says that they are disks.
 const MIN_DIRECT_SIZE: u64 = 1 << 20;
+/// Pause before a full cache without anything to write back is tried again.
+const FETCH_TIME: Duration = Duration::from_millis(20);
 /// Attempts to read a file that changes meanwhile.
 const TRIES: usize = 8;
 
@@ -195,7 +197,7 @@ impl Core {
         let _waits = self.connection.waiting();
         let mut ahead = Some(ahead);
         for _ in 0..TRIES {
-            self.flush_changes()?;
+            self.flush_changes(id)?;
             let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
             let epoch = self.cache.epoch(file);
             let mut brought = Vec::new();
@@ -274,11 +276,7 @@ impl Core {
                     }
                     self.fetch_blocks(id, file, &blocks)?;
                 }
-                Err(CacheError::Full) if Instant::now() < deadline => {
-                    // Only a write-back makes room.
-                    self.flush_all(false)
-                        .map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })?;
-                }
+                Err(CacheError::Full) if Instant::now() < deadline => self.make_room(round)?,
                 Err(error) => return Err(errno_of(error)),
             }
         }
@@ -286,9 +284,19 @@ impl Core {
         Ok(data.len() as u32)
     }
 
+    /// Writes back, which alone makes room. Files that were removed and are still open are not written back:
+    /// if nothing else is dirty, there is no room until they are closed.
+    fn make_room(&self, round: usize) -> Result<()> {
+        if self.cache.dirty_files().is_empty() {
+            // Blocks that are being fetched are in use for a moment.
+            return if round < TRIES { Ok(std::thread::sleep(FETCH_TIME)) } else { Err(Errno::ENOSPC) };
+        }
+        self.flush_all(false).map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })
+    }
+
     fn fetch_blocks(&self, id: u64, file: FileId, blocks: &[u64]) -> Result<()> {
         let _waits = self.connection.waiting();
-        self.flush_changes()?;
+        self.flush_changes(id)?;
         let source = self.fetch_subject(id, file).ok_or(Errno::ESTALE)?;
         for flight in self.fetch(&source, blocks, false) {
             match flight.wait() {
@@ -408,7 +416,7 @@ impl Core {
             Policy::None => Ok(()),
             Policy::Back => self.cache.sync().map_err(errno_of),
             Policy::Through => {
-                self.flush_changes()?;
+                self.flush_changes(id)?;
                 self.sync_dir(id)
             }
         }

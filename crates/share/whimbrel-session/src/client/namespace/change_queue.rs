@@ -5,7 +5,7 @@
 //! the journal when it is durable on the server: one that a power failure there may have undone is sent
 //! again. That, and the number below which changes may be sent next, is durable here before
 //! the next batch is sent. After any crash, therefore, only changes are repeated whose results are unaltered,
-//! and only changes are merged that were never sent. Needs the write-back lock.
+//! and only changes are merged that were never sent.
 
 use super::{change_batch::next_batch, change_merge::merge};
 use crate::client::{
@@ -89,21 +89,19 @@ fn latched(error: CacheError) -> CallFailure {
 }
 
 impl Core {
-    /// Sends pending renames before a request by path, because the server still has files under their old
-    /// names.
-    pub(in crate::client) fn flush_changes(&self) -> Result<()> {
-        if !self.writeback.has_renames() {
+    /// Sends pending changes before a request by path if the server still has the file or its directory under
+    /// an old name.
+    pub(in crate::client) fn flush_changes(&self, id: u64) -> Result<()> {
+        if !self.writeback.has_renames() || !self.is_affected(id) {
             return Ok(());
         }
         let _waits = self.connection.waiting();
-        let _turn = self.writeback.lock();
         self.send_changes().map_err(errno_of_fail)
     }
 
     /// Makes a change on the server now, after all queued ones.
     pub(in crate::client) fn make_change_now(&self, op: &Op) -> Result<MadeChange> {
         if self.writeback.queued() > 0 {
-            let _turn = self.writeback.lock();
             self.send_changes().map_err(errno_of_fail)?;
         }
         let _waits = self.connection.waiting();
@@ -151,8 +149,9 @@ impl Core {
         self.connection.call::<LookupCall, _>(wanted).map(|(found, _)| found.attr)
     }
 
-    /// Sends every queued change. Needs the write-back lock.
+    /// Sends every queued change. Content may be sent meanwhile: it is by path and identity.
     pub(in crate::client) fn send_changes(&self) -> CallResult<()> {
+        let _names = self.writeback.lock_names();
         loop {
             let confirmed = self.confirm()?;
             let changes = self.next_changes()?;

@@ -35,13 +35,14 @@ pub(in crate::client) fn errno_of_path_error(error: PathError) -> Errno {
 impl Core {
     pub(in crate::client) fn lookup(&self, parent: u64, name: &Name) -> Result<u64> {
         for _ in 0..TRIES {
-            match self.inodes().look_up(parent, name, self.ttl()) {
+            let ttl = self.ttl_of(parent);
+            match self.inodes().look_up(parent, name, ttl) {
                 NameLookup::Node(id) => return Ok(id),
                 NameLookup::Nothing => return Err(Errno::ENOENT),
                 NameLookup::Ask => {}
             }
             self.walk_again();
-            self.flush_changes()?;
+            self.flush_changes(parent)?;
             let (dir, changes, large) = {
                 let mut nodes = self.inodes();
                 let path = nodes.path(parent).ok_or(Errno::ESTALE)?;
@@ -119,12 +120,12 @@ impl Core {
 
     /// Requests the attributes of an inode again if they are old.
     pub(in crate::client) fn revalidate(&self, id: u64) -> Result<()> {
-        let ttl = self.ttl();
+        let ttl = self.ttl_of(id);
         if self.inodes().get(id).ok_or(Errno::ESTALE)?.is_fresh(ttl) {
             return Ok(());
         }
         self.walk_again();
-        self.flush_changes()?;
+        self.flush_changes(id)?;
         let Some(path) = self.inodes().path(id) else { return Ok(()) };
         let asked = self.connection.call::<LookupCall, _>(Lookup { dir: path, name: None, list: 0 });
         let attr = match asked {
@@ -164,11 +165,12 @@ impl Core {
     /// Makes the cached list of a directory's names complete.
     pub(in crate::client) fn complete_directory(&self, id: u64) -> Result<()> {
         for _ in 0..TRIES {
-            if self.inodes().is_complete(id, self.ttl()) {
+            let ttl = self.ttl_of(id);
+            if self.inodes().is_complete(id, ttl) {
                 return Ok(());
             }
             self.walk_again();
-            self.flush_changes()?;
+            self.flush_changes(id)?;
             let (path, changes) = {
                 let mut nodes = self.inodes();
                 let path = nodes.path(id).ok_or(Errno::ESTALE)?;

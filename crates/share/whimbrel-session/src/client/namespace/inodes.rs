@@ -212,6 +212,12 @@ impl InodeTable {
         left
     }
 
+    /// The directories above an inode, the nearest first.
+    pub(in crate::client) fn above(&self, id: u64) -> Vec<u64> {
+        let parent = |id: &u64| Some(self.nodes.get(id)?.names.first()?.0);
+        std::iter::successors(parent(&id), parent).collect()
+    }
+
     /// What this name leads to is not what the kernel knows.
     pub(in crate::client) fn name_changed(&mut self, path: &RelPath) {
         let Some((dir, name)) = path.split() else { return };

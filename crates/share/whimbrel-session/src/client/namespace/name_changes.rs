@@ -115,7 +115,7 @@ impl Core {
             node.file = file;
             node.ops.push(number);
         }
-        self.writeback.queue(number, id);
+        self.writeback.queue(number, id, &[parent]);
         Ok(id)
     }
 
@@ -173,7 +173,7 @@ impl Core {
             let op =
                 if dir { Op::Rmdir { path } } else { Op::Unlink { path, ident: known, keep: opens > 0 } };
             let number = self.cache.add_op(op.if_known(condition)).map_err(errno_of)?;
-            self.writeback.queue(number, id);
+            self.writeback.queue(number, id, &[parent]);
         }
         self.removed(&mut nodes, parent, name, id)
     }
@@ -326,7 +326,7 @@ impl Core {
         if let Some(node) = nodes.get_mut(id) {
             node.ops.clear();
         }
-        self.writeback.queue_rename(number, id);
+        self.writeback.queue_rename(number, id, &[from.0, to.0]);
         self.renamed(&mut nodes, id, from, to, replaced, &paths)
     }
 
@@ -400,7 +400,7 @@ impl Core {
                 return Err(Errno::EEXIST);
             }
             let number = self.cache.add_op(op).map_err(errno_of)?;
-            self.writeback.queue(number, id);
+            self.writeback.queue(number, id, &[parent]);
             self.linked(&mut nodes, id, parent, name);
             return Ok(());
         }
@@ -472,7 +472,7 @@ impl Core {
                     node.attr.mtime = mtime.unwrap_or(node.attr.mtime);
                     node.attr.ctime = Time::now();
                 }
-                self.writeback.queue(number, id);
+                self.writeback.queue(number, id, &[]);
             }
         }
         Ok(())

@@ -78,8 +78,8 @@ impl Core {
         for (number, op) in &ops {
             // A change of an earlier session has no inode.
             match op.is_rename() {
-                true => self.writeback.queue_rename(*number, 0),
-                false => self.writeback.queue(*number, 0),
+                true => self.writeback.queue_rename(*number, 0, &[]),
+                false => self.writeback.queue(*number, 0, &[]),
             }
         }
         if recovered.dirty.is_empty() && ops.is_empty() {

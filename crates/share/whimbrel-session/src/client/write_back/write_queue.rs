@@ -17,6 +17,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use whimbrel_core::lock;
 
 /// Interval between checks whether a write-back is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -25,6 +26,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) struct State {
     /// Changes of names, each with its inode.
     queue: BTreeMap<u64, u64>,
+    /// Directories whose names a change affects, by the number of the change.
+    dirs: HashMap<u64, Vec<u64>>,
+    /// How many changes affect an inode or the names in it.
+    affected: HashMap<u64, Affected>,
     renames: HashSet<u64>,
     sending: HashSet<u64>,
     pub(super) since: HashMap<FileId, Instant>,
@@ -33,11 +38,44 @@ pub(super) struct State {
     stopped: bool,
 }
 
+/// Pending changes of an inode.
+#[derive(Default)]
+struct Affected {
+    /// Changes of its own names and attributes.
+    itself: u32,
+    /// Changes of the names in it.
+    names: u32,
+}
+
+impl State {
+    fn add(&mut self, number: u64, node: u64, dirs: &[u64]) {
+        self.queue.insert(number, node);
+        self.dirs.insert(number, [&[node], dirs].concat());
+        self.affected.entry(node).or_default().itself += 1;
+        dirs.iter().for_each(|dir| self.affected.entry(*dir).or_default().names += 1);
+        self.oldest.get_or_insert_with(Instant::now);
+    }
+
+    /// Removes a change; returns its inode.
+    fn remove(&mut self, number: u64) -> Option<u64> {
+        for (at, id) in self.dirs.remove(&number).into_iter().flatten().enumerate() {
+            let Some(affected) = self.affected.get_mut(&id) else { continue };
+            let count = if at == 0 { &mut affected.itself } else { &mut affected.names };
+            *count = count.saturating_sub(1);
+            if affected.itself == 0 && affected.names == 0 {
+                self.affected.remove(&id);
+            }
+        }
+        self.queue.remove(&number)
+    }
+}
+
 #[derive(Default)]
 pub(in crate::client) struct WriteBack {
     state: Mutex<State>,
     wake: Condvar,
     lock: Mutex<()>,
+    names: Mutex<()>,
     queued: AtomicU64,
     renames: AtomicU64,
     changes: AtomicU64,
@@ -64,16 +102,28 @@ impl WriteBack {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(in crate::client) fn queue(&self, number: u64, node: u64) {
+    /// Queues a change of an inode and of the names in `dirs`. Inode 0 stands for one that is not known,
+    /// because the change is of an earlier session.
+    pub(in crate::client) fn queue(&self, number: u64, node: u64, dirs: &[u64]) {
         self.changed();
         let mut state = self.state();
-        state.queue.insert(number, node);
-        state.oldest.get_or_insert_with(Instant::now);
+        state.add(number, node, dirs);
         self.queued.store(state.queue.len() as u64, Ordering::Release);
     }
 
-    pub(in crate::client) fn queue_rename(&self, number: u64, node: u64) {
-        self.queue(number, node);
+    /// Whether the server has yet to make a change of this inode, of the names in it, or of a directory above
+    /// it. `above` are those directories.
+    pub(in crate::client) fn affects(&self, id: u64, above: &[u64]) -> bool {
+        if self.queued() == 0 {
+            return false;
+        }
+        let state = self.state();
+        let itself = |id: &u64| state.affected.get(id).is_some_and(|affected| affected.itself > 0);
+        state.affected.contains_key(&id) || itself(&0) || above.iter().any(itself)
+    }
+
+    pub(in crate::client) fn queue_rename(&self, number: u64, node: u64, dirs: &[u64]) {
+        self.queue(number, node, dirs);
         self.state().renames.insert(number);
         self.renames.fetch_add(1, Ordering::AcqRel);
     }
@@ -89,7 +139,7 @@ impl WriteBack {
             return false;
         }
         for number in numbers {
-            state.queue.remove(number);
+            state.remove(*number);
         }
         self.queued.store(state.queue.len() as u64, Ordering::Release);
         true
@@ -111,11 +161,16 @@ impl WriteBack {
                 self.renames.fetch_sub(1, Ordering::AcqRel);
             }
         }
-        folded.gone.iter().for_each(|number| _ = state.queue.remove(number));
+        folded.gone.iter().for_each(|number| _ = state.remove(*number));
         self.queued.store(state.queue.len() as u64, Ordering::Release);
     }
 
-    /// Locks the write-back: one runs at a time.
+    /// Locks the changes of names: one thread at a time sends them. It may have locked the write-back before.
+    pub(in crate::client) fn lock_names(&self) -> MutexGuard<'_, ()> {
+        lock(&self.names)
+    }
+
+    /// Locks the write-back of content: one runs at a time.
     pub(in crate::client) fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,7 +195,7 @@ impl WriteBack {
     /// Removes a change from the queue; returns its inode.
     pub(in crate::client) fn done(&self, number: u64) -> Option<u64> {
         let mut state = self.state();
-        let node = state.queue.remove(&number);
+        let node = state.remove(number);
         state.sending.remove(&number);
         if state.renames.remove(&number) {
             self.renames.fetch_sub(1, Ordering::AcqRel);
