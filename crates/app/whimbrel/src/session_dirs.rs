@@ -29,7 +29,19 @@ pub(crate) fn cache(given: Option<&Path>, target: &str) -> PathBuf {
     let digest = whimbrel_core::Digest::of(target.as_bytes()).to_string();
     let short: String = flat.chars().take(60).collect();
     let name = format!("{short}-{}", digest.chars().rev().take(8).collect::<String>());
-    given.map_or_else(|| below("XDG_CACHE_HOME", ".cache").join("sessions").join(name), Path::to_owned)
+    given.map_or_else(|| default_cache(&name), Path::to_owned)
+}
+
+/// A cache may have the only copy of what a program has synced, so it is not where tools and users clear up.
+fn default_cache(name: &str) -> PathBuf {
+    let [old, new] = [("XDG_CACHE_HOME", ".cache"), ("XDG_STATE_HOME", ".local/state")]
+        .map(|(variable, otherwise)| below(variable, otherwise).join("sessions").join(name));
+    used_before(old).unwrap_or(new)
+}
+
+/// The cache that an earlier version made here, if there is one: it may have unsent data.
+fn used_before(cache: PathBuf) -> Option<PathBuf> {
+    cache.join("lock").exists().then_some(cache)
 }
 
 /// Directory of control sockets, which must belong to this user.
@@ -57,4 +69,19 @@ fn at_run_time(what: &str) -> PathBuf {
 fn own_dir(dir: PathBuf) -> io::Result<PathBuf> {
     let checked = private_dir::create(&dir);
     checked.map(|()| dir).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_of_an_earlier_version_stays_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("cache");
+        std::fs::create_dir(&cache).unwrap();
+        assert_eq!(used_before(cache.clone()), None);
+        std::fs::write(cache.join("lock"), "").unwrap();
+        assert_eq!(used_before(cache.clone()), Some(cache));
+    }
 }

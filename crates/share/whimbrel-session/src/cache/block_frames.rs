@@ -14,6 +14,10 @@ use crate::proto::PAGE;
 use std::{io, sync::atomic::Ordering};
 use whimbrel_core::lock;
 
+/// Space that the cache leaves free on its disk, for the journal and for others: with less, it does not use
+/// more frames than before.
+pub(super) const MIN_ROOM: u64 = 128 << 20;
+
 /// Pages to be stored, from page `first` of a block on: those with a sum in `sums`.
 #[derive(Clone, Copy)]
 struct PageRun<'a> {
@@ -144,6 +148,8 @@ impl BlockCache {
         full: PageMask,
         dirty: bool,
     ) -> Result<WritePlan, CacheError> {
+        // A full disk would latch the cache, and the disk is not only the cache's.
+        state.index.set_growth(self.storage.room() >= MIN_ROOM);
         let mut gone = Vec::new();
         let mut plan_now = |state: &mut State| {
             let flights = lock(&self.fetching);
@@ -217,5 +223,74 @@ impl BlockCache {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cache::{CacheRead, DiskStorage, FileRecord, Geometry, Storage},
+        proto::{Op, RelPath, Version},
+    };
+    use std::sync::{Arc, atomic::AtomicU64};
+
+    /// A storage on a disk with a given room.
+    struct Limited(DiskStorage, Arc<AtomicU64>);
+
+    impl Storage for Limited {
+        fn read(&self, part: StoragePart, at: u64, out: &mut [u8]) -> io::Result<usize> {
+            self.0.read(part, at, out)
+        }
+        fn write(&self, part: StoragePart, at: u64, data: &[u8]) -> io::Result<()> {
+            self.0.write(part, at, data)
+        }
+        fn sync(&self, part: StoragePart) -> io::Result<()> {
+            self.0.sync(part)
+        }
+        fn truncate(&self, part: StoragePart, len: u64) -> io::Result<()> {
+            self.0.truncate(part, len)
+        }
+        fn len(&self, part: StoragePart) -> io::Result<u64> {
+            self.0.len(part)
+        }
+        fn room(&self) -> u64 {
+            self.1.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_cache_on_a_full_disk_does_not_grow_and_works_on_when_there_is_room() {
+        const BLOCK: u64 = 64 << 10;
+        let dir = tempfile::tempdir().unwrap();
+        let room = Arc::new(AtomicU64::new(u64::MAX));
+        let storage = Limited(DiskStorage::open(dir.path()).unwrap(), room.clone());
+        let geometry = Geometry::new(BLOCK, 8 * BLOCK).unwrap();
+        let (cache, _) = BlockCache::open(Box::new(storage), geometry).unwrap();
+        let record = FileRecord {
+            path: RelPath::root(),
+            ident: None,
+            made_by: None,
+            base: Version::default(),
+            size: 0,
+            zero_from: 0,
+            mtime: None,
+            stamps: Vec::new(),
+            dirty: false,
+            removed: false,
+        };
+        let file = cache.add_file(record).unwrap();
+        let content = vec![7; BLOCK as usize];
+        let write = |block: u64| cache.write(file, block * BLOCK, &content);
+        assert_eq!(write(0).unwrap(), CacheRead::Complete);
+        room.store(MIN_ROOM - 1, Ordering::Relaxed);
+        assert!(matches!(write(1), Err(CacheError::Full)));
+        assert_eq!(write(0).unwrap(), CacheRead::Complete, "in its place");
+        assert!(dir.path().join("frames").metadata().unwrap().len() <= BLOCK);
+        // Names need little room, and the journal has it.
+        cache.add_op(Op::Rmdir { path: RelPath::root() }).unwrap();
+        cache.sync().unwrap();
+        room.store(MIN_ROOM, Ordering::Relaxed);
+        assert!((1..8).all(|block| write(block).unwrap() == CacheRead::Complete));
     }
 }

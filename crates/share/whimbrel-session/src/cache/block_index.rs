@@ -10,7 +10,7 @@
 
 use super::journal_record::FileId;
 use crate::proto::PAGE;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Checksum of a page of zeros, which is never read from a frame.
 pub(super) const ZERO: u32 = 0;
@@ -90,7 +90,14 @@ pub(super) struct BlockIndex {
     owner: Vec<Option<Key>>,
     free: Vec<u32>,
     retired: Vec<u32>,
+    /// Frames that are not used because the storage must not grow.
+    withheld: Vec<u32>,
+    /// Frames below this number were used before, so that the storage has room for them.
+    reached: u32,
     clock_hand: u32,
+    /// Blocks with which the next barrier has to do something: dirty ones that are not frozen, and frozen ones
+    /// that became clean. Some that were removed, too.
+    unsettled: HashSet<Key>,
     dirty_pages: u64,
     valid_pages: u64,
 }
@@ -103,7 +110,10 @@ impl BlockIndex {
             owner: vec![None; geometry.frames as usize],
             free: (0..geometry.frames).rev().collect(),
             retired: Vec::new(),
+            withheld: Vec::new(),
+            reached: 0,
             clock_hand: 0,
+            unsettled: HashSet::new(),
             dirty_pages: 0,
             valid_pages: 0,
         }
@@ -132,7 +142,20 @@ impl BlockIndex {
     }
 
     pub(super) fn used_frames(&self) -> u32 {
-        self.geometry.frames - self.free.len() as u32
+        self.geometry.frames - (self.free.len() + self.withheld.len()) as u32
+    }
+
+    /// Whether frames that were never used may be used from now on.
+    pub(super) fn set_growth(&mut self, allowed: bool) {
+        if allowed {
+            // Frames that have room already are used first.
+            let rest = std::mem::take(&mut self.free);
+            self.free = std::mem::take(&mut self.withheld);
+            self.free.extend(rest);
+        } else {
+            let reached = self.reached;
+            self.withheld.extend(self.free.extract_if(.., |frame| *frame >= reached));
+        }
     }
 
     /// Plans storing `pages` of a block, of which `full` are not zero. `is_used` tells whether a frame and
@@ -187,7 +210,9 @@ impl BlockIndex {
             }
         }
         let none = if self.retired.is_empty() { CacheFull::Dirty } else { CacheFull::Barrier };
-        self.free.pop().ok_or(none)
+        let frame = self.free.pop().ok_or(none)?;
+        self.reached = self.reached.max(frame + 1);
+        Ok(frame)
     }
 
     /// Records that the pages were stored as planned.
@@ -218,6 +243,7 @@ impl BlockIndex {
             block.dirty |= pages;
             block.generation = block.generation.wrapping_add(1);
             block.frozen = false;
+            self.unsettled.insert(key);
         }
         block.frame = plan.frame;
         self.valid_pages += u64::from(block.valid.count_ones() - before.0);
@@ -242,6 +268,7 @@ impl BlockIndex {
     pub(super) fn finish_restore(&mut self) {
         self.free =
             (0..self.geometry.frames).rev().filter(|frame| self.owner[*frame as usize].is_none()).collect();
+        self.reached = self.owner.iter().rposition(Option::is_some).map_or(0, |last| last as u32 + 1);
     }
 
     /// Restores a block from its record; [`Self::finish_restore`] follows the last one.
@@ -278,6 +305,9 @@ impl BlockIndex {
         block.valid &= !pages;
         block.dirty &= !pages;
         block.generation = block.generation.wrapping_add(1);
+        if block.dirty == 0 && block.frozen {
+            self.unsettled.insert(key);
+        }
         if block.valid == 0 {
             self.remove(key);
         }
@@ -291,19 +321,22 @@ impl BlockIndex {
         }
         self.dirty_pages -= u64::from((block.dirty & pages).count_ones());
         block.dirty &= !pages;
+        if block.dirty == 0 && block.frozen {
+            self.unsettled.insert(key);
+        }
         Some(block)
     }
 
     /// Begins a barrier: everything dirty is promised from here on. Returns what `end_barrier` needs.
     pub(super) fn start_barrier(&mut self) -> Barrier {
         let mut clean = Vec::new();
-        for (file, blocks) in &mut self.files {
-            for (number, block) in blocks {
-                if block.dirty != 0 {
-                    block.frozen = true;
-                } else if block.frozen {
-                    clean.push((Key { file: *file, block: *number }, block.generation));
-                }
+        for key in std::mem::take(&mut self.unsettled) {
+            let block = self.files.get_mut(&key.file).and_then(|blocks| blocks.get_mut(&key.block));
+            let Some(block) = block else { continue };
+            if block.dirty != 0 {
+                block.frozen = true;
+            } else if block.frozen {
+                clean.push((key, block.generation));
             }
         }
         Barrier { clean, retired: std::mem::take(&mut self.retired) }
@@ -331,7 +364,6 @@ pub(super) struct Barrier {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
 
     #[derive(Debug, Clone)]
     enum Step {
@@ -373,7 +405,7 @@ mod tests {
                 assert_eq!(index.owner[frame as usize], Some(key));
             }
         }
-        for frame in index.free.iter().chain(&index.retired) {
+        for frame in index.free.iter().chain(&index.retired).chain(&index.withheld) {
             assert!(used.insert(*frame), "frame {frame} is free and used");
         }
         assert_eq!((valid, dirty), (index.valid_pages, index.dirty_pages));
@@ -431,8 +463,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_barrier_looks_at_what_changed_and_not_at_all_that_is_cached() {
+        let mut index = BlockIndex::new(Geometry { pages: 4, frames: 1000 });
+        let store = |index: &mut BlockIndex, block, dirty| {
+            let plan = index.plan(key(block), 1, 1, dirty, |_, _| false, &mut Vec::new()).unwrap();
+            index.apply_plan(key(block), plan, 1, &[(0, 1)], dirty);
+        };
+        (0..900).for_each(|block| store(&mut index, block, false));
+        (900..910).for_each(|block| store(&mut index, block, true));
+        assert_eq!(index.unsettled.len(), 10);
+        let barrier = index.start_barrier();
+        index.end_barrier(barrier);
+        assert_eq!(index.unsettled.len(), 0, "they stay dirty, and are promised");
+        let generation = index.get(key(900)).unwrap().generation;
+        index.mark_clean(key(900), generation, 1);
+        assert_eq!(index.unsettled.len(), 1);
+    }
+
     fn check_with(index: &BlockIndex, barrier: Option<&Barrier>) {
         check(index);
+        for (key, block) in index.all().filter(|(_, block)| (block.dirty != 0) != block.frozen) {
+            let ends = barrier.is_some_and(|barrier| barrier.clean.contains(&(key, block.generation)));
+            assert!(ends || index.unsettled.contains(&key), "{key:?} is overlooked by barriers");
+        }
         if let Some(barrier) = barrier {
             assert!(barrier.retired.iter().all(|frame| !index.free.contains(frame)));
         }

@@ -32,6 +32,10 @@ pub trait Storage: Send + Sync {
     fn truncate(&self, part: StoragePart, len: u64) -> io::Result<()>;
     /// Length of a part in bytes.
     fn len(&self, part: StoragePart) -> io::Result<u64>;
+    /// Bytes by which the parts may still grow.
+    fn room(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 /// A directory of the file system, locked while this exists.
@@ -116,5 +120,10 @@ impl Storage for DiskStorage {
 
     fn len(&self, part: StoragePart) -> io::Result<u64> {
         self.part(part).metadata().map(|found| found.len())
+    }
+
+    fn room(&self) -> u64 {
+        rustix::fs::fstatvfs(&self.frames)
+            .map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize))
     }
 }

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Options for a directory of a server.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MountSession {
-    /// Directory of the cache [default: one for each target, below ~/.cache/whimbrel]
+    /// Directory of the cache [default: one for each target, below ~/.local/state/whimbrel]
     #[arg(long, alias = "cache", value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// Size of the cache, like 500M or 8G; with 0 no data of the server is stored on this host's disk
