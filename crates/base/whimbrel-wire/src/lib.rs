@@ -19,6 +19,7 @@ mod endpoint;
 mod error;
 mod frame;
 pub mod golden;
+mod handshakes;
 mod hello;
 mod identity;
 mod message_kinds;
@@ -31,6 +32,7 @@ mod ssh;
 mod tls;
 mod token_bucket;
 mod trust_list;
+pub mod web_tls;
 
 pub use call::{Answer, Call, Code, Refusal, Reply, Request, RequestOrder};
 pub use connection::{Connection, Pending, Traffic};
@@ -41,6 +43,7 @@ pub use error::{CallError, CloseReason, ConnectError, ConnectStep, IdentityError
 pub use frame::{
     Decoder, Flags, FrameHead, HEAD_SIZE, MAX_HEADER, MAX_PAYLOAD, WireFrame, WireFrameError, encode_head,
 };
+pub use handshakes::Handshakes;
 pub use hello::{
     Hello, HelloError, Protocol, ProtocolMismatch, ProtocolVersions, Role, VERSIONS, Version, VersionRange,
 };

@@ -8,6 +8,7 @@
 use crate::{
     ConnectError, ConnectStep, Connection, Endpoint, Identity, PeerIdentity, PublicKey, Trust, TrustError,
     endpoint::{TransportPeer, close_gracefully, connect_authenticated},
+    handshakes::Handshakes,
 };
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig,
@@ -21,9 +22,8 @@ use rustls::{
     },
 };
 use std::{
-    collections::VecDeque,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -40,7 +40,7 @@ const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0
 /// TLS records gathered before a write; larger than rustls' 64 KiB, to spend fewer system calls on bulk.
 const SEND_BUFFER: usize = 256 << 10;
 
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     // AES-128 first: as secure here as AES-256, and a fifth faster.
     provider
@@ -264,36 +264,6 @@ async fn connect_over(
     connect_authenticated(reader, writer, peer, endpoint).await
 }
 
-/// The handshakes under way, each with the sender whose drop ends it. Connections are accepted without
-/// waiting for any of them: when there are too many, the oldest of the address that has the most gives way.
-/// Strangers thus keep out others of their address at most, and only as fast as they connect.
-struct Handshakes {
-    max: usize,
-    under_way: VecDeque<(IpAddr, oneshot::Sender<()>)>,
-}
-
-impl Handshakes {
-    fn new(max: usize) -> Self {
-        Self { max: max.max(1), under_way: VecDeque::new() }
-    }
-
-    /// Adds a handshake; the receiver fires when it has to end.
-    fn begin(&mut self, from: IpAddr) -> oneshot::Receiver<()> {
-        // A handshake that is over has dropped its receiver.
-        self.under_way.retain(|(_, evict)| !evict.is_closed());
-        if self.under_way.len() >= self.max {
-            let of = |at: &usize| self.under_way[*at].0;
-            let count = |address: IpAddr| self.under_way.iter().filter(|(from, _)| *from == address).count();
-            // From the back, because the last of equals is taken.
-            let oldest = (0..self.under_way.len()).rev().max_by_key(|at| count(of(at)));
-            oldest.map(|at| self.under_way.remove(at));
-        }
-        let (evict, evicted) = oneshot::channel();
-        self.under_way.push_back((from, evict));
-        evicted
-    }
-}
-
 /// State that every accepted connection needs.
 struct Server {
     acceptor: TlsAcceptor,
@@ -385,26 +355,5 @@ impl Server {
         let peer = TransportPeer::listed(PeerIdentity::Key(key), self.trust.clone())?;
         let connected = connect_over(stream.into(), peer, &self.endpoint).await;
         connected.map_err(|error| explain(error, self.ours))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tokio::sync::oneshot::error::TryRecvError;
-
-    #[test]
-    fn the_oldest_handshake_of_the_busiest_address_gives_way() {
-        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let mut handshakes = Handshakes::new(4);
-        let mut begun: Vec<_> = [1, 2, 2, 2].map(|last| handshakes.begin(address(last))).into();
-        let mut is_over = |at: usize| begun[at].try_recv() == Err(TryRecvError::Closed);
-        let new = handshakes.begin(address(3));
-        assert_eq!([0, 1, 2, 3].map(&mut is_over), [false, true, false, false]);
-        drop(new);
-        let _next = handshakes.begin(address(4));
-        assert!(!is_over(2), "what is over has left its place");
-        let _another = handshakes.begin(address(5));
-        assert_eq!([0, 2, 3].map(&mut is_over), [false, true, false]);
     }
 }
