@@ -20,6 +20,12 @@ pub enum ErrorCode {
     Unreachable,
     /// Another host that is not trusted here, or does not trust this one.
     Untrusted,
+    /// Request without a token that is valid here.
+    Unauthenticated,
+    /// Request that this user or token may not make.
+    Forbidden,
+    /// Too many failed logins or connections from one address.
+    RateLimited,
     /// Stored data that does not match its digest.
     Damaged,
     /// Full disk or memory.
@@ -37,13 +43,16 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// All codes, in the order of the documentation.
-    pub const ALL: [ErrorCode; 12] = [
+    pub const ALL: [ErrorCode; 15] = [
         Self::NotFound,
         Self::NameTaken,
         Self::Invalid,
         Self::Busy,
         Self::Unreachable,
         Self::Untrusted,
+        Self::Unauthenticated,
+        Self::Forbidden,
+        Self::RateLimited,
         Self::Damaged,
         Self::NoSpace,
         Self::QemuFailed,
@@ -52,13 +61,15 @@ impl ErrorCode {
         Self::Internal,
     ];
 
-    /// HTTP status of this code (RFC 9110; 507 is RFC 4918).
+    /// HTTP status of this code (RFC 9110; 429 is RFC 6585, 507 is RFC 4918).
     pub const fn http_status(self) -> u16 {
         match self {
             Self::Invalid => 400,
-            Self::Untrusted => 403,
+            Self::Unauthenticated => 401,
+            Self::Untrusted | Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::NameTaken | Self::Busy | Self::Cancelled => 409,
+            Self::RateLimited => 429,
             Self::Damaged | Self::QemuFailed | Self::Internal => 500,
             Self::Unsupported => 501,
             Self::Unreachable => 502,
@@ -75,6 +86,9 @@ impl ErrorCode {
             Self::Busy => "busy",
             Self::Unreachable => "unreachable",
             Self::Untrusted => "untrusted",
+            Self::Unauthenticated => "unauthenticated",
+            Self::Forbidden => "forbidden",
+            Self::RateLimited => "rate_limited",
             Self::Damaged => "damaged",
             Self::NoSpace => "no_space",
             Self::QemuFailed => "qemu_failed",

@@ -24,6 +24,7 @@ mod openapi;
 mod operation;
 mod protect;
 pub mod routes;
+mod token;
 mod transfer;
 
 pub use capsule::{
@@ -51,7 +52,7 @@ pub use network::{
     HostPort, NetworkAddress, NetworkInfo, NetworkRequest, PortProtocol, PortRequest, PortsRequest,
     PublishedPort,
 };
-pub use openapi::{openapi, openapi_json};
+pub use openapi::{documented_calls, openapi, openapi_json};
 pub use operation::{
     CaptureReport, Damage, NetworkHandover, Operation, OperationId, OperationKind, OperationResult,
     OperationState, PostcopyInfo, Progress, RepairedCapsule, RoundInfo, Unit,
@@ -60,6 +61,7 @@ pub use protect::{
     EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
     ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
+pub use token::{NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, RepairRequest,
     TransferReport,

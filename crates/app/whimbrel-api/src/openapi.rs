@@ -13,6 +13,7 @@ use utoipa::{
         path::{OperationBuilder, ParameterBuilder, ParameterIn, PathItem},
         request_body::RequestBodyBuilder,
         schema::{ArrayBuilder, ObjectBuilder, Type},
+        security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
 };
 
@@ -42,6 +43,7 @@ use utoipa::{
     MigrationRecord,
     NetworkInfo,
     NetworkRequest,
+    NewToken,
     Operation,
     PortsRequest,
     PublishedPort,
@@ -63,6 +65,8 @@ use utoipa::{
     SuspendRequest,
     TagRequest,
     Tagged,
+    TokenInfo,
+    TokenRequest,
     TrustEntry,
     DirtyTraceRequest
 )))]
@@ -154,6 +158,9 @@ const ENDPOINTS: &[Endpoint] = &[
     (Post, TRUST, "trust", Some("TrustEntry"), Reply::One("TrustEntry"), "Trust a host; its name and key must be new"),
     (Put, TRUST_ENTRY, "limit", Some("RefRights"), Reply::One("TrustEntry"), "Set which refs a trusted host may use"),
     (Delete, TRUST_ENTRY, "distrust", None, Reply::Done, "Remove a trusted host"),
+    (Get, TOKENS, "tokens", None, Reply::Many("TokenInfo"), "Tokens of the API"),
+    (Post, TOKENS, "createToken", Some("TokenRequest"), Reply::One("NewToken"), "Create a token; its text is in no other answer"),
+    (Delete, TOKEN, "revokeToken", None, Reply::Done, "Revoke a token; streams that it opened end"),
     (Get, WIRE, "wire", None, Reply::Upgrade, "The protocol between hosts, with `Upgrade: whimbrel-wire`"),
     (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or have ended recently"),
     (Get, OPERATION, "operation", None, Reply::One("Operation"), "One operation"),
@@ -167,11 +174,27 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     document.info = InfoBuilder::new()
         .title("Whimbrel host")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("HTTP API of the daemon, over its unix socket."))
+        .description(Some("HTTP API of the daemon, over its unix socket, and with a token over TLS."))
         .license(Some(LicenseBuilder::new().name("Apache-2.0 OR MIT").build()))
         .build();
     document.paths = paths();
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
+    let bearer = bearer.description(Some("Token over TLS; on the unix socket the user of the process counts"));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", SecurityScheme::Http(bearer.build()));
+    document.security = Some(vec![SecurityRequirement::new("token", Vec::<String>::new()), SecurityRequirement::default()]);
     document
+}
+
+/// Method and path of every call of the document.
+pub fn documented_calls() -> impl Iterator<Item = (String, &'static str)> {
+    let method = |method: &HttpMethod| match method {
+        Get => "GET",
+        Post => "POST",
+        Put => "PUT",
+        _ => "DELETE",
+    };
+    ENDPOINTS.iter().map(move |(call, path, ..)| (method(call).to_owned(), *path))
 }
 
 /// OpenAPI document as indented JSON, as it is checked in.

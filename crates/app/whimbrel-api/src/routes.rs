@@ -63,6 +63,8 @@ paths! {
     NETWORK = "/v1/networks/{name}";
     TRUST = "/v1/trust";
     TRUST_ENTRY = "/v1/trust/{name}";
+    TOKENS = "/v1/tokens";
+    TOKEN = "/v1/tokens/{name}";
     WIRE = "/v1/wire";
     OPERATIONS = "/v1/operations";
     OPERATION = "/v1/operations/{id}";

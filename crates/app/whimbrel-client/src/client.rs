@@ -1,7 +1,7 @@
 //! API client: one method for each route, most of them from one table. `whimbrel-api` describes the calls;
 //! all errors are [`ClientError`]s.
 
-use crate::{ClientError, connection::Call};
+use crate::{ClientError, RemoteHost, connection::Call};
 use bytes::Bytes;
 use hyper::Method;
 use std::path::{Path, PathBuf};
@@ -11,33 +11,52 @@ use whimbrel_api::{
 };
 use whimbrel_core::{HostName, MachineName, RefName};
 
-/// Client of a host daemon on a Unix socket. Cheap to create: nothing is opened before the first call.
+/// Client of a host daemon. Cheap to create: nothing is opened before the first call.
 #[derive(Debug, Clone)]
 pub struct Client {
-    socket: PathBuf,
+    daemon: DaemonPlace,
+}
+
+/// Where the daemon listens.
+#[derive(Debug, Clone)]
+pub(crate) enum DaemonPlace {
+    Socket(PathBuf),
+    Remote(Box<RemoteHost>),
 }
 
 impl Client {
     /// Creates a client of the daemon that listens on `socket`. Its methods need a tokio runtime.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { daemon: DaemonPlace::Socket(socket.into()) }
     }
 
-    /// Path of the daemon's socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// Creates a client of the daemon of another computer, over TLS.
+    pub fn over_tls(host: RemoteHost) -> Self {
+        Self { daemon: DaemonPlace::Remote(Box::new(host)) }
+    }
+
+    /// Path of the daemon's socket, if it is a daemon of this computer.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.daemon {
+            DaemonPlace::Socket(socket) => Some(socket),
+            DaemonPlace::Remote(_) => None,
+        }
+    }
+
+    pub(crate) fn daemon(&self) -> &DaemonPlace {
+        &self.daemon
     }
 
     /// Last bytes, at most `bytes`, that a machine printed on its serial port.
     pub async fn console_log(&self, name: &MachineName, bytes: u64) -> Result<Bytes, ClientError> {
         let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Call::new(Method::GET, routes::console_log(name, bytes)).read_bytes(&self.socket, limit).await
+        Call::new(Method::GET, routes::console_log(name, bytes)).read_bytes(&self.daemon, limit).await
     }
 
     /// Graph of all capsules, or of one with its ancestors and descendants; parents first.
     pub async fn graph(&self, of: Option<&CapsuleRef>) -> Result<Vec<GraphNode>, ClientError> {
         let path = of.map_or_else(|| GRAPH.to_owned(), |of| routes::path(CAPSULE_GRAPH, of));
-        Call::new(Method::GET, path).read(&self.socket).await
+        Call::new(Method::GET, path).read(&self.daemon).await
     }
 }
 
@@ -50,7 +69,7 @@ macro_rules! calls {
             pub async fn $call(&self, $($name: $kind,)* $($body: $request)?) -> Result<$reply, ClientError> {
                 let call = Call::new(Method::$method, $path);
                 $(let call = call.json($body)?;)?
-                call.read(&self.socket).await
+                call.read(&self.daemon).await
             })*
         }
     };
@@ -166,6 +185,12 @@ calls! {
     DELETE delete_machine(name: &MachineName) -> (): routes::path(MACHINE, name);
     /// Deletes what is left of a machine whose record cannot be read.
     DELETE delete_unreadable_machine(name: &MachineName) -> (): routes::unreadable_machine(name);
+    /// Tokens of the host's API.
+    GET tokens() -> Vec<TokenInfo>: TOKENS;
+    /// Creates a token; its text is in no other answer.
+    POST create_token() [request: &TokenRequest] -> NewToken: TOKENS;
+    /// Revokes a token.
+    DELETE revoke_token(name: &RefName) -> (): routes::path(TOKEN, name);
     /// Removes a host from the trust list.
     DELETE untrust(name: &HostName) -> (): routes::path(TRUST_ENTRY, name);
 }

@@ -1,14 +1,17 @@
 //! HTTP connection for one call: one request, one reply. Knows HTTP and the limits, not the API.
 
-use crate::ClientError;
+use crate::{ClientError, client::DaemonPlace};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
-use std::path::Path;
-use tokio::net::UnixStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::UnixStream,
+};
 use whimbrel_api::{ApiError, ErrorCode};
+use whimbrel_wire::web_tls;
 
 /// Most bytes of a JSON reply: a list of some ten thousand capsules.
 pub(crate) const JSON_MAX: usize = 64 << 20;
@@ -40,10 +43,16 @@ impl Call {
         format!("{} {}", self.method, self.path)
     }
 
-    fn request(self) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
+    fn request(self, daemon: &DaemonPlace) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
         // The host name means nothing on a unix socket, but HTTP/1.1 demands one (RFC 9112, 3.2).
-        let mut request =
-            Request::builder().method(self.method).uri(self.path).header(header::HOST, "whimbrel");
+        let host = match daemon {
+            DaemonPlace::Socket(_) => "whimbrel".to_owned(),
+            DaemonPlace::Remote(remote) => remote.address.to_string().replacen("https://", "", 1),
+        };
+        let mut request = Request::builder().method(self.method).uri(self.path).header(header::HOST, host);
+        if let DaemonPlace::Remote(remote) = daemon {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {}", remote.token));
+        }
         if let Some(protocol) = self.upgrade {
             request = request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol);
         }
@@ -54,13 +63,33 @@ impl Call {
     }
 
     /// Sends the call and waits for the headers of a successful reply.
-    pub(crate) async fn send(self, socket: &Path) -> Result<Response<Incoming>, ClientError> {
+    pub(crate) async fn send(self, daemon: &DaemonPlace) -> Result<Response<Incoming>, ClientError> {
+        match daemon {
+            DaemonPlace::Socket(socket) => {
+                let stream = UnixStream::connect(socket).await;
+                let stream = stream.map_err(|source| ClientError::connecting(socket.clone(), source))?;
+                self.send_over(stream, daemon).await
+            }
+            DaemonPlace::Remote(remote) => {
+                let address = &remote.address;
+                let stream = web_tls::connect(&address.host, address.port, remote.fingerprint).await;
+                let stream = stream.map_err(|source| ClientError::Remote {
+                    address: address.to_string(),
+                    source: Box::new(source),
+                })?;
+                self.send_over(stream, daemon).await
+            }
+        }
+    }
+
+    async fn send_over(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        daemon: &DaemonPlace,
+    ) -> Result<Response<Incoming>, ClientError> {
         let label = self.label();
         let fail = |error: hyper::Error| ClientError::protocol(&label, error);
-        let request = self.request().map_err(|error| ClientError::protocol(&label, error))?;
-        let stream = UnixStream::connect(socket)
-            .await
-            .map_err(|source| ClientError::connecting(socket.to_owned(), source))?;
+        let request = self.request(daemon).map_err(|error| ClientError::protocol(&label, error))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(fail)?;
         // The task ends once the reply has been read or dropped; its error reaches the reader too.
         tokio::spawn(connection.with_upgrades());
@@ -72,18 +101,18 @@ impl Call {
     }
 
     /// Sends the call and decodes the JSON of the reply.
-    pub(crate) async fn read<T: DeserializeOwned>(self, socket: &Path) -> Result<T, ClientError> {
+    pub(crate) async fn read<T: DeserializeOwned>(self, daemon: &DaemonPlace) -> Result<T, ClientError> {
         let label = self.label();
-        let bytes = body(&label, self.send(socket).await?, JSON_MAX).await?;
+        let bytes = body(&label, self.send(daemon).await?, JSON_MAX).await?;
         // A call without a result may have no body.
         let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
         serde_json::from_slice(text).map_err(|error| ClientError::protocol(&label, error))
     }
 
     /// Sends the call and reads at most `limit` bytes of text.
-    pub(crate) async fn read_bytes(self, socket: &Path, limit: usize) -> Result<Bytes, ClientError> {
+    pub(crate) async fn read_bytes(self, daemon: &DaemonPlace, limit: usize) -> Result<Bytes, ClientError> {
         let label = self.label();
-        body(&label, self.send(socket).await?, limit).await
+        body(&label, self.send(daemon).await?, limit).await
     }
 }
 

@@ -23,7 +23,7 @@ impl Client {
     ) -> Result<TraceStream, ClientError> {
         let call = Call::new(Method::POST, routes::path(routes::MACHINE_WWS, name)).json(request)?;
         let label = call.label();
-        Ok(TraceStream { body: call.send(self.socket()).await?.into_body(), label })
+        Ok(TraceStream { body: call.send(self.daemon()).await?.into_body(), label })
     }
 }
 

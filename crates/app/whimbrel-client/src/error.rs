@@ -2,6 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 use whimbrel_api::ApiError;
+use whimbrel_wire::web_tls::WebTlsError;
 
 /// Cause of a failed call.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,14 @@ pub enum ClientError {
         socket: PathBuf,
         /// Cause reported by the kernel.
         source: io::Error,
+    },
+    /// The API of another computer cannot be reached, or its certificate is not the right one.
+    #[error("cannot connect to {address}")]
+    Remote {
+        /// Address of the API.
+        address: String,
+        /// Cause reported by the kernel or by TLS.
+        source: Box<WebTlsError>,
     },
     /// The daemon returned an error.
     #[error(transparent)]
@@ -84,8 +93,23 @@ impl ClientError {
                 Some("check that daemon and command are of one version: `whimbrel doctor`".to_owned())
             }
             Self::Lost { .. } => Some("see what is left with `whimbrel ps` and the daemon's log".to_owned()),
+            Self::Remote { source, .. } => remote_hint(source),
             Self::Connect { .. } => None,
         }
+    }
+}
+
+fn remote_hint(error: &WebTlsError) -> Option<String> {
+    match error {
+        WebTlsError::WrongCertificate { presented } => Some(format!(
+            "if the daemon printed this fingerprint when it started, its certificate is new: --fingerprint {presented}"
+        )),
+        WebTlsError::Untrusted { .. } => Some(
+            "name the fingerprint that the daemon prints when it starts with --fingerprint, or the authority \
+             with the variable SSL_CERT_FILE"
+                .to_owned(),
+        ),
+        _ => None,
     }
 }
 

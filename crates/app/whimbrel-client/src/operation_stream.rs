@@ -37,7 +37,7 @@ impl Client {
         Ok(Lines {
             label,
             operation: id,
-            body: call.send(self.socket()).await?.into_body(),
+            body: call.send(self.daemon()).await?.into_body(),
             buffer: Vec::new(),
         })
     }

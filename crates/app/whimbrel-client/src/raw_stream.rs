@@ -32,7 +32,7 @@ impl Client {
     async fn upgrade(&self, path: String, protocol: &'static str) -> Result<RawStream, ClientError> {
         let call = Call::new(Method::GET, path).upgrade(protocol);
         let label = call.label();
-        let response = call.send(self.socket()).await?;
+        let response = call.send(self.daemon()).await?;
         let offered = response.headers().get(header::UPGRADE).map(|value| value.as_bytes());
         if response.status() != StatusCode::SWITCHING_PROTOCOLS || offered != Some(protocol.as_bytes()) {
             let answer = io::Error::other(format!("status {} instead of {protocol}", response.status()));

@@ -24,7 +24,7 @@ mod transfer;
 
 pub use crate::core::error::DaemonError;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
-pub use lifecycle::{DaemonOptions, run};
+pub use lifecycle::{DaemonOptions, RemoteApi, run};
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -3,18 +3,22 @@
 use crate::{
     core::{directories::Directories, error::DaemonError},
     daemon::Daemon,
-    server::{http, peer_rpc},
+    server::{
+        access::Access,
+        listen::{self, Api},
+        peer_rpc,
+    },
 };
 use std::{
     fs::{self, File, TryLockError},
     net::SocketAddr,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
-use tokio::net::{TcpListener, UnixListener};
+use whimbrel_api::Role;
 use whimbrel_core::{HostName, MachineName};
+use whimbrel_wire::web_tls::{Acceptor, ServerCertificate};
 
 /// Time for operations under way to clean up when the daemon is told to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,6 +38,19 @@ pub struct DaemonOptions {
     pub socket: PathBuf,
     /// Machines whose guests may send frames of other stations: routers and bridges.
     pub unfiltered: Vec<MachineName>,
+    /// The HTTP API for users elsewhere, with tokens; none serves only the socket.
+    pub remote_api: Option<RemoteApi>,
+    /// Groups of this host and their roles on the socket.
+    pub api_groups: Vec<(String, Role)>,
+}
+
+/// Settings of the HTTP API over TLS.
+#[derive(Debug, Clone)]
+pub struct RemoteApi {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// Files of the certificate chain and its key, in PEM; none makes a certificate of the host's own.
+    pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 /// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
@@ -76,38 +93,40 @@ fn lock(layout: &Directories) -> Result<File, DaemonError> {
 }
 
 async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonError> {
-    let api = bind_api(&options.socket).await?;
+    let access = Access::open(&host.directories, options.api_groups.clone())?;
+    let socket = listen::bind_socket(&options.socket, access.has_groups()).await?;
+    let api = Api::new(host.clone(), access);
     if let Some(address) = options.listen {
-        let path = PathBuf::from(address.to_string());
-        let listener =
-            TcpListener::bind(address).await.map_err(|source| DaemonError::io("listen on", &path, source))?;
-        peer_rpc::serve(host.clone(), listener);
+        peer_rpc::serve(host.clone(), listen::bind_tcp(address).await?);
+    }
+    if let Some(remote) = &options.remote_api {
+        let acceptor = acceptor(remote, &host)?;
+        host.runtime.spawn(api.clone().serve_tls(listen::bind_tcp(remote.listen).await?, acceptor));
     }
     tracing::info!(host = %options.name, socket = %options.socket.display(), "serving");
-    let served = axum::serve(api, http::router(host)).with_graceful_shutdown(asked_to_stop());
     tokio::select! {
-        served = served => served.map_err(|source| DaemonError::io("serve", &options.socket, source)),
-        // Event streams would delay a graceful shutdown until their operations end.
-        () = async { asked_to_stop().await; tokio::time::sleep(Duration::from_millis(200)).await } => Ok(()),
+        () = api.serve_socket(socket) => {}
+        () = asked_to_stop() => {}
     }
+    // Answers under way get out; streams would last until their operations end.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    Ok(())
 }
 
-/// The API socket: for its owner only. Never replaces one on which another daemon listens.
-async fn bind_api(path: &Path) -> Result<UnixListener, DaemonError> {
-    let io = |action| move |source| DaemonError::io(action, path, source);
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(io("create the directory of"))?;
+/// TLS of the API, with the certificate from files or one of the host's own, whose fingerprint is logged.
+fn acceptor(remote: &RemoteApi, host: &Daemon) -> Result<Acceptor, DaemonError> {
+    let failed = |source| DaemonError::Certificate { source };
+    let certificate = match &remote.certificate {
+        Some((chain, key)) => ServerCertificate::read(chain, key),
+        None => {
+            let names = [host.name.to_string(), "localhost".into(), remote.listen.ip().to_string()];
+            ServerCertificate::load_or_create(&host.directories.key_dir(), names.into())
+        }
     }
-    if tokio::net::UnixStream::connect(path).await.is_ok() {
-        return Err(DaemonError::AlreadyServed { path: path.to_owned() });
-    }
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io("replace")(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(io("listen on"))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(io("restrict"))?;
-    Ok(listener)
+    .map_err(failed)?;
+    let fingerprint = certificate.fingerprint();
+    tracing::info!(listen = %remote.listen, %fingerprint, "serving the API over TLS");
+    certificate.acceptor().map_err(failed)
 }
 
 async fn asked_to_stop() {

@@ -34,16 +34,16 @@ fn dispatch(cli: Cli) -> Result<(), CliError> {
         Command::Host(args) => args.run(cli.socket),
         Command::Completions(args) => args.run(),
         Command::Manuals(args) => args.run(),
-        Command::Doctor(args) => args.run(&context),
-        Command::Mount(args) => args.run(&context),
-        Command::Pool(args) => args.run(&context),
-        Command::Session(args) => args.run(&context),
+        Command::Doctor(args) => args.run(&context?),
+        Command::Mount(args) => args.run(&context?),
+        Command::Pool(args) => args.run(&context?),
+        Command::Session(args) => args.run(&context?),
         Command::Call(call) => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(CliError::io("start the runtime"))?;
-            runtime.block_on(call.run(&context))
+            runtime.block_on(call.run(&context?))
         }
     }
 }

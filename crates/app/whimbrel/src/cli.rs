@@ -3,6 +3,7 @@
 use crate::{commands::*, context::Context, error::CliError};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::path::{Path, PathBuf};
+use whimbrel_client::{ApiAddress, Fingerprint};
 
 /// Socket of the daemon when no other one is given.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
@@ -17,7 +18,7 @@ const GROUPS: [(&str, &str); 10] = [
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
     ("Store", "gc verify repair cache"),
-    ("Hosts", "trust key network doctor"),
+    ("Hosts", "trust key token network doctor"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
     ("Daemon", "host"),
@@ -52,6 +53,18 @@ pub(crate) struct Cli {
     #[arg(long, global = true, env = "WHIMBREL_SOCKET", hide_env_values = true)]
     #[arg(value_name = "PATH", help_heading = "Global options")]
     pub(crate) socket: Option<PathBuf>,
+    /// Use the daemon of another computer, by its API: https://HOST[:PORT] [default port: 7443]
+    #[arg(id = "remote", long = "host", global = true, env = "WHIMBREL_HOST", hide_env_values = true)]
+    #[arg(value_name = "URL", help_heading = "Global options", conflicts_with = "socket")]
+    pub(crate) remote: Option<ApiAddress>,
+    /// File with the token for --host
+    #[arg(long, global = true, env = "WHIMBREL_TOKEN_FILE", hide_env_values = true)]
+    #[arg(value_name = "FILE", help_heading = "Global options")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Fingerprint of the certificate of --host, as its daemon prints it
+    #[arg(long, global = true, env = "WHIMBREL_FINGERPRINT", hide_env_values = true)]
+    #[arg(value_name = "SHA256", help_heading = "Global options")]
+    pub(crate) fingerprint: Option<Fingerprint>,
     /// Print results as JSON to stdout and errors as JSON to stderr
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
@@ -191,6 +204,7 @@ calls! {
     Import(import::Args),
     Trust(trust::Args),
     Network(network::Args),
+    Token(token::Args),
     Key(key::Args),
     Serve(serve::Args),
     #[command(hide = true)]

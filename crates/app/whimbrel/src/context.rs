@@ -1,7 +1,11 @@
 //! Context of a command: the client of the daemon, and the output for the user.
 
-use crate::{cli::Cli, output::Output};
-use whimbrel_client::Client;
+use crate::{cli::Cli, error::CliError, output::Output};
+use std::{io::Read, path::Path};
+use whimbrel_client::{Client, RemoteHost};
+
+/// Longest file with a token.
+const TOKEN_MAX: u64 = 1024;
 
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -10,7 +14,29 @@ pub(crate) struct Context {
 
 impl Context {
     /// Context that the global options describe.
-    pub(crate) fn new(cli: &Cli) -> Self {
-        Self { client: Client::new(cli.socket()), output: Output { json: cli.json, quiet: cli.quiet } }
+    pub(crate) fn new(cli: &Cli) -> Result<Self, CliError> {
+        let client = match &cli.remote {
+            Some(address) => {
+                let token = cli.token_file.as_deref().ok_or_else(no_token).and_then(read_token)?;
+                let (address, fingerprint) = (address.clone(), cli.fingerprint);
+                Client::over_tls(RemoteHost { address, token, fingerprint })
+            }
+            None => Client::new(cli.socket()),
+        };
+        Ok(Self { client, output: Output { json: cli.json, quiet: cli.quiet } })
+    }
+}
+
+fn read_token(path: &Path) -> Result<String, CliError> {
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(TOKEN_MAX).read_to_string(&mut text));
+    read.map_err(CliError::io("read the file with the token"))?;
+    Ok(text.trim().to_owned())
+}
+
+fn no_token() -> CliError {
+    CliError::Usage {
+        problem: "--host needs a token".to_owned(),
+        hint: "`whimbrel token create NAME` on that host prints one: name a file with it by --token-file".to_owned(),
     }
 }

@@ -108,7 +108,11 @@ fn exit_of(code: ErrorCode) -> u8 {
         ErrorCode::Invalid => exit::USAGE,
         ErrorCode::NotFound => exit::NOT_FOUND,
         ErrorCode::NameTaken | ErrorCode::Busy => exit::CONFLICT,
-        ErrorCode::Unreachable | ErrorCode::Untrusted => exit::UNREACHABLE,
+        ErrorCode::Unreachable
+        | ErrorCode::Untrusted
+        | ErrorCode::Unauthenticated
+        | ErrorCode::Forbidden
+        | ErrorCode::RateLimited => exit::UNREACHABLE,
         ErrorCode::Damaged => exit::DAMAGED,
         ErrorCode::Cancelled => exit::INTERRUPTED,
         ErrorCode::NoSpace | ErrorCode::QemuFailed | ErrorCode::Unsupported | ErrorCode::Internal => {
@@ -219,7 +223,7 @@ mod tests {
 
     #[test]
     fn every_code_of_the_daemon_has_the_documented_exit_code() {
-        let expected = [3, 4, 2, 4, 5, 5, 6, 1, 1, 1, 130, 1];
+        let expected = [3, 4, 2, 4, 5, 5, 5, 5, 5, 6, 1, 1, 1, 130, 1];
         for (code, exit) in ErrorCode::ALL.into_iter().zip(expected) {
             assert_eq!(CliError::Operation(ApiError::new(code, "m")).exit_code(), exit, "{code}");
             assert_eq!(CliError::Client(ApiError::new(code, "m").into()).exit_code(), exit, "{code}");

@@ -3,10 +3,12 @@
 use crate::error::CliError;
 use serde::Deserialize;
 use std::{
+    collections::BTreeMap,
     fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
+use whimbrel_api::Role;
 use whimbrel_core::{HostName, MachineName};
 
 /// Settings file that is read if no other one is named. It need not exist.
@@ -26,6 +28,13 @@ pub(crate) struct Settings {
     pub(crate) socket: Option<PathBuf>,
     /// Machines whose guests may send frames of other stations.
     pub(crate) unfiltered: Option<Vec<MachineName>>,
+    /// Address of the API for users elsewhere.
+    pub(crate) api_listen: Option<SocketAddr>,
+    /// Certificate chain of the API and its key.
+    pub(crate) api_cert: Option<PathBuf>,
+    pub(crate) api_key: Option<PathBuf>,
+    /// Groups of this computer and their roles.
+    pub(crate) api_groups: Option<BTreeMap<String, Role>>,
 }
 
 impl Settings {
@@ -48,6 +57,10 @@ impl Settings {
             run_dir: self.run_dir.or(below.run_dir),
             socket: self.socket.or(below.socket),
             unfiltered: self.unfiltered.or(below.unfiltered),
+            api_listen: self.api_listen.or(below.api_listen),
+            api_cert: self.api_cert.or(below.api_cert),
+            api_key: self.api_key.or(below.api_key),
+            api_groups: self.api_groups.or(below.api_groups),
         }
     }
 }

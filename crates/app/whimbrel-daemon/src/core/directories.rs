@@ -13,6 +13,7 @@
 //! DATA/handovers.json  pending handovers to other hosts
 //! DATA/networks/       records of managed networks
 //! RUN/networks/NAME/   files of a network's DHCP server
+//! DATA/api-tokens.json digests of tokens              DATA/audit/         audit log of the API
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
@@ -125,6 +126,10 @@ places! {
     trash = data / "trash";
     /// Bitmaps of overlays, as of the last acknowledged write.
     live_bitmaps = run / "bitmaps";
+    /// Audit log of the API.
+    audit = data / "audit";
+    /// Tokens of the API, by their digests.
+    api_tokens = data / "api-tokens.json";
     hash_cache = data / "page-cache";
     uploads = data / "following.json";
     partial_capsules = data / "pooled";

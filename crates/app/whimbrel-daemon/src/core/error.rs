@@ -14,7 +14,7 @@ use whimbrel_pool::client::PoolError;
 use whimbrel_protect::PrimaryError;
 use whimbrel_qemu::{ImageError, ImageFormat};
 use whimbrel_store::StoreError;
-use whimbrel_wire::private_dir::PrivateDirError;
+use whimbrel_wire::{private_dir::PrivateDirError, web_tls::WebTlsError};
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -44,6 +44,8 @@ pub enum DaemonError {
     NotTmpfs { path: PathBuf },
     #[error("the directory is not private to the daemon")]
     NotPrivate { source: PrivateDirError },
+    #[error("the API cannot be served over TLS")]
+    Certificate { source: WebTlsError },
     #[error("another daemon already uses {}", path.display())]
     AlreadyServed { path: PathBuf },
     #[error("QEMU failed: cannot {action}")]
@@ -141,6 +143,7 @@ impl DaemonError {
             | Self::StillRunning { .. } => ErrorCode::Busy,
             Self::Invalid { .. } => ErrorCode::Invalid,
             Self::NotTmpfs { .. } | Self::Network { .. } => ErrorCode::Unsupported,
+            Self::Certificate { source } => chain_code(source),
             Self::NotPrivate { source: PrivateDirError::Io { source, .. } } => io_code(source),
             Self::NotPrivate { .. } => ErrorCode::Unsupported,
             Self::NoRoom { .. } => ErrorCode::NoSpace,

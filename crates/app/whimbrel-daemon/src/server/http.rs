@@ -3,25 +3,41 @@
 //!
 //! No logic here. Bodies are bounded, unknown fields are refused, and every failure is an `ApiError`.
 
-use crate::{core::error::DaemonError, daemon::Daemon, server::peer_rpc};
+use crate::{
+    core::error::DaemonError,
+    daemon::Daemon,
+    server::{
+        access::{
+            Access,
+            endpoints::Endpoint,
+            gate::{self, Asker},
+            objects::{Named, Subject},
+        },
+        peer_rpc,
+    },
+};
 use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State},
+    handler::Handler,
     http::{StatusCode, header, request::Parts},
+    middleware::{from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{delete, get, post, put},
+    routing::on,
 };
 use futures_util::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, de::DeserializeOwned};
-use std::{fmt::Display, str::FromStr, sync::Arc};
+use std::{fmt::Display, str::FromStr, sync::Arc, time::Duration};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use whimbrel_api::*;
 use whimbrel_core::{HostName, MachineName, RefName};
 
 /// Longest request: requests carry settings, never data.
 const BODY_MAX: usize = 1 << 20;
+/// Longest time for a request to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a console log in one answer.
 const LOG_MAX: u64 = 1 << 20;
 
@@ -30,95 +46,147 @@ type Answer<T> = Result<Json<T>, Failure>;
 
 /// Adds routes whose handlers parse the parameter of the path and the body, and call one method.
 macro_rules! routes {
-    ($router:expr; $($method:ident $path:ident
+    ($router:expr; $($endpoint:ident
         ($($name:ident: $kind:ty)?) ($($body:ident: $request:ty)?) => $work:expr;)*) => {
-        $router $(.route(routes::$path, $method(
+        $router $(.call(Endpoint::$endpoint,
             |State(host): Shared, $(At($name): At<$kind>,)? $(Wanted($body): Wanted<$request>,)?| {
                 blocking(host, $work)
             }
-        )))*
+        ))*
     };
 }
 
-pub(crate) fn router(host: Arc<Daemon>) -> Router {
-    let router = capsule_routes(machine_routes(Router::new()))
-        .route(routes::MACHINE, delete(delete_machine))
-        .route(routes::MACHINE_WWS, post(wws))
-        .route(routes::MACHINE_CONSOLE, get(console))
-        .route(routes::MACHINE_CONSOLE_LOG, get(console_log))
-        .route(routes::CAPSULE_REBASE, get(rebase))
-        .route(routes::CAPSULE_DIFF, get(diff))
-        .route(routes::WIRE, get(wire))
-        .route(routes::OPERATION_EVENTS, get(events))
-        .route(routes::OPENAPI, get(openapi))
-        .fallback(no_route);
-    router.layer(DefaultBodyLimit::max(BODY_MAX)).with_state(host)
+/// Adds routes whose answers leave out what the caller may not see.
+macro_rules! lists {
+    ($router:expr; $($endpoint:ident ($($name:ident: $kind:ty)?) => $work:expr;)*) => {
+        $router $(.call(Endpoint::$endpoint,
+            |State(host): Shared, asker: Asker, $(At($name): At<$kind>,)?| {
+                let work: Box<dyn FnOnce(&Arc<Daemon>, &Asker) -> _ + Send> = Box::new($work);
+                blocking(host, move |host| work(host, &asker))
+            }
+        ))*
+    };
 }
 
-fn machine_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
-    routes! { router;
-        get HOST () () => |host| host.info();
-        get MACHINES () () => machines;
-        post MACHINES () (request: RunRequest) => move |host| host.run(request);
-        get MACHINE (name: MachineName) () => move |host| machine(host, &name);
-        post MACHINE_START (name: MachineName) () => move |host| host.start(&name);
-        post MACHINE_STOP (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
-        post MACHINE_PAUSE (name: MachineName) () => move |host| host.set_paused(&name, true);
-        post MACHINE_UNPAUSE (name: MachineName) () => move |host| host.set_paused(&name, false);
-        post MACHINE_BALLOON (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
-        post MACHINE_CHECKPOINT (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
-        post MACHINE_SUSPEND (name: MachineName) (request: SuspendRequest) => move |host| host.suspend(&name, request);
-        post MACHINE_MIGRATE (name: MachineName) (request: MigrateRequest) => move |host| host.migrate(&name, request);
-        post MACHINE_PROTECT (name: MachineName) (request: ProtectRequest) => move |host| host.protect(&name, request);
-        delete MACHINE_PROTECT (name: MachineName) () => move |host| host.unprotect(&name);
-        post MACHINE_FAILOVER (name: MachineName) (request: FailoverRequest) => move |host| host.failover(&name, request);
-        post MACHINE_RESOLVE (name: MachineName) (request: ResolveRequest) => move |host| host.resolve(&name, &request);
-        get MIGRATIONS () () => |host| host.past_migrations();
-        post EVACUATE () (request: EvacuateRequest) => move |host| host.evacuate(request);
-        get NETWORKS () () => |host| Ok(host.networks.list());
-        post NETWORKS () (request: NetworkRequest) => move |host| host.networks.create(&request);
-        get NETWORK (name: String) () => move |host| host.networks.show(&name);
-        delete NETWORK (name: String) () => move |host| host.delete_network(&name);
-        post MACHINE_PORTS (name: MachineName) (request: PortsRequest) => move |host| host.change_ports(&name, &request);
-        get TRUST () () => |host| host.trust_list();
-        post TRUST () (entry: TrustEntry) => move |host| host.trust_add(entry);
-        put TRUST_ENTRY (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);
-        delete TRUST_ENTRY (name: HostName) () => move |host| host.trust_remove(&name);
-        get OPERATIONS () () => |host| Ok(host.operations().list());
-        get OPERATION (id: OperationId) () => move |host| Ok(host.operations().watch(id)?.borrow().clone());
-        delete OPERATION (id: OperationId) () => move |host| host.operations().cancel(id);
+/// The calls of the API, each judged before its handler.
+pub(crate) struct Calls(Router<Arc<Daemon>>);
+
+impl Calls {
+    fn call<T: 'static>(self, endpoint: Endpoint, handler: impl Handler<T, Arc<Daemon>>) -> Self {
+        let judged = from_fn(move |request, next| gate::authorize(endpoint, request, next));
+        Self(self.0.route(endpoint.path(), on(endpoint.method(), handler).route_layer(judged)))
     }
 }
 
-fn capsule_routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
-    routes! { router;
-        post RESUME () (request: ResumeRequest) => move |host| host.resume(request);
-        post CLONE () (request: CloneRequest) => move |host| host.clone_machines(request);
-        post MATCH () (request: MatchRequest) => move |host| host.match_golden(&request);
-        post DERIVE () (request: DeriveRequest) => move |host| host.derive(request);
-        post PROMOTE () (request: PromoteRequest) => move |host| host.promote(request);
-        get GRAPH () () => |host| host.graph(None);
-        get CAPSULE_GRAPH (capsule: CapsuleRef) () => move |host| host.graph(Some(&capsule));
-        get REF_HISTORY (name: RefName) () => move |host| host.ref_history(&name);
-        get CAPSULES () () => |host| host.capsules();
-        get CAPSULE (capsule: CapsuleRef) () => move |host| host.capsule(&capsule);
-        delete CAPSULE (name: RefName) () => move |host| host.remove_ref(&name);
-        get CAPSULE_LOG (capsule: CapsuleRef) () => move |host| host.log(&capsule);
-        put TAG (tag: RefName) (request: TagRequest) => move |host| host.tag(&tag, &request.capsule);
-        post STORE_GC () () => |host| Ok(host.gc());
-        post STORE_VERIFY () () => |host| Ok(host.verify());
-        post STORE_REPAIR () (request: RepairRequest) => move |host| host.repair(request);
-        post EXPORT () (request: ExportRequest) => move |host| host.export(request);
-        post IMPORT () (request: ImportRequest) => move |host| host.import(request);
-        post PULL () (request: PullRequest) => move |host| host.pull(request);
-        post PUSH () (request: PushRequest) => move |host| host.push(request);
-        get REMOTE (name: HostName) () => move |host| host.remote_capsules(&name);
-        get CACHE () () => |host| host.cache_info();
-        post CACHE () (request: CacheAddRequest) => move |host| host.cache_add(request);
+/// The API. Requests need a `Connected` extension, which says where they come from.
+pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
+    let calls = token_routes(list_routes(capsule_routes(machine_routes(Calls(Router::new())))))
+        .call(Endpoint::Delete, delete_machine)
+        .call(Endpoint::DirtyTrace, wws)
+        .call(Endpoint::Console, console)
+        .call(Endpoint::ConsoleLog, console_log)
+        .call(Endpoint::Outdated, rebase)
+        .call(Endpoint::Diff, diff)
+        .call(Endpoint::Wire, wire)
+        .call(Endpoint::Events, events)
+        .call(Endpoint::OpenApi, openapi);
+    let router = calls.0.fallback(no_route).layer(DefaultBodyLimit::max(BODY_MAX));
+    router.layer(from_fn_with_state(access, gate::admit)).with_state(host)
+}
+
+fn list_routes(calls: Calls) -> Calls {
+    lists! { calls;
+        Machines () => |host, asker| machines(host).map(|all| asker.machines(all));
+        Migrations () => |host, asker| host.past_migrations().map(|all| asker.migrations(all));
+        Networks () => |host, asker| {
+            Ok(host.networks.list().into_iter().map(|network| asker.network(network)).collect::<Vec<_>>())
+        };
+        Network (name: NetworkName) => move |host, asker| {
+            host.networks.show(name.0.as_str()).map(|network| asker.network(network))
+        };
+        Operations () => |host, asker| Ok(asker.operations(host, host.operations().list()));
+        Capsules () => |host, asker| host.capsules().map(|all| asker.capsules(host, all));
+        CapsuleLog (capsule: CapsuleRef) => move |host, asker| {
+            host.log(&capsule).map(|all| asker.capsules(host, all))
+        };
+        Graph () => |host, asker| host.graph(None).map(|all| asker.graph(host, all));
+        CapsuleGraph (capsule: CapsuleRef) => move |host, asker| {
+            host.graph(Some(&capsule)).map(|all| asker.graph(host, all))
+        };
     }
 }
 
-struct Failure(ApiError);
+fn token_routes(calls: Calls) -> Calls {
+    lists! { calls;
+        Tokens () => |_, asker| asker.access.tokens.list();
+        RevokeToken (name: TokenName) => move |_, asker| asker.access.tokens.revoke(&name.0);
+    }
+    .call(Endpoint::CreateToken, create_token)
+}
+
+async fn create_token(
+    State(host): Shared,
+    asker: Asker,
+    Wanted(request): Wanted<TokenRequest>,
+) -> Answer<NewToken> {
+    blocking(host, move |_| asker.access.tokens.create(request)).await
+}
+
+fn machine_routes(calls: Calls) -> Calls {
+    routes! { calls;
+        HostInfo () () => |host| host.info();
+        Run () (request: RunRequest) => move |host| host.run(request);
+        Machine (name: MachineName) () => move |host| machine(host, &name);
+        Start (name: MachineName) () => move |host| host.start(&name);
+        Stop (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
+        Pause (name: MachineName) () => move |host| host.set_paused(&name, true);
+        Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
+        Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
+        Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
+        Suspend (name: MachineName) (request: SuspendRequest) => move |host| host.suspend(&name, request);
+        Migrate (name: MachineName) (request: MigrateRequest) => move |host| host.migrate(&name, request);
+        Protect (name: MachineName) (request: ProtectRequest) => move |host| host.protect(&name, request);
+        Unprotect (name: MachineName) () => move |host| host.unprotect(&name);
+        Failover (name: MachineName) (request: FailoverRequest) => move |host| host.failover(&name, request);
+        Resolve (name: MachineName) (request: ResolveRequest) => move |host| host.resolve(&name, &request);
+        Evacuate () (request: EvacuateRequest) => move |host| host.evacuate(request);
+        Ports (name: MachineName) (request: PortsRequest) => move |host| host.change_ports(&name, &request);
+        CreateNetwork () (request: NetworkRequest) => move |host| host.networks.create(&request);
+        DeleteNetwork (name: NetworkName) () => move |host| host.delete_network(name.0.as_str());
+        Trusted () () => |host| host.trust_list();
+        Trust () (entry: TrustEntry) => move |host| host.trust_add(entry);
+        Limit (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);
+        Distrust (name: HostName) () => move |host| host.trust_remove(&name);
+        Operation (id: OperationId) () => move |host| Ok(host.operations().watch(id)?.borrow().clone());
+        Cancel (id: OperationId) () => move |host| host.operations().cancel(id);
+    }
+}
+
+fn capsule_routes(calls: Calls) -> Calls {
+    routes! { calls;
+        Resume () (request: ResumeRequest) => move |host| host.resume(request);
+        Clone () (request: CloneRequest) => move |host| host.clone_machines(request);
+        Match () (request: MatchRequest) => move |host| host.match_golden(&request);
+        Derive () (request: DeriveRequest) => move |host| host.derive(request);
+        Promote () (request: PromoteRequest) => move |host| host.promote(request);
+        RefHistory (name: KnownRef) () => move |host| host.ref_history(&name.0);
+        Capsule (capsule: CapsuleRef) () => move |host| host.capsule(&capsule);
+        Untag (name: KnownRef) () => move |host| host.remove_ref(&name.0);
+        Tag (tag: TagName) (request: TagRequest) => move |host| host.tag(&tag.0, &request.capsule);
+        Gc () () => |host| Ok(host.gc());
+        Verify () () => |host| Ok(host.verify());
+        Repair () (request: RepairRequest) => move |host| host.repair(request);
+        Export () (request: ExportRequest) => move |host| host.export(request);
+        Import () (request: ImportRequest) => move |host| host.import(request);
+        Pull () (request: PullRequest) => move |host| host.pull(request);
+        Push () (request: PushRequest) => move |host| host.push(request);
+        Remote (name: HostName) () => move |host| host.remote_capsules(&name);
+        Cache () () => |host| host.cache_info();
+        CacheAdd () (request: CacheAddRequest) => move |host| host.cache_add(request);
+    }
+}
+
+pub(crate) struct Failure(pub(crate) ApiError);
 
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Self {
@@ -144,34 +212,102 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The parameter of a path.
+/// The parameter of a path, once the caller may use what it names.
 struct At<T>(T);
 
-impl<T: FromStr<Err: Display>> FromRequestParts<Arc<Daemon>> for At<T> {
+impl<T: FromStr<Err: Display> + Named + Send> FromRequestParts<Arc<Daemon>> for At<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
-        let Path(text) = Path::<String>::from_request_parts(parts, host)
-            .await
-            .map_err(|error| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))?;
-        named(&text).map(Self)
+        let Path(text) = Path::<String>::from_request_parts(parts, host).await.map_err(bad_path)?;
+        let parameter: T = named(&text)?;
+        judge(parts, host, parameter.named()).await?;
+        Ok(Self(parameter))
     }
 }
 
-/// The body of a request; an empty one stands for `{}`.
+/// Both capsules of a comparison, once the caller may use them.
+struct AtBoth(CapsuleRef, CapsuleRef);
+
+impl FromRequestParts<Arc<Daemon>> for AtBoth {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, host: &Arc<Daemon>) -> Result<Self, Failure> {
+        let texts = Path::<(String, String)>::from_request_parts(parts, host).await;
+        let Path((a, b)) = texts.map_err(bad_path)?;
+        let both: (CapsuleRef, CapsuleRef) = (named(&a)?, named(&b)?);
+        judge(parts, host, both.named()).await?;
+        Ok(Self(both.0, both.1))
+    }
+}
+
+/// The body of a request, once the caller may use what it names; an empty one stands for `{}`.
 struct Wanted<T>(T);
 
-impl<T: DeserializeOwned> FromRequest<Arc<Daemon>> for Wanted<T> {
+impl<T: DeserializeOwned + Named + Send> FromRequest<Arc<Daemon>> for Wanted<T> {
     type Rejection = Response;
 
     async fn from_request(request: Request, host: &Arc<Daemon>) -> Result<Self, Response> {
-        let body = Bytes::from_request(request, host).await.map_err(IntoResponse::into_response)?;
+        let (mut parts, body) = request.into_parts();
+        let request = Request::from_parts(parts.clone(), body);
+        let body = tokio::time::timeout(BODY_PATIENCE, Bytes::from_request(request, host)).await;
+        let body = body.map_err(|_| StatusCode::REQUEST_TIMEOUT.into_response())?;
+        let body = body.map_err(IntoResponse::into_response)?;
         let text: &[u8] = if body.is_empty() { b"{}" } else { &body };
-        serde_json::from_slice(text).map(Self).map_err(|error| {
+        let wanted: T = serde_json::from_slice(text).map_err(|error| {
             let api = ApiError::new(ErrorCode::Invalid, "the request body cannot be read");
             Failure(ApiError { causes: vec![error.to_string()], ..api }).into_response()
-        })
+        })?;
+        judge(&mut parts, host, wanted.named()).await.map_err(IntoResponse::into_response)?;
+        Ok(Self(wanted))
     }
+}
+
+fn bad_path(error: impl Display) -> Failure {
+    Failure(ApiError::new(ErrorCode::Invalid, error.to_string()))
+}
+
+/// Judges all that a part of a request names, on a thread that may read the store.
+async fn judge(parts: &mut Parts, host: &Arc<Daemon>, subjects: Vec<Subject>) -> Result<(), Failure> {
+    let asker = Asker::from_request_parts(parts, host).await?;
+    let host = host.clone();
+    let judge = move || subjects.iter().try_for_each(|subject| asker.judge(&host, subject));
+    let judged = tokio::task::spawn_blocking(judge).await;
+    judged.map_err(|_| DaemonError::Panicked)?.map_err(Failure)
+}
+
+/// Defines names in paths that are about a ref.
+macro_rules! ref_names {
+    ($($(#[$doc:meta])* $name:ident => $subjects:expr;)*) => {
+        $($(#[$doc])*
+        struct $name(RefName);
+
+        impl FromStr for $name {
+            type Err = <RefName as FromStr>::Err;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.parse().map(Self)
+            }
+        }
+
+        impl Named for $name {
+            fn named(&self) -> Vec<Subject> {
+                let subjects: fn(RefName) -> Vec<Subject> = $subjects;
+                subjects(self.0.clone())
+            }
+        })*
+    };
+}
+
+ref_names! {
+    /// A tag to set.
+    TagName => |name| vec![Subject::NewTag(name)];
+    /// A tag, or a machine by its newest capsule.
+    KnownRef => |name| vec![Subject::Ref(name)];
+    /// A token; the call is for everything.
+    TokenName => |_| vec![];
+    /// A network, which belongs to the host; its machines are left out of the answer one by one.
+    NetworkName => |_| vec![];
 }
 
 fn named<T: FromStr<Err: Display>>(text: &str) -> Result<T, Failure> {
@@ -250,8 +386,7 @@ async fn delete_machine(
     blocking(host, delete).await
 }
 
-async fn diff(State(host): Shared, Path((a, b)): Path<(String, String)>) -> Answer<CapsuleDiff> {
-    let (a, b): (CapsuleRef, CapsuleRef) = (named(&a)?, named(&b)?);
+async fn diff(State(host): Shared, AtBoth(a, b): AtBoth) -> Answer<CapsuleDiff> {
     blocking(host, move |host| host.diff(&a, &b)).await
 }
 
@@ -292,6 +427,7 @@ async fn console_log(
 /// Turns the connection into the machine's serial port.
 async fn console(
     State(host): Shared,
+    asker: Asker,
     At(name): At<MachineName>,
     request: Request,
 ) -> Result<Response, Failure> {
@@ -301,8 +437,10 @@ async fn console(
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
         let (mut from_user, mut to_user) = tokio::io::split(TokioIo::new(upgraded));
         let mut typed = [0; 1024];
+        let mut ended = std::pin::pin!(asker.ended());
         loop {
             tokio::select! {
+                () = &mut ended => break,
                 printed = serial.output.recv() => match printed {
                     Some(bytes) if to_user.write_all(&bytes).await.is_ok() => {}
                     _ => break,
@@ -317,11 +455,14 @@ async fn console(
     Ok(switching(routes::CONSOLE_PROTOCOL))
 }
 
-async fn wire(State(host): Shared, request: Request) -> Result<Response, Failure> {
+async fn wire(State(host): Shared, asker: Asker, request: Request) -> Result<Response, Failure> {
     expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
     tokio::spawn(async move {
         let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
-        peer_rpc::serve_stream(host, TokioIo::new(upgraded)).await;
+        tokio::select! {
+            () = peer_rpc::serve_stream(host, TokioIo::new(upgraded)) => {}
+            () = asker.ended() => {}
+        }
     });
     Ok(switching(routes::WIRE_PROTOCOL))
 }

@@ -1,4 +1,6 @@
 //! Inbound interfaces of the daemon: HTTP for users, calls of peers. Only these modules know all services.
 
-pub(crate) mod http;
+pub(crate) mod access;
+mod http;
+pub(crate) mod listen;
 pub(crate) mod peer_rpc;

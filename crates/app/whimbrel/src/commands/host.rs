@@ -7,8 +7,9 @@ use crate::{
     settings::{DEFAULT_FILE, Settings},
 };
 use std::{net::SocketAddr, path::PathBuf};
+use whimbrel_api::{Role, RoleError};
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_daemon::DaemonOptions;
+use whimbrel_daemon::{DaemonOptions, RemoteApi};
 
 const DEFAULT_DATA: &str = "/var/lib/whimbrel";
 
@@ -17,6 +18,7 @@ Examples:
   whimbrel host
   whimbrel host --listen 10.0.0.1:7400
   whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
+  whimbrel host --api-listen 10.0.0.1:7443 --api-group operators=operator
   whimbrel host --config /etc/whimbrel/alpha.toml
 
 Settings file (TOML); options on the command line override it:
@@ -24,7 +26,9 @@ Settings file (TOML); options on the command line override it:
   data = \"/var/lib/whimbrel\"
   listen = \"10.0.0.1:7400\"
   socket = \"/run/whimbrel/host.sock\"
-  run_dir = \"/dev/shm/whimbrel-alpha\"";
+  run_dir = \"/dev/shm/whimbrel-alpha\"
+  api_listen = \"10.0.0.1:7443\"
+  api_groups = { operators = \"operator\", adm = \"viewer\" }";
 
 /// Run the daemon of this host
 ///
@@ -47,6 +51,19 @@ pub(crate) struct Args {
     /// Machine whose guest may send frames of other stations: a router or a bridge (may be repeated)
     #[arg(long, value_name = "MACHINE")]
     unfiltered: Vec<MachineName>,
+    /// Address for users elsewhere, who need a token (`whimbrel token create`); without one, there is only the
+    /// socket
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    api_listen: Option<SocketAddr>,
+    /// Certificate chain for --api-listen, in PEM [default: one of its own, made at the first start]
+    #[arg(long, value_name = "FILE", requires = "api_key", value_parser = absolute)]
+    api_cert: Option<PathBuf>,
+    /// Key of --api-cert, in PEM
+    #[arg(long, value_name = "FILE", requires = "api_cert", value_parser = absolute)]
+    api_key: Option<PathBuf>,
+    /// Group of this computer that may use the socket: viewer, operator or admin (may be repeated)
+    #[arg(long, value_name = "GROUP=ROLE", value_parser = group)]
+    api_group: Vec<(String, Role)>,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -68,11 +85,22 @@ impl Args {
             run_dir: self.run_dir,
             socket,
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
+            api_listen: self.api_listen,
+            api_cert: self.api_cert,
+            api_key: self.api_key,
+            api_groups: (!self.api_group.is_empty()).then(|| self.api_group.into_iter().collect()),
         };
         let settings = options.over(file);
         let name = settings.name.or_else(own_name).ok_or_else(no_name)?;
         let data = settings.data.unwrap_or_else(|| DEFAULT_DATA.into());
+        let certificate = match (settings.api_cert, settings.api_key) {
+            (Some(chain), Some(key)) => Some((chain, key)),
+            (None, None) => None,
+            _ => return Err(half_certificate()),
+        };
         Ok(DaemonOptions {
+            remote_api: settings.api_listen.map(|listen| RemoteApi { listen, certificate }),
+            api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
@@ -90,6 +118,19 @@ fn own_name() -> Option<HostName> {
 /// The name of a computer without its domain, if it can be a host's.
 fn short_name(name: &str) -> Option<HostName> {
     name.trim().split('.').next()?.to_ascii_lowercase().parse().ok()
+}
+
+/// A group and its role, as `GROUP=ROLE`.
+fn group(text: &str) -> Result<(String, Role), RoleError> {
+    let (group, role) = text.split_once('=').ok_or(RoleError)?;
+    Ok((group.to_owned(), role.parse()?))
+}
+
+fn half_certificate() -> CliError {
+    CliError::Usage {
+        problem: "the API needs a certificate and its key, or neither".to_owned(),
+        hint: "set both `api_cert` and `api_key`".to_owned(),
+    }
 }
 
 fn no_name() -> CliError {

@@ -32,6 +32,7 @@ pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod short_verbs;
 pub(crate) mod stop;
+pub(crate) mod token;
 pub(crate) mod top;
 pub(crate) mod trust;
 pub(crate) mod untag;

@@ -52,11 +52,12 @@ impl Check {
 }
 
 /// Runs all checks, the basic ones first.
-pub(crate) fn checks(socket: &Path) -> Vec<Check> {
+pub(crate) fn checks(socket: Option<&Path>) -> Vec<Check> {
     let mut checks = vec![kernel::root(), kernel::version()];
     checks.extend(memory::checks());
     checks.push(kernel::shared_memory());
     checks.extend(programs::qemu());
-    checks.extend([kernel::tun(), programs::network_tools(), kernel::fuse(), programs::daemon(socket)]);
+    checks.extend([kernel::tun(), programs::network_tools(), kernel::fuse()]);
+    checks.extend(socket.map(programs::daemon));
     checks
 }

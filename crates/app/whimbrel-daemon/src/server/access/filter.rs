@@ -1,0 +1,66 @@
+//! Lists without what their reader may not see.
+
+use crate::{
+    daemon::Daemon,
+    server::access::{gate::Asker, may::Object},
+};
+use std::collections::HashMap;
+use whimbrel_api::{CapsuleInfo, GraphNode, MachineInfo, MigrationRecord, NetworkInfo, Operation};
+use whimbrel_core::{CapsuleId, RefName};
+
+impl Asker {
+    fn sees(&self, object: Object<'_>) -> bool {
+        self.silently(object).is_ok()
+    }
+
+    pub(crate) fn machines(&self, mut all: Vec<MachineInfo>) -> Vec<MachineInfo> {
+        all.retain(|machine| self.sees(Object::Machine(&machine.name)));
+        all
+    }
+
+    pub(crate) fn migrations(&self, mut all: Vec<MigrationRecord>) -> Vec<MigrationRecord> {
+        all.retain(|record| self.sees(Object::Machine(&record.machine)));
+        all
+    }
+
+    pub(crate) fn network(&self, mut network: NetworkInfo) -> NetworkInfo {
+        network.machines.retain(|one| self.sees(Object::Machine(&one.machine)));
+        network.ports.retain(|one| self.sees(Object::Machine(&one.machine)));
+        network
+    }
+
+    pub(crate) fn operations(&self, host: &Daemon, mut all: Vec<Operation>) -> Vec<Operation> {
+        let quiet = self.quiet();
+        all.retain(|operation| quiet.judge_operation(host, operation).is_ok());
+        all
+    }
+
+    pub(crate) fn capsules(&self, host: &Daemon, mut all: Vec<CapsuleInfo>) -> Vec<CapsuleInfo> {
+        let refs = self.refs(host);
+        all.retain(|capsule| self.sees_capsule(&refs, capsule));
+        all
+    }
+
+    pub(crate) fn graph(&self, host: &Daemon, mut all: Vec<GraphNode>) -> Vec<GraphNode> {
+        let refs = self.refs(host);
+        all.retain(|node| self.sees_capsule(&refs, &node.capsule));
+        all.iter_mut().for_each(|node| node.machines.retain(|one| self.sees(Object::Machine(&one.name))));
+        all
+    }
+
+    fn sees_capsule(&self, refs: &HashMap<CapsuleId, Vec<RefName>>, capsule: &CapsuleInfo) -> bool {
+        let refs = refs.get(&capsule.id).map_or(&[][..], Vec::as_slice);
+        self.sees(Object::Capsule { refs, machine: Some(&capsule.machine) })
+    }
+
+    /// The refs of each capsule, as the store calls them; unused without a scope.
+    fn refs(&self, host: &Daemon) -> HashMap<CapsuleId, Vec<RefName>> {
+        let mut of = HashMap::<_, Vec<_>>::new();
+        if !self.identity.scope.is_all() {
+            for (name, id) in host.store.list_refs().unwrap_or_default() {
+                of.entry(id).or_default().push(name);
+            }
+        }
+        of
+    }
+}

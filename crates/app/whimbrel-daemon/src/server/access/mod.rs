@@ -1,0 +1,129 @@
+//! Who may use the API: every request is authenticated, judged, and noted in the audit log.
+//!
+//! [`may::may`] is the only place that decides, and is pure. `endpoints` is the table of all calls: what role
+//! each needs, and whether it is about objects. `objects` says which machines, capsules and files a request
+//! names: the extractors of `server/http.rs` ask for each of them, so that no handler gets a name that was
+//! not judged. Tokens and groups are looked up at the request, so a revoked token is refused at once, also on
+//! a connection that is open.
+
+pub(crate) mod audit;
+pub(crate) mod endpoints;
+pub(crate) mod filter;
+pub(crate) mod gate;
+mod groups;
+pub(crate) mod login_limit;
+pub(crate) mod may;
+pub(crate) mod objects;
+#[cfg(test)]
+mod tests;
+pub(crate) mod tokens;
+
+use crate::core::{directories::Directories, error::DaemonError};
+use audit::AuditLog;
+use login_limit::LoginLimit;
+use may::{Identity, Scope};
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+use tokens::Tokens;
+use whimbrel_api::{ApiError, ErrorCode, Role};
+use whimbrel_core::lock;
+
+/// State of the checks that all listeners of the API share.
+pub(crate) struct Access {
+    pub(crate) tokens: Tokens,
+    pub(crate) audit: AuditLog,
+    groups: Vec<(String, Role)>,
+    logins: Mutex<LoginLimit>,
+}
+
+/// Where a request comes from, as the kernel knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A process on this host, over the unix socket.
+    Socket { uid: u32, gid: u32 },
+    /// A connection over TLS.
+    Tls(IpAddr),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket { uid, .. } => write!(f, "socket, user {uid}"),
+            Self::Tls(address) => address.fmt(f),
+        }
+    }
+}
+
+impl Access {
+    /// Opens the tokens and the audit log. `groups` of this host have a role on the unix socket.
+    pub(crate) fn open(
+        directories: &Directories,
+        groups: Vec<(String, Role)>,
+    ) -> Result<Arc<Self>, DaemonError> {
+        groups::check(&groups)?;
+        let audit = directories.audit();
+        let io = |source| DaemonError::io("open", &audit, source);
+        Ok(Arc::new(Self {
+            tokens: Tokens::load(directories.api_tokens()),
+            audit: AuditLog::open(&audit).map_err(io)?,
+            groups,
+            logins: Mutex::default(),
+        }))
+    }
+
+    /// Whether users other than that of the daemon may use the socket.
+    pub(crate) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Finds out who sends a request. Reads the user database for others than the daemon's user, so it may
+    /// block.
+    pub(crate) fn identify(&self, origin: Origin, bearer: Option<&str>) -> Result<Identity, ApiError> {
+        match (origin, bearer) {
+            (Origin::Tls(address), bearer) => self.login(address, bearer),
+            // A token given on the socket counts, so that its rights can be tried there.
+            (Origin::Socket { .. }, Some(token)) => self.tokens.find(token).ok_or_else(unknown_token),
+            (Origin::Socket { uid, gid }, None) => self.user(uid, gid),
+        }
+    }
+
+    fn user(&self, uid: u32, gid: u32) -> Result<Identity, ApiError> {
+        let name = format!("user {}", groups::user_name(uid));
+        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+            return Ok(Identity { name, role: Role::Admin, scope: Scope::all(), token: None });
+        }
+        let role = groups::of(uid, gid).into_iter().filter_map(|group| {
+            self.groups.iter().filter(|(name, _)| *name == group).map(|(_, role)| *role).max()
+        });
+        match role.max() {
+            Some(role) => Ok(Identity { name, role, scope: Scope::all(), token: None }),
+            None => Err(ApiError::new(ErrorCode::Forbidden, format!("{name} has no role on this host"))
+                .with_hint("run as root, or start the daemon with `--api-group GROUP=ROLE`")),
+        }
+    }
+
+    fn login(&self, address: IpAddr, bearer: Option<&str>) -> Result<Identity, ApiError> {
+        if !lock(&self.logins).may_try(address, Instant::now()) {
+            let text = "too many failed logins from this address";
+            return Err(ApiError::new(ErrorCode::RateLimited, text).with_hint("wait a minute"));
+        }
+        let missing = || {
+            ApiError::new(ErrorCode::Unauthenticated, "this request has no token")
+                .with_hint("use --token-file; `whimbrel token create` on the host makes a token")
+        };
+        let found = match bearer {
+            Some(token) => self.tokens.find(token).ok_or_else(unknown_token),
+            None => Err(missing()),
+        };
+        found.inspect_err(|_| lock(&self.logins).failed(address, Instant::now()))
+    }
+}
+
+fn unknown_token() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "this token is unknown, revoked or expired")
+        .with_hint("`whimbrel token create` on the host makes a new one")
+}
