@@ -179,10 +179,12 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         .build();
     document.paths = paths();
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
-    let bearer = bearer.description(Some("Token over TLS; on the unix socket the user of the process counts"));
+    let bearer =
+        bearer.description(Some("Token over TLS; on the unix socket the user of the process counts"));
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", SecurityScheme::Http(bearer.build()));
-    document.security = Some(vec![SecurityRequirement::new("token", Vec::<String>::new()), SecurityRequirement::default()]);
+    document.security =
+        Some(vec![SecurityRequirement::new("token", Vec::<String>::new()), SecurityRequirement::default()]);
     document
 }
 

@@ -6,9 +6,7 @@ use utoipa::ToSchema;
 use whimbrel_core::RefName;
 
 /// What a user of the API may do. Each role includes those before it.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Look at machines, capsules and operations.

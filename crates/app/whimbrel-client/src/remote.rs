@@ -85,7 +85,16 @@ mod tests {
             assert_eq!(address.to_string(), whole);
             assert_eq!(whole.parse(), Ok(address));
         }
-        for bad in ["", "alpha", "http://alpha", "https://", "https://a:x", "https://a/b", "https://[::1", "https://a b"] {
+        for bad in [
+            "",
+            "alpha",
+            "http://alpha",
+            "https://",
+            "https://a:x",
+            "https://a/b",
+            "https://[::1",
+            "https://a b",
+        ] {
             assert_eq!(bad.parse::<ApiAddress>(), Err(ApiAddressError), "{bad}");
         }
     }

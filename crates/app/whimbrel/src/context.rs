@@ -37,6 +37,7 @@ fn read_token(path: &Path) -> Result<String, CliError> {
 fn no_token() -> CliError {
     CliError::Usage {
         problem: "--host needs a token".to_owned(),
-        hint: "`whimbrel token create NAME` on that host prints one: name a file with it by --token-file".to_owned(),
+        hint: "`whimbrel token create NAME` on that host prints one: name a file with it by --token-file"
+            .to_owned(),
     }
 }

@@ -21,12 +21,7 @@ use rustls::{
         danger::{ClientCertVerified, ClientCertVerifier},
     },
 };
-use std::{
-    io,
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,

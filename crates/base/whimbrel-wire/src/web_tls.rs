@@ -178,7 +178,8 @@ impl ServerCertificate {
         if !chain.exists() {
             let made = |source| WebTlsError::Make { source };
             let pair = KeyPair::generate().map_err(made)?;
-            let certificate = CertificateParams::new(names).map_err(made)?.self_signed(&pair).map_err(made)?;
+            let certificate =
+                CertificateParams::new(names).map_err(made)?.self_signed(&pair).map_err(made)?;
             // The certificate comes last: without one, a key of an interrupted start is replaced.
             let write = |path: &Path, text: String| {
                 atomic_file::replace(path, text.as_bytes()).map_err(file("write", path))

@@ -159,11 +159,7 @@ impl Api {
     }
 
     /// Serves one connection until it ends. What was upgraded goes on, and takes the place along.
-    async fn serve(
-        self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        connected: Connected,
-    ) {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, connected: Connected) {
         let router = self.0.layer(Extension(connected));
         let served = http1::Builder::new()
             .timer(TokioTimer::new())

@@ -112,5 +112,6 @@ fn list(tokens: &[TokenInfo]) -> String {
 /// Formats the time until `end_ms` (since 1970).
 fn expiry(end_ms: u64) -> String {
     let end = UNIX_EPOCH + Duration::from_millis(end_ms);
-    end.duration_since(SystemTime::now()).map_or_else(|_| "expired".to_owned(), |left| format!("in {}", span(left)))
+    end.duration_since(SystemTime::now())
+        .map_or_else(|_| "expired".to_owned(), |left| format!("in {}", span(left)))
 }

@@ -216,3 +216,49 @@ fn a_second_daemon_on_the_same_data_is_refused() {
     assert!(!output.status.success() && text.contains("error: "), "{text}");
     assert!(host.call("ps").status.success(), "the first one goes on");
 }
+
+/// Calls the daemon of `host` over TLS.
+fn call_remotely(address: &str, token: &Path, fingerprint: &str, arguments: &str) -> Output {
+    let mut command = whimbrel(&format!("{arguments} --host https://{address} --token-file"));
+    command.arg(token).arg("--fingerprint").arg(fingerprint).env_remove("WHIMBREL_SOCKET").output().unwrap()
+}
+
+#[test]
+fn a_token_is_all_that_a_user_elsewhere_needs_until_it_is_revoked() {
+    let address = free_address();
+    let host = Host::start_with("alpha", &format!("api_listen = {address:?}\n"));
+    let token = |name: &str, more: &str| {
+        let created = host.call(&format!("token create {name} {more}"));
+        assert!(created.status.success(), "{created:?}");
+        let file = host.path().join(format!("{name}.token"));
+        fs::write(&file, created.stdout).unwrap();
+        file
+    };
+    let admin = token("alice", "--role admin --expires 1h");
+    let viewer = token("bob", "--role viewer --machines web*");
+    // The refusal of a wrong fingerprint names the right one.
+    let wrong = call_remotely(&address, &admin, &"00".repeat(32), "ps");
+    let said = String::from_utf8(wrong.stderr).unwrap();
+    let at = said.find("sha256:").unwrap_or_else(|| panic!("{said}"));
+    let fingerprint = said[at..at + "sha256:".len() + 64].to_owned();
+    let call = |token: &Path, arguments: &str| call_remotely(&address, token, &fingerprint, arguments);
+    assert_eq!(wrong.status.code(), Some(5));
+    assert_eq!(call(&admin, "key").stdout, host.call("key").stdout);
+    // An operation is watched by a stream of events, and the protocol between hosts is an upgrade.
+    for streaming in ["verify", "gc --json"] {
+        let done = call(&admin, streaming);
+        assert!(done.status.success() && !done.stdout.is_empty(), "{done:?}");
+    }
+    assert!(call(&admin, "dial-stdio").stdout.starts_with(b"WHIMBREL"));
+    assert_eq!(call(&viewer, "ps").status.code(), Some(0));
+    let refused = call(&viewer, "gc");
+    assert_eq!(refused.status.code(), Some(5), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs the role operator"), "{refused:?}");
+    let listed = host.result("token ls", 0);
+    assert_eq!((&listed[0]["name"], &listed[1]["role"]), (&"alice".into(), &"viewer".into()), "{listed}");
+    host.result("token revoke alice", 0);
+    let revoked = call(&admin, "ps");
+    assert!(String::from_utf8_lossy(&revoked.stderr).contains("revoked"), "{revoked:?}");
+    let audit = fs::read_to_string(host.path().join("data/audit/audit.jsonl")).unwrap();
+    assert!(audit.contains("\"who\":\"token bob\"") && audit.contains("/v1/store/gc"), "{audit}");
+}

@@ -33,7 +33,8 @@ impl LoginLimit {
             self.failures.retain(|_, (_, since)| now.duration_since(*since) < WINDOW);
         }
         if self.failures.len() >= ADDRESSES_MAX {
-            let oldest = self.failures.iter().min_by_key(|(_, (_, since))| *since).map(|(address, _)| *address);
+            let oldest =
+                self.failures.iter().min_by_key(|(_, (_, since))| *since).map(|(address, _)| *address);
             oldest.map(|oldest| self.failures.remove(&oldest));
         }
         let entry = self.failures.entry(network(address)).or_insert((0, now));

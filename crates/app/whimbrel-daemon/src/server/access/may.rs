@@ -45,7 +45,10 @@ pub(crate) enum Object<'a> {
     /// A ref as the store calls it, or as a user names a new tag.
     Ref(&'a RefName),
     /// A capsule, by the refs that name it and the machine that it was taken from.
-    Capsule { refs: &'a [RefName], machine: Option<&'a MachineName> },
+    Capsule {
+        refs: &'a [RefName],
+        machine: Option<&'a MachineName>,
+    },
     /// A file of the host, which the daemon would read or write as root.
     File(&'a Path),
     /// Everything that the host has.
@@ -173,7 +176,9 @@ mod tests {
     #[test]
     fn a_scope_never_has_everything_nor_files() {
         let star = scoped(Some("*"), Some("*"));
-        assert!(!allowed(&star, Object::Everything) && !allowed(&star, Object::File(Path::new("/etc/shadow"))));
+        assert!(
+            !allowed(&star, Object::Everything) && !allowed(&star, Object::File(Path::new("/etc/shadow")))
+        );
         let all = scoped(None, None);
         assert!(allowed(&all, Object::Everything) && allowed(&all, Object::File(Path::new("/x"))));
         let operator = Identity { role: Role::Operator, ..all };

@@ -174,7 +174,9 @@ impl Asker {
             return may(&self.identity, self.action(), Object::Host);
         }
         match (self.found(host, capsule), capsule) {
-            (Some((refs, machine)), _) => self.may(Object::Capsule { refs: &refs, machine: machine.as_ref() }),
+            (Some((refs, machine)), _) => {
+                self.may(Object::Capsule { refs: &refs, machine: machine.as_ref() })
+            }
             (None, CapsuleRef::Past(past)) => self.may(Object::Machine(&past.machine)),
             (None, CapsuleRef::Name(name)) => self.may(Object::Ref(name)),
             (None, CapsuleRef::Id(_)) => self.may(Object::Capsule { refs: &[], machine: None }),
@@ -194,7 +196,11 @@ impl Asker {
         }
     }
 
-    pub(crate) fn judge_operation(&self, host: &Daemon, operation: &whimbrel_api::Operation) -> Result<(), ApiError> {
+    pub(crate) fn judge_operation(
+        &self,
+        host: &Daemon,
+        operation: &whimbrel_api::Operation,
+    ) -> Result<(), ApiError> {
         use OperationKind as Kind;
         let subject = operation.subject.as_str();
         match operation.kind {
