@@ -55,7 +55,7 @@ pub(crate) struct Cli {
     pub(crate) socket: Option<PathBuf>,
     /// Use the daemon of another computer, by its API: https://HOST[:PORT] [default port: 7443]
     #[arg(id = "remote", long = "host", global = true, env = "WHIMBREL_HOST", hide_env_values = true)]
-    #[arg(value_name = "URL", help_heading = "Global options", conflicts_with = "socket")]
+    #[arg(value_name = "URL", help_heading = "Global options")]
     pub(crate) remote: Option<ApiAddress>,
     /// File with the token for --host
     #[arg(long, global = true, env = "WHIMBREL_TOKEN_FILE", hide_env_values = true)]

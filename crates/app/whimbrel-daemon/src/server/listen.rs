@@ -8,7 +8,7 @@ use crate::{
     core::error::DaemonError,
     daemon::Daemon,
     server::{
-        access::{Access, Origin, gate::Connected, login_limit::network},
+        access::{Access, Origin, gate::Connected, login_limit::Source},
         http,
     },
 };
@@ -44,24 +44,17 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Pause after a connection could not be accepted.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Whose a connection is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Owner {
-    User(u32),
-    Address(IpAddr),
-}
-
 /// Connections that are open.
 #[derive(Default)]
-struct Open(Arc<Mutex<HashMap<Owner, usize>>>);
+struct Open(Arc<Mutex<HashMap<Source, usize>>>);
 
 /// The place of one connection.
 #[derive(Debug)]
-pub(crate) struct Place(Arc<Mutex<HashMap<Owner, usize>>>, Owner);
+pub(crate) struct Place(Arc<Mutex<HashMap<Source, usize>>>, Source);
 
 impl Open {
     /// A place for one more connection, if there is one.
-    fn place(&self, of: Owner) -> Option<Arc<Place>> {
+    fn place(&self, of: Source) -> Option<Arc<Place>> {
         let mut open = lock(&self.0);
         let free = open.values().sum::<usize>() < CONNECTIONS_MAX
             && open.get(&of).is_none_or(|count| *count < OF_ONE_MAX);
@@ -106,7 +99,7 @@ impl Api {
             };
             // The owner is never refused: an operator must get in when others are too many.
             let owner = user.uid() == 0 || user.uid() == rustix::process::geteuid().as_raw();
-            let place = if owner { None } else { open.place(Owner::User(user.uid())) };
+            let place = if owner { None } else { open.place(Source::User(user.uid())) };
             if owner || place.is_some() {
                 let origin = Origin::Socket { uid: user.uid(), gid: user.gid() };
                 tokio::spawn(self.clone().serve(stream, Connected { origin, known: Arc::default(), place }));
@@ -120,11 +113,11 @@ impl Api {
         loop {
             match listener.accept().await {
                 Ok((stream, from)) => {
-                    let Some(place) = open.place(Owner::Address(network(from.ip()))) else {
+                    let Some(place) = open.place(Source::of(from.ip())) else {
                         tracing::debug!(%from, "too many connections; one was closed");
                         continue;
                     };
-                    let evicted = unknown.begin(network(from.ip()));
+                    let evicted = unknown.begin(from.ip());
                     let (api, acceptor) = (self.clone(), acceptor.clone());
                     tokio::spawn(api.serve_user(stream, from.ip(), acceptor, place, evicted));
                 }
@@ -227,10 +220,10 @@ mod tests {
     #[test]
     fn one_address_gets_its_share_of_connections_and_others_theirs() {
         let open = Open::default();
-        let places: Vec<_> = (0..OF_ONE_MAX).map(|_| open.place(Owner::User(1)).unwrap()).collect();
-        assert!(open.place(Owner::User(1)).is_none());
+        let places: Vec<_> = (0..OF_ONE_MAX).map(|_| open.place(Source::User(1)).unwrap()).collect();
+        assert!(open.place(Source::User(1)).is_none());
         let others: Vec<_> = (2..100).flat_map(|of| (0..OF_ONE_MAX).map(move |_| of)).collect();
-        let others: Vec<_> = others.into_iter().filter_map(|of| open.place(Owner::User(of))).collect();
+        let others: Vec<_> = others.into_iter().filter_map(|of| open.place(Source::User(of))).collect();
         assert_eq!(places.len() + others.len(), CONNECTIONS_MAX);
         drop((places, others));
         assert!(lock(&open.0).is_empty());

@@ -20,7 +20,7 @@ pub(crate) mod tokens;
 
 use crate::core::{directories::Directories, error::DaemonError};
 use audit::AuditLog;
-use login_limit::LoginLimit;
+use login_limit::{LoginLimit, Source};
 use may::{Identity, Scope};
 use std::{
     fmt,
@@ -83,12 +83,26 @@ impl Access {
     /// Finds out who sends a request. Reads the user database for others than the daemon's user, so it may
     /// block.
     pub(crate) fn identify(&self, origin: Origin, bearer: Option<&str>) -> Result<Identity, ApiError> {
-        match (origin, bearer) {
-            (Origin::Tls(address), bearer) => self.login(address, bearer),
-            // A token given on the socket counts, so that its rights can be tried there.
-            (Origin::Socket { .. }, Some(token)) => self.tokens.find(token).ok_or_else(unknown_token),
-            (Origin::Socket { uid, gid }, None) => self.user(uid, gid),
+        let source = match origin {
+            Origin::Socket { uid, .. } => Source::User(uid),
+            Origin::Tls(address) => Source::of(address),
+        };
+        if !lock(&self.logins).may_try(source, Instant::now()) {
+            let text = "too many failed logins from this address or user";
+            return Err(ApiError::new(ErrorCode::RateLimited, text).with_hint("wait a minute"));
         }
+        let found = match (origin, bearer) {
+            // A token given on the socket counts, so that its rights can be tried there.
+            (_, Some(token)) => self.tokens.find(token).ok_or_else(unknown_token),
+            (Origin::Socket { uid, gid }, None) => self.user(uid, gid),
+            (Origin::Tls(_), None) => Err(no_token()),
+        };
+        found.inspect_err(|_| {
+            // Root must get in whatever else its programs do.
+            if source != Source::User(0) {
+                lock(&self.logins).failed(source, Instant::now());
+            }
+        })
     }
 
     fn user(&self, uid: u32, gid: u32) -> Result<Identity, ApiError> {
@@ -105,22 +119,11 @@ impl Access {
                 .with_hint("run as root, or start the daemon with `--api-group GROUP=ROLE`")),
         }
     }
+}
 
-    fn login(&self, address: IpAddr, bearer: Option<&str>) -> Result<Identity, ApiError> {
-        if !lock(&self.logins).may_try(address, Instant::now()) {
-            let text = "too many failed logins from this address";
-            return Err(ApiError::new(ErrorCode::RateLimited, text).with_hint("wait a minute"));
-        }
-        let missing = || {
-            ApiError::new(ErrorCode::Unauthenticated, "this request has no token")
-                .with_hint("use --token-file; `whimbrel token create` on the host makes a token")
-        };
-        let found = match bearer {
-            Some(token) => self.tokens.find(token).ok_or_else(unknown_token),
-            None => Err(missing()),
-        };
-        found.inspect_err(|_| lock(&self.logins).failed(address, Instant::now()))
-    }
+fn no_token() -> ApiError {
+    ApiError::new(ErrorCode::Unauthenticated, "this request has no token")
+        .with_hint("use --token-file; `whimbrel token create` on the host makes a token")
 }
 
 fn unknown_token() -> ApiError {

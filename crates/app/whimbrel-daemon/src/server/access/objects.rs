@@ -154,10 +154,18 @@ impl Asker {
                 None => self.may(Object::Everything),
             },
             Elsewhere(capsule) => self.judge_name(capsule),
-            MachineOrCapsule(CapsuleRef::Name(name)) => match name.as_str().parse() {
-                Ok(machine) if host.machines.get(&machine).is_ok() => self.may(Object::Machine(&machine)),
-                _ => self.judge_capsule(host, &CapsuleRef::Name(name.clone())),
-            },
+            MachineOrCapsule(CapsuleRef::Name(name)) => {
+                let capsule = CapsuleRef::Name(name.clone());
+                match name.as_str().parse() {
+                    Ok(machine) if host.machines.get(&machine).is_ok() => {
+                        self.may(Object::Machine(&machine))?;
+                        // A tag of the same name may be meant, too.
+                        let is_capsule = refs::resolve(&host.store, &capsule).is_ok();
+                        if is_capsule { self.judge_capsule(host, &capsule) } else { Ok(()) }
+                    }
+                    _ => self.judge_capsule(host, &capsule),
+                }
+            }
             MachineOrCapsule(capsule) => self.judge_capsule(host, capsule),
             Operation(id) => match host.operations().watch(*id) {
                 Ok(operation) => self.judge_operation(host, &operation.borrow()),
