@@ -1,8 +1,9 @@
 //! Client of the HTTP API of a host, over its Unix socket or over TLS, with typed calls.
 //!
 //! [`Client`] has one method for each route. Every call opens a connection of its own: on a Unix socket that
-//! costs microseconds, over TLS a handshake, and a slow call never delays another. Nothing here prints, retries or waits longer
-//! than the daemon takes. Replies have size limits; a larger one is [`ClientError::TooLarge`].
+//! costs microseconds, over TLS a handshake, and a slow call never delays another. Nothing here prints,
+//! retries or waits longer than the daemon takes. Replies have size limits; a larger one is
+//! [`ClientError::TooLarge`].
 
 mod client;
 mod connection;
