@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, Guest, PATIENCE, console};
 use whimbrel_testkit::guest::Work;
 
-/// A daemon that gives free memory back has 125 MiB here, one that does not 200 MiB or more.
-const MEMORY_MAX: u64 = 170 << 20;
+/// A daemon that gives free memory back has 130 to 170 MiB here, one that does not 300 MiB or more.
+const MEMORY_MAX: u64 = 208 << 20;
 /// The store has 64 packs open.
 const OPEN_MAX: usize = 128;
 
@@ -16,7 +16,7 @@ fn a_daemon_does_not_grow_with_every_checkpoint() {
     let work = Work::Dirty { region_mib: 16, pages_per_second: 4000, bytes_per_page: 512 };
     Guest { address: None, work, ..Guest::small("web") }.run(&cluster, alpha);
     console(alpha, "web").wait_ready(PATIENCE).expect("a guest that is up");
-    for _ in 0..10 {
+    for _ in 0..15 {
         alpha.run(&["checkpoint", "web"]);
     }
     let deadline = Instant::now() + PATIENCE;
@@ -26,7 +26,7 @@ fn a_daemon_does_not_grow_with_every_checkpoint() {
         if memory < MEMORY_MAX {
             return;
         }
-        assert!(Instant::now() < deadline, "{} MiB of memory after 10 checkpoints", memory >> 20);
+        assert!(Instant::now() < deadline, "{} MiB of memory after 15 checkpoints", memory >> 20);
         std::thread::sleep(Duration::from_millis(200));
     }
 }

@@ -12,6 +12,9 @@ use std::{fs, sync::Arc, time::Duration};
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// Growth since memory was last given back that is worth the work: a call for each free range.
 const GROWTH_MIN: u64 = 32 << 20;
+/// Checks after which memory is given back again if it is that much above the least so far: when it was given
+/// back last, work may have been under way that has ended since.
+const AGAIN_AFTER: u32 = 6;
 
 impl Daemon {
     /// Starts the thread that gives free memory back.
@@ -32,6 +35,10 @@ impl Daemon {
 #[derive(Default)]
 struct FreeMemory {
     after: u64,
+    /// Least of it so far; none before the first time.
+    least: Option<u64>,
+    /// Checks since then.
+    checks: u32,
 }
 
 impl FreeMemory {
@@ -39,8 +46,12 @@ impl FreeMemory {
     fn check(&mut self, now: u64, give_back: impl FnOnce() -> u64) {
         // The process may have shrunk by itself.
         self.after = self.after.min(now);
-        if now - self.after >= GROWTH_MIN {
+        self.checks += 1;
+        let is_above = self.least.is_some_and(|least| now >= least + GROWTH_MIN);
+        if now - self.after >= GROWTH_MIN || (is_above && self.checks >= AGAIN_AFTER) {
             self.after = give_back();
+            self.checks = 0;
+            self.least = Some(self.least.map_or(self.after, |least| least.min(self.after)));
             tracing::debug!(before = now, after = self.after, "gave free memory back");
         }
     }
@@ -80,6 +91,12 @@ mod tests {
             });
         }
         assert_eq!(calls, [100, 112, 92]);
+        // The work that had 200 has ended, and nothing has grown since.
+        let mut left = [200, 72].into_iter();
+        for now in [200; 7].into_iter().chain([72; 12]) {
+            freed.check(now << 20, || left.next().expect("two calls") << 20);
+        }
+        assert_eq!((left.next(), freed.after), (None, 72 << 20));
     }
 
     #[test]
