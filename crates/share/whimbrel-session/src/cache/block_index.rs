@@ -95,8 +95,8 @@ pub(super) struct BlockIndex {
     /// Frames below this number were used before, so that the storage has room for them.
     reached: u32,
     clock_hand: u32,
-    /// Blocks with which the next barrier has to do something: dirty ones that are not frozen, and frozen ones
-    /// that became clean. Some that were removed, too.
+    /// Blocks with which the next barrier has to do something: dirty ones that are not frozen, and frozen
+    /// ones that became clean. Some that were removed, too.
     unsettled: HashSet<Key>,
     dirty_pages: u64,
     valid_pages: u64,
