@@ -156,7 +156,7 @@ impl ManagerService {
         let meta = &self.shared.meta;
         let mut purged = Vec::new();
         let mut policies: HashMap<NodeId, Retention> = HashMap::new();
-        for ((folder, _), versions) in series(meta.all_versions().await?) {
+        for ((folder, _), versions) in series(meta.versions_with_policies().await?) {
             // A file may have its own policy. For the many files of a series the folder's policy applies.
             let own = versions
                 .iter()

@@ -3,6 +3,7 @@
 use super::Meta;
 use crate::{
     chunk_map::ChunkRef,
+    policy::{Policy, Retention},
     protocol::{BenefactorId, BenefactorStatus, Commit, Inventory, NewNode, WrittenChunk},
 };
 use whimbrel_core::Digest;
@@ -364,4 +365,30 @@ async fn copies_above_the_required_number_go_and_the_last_required_ones_never() 
     assert_eq!(places().await, [3, 4]);
     let silent = database.meta.release_surplus(3, &all, NOW + 1).await.unwrap();
     assert_eq!((silent, released(3).await, released(4).await), (0, 0, 0));
+}
+
+#[tokio::test]
+async fn only_files_below_a_policy_that_removes_versions_are_read_for_it() {
+    let database = Database::new(1).await;
+    let session = database.meta.start_session(&[], NOW).await.unwrap();
+    let chunks = database.chunks(session, 3, &[1]).await;
+    let mut nodes = Vec::new();
+    for (number, (name, chunk)) in (0..).zip(["free", "kept", "last"].into_iter().zip(&chunks)) {
+        nodes.push(database.version((session, number), name, &[*chunk], 0).await.unwrap().id);
+    }
+    let read = async || {
+        let mut names: Vec<_> =
+            database.meta.versions_with_policies().await.unwrap().into_iter().map(|one| one.name).collect();
+        names.sort();
+        names
+    };
+    assert!(read().await.is_empty(), "without policies all versions are retained");
+    let all = Policy { copies: 3, ..Policy::default() };
+    database.meta.set_policy(nodes[1], Some(&all), NOW).await.unwrap();
+    assert!(read().await.is_empty());
+    let last = Policy { keep: Retention { last: Some(1), ..Retention::default() }, ..Policy::default() };
+    database.meta.set_policy(nodes[2], Some(&last), NOW).await.unwrap();
+    assert_eq!(read().await, ["last"]);
+    database.meta.set_policy(1, Some(&last), NOW).await.unwrap();
+    assert_eq!(read().await, ["free", "kept", "last"]);
 }
