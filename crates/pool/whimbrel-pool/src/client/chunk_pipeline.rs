@@ -6,11 +6,15 @@ use super::{
     PoolError, Result, Secret,
     write_session::{LEVEL, NewChunk, WriteSession},
 };
-use crate::{chunk::Chunking, chunk_map::ChunkRef};
+use crate::{
+    chunk::Chunking,
+    chunk_map::{ChunkRef, MAX_MAP, least_bytes},
+};
 use bytes::{Bytes, BytesMut};
 use std::{
     collections::HashSet,
     fs::File,
+    io,
     os::unix::fs::FileExt,
     sync::{
         Arc,
@@ -60,6 +64,7 @@ impl ChunkPipeline {
             batch_bytes: 0,
             seen: HashSet::new(),
             chunks: Vec::new(),
+            map_bytes: 0,
         };
         thread::spawn(move || cutter.run(&queue));
         Self { items, session }
@@ -116,6 +121,8 @@ struct Chunker {
     /// Chunks of this session that were sent or found.
     seen: HashSet<Digest>,
     chunks: Vec<StreamChunk>,
+    /// Bytes that these take in the map at least.
+    map_bytes: u64,
 }
 
 impl Chunker {
@@ -130,6 +137,7 @@ impl Chunker {
                 }
                 Item::Known(pieces) => {
                     self.end_chunk();
+                    pieces.iter().for_each(|piece| self.count(piece.length));
                     self.chunks.extend(pieces.into_iter().map(StreamChunk::Known));
                 }
                 Item::Drain(reply) => drop(reply.send(self.drain())),
@@ -169,8 +177,18 @@ impl Chunker {
         self.add(chunk);
     }
 
+    /// Counts a chunk. A file that no commit could take is refused while it is written, not at its end.
+    fn count(&mut self, length: u32) {
+        self.map_bytes += least_bytes(length);
+        if self.map_bytes > MAX_MAP {
+            let too_large = io::ErrorKind::FileTooLarge.into();
+            self.session.fail(PoolError::local("write a file of so many chunks")(too_large));
+        }
+    }
+
     fn add(&mut self, chunk: Bytes) {
         let length = chunk.len();
+        self.count(length as u32);
         let bytes = match &self.secret {
             None => chunk,
             Some(secret) => match secret.encrypt(&chunk, &mut self.encoder) {
@@ -208,6 +226,7 @@ impl Chunker {
         self.send();
         self.session.wait();
         self.session.secure_blocking()?;
+        self.map_bytes = 0;
         let sealed = self.secret.is_some();
         let piece = |cut| match cut {
             StreamChunk::Known(piece) => Ok(piece),

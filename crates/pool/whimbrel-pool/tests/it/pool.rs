@@ -99,6 +99,29 @@ fn chunks_of_an_older_version_are_taken_over_unread_and_what_is_between_is_writt
 }
 
 #[test]
+fn a_file_of_more_chunks_than_a_commit_takes_is_refused_while_it_is_written() {
+    let cluster = Cluster::new(1);
+    let old = cluster.write("state", &noise(3, 5000));
+    let file = cluster.pool.block(cluster.pool.read(old.version)).unwrap();
+    let next = cluster.open("state", WriteOptions::default());
+    // In a map each takes a byte for its number and two for its length: together more than 8 MiB.
+    let pieces = vec![file.pieces()[0]; 3_000_000];
+    next.append_known(&pieces).unwrap();
+    let end = pieces.len() as u64 * u64::from(pieces[0].length);
+    let mut written = 0;
+    until("a write fails", || match next.write_at(end + written, b"more") {
+        Ok(()) => {
+            written += 4;
+            false
+        }
+        Err(error) => {
+            assert!(error.to_string().contains("so many chunks"), "{error}");
+            true
+        }
+    });
+}
+
+#[test]
 fn timesteps_are_built_on_the_one_before_and_outlive_it() {
     let mut cluster = Cluster::new(2);
     set(&cluster, Policy { cutting: Chunking::Pages { average: 1 }, ..policy(1, Safety::Pessimistic) });
