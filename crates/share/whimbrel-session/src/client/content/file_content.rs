@@ -289,7 +289,8 @@ impl Core {
     fn make_room(&self, round: usize) -> Result<()> {
         if self.cache.dirty_files().is_empty() {
             // Blocks that are being fetched are in use for a moment.
-            return if round < TRIES { Ok(std::thread::sleep(FETCH_TIME)) } else { Err(Errno::ENOSPC) };
+            std::thread::sleep(FETCH_TIME);
+            return if round < TRIES { Ok(()) } else { Err(Errno::ENOSPC) };
         }
         self.flush_all(false).map_err(|errno| if errno == Errno::EIO { Errno::ENOSPC } else { errno })
     }
