@@ -74,7 +74,7 @@ fn instance_id() -> String {
 fn image(instance: &str, name: &MachineName, wanted: &CloudInit) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
     let label = fatfs::FormatVolumeOptions::new().volume_label(*b"CIDATA     ");
-    fatfs::format_volume(&mut Cursor::new(&mut bytes[..]), label)?;
+    fatfs::format_volume(Cursor::new(&mut bytes[..]), label)?;
     let volume = fatfs::FileSystem::new(Cursor::new(&mut bytes[..]), fatfs::FsOptions::new())?;
     let meta = serde_json::json!({
         "instance-id": instance,
