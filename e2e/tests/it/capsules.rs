@@ -80,7 +80,7 @@ fn a_machine_is_resumed_from_another_host_before_it_has_come_and_waits_when_that
     let born = cluster.witness(GUEST_ADDRESS).write(200).expect("a first life");
     let (alpha, beta) = (cluster.host("alpha"), cluster.host("beta"));
     alpha.run(&["suspend", "web"]);
-    let offered = beta.json(&["ls", "--host", "alpha"]);
+    let offered = beta.json(&["ls", "--from", "alpha"]);
     assert_eq!(offered[0]["machine"], "web", "{offered}");
 
     beta.run(&["resume", "alpha:web"]);

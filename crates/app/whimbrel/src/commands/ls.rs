@@ -12,7 +12,7 @@ use whimbrel_core::HostName;
 const EXAMPLES: &str = "\
 Examples:
   whimbrel ls
-  whimbrel ls --host beta    capsules that beta offers; `whimbrel pull beta:NAME` fetches one
+  whimbrel ls --from beta    capsules that beta offers; `whimbrel pull beta:NAME` fetches one
   whimbrel ls --json | jq -r '.[] | select(.machine == \"web\") | .id'";
 
 /// List the capsules in the store
@@ -20,13 +20,13 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// List the capsules that a trusted host offers
-    #[arg(long)]
-    host: Option<HostName>,
+    #[arg(long, value_name = "HOST")]
+    from: Option<HostName>,
 }
 
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
-        match self.host {
+        match self.from {
             Some(host) => {
                 let all = context.client.remote(&host).await?;
                 context.output.result(all.as_slice(), remote)

@@ -201,7 +201,7 @@ Examples:
   whimbrel pull beta:web               the newest capsule of web, from beta
   whimbrel pull golden --tag base      from any trusted host with golden
   whimbrel pull beta:golden --lazy     only its description; pages are fetched when they are read
-  whimbrel ls --host beta              capsules that beta offers
+  whimbrel ls --from beta              capsules that beta offers
   whimbrel pull pool:MANAGER/vms/web   a capsule in the folder /vms of a pool
 
 Only pages that this host does not have are sent. It looks for pages in its store and in the files that were \
