@@ -11,9 +11,9 @@ use whimbrel_core::RefName;
 pub enum Role {
     /// Look at machines, capsules and operations.
     Viewer,
-    /// Also start, stop, move, checkpoint and resume machines, and use their consoles.
+    /// As a viewer; and start, stop, move, checkpoint and resume machines, and use their consoles.
     Operator,
-    /// Also name files of the host, change trust and tokens, and decide handovers.
+    /// As an operator; and name files of the host, change trust and tokens, and decide handovers.
     Admin,
 }
 

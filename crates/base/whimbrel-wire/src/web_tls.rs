@@ -45,7 +45,7 @@ pub enum WebTlsError {
     File {
         /// What was tried.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Cause reported by the kernel.
         source: io::Error,
@@ -53,7 +53,7 @@ pub enum WebTlsError {
     /// A file has no certificate or no key in PEM.
     #[error("{} has no usable PEM", path.display())]
     Pem {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Cause reported by the parser.
         source: pem::Error,
@@ -61,9 +61,9 @@ pub enum WebTlsError {
     /// The secret key can be read by others.
     #[error("{} can be read by other users (mode {mode:03o}): chmod 600", path.display())]
     Exposed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its mode.
+        /// Mode of the file.
         mode: u32,
     },
     /// A new certificate could not be made.
@@ -98,13 +98,13 @@ pub enum WebTlsError {
         /// Cause reported by the kernel, or by TLS.
         source: io::Error,
     },
-    /// The other side did not answer in time.
+    /// Time ran out before the peer answered.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Timeout,
     /// The address names no host that a certificate could be for.
     #[error("{name:?} is not the name of a host")]
     Name {
-        /// The name.
+        /// Text that was to be a name.
         name: String,
     },
 }

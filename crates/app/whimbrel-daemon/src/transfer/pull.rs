@@ -124,7 +124,7 @@ impl Daemon {
                 return Ok(found(Some(entry.name), entry.capsule));
             }
         }
-        // A prefix of an id, as `ls --host` shows it.
+        // A prefix of an id, as `ls --from` shows it.
         let begins = |entry: &RefEntry| {
             name.as_str().len() >= 4 && entry.capsule.to_string().starts_with(name.as_str())
         };

@@ -51,7 +51,8 @@ pub(crate) struct Args {
     /// Machine whose guest may send frames of other stations: a router or a bridge (may be repeated)
     #[arg(long, value_name = "MACHINE")]
     unfiltered: Vec<MachineName>,
-    /// Address for users elsewhere, who need a token (`whimbrel token create`); without one, there is only the
+    /// Address for users elsewhere, who need a token (`whimbrel token create`); without one, there is only
+    /// the
     /// socket
     #[arg(long, value_name = "ADDRESS:PORT")]
     api_listen: Option<SocketAddr>,

@@ -10,7 +10,7 @@ use whimbrel_api::{Role, routes::*};
 /// What a call is about, beside the host as such.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Nothing.
+    /// The host itself, and no object on it.
     Host,
     /// Objects in its answer: those that the caller may not see are left out.
     Listed,
@@ -31,7 +31,7 @@ macro_rules! endpoints {
         }
 
         impl Endpoint {
-            /// Every call.
+            /// Every call that the router has.
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)*];
 
@@ -77,7 +77,7 @@ endpoints! {
     // Answers about capsules of any name, here or on other hosts.
     Outdated = GET CAPSULE_REBASE: Viewer Everything, "outdated";
     Match = POST MATCH: Viewer Everything, "match";
-    Remote = GET REMOTE: Viewer Everything, "ls HOST:";
+    Remote = GET REMOTE: Viewer Everything, "ls --from";
     Cache = GET CACHE: Viewer Everything, "cache";
     Trusted = GET TRUST: Viewer Everything, "trust ls";
 
@@ -113,7 +113,7 @@ endpoints! {
 
     // A wrong decision makes two copies of a machine.
     Resolve = POST MACHINE_RESOLVE: Admin Objects, "resolve";
-    // These name files of the host.
+    // Both name files of the host.
     Export = POST EXPORT: Admin Objects, "export";
     Import = POST IMPORT: Admin Objects, "import";
     CacheAdd = POST CACHE: Admin Everything, "cache";

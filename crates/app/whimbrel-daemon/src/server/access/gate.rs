@@ -8,7 +8,7 @@ use crate::server::{
         Access, Origin,
         audit::Entry,
         endpoints::{Endpoint, Reach},
-        may::{Action, Identity, Object, may},
+        may::{Action, ApiUser, Object, may},
     },
     http::Failure,
     listen::Place,
@@ -41,15 +41,15 @@ pub(crate) struct Connected {
     pub(crate) origin: Origin,
     /// Told once a request was let in.
     pub(crate) known: Arc<Notify>,
-    /// Its place among the connections, for as long as anything of it is in use.
+    /// Place among the connections, for as long as anything of it is in use.
     #[expect(dead_code, reason = "held, not read")]
     pub(crate) place: Option<Arc<Place>>,
 }
 
-/// Who sends a request, and what it has named so far.
+/// Sender of a request, and what it has named so far.
 #[derive(Clone)]
 pub(crate) struct Asker {
-    pub(crate) identity: Arc<Identity>,
+    pub(crate) identity: Arc<ApiUser>,
     pub(crate) access: Arc<Access>,
     call: Option<Endpoint>,
     objects: Arc<Mutex<Vec<String>>>,
@@ -58,7 +58,7 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    fn new(identity: Identity, access: Arc<Access>, connected: Connected) -> Self {
+    fn new(identity: ApiUser, access: Arc<Access>, connected: Connected) -> Self {
         Self { identity: Arc::new(identity), access, call: None, objects: Arc::default(), connected }
     }
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who connects, before it is known by which right.
+/// Origin of a connection, before it is known by which right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// A user of this host.

@@ -10,9 +10,9 @@ use whimbrel_api::{ApiError, ErrorCode, Role, TokenInfo};
 use whimbrel_core::{MachineName, RefName};
 use whimbrel_wire::RefPatterns;
 
-/// Who sends a request, by the tokens and groups of this moment.
+/// Sender of a request, by the tokens and groups of this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct ApiUser {
     /// `token NAME` or `user NAME`.
     pub(crate) name: String,
     pub(crate) role: Role,
@@ -114,7 +114,7 @@ impl Object<'_> {
 }
 
 /// Whether `identity` may do this with the object.
-pub(crate) fn may(identity: &Identity, action: Action, object: Object<'_>) -> Result<(), ApiError> {
+pub(crate) fn may(identity: &ApiUser, action: Action, object: Object<'_>) -> Result<(), ApiError> {
     // Files of the host are read and written as root, whatever the call.
     let role = if matches!(object, Object::File(_)) { Role::Admin } else { action.role };
     let refused = |text: String| {
@@ -142,9 +142,9 @@ pub(crate) fn may(identity: &Identity, action: Action, object: Object<'_>) -> Re
 mod tests {
     use super::*;
 
-    fn scoped(machines: Option<&str>, capsules: Option<&str>) -> Identity {
+    fn scoped(machines: Option<&str>, capsules: Option<&str>) -> ApiUser {
         let list = |text: &str| text.parse().unwrap();
-        Identity {
+        ApiUser {
             name: "token ci".into(),
             role: Role::Admin,
             scope: Scope { machines: machines.map(list), capsules: capsules.map(list) },
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    fn allowed(identity: &Identity, object: Object<'_>) -> bool {
+    fn allowed(identity: &ApiUser, object: Object<'_>) -> bool {
         may(identity, Action { name: "test", role: Role::Viewer }, object).is_ok()
     }
 
@@ -181,7 +181,7 @@ mod tests {
         );
         let all = scoped(None, None);
         assert!(allowed(&all, Object::Everything) && allowed(&all, Object::File(Path::new("/x"))));
-        let operator = Identity { role: Role::Operator, ..all };
+        let operator = ApiUser { role: Role::Operator, ..all };
         assert!(!allowed(&operator, Object::File(Path::new("/x"))) && allowed(&operator, Object::Everything));
     }
 }

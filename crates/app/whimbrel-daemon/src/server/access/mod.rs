@@ -1,4 +1,4 @@
-//! Who may use the API: every request is authenticated, judged, and noted in the audit log.
+//! Access to the API: every request is authenticated, judged, and noted in the audit log.
 //!
 //! [`may::may`] is the only place that decides, and is pure. `endpoints` is the table of all calls: what role
 //! each needs, and whether it is about objects. `objects` says which machines, capsules and files a request
@@ -21,7 +21,7 @@ pub(crate) mod tokens;
 use crate::core::{directories::Directories, error::DaemonError};
 use audit::AuditLog;
 use login_limit::{LoginLimit, Source};
-use may::{Identity, Scope};
+use may::{ApiUser, Scope};
 use std::{
     fmt,
     net::IpAddr,
@@ -82,7 +82,7 @@ impl Access {
 
     /// Finds out who sends a request. Reads the user database for others than the daemon's user, so it may
     /// block.
-    pub(crate) fn identify(&self, origin: Origin, bearer: Option<&str>) -> Result<Identity, ApiError> {
+    pub(crate) fn identify(&self, origin: Origin, bearer: Option<&str>) -> Result<ApiUser, ApiError> {
         let source = match origin {
             Origin::Socket { uid, .. } => Source::User(uid),
             Origin::Tls(address) => Source::of(address),
@@ -105,16 +105,16 @@ impl Access {
         })
     }
 
-    fn user(&self, uid: u32, gid: u32) -> Result<Identity, ApiError> {
+    fn user(&self, uid: u32, gid: u32) -> Result<ApiUser, ApiError> {
         let name = format!("user {}", groups::user_name(uid));
         if uid == 0 || uid == rustix::process::geteuid().as_raw() {
-            return Ok(Identity { name, role: Role::Admin, scope: Scope::all(), token: None });
+            return Ok(ApiUser { name, role: Role::Admin, scope: Scope::all(), token: None });
         }
         let role = groups::of(uid, gid).into_iter().filter_map(|group| {
             self.groups.iter().filter(|(name, _)| *name == group).map(|(_, role)| *role).max()
         });
         match role.max() {
-            Some(role) => Ok(Identity { name, role, scope: Scope::all(), token: None }),
+            Some(role) => Ok(ApiUser { name, role, scope: Scope::all(), token: None }),
             None => Err(ApiError::new(ErrorCode::Forbidden, format!("{name} has no role on this host"))
                 .with_hint("run as root, or start the daemon with `--api-group GROUP=ROLE`")),
         }

@@ -1,4 +1,4 @@
-//! What requests name: the machines, capsules and files that parameters and bodies are about.
+//! Objects of requests: the machines, capsules and files that parameters and bodies are about.
 //!
 //! A parameter or body reaches a handler only through an extractor that judges what [`Named`] says of it, so
 //! a new type of request does not build before it says what it names.
@@ -169,7 +169,7 @@ impl Asker {
             MachineOrCapsule(capsule) => self.judge_capsule(host, capsule),
             Operation(id) => match host.operations().watch(*id) {
                 Ok(operation) => self.judge_operation(host, &operation.borrow()),
-                // That there is none may be known.
+                // Everybody may know that there is none.
                 Err(_) => self.may(Object::Host),
             },
         }
@@ -219,7 +219,7 @@ impl Asker {
                 }
             }
             Kind::Resume | Kind::Clone | Kind::Export | Kind::Pull | Kind::Push => match subject.parse() {
-                // It may have gone, or be elsewhere.
+                // The capsule may have gone, or be elsewhere.
                 Ok(capsule) => self.judge_capsule(host, &capsule).or_else(|_| self.judge_name(&capsule)),
                 Err(_) => self.may(Object::Everything),
             },

@@ -5,7 +5,7 @@
 
 use crate::{
     core::{error::DaemonError, rights},
-    server::access::may::{Identity, Scope},
+    server::access::may::{ApiUser, Scope},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
@@ -49,8 +49,8 @@ impl Tokens {
         Self { path, table: RwLock::new(table), changed: watch::Sender::new(()) }
     }
 
-    /// Who holds the token; none if it is unknown, revoked or expired.
-    pub(crate) fn find(&self, token: &str) -> Option<Identity> {
+    /// Holder of the token; none if it is unknown, revoked or expired.
+    pub(crate) fn find(&self, token: &str) -> Option<ApiUser> {
         if token.len() > LENGTH_MAX {
             return None;
         }
@@ -157,10 +157,10 @@ fn is_valid(info: &TokenInfo) -> bool {
 }
 
 /// The holder of a token; none if a list cannot be read, which is then no reason to allow more.
-fn identity(info: &TokenInfo) -> Option<Identity> {
+fn identity(info: &TokenInfo) -> Option<ApiUser> {
     let (machines, capsules) = rights::lists(info.machines.clone(), info.capsules.clone()).ok()?;
     let (name, scope) = (format!("token {}", info.name), Scope { machines, capsules });
-    Some(Identity { name, role: info.role, scope, token: Some(info.clone()) })
+    Some(ApiUser { name, role: info.role, scope, token: Some(info.clone()) })
 }
 
 #[cfg(test)]
