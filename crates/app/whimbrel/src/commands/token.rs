@@ -42,17 +42,17 @@ enum Action {
     Create {
         /// Name of the token, for the list and the audit log
         name: RefName,
-        /// What its holder may do: viewer, operator or admin
+        /// Role of the holder: viewer, operator or admin
         #[arg(long)]
         role: Role,
-        /// Machines that it is for, with * and ?, separated by commas [default: all, or none if --capsules is
+        /// Machines in the scope, with * and ?, separated by commas [default: all, or none if --capsules is
         /// given]
         #[arg(long, value_name = "PATTERNS")]
         machines: Option<RefPatterns>,
-        /// Tags that it is for [default: all, or none if --machines is given]
+        /// Tags in the scope [default: all, or none if --machines is given]
         #[arg(long, value_name = "PATTERNS")]
         capsules: Option<RefPatterns>,
-        /// Time until it expires, like 12h [default: never]
+        /// Time to the expiry, like 12h [default: never]
         #[arg(long, value_name = "DURATION")]
         expires: Option<DurationArg>,
     },
