@@ -53,7 +53,7 @@ pub(crate) struct Cli {
     #[arg(long, global = true, env = "WHIMBREL_SOCKET", hide_env_values = true)]
     #[arg(value_name = "PATH", help_heading = "Global options")]
     pub(crate) socket: Option<PathBuf>,
-    /// Use the daemon of another computer, by its API: https://HOST[:PORT] [default port: 7443]
+    /// Use the daemon of another computer, by its API: `https://HOST:PORT` [default port: 7443]
     #[arg(id = "remote", long = "host", global = true, env = "WHIMBREL_HOST", hide_env_values = true)]
     #[arg(value_name = "URL", help_heading = "Global options")]
     pub(crate) remote: Option<ApiAddress>,
