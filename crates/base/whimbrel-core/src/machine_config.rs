@@ -13,7 +13,7 @@ pub struct MachineConfig {
     pub cpus: u32,
     /// QEMU machine type. Versioned (`pc-q35-7.2`) after the first run, so that another QEMU can load it.
     pub machine: String,
-    /// QEMU CPU model with its features, as [`crate::cpu_model`] writes it.
+    /// QEMU CPU model with its features, as [`crate::cpu_model()`] writes it.
     pub cpu: String,
     /// The accelerator that executes guest instructions.
     pub accel: Accel,
