@@ -50,7 +50,9 @@ enum Action {
     },
     /// List the networks
     Ls,
-    /// Show the addresses and published ports of a network, and whether these answer
+    /// Show the addresses and published ports of a network
+    ///
+    /// Tries each TCP port: one in whose machine nothing listens does not answer.
     Show {
         /// Name of the network
         name: String,
