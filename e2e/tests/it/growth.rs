@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 use whimbrel_e2e::{Cluster, Guest, PATIENCE, console};
 use whimbrel_testkit::guest::Work;
 
-/// A daemon that gives free memory back has 130 to 170 MiB here, one that does not 300 MiB or more.
-const MEMORY_MAX: u64 = 208 << 20;
+/// A daemon that gives free memory back has 130 to 170 MiB here when the machine is its own, and more while
+/// others work beside it; one that does not has 300 MiB or more.
+const MEMORY_MAX: u64 = 272 << 20;
 /// The store has 64 packs open.
 const OPEN_MAX: usize = 128;
 

@@ -244,7 +244,8 @@ fn a_machine_with_four_cpus_moves_while_all_of_them_work() {
     let inside = Inside { cluster: &cluster };
     let mut witness = cluster.witness(GUEST_ADDRESS);
     let mut before = witness.write(50).expect("a first life");
-    let busy = "taskset $mask sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &";
+    // Each works again and again, and leaves the processors of the test's host to others.
+    let busy = "taskset $mask sh -c 'while usleep 50000; do :; done' </dev/null >/dev/null 2>&1 &";
     inside.run(&format!("for mask in 1 2 4 8; do {busy} done"));
     let wait_working = || {
         let (begun, deadline) = (inside.worked(), Instant::now() + PATIENCE);
@@ -278,6 +279,9 @@ fn a_machine_with_four_cpus_moves_while_all_of_them_work() {
     assert_same_life(&before, &witness.check().expect("a machine that goes on"));
 }
 
+/// Seconds for which a guest stands still at least; so far behind it would stay.
+const STOOD_STILL: u64 = 8;
+
 #[test]
 fn the_clock_of_a_guest_that_stood_still_is_set_forward() {
     let cluster = Cluster::start(&["alpha"]);
@@ -291,16 +295,16 @@ fn the_clock_of_a_guest_that_stood_still_is_set_forward() {
         let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time");
         here.as_secs().saturating_sub(there)
     };
-    assert!(behind() <= 1, "it boots with the time of its host");
+    assert!(behind() < STOOD_STILL, "it boots with the time of its host");
     let steps: [&[&[&str]]; 2] =
         [&[&["pause", "web"], &["unpause", "web"]], &[&["suspend", "web"], &["resume", "web"]]];
     for [stop, go_on] in steps.map(|step| [step[0], step[1]]) {
         let logged = alpha.log_text().len();
         alpha.run(stop);
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(Duration::from_secs(STOOD_STILL));
         alpha.run(go_on);
         alpha.wait_log(logged, "the guest has set its clock forward");
-        assert!(behind() <= 1, "after {go_on:?}");
+        assert!(behind() < STOOD_STILL, "after {go_on:?}");
     }
     // What is ahead stays ahead: programs bear no clock that goes back.
     inside.run("date -s @$(($(date +%s) + 1000))");
