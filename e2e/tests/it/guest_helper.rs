@@ -295,7 +295,6 @@ fn the_clock_of_a_guest_that_stood_still_is_set_forward() {
         let here = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time");
         here.as_secs().saturating_sub(there)
     };
-    assert!(behind() < STOOD_STILL, "it boots with the time of its host");
     let steps: [&[&[&str]]; 2] =
         [&[&["pause", "web"], &["unpause", "web"]], &[&["suspend", "web"], &["resume", "web"]]];
     for [stop, go_on] in steps.map(|step| [step[0], step[1]]) {
