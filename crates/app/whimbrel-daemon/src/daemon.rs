@@ -198,7 +198,11 @@ impl Daemon {
         let machine = self.register_started(record, live)?;
         if !request.publish.is_empty() {
             let ports = PortsRequest { publish: request.publish, unpublish: Vec::new() };
-            self.change_ports(&request.name, &ports)?;
+            if let Err(error) = self.change_ports(&request.name, &ports) {
+                self.stop(&request.name, StopRequest { mode: StopMode::Kill, timeout_s: None })?;
+                self.delete(&request.name)?;
+                return Err(error);
+            }
         }
         Ok(machine.info())
     }

@@ -23,6 +23,7 @@ use std::{
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use whimbrel_core::{Digest, hex_id};
 
 /// Time for a client to connect, and for each side to finish a handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -123,7 +124,7 @@ impl Fingerprint {
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex_id::write(&self.0, f)
     }
 }
 
@@ -137,17 +138,9 @@ impl FromStr for Fingerprint {
 
     /// Parses `sha256:` (optional) and the digits, with colons between them or without.
     fn from_str(text: &str) -> Result<Self, FingerprintError> {
-        let digits = text.strip_prefix("sha256:").unwrap_or(text);
-        let digits: Vec<u8> = digits.bytes().filter(|byte| *byte != b':').collect();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(FingerprintError);
-        }
-        let value = |digit: u8| (digit as char).to_digit(16).unwrap_or_default() as u8;
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            *byte = value(pair[0]) << 4 | value(pair[1]);
-        }
-        Ok(Self(bytes))
+        let digits = text.strip_prefix("sha256:").unwrap_or(text).replace(':', "");
+        let digest: Digest = digits.parse().map_err(|_| FingerprintError)?;
+        Ok(Self(*digest.as_bytes()))
     }
 }
 

@@ -43,11 +43,11 @@ pub fn remove(name: &str) -> Result<(), ProgramError> {
 }
 
 /// Whether there is an interface of that name. Asks a socket, because `/sys` may show the interfaces of
-/// another network namespace.
+/// another network namespace. Without an answer it counts as present: its first use will tell.
 pub fn exists(name: &str) -> bool {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     let asked = socket(AddressFamily::INET, SocketType::DGRAM, None);
-    asked.is_ok_and(|socket| netdevice::name_to_index(&socket, name).is_ok())
+    asked.map_or(true, |socket| netdevice::name_to_index(&socket, name).is_ok())
 }
 
 /// IPv4 addresses of this host, with their interfaces.

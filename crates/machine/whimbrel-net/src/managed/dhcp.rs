@@ -28,6 +28,7 @@ const LOOK: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct DhcpServer {
     child: Child,
+    configuration: String,
 }
 
 impl DhcpServer {
@@ -37,7 +38,8 @@ impl DhcpServer {
         end_former(dir);
         let failed = |source| ProgramError::Run { program: "dnsmasq", source };
         let (config, log) = (config_in(dir), dir.join("dnsmasq.log"));
-        fs::write(&config, configuration(network, dir)).map_err(failed)?;
+        let configuration = configuration(network, dir);
+        fs::write(&config, &configuration).map_err(failed)?;
         let said = fs::File::create(&log).map_err(failed)?;
         let mut command = Command::new("dnsmasq");
         command.arg("--keep-in-foreground").arg(argument(&config));
@@ -54,7 +56,12 @@ impl DhcpServer {
             }
             std::thread::sleep(LOOK);
         }
-        Ok(Self { child })
+        Ok(Self { child, configuration })
+    }
+
+    /// Whether the server runs and needs no other configuration for the network.
+    pub fn serves(&mut self, network: &ManagedNetwork, dir: &Path) -> bool {
+        self.is_alive() && self.configuration == configuration(network, dir)
     }
 
     /// Whether the server still runs.

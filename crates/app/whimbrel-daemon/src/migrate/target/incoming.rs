@@ -186,7 +186,7 @@ pub(super) fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity
     let qemu = host.qemu()?;
     // A machine that stays on its home network needs no bridge here.
     let bridges = offer.config.nics.iter().filter_map(|nic| nic.bridge.clone());
-    let missing = |bridge: &String| !has_interface(bridge);
+    let missing = |bridge: &String| !whimbrel_net::managed::bridge::exists(bridge);
     let away = offer.tunnel.as_ref().is_some_and(|tunnel| tunnel.home != host.name);
     Ok(HostCapacity {
         name_taken: host.machines.check_free(&offer.name, false).is_err(),
@@ -198,15 +198,6 @@ pub(super) fn host_capacity(host: &Daemon, offer: &Offer) -> Result<HostCapacity
         disk: host.disk_space.spare()?,
         bridge_missing: bridges.into_iter().find(missing).filter(|_| !away),
     })
-}
-
-/// Whether this host has a network interface of this name. Queries a socket because `/sys` may show the
-/// interfaces of another network namespace.
-fn has_interface(name: &str) -> bool {
-    use rustix::net::{AddressFamily, SocketType, netdevice, socket};
-    let asked = socket(AddressFamily::INET, SocketType::DGRAM, None);
-    // Without an answer, plugging in the port will tell.
-    asked.map_or(true, |socket| netdevice::name_to_index(&socket, name).is_ok())
 }
 
 /// Space that the disks of a machine take: allocated pages and bases.

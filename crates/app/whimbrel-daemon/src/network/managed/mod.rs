@@ -22,7 +22,9 @@ use whimbrel_api::{
     PortsRequest, PublishedPort,
 };
 use whimbrel_core::{MachineName, error_chain, lock};
-use whimbrel_net::managed::{ManagedNetwork, ProgramError, addresses, bridge, dhcp, firewall};
+use whimbrel_net::managed::{
+    ManagedNetwork, ProgramError, addresses, bridge, dhcp, firewall, is_network_name,
+};
 
 /// Longest time until a DHCP server that has ended is started again.
 const CARE: Duration = Duration::from_secs(5);
@@ -64,13 +66,15 @@ impl Network {
         self.applied = None;
         bridge::ensure(&wanted)?;
         firewall::apply(&wanted)?;
-        if let Some(server) = self.server.take() {
-            server.stop();
-        }
         let dir = networks.run.join(&wanted.name);
-        std::fs::create_dir_all(&dir)
-            .map_err(|source| ProgramError::Setting { setting: dir.display().to_string(), source })?;
-        self.server = Some(dhcp::DhcpServer::start(&wanted, &dir)?);
+        if !self.server.as_mut().is_some_and(|server| server.serves(&wanted, &dir)) {
+            if let Some(server) = self.server.take() {
+                server.stop();
+            }
+            std::fs::create_dir_all(&dir)
+                .map_err(|source| ProgramError::Setting { setting: dir.display().to_string(), source })?;
+            self.server = Some(dhcp::DhcpServer::start(&wanted, &dir)?);
+        }
         self.applied = Some(wanted);
         Ok(())
     }
@@ -144,7 +148,7 @@ impl ManagedNetworks {
 
     /// One network, with its TCP ports tried.
     pub(crate) fn show(&self, name: &str) -> Result<NetworkInfo, DaemonError> {
-        let mut info = self.table().get(name).map(Network::info).ok_or_else(|| not_found(name))?;
+        let mut info = self.table().get(name).map(Network::info).ok_or_else(|| self.not_found(name))?;
         std::thread::scope(|scope| {
             for port in info.ports.iter_mut().filter(|port| port.protocol == PortProtocol::Tcp) {
                 let address = SocketAddr::new(port.address, port.guest_port);
@@ -153,6 +157,19 @@ impl ManagedNetworks {
             }
         });
         Ok(info)
+    }
+
+    /// Tells a network that is not there from one whose record cannot be read.
+    fn not_found(&self, name: &str) -> DaemonError {
+        let path = path_of(&self.records, name);
+        match NetworkRecord::load(&path) {
+            Err(reason) if is_network_name(name) && path.exists() => DaemonError::invalid(format!(
+                "the record of the network {name}, {}, cannot be read: {reason}; its bridge and rules stay as they \
+                 are; restore the file, or move it away and remove the bridge, then restart the daemon",
+                path.display()
+            )),
+            _ => DaemonError::NotFound { what: "network", name: name.to_owned() },
+        }
     }
 
     /// Creates a network and sets it up. If that fails, nothing of it is left.
@@ -204,7 +221,7 @@ impl ManagedNetworks {
     /// Removes a network of which no machine has an address.
     fn delete(&self, name: &str, machines: &[MachineInfo]) -> Result<(), DaemonError> {
         let mut table = self.table();
-        let network = table.get_mut(name).ok_or_else(|| not_found(name))?;
+        let network = table.get_mut(name).ok_or_else(|| self.not_found(name))?;
         let uses =
             |machine: &&MachineInfo| machine.nics.iter().any(|nic| nic.bridge.as_deref() == Some(name));
         if let Some(machine) = machines.iter().find(uses) {
@@ -356,10 +373,6 @@ fn check_free(table: &BTreeMap<String, Network>, wanted: &PortRequest) -> Result
     })
 }
 
-fn not_found(name: &str) -> DaemonError {
-    DaemonError::NotFound { what: "network", name: name.to_owned() }
-}
-
 impl Daemon {
     /// Sets the networks up, and keeps them in step with the machines of this host.
     pub(crate) fn start_networks(self: &Arc<Self>) {
@@ -367,9 +380,10 @@ impl Daemon {
         let changed: Arc<Notifier> = self.machines.changed.clone();
         let started = std::thread::Builder::new().name("networks".into()).spawn(move || {
             while let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_closing()) {
-                daemon
-                    .networks
-                    .reconcile(&daemon.all_infos(), daemon.machines.unreadable.check_none().is_ok());
+                if !daemon.networks.table().is_empty() {
+                    let forget = daemon.machines.unreadable.check_none().is_ok();
+                    daemon.networks.reconcile(&daemon.all_infos(), forget);
+                }
                 drop(daemon);
                 changed.wait(CARE);
             }
@@ -400,5 +414,23 @@ impl Daemon {
         // The machine may be newer than its address.
         self.networks.reconcile(&self.all_infos(), false);
         self.networks.change_ports(name, request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_named_with_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path_of(dir.path(), "lan0");
+        std::fs::write(&path, "{").unwrap();
+        let networks = ManagedNetworks::open(dir.path().into(), dir.path().join("run"), Vec::new()).unwrap();
+
+        let said = networks.show("lan0").unwrap_err().to_string();
+        assert!(said.contains(&path.display().to_string()), "{said}");
+        assert!(matches!(networks.show("lan1"), Err(DaemonError::NotFound { .. })));
+        assert!(matches!(networks.show("../lan0"), Err(DaemonError::NotFound { .. })));
     }
 }

@@ -25,11 +25,12 @@ const DOCUMENTED: [(&str, &str); 3] = [
     (
         "viewer",
         "GET /v1/host, GET /v1/openapi.json, GET /v1/machines, GET /v1/machines/{name}, \
-         GET /v1/machines/{name}/console/log, GET /v1/migrations, GET /v1/capsules, GET /v1/capsules/{capsule}, \
-         GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, GET /v1/graph, \
-         GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, GET /v1/operations, \
-         GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, GET /v1/networks/{name}, *GET /v1/capsules/{capsule}/rebase, \
-         *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust",
+         GET /v1/machines/{name}/console/log, GET /v1/migrations, GET /v1/capsules, \
+         GET /v1/capsules/{capsule}, GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, \
+         GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \
+         GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
+         GET /v1/networks/{name}, *GET /v1/capsules/{capsule}/rebase, *POST /v1/match, \
+         *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust",
     ),
     (
         "operator",
@@ -38,16 +39,18 @@ const DOCUMENTED: [(&str, &str); 3] = [
          POST /v1/machines/{name}/balloon, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
-         DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, POST /v1/clone, \
-         POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, DELETE /v1/capsules/{capsule}, POST /v1/pull, \
-         POST /v1/push, POST /v1/machines/{name}/ports, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, \
-         *POST /v1/store/verify, *POST /v1/store/repair",
+         DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
+         POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
+         DELETE /v1/capsules/{capsule}, POST /v1/pull, POST /v1/push, POST /v1/machines/{name}/ports, \
+         DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
+         *POST /v1/store/repair",
     ),
     (
         "admin",
-        "POST /v1/machines/{name}/resolve, *POST /v1/export, *POST /v1/import, *POST /v1/cache, *POST /v1/trust, \
-         *PUT /v1/trust/{name}, *DELETE /v1/trust/{name}, *GET /v1/tokens, *POST /v1/tokens, \
-         *DELETE /v1/tokens/{name}, *POST /v1/networks, *DELETE /v1/networks/{name}, *GET /v1/wire",
+        "POST /v1/machines/{name}/resolve, *POST /v1/export, *POST /v1/import, *POST /v1/cache, \
+         *POST /v1/trust, *PUT /v1/trust/{name}, *DELETE /v1/trust/{name}, *GET /v1/tokens, \
+         *POST /v1/tokens, *DELETE /v1/tokens/{name}, *POST /v1/networks, *DELETE /v1/networks/{name}, \
+         *GET /v1/wire",
     ),
 ];
 
