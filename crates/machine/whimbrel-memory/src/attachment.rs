@@ -9,6 +9,7 @@ use crate::{
     process::{Mapping, Process},
     residency::LazyMemoryCell,
     syscall_injection, template_guard,
+    tracked_blocks::TrackedBlocks,
     userfaultfd::{FEATURES, Span, Userfaultfd},
 };
 use rustix::fs::{FallocateFlags, fallocate};
@@ -228,7 +229,7 @@ impl TargetRange {
             Mode::Track if matches!(self.backing, Backing::Template(..)) => self.register(&uffd)?,
             Mode::Track => {
                 self.register(&uffd)?;
-                uffd.protect(self.span).map_err(AttachError::io(pid, "arm the memory"))?;
+                self.arm(&uffd).map_err(AttachError::io(pid, "arm the memory"))?;
             }
             Mode::Lazy => {
                 if let Backing::Template(file, _) = &self.backing {
@@ -242,6 +243,16 @@ impl TargetRange {
             }
         }
         Ok(self.attachment(uffd))
+    }
+
+    /// Marks what is in memory as not written. A page that the target touches later is found without a mark.
+    fn arm(&self, uffd: &Userfaultfd) -> io::Result<()> {
+        let Backing::Shared(file, offset) = &self.backing else { return uffd.protect(self.span) };
+        let pages = self.span.bytes / PAGE_SIZE as u64;
+        for run in TrackedBlocks::none(pages).find_new(file, *offset)? {
+            uffd.protect(Span { start: self.span.start + run.offset(), bytes: run.bytes() as u64 })?;
+        }
+        Ok(())
     }
 
     fn inject(&self) -> Result<Userfaultfd, AttachError> {

@@ -15,6 +15,7 @@ use crate::{
     attachment::{Backing, Inner, Mode},
     pagemap::{Pagemap, Scan},
     residency::{self, LazyMemory},
+    tracked_blocks::TrackedBlocks,
 };
 use nix::{
     sys::uio::{RemoteIoVec, process_vm_readv},
@@ -36,8 +37,8 @@ pub struct GuestRam {
     pagemap: Pagemap,
     /// Dirty pages that the caller put back, or of a scan that then failed.
     pending_dirty: PageSet,
-    /// Whether a scan has armed the absent pages.
-    armed: bool,
+    /// Blocks of shared memory that a scan has armed.
+    tracked: TrackedBlocks,
 }
 
 /// Lazy memory was read before a pager set its source.
@@ -48,8 +49,8 @@ struct NoSource;
 impl GuestRam {
     pub(crate) fn new(inner: Arc<Inner>) -> Result<Self, AttachError> {
         let pagemap = Pagemap::new(inner.process.file("pagemap")?, inner.span);
-        let owed = PageSet::empty(inner.page_count());
-        Ok(Self { inner, pagemap, pending_dirty: owed, armed: false })
+        let pages = inner.page_count();
+        Ok(Self { inner, pagemap, pending_dirty: PageSet::empty(pages), tracked: TrackedBlocks::none(pages) })
     }
 
     fn error(&self, action: &'static str) -> impl FnOnce(io::Error) -> PageError {
@@ -145,16 +146,13 @@ impl PageArray for GuestRam {
     fn take_dirty(&mut self) -> Result<PageSet, PageError> {
         let scanned = match &self.inner.backing {
             Backing::Template(..) => self.pagemap.scan(Scan::TakeWrittenPrivate, &mut self.pending_dirty),
-            Backing::Shared(file, offset) if self.inner.mode == Mode::Lazy && !self.armed => {
-                first_scan(&mut self.pagemap, file, *offset, &mut self.pending_dirty)
+            Backing::Shared(file, offset) => {
+                scan_shared(&mut self.pagemap, (file, *offset), &mut self.tracked, &mut self.pending_dirty)
             }
-            Backing::Shared(..) | Backing::Anonymous => {
-                self.pagemap.scan(Scan::TakeWritten, &mut self.pending_dirty)
-            }
+            Backing::Anonymous => self.pagemap.scan(Scan::TakeWritten, &mut self.pending_dirty),
         };
         scanned.map_err(self.error("scan"))?;
         self.alive("scan")?;
-        self.armed = true;
         Ok(self.pending_dirty.take())
     }
 
@@ -178,18 +176,37 @@ impl PageArray for GuestRam {
     }
 }
 
-/// First scan of lazy memory. Nothing armed it at the start, because that costs time for each page, so the
-/// scan returns absent pages as written. Such pages are holes in the file and are removed again. The file is
-/// queried after the scan, so that a page filled and written in between is not removed. If the query fails
-/// they stay in, which is safe.
-fn first_scan(pagemap: &mut Pagemap, file: &File, offset: u64, owed: &mut PageSet) -> io::Result<()> {
-    let mut scanned = PageSet::empty(owed.len());
-    let result = pagemap.scan(Scan::TakeWritten, &mut scanned);
-    if let Ok(here) = residency::extents(file, offset, owed.len()) {
-        scanned.intersect(&here);
+/// Scans the blocks that hold data. What the target touches meanwhile in another block is in the next scan:
+/// its page is there by then, and not armed.
+///
+/// The first scan of a block arms its absent pages and returns them as written. Such pages are holes in the
+/// file and are removed again. The file is queried after the scan, so that a page filled and written in
+/// between is not removed. If the query fails they stay in, which is safe.
+fn scan_shared(
+    pagemap: &mut Pagemap,
+    (file, offset): (&File, u64),
+    tracked: &mut TrackedBlocks,
+    owed: &mut PageSet,
+) -> io::Result<()> {
+    let new = tracked.find_new(file, offset)?;
+    for run in tracked.runs() {
+        pagemap.scan_run(Scan::TakeWritten, run, owed)?;
     }
-    owed.union(&scanned);
-    result
+    if new.is_empty() {
+        return Ok(());
+    }
+    let mut found = PageSet::empty(owed.len());
+    let scanned = new.into_iter().try_for_each(|run| {
+        pagemap.scan_run(Scan::TakeWritten, run, &mut found)?;
+        tracked.insert(run);
+        Ok(())
+    });
+    for run in found.runs() {
+        if residency::insert_extents(file, offset, run, owed).is_err() {
+            owed.insert_run(run);
+        }
+    }
+    scanned
 }
 
 /// Part of the buffer for `run` that belongs to `piece`.

@@ -25,6 +25,7 @@ mod requirements;
 mod residency;
 mod syscall_injection;
 mod template_guard;
+mod tracked_blocks;
 mod userfaultfd;
 
 pub use attachment::{Attachment, Mode, RamTarget};

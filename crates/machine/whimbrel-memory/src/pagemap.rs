@@ -40,8 +40,13 @@ impl Pagemap {
     /// Adds the matching pages to `pages`, a set over the complete span. After an error, `pages` has those
     /// taken so far and nothing is lost.
     pub(crate) fn scan(&mut self, scan: Scan, pages: &mut PageSet) -> io::Result<()> {
-        let mut from = self.span.start;
-        let end = self.span.start + self.span.bytes;
+        self.scan_run(scan, PageRun::new(0, self.span.bytes / PAGE_SIZE as u64), pages)
+    }
+
+    /// Like [`Pagemap::scan`], for the pages of `run` alone.
+    pub(crate) fn scan_run(&mut self, scan: Scan, run: PageRun, pages: &mut PageSet) -> io::Result<()> {
+        let mut from = self.span.start + run.offset();
+        let end = from + run.bytes() as u64;
         let empty = sys::page_region { start: 0, end: 0, categories: 0 };
         self.regions.resize(BATCH, empty);
         while from < end {

@@ -69,17 +69,24 @@ pub(crate) fn next(file: &File, offset: u64, run: PageRun, page: u64, data: bool
     }
 }
 
+/// Pages that the file has.
 pub(crate) fn extents(file: &File, offset: u64, pages: u64) -> io::Result<PageSet> {
-    let (mut set, all) = (PageSet::empty(pages), PageRun::new(0, pages));
-    let mut page = 0;
-    while page < pages {
-        let start = next(file, offset, all, page, true)?;
-        if start == pages {
+    let mut set = PageSet::empty(pages);
+    insert_extents(file, offset, PageRun::new(0, pages), &mut set)?;
+    Ok(set)
+}
+
+/// Adds the pages of `run` that the file has to `set`.
+pub(crate) fn insert_extents(file: &File, offset: u64, run: PageRun, set: &mut PageSet) -> io::Result<()> {
+    let mut page = run.start;
+    while page < run.end() {
+        let start = next(file, offset, run, page, true)?;
+        if start == run.end() {
             break;
         }
         // A page released at this instant makes an empty run; the walk has to advance in any case.
-        page = next(file, offset, all, start, false)?.max(start + 1);
+        page = next(file, offset, run, start, false)?.max(start + 1);
         set.insert_run(PageRun::new(start, page - start));
     }
-    Ok(set)
+    Ok(())
 }

@@ -36,6 +36,9 @@ proptest! {
     fn a_dirty_set_holds_exactly_what_was_written_and_nothing_only_read(rounds in rounds()) {
         for kind in ["shared", "private", "anonymous"] {
             let (mut target, mut ram, _file) = target(kind);
+            // Of blocks that hold something.
+            (0..PAGES).step_by(512).for_each(|page| target.write(page, 1));
+            ram.take_dirty().unwrap();
             for (round, (writes, reads)) in rounds.iter().enumerate() {
                 reads.iter().for_each(|page| { target.sum(*page); });
                 writes.iter().for_each(|page| target.write(*page, round as u8 + 1));
@@ -64,6 +67,33 @@ fn pages_written_before_the_attachment_are_populated_but_not_dirty() {
     assert!(ram.take_dirty().unwrap().is_empty());
     target.write(3, 2);
     assert_eq!(pages(&ram.take_dirty().unwrap()), BTreeSet::from([3]));
+}
+
+#[test]
+fn memory_that_was_never_touched_takes_no_page_table_and_is_tracked_once_it_is() {
+    const LARGE: u64 = 1 << 20;
+    let file = ram_file("large", LARGE);
+    let mut target = Target::serving("shared", text(&file), LARGE);
+    target.write(5, 1);
+    let attachment = Attachment::attach(target.pid(), by_path(&file), Mode::Track).unwrap();
+    let mut ram = attachment.ram().unwrap();
+    assert!(ram.take_dirty().unwrap().is_empty());
+    // A mark for each page of 4 GiB would take 8 MiB.
+    let status = std::fs::read_to_string(format!("/proc/{}/status", target.pid())).unwrap();
+    let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:")).unwrap();
+    let tables: u64 = tables.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(tables < 1024, "{tables} kB");
+    target.write(LARGE - 1, 2);
+    target.write(600_000, 2);
+    assert_eq!(pages(&ram.take_dirty().unwrap()), BTreeSet::from([600_000, LARGE - 1]));
+    // Its neighbours are tracked as well now: what is only read is not dirty.
+    target.sum(600_001);
+    target.write(600_002, 3);
+    assert_eq!(pages(&ram.take_dirty().unwrap()), BTreeSet::from([600_002]));
+    // Another one who attaches does not know what was armed, and misses nothing.
+    target.write(LARGE - 2, 4);
+    let mut other = attachment.ram().unwrap();
+    assert_eq!(pages(&other.take_dirty().unwrap()), BTreeSet::from([LARGE - 2]));
 }
 
 #[test]
