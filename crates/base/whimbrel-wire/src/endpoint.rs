@@ -105,7 +105,7 @@ pub(crate) enum Grants {
     Fixed(Rights),
     /// The entry of a trust list, as it was when the connection was made. Rights are looked up again for
     /// every request.
-    Listed(Arc<Trust>, Box<TrustedPeer>),
+    Listed(Arc<Trust>, Arc<TrustedPeer>),
 }
 
 impl Grants {
@@ -143,7 +143,7 @@ impl TransportPeer {
         let entry = trust.entry(&identity);
         let entry = entry.map_err(|source| ConnectError::Trust { source: Arc::new(source) })?;
         match (entry, identity) {
-            (Some(entry), identity) => Ok(Self { identity, grants: Grants::Listed(trust, Box::new(entry)) }),
+            (Some(entry), identity) => Ok(Self { identity, grants: Grants::Listed(trust, entry) }),
             (None, PeerIdentity::Key(key)) => Err(ConnectError::UntrustedKey { key }),
             (None, identity) => Err(ConnectError::Unlisted { identity }),
         }

@@ -110,7 +110,7 @@ type Stamp = (u64, u64, i64, i64);
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
-    seen: Mutex<(Option<Stamp>, Arc<Vec<TrustedPeer>>)>,
+    seen: Mutex<(Option<Stamp>, Arc<Vec<Arc<TrustedPeer>>>)>,
 }
 
 impl Trust {
@@ -123,11 +123,11 @@ impl Trust {
 
     /// All trusted hosts of the current file.
     pub fn list(&self) -> Result<Vec<TrustedPeer>, TrustError> {
-        Ok(self.peers()?.to_vec())
+        Ok(self.peers()?.iter().map(|peer| TrustedPeer::clone(peer)).collect())
     }
 
     /// The list without a copy of it: it is looked up for every request of a peer.
-    fn peers(&self) -> Result<Arc<Vec<TrustedPeer>>, TrustError> {
+    fn peers(&self) -> Result<Arc<Vec<Arc<TrustedPeer>>>, TrustError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = match fs::metadata(&self.path) {
             Ok(meta) if meta.len() > MAX_FILE => {
@@ -139,7 +139,7 @@ impl Trust {
         };
         if stamp.is_none() || stamp != seen.0 {
             let peers = if stamp.is_some() { self.read()? } else { Vec::new() };
-            *seen = (stamp, Arc::new(peers));
+            *seen = (stamp, Arc::new(peers.into_iter().map(Arc::new).collect()));
         }
         Ok(seen.1.clone())
     }
@@ -153,16 +153,16 @@ impl Trust {
     }
 
     /// The entry of `key`, if it is trusted.
-    pub fn find(&self, key: &PublicKey) -> Result<Option<TrustedPeer>, TrustError> {
+    pub fn find(&self, key: &PublicKey) -> Result<Option<Arc<TrustedPeer>>, TrustError> {
         Ok(self.peers()?.iter().find(|peer| peer.key == Some(*key)).cloned())
     }
 
     /// The entry of a peer that a transport has authenticated. A process on standard input has none.
-    pub fn entry(&self, identity: &PeerIdentity) -> Result<Option<TrustedPeer>, TrustError> {
+    pub fn entry(&self, identity: &PeerIdentity) -> Result<Option<Arc<TrustedPeer>>, TrustError> {
         match identity {
             PeerIdentity::Key(key) => self.find(key),
             PeerIdentity::Ssh(destination) => {
-                let reaches = |peer: &&TrustedPeer| matches!(&peer.address, Some(PeerAddress::Ssh(known)) if known == destination);
+                let reaches = |peer: &&Arc<TrustedPeer>| matches!(&peer.address, Some(PeerAddress::Ssh(known)) if known == destination);
                 Ok(self.peers()?.iter().find(reaches).cloned())
             }
             PeerIdentity::Stdio => Ok(None),
@@ -170,7 +170,7 @@ impl Trust {
     }
 
     /// The entry of the host `name`.
-    pub fn named(&self, name: &HostName) -> Result<Option<TrustedPeer>, TrustError> {
+    pub fn named(&self, name: &HostName) -> Result<Option<Arc<TrustedPeer>>, TrustError> {
         Ok(self.peers()?.iter().find(|peer| peer.name == *name).cloned())
     }
 
@@ -255,7 +255,7 @@ mod tests {
         editor.add(peer("alpha", 1)).unwrap();
         editor.add(limited.clone()).unwrap();
         assert_eq!(running.list().unwrap(), [peer("alpha", 1), limited.clone()]);
-        assert_eq!(running.find(&PublicKey([2; 32])).unwrap(), Some(limited));
+        assert_eq!(running.find(&PublicKey([2; 32])).unwrap(), Some(Arc::new(limited)));
         editor.remove(&"alpha".parse().unwrap()).unwrap();
         assert_eq!(running.find(&PublicKey([1; 32])).unwrap(), None);
         assert!(matches!(editor.remove(&"alpha".parse().unwrap()), Err(TrustError::NotListed { .. })));

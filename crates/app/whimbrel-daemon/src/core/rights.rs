@@ -6,7 +6,7 @@
 //! newest capsule of that machine. Which request needs what is in `server/peer_rpc/request_table.rs`.
 
 use crate::core::{error::DaemonError, history, refs};
-use std::fmt;
+use std::{fmt, sync::Arc};
 use whimbrel_api::TrustEntry;
 use whimbrel_core::{HostName, RefName};
 use whimbrel_wire::{Code, PeerIdentity, RefPatterns, Refusal, Right, Trust, TrustedPeer};
@@ -17,7 +17,7 @@ pub enum Caller {
     /// Somebody who may open the API socket, and is root here already.
     Owner,
     /// A host with an entry in the trust list.
-    Peer(Box<TrustedPeer>),
+    Peer(Arc<TrustedPeer>),
     /// A host without an entry, or a trust list that cannot be read.
     Stranger,
 }
@@ -31,7 +31,7 @@ impl Caller {
             PeerIdentity::Stdio => trust.named(name),
         };
         match (entry, identity) {
-            (Ok(Some(entry)), _) => Self::Peer(Box::new(entry)),
+            (Ok(Some(entry)), _) => Self::Peer(entry),
             (Ok(None), PeerIdentity::Stdio) => Self::Owner,
             (Ok(None) | Err(_), _) => Self::Stranger,
         }
@@ -203,7 +203,7 @@ mod tests {
 
     fn peer(read: Option<&str>, write: Option<&str>) -> Caller {
         let list = |text: &str| text.parse().unwrap();
-        Caller::Peer(Box::new(TrustedPeer {
+        Caller::Peer(Arc::new(TrustedPeer {
             name: "beta".parse().unwrap(),
             key: Some(PublicKey([1; 32])),
             address: None,
@@ -252,7 +252,7 @@ mod tests {
         let find = |name: &str| Caller::find(&trust, &PeerIdentity::Stdio, &name.parse().unwrap());
         assert_eq!(find("beta"), Caller::Owner);
         let Caller::Peer(entry) = peer(Some("web"), None) else { unreachable!() };
-        trust.add(*entry.clone()).unwrap();
+        trust.add(TrustedPeer::clone(&entry)).unwrap();
         assert_eq!((find("beta"), find("gamma")), (Caller::Peer(entry), Caller::Owner));
     }
 

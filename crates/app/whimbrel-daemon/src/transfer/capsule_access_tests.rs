@@ -30,7 +30,7 @@ fn place() -> Place {
 }
 
 fn caller(read: &str) -> Caller {
-    Caller::Peer(Box::new(TrustedPeer {
+    Caller::Peer(Arc::new(TrustedPeer {
         name: "beta".parse().unwrap(),
         key: Some(PublicKey([1; 32])),
         address: None,

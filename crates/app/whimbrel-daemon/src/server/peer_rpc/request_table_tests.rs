@@ -4,7 +4,7 @@
 use super::*;
 use crate::core::rights::lists;
 use bytes::Bytes;
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{
@@ -197,6 +197,7 @@ fn every_request_is_judged_by_the_entry_of_this_moment_whoever_dialled() {
             }
         }
     }
+    println!("{judged} requests judged");
     assert!(judged > 20_000, "{judged}");
 }
 
@@ -216,8 +217,8 @@ fn a_host_without_an_entry_may_nothing_but_over_the_socket_of_root() {
 
 #[test]
 fn to_take_a_machine_away_needs_the_right_to_write_it() {
-    let reader = Caller::Peer(Box::new(entry(&Rights::all(), (Some("web"), None))));
-    let writer = Caller::Peer(Box::new(entry(&Rights::all(), (None, Some("web")))));
+    let reader = Caller::Peer(Arc::new(entry(&Rights::all(), (Some("web"), None))));
+    let writer = Caller::Peer(Arc::new(entry(&Rights::all(), (None, Some("web")))));
     let claim = request(HostRequest::ClaimMachine);
     let refused = authorize(&reader, HostRequest::ClaimMachine, &claim, |_| false).unwrap_err();
     assert_eq!(refused.code, Code::FORBIDDEN);
@@ -228,7 +229,7 @@ fn to_take_a_machine_away_needs_the_right_to_write_it() {
 #[test]
 fn a_pull_without_refs_is_for_those_who_may_write_some_and_not_for_many_refs() {
     let judge = |lists, refs: &[&str]| {
-        let caller = Caller::Peer(Box::new(entry(&Rights::all(), lists)));
+        let caller = Caller::Peer(Arc::new(entry(&Rights::all(), lists)));
         authorize(&caller, HostRequest::RemotePull, &pull(refs), |_| false).is_ok()
     };
     assert!(!judge((Some("*"), None), &[]), "without any right to write, nothing fills the disk");
@@ -242,7 +243,7 @@ fn a_pull_without_refs_is_for_those_who_may_write_some_and_not_for_many_refs() {
 
 #[test]
 fn a_tunnel_that_is_open_is_reopened_by_its_id_and_a_new_one_needs_the_machine() {
-    let reader = Caller::Peer(Box::new(entry(&Rights::all(), (Some("*"), None))));
+    let reader = Caller::Peer(Arc::new(entry(&Rights::all(), (Some("*"), None))));
     let open = request(HostRequest::OpenTunnel);
     assert!(authorize(&reader, HostRequest::OpenTunnel, &open, |id| id == TunnelId([1; 16])).is_ok());
     assert!(authorize(&reader, HostRequest::OpenTunnel, &open, |id| id == TunnelId([2; 16])).is_err());
@@ -256,7 +257,7 @@ fn a_header_that_does_not_decode_is_refused_before_anything_is_done() {
             continue;
         }
         let garbage = Request::new(*kind as u16, Bytes::from_static(&[0xff; 3]), Bytes::new());
-        let caller = Caller::Peer(Box::new(entry(&Rights::all(), (None, None))));
+        let caller = Caller::Peer(Arc::new(entry(&Rights::all(), (None, None))));
         assert_eq!(
             authorize(&caller, *kind, &garbage, |_| true).unwrap_err().code,
             Code::BAD_HEADER,
