@@ -69,6 +69,12 @@ impl Row {
         }
     }
 
+    /// Takes so many percent of ours as the value in place of the median.
+    pub(crate) fn percentile(mut self, percent: usize, ours: &Samples) -> Self {
+        self.value = ours.percentile(percent);
+        self
+    }
+
     /// Adds what `peer` did in the same run.
     pub(crate) fn against(mut self, peer: impl Into<String>, theirs: &Samples) -> Self {
         self.peer = Some(peer.into());

@@ -24,6 +24,11 @@ impl Samples {
         if self.0.len() % 2 == 1 { self.0[middle] } else { (self.0[middle - 1] + self.0[middle]) / 2.0 }
     }
 
+    /// The smallest value that is not below so many percent of all (nearest rank).
+    pub(crate) fn percentile(&self, percent: usize) -> f64 {
+        self.0[(self.0.len() * percent).div_ceil(100).saturating_sub(1)]
+    }
+
     pub(crate) fn min(&self) -> f64 {
         self.0[0]
     }
@@ -86,6 +91,16 @@ mod tests {
         assert_eq!(Samples::new(vec![4.0, 1.0, 2.0, 900.0]).median(), 3.0);
         let samples = Samples::new(vec![2.0, 1.0]);
         assert_eq!((samples.min(), samples.max(), samples.count()), (1.0, 2.0, 2));
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let samples = Samples::new((1..=20).map(f64::from).collect());
+        assert_eq!(
+            (samples.percentile(50), samples.percentile(95), samples.percentile(99)),
+            (10.0, 19.0, 20.0)
+        );
+        assert_eq!(Samples::new(vec![7.0]).percentile(1), 7.0);
     }
 
     #[test]

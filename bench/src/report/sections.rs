@@ -15,7 +15,8 @@ pub(super) struct Section {
 }
 
 /// Every section, in the order of the page.
-pub(super) const SECTIONS: &[Section] = &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS];
+pub(super) const SECTIONS: &[Section] =
+    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY];
 
 const ONE_HOST: Section = Section {
     title: "Machines on one host",
@@ -39,6 +40,13 @@ const ONE_HOST: Section = Section {
             "clone",
             "Eight clones of a running guest: time until all answer, memory of each beyond the shared template.",
         ),
+        ("scan.64g", "An idle guest of 64 GiB, most of it never touched."),
+        (
+            "resume.touch",
+            "The first two seconds of work of a resumed guest, beside the same work with everything in memory.",
+        ),
+        ("clone.hundred", "A hundred clones of a guest of 128 MiB: time until all answer, memory of each."),
+        ("host.300", "Memory and processor time of a daemon with 300 machines that rest."),
         ("store.ingest", "Rate at which 1 GiB of memory enters the store."),
         ("store.restore", "Rate at which 1 GiB of memory leaves the store."),
         ("store.peers", "Two versions of one memory image, saved and restored: bytes kept and time."),
@@ -84,6 +92,16 @@ const MIGRATION: Section = Section {
             "migrate.downtime.web",
             "Longest time in which none of 100 clients received a byte of a 512 KB file, over 100 migrations (6 if quick).",
         ),
+        (
+            "migrate.downtime.hosts",
+            "Time in which no CPU of the guest ran, as the hosts say: asked by one client, or serving 100.",
+        ),
+        (
+            "migrate.10g",
+            "Total time of a guest that writes 2,000 pages a second over 10 Gbit/s, beside QEMU's ways.",
+        ),
+        ("migrate.rate", "Rate at which a guest full of noise moves over a link without a limit."),
+        ("migrate.1t", "A guest with a disk of 1 TiB of which 1 GiB is used, beside one with 16 GiB."),
         ("migrate.downtime.p99", "Worst of the migrations of `migrate.downtime.web`."),
         (
             "migrate.downtime.udp",
@@ -142,6 +160,7 @@ const PROTECTION: Section = Section {
             "Pause of an epoch by the program's own figures over the last 1,200 epochs: idle, 100 Apache clients, `ep`.",
         ),
         ("pause.p99", "The longest of a hundred of these pauses."),
+        ("output.late", "How long after its cut the output of an epoch leaves: a web server over 1 Gbit/s."),
         ("pause.kept", "Pause and delay of output while one epoch a second becomes a capsule, against none."),
         ("modes.pause", "Pause of an epoch in the modes `remus`, `epoch` and `replay`."),
         ("modes.ping", "Round trips of datagrams to an idle guest in the three modes."),
@@ -223,11 +242,18 @@ const POOL: Section = Section {
     title: "The checkpoint pool",
     about: "Experiments of the stdchk paper (ICDCS 2008) and others. OAB (observed bandwidth) ends when `close` \
             returns, ASB (achieved bandwidth) when all is stored; for the incremental protocol and the sliding window \
-            they are equal. Members run in network namespaces; `oab.free`, `read.cold` and `saved` have them in the \
+            they are equal. Members run in network namespaces; `oab.default`, `oab.one`, `read.*` and `saved` have them in the \
             harness's process, with data on a tmpfs.",
     notes: &["2026-11-23-measurements-pool"],
     families: &[
         ("fuse.null", "Writes to a mount that keeps nothing: the cost of FUSE itself (table 1)."),
+        (
+            "oab.default",
+            "1 GiB that does not compress into four benefactors, default policy, until `close` returns.",
+        ),
+        ("oab.one", "1 GiB that does not compress into four benefactors, one copy, until `close` returns."),
+        ("read.default", "The file of `oab.default` read back through a mount without a cache."),
+        ("read.one", "The file of `oab.one` read back through a mount without a cache."),
         ("oab.free", "1 GiB that does not compress into four benefactors, one copy, until `close` returns."),
         ("read.cold", "The same file read back through a mount without a cache."),
         ("oab.1g", "1 GiB into two benefactors, 1 Gbit/s for each host."),
@@ -289,6 +315,14 @@ const SESSIONS: Section = Section {
             "Document runs and reads beside sshfs, rclone, nbdkit and NFSv4 over the same line.",
         ),
         ("session.read", "Rate of reading a file that does not compress, and again from the cache."),
+        (
+            "session.random.reads",
+            "Reads of 4 KiB at random places of a file, 64 at once, with an empty cache.",
+        ),
+        (
+            "session.ls.behind",
+            "Listing of a directory that nobody has looked at, while 1 GiB is written back.",
+        ),
         ("session.save", "A file written anew with one page in a hundred changed, until the server has it."),
         ("session.copy", "`cp` of a file to another name on the mount, until the server has it."),
         ("session.open-dir", "Listing of a directory of 100,000 files."),
@@ -303,6 +337,38 @@ const SESSIONS: Section = Section {
             "Clones of different golden machines, one after the other, also by way of a host on the LAN.",
         ),
         ("session.clone.scp", "`scp` of a golden machine."),
+    ],
+};
+
+const TRUST: Section = Section {
+    title: "Trust",
+    about: "What confinement and authorization cost, and what was tried to break them.",
+    notes: &["2026-11-23-qemu-user"],
+    families: &[
+        (
+            "confine.start",
+            "Start of a QEMU with a user, namespaces and limits of its own, against one without.",
+        ),
+        (
+            "confine.resume",
+            "A QEMU that waits reads a device state and runs: confined, against one that is not.",
+        ),
+        ("may.cost", "Authorization of one request of another host, trust list and patterns included."),
+        ("matrix", "Every kind of request with every right, over every kind of connection: wrong answers."),
+        ("fuzz", "Parsers of outside bytes under libFuzzer with the address sanitizer: findings."),
+    ],
+};
+
+const DAY: Section = Section {
+    title: "The first day",
+    about: "What people notice of a machine on its first day.",
+    notes: &[],
+    families: &[
+        (
+            "net.throughput",
+            "A file of 256 MiB from a guest, through our port and through a tap of QEMU's own.",
+        ),
+        ("net.latency", "Round trips of datagrams to a guest, one at a time, the same two ways."),
     ],
 };
 

@@ -43,7 +43,7 @@ struct Moved {
 pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let hosts = linked(MBIT)?;
     let image = hosts.disk().join("used.raw");
-    make_disk(&image)?;
+    make_disk(&image, DISK, USED)?;
     let ours = || ours(&hosts, &image).context("whimbrel, with a disk");
     let peer = || theirs(&hosts, &image).context(PEER);
     let (ours, theirs) = in_turn(context.times(20, 1), ours, peer)?;
@@ -57,13 +57,13 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     ])
 }
 
-/// Every other 2 KiB noise, as of files of which half shrinks to nothing.
-fn make_disk(path: &Path) -> Result<()> {
+/// Every other 2 KiB of what is used is noise, as of files of which half shrinks to nothing.
+pub(super) fn make_disk(path: &Path, size: ByteSize, used: u64) -> Result<()> {
     let file = File::create(path)?;
-    file.set_len(DISK.0)?;
+    file.set_len(size.0)?;
     let (mut state, mut offset) = (1u64, 64 << 20);
     let mut chunk = vec![0u8; 1 << 20];
-    while offset < USED + (64 << 20) {
+    while offset < used + (64 << 20) {
         for piece in chunk.chunks_exact_mut(4096) {
             for byte in &mut piece[..2048] {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -16,7 +16,6 @@ use crate::harness::{Goal, Row, Samples, in_turn};
 use crate::hosts::{Daemon, GUEST, Hosts, Machine, number};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
@@ -93,7 +92,7 @@ pub(crate) fn game(context: &Context) -> Result<Vec<Row>> {
         || {
             fresh(&hosts, |alpha| {
                 let mut told = None;
-                let seen_ms = played(&hosts.lab, || {
+                let seen_ms = played(&hosts.lab, GUEST, || {
                     told = Some(alpha.json(&["migrate", "web", "beta"])?);
                     Ok(())
                 })?;
@@ -102,7 +101,7 @@ pub(crate) fn game(context: &Context) -> Result<Vec<Row>> {
         },
         || {
             let pair = Pair::start(&hosts.lab, [&plan, &plan], MBIT)?;
-            played(&hosts.lab, || pair.migrate().map(drop))
+            played(&hosts.lab, GUEST, || pair.migrate().map(drop))
         },
     )?;
     Ok(compare("migrate.downtime.udp", 15.0, &ours, &theirs))
@@ -115,7 +114,7 @@ pub(crate) fn web(context: &Context) -> Result<Vec<Row>> {
     let mut theirs = Vec::new();
     for _ in 0..context.times(20, 2) {
         let pair = Pair::start(&hosts.lab, [&plan, &plan], MBIT)?;
-        let (report, from, to) = served(&hosts.lab, || pair.migrate().map(drop)).context(PEER)?;
+        let (report, from, to) = served(&hosts.lab, GUEST, || pair.migrate().map(drop)).context(PEER)?;
         theirs.push(report.events.silence(from, to).as_secs_f64() * 1e3);
     }
     let sides = [hosts.get("alpha")?, hosts.get("beta")?];
@@ -125,7 +124,7 @@ pub(crate) fn web(context: &Context) -> Result<Vec<Row>> {
     for turn in 0..context.times(100, 6) {
         let [here, there] = [sides[turn % 2], sides[(turn + 1) % 2]];
         let mut told = Value::Null;
-        let (report, from, to) = served(&hosts.lab, || {
+        let (report, from, to) = served(&hosts.lab, GUEST, || {
             told = here.json(&["migrate", "web", there.name()])?;
             Ok(())
         })?;
@@ -148,10 +147,6 @@ pub(crate) fn web(context: &Context) -> Result<Vec<Row>> {
 
 fn options() -> GuestOptions {
     GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work: Work::Idle }
-}
-
-fn server(port: u16) -> Result<SocketAddr> {
-    Ok(format!("{GUEST}:{port}").parse()?)
 }
 
 fn said(seen_ms: f64, result: &Value) -> Result<Ours> {
@@ -187,10 +182,10 @@ fn fresh(hosts: &Hosts, moved: impl FnOnce(&Daemon) -> Result<Ours>) -> Result<O
 }
 
 /// Moves a guest by `migrate` while it is played on; what the players missed, in milliseconds.
-fn played(lab: &Lab, migrate: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(super) fn played(lab: &Lab, guest: &str, migrate: impl FnOnce() -> Result<()>) -> Result<f64> {
     let client = lab.host("client");
     client.ip("neigh flush all")?;
-    let game = Game::start(client, server(7004)?);
+    let game = Game::start(client, format!("{guest}:7004").parse()?);
     sleep(SERVED);
     let from = Instant::now();
     migrate()?;
@@ -202,11 +197,12 @@ fn played(lab: &Lab, migrate: impl FnOnce() -> Result<()>) -> Result<f64> {
 /// The same while it serves files; what the clients saw, and from when to when it moved.
 pub(super) fn served(
     lab: &Lab,
+    guest: &str,
     migrate: impl FnOnce() -> Result<()>,
 ) -> Result<(WebReport, Instant, Instant)> {
     let client = lab.host("client");
     client.ip("neigh flush all")?;
-    let web = Web::start(client, server(7080)?, (CLIENTS, THINK), FILES)?;
+    let web = Web::start(client, format!("{guest}:7080").parse()?, (CLIENTS, THINK), FILES)?;
     web.wait_fetched(CLIENTS, PATIENCE)?;
     sleep(SERVED);
     let from = Instant::now();

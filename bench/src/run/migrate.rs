@@ -221,7 +221,12 @@ fn ours_of(hosts: &Hosts, memory: ByteSize, options: GuestOptions, target: Targe
 
 /// Has a guest moved by `migrate`, which returns what it believes of the downtime, while a client looks on.
 pub(super) fn watch(lab: &Lab, migrate: impl FnOnce() -> Result<f64>) -> Result<Moved> {
-    let address = format!("{GUEST}:7003").parse()?;
+    watch_at(lab, GUEST, migrate)
+}
+
+/// The same for a guest with another address.
+pub(super) fn watch_at(lab: &Lab, guest: &str, migrate: impl FnOnce() -> Result<f64>) -> Result<Moved> {
+    let address = format!("{guest}:7003").parse()?;
     let client = lab.host("client");
     // The guest before this one had the same address and another hardware address.
     client.ip("neigh flush all")?;

@@ -35,7 +35,7 @@ const TAP: &str = "guest0";
 const TAP_MAC: &str = "fe:54:00:77:00:01";
 
 /// One of the two QEMUs. Ended with the value.
-struct Side {
+pub(super) struct Side {
     qmp: Qmp,
     spec: LaunchSpec,
     _process: Process,
@@ -43,7 +43,7 @@ struct Side {
 
 /// What a QEMU is started for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Source,
     Target,
 }
@@ -102,9 +102,7 @@ impl Pair {
         let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
         let source = Side::start(lab.host("alpha"), plans[0], &folder.path().join("a"), Role::Source)?;
         let target = Side::start(lab.host("beta"), plans[1], &folder.path().join("b"), Role::Target)?;
-        source.execute("cont", json!({}))?;
-        let console = UnixStream::connect(source.spec.serial_socket())?;
-        TestAgent::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+        source.boot()?;
         let place = format!("tcp:{}:{PORT}", lab.host("beta").address());
         target.execute("migrate-incoming", json!({ "uri": place }))?;
         source.execute("migrate-set-parameters", json!({ "max-bandwidth": mbit * 1_000_000 / 8 }))?;
@@ -145,7 +143,8 @@ impl Pair {
 }
 
 impl Side {
-    fn start(host: &Host, plan: &GuestPlan, folder: &Path, role: Role) -> Result<Self> {
+    /// Starts a QEMU that waits: for `cont`, or for a guest.
+    pub(super) fn start(host: &Host, plan: &GuestPlan, folder: &Path, role: Role) -> Result<Self> {
         std::fs::create_dir(folder)?;
         let mut config = plan.config()?;
         config.nics.push(NicConfig { mac: MAC.to_owned(), bridge: None });
@@ -168,7 +167,16 @@ impl Side {
         Ok(Self { qmp, spec, _process: process })
     }
 
-    fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
+    /// Boots the guest and waits until its test agent is ready.
+    pub(super) fn boot(&self) -> Result<()> {
+        self.execute("cont", json!({}))?;
+        let console = UnixStream::connect(self.spec.serial_socket())?;
+        TestAgent::over(console.try_clone()?, console).wait_ready(BOOT_PATIENCE)?;
+        Ok(())
+    }
+
+    /// Has QEMU execute a command.
+    pub(super) fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
         self.qmp.execute(command, arguments).with_context(|| format!("QEMU refuses {command}"))
     }
 

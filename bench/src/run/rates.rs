@@ -1,4 +1,4 @@
-//! `migrate.rates`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each
+//! `migrate.rates`, `migrate.10g`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each
 //! of QEMU's own ways to move them.
 //!
 //! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the
@@ -10,7 +10,7 @@ use super::migrate::{Moved, linked};
 use super::muncher::MEMORY;
 use super::{peers, precopy};
 use crate::guest::GuestPlan;
-use crate::harness::{Row, Samples};
+use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{GUEST, Hosts};
 use anyhow::{Context as _, Result};
 use std::time::Duration;
@@ -45,8 +45,36 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// The writing guest over the fastest link: total time alone.
+pub(crate) fn fast(context: &Context) -> Result<Vec<Row>> {
+    const MBIT: u64 = 10_000;
+    let (guest, work) = GUESTS[1];
+    let measured = measure(&linked(MBIT)?, MBIT, (guest, work), context.times(10, 1))?;
+    let total = |moved: &Moved| moved.total_ms;
+    let row = |(peer, moves): (&str, &Option<Vec<Moved>>)| {
+        let row = Row::new(
+            "migrate.10g",
+            format!("{guest}, total time"),
+            "ms",
+            &Samples::of(&measured.ours, total),
+        );
+        // A peer that does not come to its end is behind.
+        match moves {
+            Some(moves) => row.against(peer, &Samples::of(moves, total)).goal(Goal::PeerAtMost(1.0)),
+            None => row,
+        }
+    };
+    Ok(PEERS.into_iter().zip(&measured.theirs).map(row).collect())
+}
+
+/// Moves of ours and of each peer; none of a peer that has not come to its end.
+struct Measured {
+    ours: Vec<Moved>,
+    theirs: [Option<Vec<Moved>>; 3],
+}
+
 /// One guest over one link, all of them in turn.
-fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -> Result<Vec<Row>> {
+fn measure(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -> Result<Measured> {
     let options = GuestOptions { address: Some(format!("{GUEST}/24")), buffer_mib: 16, work };
     let plan = GuestPlan::small(MEMORY, options.clone());
     let ways: [&dyn Fn() -> Result<Moved>; 3] = [
@@ -54,14 +82,13 @@ fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -
         &|| precopy::moved_lazily(&hosts.lab, &plan, mbit, Duration::ZERO),
         &|| precopy::moved_converging(&hosts.lab, &plan, mbit, Duration::ZERO),
     ];
-    // None of one that has not come to its end: it is not waited for again.
-    let (mut ours, mut theirs) = (Vec::new(), PEERS.map(|_| Some(Vec::new())));
+    let mut measured = Measured { ours: Vec::new(), theirs: PEERS.map(|_| Some(Vec::new())) };
     for _ in 0..times {
-        ours.push(peers::ours(hosts, options.clone(), &[]).context("whimbrel")?);
-        for ((moves, way), peer) in theirs.iter_mut().zip(ways).zip(PEERS) {
-            let Some(measured) = moves else { continue };
+        measured.ours.push(peers::ours(hosts, options.clone(), &[]).context("whimbrel")?);
+        for ((moves, way), peer) in measured.theirs.iter_mut().zip(ways).zip(PEERS) {
+            let Some(done) = moves else { continue };
             match way() {
-                Ok(moved) => measured.push(moved),
+                Ok(moved) => done.push(moved),
                 Err(error) => {
                     eprintln!("    {case}: {peer} has no row: {error:#}");
                     *moves = None;
@@ -69,6 +96,12 @@ fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -
             }
         }
     }
+    Ok(measured)
+}
+
+/// Rows of one guest over one link.
+fn compare(hosts: &Hosts, mbit: u64, (case, work): (&str, Work), times: usize) -> Result<Vec<Row>> {
+    let Measured { ours, theirs } = measure(hosts, mbit, (case, work), times)?;
     type Number = (&'static str, &'static str, fn(&Moved) -> f64);
     let numbers: [Number; 3] = [
         ("total time", "ms", |moved| moved.total_ms),

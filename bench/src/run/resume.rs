@@ -15,6 +15,9 @@ use whimbrel_testkit::guest::GuestOptions;
 
 /// Memory that the witness filled with noise: what the guest has in use.
 const IN_USE_MIB: u32 = 64;
+/// What a guest works on after it was resumed, and for how long when all of it is in memory.
+const TOUCHED_MIB: u32 = 128;
+const WORKED: Duration = Duration::from_secs(2);
 const SMALL: ByteSize = ByteSize(512 << 20);
 const LARGE: ByteSize = ByteSize(2 << 30);
 const DISK: ByteSize = ByteSize(256 << 20);
@@ -46,6 +49,45 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
     let mut rows = COLD.rows(&small_cold, &large_cold);
     rows.extend(WARM.rows(&small_warm, &large_warm));
     Ok(rows)
+}
+
+/// The first two seconds of work of a guest that was resumed, against what the same work takes when
+/// everything is in memory. The work is to read what it has in use, over and over.
+pub(crate) fn touch(context: &Context) -> Result<Vec<Row>> {
+    let hosts = Hosts::start(&["alpha"])?;
+    let alpha = hosts.get("alpha")?;
+    let options = GuestOptions { buffer_mib: TOUCHED_MIB, ..GuestOptions::default() };
+    Machine::small(SMALL, options).run(alpha, "origin")?;
+    let rounds = {
+        let (mut agent, begun) = (console(alpha, "origin")?, Instant::now());
+        agent.wait_ready(PATIENCE)?;
+        let mut rounds = 0;
+        while begun.elapsed() < WORKED {
+            agent.check()?;
+            rounds += 1;
+        }
+        rounds
+    };
+    alpha.run(&["checkpoint", "origin", "--tag", "kept"])?;
+    alpha.discard("origin")?;
+    let (mut lazy, mut all) = (Vec::new(), Vec::new());
+    for _ in 0..context.times(10, 2) {
+        let begun = Instant::now();
+        alpha.run(&["resume", "kept", "--name", "copy"])?;
+        let mut agent = console(alpha, "copy")?;
+        agent.wait_ready(PATIENCE)?;
+        let mut work = || (0..rounds).try_for_each(|_| agent.check().map(drop));
+        work()?;
+        lazy.push(begun.elapsed().as_secs_f64() * 1e3);
+        let begun = Instant::now();
+        work()?;
+        all.push(begun.elapsed().as_secs_f64() * 1e3);
+        alpha.discard("copy")?;
+        sleep(SETTLE);
+    }
+    let case = format!("{TOUCHED_MIB} of 512 MiB read {rounds} times, resume included");
+    let row = Row::new("resume.touch", case, "ms", &Samples::new(lazy));
+    Ok(vec![row.against("all in memory", &Samples::new(all)).goal(Goal::PeerAtMost(1.3))])
 }
 
 impl Way {

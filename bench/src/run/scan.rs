@@ -22,13 +22,15 @@ use whimbrel_testkit::guest::{GuestOptions, Work};
 const BETWEEN: Duration = Duration::from_millis(25);
 /// A page is write-protected, so it was not written since it was armed.
 const PROTECTED: u64 = 1 << 57;
-const IDLE_MIB: u64 = 512;
+const MEMORY: ByteSize = ByteSize(512 << 20);
+/// A large guest. Most of its memory is never touched, so it fits into a smaller host.
+const LARGE: ByteSize = ByteSize(64 << 30);
 
 /// An idle guest, scanned as often as replication would.
 pub(crate) fn idle(context: &Context) -> Result<Vec<Row>> {
     let options = GuestOptions { buffer_mib: 8, ..GuestOptions::default() };
-    let (ours, theirs, pages) = scan(context, options)?;
-    let case = format!("{IDLE_MIB} MiB, {pages:.0} pages a scan");
+    let (ours, theirs, pages) = scan(context.times(200, 40), MEMORY, options)?;
+    let case = format!("512 MiB, {pages:.0} pages a scan");
     Ok(vec![
         Row::new("scan.idle", case, "ms", &ours).against("read pagemap", &theirs).goal(Goal::AtMost(1.0)),
     ])
@@ -37,15 +39,24 @@ pub(crate) fn idle(context: &Context) -> Result<Vec<Row>> {
 /// A guest that writes as fast as it can.
 pub(crate) fn busy(context: &Context) -> Result<Vec<Row>> {
     let work = Work::Dirty { region_mib: 128, pages_per_second: 0, bytes_per_page: 64 };
-    let (ours, theirs, pages) =
-        scan(context, GuestOptions { buffer_mib: 8, work, ..GuestOptions::default() })?;
-    let case = format!("{IDLE_MIB} MiB, {pages:.0} pages a scan");
+    let options = GuestOptions { buffer_mib: 8, work, ..GuestOptions::default() };
+    let (ours, theirs, pages) = scan(context.times(200, 40), MEMORY, options)?;
+    let case = format!("512 MiB, {pages:.0} pages a scan");
     Ok(vec![Row::new("scan.busy", case, "ms", &ours).against("read pagemap", &theirs)])
 }
 
+/// A large idle guest.
+pub(crate) fn large(context: &Context) -> Result<Vec<Row>> {
+    let options = GuestOptions { buffer_mib: 8, ..GuestOptions::default() };
+    let (ours, theirs, pages) = scan(context.times(20, 5), LARGE, options)?;
+    let case = format!("64 GiB, {pages:.0} pages a scan");
+    let row = Row::new("scan.64g", case, "ms", &ours).against("read pagemap", &theirs);
+    Ok(vec![row.goal(Goal::AtMost(3.0))])
+}
+
 /// Milliseconds of a scan, of the peer's, and the median of pages found.
-fn scan(context: &Context, options: GuestOptions) -> Result<(Samples, Samples, f64)> {
-    let mut guest = Guest::boot(&GuestPlan::small(ByteSize(IDLE_MIB << 20), options))?;
+fn scan(times: usize, memory: ByteSize, options: GuestOptions) -> Result<(Samples, Samples, f64)> {
+    let mut guest = Guest::boot(&GuestPlan::small(memory, options))?;
     let pid = guest.qemu().pid().cast_signed();
     let attachment = Attachment::attach(pid, RamTarget::Path(guest.ram().to_owned()), Mode::Track)?;
     let mut memory = attachment.ram()?;
@@ -67,7 +78,7 @@ fn scan(context: &Context, options: GuestOptions) -> Result<(Samples, Samples, f
         table.written()?;
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     };
-    let (ours, theirs) = alternate(context.times(200, 40), ours, theirs)?;
+    let (ours, theirs) = alternate(times, ours, theirs)?;
     Ok((ours, theirs, Samples::new(pages).median()))
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn dip(context: &Context) -> Result<Vec<Row>> {
         let arguments =
             ["migrate", "web", there.name(), "--adaptive", "--rate-min", RATES[0], "--rate-max", RATES[1]];
         let mut first = None;
-        let (report, from, _) = served(&hosts.lab, || {
+        let (report, from, _) = served(&hosts.lab, GUEST, || {
             let result = here.json(&arguments)?;
             let round = &result["result"]["rounds"][0];
             let ms = |field: &str| round[field].as_f64().context("a round without times");

@@ -29,32 +29,36 @@ use members::{Members, admit};
 use processes::{Place, Processes};
 use std::{fs::File, io::Write, path::Path, time::Instant};
 
-/// The experiments, in the order in which `pool` does them.
+/// What a pool does on one machine.
 pub(crate) const EXPERIMENTS: &[Experiment] = &[
     Experiment { rows: &["fuse.null"], about: "write to a mount that keeps nothing", run: bandwidth::null },
     Experiment {
-        rows: &["oab.free", "read.cold"],
+        rows: &["oab.default", "read.default", "oab.one", "read.one"],
         about: "a GiB into a pool of four and back",
         run: bandwidth::bandwidth,
     },
-    Experiment { rows: &["oab.1g"], about: "a GiB into two benefactors over 1 Gbit/s", run: link::run },
     Experiment {
         rows: &["fsch", "cbch"],
         about: "cut and hash an image, and what is found again",
         run: cutting::cutting,
     },
-    Experiment { rows: &["saved"], about: "two versions of an image: bytes kept", run: cutting::saved },
     Experiment {
         rows: &["peers"],
         about: "a series of images written, beside other places",
         run: peers::run,
     },
-    Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },
     Experiment {
         rows: &["scale.files"],
         about: "a manager of 100,000 files and ten million chunks",
         run: scale::files,
     },
+];
+
+/// Experiments of the paper, faults, and many members.
+pub(crate) const LONG: &[Experiment] = &[
+    Experiment { rows: &["oab.1g"], about: "a GiB into two benefactors over 1 Gbit/s", run: link::run },
+    Experiment { rows: &["saved"], about: "two versions of an image: bytes kept", run: cutting::saved },
+    Experiment { rows: &["faults"], about: "kill members while files are written", run: faults::run },
     Experiment {
         rows: &["tier"],
         about: "checkpoints into a pool whose chunks lie in an S3 store",

@@ -19,25 +19,32 @@ pub(super) use guest::disk as server_disk;
 
 use super::Experiment;
 
-/// The experiments, in the order in which they are done.
+/// What a hot standby costs.
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment {
-        rows: &[
-            "pause.idle",
-            "pause.p99.idle",
-            "pause.apache",
-            "pause.p99.apache",
-            "pause.ep",
-            "pause.p99.ep",
-        ],
+        rows: &["pause.idle", "pause.apache", "pause.ep"],
         about: "how long each epoch stops the machine",
         run: pause::pauses,
     },
     Experiment {
-        rows: &["pause.kept"],
+        rows: &["output.late"],
+        about: "how long after its cut the output of an epoch leaves",
+        run: pause::output,
+    },
+    Experiment {
+        rows: &["pause.kept", "pause.kept.p99"],
         about: "epochs that are kept as capsules against such that are not",
         run: pause::kept,
     },
+    Experiment {
+        rows: &["slowdown.compile", "slowdown.web", "slowdown.ep"],
+        about: "work that gets done under protection, against unprotected",
+        run: slowdown::run,
+    },
+];
+
+/// Modes, steps, links, memory, takeovers and a thousand kills.
+pub(super) const LONG: &[Experiment] = &[
     Experiment {
         rows: &["takeover.detected", "takeover"],
         about: "a host dies, and a client is answered by the other",
@@ -72,11 +79,6 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         rows: &["memory.64", "memory.256"],
         about: "memory of ours for a guest whose pages are all known",
         run: pause::memory,
-    },
-    Experiment {
-        rows: &["slowdown.compile", "slowdown.web", "slowdown.ep"],
-        about: "work that gets done under protection, against unprotected",
-        run: slowdown::run,
     },
     Experiment {
         rows: &["link.bytes", "link.delay", "link.epoch"],

@@ -31,6 +31,6 @@ pub(crate) use guest::guests;
 pub(crate) use io::runs as io_runs;
 pub(crate) use peers::peers;
 pub(crate) use posix::posix;
-pub(crate) use reads::{open_dir, whole_file};
+pub(crate) use reads::{listing_behind, open_dir, random_reads, whole_file};
 pub(crate) use save::save;
 pub(crate) use scp::scp;

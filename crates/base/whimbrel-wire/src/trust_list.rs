@@ -106,11 +106,14 @@ struct TrustFile {
 /// Identifies the content of the file: inode, size, seconds and nanoseconds of its last change.
 type Stamp = (u64, u64, i64, i64);
 
+/// Entries of the file, shared with those who look one up.
+type Peers = Arc<Vec<Arc<TrustedPeer>>>;
+
 /// The trust list in the file `trust.toml`.
 #[derive(Debug)]
 pub struct Trust {
     path: PathBuf,
-    seen: Mutex<(Option<Stamp>, Arc<Vec<Arc<TrustedPeer>>>)>,
+    seen: Mutex<(Option<Stamp>, Peers)>,
 }
 
 impl Trust {
@@ -127,7 +130,7 @@ impl Trust {
     }
 
     /// The list without a copy of it: it is looked up for every request of a peer.
-    fn peers(&self) -> Result<Arc<Vec<Arc<TrustedPeer>>>, TrustError> {
+    fn peers(&self) -> Result<Peers, TrustError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = match fs::metadata(&self.path) {
             Ok(meta) if meta.len() > MAX_FILE => {

@@ -211,6 +211,7 @@ async fn every_call_is_judged_by_role_scope_and_the_token_of_this_moment() {
         }
     }
     assert!(wrong.is_empty(), "{} of {tried}:\n{}", wrong.len(), wrong.join("\n"));
+    println!("{tried} requests judged");
     assert_eq!(tried as usize, 18 * Endpoint::ALL.len());
 }
 

@@ -1,0 +1,86 @@
+//! The control of `migrate.downtime.*`: a guest that goes nowhere. It stops, loses its translated code and
+//! goes on at once, on one host.
+//!
+//! A guest without hardware virtualisation has its code translated anew wherever it comes to, whoever moves
+//! it, and answers nobody while that lasts. What clients see of a move less what they see of this is the
+//! move's own.
+//!
+//! QEMU throws its translations away when a breakpoint is set (`breakpoint_invalidate` of `cpu.c`), so a
+//! debugger comes by, sets one and leaves (QEMU documentation, "GDB usage"; GDB manual, "Remote Protocol").
+
+use super::precopy::{Role, Side};
+use crate::guest::GuestPlan;
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::json;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use whimbrel_testkit::lab::Lab;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Nothing is ever executed here: the guest's kernel has no memory at the end of the address space.
+const NOWHERE: &str = "fffffffffffff000";
+
+/// A guest on `alpha`.
+pub(super) struct Control {
+    side: Side,
+    debugger: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Control {
+    /// Boots the guest of `plan`.
+    pub(super) fn start(lab: &Lab, plan: &GuestPlan) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("wb").tempdir_in("/dev/shm")?;
+        let side = Side::start(lab.host("alpha"), plan, &folder.path().join("a"), Role::Source)?;
+        side.boot()?;
+        let debugger = folder.path().join("debugger");
+        let command = format!("gdbserver unix:{},server=on,wait=off", debugger.display());
+        side.execute("human-monitor-command", json!({ "command-line": command }))?;
+        Ok(Self { side, debugger, _folder: folder })
+    }
+
+    /// Stops the guest, has its translated code thrown away, and lets it go on. How long it stood still, in
+    /// milliseconds.
+    pub(super) fn interrupt(&self) -> Result<f64> {
+        let begun = Instant::now();
+        // The guest stops when a debugger connects.
+        let mut debugger = Debugger::connect(&self.debugger)?;
+        debugger.ask(&format!("Z1,{NOWHERE},1"))?;
+        debugger.ask(&format!("z1,{NOWHERE},1"))?;
+        debugger.ask("D")?;
+        let stood = begun.elapsed().as_secs_f64() * 1e3;
+        let status = self.side.execute("query-status", json!({}))?;
+        ensure!(status["running"] == true, "the guest does not go on: {status}");
+        Ok(stood)
+    }
+}
+
+/// A debugger that says three things.
+struct Debugger(UnixStream);
+
+impl Debugger {
+    fn connect(path: &std::path::Path) -> Result<Self> {
+        let stream = UnixStream::connect(path).context("QEMU lets no debugger in")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self(stream))
+    }
+
+    /// Sends a packet and waits until it is answered with `OK`.
+    fn ask(&mut self, packet: &str) -> Result<()> {
+        let sum = packet.bytes().fold(0_u8, u8::wrapping_add);
+        write!(self.0, "${packet}#{sum:02x}")?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"$OK#9a") {
+            let mut byte = [0];
+            ensure!(answer.len() < 256, "{packet} is answered with {}", String::from_utf8_lossy(&answer));
+            if self.0.read(&mut byte)? == 0 {
+                bail!("QEMU hung up on {packet}");
+            }
+            answer.extend(byte);
+        }
+        self.0.write_all(b"+")?;
+        Ok(())
+    }
+}
