@@ -26,7 +26,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 use whimbrel_core::{CapsuleId, Digest, RefName};
-use whimbrel_image::{Manifest, pack_frame::Kind};
+use whimbrel_image::{Manifest, Node, pack_frame::Kind, tree};
 
 /// Threads of a writer; they end when the capsule writer and its image writers are dropped.
 pub(crate) struct WorkerThreads {
@@ -134,6 +134,21 @@ impl CapsuleWriter {
             self.pin_base(root, pages)?;
         }
         Ok(ImageWriter::new(self.threads.clone(), base, pages))
+    }
+
+    /// Root of an image of `grown` pages that begins as the image `root` of `pages` pages, with zeros after
+    /// it. Writes one node for each level that the tree gains, whatever the size of the image.
+    pub fn grow(&self, root: Option<Digest>, pages: u64, grown: u64) -> Result<Option<Digest>> {
+        let Some(mut root) = root else { return Ok(None) };
+        self.threads.context.check()?;
+        self.pin_base(root, pages)?;
+        for level in tree::height(pages)..tree::height(grown) {
+            let mut node = Node::empty(level);
+            node.set(0, Some(root));
+            let bytes = node.encode().expect("a node with a child has an encoding");
+            root = self.put_object(Kind::Nodes, &bytes)?;
+        }
+        Ok(Some(root))
     }
 
     /// Pins a base image after checking that it is complete.

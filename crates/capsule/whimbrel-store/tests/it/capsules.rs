@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use whimbrel_block::{Device, ExtentKind};
 use whimbrel_core::{PAGE_SIZE, PageRun};
-use whimbrel_store::{Expected, Options, Store, StoreError, StoredDisk};
+use whimbrel_store::{Expected, FinishedImage, GcRoots, Options, Store, StoreError, StoredDisk};
 
 fn store() -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
@@ -36,6 +36,35 @@ proptest! {
         }
         prop_assert_eq!(reader.log(&base.unwrap()).unwrap().len(), versions.len());
     }
+}
+
+#[test]
+fn a_grown_image_is_the_old_one_with_zeros_after_it_and_needs_no_page_of_its_own() {
+    let (dir, store) = store();
+    let pages = [(0, 1), (255, 2), (299, 3)];
+    let old = commit(&store.writer().unwrap(), &store, None, 300, &pages, &[name("old")], 1).unwrap();
+    let root = store.manifest(&old).unwrap().images[0].root;
+    // The same height, one more level, two more.
+    for (time, grown) in [(2, 300), (3, 65_536), (4, 70_000), (5, 20 << 20)] {
+        let writer = store.writer().unwrap();
+        let image = FinishedImage { root: writer.grow(root, 300, grown).unwrap(), pages: grown, put: 0 };
+        let id = writer.commit(&manifest(&[("memory", image)], &[old], time), &[name("grown")]).unwrap();
+        drop(writer);
+        assert_eq!(content(&store, &id).unwrap(), expected(&pages.into_iter().collect()), "{grown}");
+        let ends_in_zeros = store.image(image.root, grown).is_zero(grown - 1).unwrap();
+        assert_eq!(ends_in_zeros, grown > 300, "{grown}");
+        // Pages may be written behind the end of before.
+        let next = [(grown - 1, 9)];
+        let next = commit(&store.writer().unwrap(), &store, Some(id), grown, &next, &[], time).unwrap();
+        assert!(content(&store, &next).unwrap().contains_key(&(grown - 1)));
+    }
+    assert_eq!(store.writer().unwrap().grow(None, 300, 70_000).unwrap(), None);
+    // Without its first name the old image lives on in the new one.
+    store.delete_ref(&name("old"), Expected::Anything).unwrap();
+    store.gc(GcRoots::Referenced).unwrap();
+    let fresh = Store::open(dir.path(), Options::default()).unwrap();
+    let grown = fresh.get_ref(&name("grown")).unwrap().unwrap();
+    assert_eq!(content(&fresh, &grown).unwrap(), expected(&pages.into_iter().collect()));
 }
 
 #[test]
