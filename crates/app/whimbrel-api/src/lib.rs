@@ -16,6 +16,7 @@ mod evacuate;
 mod golden;
 mod guest;
 mod host;
+mod image;
 mod lineage;
 mod machine;
 mod migration;
@@ -37,6 +38,9 @@ pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcom
 pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};
 pub use guest::{MirroredWrites, SelfService, ThrottleReport};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
+pub use image::{
+    CHECKSUM_LABEL, IMAGE_LABEL, ImageName, ImageOffer, ImageOffers, ImagePullRequest, USER_LABEL,
+};
 pub use lineage::{
     DeriveRequest, DiskRebase, GraphNode, MachineOnCapsule, OutdatedChild, OutdatedReport, PreviousCapsule,
     PromoteReport, PromoteRequest, RefRights, RefVersion, Tagged,

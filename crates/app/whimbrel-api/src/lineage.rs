@@ -1,6 +1,6 @@
 //! Lineage of capsules: derived machines, the tree of capsules, the history of refs, and outdated children.
 
-use crate::{CapsuleInfo, CapsuleRef, NicRequest};
+use crate::{CapsuleInfo, CapsuleRef, CloudInit, NicRequest, PortRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, RefName};
@@ -27,6 +27,16 @@ pub struct DeriveRequest {
     /// Command line of the kernel, if the parent loads one directly [default: that of the parent].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub append: Option<String>,
+    /// Size of the first disk, if larger than that of the parent; the rest reads as zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub disk_size: Option<ByteSize>,
+    /// Settings for cloud-init in the guest, on one more disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init: Option<CloudInit>,
+    /// Ports of the host that lead to the machine, which needs a port in a managed network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub publish: Vec<PortRequest>,
 }
 
 /// Capsule in the tree of capsules.

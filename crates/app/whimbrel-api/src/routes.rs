@@ -56,6 +56,7 @@ paths! {
     EXPORT = "/v1/export";
     IMPORT = "/v1/import";
     PULL = "/v1/pull";
+    IMAGES = "/v1/images";
     PUSH = "/v1/push";
     REMOTE = "/v1/remote/{host}";
     CACHE = "/v1/cache";

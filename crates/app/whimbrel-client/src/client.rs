@@ -150,6 +150,10 @@ calls! {
     POST import() [request: &ImportRequest] -> Operation: IMPORT;
     /// Starts to fetch a capsule from another host.
     POST pull() [request: &PullRequest] -> Operation: PULL;
+    /// Images of distributions that the sources of the host offer.
+    GET images() -> ImageOffers: IMAGES;
+    /// Starts to fetch an image of a distribution.
+    POST pull_image() [request: &ImagePullRequest] -> Operation: IMAGES;
     /// Starts to send a machine or a capsule to another host.
     POST push() [request: &PushRequest] -> Operation: PUSH;
     /// Capsules that a trusted host offers.

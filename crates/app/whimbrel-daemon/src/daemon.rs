@@ -4,6 +4,7 @@ use crate::{
     capsule::{disk_image::check_raw, graph::AddedSizes},
     core::{directories::Directories, error::DaemonError, state::Core},
     evacuate::EvacuationState,
+    image::ImageSources,
     machine::{
         cleanup::Cleanup,
         entry::Machine,
@@ -28,7 +29,8 @@ use std::{
 };
 use tokio::runtime::Handle;
 use whimbrel_api::{
-    CloudInit, DiskSource, HostInfo, MachineInfo, NicRequest, PortsRequest, RunRequest, StopMode, StopRequest,
+    CloudInit, DiskSource, HostInfo, MachineInfo, NicRequest, PortRequest, PortsRequest, RunRequest,
+    StopMode, StopRequest,
 };
 use whimbrel_core::{
     Accel, ByteSize, DiskConfig, HostName, MachineConfig, MachineName, NicConfig, PAGE_SIZE, cpu_model,
@@ -66,6 +68,7 @@ pub(crate) struct Daemon {
     pub(crate) evacuation: EvacuationState,
     pub(crate) protections: Protections,
     pub(crate) networks: ManagedNetworks,
+    pub(crate) images: ImageSources,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
     incoming: std::sync::OnceLock<IncomingMigrations>,
@@ -82,10 +85,10 @@ impl Deref for Daemon {
 impl Daemon {
     /// Opens store and identity. Does not touch machines yet.
     pub(crate) fn open(
-        name: HostName,
-        listen: Option<SocketAddr>,
+        (name, listen): (HostName, Option<SocketAddr>),
         layout: Directories,
         unfiltered: Vec<MachineName>,
+        images: ImageSources,
         runtime: Handle,
     ) -> Result<Arc<Self>, DaemonError> {
         let core = Arc::new(Core::open(name, listen, layout, runtime)?);
@@ -117,6 +120,7 @@ impl Daemon {
             evacuation: EvacuationState::default(),
             protections: protecting,
             networks,
+            images,
             unfiltered,
             incoming: std::sync::OnceLock::new(),
         });
@@ -196,19 +200,26 @@ impl Daemon {
         record.self_service = request.self_service.clone();
         let live = self.boot_new(&record, request.cloud_init.as_ref())?;
         let machine = self.register_started(record, live)?;
-        if !request.publish.is_empty() {
-            let ports = PortsRequest { publish: request.publish, unpublish: Vec::new() };
-            if let Err(error) = self.change_ports(&request.name, &ports) {
-                self.stop(&request.name, StopRequest { mode: StopMode::Kill, timeout_s: None })?;
-                self.delete(&request.name)?;
-                return Err(error);
-            }
-        }
+        self.publish(&request.name, request.publish)?;
         Ok(machine.info())
     }
 
+    /// Publishes ports of a new machine. If that fails, nothing of the machine is left.
+    pub(crate) fn publish(&self, name: &MachineName, publish: Vec<PortRequest>) -> Result<(), DaemonError> {
+        if publish.is_empty() {
+            return Ok(());
+        }
+        let ports = PortsRequest { publish, unpublish: Vec::new() };
+        if let Err(error) = self.change_ports(name, &ports) {
+            self.stop(name, StopRequest { mode: StopMode::Kill, timeout_s: None })?;
+            self.delete(name)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Boots a machine for the first time. On failure nothing of it is left.
-    fn boot_new(
+    pub(crate) fn boot_new(
         &self,
         record: &Record,
         cloud_init: Option<&CloudInit>,

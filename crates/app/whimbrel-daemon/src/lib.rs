@@ -12,6 +12,7 @@ mod core;
 mod daemon;
 mod evacuate;
 mod guest;
+mod image;
 mod lifecycle;
 mod machine;
 mod migrate;
@@ -24,6 +25,7 @@ mod transfer;
 
 pub use crate::core::error::DaemonError;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
+pub use image::{ImageSource, ImageSourceKind};
 pub use lifecycle::{DaemonOptions, RemoteApi, run};
 
 use std::time::{SystemTime, UNIX_EPOCH};

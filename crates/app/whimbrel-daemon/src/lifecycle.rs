@@ -3,6 +3,7 @@
 use crate::{
     core::{directories::Directories, error::DaemonError},
     daemon::Daemon,
+    image::{ImageSource, ImageSources},
     server::{
         access::Access,
         listen::{self, Api},
@@ -38,6 +39,8 @@ pub struct DaemonOptions {
     pub socket: PathBuf,
     /// Machines whose guests may send frames of other stations: routers and bridges.
     pub unfiltered: Vec<MachineName>,
+    /// Sources of images.
+    pub image_sources: Vec<ImageSource>,
     /// The HTTP API for users elsewhere, with tokens; none serves only the socket.
     pub remote_api: Option<RemoteApi>,
     /// Groups of this host and their roles on the socket.
@@ -63,8 +66,9 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .enable_all()
         .build()
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
+    let images = ImageSources::new(options.image_sources.clone())?;
     let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
-    let host = Daemon::open(name, options.listen, layout, unfiltered, runtime.handle().clone())?;
+    let host = Daemon::open((name, options.listen), layout, unfiltered, images, runtime.handle().clone())?;
     host.recover_machines()?;
     host.start_uploads();
     host.start_naming_read_capsules();

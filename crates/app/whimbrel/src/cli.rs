@@ -10,10 +10,10 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 
 /// Verbs of `whimbrel --help` by group, separated by blanks. clap has one heading for all of them.
 const GROUPS: [(&str, &str); 10] = [
-    ("Machines", "run ps top console start stop pause unpause balloon dirty-rate delete"),
+    ("Machines", "launch run ssh ps top console start stop pause unpause balloon dirty-rate delete"),
     (
         "Capsules",
-        "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import",
+        "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import image",
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
@@ -29,7 +29,7 @@ const AFTER_HELP: &str = "\
 Getting started:
   whimbrel doctor                                        check what this host has and lacks
   whimbrel host &                                        start the daemon
-  whimbrel run web --disk web.img --memory 1G            start a machine
+  whimbrel launch debian/12 web && whimbrel ssh web      create a machine and log in to it
   whimbrel checkpoint web --tag before-upgrade           save its state
   whimbrel resume before-upgrade --name web2             run that state beside it
 
@@ -156,7 +156,9 @@ macro_rules! calls {
 }
 
 calls! {
+    Launch(launch::Args),
     Run(run::Args),
+    Ssh(ssh::Args),
     Ps(ps::Args),
     Top(top::Args),
     Console(console::Args),
@@ -202,6 +204,7 @@ calls! {
     Repair(repair::Args),
     Export(export::Args),
     Import(import::Args),
+    Image(image::Args),
     Trust(trust::Args),
     Network(network::Args),
     Token(token::Args),

@@ -10,6 +10,8 @@ const TOKEN_MAX: u64 = 1024;
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) output: Output,
+    /// Name of the host that --host names.
+    pub(crate) remote: Option<String>,
 }
 
 impl Context {
@@ -23,7 +25,8 @@ impl Context {
             }
             None => Client::new(cli.socket()),
         };
-        Ok(Self { client, output: Output { json: cli.json, quiet: cli.quiet } })
+        let remote = cli.remote.as_ref().map(|address| address.host.clone());
+        Ok(Self { client, output: Output { json: cli.json, quiet: cli.quiet }, remote })
     }
 }
 

@@ -15,6 +15,7 @@ mod dirty_rate;
 mod doctor;
 mod error;
 mod evacuation_text;
+mod first_boot;
 mod machine_text;
 mod migration_chart;
 mod operation;

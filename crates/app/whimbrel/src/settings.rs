@@ -10,6 +10,7 @@ use std::{
 };
 use whimbrel_api::Role;
 use whimbrel_core::{HostName, MachineName};
+use whimbrel_daemon::ImageSource;
 
 /// Settings file that is read if no other one is named. It need not exist.
 pub(crate) const DEFAULT_FILE: &str = "/etc/whimbrel/host.toml";
@@ -28,6 +29,8 @@ pub(crate) struct Settings {
     pub(crate) socket: Option<PathBuf>,
     /// Machines whose guests may send frames of other stations.
     pub(crate) unfiltered: Option<Vec<MachineName>>,
+    /// Sources of images.
+    pub(crate) image_sources: Option<Vec<ImageSource>>,
     /// Address of the API for users elsewhere.
     pub(crate) api_listen: Option<SocketAddr>,
     /// Certificate chain of the API and its key.
@@ -57,6 +60,7 @@ impl Settings {
             run_dir: self.run_dir.or(below.run_dir),
             socket: self.socket.or(below.socket),
             unfiltered: self.unfiltered.or(below.unfiltered),
+            image_sources: self.image_sources.or(below.image_sources),
             api_listen: self.api_listen.or(below.api_listen),
             api_cert: self.api_cert.or(below.api_cert),
             api_key: self.api_key.or(below.api_key),

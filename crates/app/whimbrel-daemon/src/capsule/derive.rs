@@ -7,17 +7,34 @@
 use crate::{
     core::{error::DaemonError, refs, state::Core},
     daemon::{Daemon, nic_of},
-    machine::record::Record,
-    running::{RunningMachine, disk_alignment::disk_bases},
+    machine::{
+        folder,
+        record::{DiskBase, Record},
+    },
+    running::{
+        cloud_init,
+        disk_alignment::{disk_bases, unaligned},
+    },
 };
 use std::sync::Arc;
+use whimbrel_alignment::PageAlignment;
 use whimbrel_api::{DeriveRequest, MachineInfo, NicRequest};
-use whimbrel_core::{ByteSize, CapsuleId, MachineConfig};
+use whimbrel_core::{ByteSize, CapsuleId, DiskConfig, MachineConfig, NicConfig, PAGE_SIZE};
 use whimbrel_image::{ImageRef, Manifest};
+use whimbrel_store::StoredDisk;
 
 /// Granularity of the memory size.
 const MEMORY_STEP: u64 = 1 << 20;
 const CPUS_MAX: u32 = 256;
+/// Largest disk that an image may have.
+const DISK_MAX: ByteSize = ByteSize(64 << 40);
+
+/// Disks of a derived machine, what is beneath them, and the images that they begin as.
+struct DerivedDisks {
+    sizes: Vec<DiskConfig>,
+    bases: Vec<DiskBase>,
+    images: Vec<ImageRef>,
+}
 
 impl Daemon {
     /// Starts a new machine on the disks of a capsule.
@@ -25,21 +42,103 @@ impl Daemon {
         let (capsule, manifest) = self.find(&request.capsule)?;
         let _claim = self.machines.reserve(&request.name, false)?;
         // Protects the capsule from garbage collection until the machine has its own pin.
-        let _whole = self.store.pin(&capsule).map_err(refs::store_error("use the capsule"))?;
+        let use_it = refs::store_error("use the capsule");
+        let _whole = self.store.pin(&capsule).map_err(&use_it)?;
         let mut config = derived_config(&manifest, &request)?;
+        let ports: Vec<_> = config.nics.iter().map(port_of).collect();
+        self.networks.check_ports(&request.publish, &ports)?;
+        request.cloud_init.as_ref().map_or(Ok(()), cloud_init::check)?;
         config.accel = whimbrel_qemu::best_accel(self.qemu()?);
         self.materialize_boot_files(&manifest)?;
-        let bases = disk_bases(&manifest);
-        let mut record = Record::new(request.name, config, bases);
+        let (capsule, manifest) = self.grown((capsule, manifest), request.disk_size)?;
+        let _grown = self.store.pin(&capsule).map_err(&use_it)?;
+        let disks = self.derived_disks((capsule, &manifest), &request)?;
+        config.disks = disks.sizes;
+        let mut record = Record::new(request.name.clone(), config, disks.bases);
         record.origin = Some(capsule);
-        let mut live = RunningMachine::boot(self, &record)?;
-        let disks: Vec<ImageRef> =
-            manifest.images.into_iter().filter(|image| image.name != "memory").collect();
-        if let Err(error) = live.set_stored_bases(&disks) {
+        let mut live = self.boot_new(&record, request.cloud_init.as_ref())?;
+        if let Err(error) = live.set_stored_bases(&disks.images) {
             live.end();
+            folder::delete(&self.directories, &request.name)?;
             return Err(error);
         }
-        self.register_started(record, live).map(|machine| machine.info())
+        let machine = self.register_started(record, live)?;
+        self.publish(&request.name, request.publish)?;
+        Ok(machine.info())
+    }
+
+    /// The disks of the capsule, and a seed disk if the request has one.
+    fn derived_disks(
+        &self,
+        (capsule, manifest): (CapsuleId, &Manifest),
+        request: &DeriveRequest,
+    ) -> Result<DerivedDisks, DaemonError> {
+        let (mut sizes, mut bases) = (manifest.machine.disks.clone(), disk_bases(manifest));
+        let images = manifest.images.iter().filter(|image| image.name != "memory");
+        let mut images: Vec<_> = images.cloned().collect();
+        if request.cloud_init.is_some() {
+            // A machine of an image that was made of a machine is not that one: it gets a seed of its own.
+            if let Some(old) = self.seed_of((capsule, manifest))? {
+                images.retain(|image| image.name != old);
+                drop((sizes.pop(), bases.pop()));
+            }
+            let (disk, base) = cloud_init::disk(&self.directories.machine(&request.name));
+            sizes.push(disk);
+            bases.push(base);
+        }
+        Ok(DerivedDisks { sizes, bases, images })
+    }
+
+    /// Name of the capsule's seed disk, if its last disk is one.
+    fn seed_of(&self, (capsule, manifest): (CapsuleId, &Manifest)) -> Result<Option<String>, DaemonError> {
+        let Some((disk, before)) = manifest.machine.disks.split_last() else { return Ok(None) };
+        let name = format!("disk{}", before.len());
+        let Some(image) = manifest.image(&name) else { return Ok(None) };
+        let failed = |source| DaemonError::Disk { disk: name.clone(), source };
+        let stored = StoredDisk::new(self.image(Some(capsule), (&name, image.root, image.pages)));
+        let disk_bytes = unaligned(Arc::new(stored), image.cuts.as_ref()).map_err(failed)?;
+        let mut sector = [0; 512];
+        disk_bytes.read_at(0, &mut sector).map_err(|source| failed(source.into()))?;
+        Ok(cloud_init::is_seed(disk, &sector).then_some(name))
+    }
+
+    /// The capsule with a larger first disk: a child of it without a name, which shares all of its pages. The
+    /// capsule itself if the disk has that size already.
+    fn grown(
+        &self,
+        (capsule, mut manifest): (CapsuleId, Manifest),
+        size: Option<ByteSize>,
+    ) -> Result<(CapsuleId, Manifest), DaemonError> {
+        let (Some(size), Some(disk)) = (size, manifest.machine.disks.first_mut()) else {
+            return Ok((capsule, manifest));
+        };
+        let larger = ByteSize(size.0.checked_next_multiple_of(PAGE_SIZE as u64).unwrap_or(u64::MAX));
+        if larger == disk.size {
+            return Ok((capsule, manifest));
+        }
+        if larger < disk.size || larger > DISK_MAX {
+            return Err(DaemonError::invalid(format!(
+                "the first disk has {}: it can become larger, up to {DISK_MAX}, and not smaller",
+                disk.size
+            )));
+        }
+        disk.size = larger;
+        let write = refs::store_error("write the larger disk");
+        let writer = self.store.writer().map_err(&write)?;
+        for image in manifest.images.iter_mut().filter(|image| image.name == "disk0") {
+            // Pages keep their places: what follows the last border becomes longer.
+            let cuts = image.cuts.as_ref().map(|cuts| PageAlignment::new(larger.0, cuts.changes()));
+            let cuts = cuts.transpose().map_err(|error| DaemonError::invalid(error.to_string()))?;
+            let pages = cuts.as_ref().map_or(larger.0 / PAGE_SIZE as u64, PageAlignment::page_count);
+            image.root = writer.grow(image.root, image.pages, pages).map_err(&write)?;
+            (image.pages, image.cuts) = (pages, cuts);
+        }
+        // Memory and devices are of a machine with the smaller disk.
+        manifest.images.retain(|image| image.name != "memory");
+        manifest.device.clear();
+        (manifest.working_set, manifest.parents) = (None, vec![capsule]);
+        let grown = writer.commit(&manifest, &[]).map_err(&write)?;
+        Ok((grown, manifest))
     }
 }
 
@@ -74,10 +173,7 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
         }
         config.cpus = cpus;
     }
-    let same_bridges = || {
-        let port = |nic: &whimbrel_core::NicConfig| NicRequest { bridge: nic.bridge.clone(), mac: None };
-        config.nics.iter().map(port).collect::<Vec<_>>()
-    };
+    let same_bridges = || config.nics.iter().map(port_of).collect::<Vec<_>>();
     let ports = request.nics.clone().unwrap_or_else(same_bridges);
     config.nics = ports.iter().map(nic_of).collect();
     match (&mut config.boot, &request.append) {
@@ -91,10 +187,14 @@ fn derived_config(manifest: &Manifest, request: &DeriveRequest) -> Result<Machin
     Ok(config)
 }
 
+/// A port like this one, with another address.
+fn port_of(nic: &NicConfig) -> NicRequest {
+    NicRequest { bridge: nic.bridge.clone(), mac: None }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use whimbrel_core::{DiskConfig, NicConfig};
 
     fn manifest(disks: usize) -> Manifest {
         let nic = NicConfig { mac: "52:54:00:00:00:01".to_owned(), bridge: Some("br0".to_owned()) };

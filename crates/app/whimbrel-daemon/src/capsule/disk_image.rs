@@ -36,6 +36,16 @@ pub(super) fn open_image(
     if file.metadata().map_err(io)?.is_dir() {
         return Err(DaemonError::invalid(format!("{} is a directory", path.display())));
     }
+    disk_in(layout, (file, path), cancelled)
+}
+
+/// The disk in an open image file of any format that is read; errors call it `path`.
+pub(crate) fn disk_in(
+    layout: &Directories,
+    (file, path): (File, &Path),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<FileDevice, DaemonError> {
+    let io = |source| DaemonError::io("read", path, source);
     let format = ImageFormat::of(&file).map_err(io)?;
     format.check_alone(&file).map_err(image_error(path))?;
     let disk = match format {
@@ -57,9 +67,9 @@ fn converted(
     cancelled: &dyn Fn() -> bool,
 ) -> Result<File, DaemonError> {
     let read = |source| DaemonError::io("read", path, source);
-    let dir = ConversionDir::create(layout)?;
+    let dir = ScratchDir::create(layout)?;
     let length = image.metadata().map_err(read)?.len();
-    let tool = Conversion::new(&dir.0, format, length).map_err(image_error(path))?;
+    let tool = Conversion::new(dir.path(), format, length).map_err(image_error(path))?;
     let image = FileDevice::new(image, true).map_err(read)?;
     let _input = dir.serve(Arc::new(image), Conversion::INPUT)?;
     let size = tool.disk_size(cancelled).map_err(image_error(path))?;
@@ -72,15 +82,20 @@ fn converted(
     Ok(disk)
 }
 
-/// Directory of a conversion, removed when dropped. A starting daemon removes what is left of an earlier one.
-struct ConversionDir(PathBuf);
+/// Directory for what comes from outside, removed when dropped. A starting daemon removes what is left of an
+/// earlier one.
+pub(crate) struct ScratchDir(PathBuf);
 
-impl ConversionDir {
-    fn create(layout: &Directories) -> Result<Self, DaemonError> {
+impl ScratchDir {
+    pub(crate) fn create(layout: &Directories) -> Result<Self, DaemonError> {
         let dir = layout.runtime_dir(&format!("import-{:016x}", rand::random::<u64>()));
         let made = fs::DirBuilder::new().mode(0o700).create(&dir);
         made.map_err(|source| DaemonError::io("create", &dir, source))?;
         Ok(Self(dir))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     fn serve(&self, device: Arc<dyn Device>, name: &str) -> Result<Server, DaemonError> {
@@ -91,16 +106,16 @@ impl ConversionDir {
     }
 }
 
-impl Drop for ConversionDir {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(dir = %self.0.display(), %error, "could not remove the directory of a conversion");
+            tracing::warn!(dir = %self.0.display(), %error, "could not remove a directory for files from outside");
         }
     }
 }
 
 /// A file of holes that is gone when it is closed.
-fn unnamed_file(layout: &Directories, size: u64) -> Result<File, DaemonError> {
+pub(crate) fn unnamed_file(layout: &Directories, size: u64) -> Result<File, DaemonError> {
     let path = layout.data().join(format!("import-{:016x}.raw", rand::random::<u64>()));
     let io = |source| DaemonError::io("create", &path, source);
     let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);

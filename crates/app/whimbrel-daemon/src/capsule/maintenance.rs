@@ -7,7 +7,7 @@ use crate::{
     daemon::Daemon,
     running::disk_alignment::{aligned, first_alignment, unaligned},
 };
-use std::{fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::Path, process::Command, sync::Arc};
 use whimbrel_api::{
     Damage, ErrorCode, ExportFormat, ExportRequest, ImportFormat, ImportRequest, Operation, OperationKind,
     OperationResult, Unit,
@@ -15,6 +15,7 @@ use whimbrel_api::{
 use whimbrel_block::{BlockError, Device, FileDevice};
 use whimbrel_core::{
     Accel, ByteSize, CapsuleId, DiskConfig, EXTENT_PAGES, EXTENT_SIZE, MachineConfig, PAGE_SIZE, PageRun,
+    RefName,
 };
 use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_store::{GcRoots, StoreError, StoredDisk};
@@ -170,7 +171,7 @@ impl Daemon {
                 ImportFormat::Disk => {
                     reporter.progress("opening", Unit::Bytes, 0, None);
                     let disk = open_image(&host.directories, &request.path, &|| reporter.is_cancelled())?;
-                    host.import_disk(disk, &request, reporter)?
+                    host.import_disk(disk, (&request.path, &request.name, BTreeMap::new()), reporter)?
                 }
             };
             let added = ByteSize(host.stored_bytes().saturating_sub(before));
@@ -191,14 +192,14 @@ impl Daemon {
         self.store.import(input, names).map_err(refs::store_error("import the capsule"))
     }
 
-    fn import_disk(
+    /// Makes a disk-only capsule of a disk, with a tag and labels. Errors call the disk `path`.
+    pub(crate) fn import_disk(
         &self,
         disk: FileDevice,
-        request: &ImportRequest,
+        (path, name, labels): (&Path, &RefName, BTreeMap<String, String>),
         reporter: &ProgressReporter,
     ) -> Result<CapsuleId, DaemonError> {
         let write = refs::store_error("write the image");
-        let path = &request.path;
         let failed = |source| DaemonError::Disk { disk: path.display().to_string(), source };
         let size = disk.size();
         let cuts = first_alignment(&disk);
@@ -219,8 +220,8 @@ impl Daemon {
         let image = image.finish().map_err(&write)?;
         let images =
             vec![ImageRef { name: FIRST_DISK.to_owned(), pages: image.pages, root: image.root, cuts }];
-        let manifest = self.disk_manifest(ByteSize(size), images, request)?;
-        writer.commit(&manifest, std::slice::from_ref(&request.name)).map_err(&write)
+        let manifest = self.disk_manifest(ByteSize(size), images, (name, labels))?;
+        writer.commit(&manifest, std::slice::from_ref(name)).map_err(&write)
     }
 
     /// The manifest of a disk-only capsule: a machine that boots the disk.
@@ -228,7 +229,7 @@ impl Daemon {
         &self,
         size: ByteSize,
         images: Vec<ImageRef>,
-        request: &ImportRequest,
+        (name, mut labels): (&RefName, BTreeMap<String, String>),
     ) -> Result<Manifest, DaemonError> {
         let machine = MachineConfig {
             machine: self.qemu()?.machine_type("q35").unwrap_or("q35").to_owned(),
@@ -236,7 +237,7 @@ impl Daemon {
             disks: vec![DiskConfig { size }],
             ..MachineConfig::minimal(IMPORTED_MEMORY)
         };
-        let labels = [(refs::MACHINE_LABEL.to_owned(), request.name.to_string())].into();
+        labels.insert(refs::MACHINE_LABEL.to_owned(), name.to_string());
         Ok(Manifest {
             format: whimbrel_image::FORMAT,
             machine,

@@ -1,6 +1,6 @@
 //! Errors of the daemon: each has a stable code, a chain of causes and a hint for the user.
 
-use crate::peers::ssh::SshError;
+use crate::{image::FetchError, peers::ssh::SshError};
 use std::{
     error::Error,
     io,
@@ -58,6 +58,8 @@ pub enum DaemonError {
     Image { path: PathBuf, source: ImageError },
     #[error("{} is an image in the format {format}, which cannot be the disk of a machine", path.display())]
     NotRaw { path: PathBuf, format: ImageFormat },
+    #[error("cannot fetch {location}")]
+    ImageSource { location: String, source: FetchError },
     #[error("the network port {port} failed")]
     Port { port: String, source: Cause },
     #[error("the network {name} cannot be set up")]
@@ -152,6 +154,7 @@ impl DaemonError {
             Self::Image { source: ImageError::Start(_) | ImageError::TimedOut { .. }, .. } => {
                 ErrorCode::QemuFailed
             }
+            Self::ImageSource { source, .. } => source_code(source),
             Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
             Self::Io { source, .. } => io_code(source),
@@ -213,6 +216,12 @@ impl DaemonError {
             Self::NotFound { what: "capsule", .. } => "`whimbrel ls` lists the capsules of this host".into(),
             Self::NotFound { what: "host", .. } => "`whimbrel trust ls` lists the hosts known here".into(),
             Self::NotFound { what: "network", .. } => "`whimbrel network ls` lists the networks of this host".into(),
+            Self::NotFound { what: "image", .. } => {
+                "`whimbrel image ls --available` lists the images that can be pulled".into()
+            }
+            Self::ImageSource { source, .. } if source.is_distrust() => {
+                "nothing was stored: try again later, and tell who runs the source if it stays so".into()
+            }
             Self::NameTaken { name } => {
                 format!("choose another name, or end the machine with `whimbrel stop {name}`")
             }
@@ -335,6 +344,18 @@ pub(crate) fn chain_code(error: &(dyn Error + 'static)) -> ErrorCode {
     std::iter::successors(Some(error), |&error| error.source())
         .find_map(|error| error.downcast_ref::<io::Error>())
         .map_or(ErrorCode::Internal, io_code)
+}
+
+fn source_code(error: &FetchError) -> ErrorCode {
+    match error {
+        _ if error.is_absent() => ErrorCode::NotFound,
+        _ if error.is_distrust() => ErrorCode::Untrusted,
+        FetchError::Address { .. } | FetchError::TooLong { .. } | FetchError::List { .. } => {
+            ErrorCode::Invalid
+        }
+        FetchError::File { source, .. } => io_code(source),
+        _ => ErrorCode::Unreachable,
+    }
 }
 
 fn pool_code(error: &(dyn Error + 'static)) -> ErrorCode {

@@ -1,6 +1,6 @@
 //! Samples for tests: a daemon without machines, and a small capsule.
 
-use crate::{core::directories::Directories, daemon::Daemon};
+use crate::{core::directories::Directories, daemon::Daemon, image::ImageSources};
 use std::{collections::BTreeMap, sync::Arc};
 use tempfile::TempDir;
 use whimbrel_core::{ByteSize, CapsuleId, MachineConfig, PAGE_SIZE, PageRun};
@@ -20,7 +20,8 @@ pub(crate) fn daemon() -> (Arc<Daemon>, Folders) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     let directories = Directories::create(data.path(), run.path()).unwrap();
     let (name, unfiltered) = ("alpha".parse().unwrap(), vec!["router".parse().unwrap()]);
-    let daemon = Daemon::open(name, None, directories, unfiltered, runtime.handle().clone());
+    let images = ImageSources::new(Vec::new()).unwrap();
+    let daemon = Daemon::open((name, None), directories, unfiltered, images, runtime.handle().clone());
     (daemon.unwrap(), Folders { _data: data, _run: run, _runtime: runtime })
 }
 

@@ -18,6 +18,8 @@ use whimbrel_wire::atomic_file;
 const FILE: &str = "seed.img";
 /// Bytes of the file system: room for two texts of the greatest length.
 const SIZE: usize = 2 << 20;
+/// Label of the file system, padded with blanks.
+const LABEL: &[u8; 11] = b"CIDATA     ";
 /// Longest text of a user.
 const TEXT_MAX: usize = 512 << 10;
 /// Most keys that are taken.
@@ -57,6 +59,12 @@ pub(crate) fn disk(folder: &Path) -> (DiskConfig, DiskBase) {
     (DiskConfig { size: ByteSize(SIZE as u64) }, DiskBase::File { path: folder.join(FILE) })
 }
 
+/// Whether a disk of a capsule is a seed disk, by its size and its first sector: the label of FAT12 or FAT16
+/// (fatgen103, "BS_VolLab").
+pub(crate) fn is_seed(disk: &DiskConfig, sector: &[u8]) -> bool {
+    disk.size.0 == SIZE as u64 && sector.get(43..54) == Some(LABEL)
+}
+
 /// Writes the seed into a machine's folder, durably.
 pub(crate) fn write(folder: &Path, name: &MachineName, wanted: &CloudInit) -> Result<(), DaemonError> {
     let path = folder.join(FILE);
@@ -73,7 +81,7 @@ fn instance_id() -> String {
 
 fn image(instance: &str, name: &MachineName, wanted: &CloudInit) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
-    let label = fatfs::FormatVolumeOptions::new().volume_label(*b"CIDATA     ");
+    let label = fatfs::FormatVolumeOptions::new().volume_label(*LABEL);
     fatfs::format_volume(Cursor::new(&mut bytes[..]), label)?;
     let volume = fatfs::FileSystem::new(Cursor::new(&mut bytes[..]), fatfs::FsOptions::new())?;
     let meta = serde_json::json!({
@@ -125,6 +133,8 @@ mod tests {
         };
         write(dir.path(), &"web.1".parse().expect("a name"), &all).expect("a seed");
         let path = dir.path().join(FILE);
+        let (disk, _) = disk(dir.path());
+        assert!(is_seed(&disk, &fs::read(&path).expect("a seed")[..512]) && !is_seed(&disk, &[0; 512]));
         let said = |program: &str, arguments: &[&str]| {
             let output = Command::new(program).args(arguments).output().expect("a program of the host");
             String::from_utf8(output.stdout).expect("text")

@@ -179,6 +179,8 @@ fn capsule_routes(calls: Calls) -> Calls {
         Export () (request: ExportRequest) => move |host| host.export(request);
         Import () (request: ImportRequest) => move |host| host.import(request);
         Pull () (request: PullRequest) => move |host| host.pull(request);
+        Images () () => |host| Ok(host.image_offers());
+        PullImage () (request: ImagePullRequest) => move |host| host.pull_image(request);
         Push () (request: PushRequest) => move |host| host.push(request);
         Remote (name: HostName) () => move |host| host.remote_capsules(&name);
         Cache () () => |host| host.cache_info();

@@ -47,6 +47,9 @@ impl Args {
             cpus: self.cpus,
             nics: (!nics.is_empty()).then_some(nics),
             append: self.append,
+            disk_size: None,
+            cloud_init: None,
+            publish: Vec::new(),
         };
         let machine = context.client.derive(&request).await?;
         context.output.result(&machine, machine_text::sentence)

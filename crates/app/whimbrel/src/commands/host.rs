@@ -9,7 +9,7 @@ use crate::{
 use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_api::{Role, RoleError};
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_daemon::{DaemonOptions, RemoteApi};
+use whimbrel_daemon::{DaemonOptions, ImageSource, RemoteApi};
 
 const DEFAULT_DATA: &str = "/var/lib/whimbrel";
 
@@ -86,6 +86,7 @@ impl Args {
             run_dir: self.run_dir,
             socket,
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
+            image_sources: None,
             api_listen: self.api_listen,
             api_cert: self.api_cert,
             api_key: self.api_key,
@@ -106,6 +107,7 @@ impl Args {
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
             unfiltered: settings.unfiltered.unwrap_or_default(),
+            image_sources: settings.image_sources.unwrap_or_else(ImageSource::defaults),
             name,
             data,
         })

@@ -4,11 +4,12 @@ use crate::{
     argument_types::{DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
     context::Context,
     error::CliError,
+    first_boot::FirstBoot,
     machine_text,
 };
 use clap::ValueEnum;
-use std::{fs, path::PathBuf};
-use whimbrel_api::{CloudInit, RunRequest};
+use std::path::PathBuf;
+use whimbrel_api::RunRequest;
 use whimbrel_core::{Accel, ByteSize, MachineName};
 
 const EXAMPLES: &str = "\
@@ -53,15 +54,8 @@ pub(crate) struct Args {
     /// Port of this host that leads to a port of the machine, which needs a port in a network (repeatable)
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
     publish: Vec<PortArg>,
-    /// Public SSH key, in a file, of who may log in; for images with cloud-init (repeatable)
-    #[arg(long = "ssh-key", value_name = "FILE", help_heading = "First boot, by cloud-init")]
-    ssh_keys: Vec<PathBuf>,
-    /// User data for cloud-init: `#cloud-config`, a script, or MIME parts
-    #[arg(long, value_name = "FILE", help_heading = "First boot, by cloud-init")]
-    user_data: Option<PathBuf>,
-    /// Network configuration for cloud-init [default: DHCP]
-    #[arg(long, value_name = "FILE", help_heading = "First boot, by cloud-init")]
-    network_config: Option<PathBuf>,
+    #[command(flatten)]
+    first_boot: FirstBoot,
     /// Executor of guest instructions [default: kvm if it works here, else tcg]
     #[arg(long)]
     accel: Option<AccelArg>,
@@ -85,7 +79,7 @@ impl Args {
     }
 
     fn request(self) -> Result<RunRequest, CliError> {
-        let cloud_init = self.cloud_init()?;
+        let cloud_init = self.first_boot.cloud_init()?;
         Ok(RunRequest {
             cloud_init,
             name: self.name,
@@ -104,25 +98,5 @@ impl Args {
             }),
             self_service: GuestRequestArg::all(self.guest_requests),
         })
-    }
-
-    /// What cloud-init is to do, if any of its options is given.
-    fn cloud_init(&self) -> Result<Option<CloudInit>, CliError> {
-        if self.ssh_keys.is_empty() && self.user_data.is_none() && self.network_config.is_none() {
-            return Ok(None);
-        }
-        let text = |path: &PathBuf| {
-            fs::read_to_string(path).map_err(|source| CliError::File { path: path.clone(), source })
-        };
-        let keys = self.ssh_keys.iter().map(text).collect::<Result<Vec<_>, _>>()?;
-        let lines = keys.iter().flat_map(|keys| keys.lines()).map(str::trim);
-        Ok(Some(CloudInit {
-            user_data: self.user_data.as_ref().map(text).transpose()?,
-            network_config: self.network_config.as_ref().map(text).transpose()?,
-            ssh_keys: lines
-                .filter(|line| !line.is_empty() && !line.starts_with('#'))
-                .map(str::to_owned)
-                .collect(),
-        }))
     }
 }

@@ -72,6 +72,7 @@ endpoints! {
     Operations = GET OPERATIONS: Viewer Listed, "operations";
     Operation = GET OPERATION: Viewer Objects, "operation";
     Events = GET OPERATION_EVENTS: Viewer Objects, "events";
+    Images = GET IMAGES: Viewer Host, "image ls --available";
     Networks = GET NETWORKS: Viewer Listed, "network ls";
     Network = GET NETWORK: Viewer Listed, "network show";
     // Answers about capsules of any name, here or on other hosts.
@@ -104,6 +105,7 @@ endpoints! {
     Tag = PUT TAG: Operator Objects, "tag";
     Untag = DELETE CAPSULE: Operator Objects, "untag";
     Pull = POST PULL: Operator Objects, "pull";
+    PullImage = POST IMAGES: Operator Objects, "image pull";
     Push = POST PUSH: Operator Objects, "push";
     Cancel = DELETE OPERATION: Operator Objects, "cancel";
     Evacuate = POST EVACUATE: Operator Everything, "evacuate";

@@ -77,6 +77,7 @@ named! {
         let own = it.tag.clone().map_or_else(|| pulled_as(&it.capsule), NewTag);
         vec![Elsewhere(it.capsule.clone()), own]
     };
+    ImagePullRequest: |it| vec![NewTag(it.name.tag())];
     PushRequest: |it| vec![MachineOrCapsule(it.subject.clone())];
     // About the machine of their path, which is judged there.
     StopRequest: |_| vec![];

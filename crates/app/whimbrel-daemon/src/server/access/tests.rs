@@ -29,8 +29,8 @@ const DOCUMENTED: [(&str, &str); 3] = [
          GET /v1/capsules/{capsule}, GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, \
          GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
-         GET /v1/networks/{name}, *GET /v1/capsules/{capsule}/rebase, *POST /v1/match, \
-         *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust",
+         GET /v1/networks/{name}, GET /v1/images, *GET /v1/capsules/{capsule}/rebase, \
+         *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust",
     ),
     (
         "operator",
@@ -42,7 +42,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
          POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
          DELETE /v1/capsules/{capsule}, POST /v1/pull, POST /v1/push, POST /v1/machines/{name}/ports, \
-         DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
+         POST /v1/images, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
          *POST /v1/store/repair",
     ),
     (
@@ -75,6 +75,7 @@ fn body(call: &str) -> Value {
         "POST /v1/clone" => json!({"capsule": "web", "count": 2, "prefix": "web"}),
         "POST /v1/derive" => json!({"capsule": "web", "name": "web"}),
         "POST /v1/promote" | "PUT /v1/tags/{tag}" | "POST /v1/pull" => json!({"capsule": "web"}),
+        "POST /v1/images" => json!({"name": "web"}),
         "POST /v1/push" => json!({"subject": "web", "host": "beta"}),
         "POST /v1/export" => json!({"capsule": "web", "path": "/nonexistent/out", "format": "capsule"}),
         "POST /v1/import" => json!({"path": "/nonexistent/in", "name": "web", "format": "capsule"}),
@@ -174,7 +175,7 @@ async fn every_call_is_judged_by_role_scope_and_the_token_of_this_moment() {
     let gate = Gate::new();
     let (mut tried, mut wrong) = (0, Vec::new());
     for role in Role::ALL {
-        for (scope, patterns) in [("all", None), ("web", Some("web*")), ("other", Some("db*,x?"))] {
+        for (scope, patterns) in [("all", None), ("web", Some("web*,image.web")), ("other", Some("db*,x?"))] {
             let name = format!("{role}-{scope}");
             let token = gate.token(&name, role, patterns);
             for revoked in [false, true] {

@@ -1,0 +1,127 @@
+//! Sources of images: what the owner of this host configured, or else the two public ones.
+
+use super::{Offer, download::FetchError, folder, location::Location, simplestreams};
+use crate::core::{directories::Directories, error::DaemonError};
+use serde::Deserialize;
+use std::{collections::BTreeMap, path::PathBuf};
+use whimbrel_api::ImageName;
+
+/// Place from which images are fetched.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageSource {
+    /// First part of the names of its images; none uses the names of the source.
+    #[serde(default)]
+    pub name: Option<ImageName>,
+    /// How the source lists its images.
+    pub kind: ImageSourceKind,
+    /// Address of HTTP or HTTPS, or an absolute path.
+    pub url: String,
+    /// Files of a folder, by the names of their images [default: all images in the folder].
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+    /// Keyring of gpgv(1): lists must be signed by one of its keys.
+    #[serde(default)]
+    pub keyring: Option<PathBuf>,
+    /// User that cloud-init makes in the images.
+    #[serde(default)]
+    pub user: Option<String>,
+}
+
+/// How a source lists its images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageSourceKind {
+    /// Files beside a `SHA512SUMS` or `SHA256SUMS`.
+    Folder,
+    /// A server of simplestreams.
+    Simplestreams,
+}
+
+impl ImageSource {
+    /// The public sources of Debian and Ubuntu.
+    pub fn defaults() -> Vec<Self> {
+        let file = |(name, folder): (&str, &str)| {
+            (name.to_owned(), format!("{folder}/latest/debian-{name}-genericcloud-amd64.qcow2"))
+        };
+        let source = |name: &str, kind, url: &str| Self {
+            name: name.parse().ok(),
+            kind,
+            url: url.to_owned(),
+            files: BTreeMap::new(),
+            keyring: None,
+            user: Some(name.to_owned()),
+        };
+        let debian = source("debian", ImageSourceKind::Folder, "https://cloud.debian.org/images/cloud/");
+        let releases = [("12", "bookworm"), ("13", "trixie")];
+        vec![
+            Self { files: releases.into_iter().map(file).collect(), ..debian },
+            source("ubuntu", ImageSourceKind::Simplestreams, "https://cloud-images.ubuntu.com/releases/"),
+        ]
+    }
+
+    /// Name here of the image that the source calls `name`; none if that cannot be a name.
+    pub(super) fn full_name(&self, name: &str) -> Option<ImageName> {
+        match &self.name {
+            Some(first) => format!("{first}/{name}").parse().ok(),
+            None => name.parse().ok(),
+        }
+    }
+}
+
+/// A source whose settings were checked.
+pub(crate) struct CheckedSource {
+    source: ImageSource,
+    location: Location,
+}
+
+impl CheckedSource {
+    pub(super) fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Whether the name begins as the source's own.
+    pub(super) fn may_have(&self, name: &ImageName) -> bool {
+        let first = self.source.name.as_ref().map(|first| format!("{}.", first.tag()));
+        first.is_none_or(|first| name.tag().as_str().starts_with(&first))
+    }
+
+    pub(super) async fn offers(&self, layout: &Directories) -> Result<Vec<Offer>, FetchError> {
+        match self.source.kind {
+            ImageSourceKind::Folder => folder::offers(&self.source, &self.location, layout).await,
+            ImageSourceKind::Simplestreams => {
+                simplestreams::offers(&self.source, &self.location, layout).await
+            }
+        }
+    }
+}
+
+/// The sources of this host.
+pub(crate) struct ImageSources(Vec<CheckedSource>);
+
+impl ImageSources {
+    /// Checks the settings of the sources; nothing is read of them yet.
+    pub(crate) fn new(sources: Vec<ImageSource>) -> Result<Self, DaemonError> {
+        let check = |source: ImageSource| {
+            let location = source.url.parse();
+            let location = location.map_err(|error: FetchError| DaemonError::invalid(error.to_string()))?;
+            let unused = source.kind == ImageSourceKind::Simplestreams && !source.files.is_empty();
+            let nameless = source.files.keys().find(|name| source.full_name(name).is_none());
+            match (unused, nameless) {
+                (true, _) => Err(DaemonError::invalid(format!(
+                    "the image source {} is of simplestreams, which has no `files`",
+                    source.url
+                ))),
+                (_, Some(name)) => {
+                    Err(DaemonError::invalid(format!("{name:?} cannot be the name of an image")))
+                }
+                (false, None) => Ok(CheckedSource { source, location }),
+            }
+        };
+        sources.into_iter().map(check).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &CheckedSource> {
+        self.0.iter()
+    }
+}

@@ -1,0 +1,109 @@
+//! `whimbrel launch`: creates a machine of an image, and all that the machine needs.
+
+use crate::{
+    argument_types::{NicArg, PortArg},
+    context::Context,
+    error::CliError,
+    first_boot::FirstBoot,
+    machine_text, operation,
+};
+use whimbrel_api::{
+    CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, NetworkRequest, NicRequest,
+};
+use whimbrel_client::ClientError;
+use whimbrel_core::{ByteSize, MachineName};
+
+/// Network of machines for which the user names none.
+const NETWORK: &str = "lan0";
+
+const EXAMPLES: &str = "\
+Examples:
+  whimbrel launch debian/12 web && whimbrel ssh web
+  whimbrel launch debian/12 web -p 8080:80 --memory 2G --cpus 2 --disk-size 20G
+  whimbrel launch ubuntu/24.04 ci --ssh-key ci.pub --user-data ci.yaml
+  whimbrel launch mine/web web2 --net lan1
+
+Fetches the image if it is not here, and makes the network lan0 if there is none. The machine shares all disk pages \
+with the image that it does not change.";
+
+/// Create a machine of an image, and start it
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name of the image, like `debian/12`
+    image: ImageName,
+    /// Name for the machine, not in use on this host
+    name: MachineName,
+    /// Size of the guest memory
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    memory: ByteSize,
+    /// Number of virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    cpus: u32,
+    /// Size of the disk [default: that of the image]
+    #[arg(long, value_name = "SIZE")]
+    disk_size: Option<ByteSize>,
+    /// Network port in a network or bridge of this host, or `none` for an unplugged one (repeatable)
+    /// [default: the network lan0, which is made if it is not there]
+    #[arg(long = "net", value_name = "BRIDGE[,mac=ADDRESS]")]
+    nics: Vec<NicArg>,
+    /// Port of this host that leads to a port of the machine (repeatable)
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]")]
+    publish: Vec<PortArg>,
+    #[command(flatten)]
+    first_boot: FirstBoot,
+}
+
+impl Args {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
+        let cloud_init = self.first_boot.cloud_init_with_own_keys()?;
+        if cloud_init.ssh_keys.is_empty() && cloud_init.user_data.is_none() {
+            let note = "note: no SSH key in ~/.ssh: without --ssh-key or --user-data nobody can log in";
+            context.output.remark(note);
+        }
+        let capsule = CapsuleRef::Name(self.image.tag());
+        if is_absent(context.client.capsule(&capsule).await)? {
+            let request = ImagePullRequest { name: self.image };
+            operation::complete(context, context.client.pull_image(&request)).await?;
+        }
+        let nics = match self.nics.is_empty() {
+            true => vec![default_port(context).await?],
+            false => self.nics.into_iter().map(|port| port.0).collect(),
+        };
+        let request = DeriveRequest {
+            capsule,
+            name: self.name,
+            memory: Some(self.memory),
+            cpus: Some(self.cpus),
+            nics: Some(nics),
+            append: None,
+            disk_size: self.disk_size,
+            cloud_init: Some(cloud_init),
+            publish: self.publish.into_iter().map(|port| port.0).collect(),
+        };
+        let machine = context.client.derive(&request).await?;
+        context.output.result(&machine, |machine| {
+            format!("{}log in with `whimbrel ssh {}`\n", machine_text::sentence(machine), machine.name)
+        })
+    }
+}
+
+/// Whether the daemon does not have what was asked for.
+fn is_absent<T>(answer: Result<T, ClientError>) -> Result<bool, CliError> {
+    match answer {
+        Ok(_) => Ok(false),
+        Err(ClientError::Api(error)) if error.code == ErrorCode::NotFound => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A port in the default network, which is made if it is not there.
+async fn default_port(context: &Context) -> Result<NicRequest, CliError> {
+    let networks = context.client.networks().await?;
+    if !networks.iter().any(|network| network.name == NETWORK) {
+        let request = NetworkRequest { name: NETWORK.to_owned(), ..NetworkRequest::default() };
+        let made = context.client.create_network(&request).await?;
+        context.output.remark(&format!("made the network {} with {}", made.name, made.subnet));
+    }
+    Ok(NicRequest { bridge: Some(NETWORK.to_owned()), mac: None })
+}
