@@ -67,6 +67,17 @@ impl HostProcess {
         host
     }
 
+    /// Starts the daemon again, with these settings.
+    pub fn restart_with(&mut self, settings: &str) {
+        fs::write(self.settings(), settings).expect("a settings file");
+        self.kill_daemon();
+        self.start_daemon();
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.socket.with_extension("toml")
+    }
+
     /// Starts the daemon and waits until it answers.
     pub fn start_daemon(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log()).expect("a log file");
@@ -74,6 +85,9 @@ impl HostProcess {
         command.args(["host", "--name", &self.name, "--listen", &self.address]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        if self.settings().exists() {
+            command.arg("--config").arg(self.settings());
+        }
         fs::create_dir_all(self.stages()).expect("a directory of stages");
         command.env("WHIMBREL_FAILPOINTS", self.stages());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -363,7 +377,7 @@ fn children(parent: u32) -> Vec<Pid> {
 }
 
 /// The program under test: beside the test or demo program that asks.
-pub(crate) fn binary() -> PathBuf {
+pub fn binary() -> PathBuf {
     let me = std::env::current_exe().expect("the path of this program");
     let beside = me.ancestors().skip(1).take(2).map(|dir| dir.join("whimbrel"));
     let found = beside.into_iter().find(|path| path.is_file());

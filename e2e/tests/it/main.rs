@@ -12,6 +12,7 @@ mod faults;
 mod growth;
 mod guest_helper;
 mod hierarchy;
+mod images;
 mod lease;
 mod life;
 mod migration;

@@ -38,7 +38,9 @@ impl DebianGuest {
     /// Returns the files, built on the first use.
     pub fn get() -> Result<Self, GuestError> {
         let kernel = kernel::get()?;
-        let root = once("guest-debian", "root", debootstrap)?.join("root");
+        let packages = "gcc,libc6-dev,make";
+        let root =
+            once("guest-debian", "root", |place| debootstrap(&place.join("root"), packages))?.join("root");
         let recipe = [INITRD_INIT.as_bytes(), INIT.as_bytes(), include_bytes!("debian.rs")];
         let place = once("guest-debian", &format!("disk-{}", key(&recipe)?), |place| {
             let path = place.join("initrd");
@@ -75,19 +77,19 @@ impl DebianGuest {
     }
 }
 
-fn debootstrap(place: &Path) -> Result<(), GuestError> {
-    let root = place.join("root");
+/// Installs the smallest Debian and `packages` (comma-separated) in a new folder.
+pub(super) fn debootstrap(root: &Path, packages: &str) -> Result<(), GuestError> {
     let source = mirror()?;
     let mut command = Command::new("debootstrap");
     command
-        .args(["--variant=minbase", "--include=gcc,libc6-dev,make", &source.suite])
-        .arg(&root)
+        .args(["--variant=minbase", &format!("--include={packages}"), &source.suite])
+        .arg(root)
         .arg(&source.url);
     run(&mut command)?;
     // Downloaded package files would only enlarge every disk built from the root.
     let archives = root.join("var/cache/apt/archives");
     if archives.is_dir() {
-        run(Command::new("chroot").arg(&root).args(["apt-get", "clean"]))?;
+        run(Command::new("chroot").arg(root).args(["apt-get", "clean"]))?;
     }
     Ok(())
 }

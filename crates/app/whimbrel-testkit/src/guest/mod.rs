@@ -4,6 +4,7 @@ mod artifact_cache;
 mod boot_files;
 pub mod cpio;
 mod debian;
+mod disk_boot;
 mod error;
 pub mod image;
 mod kernel;
@@ -12,6 +13,7 @@ mod test_agent;
 
 pub use boot_files::GuestFiles;
 pub use debian::DebianGuest;
+pub use disk_boot::PublishedImage;
 pub use error::GuestError;
 pub use options::{GuestOptions, Work};
 pub use test_agent::{CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, assert_same_life};
