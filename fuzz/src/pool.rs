@@ -48,9 +48,9 @@ pub fn pool(data: &[u8]) {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let digest = Digest::of(b"chunk");
     let pieces = [
-        ChunkRef { chunk: 7, length: 4096, encrypted: false },
-        ChunkRef { chunk: 8, length: 100_000, encrypted: true },
-        ChunkRef { chunk: 3, length: 1, encrypted: false },
+        ChunkRef { chunk: 7, length: 4096, encrypted: false, digest: None },
+        ChunkRef { chunk: 8, length: 100_000, encrypted: true, digest: None },
+        ChunkRef { chunk: 3, length: 1, encrypted: false, digest: None },
     ];
     let written = WrittenChunk { digest, length: 5, stored: 40, places: vec![1, 2] };
     let mut frame = digest.0.to_vec();

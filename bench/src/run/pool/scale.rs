@@ -77,7 +77,7 @@ async fn fill(pool: Pool, files: u64) -> Result<()> {
         for (at, chunks) in ids.chunks(CHUNKS as usize).enumerate() {
             let pieces: Vec<ChunkRef> = chunks
                 .iter()
-                .map(|chunk| ChunkRef { chunk: *chunk, length: LENGTH, encrypted: false })
+                .map(|chunk| ChunkRef { chunk: *chunk, length: LENGTH, encrypted: false, digest: None })
                 .collect();
             let commit = Commit {
                 session,

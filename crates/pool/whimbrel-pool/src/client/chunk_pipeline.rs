@@ -232,7 +232,7 @@ impl Chunker {
             StreamChunk::Known(piece) => Ok(piece),
             StreamChunk::New(digest, length) => {
                 let chunk = self.session.number(&digest).ok_or(PoolError::Answer { what: "chunk" })?;
-                Ok(ChunkRef { chunk, length, encrypted: sealed })
+                Ok(ChunkRef { chunk, length, encrypted: sealed, digest: sealed.then_some(digest) })
             }
         };
         std::mem::take(&mut self.chunks).into_iter().map(piece).collect()

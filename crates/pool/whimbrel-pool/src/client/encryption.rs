@@ -1,6 +1,9 @@
 //! Encryption of chunks: a client encrypts before sending and decrypts after it has checked the digest.
 //!
-//! An encrypted chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`.
+//! An encrypted chunk is `nonce, 12 bytes | AES-256-GCM-SIV of the frame of its raw bytes | tag, 16 bytes`,
+//! with associated data that says that it may be used in files with a sealed chunk map only (`map_seal`).
+//! Earlier versions sealed no maps and wrote chunks without associated data; these are read in any file.
+//!
 //! Benefactors store it, check it and name it by its digest, so they can tell without the secret whether a
 //! copy is right. The nonce is a digest of the raw bytes under a second key, so equal chunks with the same
 //! secret are encrypted equally and stored once; nobody without the secret can test a guess of the content.
@@ -17,10 +20,14 @@ use whimbrel_wire::atomic_file;
 pub(crate) const OVERHEAD: usize = 128;
 const TAG: usize = 16;
 
-/// The secret with which chunks are encrypted and decrypted.
+/// Associated data of chunks that are used in files with a sealed map only.
+const IN_SEALED_MAP: &[u8] = b"sealed map";
+
+/// The secret with which chunks are encrypted and decrypted, and chunk maps are sealed.
 pub struct Secret {
     nonce_key: [u8; 32],
     key: LessSafeKey,
+    map_key: [u8; 32],
 }
 
 impl fmt::Debug for Secret {
@@ -40,7 +47,13 @@ impl Secret {
         let key = blake3::derive_key("whimbrel pool 2026-11-21 chunk encryption", bytes);
         let key = UnboundKey::new(&AES_256_GCM_SIV, &key).map_err(|_| io::ErrorKind::InvalidData)?;
         let naming = blake3::derive_key("whimbrel pool 2026-11-21 chunk nonce", bytes);
-        Ok(Self { nonce_key: naming, key: LessSafeKey::new(key) })
+        let map_key = blake3::derive_key("whimbrel pool 2026-11-24 chunk map seal", bytes);
+        Ok(Self { nonce_key: naming, key: LessSafeKey::new(key), map_key })
+    }
+
+    /// The key of the seals of chunk maps.
+    pub(super) fn map_key(&self) -> &[u8; 32] {
+        &self.map_key
     }
 
     /// Reads a file made by [`Secret::create`]: 64 hexadecimal digits.
@@ -59,29 +72,48 @@ impl Secret {
 
     /// Encrypts raw bytes; `encoder` compresses them first, because encrypted bytes do not shrink.
     pub(crate) fn encrypt(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
+        self.encrypt_with(IN_SEALED_MAP, raw, encoder)
+    }
+
+    /// Encrypts raw bytes as earlier versions did, for files without a seal.
+    #[cfg(test)]
+    pub(crate) fn encrypt_unbound(&self, raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
+        self.encrypt_with(&[], raw, encoder)
+    }
+
+    fn encrypt_with(&self, context: &[u8], raw: &[u8], encoder: &mut Encoder) -> Option<Vec<u8>> {
         let nonce = *blake3::keyed_hash(&self.nonce_key, raw).as_bytes().first_chunk::<NONCE_LEN>()?;
         let frame = encoder.encode(Kind::Blob, raw, &[raw.len()]).ok()?;
         let mut sealed = Vec::with_capacity(NONCE_LEN + frame.len() + TAG);
         sealed.extend(nonce);
         sealed.extend(frame);
         let inner = &mut sealed[NONCE_LEN..];
-        let tag =
-            self.key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), inner);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(context), inner);
         sealed.extend(tag.ok()?.as_ref());
         Some(sealed)
     }
 
-    /// Decrypts a chunk and returns its raw bytes.
-    pub(crate) fn decrypt(&self, mut sealed: Vec<u8>) -> Result<Vec<u8>, WrongSecret> {
-        let (nonce, inner) = sealed.split_first_chunk_mut::<NONCE_LEN>().ok_or(WrongSecret)?;
-        let nonce = Nonce::assume_unique_for_key(*nonce);
-        let frame = self.key.open_in_place(nonce, Aad::empty(), inner).map_err(|_| WrongSecret)?;
+    /// Decrypts a chunk and returns its raw bytes. Chunks that belong into a sealed map are refused unless
+    /// they come from one.
+    pub(crate) fn decrypt(&self, sealed: &[u8], from_sealed_map: bool) -> Result<Vec<u8>, WrongSecret> {
+        let (nonce, inner) = sealed.split_first_chunk::<NONCE_LEN>().ok_or(WrongSecret)?;
+        let (inner, tag) = inner.split_at_checked(inner.len().wrapping_sub(TAG)).ok_or(WrongSecret)?;
+        let mut frame = vec![0; inner.len()];
+        let mut open = |context: &[u8]| {
+            let nonce = Nonce::assume_unique_for_key(*nonce);
+            self.key.open_separate_gather(nonce, Aad::from(context), inner, tag, &mut frame).is_ok()
+        };
+        // A file of an earlier version may have been changed since, so its chunks may be in a sealed map.
+        if !((from_sealed_map && open(IN_SEALED_MAP)) || open(&[])) {
+            return Err(WrongSecret);
+        }
         // The sender had the secret, but the limits apply nevertheless.
-        let head = PackFrameHeader::parse(frame).map_err(|_| WrongSecret)?;
+        let head = PackFrameHeader::parse(&frame).map_err(|_| WrongSecret)?;
         if head.raw > MAX_CHUNK || head.bases > 0 {
             return Err(WrongSecret);
         }
-        PackFrame::parse(frame).and_then(|frame| frame.decode(&[])).map_err(|_| WrongSecret)
+        PackFrame::parse(&frame).and_then(|frame| frame.decode(&[])).map_err(|_| WrongSecret)
     }
 }
 
@@ -95,17 +127,28 @@ mod tests {
         let mut encoder = Encoder::new(1);
         let text = b"a checkpoint of something secret ".repeat(400);
         let sealed = ours.encrypt(&text, &mut encoder).unwrap();
-        assert_eq!(ours.decrypt(sealed.clone()).unwrap(), text);
-        assert_eq!(theirs.decrypt(sealed.clone()), Err(WrongSecret));
+        assert_eq!(ours.decrypt(&sealed, true).unwrap(), text);
+        assert_eq!(theirs.decrypt(&sealed, true), Err(WrongSecret));
         assert_eq!(ours.encrypt(&text, &mut encoder).unwrap(), sealed, "equal chunks are kept once");
         assert_ne!(theirs.encrypt(&text, &mut encoder).unwrap(), sealed, "others cannot guess");
         assert!(sealed.len() < text.len() && !sealed.windows(6).any(|window| window == b"secret"));
         for at in [0, 13, sealed.len() - 1] {
             let mut bent = sealed.clone();
             bent[at] ^= 1;
-            assert_eq!(ours.decrypt(bent), Err(WrongSecret), "{at}");
+            assert_eq!(ours.decrypt(&bent, true), Err(WrongSecret), "{at}");
         }
-        assert_eq!(ours.decrypt(sealed[..20].to_vec()), Err(WrongSecret));
+        assert_eq!(ours.decrypt(&sealed[..20], true), Err(WrongSecret));
+    }
+
+    #[test]
+    fn a_chunk_of_a_sealed_map_is_refused_elsewhere_and_an_old_one_is_read_in_both() {
+        let (secret, mut encoder) = (Secret::new(&[1; 32]).unwrap(), Encoder::new(1));
+        let new = secret.encrypt(b"new", &mut encoder).unwrap();
+        assert_eq!(secret.decrypt(&new, false), Err(WrongSecret), "its map lost its seal");
+        let old = secret.encrypt_unbound(b"old", &mut encoder).unwrap();
+        for from_sealed_map in [false, true] {
+            assert_eq!(secret.decrypt(&old, from_sealed_map).unwrap(), b"old");
+        }
     }
 
     #[test]
@@ -119,7 +162,7 @@ mod tests {
         let secret = Secret::new(&[1; 32]).unwrap();
         let sealed = secret.encrypt(&raw, &mut Encoder::new(1)).unwrap();
         assert!(sealed.len() <= MAX_CHUNK + OVERHEAD, "{}", sealed.len() - MAX_CHUNK);
-        assert!(secret.decrypt(sealed).unwrap() == raw);
+        assert!(secret.decrypt(&sealed, true).unwrap() == raw);
     }
 
     #[test]

@@ -59,6 +59,27 @@ pub enum PoolError {
         /// Number of the chunk.
         chunk: ChunkId,
     },
+    /// The chunk map of a version has another seal than its writer gave it, or was sealed with another
+    /// secret.
+    #[error(
+        "version {version} is not as its writer sealed it: either this client has another secret, or somebody \
+         without the secret changed what the manager has of it"
+    )]
+    WrongSeal {
+        /// Number of the version in the pool.
+        version: u64,
+    },
+    /// A file has another name than the one under which it was sealed.
+    #[error(
+        "{name} was sealed under the name {sealed}, and somebody without the secret renamed or exchanged it: \
+         rename it to {sealed} to read it"
+    )]
+    OtherName {
+        /// Present name of the file.
+        name: String,
+        /// Name under which a holder of the secret wrote it.
+        sealed: String,
+    },
     /// No benefactor is left to write to, or written chunks were lost.
     #[error("{lost} chunks could not be written")]
     Unwritten {

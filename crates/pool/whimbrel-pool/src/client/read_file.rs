@@ -3,7 +3,7 @@
 //! A damaged or missing copy is reported to the manager, which counts a fault and has the copy replaced; the
 //! reader continues with another copy. A chunk that several readers need at once is fetched once.
 
-use super::{Pool, PoolError, Result, reader_session::ReaderSession};
+use super::{Pool, PoolError, Result, map_seal::Sealed, reader_session::ReaderSession};
 use crate::{
     benefactor::open_frame,
     chunk_map::{self, ChunkRef, MAX_MAP},
@@ -21,7 +21,7 @@ use std::{
     },
 };
 use tokio::sync::OnceCell;
-use whimbrel_core::lock;
+use whimbrel_core::{Digest, lock};
 use whimbrel_wire::Code;
 
 /// Chunks located in one call.
@@ -30,6 +30,9 @@ const LOCATED: usize = 256;
 const LOCATIONS: usize = 200_000;
 
 type Cell = Arc<OnceCell<Bytes>>;
+/// A chunk by its number, and by its digest if that is known from a seal: the manager, who numbers chunks,
+/// is not believed then.
+type CellKey = (ChunkId, Option<Digest>);
 
 #[derive(Debug)]
 pub(super) struct ChunkCache {
@@ -39,8 +42,8 @@ pub(super) struct ChunkCache {
 
 #[derive(Debug, Default)]
 struct CacheState {
-    cells: HashMap<ChunkId, Cell>,
-    order: VecDeque<(ChunkId, usize)>,
+    cells: HashMap<CellKey, Cell>,
+    order: VecDeque<(CellKey, usize)>,
     bytes: usize,
     located: HashMap<ChunkId, LocatedChunk>,
 }
@@ -52,13 +55,13 @@ impl ChunkCache {
 
     /// The cell of a chunk, which may still be empty, and whether it existed before.
     fn cell(&self, piece: &ChunkRef) -> (Cell, bool) {
-        let mut state = lock(&self.state);
-        if let Some(cell) = state.cells.get(&piece.chunk) {
+        let (mut state, key) = (lock(&self.state), (piece.chunk, piece.digest));
+        if let Some(cell) = state.cells.get(&key) {
             return (cell.clone(), true);
         }
         let cell = Cell::default();
-        state.cells.insert(piece.chunk, cell.clone());
-        state.order.push_back((piece.chunk, piece.length as usize));
+        state.cells.insert(key, cell.clone());
+        state.order.push_back((key, piece.length as usize));
         state.bytes += piece.length as usize;
         while state.bytes > self.most
             && let Some((old, length)) = state.order.pop_front()
@@ -92,8 +95,18 @@ impl Pool {
                 return Err(PoolError::Answer { what: "map" });
             }
         }
-        let pieces = chunk_map::decode(&bytes).map_err(|_| PoolError::Answer { what: "map" })?;
-        Ok(ReadFile::new(self.clone(), pieces))
+        let decoded = chunk_map::decode_sealed(&bytes);
+        let (mut pieces, seal) = decoded.map_err(|_| PoolError::Answer { what: "map" })?;
+        let sealed = self.check_seal(version, &mut pieces, seal).await?;
+        Ok(ReadFile { sealed, ..ReadFile::new(self.clone(), pieces) })
+    }
+
+    /// Opens the current version of a file, which must have been sealed under the name `name` if it was
+    /// sealed.
+    pub async fn open_named(&self, version: u64, name: &str) -> Result<ReadFile> {
+        let file = self.open(version).await?;
+        file.check_name(name)?;
+        Ok(file)
     }
 
     /// Locates chunks whose places are unknown, or all of them if `anew`.
@@ -132,6 +145,10 @@ impl Pool {
             self.locate(&[piece.chunk], anew).await?;
             let located = lock(&self.inner.cache.state).located.get(&piece.chunk).cloned();
             let Some(located) = located else { break };
+            if piece.digest.is_some_and(|sealed| sealed != located.digest) {
+                because = Some(Arc::new(PoolError::Answer { what: "digest of a sealed chunk" }));
+                continue;
+            }
             match self.fetch_from(piece, &located).await {
                 Ok(bytes) => return self.decrypt(piece, bytes),
                 Err(error) => because = error.map(Arc::new),
@@ -145,7 +162,8 @@ impl Pool {
         let raw = match (piece.encrypted, &self.inner.options.secret) {
             (false, None) => bytes,
             (true, Some(secret)) => {
-                secret.decrypt(bytes).map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
+                let raw = secret.decrypt(&bytes, piece.digest.is_some());
+                raw.map_err(|_| PoolError::WrongSecret { chunk: piece.chunk })?
             }
             // A reader with a secret must not be given what anybody could have written.
             (true, None) | (false, Some(_)) => {
@@ -205,6 +223,8 @@ impl Pool {
 pub struct ReadFile {
     pool: Pool,
     pieces: Vec<ChunkRef>,
+    /// What the seal of the map says, if it has a right one.
+    sealed: Option<Sealed>,
     /// Offset of the end of each chunk.
     ends: Vec<u64>,
     /// End of the last read; a read that starts there is sequential.
@@ -225,7 +245,23 @@ impl ReadFile {
                 end
             })
             .collect();
-        Self { pool, pieces, ends, last: AtomicU64::new(0), ahead: AtomicU64::new(0), _session: None }
+        let (last, ahead) = Default::default();
+        Self { pool, pieces, sealed: None, ends, last, ahead, _session: None }
+    }
+
+    /// Refuses a file that was sealed under another name.
+    pub(super) fn check_name(&self, name: &str) -> Result<()> {
+        match &self.sealed {
+            Some(sealed) if sealed.name != name => {
+                Err(PoolError::OtherName { name: name.to_owned(), sealed: sealed.name.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the chunk map had a right seal.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.sealed.is_some()
     }
 
     pub(super) fn within(self, session: Arc<ReaderSession>) -> Self {

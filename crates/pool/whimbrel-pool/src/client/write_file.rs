@@ -13,12 +13,13 @@ use super::{
     Pool, PoolError, ReadFile, Result,
     byte_ranges::ByteRanges,
     chunk_pipeline::ChunkPipeline,
+    map_seal::{self, Sealed},
     spool::{self, ClosedFile, LeftFile, LocalFile},
     write_session::WriteSession,
 };
 use crate::{
     chunk::Chunking,
-    chunk_map::{ChunkRef, MAX_MAP},
+    chunk_map::{self, ChunkRef, MAX_MAP},
     policy::Policy,
     protocol::{Commit, CommitFile, NewNode, Node, NodeId},
 };
@@ -88,6 +89,10 @@ struct Inner {
     dirty: ByteRanges,
     overlay: Option<File>,
     changed: bool,
+    /// Name of the file, for the seal.
+    name: String,
+    /// Whether the content from which it was opened was sealed.
+    sealed: bool,
     broken: Option<PoolError>,
 }
 
@@ -113,10 +118,12 @@ impl WriteFile {
         options: WriteOptions,
     ) -> Result<Self> {
         let policy = pool.policy(node.as_ref().map_or(make.parent, |node| node.id)).await?.1;
-        let pieces = match &node {
-            Some(node) if !empty && node.version > 0 => pool.read(node.version).await?.pieces().to_vec(),
-            _ => Vec::new(),
-        };
+        let (mut pieces, mut sealed) = (Vec::new(), false);
+        if let Some(node) = node.as_ref().filter(|node| !empty && node.version > 0) {
+            let present = pool.read(node.version).await?;
+            present.check_name(&make.name)?;
+            (pieces, sealed) = (present.pieces().to_vec(), present.is_sealed());
+        }
         let mapped = pieces.iter().map(|piece| u64::from(piece.length)).sum();
         // A new empty file must be committed, and so must one that is emptied.
         let changed = node.as_ref().is_none_or(|node| node.version == 0 || (empty && node.size > 0));
@@ -131,9 +138,29 @@ impl WriteFile {
             dirty: ByteRanges::default(),
             overlay: None,
             changed,
+            name: make.name.clone(),
+            sealed,
             broken: None,
         };
         Ok(Self { pool: pool.clone(), options, policy, make, content_time: None, inner: Mutex::new(inner) })
+    }
+
+    /// Seals the file under another name, which it has by the time of the commit.
+    #[must_use]
+    pub(super) fn with_name(self, name: &str) -> Self {
+        self.renamed(name);
+        lock(&self.inner).changed = true;
+        self
+    }
+
+    /// Records that the file has another name now.
+    pub(crate) fn renamed(&self, name: &str) {
+        name.clone_into(&mut lock(&self.inner).name);
+    }
+
+    /// Whether the content from which it was opened was sealed.
+    pub(super) fn is_sealed(&self) -> bool {
+        lock(&self.inner).sealed
     }
 
     /// Replaces the chunking of the policy, for a caller that knows the content.
@@ -415,6 +442,8 @@ impl WriteFile {
         // Creates the session if there is none, as for an empty file.
         let session = self.pipeline(inner)?.session().clone();
         let closed = inner.closed.as_ref().map(|closed| closed.description.modified);
+        let modified = self.content_time.or(closed).unwrap_or_else(now);
+        let map = self.map(inner, modified)?;
         let commit = Commit {
             session: session.id(),
             // Each session has one commit.
@@ -422,17 +451,11 @@ impl WriteFile {
             node: inner.node.as_ref().map(|node| node.id),
             make: self.make.clone(),
             size: inner.mapped,
-            modified: self.content_time.or(closed).unwrap_or_else(now),
+            modified,
             copies: self.policy.copies,
             sent: session.sent(),
             base: session.base(),
         };
-        let map = crate::chunk_map::encode(&inner.pieces);
-        if map.len() as u64 > MAX_MAP {
-            return Err(PoolError::local("commit a file of so many chunks")(
-                io::ErrorKind::FileTooLarge.into(),
-            ));
-        }
         let (node, _) = self.pool.block(self.pool.call_manager::<CommitFile>(&commit, map.into()))?;
         self.pool.inner.previous_versions.record(&self.make, node.version, &inner.pieces, &session);
         inner.node = Some(node.clone());
@@ -446,17 +469,40 @@ impl WriteFile {
         Ok(node)
     }
 
-    /// Rewrites the chunks that the overlay changes, each run of adjacent chunks as one stream.
+    /// The chunk map, sealed if there is a secret.
+    fn map(&self, inner: &Inner, modified: i64) -> Result<Vec<u8>> {
+        let mut seal = Vec::new();
+        if let Some(secret) = &self.pool.inner.options.secret {
+            let sealed = Sealed { name: inner.name.clone(), modified };
+            let known = map_seal::seal(secret, &sealed, &inner.pieces);
+            seal = known.ok_or(PoolError::Answer { what: "digest of a chunk" })?;
+        }
+        let map = chunk_map::encode_sealed(&inner.pieces, &seal);
+        if map.len() as u64 > MAX_MAP {
+            let too_large = io::ErrorKind::FileTooLarge.into();
+            return Err(PoolError::local("commit a file of so many chunks")(too_large));
+        }
+        Ok(map)
+    }
+
+    /// Whether a chunk at this range must be written anew: the overlay changes it, or it comes from a file
+    /// without a seal, so that only reading it tells what it is.
+    fn must_rewrite(&self, inner: &Inner, piece: &ChunkRef, range: Range<u64>) -> bool {
+        (self.pool.encrypts() && piece.digest.is_none()) || !inner.dirty.within(range).is_empty()
+    }
+
+    /// Rewrites the chunks for which that is necessary, each run of adjacent chunks as one stream.
     fn rewrite_changed(&self, inner: &mut Inner) -> Result<()> {
-        if inner.dirty.is_empty() {
+        if inner.dirty.is_empty() && !self.pool.encrypts() {
             return Ok(());
         }
         let (mut folded, mut start, mut at) = (Vec::new(), 0, 0);
         while at < inner.pieces.len() {
             let first = (at, start);
             while at < inner.pieces.len() {
-                let end = start + u64::from(inner.pieces[at].length);
-                if inner.dirty.within(start..end).is_empty() {
+                let piece = inner.pieces[at];
+                let end = start + u64::from(piece.length);
+                if !self.must_rewrite(inner, &piece, start..end) {
                     break;
                 }
                 (start, at) = (end, at + 1);

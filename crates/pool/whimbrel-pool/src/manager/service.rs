@@ -199,8 +199,9 @@ impl ManagerService {
 
     async fn commit(&self, request: Request) -> Answer {
         let commit = request.decode::<CommitFile>()?;
-        let pieces = chunk_map::decode(&request.payload).map_err(|error| invalid(&error.to_string()))?;
-        let node = self.shared.meta.commit(&commit, &pieces, self.now()).await?;
+        let (pieces, seal) =
+            chunk_map::decode_sealed(&request.payload).map_err(|error| invalid(&error.to_string()))?;
+        let node = self.shared.meta.commit(&commit, &pieces, seal, self.now()).await?;
         Reply::of::<CommitFile>(&node, Bytes::new())
     }
 

@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn runs_name_every_chunk_once() {
-        let pieces = [5, 6, 7, 6, 1, 9].map(|chunk| ChunkRef { chunk, length: 1, encrypted: false });
+        let pieces =
+            [5, 6, 7, 6, 1, 9].map(|chunk| ChunkRef { chunk, length: 1, encrypted: false, digest: None });
         assert_eq!(runs(&numbers(&pieces)), [(1, 1), (5, 7), (9, 9)]);
     }
 }

@@ -51,7 +51,10 @@ impl Database {
         let number = chunk as u32;
         let commit =
             Commit { session, number, node: None, make, size: 10, modified: 0, copies, sent: 10, base: 0 };
-        self.meta.commit(&commit, &[ChunkRef { chunk, length: 10, encrypted: false }], NOW).await.map(drop)
+        self.meta
+            .commit(&commit, &[ChunkRef { chunk, length: 10, encrypted: false, digest: None }], &[], NOW)
+            .await
+            .map(drop)
     }
 
     /// Commits a file of several chunks over a version.
@@ -66,9 +69,11 @@ impl Database {
         let size = chunks.len() as u64 * 10;
         let commit =
             Commit { session, number, node: None, make, size, modified: 0, copies: 1, sent: 0, base };
-        let pieces: Vec<ChunkRef> =
-            chunks.iter().map(|chunk| ChunkRef { chunk: *chunk, length: 10, encrypted: false }).collect();
-        self.meta.commit(&commit, &pieces, NOW).await
+        let pieces: Vec<ChunkRef> = chunks
+            .iter()
+            .map(|chunk| ChunkRef { chunk: *chunk, length: 10, encrypted: false, digest: None })
+            .collect();
+        self.meta.commit(&commit, &pieces, &[], NOW).await
     }
 
     async fn chunks(&self, session: u64, count: u64, places: &[BenefactorId]) -> Vec<u64> {

@@ -16,8 +16,14 @@ use std::collections::HashMap;
 impl Meta {
     /// Commits a file: makes what a session wrote visible, all of it or nothing. If the answer was lost and
     /// the same commit is repeated, this returns the current file without a change, because others may have
-    /// written since.
-    pub(crate) async fn commit(&self, commit: &Commit, pieces: &[ChunkRef], now: i64) -> Result<Node> {
+    /// written since. `seal` is stored with the map.
+    pub(crate) async fn commit(
+        &self,
+        commit: &Commit,
+        pieces: &[ChunkRef],
+        seal: &[u8],
+        now: i64,
+    ) -> Result<Node> {
         let mut tx = self.write.begin().await?;
         if let Some(node) = committed(&mut tx, commit).await? {
             let node = files::get(&mut tx, node).await?.ok_or(MetaError::NotFound)?;
@@ -52,7 +58,7 @@ impl Meta {
         .bind(now * 1_000_000)
         .bind(pieces.len() as i64)
         .bind(signed(commit.sent)?)
-        .bind(chunk_map::encode(pieces))
+        .bind(chunk_map::encode_sealed(pieces, seal))
         .bind(commit.modified)
         .bind(signed(older)?)
         .bind(i64::from(commit.copies.max(1)))

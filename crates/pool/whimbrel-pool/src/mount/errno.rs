@@ -24,6 +24,10 @@ pub fn errno_of(error: &PoolError) -> Errno {
             _ => log_error(error),
         },
         PoolError::WrongSecret { .. } => Errno::EACCES,
+        PoolError::WrongSeal { .. } | PoolError::OtherName { .. } => {
+            tracing::error!(%error, "a file is not what a holder of the secret wrote");
+            Errno::EACCES
+        }
         PoolError::Local { source, .. } => match Errno::from(std::io::Error::from(source.kind())) {
             Errno::ETIMEDOUT => log_error(error),
             errno => errno,

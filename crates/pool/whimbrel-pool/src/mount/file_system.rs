@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     client::{Pool, ReadFile, WriteFile, WriteMode, WriteOptions},
-    protocol::{MAX_NAME, NewNode, Node, NodeChange, PoolStatus, VersionInfo},
+    protocol::{MAX_NAME, NewNode, Node, NodeChange, NodeId, PoolStatus, VersionInfo},
 };
 use bytes::Bytes;
 use std::{
@@ -44,6 +44,8 @@ pub(super) struct State {
     /// Keyed by inode, of the node or of the new file.
     pub(super) writers: HashMap<u64, Arc<OpenWrite>>,
     versions: HashMap<u64, (VersionInfo, Node)>,
+    /// Names under which the kernel knows files, if there is a secret.
+    pub(super) names: HashMap<NodeId, String>,
     status: Option<(Instant, PoolStatus)>,
 }
 
@@ -59,8 +61,8 @@ impl State {
 #[derive(Debug)]
 pub struct PoolFiles {
     pub(super) pool: Pool,
-    options: WriteOptions,
-    state: Arc<Mutex<State>>,
+    pub(super) options: WriteOptions,
+    pub(super) state: Arc<Mutex<State>>,
     next: AtomicU64,
     sender: FileSender,
 }
@@ -285,7 +287,7 @@ impl FileSystem for PoolFiles {
         if let Some((inode, writing)) = self.pending(folder, name) {
             return Ok(Entry::new(self.writing_attributes(inode, &writing)?));
         }
-        let node = self.call(self.pool.lookup(folder, name))?;
+        let node = self.lookup_node(folder, name)?;
         match self.writer(Inode::Node(node.id).number()) {
             Some(writing) => Ok(Entry::new(self.writing_attributes(node.id, &writing)?)),
             None => Ok(Entry::new(of_node(&node)).cached(TTL)),
@@ -293,8 +295,10 @@ impl FileSystem for PoolFiles {
     }
 
     fn forget(&self, inode: u64, _count: u64) {
-        if let Inode::Version(id) = Inode::of(inode) {
-            lock(&self.state).versions.remove(&id);
+        match Inode::of(inode) {
+            Inode::Version(id) => drop(lock(&self.state).versions.remove(&id)),
+            Inode::Node(id) => drop(lock(&self.state).names.remove(&id)),
+            _ => {}
         }
     }
 
@@ -392,27 +396,34 @@ impl FileSystem for PoolFiles {
             // A new file is not in the pool until it is closed.
             return Err(Errno::EBUSY);
         }
-        self.call(self.pool.rename(from, to, flags & libc::RENAME_NOREPLACE == 0))
+        let replace = flags & libc::RENAME_NOREPLACE == 0;
+        if !self.pool.encrypts() {
+            return self.call(self.pool.rename(from, to, replace));
+        }
+        self.rename_sealed(from, to, replace)
     }
 
     fn open(&self, _caller: Caller, inode: u64, access: Access) -> Result<Opened> {
         if !access.writes() {
-            let version = match Inode::of(inode) {
-                Inode::Node(id) => self.call(self.pool.node(id))?.version,
-                Inode::Version(id) => id,
+            let opened = match Inode::of(inode) {
+                Inode::Node(id) => {
+                    let node = self.named(id)?;
+                    self.call(self.pool.open_named(node.version, &node.name))
+                }
+                Inode::Version(id) => self.call(self.pool.open(id)),
                 Inode::New(_) => {
                     let node =
                         self.writer(inode).and_then(|writing| writing.file.node()).ok_or(Errno::EBUSY)?;
-                    self.call(self.pool.node(node))?.version
+                    let node = self.call(self.pool.node(node))?;
+                    self.call(self.pool.open_named(node.version, &node.name))
                 }
                 _ => return Err(Errno::EISDIR),
             };
-            let file = Arc::new(self.call(self.pool.open(version))?);
-            return Ok(Opened::direct(self.insert_handle(Handle::Read(file))));
+            return Ok(Opened::direct(self.insert_handle(Handle::Read(Arc::new(opened?)))));
         }
         let writing = match Inode::of(inode) {
             Inode::Node(id) => {
-                let node = self.call(self.pool.node(id))?;
+                let node = self.named(id)?;
                 self.write_handle(inode, node, access.truncates())?
             }
             Inode::New(_) => self.join(inode).ok_or(Errno::ESTALE)?,

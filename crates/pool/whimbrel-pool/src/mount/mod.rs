@@ -9,6 +9,7 @@ mod errno;
 mod file_sender;
 mod file_system;
 mod inode;
+mod sealed_names;
 mod writer;
 mod xattr;
 

@@ -20,7 +20,13 @@ use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};
 pub const PROTOCOL: Protocol = Protocol {
     name: "pool",
     kinds: (range::POOL, range::POOL + 0xff),
-    versions: &[Version { number: 1, reason: "the first: chunks by digest, versions by chunk maps, pins" }],
+    versions: &[
+        Version { number: 1, reason: "the first: chunks by digest, versions by chunk maps, pins" },
+        Version {
+            number: 2,
+            reason: "a chunk map may end with a seal, so that a manager cannot change it unseen",
+        },
+    ],
 };
 
 /// Longest chunk in raw bytes; its frame fits in a payload.

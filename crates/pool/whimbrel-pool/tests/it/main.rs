@@ -9,4 +9,5 @@ mod places;
 mod pool;
 mod posix;
 mod postgres;
+mod seals;
 mod tier;

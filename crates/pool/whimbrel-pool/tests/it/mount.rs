@@ -12,19 +12,23 @@ use std::{
 use whimbrel_fuse::{Errno, Mounted};
 use whimbrel_pool::{
     chunk::Chunking,
-    client::{WriteMode, WriteOptions},
+    client::{Pool, WriteMode, WriteOptions},
     mount::{PoolMount, mount},
     policy::Policy,
 };
 
 fn mounted(cluster: &Cluster, at: &Path) -> Mounted {
+    mounted_as(cluster.fresh_pool(), at)
+}
+
+pub(crate) fn mounted_as(pool: Pool, at: &Path) -> Mounted {
     let options = PoolMount {
         source: "pool:test".into(),
         write: WriteOptions::default(),
         others: false,
         read_only: false,
     };
-    mount(cluster.fresh_pool(), at, options).unwrap()
+    mount(pool, at, options).unwrap()
 }
 
 fn number<T>(done: std::io::Result<T>) -> i32 {
