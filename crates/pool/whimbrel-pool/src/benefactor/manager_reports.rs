@@ -35,6 +35,8 @@ use whimbrel_wire::{
 const INVENTORY_CHUNKS: usize = 20_000;
 /// Time between attempts to reach a manager.
 const RETRY: Duration = Duration::from_millis(500);
+/// Time between heartbeats to managers that are not the one that is used.
+const REPORT_TO_ALL: Duration = Duration::from_secs(2);
 /// Most waiting requests for a heartbeat.
 const REQUESTS_MAX: usize = 256;
 
@@ -92,6 +94,24 @@ impl ManagerReporter {
         tokio::select! {
             left = self.send_heartbeats(leave, asked, reported) => left,
             () = self.maintain(chores) => Ok(()),
+            never = self.report_to_all() => never,
+        }
+    }
+
+    /// Sends heartbeats to all managers beside the one that is used: any of them may do the chores, and then
+    /// sends orders over the connection that this benefactor has opened. Their answers are not needed.
+    async fn report_to_all(&self) -> Result<()> {
+        loop {
+            for manager in self.options.managers.iter().skip(1) {
+                let Ok(connection) = self.managers.connect(&manager.address, manager.key).await else {
+                    continue;
+                };
+                let status = self.status(false)?;
+                if let Err(error) = connection.request::<Heartbeat>(&status, Bytes::new()).await {
+                    tracing::debug!(%error, manager = %manager.address, "a heartbeat failed");
+                }
+            }
+            sleep(REPORT_TO_ALL).await;
         }
     }
 
@@ -158,19 +178,7 @@ impl ManagerReporter {
     }
 
     async fn register(&self, leaving: bool) -> std::result::Result<Registered, Option<BenefactorError>> {
-        let pool = self.pool().map_err(Some)?;
-        let usage = self.store.usage();
-        let status = BenefactorStatus {
-            name: self.options.name.to_string(),
-            address: self.address.clone(),
-            pool: pool.unwrap_or(0),
-            capacity: self.options.capacity,
-            used: usage.used,
-            free: usage.free,
-            chunks: usage.chunks,
-            draining: leaving,
-            owed: usage.bytes_to_free,
-        };
+        let status = self.status(leaving).map_err(Some)?;
         let connection = self.manager().await.ok_or(None)?;
         match connection.request::<Heartbeat>(&status, Bytes::new()).await {
             Ok((said, _)) => Ok(said),
@@ -182,6 +190,21 @@ impl ManagerReporter {
                 Err(None)
             }
         }
+    }
+
+    fn status(&self, leaving: bool) -> Result<BenefactorStatus> {
+        let usage = self.store.usage();
+        Ok(BenefactorStatus {
+            name: self.options.name.to_string(),
+            address: self.address.clone(),
+            pool: self.pool()?.unwrap_or(0),
+            capacity: self.options.capacity,
+            used: usage.used,
+            free: usage.free,
+            chunks: usage.chunks,
+            draining: leaving,
+            owed: usage.bytes_to_free,
+        })
     }
 
     /// Connects to the first manager that can be reached.

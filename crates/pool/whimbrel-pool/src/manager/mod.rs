@@ -7,6 +7,7 @@ mod admission;
 mod balance;
 mod clock;
 mod confirmation;
+mod leadership;
 mod maintenance;
 mod pins;
 mod placement;

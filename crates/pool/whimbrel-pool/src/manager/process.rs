@@ -1,6 +1,6 @@
 //! The manager process: its folder, socket and maintenance loop.
 
-use super::{ManagerService, clock::Clock, roles::PoolRoles, service::Shared};
+use super::{ManagerService, clock::Clock, leadership::Leadership, roles::PoolRoles, service::Shared};
 use crate::{
     address::ManagerAddress,
     member_listener::{ListenerError, MemberListener},
@@ -118,19 +118,23 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
     for chore in [&mut repair, &mut balance] {
         chore.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     }
+    let mut leadership = Leadership::new(service);
     loop {
         tokio::select! {
+            // The election is part of the most frequent chore.
             _ = repair.tick() => {
-                if let Err(error) = service.run_maintenance(options.lost_after).await {
+                if leadership.leads(service).await
+                    && let Err(error) = service.run_maintenance(options.lost_after).await {
                     tracing::error!(%error, "a round of repair failed");
                 }
             }
             _ = balance.tick() => {
-                if let Err(error) = service.balance().await {
+                if service.leads()
+                    && let Err(error) = service.balance().await {
                     tracing::error!(%error, "a round of balancing failed");
                 }
             }
-            _ = policies.tick() => match service.apply_policies(false).await {
+            _ = policies.tick(), if service.leads() => match service.apply_policies(false).await {
                 Ok(purged) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
                     tracing::info!(path = gone.path, version = gone.version, why = gone.why, "removed");
                 }),
@@ -160,6 +164,7 @@ impl ManagerService {
             connections: Default::default(),
             admissions: Default::default(),
             refusals: Default::default(),
+            leads: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),

@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -52,6 +52,8 @@ pub(super) struct Shared {
     pub(super) admissions: Mutex<Admissions>,
     /// Benefactors to which a copy failed, and when.
     pub(super) refusals: Mutex<HashMap<BenefactorId, Instant>>,
+    /// Whether this manager does the chores.
+    pub(super) leads: AtomicBool,
     pub(super) repaired: AtomicU64,
     /// Chunks without a reachable copy, at the last round of repair.
     pub(super) lost: AtomicU64,

@@ -1,7 +1,7 @@
 //! Meta connections, schema migration, parts of statements.
 
 use super::driver::{Connections, Tx, is_postgres, query};
-use crate::meta::{MetaError, Result, group_commit::GroupCommit, schema};
+use crate::meta::{MetaError, Result, group_commit::GroupCommit, leader_lock::LeaderLock, schema};
 use std::{fmt::Write, sync::Arc};
 
 /// Values in one statement; SQLite allows 32,766, but longer statements are not faster.
@@ -17,6 +17,8 @@ pub(crate) struct Meta {
     pub(crate) read: Connections,
     /// Group commit, for SQLite only.
     syncs: Option<Arc<GroupCommit>>,
+    /// URL of the database, for PostgreSQL only.
+    url: Option<Arc<str>>,
 }
 
 impl Meta {
@@ -25,7 +27,8 @@ impl Meta {
         let database = match is_postgres(location) {
             true => {
                 let connections = Connections::open(location, 8).await?;
-                Self { write: connections.clone(), read: connections, syncs: None }
+                let url = Some(location.into());
+                Self { write: connections.clone(), read: connections, syncs: None, url }
             }
             false => {
                 let url = format!("sqlite://{location}?mode=rwc");
@@ -37,11 +40,16 @@ impl Meta {
                     query(setting).execute(&write).await?;
                 }
                 let read = Connections::open(&url, 4).await?;
-                Self { write, read, syncs: Some(Arc::new(GroupCommit::of(location))) }
+                Self { write, read, syncs: Some(Arc::new(GroupCommit::of(location))), url: None }
             }
         };
         database.migrate().await?;
         Ok(database)
+    }
+
+    /// The lock of the manager that does the chores.
+    pub(crate) fn leader_lock(&self) -> LeaderLock {
+        LeaderLock::new(self.url.as_deref().map(str::to_owned))
     }
 
     /// Commits the transaction and waits until it is durable.

@@ -11,6 +11,7 @@ mod driver;
 mod files;
 mod garbage;
 mod group_commit;
+mod leader_lock;
 mod members;
 mod pins;
 mod reference_counts;
@@ -23,6 +24,7 @@ mod versions;
 use crate::protocol::{BenefactorId, ChunkId, NodeId, VersionInfo};
 pub(crate) use database::Meta;
 pub(crate) use garbage::{ChunkStatus, GcDecision, decide};
+pub(crate) use leader_lock::LeaderLock;
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;
 

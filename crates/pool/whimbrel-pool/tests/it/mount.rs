@@ -317,7 +317,8 @@ fn exercise(seed: u64, cutting: Chunking) {
     cluster.pool.block(cluster.pool.set_policy(1, Some(policy))).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let _mounted = mounted(&cluster, dir.path());
-    let path = dir.path().join("fsx");
+    // Other tests of this process have files open, and a file of the same name could be this one.
+    let path = dir.path().join(format!("fsx{seed}"));
     let open = || {
         OpenOptions::new()
             .read(true)

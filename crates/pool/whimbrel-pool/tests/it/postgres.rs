@@ -5,24 +5,28 @@ use crate::common::{self, Cluster, noise, until};
 use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::OnceLock,
+    sync::Arc,
+    time::Duration,
 };
 use whimbrel_pool::{
+    ManagerAddress,
     client::{Pool, PoolOptions},
     connections::TlsDialer,
-    manager::{Manager, ManagerOptions},
+    manager::{Manager, ManagerOptions, ManagerService},
+    policy::Policy,
 };
 use whimbrel_wire::Identity;
 
-static URL: OnceLock<String> = OnceLock::new();
-
-struct Server(Child);
+struct Server {
+    process: Child,
+    url: String,
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
         // SIGINT is its fast shutdown.
-        let _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
-        let _ = self.0.wait();
+        let _ = Command::new("kill").args(["-INT", &self.process.id().to_string()]).status();
+        let _ = self.process.wait();
     }
 }
 
@@ -58,42 +62,94 @@ fn start(dir: &Path) -> Server {
     let port = common::free_port().rsplit_once(':').unwrap().1.to_owned();
     let mut server = as_postgres("postgres");
     server.arg("-D").arg(&data).args(["-p", &port, "-h", "127.0.0.1", "-k"]).arg(dir);
-    let server = Server(server.spawn().unwrap());
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    let server = Server { process: server.spawn().unwrap(), url };
     until("the database answers", || {
         let mut ask = Command::new(find("psql"));
         ask.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-c", "SELECT 1"]);
         ask.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     });
-    URL.set(format!("postgres://postgres@127.0.0.1:{port}/postgres")).unwrap();
     server
+}
+
+/// Starts another manager on the same database, with its own key and trust list.
+fn second_manager(cluster: &Cluster, server: &Server, dir: &Path) -> (ManagerAddress, ManagerService) {
+    let data = dir.join("other");
+    Identity::load_or_create(&data).unwrap();
+    std::fs::copy(cluster.dir.path().join("manager/trust.toml"), data.join("trust.toml")).unwrap();
+    let mut options = ManagerOptions::new(data, "127.0.0.1:0".parse().unwrap());
+    options.database = Some(server.url.clone());
+    (options.interval, options.repair_every) = (1, Duration::from_millis(50));
+    let manager = cluster.runtime.block_on(Manager::open(options)).unwrap();
+    let (address, service) = (manager.address(), manager.service().clone());
+    cluster.runtime.spawn(manager.run());
+    (address, service)
+}
+
+/// A handle of the client that knows several managers.
+fn pool_of(cluster: &Cluster, managers: Vec<ManagerAddress>) -> Pool {
+    let client = Identity::load_or_create(&cluster.dir.path().join("client")).unwrap();
+    let dialer = TlsDialer::new(Arc::new(client), "client".parse().unwrap(), ());
+    Pool::new(PoolOptions::new(managers), Arc::new(dialer), cluster.runtime.handle().clone())
+}
+
+#[test]
+fn one_of_two_managers_does_the_chores_and_the_other_when_it_is_killed_or_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path());
+    let url = server.url.clone();
+    let mut cluster = Cluster::with(3, move |options| options.database = Some(url.clone()));
+    let first = cluster.manager.as_ref().unwrap().1.clone();
+    until("the only manager does the chores", || first.leads());
+    let (address, second) = second_manager(&cluster, &server, dir.path());
+    cluster.other_managers.push(address.clone());
+    for number in 0..3 {
+        cluster.kill_benefactor(number);
+        cluster.start_benefactor(number);
+    }
+    cluster.wait_online(3);
+    let policy = |copies| Some(Policy { copies, ..Policy::default() });
+    cluster.pool.block(cluster.pool.set_policy(1, policy(1))).unwrap();
+    let data = noise(3, 2_000_000);
+    let node = cluster.write("state", &data);
+    let chunks = cluster.copies();
+    cluster.pool.block(cluster.pool.set_policy(node.id, policy(2))).unwrap();
+    until("the first makes second copies", || {
+        assert!(!second.leads(), "only one at a time");
+        cluster.copies() == 2 * chunks
+    });
+    drop(first);
+    cluster.kill_manager();
+    until("the second does the chores", || second.leads());
+    let pool = pool_of(&cluster, vec![address]);
+    pool.block(pool.set_policy(node.id, policy(3))).unwrap();
+    until("the second makes third copies", || cluster.copies() == 3 * chunks);
+    cluster.start_manager();
+    let first = cluster.manager.as_ref().unwrap().1.clone();
+    // The session that holds the lock ends, as if the host of its manager were gone.
+    let cut =
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7751013";
+    let cut = Command::new(find("psql")).args([&server.url, "-c", cut]).stdout(Stdio::null()).status();
+    assert!(cut.unwrap().success());
+    until("one of them does the chores again", || first.leads() != second.leads());
+    assert!(cluster.read("state") == data);
 }
 
 #[test]
 fn a_pool_lives_in_postgresql_and_a_second_manager_takes_over() {
     let dir = tempfile::tempdir().unwrap();
-    let _server = start(dir.path());
-    let mut cluster = Cluster::with(2, |options| options.database = URL.get().cloned());
+    let server = start(dir.path());
+    let url = server.url.clone();
+    let mut cluster = Cluster::with(2, move |options| options.database = Some(url.clone()));
     let (first, second) = (noise(1, 2_000_000), noise(2, 1_000_000));
     let node = cluster.write("state", &first);
     cluster.write("state", &second);
     assert!(cluster.read("state") == second && cluster.read_version(node.version) == first);
     assert_eq!(cluster.pool.block(cluster.pool.versions(node.id)).unwrap().len(), 2);
     cluster.pool.block(cluster.pool.rename((1, "state"), (1, "moved"), true)).unwrap();
-    // Another manager on the same database, with its own key and trust list.
-    let other = dir.path().join("other");
-    Identity::load_or_create(&other).unwrap();
-    std::fs::copy(cluster.dir.path().join("manager/trust.toml"), other.join("trust.toml")).unwrap();
-    let mut options = ManagerOptions::new(other, "127.0.0.1:0".parse().unwrap());
-    options.database = URL.get().cloned();
-    let manager = cluster.runtime.block_on(Manager::open(options)).unwrap();
-    let address = manager.address();
-    cluster.runtime.spawn(manager.run());
+    let address = second_manager(&cluster, &server, dir.path()).0;
     cluster.kill_manager();
-    let client = Identity::load_or_create(&cluster.dir.path().join("client")).unwrap();
-    let dialer = TlsDialer::new(std::sync::Arc::new(client), "client".parse().unwrap(), ());
-    let managers = vec![cluster.address.clone(), address];
-    let handle = cluster.runtime.handle().clone();
-    let pool = Pool::new(PoolOptions::new(managers), std::sync::Arc::new(dialer), handle);
+    let pool = pool_of(&cluster, vec![cluster.address.clone(), address]);
     let node = pool.block(pool.lookup(1, "moved")).unwrap();
     let read = pool.block(async { pool.read(node.version).await?.read_at(0, 1_000_000).await }).unwrap();
     assert!(read == second, "through the other manager");

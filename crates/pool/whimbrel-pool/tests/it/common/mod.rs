@@ -32,7 +32,9 @@ pub(crate) struct Cluster {
     pub(crate) address: ManagerAddress,
     pub(crate) benefactors: Vec<Member>,
     pub(crate) pool: Pool,
-    pub(crate) tweak: fn(&mut ManagerOptions),
+    pub(crate) tweak: Box<dyn Fn(&mut ManagerOptions)>,
+    /// Managers that benefactors know beside the first.
+    pub(crate) other_managers: Vec<ManagerAddress>,
 }
 
 pub(crate) struct Member {
@@ -72,7 +74,7 @@ impl Cluster {
         Self::with(benefactors, |_| {})
     }
 
-    pub(crate) fn with(benefactors: usize, tweak: fn(&mut ManagerOptions)) -> Self {
+    pub(crate) fn with(benefactors: usize, tweak: impl Fn(&mut ManagerOptions) + 'static) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("manager");
@@ -87,7 +89,17 @@ impl Cluster {
             ..PoolOptions::new(vec![address.clone()])
         };
         let pool = Pool::new(options, dialer, runtime.handle().clone());
-        let mut cluster = Self { runtime, dir, manager: None, address, benefactors: Vec::new(), pool, tweak };
+        let (tweak, other_managers, benefactor_list) = (Box::new(tweak), Vec::new(), Vec::new());
+        let mut cluster = Self {
+            runtime,
+            dir,
+            manager: None,
+            address,
+            benefactors: benefactor_list,
+            pool,
+            tweak,
+            other_managers,
+        };
         cluster.start_manager();
         for _ in 0..benefactors {
             cluster.add_benefactor(CAPACITY);
@@ -146,7 +158,7 @@ impl Cluster {
             keep_free: 0,
             listen: member.listen,
             advertise: None,
-            managers: vec![self.address.clone()],
+            managers: std::iter::once(&self.address).chain(&self.other_managers).cloned().collect(),
             inventory_every: Duration::from_millis(300),
             tier: member.tier.clone(),
         };
