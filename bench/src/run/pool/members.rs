@@ -12,7 +12,7 @@ use tokio::{runtime::Runtime, sync::watch};
 use whimbrel_fuse::Mounted;
 use whimbrel_pool::{
     ManagerAddress,
-    benefactor::{Benefactor, BenefactorOptions},
+    benefactor::{Benefactor, BenefactorOptions, ScrubOptions},
     client::{Pool, PoolOptions, WriteOptions},
     connections::TlsDialer,
     manager::{Manager, ManagerOptions},
@@ -61,6 +61,8 @@ impl Members {
                 advertise: None,
                 managers: vec![address.clone()],
                 inventory_every: Duration::from_secs(3600),
+                // What is measured is not to share the disk.
+                scrub: ScrubOptions { rate: 0, ..ScrubOptions::default() },
                 tier: None,
             };
             let benefactor = runtime.block_on(Benefactor::open(options))?;

@@ -348,6 +348,28 @@ impl ChunkStore {
         (right, damaged)
     }
 
+    /// Reads a chunk from the disk and compares its digest. Returns the length of its frame and whether it is
+    /// intact; a damaged one is removed from the index. None if it is gone, or in the object store.
+    pub(super) fn check(&self, digest: &Digest) -> Option<(u64, bool)> {
+        let slot = {
+            let state = self.state();
+            let slot = *state.index.get(digest)?;
+            state.segments.get(&slot.segment)?.file.as_ref()?;
+            slot
+        };
+        let right = match self.get(digest).map(|frame| open_frame(digest, &frame)) {
+            Ok(Ok(_)) => true,
+            // Deleted, or moved to the object store.
+            Err(ChunkError::Missing { .. } | ChunkError::Tier(_)) => return None,
+            Ok(Err(_)) => {
+                self.remove_if(digest, |now| now.offset == slot.offset && now.segment == slot.segment);
+                false
+            }
+            Err(_) => false,
+        };
+        Some((slot.length.into(), right))
+    }
+
     /// At most `most` chunks from a digest on, in order, with the seconds since each was last put.
     pub fn list(&self, from: &Digest, most: usize) -> Vec<(Digest, u32)> {
         let now = Instant::now();

@@ -9,6 +9,7 @@
 use super::{
     BenefactorService, ChunkStore, pool_id_file,
     process::{BenefactorError, BenefactorOptions, Result},
+    scrub_reports,
 };
 use crate::{
     connections::ConnectionCache,
@@ -95,6 +96,7 @@ impl ManagerReporter {
             left = self.send_heartbeats(leave, asked, reported) => left,
             () = self.maintain(chores) => Ok(()),
             never = self.report_to_all() => never,
+            () = scrub_reports::run(&self) => Ok(()),
         }
     }
 
@@ -208,7 +210,7 @@ impl ManagerReporter {
     }
 
     /// Connects to the first manager that can be reached.
-    async fn manager(&self) -> Option<Connection> {
+    pub(super) async fn manager(&self) -> Option<Connection> {
         for manager in &self.options.managers {
             match self.managers.connect(&manager.address, manager.key).await {
                 Ok(connection) => return Some(connection),

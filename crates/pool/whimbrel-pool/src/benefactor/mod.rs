@@ -10,6 +10,8 @@ mod pool_id_file;
 mod process;
 mod readahead;
 mod remote_segments;
+mod scrub;
+mod scrub_reports;
 mod segment;
 mod service;
 
@@ -18,6 +20,7 @@ pub use chunk_store::{ChunkStore, Usage};
 pub use error::ChunkError;
 pub use process::{Benefactor, BenefactorError, BenefactorOptions};
 pub use remote_segments::ObjectTier;
+pub use scrub::{Scrub, ScrubOptions};
 pub(crate) use segment::check_frame;
 pub use segment::{FrameFault, open_frame};
 pub use service::BenefactorService;

@@ -1,7 +1,7 @@
 //! The benefactor process: its folder, socket and trust list. `manager_reports` has its calls to the manager.
 
 use super::{
-    BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, TierOptions, TierOwner,
+    BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, ScrubOptions, TierOptions, TierOwner,
     manager_reports::{HeartbeatService, ManagerReporter},
     pool_id_file,
 };
@@ -40,6 +40,8 @@ pub struct BenefactorOptions {
     pub managers: Vec<ManagerAddress>,
     /// Time between inventories.
     pub inventory_every: Duration,
+    /// Pace at which all chunks are read and checked.
+    pub scrub: ScrubOptions,
     /// Object tier for full segments, if they are not only on the disk.
     pub tier: Option<TierOptions>,
 }

@@ -10,8 +10,8 @@ use crate::{
     policy::Policy,
     protocol::{
         BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, HoldPin, List,
-        ListPins, Lookup, MakeNode, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus, Purge,
-        Purged, ReleasePin, Remove, Rename, SetPolicy, VersionInfo, Versions,
+        ListPins, ListScrubs, Lookup, MakeNode, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus,
+        Purge, Purged, ReleasePin, Remove, Rename, ScrubReport, SetPolicy, VersionInfo, Versions,
     },
 };
 use bytes::Bytes;
@@ -244,6 +244,8 @@ calls! {
     set_policy(folder: NodeId, policy: Option<Policy>) -> () = SetPolicy[&(folder, policy)];
     /// Starts or cancels draining of the benefactor with this name.
     drain(benefactor: &str, leave: bool) -> () = Drain[&(benefactor.to_owned(), leave)];
+    /// The last reports of scrubs, by name of the benefactor.
+    scrubs() -> Vec<(String, ScrubReport)> = ListScrubs[&()];
     /// Reads the status of the pool.
     status() -> PoolStatus = crate::protocol::GetStatus[&()];
 }

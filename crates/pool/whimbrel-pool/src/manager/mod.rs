@@ -13,6 +13,7 @@ mod pins;
 mod placement;
 mod process;
 mod roles;
+mod scrubs;
 mod service;
 
 pub use maintenance::MaintenanceReport;

@@ -165,6 +165,7 @@ impl ManagerService {
             admissions: Default::default(),
             refusals: Default::default(),
             leads: Default::default(),
+            scrubs: Default::default(),
             repaired: Default::default(),
             lost: Default::default(),
             repair_rate: Default::default(),

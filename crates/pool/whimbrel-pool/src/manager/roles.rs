@@ -4,7 +4,7 @@
 //! A key without a line was admitted without a role and may send all requests. A file that cannot be read
 //! lets nobody in.
 
-use crate::protocol::{Drain, FindGarbage, Heartbeat, Purge, ReleasePin};
+use crate::protocol::{Drain, FindGarbage, Heartbeat, Purge, ReleasePin, ReportDamage, ReportScrub};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
@@ -57,7 +57,10 @@ impl FromStr for PoolRole {
 impl PoolRole {
     /// Whether a member with this role may send `request`.
     fn may(self, request: &Request) -> bool {
-        let is_report = matches!(request.kind, Heartbeat::KIND | FindGarbage::KIND);
+        let is_report = matches!(
+            request.kind,
+            Heartbeat::KIND | FindGarbage::KIND | ReportScrub::KIND | ReportDamage::KIND
+        );
         let is_for_admins = match request.kind {
             Drain::KIND => true,
             // The flags: only list what would be removed, and a pin of anybody.

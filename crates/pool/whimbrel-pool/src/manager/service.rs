@@ -54,6 +54,8 @@ pub(super) struct Shared {
     pub(super) refusals: Mutex<HashMap<BenefactorId, Instant>>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
+    /// Last reports of scrubs, by the keys of benefactors.
+    pub(super) scrubs: Mutex<HashMap<PublicKey, ScrubReport>>,
     pub(super) repaired: AtomicU64,
     /// Chunks without a reachable copy, at the last round of repair.
     pub(super) lost: AtomicU64,
@@ -295,6 +297,9 @@ impl ManagerService {
         match request.kind {
             Heartbeat::KIND => self.register(identity, request).await,
             FindGarbage::KIND => self.find_garbage(identity, request).await,
+            ReportScrub::KIND => self.report_scrub(identity, request).await,
+            ReportDamage::KIND => self.report_damage(identity, request).await,
+            ListScrubs::KIND => self.list_scrubs().await,
             ReserveSpace::KIND => self.reserve(identity, request).await,
             FindChunks::KIND => self.find_chunks(request).await,
             FindReusable::KIND => self.find_reusable(request).await,

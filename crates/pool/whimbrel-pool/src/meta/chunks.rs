@@ -217,6 +217,37 @@ impl Meta {
         self.finish(tx).await
     }
 
+    /// Removes copies that their benefactor found damaged from the places, and counts a fault for each.
+    pub(crate) async fn record_damage(
+        &self,
+        benefactor: BenefactorId,
+        damaged: &[Digest],
+        now: i64,
+    ) -> Result<()> {
+        let mut tx = self.write.begin().await?;
+        let mut chunks = Vec::new();
+        for digest in damaged {
+            let found = query(
+                "DELETE FROM place WHERE benefactor = $2 AND chunk IN (SELECT id FROM chunk WHERE digest = $1)
+                 RETURNING chunk",
+            )
+            .bind(digest.0.to_vec())
+            .bind(i64::from(benefactor))
+            .fetch_optional(&mut tx)
+            .await?;
+            if let Some(row) = found {
+                chunks.push(unsigned(row.try_get(0)?));
+            }
+        }
+        query("UPDATE benefactor SET faults = faults + $2 WHERE id = $1")
+            .bind(i64::from(benefactor))
+            .bind(chunks.len() as i64)
+            .execute(&mut tx)
+            .await?;
+        queue(&mut tx, &chunks, now).await?;
+        self.finish(tx).await
+    }
+
     /// Decides which of the listed chunks can be deleted, and removes counted copies that the list lacks.
     pub(crate) async fn collect_garbage(
         &self,

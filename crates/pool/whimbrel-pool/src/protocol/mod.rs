@@ -372,6 +372,25 @@ pub struct PinHolder {
     pub left: u64,
 }
 
+/// Progress of a benefactor that reads and checks its chunks. Times are ages in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// Age of the start of this round.
+    pub age: u64,
+    /// Bytes checked in this round.
+    pub bytes: u64,
+    /// Bytes that the benefactor has.
+    pub of: u64,
+    /// Damaged copies found in this round.
+    pub damaged: u64,
+    /// Age of the end of the last complete round; none before the first.
+    pub ended: Option<u64>,
+    /// Damaged copies found in the last complete round.
+    pub last_damaged: u64,
+    /// Whether a round at the set rate takes longer than the set time.
+    pub late: bool,
+}
+
 /// Header of a list with all chunks that a benefactor has in a range of digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -398,6 +417,10 @@ call!(/// Benefactor to manager: registers, renews the registration and reports 
     Heartbeat = 0x00, BenefactorStatus => Registered);
 call!(/// Benefactor to manager: which chunks can be deleted. Payload: [`put_aged`]; answer: a bit each.
     FindGarbage = 0x01, Inventory => ());
+call!(/// Benefactor to manager: tells how far it has checked its chunks.
+    ReportScrub = 0x08, ScrubReport => ());
+call!(/// Benefactor to manager: lists damaged chunks that it has removed. Payload: digests, at most [`MAX_BATCH`].
+    ReportDamage = 0x09, () => ());
 call!(/// Client to manager: reserves space and gets the stripe.
     ReserveSpace = 0x02, Reserve => Reserved);
 call!(/// Client to manager: finds stored chunks. Header: session and number of copies that must be reachable.
@@ -456,6 +479,9 @@ call!(/// Removes such a pin; with the flag also one that another host holds und
     ReleasePin = 0x23, (u64, String, bool) => ());
 call!(/// Lists all pins, or with the flag only those of the caller. Payload: postcard.
     ListPins = 0x24, bool => ());
+
+call!(/// Reads the last reports of scrubs, by name of the benefactor.
+    ListScrubs = 0x25, () => Vec<(String, ScrubReport)>);
 
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());

@@ -9,5 +9,6 @@ mod places;
 mod pool;
 mod posix;
 mod postgres;
+mod scrub;
 mod seals;
 mod tier;

@@ -2,9 +2,10 @@
 
 use whimbrel_pool::protocol::{
     Change, CommitFile, CopyChunks, Drain, DropVersion, EndSession, FindChunks, FindGarbage, FindReusable,
-    FlushChunks, GetChunk, GetNode, GetPolicy, GetStatus, Heartbeat, HoldPin, List, ListPins, Locate, Lookup,
-    MakeNode, Node, PROTOCOL, Pin, PinInfo, Purge, Purged, PutChunks, ReadMap, RegisterChunks, ReleasePin,
-    Remove, Rename, ReportFault, RequestHeartbeat, ReserveSpace, SetPolicy, VersionInfo, Versions,
+    FlushChunks, GetChunk, GetNode, GetPolicy, GetStatus, Heartbeat, HoldPin, List, ListPins, ListScrubs,
+    Locate, Lookup, MakeNode, Node, PROTOCOL, Pin, PinInfo, Purge, Purged, PutChunks, ReadMap,
+    RegisterChunks, ReleasePin, Remove, Rename, ReportDamage, ReportFault, ReportScrub, RequestHeartbeat,
+    ReserveSpace, SetPolicy, VersionInfo, Versions,
 };
 use whimbrel_wire::golden::{call, check, sample};
 
@@ -40,6 +41,9 @@ fn messages_keep_their_bytes_as_long_as_their_version_stays() {
         ("HoldPin", call::<HoldPin>()),
         ("ReleasePin", call::<ReleasePin>()),
         ("ListPins", call::<ListPins>()),
+        ("ReportScrub", call::<ReportScrub>()),
+        ("ReportDamage", call::<ReportDamage>()),
+        ("ListScrubs", call::<ListScrubs>()),
         ("PutChunks", call::<PutChunks>()),
         ("GetChunk", call::<GetChunk>()),
         ("FlushChunks", call::<FlushChunks>()),

@@ -22,6 +22,14 @@ struct Server {
     url: String,
 }
 
+impl Server {
+    /// Result of a statement.
+    fn ask(&self, text: &str) -> String {
+        let asked = Command::new(find("psql")).args(["-At", &self.url, "-c", text]).output().unwrap();
+        String::from_utf8(asked.stdout).unwrap().trim().to_owned()
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // SIGINT is its fast shutdown.
@@ -108,6 +116,11 @@ fn one_of_two_managers_does_the_chores_and_the_other_when_it_is_killed_or_cut_of
         cluster.start_benefactor(number);
     }
     cluster.wait_online(3);
+    // A session other than that of the lock has asked for it in vain.
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock%' AND state = 'idle' \
+                 AND pid NOT IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 7751013)";
+    until("the second waits for the lock", || server.ask(waits) == "1");
+    assert!(first.leads() && !second.leads());
     let policy = |copies| Some(Policy { copies, ..Policy::default() });
     cluster.pool.block(cluster.pool.set_policy(1, policy(1))).unwrap();
     let data = noise(3, 2_000_000);
@@ -129,8 +142,7 @@ fn one_of_two_managers_does_the_chores_and_the_other_when_it_is_killed_or_cut_of
     // The session that holds the lock ends, as if the host of its manager were gone.
     let cut =
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7751013";
-    let cut = Command::new(find("psql")).args([&server.url, "-c", cut]).stdout(Stdio::null()).status();
-    assert!(cut.unwrap().success());
+    assert_eq!(server.ask(cut), "t");
     until("one of them does the chores again", || first.leads() != second.leads());
     assert!(cluster.read("state") == data);
 }

@@ -16,8 +16,9 @@ use whimbrel_core::ByteSize;
 use whimbrel_pool::{
     chunk::Chunking,
     policy::{Policy, Safety},
-    protocol::{PoolStatus, Purged, VersionInfo},
+    protocol::{PoolStatus, Purged, ScrubReport, VersionInfo},
 };
+use whimbrel_wire::Code;
 
 /// Show benefactors, space, missing copies and the gain of deduplication
 #[derive(Debug, clap::Args)]
@@ -139,14 +140,48 @@ impl Status {
     pub(super) fn run(self, context: &Context, runtime: &Runtime) -> Result<(), CliError> {
         let pool = self.member.pool(runtime)?;
         let status = pool.block(pool.status()).map_err(CliError::Pool)?;
+        let scrubs = match pool.block(pool.scrubs()) {
+            // A manager of an earlier version.
+            Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => Vec::new(),
+            scrubs => scrubs.map_err(CliError::Pool)?,
+        };
+        let scrubs = scrubs.into_iter().map(|(benefactor, scrub)| BenefactorScrub { benefactor, scrub });
+        let shown = Shown { status, scrubs: scrubs.collect() };
         if self.metrics {
-            return output::write(metrics(&status).as_bytes());
+            return output::write(metrics(&shown).as_bytes());
         }
-        context.output.result(&status, for_people)
+        context.output.result(&shown, for_people)
     }
 }
 
-fn for_people(status: &PoolStatus) -> String {
+/// The status of a pool, with what its benefactors say of their scrubs.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: PoolStatus,
+    scrubs: Vec<BenefactorScrub>,
+}
+
+#[derive(Debug, Serialize)]
+struct BenefactorScrub {
+    benefactor: String,
+    #[serde(flatten)]
+    scrub: ScrubReport,
+}
+
+fn scrubbed(scrub: &ScrubReport) -> [String; 3] {
+    let part = (u128::from(scrub.bytes) * 100 / u128::from(scrub.of.max(1))).min(100);
+    let ended = scrub.ended.map(|age| format!("{} ago", span(Duration::from_secs(age))));
+    let late = if scrub.late { ", rate too low for the interval" } else { "" };
+    [
+        format!("{part} %{late}"),
+        ended.unwrap_or_else(|| "-".to_owned()),
+        scrub.damaged.max(scrub.last_damaged).to_string(),
+    ]
+}
+
+fn for_people(shown: &Shown) -> String {
+    let status = &shown.status;
     let saved = match status.unique {
         0 => "-".to_owned(),
         unique => format!("{:.1} times", status.logical as f64 / unique as f64),
@@ -179,12 +214,21 @@ fn for_people(status: &PoolStatus) -> String {
         ]
     });
     let header = ["BENEFACTOR", "STATE", "USED", "FREE", "CHUNKS", "FAULTS", "ADDRESS"];
-    format!("{about}\n{}", table(header, rows, "no benefactors"))
+    let members = table(header, rows, "no benefactors");
+    if shown.scrubs.is_empty() {
+        return format!("{about}\n{members}");
+    }
+    let scrubs = shown.scrubs.iter().map(|of| {
+        let [part, ended, damaged] = scrubbed(&of.scrub);
+        [of.benefactor.clone(), part, ended, damaged]
+    });
+    let scrubs = table(["SCRUB OF", "CHECKED", "LAST ROUND", "DAMAGED"], scrubs, "no scrubs");
+    format!("{about}\n{members}\n{scrubs}")
 }
 
 /// Formats the status for Prometheus: units at the end of names, benefactors as labels.
-fn metrics(status: &PoolStatus) -> String {
-    let mut out = String::new();
+fn metrics(shown: &Shown) -> String {
+    let (status, mut out) = (&shown.status, String::new());
     for (name, value) in [
         ("files", status.files),
         ("versions", status.versions),
@@ -208,6 +252,15 @@ fn metrics(status: &PoolStatus) -> String {
         ];
         for (name, value) in values {
             out += &format!("whimbrel_pool_benefactor_{name}{{benefactor={:?}}} {value}\n", benefactor.name);
+        }
+    }
+    for BenefactorScrub { benefactor, scrub } in &shown.scrubs {
+        let values = [
+            ("scrub_checked_bytes", scrub.bytes),
+            ("scrub_damaged_chunks", scrub.damaged.max(scrub.last_damaged)),
+        ];
+        for (name, value) in values {
+            out += &format!("whimbrel_pool_benefactor_{name}{{benefactor={benefactor:?}}} {value}\n");
         }
     }
     out

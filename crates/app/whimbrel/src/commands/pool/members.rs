@@ -11,7 +11,7 @@ use tokio::{
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_pool::{
     ManagerAddress,
-    benefactor::{self, BenefactorOptions, TierOptions, TierUrl},
+    benefactor::{self, BenefactorOptions, ScrubOptions, TierOptions, TierUrl},
     client,
     manager::{self, ManagerOptions, PoolRole, PoolRoles},
 };
@@ -74,6 +74,12 @@ pub(super) struct Benefactor {
     /// Time between two queries to the manager for chunks to delete
     #[arg(long, alias = "inventory", value_name = "DURATION", default_value = "300s")]
     inventory_interval: DurationArg,
+    /// Time in which every chunk on the disk is read and checked once
+    #[arg(long, value_name = "DURATION", default_value = "7d")]
+    scrub_interval: DurationArg,
+    /// Most bytes a second that these checks read; 0 switches them off
+    #[arg(long, value_name = "SIZE", default_value = "20M")]
+    scrub_rate: ByteSize,
     /// Object store for chunks; the disk has only new ones. Credentials come from AWS_ACCESS_KEY_ID and the
     /// like
     #[arg(long, value_name = "s3://BUCKET/PREFIX[?endpoint=URL]")]
@@ -171,6 +177,7 @@ impl Benefactor {
             advertise: self.advertise,
             managers: self.managers,
             inventory_every: self.inventory_interval.0,
+            scrub: ScrubOptions { every: self.scrub_interval.0, rate: self.scrub_rate.0 },
             tier,
         };
         let benefactor = benefactor::Benefactor::open(options).await.map_err(failed)?;

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::watch, task::JoinHandle};
 use whimbrel_pool::{
     ManagerAddress,
-    benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore, TierOptions},
+    benefactor::{Benefactor, BenefactorError, BenefactorOptions, ChunkStore, ScrubOptions, TierOptions},
     client::{Pool, PoolOptions, Secret, WriteFile, WriteOptions},
     connections::TlsDialer,
     manager::{Manager, ManagerError, ManagerOptions, ManagerService},
@@ -33,6 +33,8 @@ pub(crate) struct Cluster {
     pub(crate) benefactors: Vec<Member>,
     pub(crate) pool: Pool,
     pub(crate) tweak: Box<dyn Fn(&mut ManagerOptions)>,
+    /// Pace of the scrubs of benefactors that are started.
+    pub(crate) scrub: ScrubOptions,
     /// Managers that benefactors know beside the first.
     pub(crate) other_managers: Vec<ManagerAddress>,
 }
@@ -90,6 +92,7 @@ impl Cluster {
         };
         let pool = Pool::new(options, dialer, runtime.handle().clone());
         let (tweak, other_managers, benefactor_list) = (Box::new(tweak), Vec::new(), Vec::new());
+        let scrub = ScrubOptions::default();
         let mut cluster = Self {
             runtime,
             dir,
@@ -99,6 +102,7 @@ impl Cluster {
             pool,
             tweak,
             other_managers,
+            scrub,
         };
         cluster.start_manager();
         for _ in 0..benefactors {
@@ -160,6 +164,7 @@ impl Cluster {
             advertise: None,
             managers: std::iter::once(&self.address).chain(&self.other_managers).cloned().collect(),
             inventory_every: Duration::from_millis(300),
+            scrub: self.scrub,
             tier: member.tier.clone(),
         };
         let mut opened = None;

@@ -1,0 +1,235 @@
+//! Scrub: reading and checking all chunks of a benefactor again and again, slowly.
+//!
+//! A round reads every chunk on the disk once, in the order of digests, within a set time. Each second it
+//! reads as many bytes as are needed for that, up to a set rate, so it waits by counting bytes and not by
+//! measuring reads. A damaged chunk leaves the index and is reported to the manager, which has another copy
+//! made. Chunks in an object store are left out: they are
+//! checked when they are read. Position and counts outlive a restart (`docs/formats/pool.md`).
+
+use super::{ChunkStore, segment::RECORD};
+use crate::protocol::{ScrubReport, next_digest};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+use whimbrel_core::Digest;
+use whimbrel_wire::atomic_file;
+
+const NAME: &str = "scrub";
+/// Chunks listed at once.
+const LISTED: usize = 256;
+
+/// Pace of a scrub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScrubOptions {
+    /// Time in which every chunk is to be read.
+    pub every: Duration,
+    /// Most bytes read a second; 0 reads nothing.
+    pub rate: u64,
+}
+
+impl Default for ScrubOptions {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(7 * 86_400), rate: 20 << 20 }
+    }
+}
+
+/// Progress of a scrub, as stored in the file. Times are seconds since 1970 by the wall clock.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Progress {
+    next: String,
+    started: u64,
+    bytes: u64,
+    damaged: u64,
+    ended: u64,
+    last_damaged: u64,
+}
+
+/// A scrub of one chunk store.
+#[derive(Debug)]
+pub struct Scrub {
+    path: PathBuf,
+    options: ScrubOptions,
+    progress: Progress,
+    next: Digest,
+    /// Bytes that may be read now; negative after a chunk that was longer.
+    allowed: i64,
+}
+
+fn wall_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl Scrub {
+    /// Continues the scrub of the benefactor with the folder `data`. A file that cannot be read starts a round.
+    pub fn open(data: &Path, options: ScrubOptions) -> Self {
+        let path = data.join(NAME);
+        let stored = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Progress>(&bytes).ok());
+        let mut progress = stored.unwrap_or_default();
+        let next = progress.next.parse().unwrap_or(Digest([0; 32]));
+        if progress.started == 0 {
+            progress.started = wall_clock();
+        }
+        Self { path, options, progress, next, allowed: 0 }
+    }
+
+    /// Bytes a second that read `used` bytes in the set time, up to the set rate.
+    fn rate(&self, used: u64) -> u64 {
+        used.div_ceil(self.options.every.as_secs().max(1)).min(self.options.rate)
+    }
+
+    /// Reads what is due in one second, and returns the damaged chunks; blocks. After the last chunk, the next
+    /// round starts when its time has come.
+    pub fn tick(&mut self, store: &ChunkStore) -> Vec<Digest> {
+        let now = wall_clock();
+        let is_over = self.progress.ended >= self.progress.started;
+        // A clock that was set back must not end the scrubs.
+        let waits = now.abs_diff(self.progress.started) < self.options.every.as_secs();
+        if self.options.rate == 0 || (is_over && waits) {
+            return Vec::new();
+        }
+        if is_over {
+            let Progress { ended, last_damaged, .. } = self.progress;
+            self.progress =
+                Progress { started: now.max(ended + 1), ended, last_damaged, ..Progress::default() };
+        }
+        self.allowed += self.rate(store.usage().used).max(1) as i64;
+        let mut damaged = Vec::new();
+        while self.allowed > 0 && self.step(store, &mut damaged) {}
+        damaged
+    }
+
+    /// Checks the next chunks as far as allowed; false at the end of the round.
+    fn step(&mut self, store: &ChunkStore, damaged: &mut Vec<Digest>) -> bool {
+        let listed = store.list(&self.next, LISTED);
+        for (digest, _) in &listed {
+            if self.allowed <= 0 {
+                return false;
+            }
+            if let Some((bytes, right)) = store.check(digest) {
+                let bytes = bytes + RECORD as u64;
+                self.allowed -= bytes as i64;
+                self.progress.bytes += bytes;
+                if !right {
+                    tracing::warn!(chunk = %digest, "a damaged copy was found; another is made");
+                    self.progress.damaged += 1;
+                    damaged.push(*digest);
+                }
+            }
+            match next_digest(*digest) {
+                Some(next) => self.next = next,
+                None => return self.end_round(),
+            }
+        }
+        if listed.len() < LISTED { self.end_round() } else { true }
+    }
+
+    fn end_round(&mut self) -> bool {
+        (self.next, self.allowed) = (Digest([0; 32]), 0);
+        self.progress.ended = wall_clock().max(self.progress.started);
+        self.progress.last_damaged = self.progress.damaged;
+        false
+    }
+
+    /// Stores the progress.
+    pub fn save(&mut self) -> io::Result<()> {
+        self.progress.next = self.next.to_string();
+        atomic_file::replace(&self.path, &serde_json::to_vec(&self.progress)?)
+    }
+
+    /// Progress for the status of the pool, for a store that has `used` bytes.
+    pub fn report(&self, used: u64) -> ScrubReport {
+        let Progress { started, bytes, damaged, ended, last_damaged, .. } = self.progress;
+        let now = wall_clock();
+        ScrubReport {
+            age: now.saturating_sub(started),
+            bytes,
+            of: used,
+            damaged,
+            ended: (ended > 0).then(|| now.saturating_sub(ended)),
+            last_damaged,
+            late: used / self.options.rate.max(1) > self.options.every.as_secs(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use whimbrel_image::pack_frame::{Encoder, Kind};
+
+    const LENGTH: usize = 10_000;
+
+    fn store(dir: &Path, chunks: u64) -> ChunkStore {
+        let store = ChunkStore::open(&dir.join("chunks"), 1 << 30, 0).unwrap();
+        let mut state = 1_u64;
+        for _ in 0..chunks {
+            let mut next = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 40) as u8
+            };
+            let raw: Vec<u8> = (0..LENGTH).map(|_| next()).collect();
+            let frame = Encoder::new(1).encode(Kind::Blob, &raw, &[raw.len()]).unwrap();
+            store.put(&[(Digest::of(&raw), Bytes::from(frame))]).unwrap();
+        }
+        store
+    }
+
+    #[test]
+    fn a_round_reads_each_chunk_once_at_the_set_rate_and_continues_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), 300);
+        let used = store.usage().used;
+        let options = ScrubOptions { every: Duration::from_secs(3600), rate: 3 * LENGTH as u64 };
+        let paced = Scrub::open(dir.path(), options);
+        assert_eq!(paced.rate(used), used.div_ceil(3600), "no faster than the set time needs");
+        let fast = ScrubOptions { every: Duration::from_secs(20), ..options };
+        let (mut scrub, mut ticks) = (Scrub::open(dir.path(), fast), 0);
+        let mut read = 0;
+        while scrub.progress.ended == 0 {
+            assert_eq!(scrub.tick(&store), []);
+            ticks += 1;
+            let bytes = scrub.progress.bytes;
+            // A chunk longer than what is left delays the next ones; a restart forgets that.
+            let longest = (LENGTH as u64 + 200) * (1 + ticks / 7);
+            assert!(bytes <= ticks * options.rate + longest, "{bytes} after {ticks} seconds");
+            assert!(bytes > read || scrub.progress.ended > 0, "it goes on");
+            read = bytes;
+            if ticks % 7 == 0 {
+                scrub.save().unwrap();
+                scrub = Scrub::open(dir.path(), fast);
+            }
+        }
+        assert_eq!(scrub.progress.bytes, used, "each chunk once");
+        assert!(
+            scrub.tick(&store).is_empty() && scrub.progress.bytes == used,
+            "the next round has its own time"
+        );
+        assert!(scrub.report(used).late, "the set rate is too low for the set time");
+    }
+
+    #[test]
+    fn a_round_starts_when_the_time_of_the_last_is_over_and_a_rate_of_nothing_reads_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), 3);
+        let options = ScrubOptions { every: Duration::ZERO, rate: 1 << 30 };
+        let mut scrub = Scrub::open(dir.path(), options);
+        for _ in 0..3 {
+            scrub.tick(&store);
+            assert_eq!(scrub.progress.bytes, store.usage().used);
+            assert!(scrub.progress.ended >= scrub.progress.started);
+        }
+        let other = tempfile::tempdir().unwrap();
+        let mut off = Scrub::open(other.path(), ScrubOptions { rate: 0, ..options });
+        off.tick(&store);
+        assert_eq!(off.progress.bytes, 0);
+        fs::write(other.path().join(NAME), "not a scrub").unwrap();
+        let mut fresh = Scrub::open(other.path(), options);
+        fresh.tick(&store);
+        assert_eq!(fresh.progress.bytes, store.usage().used, "a damaged file starts a round");
+    }
+}
