@@ -105,6 +105,7 @@ use HttpMethod::{Delete, Get, Post, Put};
 const ENDPOINTS: &[Endpoint] = &[
     (Get, HOST, "host", None, Reply::One("HostInfo"), "The host"),
     (Get, OPENAPI, "openapi", None, Reply::Document, "This document"),
+    (Get, METRICS, "metrics", None, Reply::Text, "Figures of the host and its machines, in the text format of Prometheus"),
     (Get, MACHINES, "machines", None, Reply::Many("MachineInfo"), "All machines"),
     (Post, MACHINES, "run", Some("RunRequest"), Reply::One("MachineInfo"), "Create a machine and start it"),
     (Get, MACHINE, "machine", None, Reply::One("MachineInfo"), "One machine"),

@@ -70,6 +70,8 @@ paths! {
     OPERATIONS = "/v1/operations";
     OPERATION = "/v1/operations/{id}";
     OPERATION_EVENTS = "/v1/operations/{id}/events";
+    // Without a version: Prometheus asks there unless it is told otherwise.
+    METRICS = "/metrics";
     OPENAPI = "/v1/openapi.json";
 }
 

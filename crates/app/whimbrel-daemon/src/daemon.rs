@@ -18,7 +18,10 @@ use crate::{
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
     running::{RunningMachine, cloud_init},
-    server::peer_rpc::{PeerConnections, TransferState},
+    server::{
+        metrics::StoreSample,
+        peer_rpc::{PeerConnections, TransferState},
+    },
     transfer::{hash_cache::HashCacheService, pool::Pools, upload::UploadService},
 };
 use std::{
@@ -69,6 +72,7 @@ pub(crate) struct Daemon {
     pub(crate) protections: Protections,
     pub(crate) networks: ManagedNetworks,
     pub(crate) images: ImageSources,
+    pub(crate) store_sample: StoreSample,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
     incoming: std::sync::OnceLock<IncomingMigrations>,
@@ -121,6 +125,7 @@ impl Daemon {
             protections: protecting,
             networks,
             images,
+            store_sample: StoreSample::default(),
             unfiltered,
             incoming: std::sync::OnceLock::new(),
         });

@@ -7,7 +7,7 @@ use crate::{
     server::{
         access::Access,
         listen::{self, Api},
-        peer_rpc,
+        metrics, peer_rpc,
     },
 };
 use std::{
@@ -45,6 +45,8 @@ pub struct DaemonOptions {
     pub remote_api: Option<RemoteApi>,
     /// Groups of this host and their roles on the socket.
     pub api_groups: Vec<(String, Role)>,
+    /// Address at which anybody may read the metrics, without TLS or a token; none has them in the API only.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Settings of the HTTP API over TLS.
@@ -99,6 +101,15 @@ fn lock(layout: &Directories) -> Result<File, DaemonError> {
 async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonError> {
     let access = Access::open(&host.directories, options.api_groups.clone())?;
     let socket = listen::bind_socket(&options.socket, access.has_groups()).await?;
+    if let Some(address) = options.metrics {
+        let listener = listen::bind_tcp(address).await?;
+        let (host, access) = (host.clone(), access.clone());
+        host.clone().runtime.spawn(whimbrel_metrics::serve(listener, move || {
+            let (host, access) = (host.clone(), access.clone());
+            let page = tokio::task::spawn_blocking(move || metrics::page(&host, &access));
+            async { page.await.unwrap_or_default() }
+        }));
+    }
     let api = Api::new(host.clone(), access);
     if let Some(address) = options.listen {
         peer_rpc::serve(host.clone(), listen::bind_tcp(address).await?);

@@ -36,6 +36,8 @@ pub(crate) struct Settings {
     /// Certificate chain of the API and its key.
     pub(crate) api_cert: Option<PathBuf>,
     pub(crate) api_key: Option<PathBuf>,
+    /// Address of the metrics without a token.
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Groups of this computer and their roles.
     pub(crate) api_groups: Option<BTreeMap<String, Role>>,
 }
@@ -64,6 +66,7 @@ impl Settings {
             api_listen: self.api_listen.or(below.api_listen),
             api_cert: self.api_cert.or(below.api_cert),
             api_key: self.api_key.or(below.api_key),
+            metrics_listen: self.metrics_listen.or(below.metrics_listen),
             api_groups: self.api_groups.or(below.api_groups),
         }
     }

@@ -138,6 +138,11 @@ impl Store {
         Ok(Self { inner })
     }
 
+    /// Whether writes are refused since one failed.
+    pub fn is_latched(&self) -> bool {
+        self.inner.check_latch().is_err()
+    }
+
     /// Accepts writes again after a failed sync, if the disk works: does what opening the store does. Writers
     /// that were open when it failed stay failed.
     pub fn reopen(&self) -> Result<()> {

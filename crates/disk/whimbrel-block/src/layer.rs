@@ -7,13 +7,7 @@
 /// Methods of `Device` that forward to the device in field `$below`.
 macro_rules! all_but_writes {
     ($below:ident) => {
-        fn size(&self) -> u64 {
-            self.$below.size()
-        }
-
-        fn is_read_only(&self) -> bool {
-            self.$below.is_read_only()
-        }
+        $crate::layer::all_but_io!($below);
 
         fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), $crate::BlockError> {
             self.$below.read_at(offset, out)
@@ -21,6 +15,19 @@ macro_rules! all_but_writes {
 
         fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, $crate::BlockError> {
             self.$below.try_read_at(offset, out)
+        }
+    };
+}
+
+/// Methods that neither read nor write.
+macro_rules! all_but_io {
+    ($below:ident) => {
+        fn size(&self) -> u64 {
+            self.$below.size()
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.$below.is_read_only()
         }
 
         fn flush(&self) -> Result<(), $crate::BlockError> {
@@ -33,4 +40,4 @@ macro_rules! all_but_writes {
     };
 }
 
-pub(crate) use all_but_writes;
+pub(crate) use {all_but_io, all_but_writes};

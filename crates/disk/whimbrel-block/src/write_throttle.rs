@@ -4,7 +4,7 @@
 //! Reads, flushes and operations that free blocks are not limited. A change of the rate applies at once, also
 //! to a waiting write.
 
-use crate::{BlockError, Device, layer::all_but_writes};
+use crate::{BlockError, Device, layer::all_but_io};
 use std::{
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -20,6 +20,7 @@ const BURST: Duration = Duration::from_millis(50);
 /// Device whose writes can be throttled.
 pub struct WriteThrottle {
     inner: Arc<dyn Device>,
+    read: AtomicU64,
     written: AtomicU64,
     pace: Mutex<RateState>,
     changed: Condvar,
@@ -36,7 +37,7 @@ impl WriteThrottle {
     /// Wraps `inner` without a limit.
     pub fn new(inner: Arc<dyn Device>) -> Self {
         let pace = Mutex::new(RateState { rate: None, free_at: Instant::now() });
-        Self { inner, written: AtomicU64::new(0), pace, changed: Condvar::new() }
+        Self { inner, read: AtomicU64::new(0), written: AtomicU64::new(0), pace, changed: Condvar::new() }
     }
 
     /// Limits writes to `rate` bytes a second from now on; none removes the limit.
@@ -46,6 +47,11 @@ impl WriteThrottle {
             *pace = RateState { rate, free_at: Instant::now() };
             self.changed.notify_all();
         }
+    }
+
+    /// Bytes read so far.
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
     }
 
     /// Bytes written so far, delayed or not.
@@ -73,7 +79,19 @@ impl WriteThrottle {
 }
 
 impl Device for WriteThrottle {
-    all_but_writes!(inner);
+    all_but_io!(inner);
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
+        self.inner.read_at(offset, out)?;
+        self.read.fetch_add(out.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn try_read_at(&self, offset: u64, out: &mut [u8]) -> Result<bool, BlockError> {
+        let done = self.inner.try_read_at(offset, out)?;
+        self.read.fetch_add(if done { out.len() as u64 } else { 0 }, Ordering::Relaxed);
+        Ok(done)
+    }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {
         self.wait(data.len() as u64);
@@ -111,7 +129,7 @@ mod tests {
             let writer = scope.spawn(|| brake.write_at(4096, &[2; 4096]));
             let mut out = [0; 1];
             brake.read_at(0, &mut out).unwrap();
-            assert_eq!((out, brake.written()), ([1], 4096), "reads pass, the write waits");
+            assert_eq!((out, brake.read(), brake.written()), ([1], 1, 4096), "reads pass, the write waits");
             brake.set_rate(None);
             writer.join().unwrap().unwrap();
         });

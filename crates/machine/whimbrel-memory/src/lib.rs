@@ -33,5 +33,5 @@ pub use cpu_throttle::{CpuShare, Throttle};
 pub use error::AttachError;
 pub use guest_ram::GuestRam;
 pub use page_source::PageSource;
-pub use pager::{Pager, PagerEnd, PagerState, Prefetch, StartError};
+pub use pager::{PAGE_WAITS, Pager, PagerEnd, PagerState, Prefetch, StartError};
 pub use requirements::{Finding, Requirement, probe};

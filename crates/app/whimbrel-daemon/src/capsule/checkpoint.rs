@@ -205,6 +205,9 @@ impl Daemon {
                 } else {
                     captured.paused_at.elapsed()
                 };
+                if finish == AfterCapture::Unpause {
+                    self.counts.checkpointed(pause);
+                }
                 Ok(CaptureReport {
                     capsule,
                     pause_ms: if was_paused { 0.0 } else { pause.as_secs_f64() * 1e3 },

@@ -5,7 +5,7 @@
 
 use crate::core::error::DaemonError;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     ops::ControlFlow,
     sync::{
         Arc, Mutex,
@@ -18,6 +18,7 @@ use whimbrel_api::{
     ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, PostcopyInfo,
     Progress, RoundInfo, Unit,
 };
+use whimbrel_core::lock;
 
 /// Ended operations that are retained.
 const RETAINED_MAX: usize = 1000;
@@ -28,6 +29,18 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Operations {
     next: AtomicU64,
     table: Mutex<BTreeMap<OperationId, Arc<Entry>>>,
+    ended: Arc<EndedOperations>,
+}
+
+/// Numbers of operations that have ended, by kind and outcome. More end than are retained.
+type EndedOperations = Mutex<HashMap<(OperationKind, &'static str), u64>>;
+
+/// An operation under way.
+pub(crate) struct RunningOperation {
+    pub(crate) kind: OperationKind,
+    pub(crate) subject: String,
+    /// Pages that were left after its last round, if it has rounds.
+    pub(crate) left: Option<u64>,
 }
 
 struct Entry {
@@ -81,8 +94,12 @@ impl Operations {
             cancelled: AtomicBool::new(false),
         });
         self.retain(id, entry.clone());
-        let worker = entry.clone();
-        if let Err(source) = thread.name(format!("{kind}-{id}")).spawn(move || run(worker, id, work)) {
+        let (worker, ended) = (entry.clone(), self.ended.clone());
+        let run = move || {
+            let outcome = run(worker, id, work);
+            *lock(&ended).entry((kind, outcome)).or_default() += 1;
+        };
+        if let Err(source) = thread.name(format!("{kind}-{id}")).spawn(run) {
             first.state = OperationState::Failed { error: DaemonError::Thread { source }.to_api() };
             entry.snapshot.send_replace(first.clone());
         }
@@ -103,6 +120,27 @@ impl Operations {
     pub(crate) fn list(&self) -> Vec<Operation> {
         let table = self.table.lock().expect("no panic while held");
         table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
+    }
+
+    /// Those under way.
+    pub(crate) fn running(&self) -> Vec<RunningOperation> {
+        let table = self.table.lock().expect("no panic while held");
+        let running = |entry: &Arc<Entry>| {
+            let now = entry.snapshot.borrow();
+            (now.state == OperationState::Running).then(|| RunningOperation {
+                kind: now.kind,
+                subject: now.subject.clone(),
+                left: now.progress.rounds.last().map(|round| round.left),
+            })
+        };
+        table.values().filter_map(running).collect()
+    }
+
+    /// Numbers of those that have ended, by kind and outcome: `succeeded`, `cancelled` or `failed`.
+    pub(crate) fn ended(&self) -> Vec<((OperationKind, &'static str), u64)> {
+        let mut ended: Vec<_> = lock(&self.ended).iter().map(|(of, count)| (*of, *count)).collect();
+        ended.sort_by_key(|((kind, outcome), _)| (kind.to_string(), *outcome));
+        ended
     }
 
     pub(crate) fn watch(&self, id: OperationId) -> Result<watch::Receiver<Operation>, DaemonError> {
@@ -137,7 +175,7 @@ fn run(
     entry: Arc<Entry>,
     id: OperationId,
     work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError>,
-) {
+) -> &'static str {
     let now = Instant::now();
     let published = Mutex::new(Published { at: now, stage: String::new(), done: 0, stage_begun: now });
     let reporter = ProgressReporter { entry: entry.clone(), published, id };
@@ -153,7 +191,13 @@ fn run(
         }
         Err(_) => OperationState::Failed { error: DaemonError::Panicked.to_api() },
     };
+    let outcome = match &state {
+        OperationState::Succeeded { .. } => "succeeded",
+        OperationState::Cancelled { .. } => "cancelled",
+        _ => "failed",
+    };
     entry.snapshot.send_modify(|operation| operation.state = state);
+    outcome
 }
 
 impl ProgressReporter {
@@ -258,6 +302,13 @@ mod tests {
         assert!(matches!(wait(&operations, good), OperationState::Succeeded { .. }));
         assert!(matches!(wait(&operations, bad), OperationState::Cancelled { .. }));
         assert!(matches!(wait(&operations, worse), OperationState::Failed { .. }));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let counts = |of: &str| operations.ended().iter().find(|((_, end), _)| *end == of).map(|(_, n)| *n);
+        while ["succeeded", "cancelled", "failed"].map(counts) != [Some(1); 3] {
+            assert!(Instant::now() < deadline, "{:?}", operations.ended());
+            std::thread::yield_now();
+        }
+        assert!(operations.running().is_empty());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! State of the daemon that every service uses and that knows none of them.
 
-use crate::core::{directories::Directories, error::DaemonError, operations::Operations, refs};
+use crate::core::{
+    directories::Directories, error::DaemonError, event_counts::EventCounts, operations::Operations, refs,
+};
 use std::{
     net::SocketAddr,
     sync::{
@@ -25,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     operations: Operations,
+    /// Counts for metrics.
+    pub(crate) counts: EventCounts,
     /// Address for connections of other hosts.
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) started: Instant,
@@ -53,6 +57,7 @@ impl Core {
             trust: Arc::new(trust),
             runtime,
             operations: Operations::default(),
+            counts: EventCounts::default(),
             listen,
             started: Instant::now(),
             closing: AtomicBool::new(false),

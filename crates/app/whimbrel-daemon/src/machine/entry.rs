@@ -7,7 +7,7 @@
 use crate::{
     core::error::DaemonError,
     machine::record::{DiskBase, Phase, Record},
-    running::RunningMachine,
+    running::{RunningMachine, TrafficView},
 };
 use std::{
     ops::{Deref, DerefMut},
@@ -60,6 +60,7 @@ struct View {
     tunnel: Option<crate::network::tunnel::TunnelView>,
     observer: Option<DirtyObserver>,
     page_server: Option<Arc<PageServer>>,
+    traffic: TrafficView,
 }
 
 /// The machine lock. Dropping it updates the view, then releases the lock.
@@ -72,6 +73,7 @@ impl Machine {
     pub(crate) fn new(record: Record, live: Option<RunningMachine>) -> Self {
         let (info, needed) = (describe(&record, live.as_ref(), None), needed_capsule(&record));
         let (pager, console, tunnel, tap, giving) = views(live.as_ref());
+        let traffic = live.as_ref().map(RunningMachine::traffic).unwrap_or_default();
         Self {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
@@ -87,6 +89,7 @@ impl Machine {
                 tunnel,
                 observer: tap,
                 page_server: giving,
+                traffic,
             }),
         }
     }
@@ -206,6 +209,11 @@ impl Machine {
         lock(&self.view).observer.clone()
     }
 
+    /// Counters of its network ports and disks; none without a process.
+    pub(crate) fn traffic(&self) -> TrafficView {
+        lock(&self.view).traffic.clone()
+    }
+
     /// The last `bytes` bytes of its serial output.
     pub(crate) fn console_log(&self, bytes: u64) -> Result<String, DaemonError> {
         let console = lock(&self.view).console.clone();
@@ -240,8 +248,9 @@ impl MachineLock<'_> {
         let info = describe(&self.data.record, self.data.running.as_ref(), operation);
         let needed = needed_capsule(&self.data.record);
         let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
+        let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
         *lock(&self.machine.view) =
-            View { info, needed, pager, console, tunnel, observer: tap, page_server: giving };
+            View { info, needed, pager, console, tunnel, observer: tap, page_server: giving, traffic };
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod link;
 pub(crate) mod primary;
 pub(crate) mod records;
 pub(crate) mod requests;
+pub(crate) mod sample;
 pub(crate) mod settings;
 pub(crate) mod standby;
 pub(crate) mod takeover;

@@ -16,7 +16,11 @@ use crate::{
     },
     running::disk_alignment::content_id,
 };
-use std::{os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use std::{
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::{Arc, Weak},
+};
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
@@ -159,6 +163,11 @@ impl RunningDisk {
 
     pub(crate) fn device(&self) -> &Arc<TrackedDevice> {
         &self.tracked
+    }
+
+    /// Its name, and the layer that counts what the machine reads and writes.
+    pub(super) fn traffic(&self) -> (String, Weak<WriteThrottle>) {
+        (self.name.clone(), Arc::downgrade(&self.throttle))
     }
 
     pub(crate) fn throttle(&self) -> &WriteThrottle {

@@ -21,6 +21,7 @@ mod network_port;
 mod pausable;
 mod remote_disk;
 mod stored_images;
+mod traffic;
 
 pub(crate) use builder::{LaunchOptions, launch};
 pub(crate) use console::{ConsoleView, SerialStream};
@@ -31,6 +32,7 @@ use missing_pages::BackgroundFetch;
 pub(crate) use network_port::{NetworkPort, PortTarget};
 pub(crate) use pausable::PausableMachine;
 use remote_disk::{RemoteDisk, Stall};
+pub(crate) use traffic::TrafficView;
 
 use crate::{
     core::error::DaemonError,

@@ -121,7 +121,10 @@ impl Device for RemoteDisk {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), BlockError> {
         BlockError::check(offset, out.len() as u64, self.size())?;
         self.touch(offset, out.len() as u64);
-        self.wait(|| self.below.read_at(offset, out))
+        let begun = Instant::now();
+        self.wait(|| self.below.read_at(offset, out))?;
+        whimbrel_memory::PAGE_WAITS.observe_time(begun.elapsed());
+        Ok(())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), BlockError> {

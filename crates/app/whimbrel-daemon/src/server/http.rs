@@ -13,7 +13,7 @@ use crate::{
             gate::{self, Asker},
             objects::{Named, Subject},
         },
-        peer_rpc,
+        metrics, peer_rpc,
     },
 };
 use axum::{
@@ -89,6 +89,7 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Diff, diff)
         .call(Endpoint::Wire, wire)
         .call(Endpoint::Events, events)
+        .call(Endpoint::Metrics, metrics_page)
         .call(Endpoint::OpenApi, openapi);
     let router = calls.0.fallback(no_route).layer(DefaultBodyLimit::max(BODY_MAX));
     router.layer(from_fn_with_state(access, gate::admit)).with_state(host)
@@ -325,6 +326,12 @@ async fn no_route() -> Failure {
 
 async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], whimbrel_api::openapi_json()).into_response()
+}
+
+async fn metrics_page(State(host): Shared, asker: Asker) -> Result<Response, Failure> {
+    let page = move |host: &Arc<Daemon>| Ok(metrics::page(host, &asker.access));
+    let Json(text) = blocking(host, page).await?;
+    Ok(([(header::CONTENT_TYPE, whimbrel_metrics::CONTENT_TYPE)], text).into_response())
 }
 
 fn machines(host: &Arc<Daemon>) -> Result<Vec<MachineInfo>, DaemonError> {

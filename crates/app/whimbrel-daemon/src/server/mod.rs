@@ -3,4 +3,5 @@
 pub(crate) mod access;
 mod http;
 pub(crate) mod listen;
+pub(crate) mod metrics;
 pub(crate) mod peer_rpc;

@@ -28,6 +28,7 @@ Settings file (TOML); options on the command line override it:
   socket = \"/run/whimbrel/host.sock\"
   run_dir = \"/dev/shm/whimbrel-alpha\"
   api_listen = \"10.0.0.1:7443\"
+  metrics_listen = \"127.0.0.1:7480\"
   api_groups = { operators = \"operator\", adm = \"viewer\" }";
 
 /// Run the daemon of this host
@@ -65,6 +66,9 @@ pub(crate) struct Args {
     /// Group of this computer that may use the socket: viewer, operator or admin (may be repeated)
     #[arg(long, value_name = "GROUP=ROLE", value_parser = group)]
     api_group: Vec<(String, Role)>,
+    /// Address for Prometheus, without TLS or a token; /metrics is also in the API
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_listen: Option<SocketAddr>,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -90,6 +94,7 @@ impl Args {
             api_listen: self.api_listen,
             api_cert: self.api_cert,
             api_key: self.api_key,
+            metrics_listen: self.metrics_listen,
             api_groups: (!self.api_group.is_empty()).then(|| self.api_group.into_iter().collect()),
         };
         let settings = options.over(file);
@@ -104,6 +109,7 @@ impl Args {
             remote_api: settings.api_listen.map(|listen| RemoteApi { listen, certificate }),
             api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
+            metrics: settings.metrics_listen,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
             unfiltered: settings.unfiltered.unwrap_or_default(),

@@ -71,8 +71,10 @@ impl Server {
         if self.shared.stopped() {
             return Ok(());
         }
+        let begun = Instant::now();
         match self.filler.fault(page) {
             Ok(()) => {
+                super::PAGE_WAITS.observe_time(begun.elapsed());
                 self.retry.succeeded();
                 self.count(page);
                 if self.retry.is_empty() {

@@ -39,9 +39,14 @@ use std::{
 };
 use whimbrel_core::{PageRun, PageSet, lock};
 use whimbrel_machine::PageError;
+use whimbrel_metrics::{Histogram, bounds};
 
 /// Time after the start in which faults count as touched, see [`Pager::touched`].
 const TOUCH_WINDOW: Duration = Duration::from_secs(10);
+
+/// Times for which the targets of this process waited for pages, since it started. One for all pagers, as
+/// only their sum is asked for.
+pub static PAGE_WAITS: Histogram = Histogram::new(bounds::PAUSE);
 
 /// Running pager, which stops when dropped.
 #[derive(Debug)]

@@ -97,6 +97,7 @@ impl Daemon {
                 paused,
                 ..
             } = outcome?;
+            host.counts.migrated(downtime_ms, wire_bytes);
             Ok(OperationResult::Migrate {
                 host: to,
                 downtime_ms,

@@ -536,6 +536,7 @@ impl Epochs<'_, '_> {
             volume: committed.volume,
         };
         *last_cut = cut_at;
+        host.counts.epoch(&stats);
         self.handle.committed(committed.epoch, self.sender.hash_bytes(), |all| {
             all.add(stats);
             all.resent_pages += committed.resent_pages;

@@ -38,6 +38,14 @@ struct Shared {
     witness_answers: Option<bool>,
 }
 
+/// Totals of a protection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EpochTotals {
+    pub(crate) epochs: u64,
+    pub(crate) late: u64,
+    pub(crate) sent_bytes: u64,
+}
+
 /// A command to the protection thread, with a channel for its answer.
 pub(in crate::protect) enum ProtectionCommand {
     /// End the protection; the machine stays here.
@@ -153,6 +161,22 @@ impl ProtectionHandle {
     /// Counts an epoch that started late.
     pub(in crate::protect) fn count_late(&self) {
         self.shared().stats.stretched += 1;
+    }
+
+    /// Numbers of epochs, of late ones among them, and of bytes sent, of all epochs so far.
+    pub(in crate::protect) fn totals(&self) -> EpochTotals {
+        let shared = self.shared();
+        EpochTotals {
+            epochs: shared.stats.epochs,
+            late: shared.stats.stretched,
+            sent_bytes: shared.stats.volume.sent,
+        }
+    }
+
+    /// State, time since the last commit, and whether the witness answers.
+    pub(in crate::protect) fn standing(&self) -> (ProtectState, Duration, Option<bool>) {
+        let shared = self.shared();
+        (shared.state.clone(), shared.committed_at.elapsed(), shared.witness_answers)
     }
 
     /// The information for users.

@@ -90,6 +90,7 @@ impl<'s> Takeover<'s> {
         standby.host.protections.remove_standby(standby.id);
         match &run {
             Ok(()) => {
+                standby.host.counts.took_over();
                 let (loaded_ms, total_ms) = (self.loaded_ms, self.begun.elapsed().as_secs_f64() * 1e3);
                 tracing::warn!(machine = %standby.name, from = %standby.primary, why, loaded_ms, total_ms, "took a machine over");
                 standby.protect_next();

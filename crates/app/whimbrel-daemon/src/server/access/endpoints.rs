@@ -75,6 +75,8 @@ endpoints! {
     Images = GET IMAGES: Viewer Host, "image ls --available";
     Networks = GET NETWORKS: Viewer Listed, "network ls";
     Network = GET NETWORK: Viewer Listed, "network show";
+    // Figures of all machines.
+    Metrics = GET METRICS: Viewer Everything, "metrics";
     // Answers about capsules of any name, here or on other hosts.
     Outdated = GET CAPSULE_REBASE: Viewer Everything, "outdated";
     Match = POST MATCH: Viewer Everything, "match";

@@ -128,11 +128,16 @@ pub(crate) async fn admit(State(access): State<Arc<Access>>, mut request: Reques
             (Some(asker), next.run(request).await)
         }
         // What is refused for being too often is not noted, or it would fill the log.
-        Err(error) if error.code == ErrorCode::RateLimited => return Failure(error).into_response(),
+        Err(error) if error.code == ErrorCode::RateLimited => {
+            access.calls.observe("none", "refused", begun.elapsed());
+            return Failure(error).into_response();
+        }
         Err(error) => (None, Failure(error).into_response()),
     };
     let call = response.extensions().get::<Endpoint>().copied();
     let status = response.status().as_u16();
+    let name = call.map_or("none", |call| call.action().name);
+    access.calls.observe(name, outcome(status), begun.elapsed());
     if is_refusal(status) || call.is_none_or(Endpoint::is_noted) {
         let asker = asker.clone();
         let note = move || note(&access, (origin, asker.as_ref()), line, status, begun);
@@ -146,6 +151,14 @@ pub(crate) async fn admit(State(access): State<Arc<Access>>, mut request: Reques
 
 fn is_refusal(status: u16) -> bool {
     matches!(status, 401 | 403)
+}
+
+fn outcome(status: u16) -> &'static str {
+    match status {
+        _ if is_refusal(status) => "refused",
+        400.. => "failed",
+        _ => "done",
+    }
 }
 
 fn note(
@@ -163,11 +176,7 @@ fn note(
         method: method.as_str(),
         path: &path,
         objects: objects.unwrap_or_default(),
-        outcome: match status {
-            _ if is_refusal(status) => "refused",
-            400.. => "failed",
-            _ => "done",
-        },
+        outcome: outcome(status),
         status,
         ms: begun.elapsed().as_millis() as u64,
     });

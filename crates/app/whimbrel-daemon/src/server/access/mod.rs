@@ -31,11 +31,14 @@ use std::{
 use tokens::Tokens;
 use whimbrel_api::{ApiError, ErrorCode, Role};
 use whimbrel_core::lock;
+use whimbrel_metrics::CallDurations;
 
 /// State of the checks that all listeners of the API share.
 pub(crate) struct Access {
     pub(crate) tokens: Tokens,
     pub(crate) audit: AuditLog,
+    /// Durations of calls, for metrics.
+    pub(crate) calls: CallDurations,
     groups: Vec<(String, Role)>,
     logins: Mutex<LoginLimit>,
 }
@@ -70,6 +73,7 @@ impl Access {
         Ok(Arc::new(Self {
             tokens: Tokens::load(directories.api_tokens()),
             audit: AuditLog::open(&audit).map_err(io)?,
+            calls: CallDurations::default(),
             groups,
             logins: Mutex::default(),
         }))

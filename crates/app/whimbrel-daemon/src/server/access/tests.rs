@@ -30,7 +30,7 @@ const DOCUMENTED: [(&str, &str); 3] = [
          GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
          GET /v1/networks/{name}, GET /v1/images, *GET /v1/capsules/{capsule}/rebase, \
-         *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust",
+         *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /metrics",
     ),
     (
         "operator",
