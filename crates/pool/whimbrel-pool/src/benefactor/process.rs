@@ -19,6 +19,7 @@ use std::{
 };
 use tokio::sync::watch;
 use whimbrel_core::HostName;
+use whimbrel_metrics::CallDurations;
 use whimbrel_wire::Endpoint;
 
 /// Options of a benefactor process.
@@ -88,6 +89,7 @@ pub struct Benefactor {
     listener: MemberListener,
     store: Arc<ChunkStore>,
     address: String,
+    calls: Arc<CallDurations>,
 }
 
 impl Benefactor {
@@ -110,7 +112,7 @@ impl Benefactor {
                 .map_err(|source| BenefactorError::Advertise { source })?
                 .to_string(),
         };
-        Ok(Self { options, listener: front, store, address })
+        Ok(Self { options, listener: front, store, address, calls: Arc::default() })
     }
 
     /// The key that the manager must admit.
@@ -123,13 +125,18 @@ impl Benefactor {
         &self.store
     }
 
+    /// Durations of the calls that were answered.
+    pub fn calls(&self) -> &Arc<CallDurations> {
+        &self.calls
+    }
+
     /// Serves until the benefactor was drained, by `leave` or the manager; else returns only on failure.
     pub async fn run(self, leave: watch::Receiver<bool>) -> Result<()> {
-        let Self { options, listener: front, store, address } = self;
+        let Self { options, listener: front, store, address, calls } = self;
         let (identity, trust) = (front.identity.clone(), front.trust.clone());
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
-        let service = BenefactorService::new(store.clone(), links);
+        let service = BenefactorService::new(store.clone(), links, calls);
         let endpoint =
             Endpoint::new(options.name.clone(), service.clone()).with_protocols([crate::protocol::PROTOCOL]);
         let (reports, asked) = HeartbeatService::new(service);

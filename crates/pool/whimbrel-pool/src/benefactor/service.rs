@@ -7,13 +7,14 @@ use super::{ChunkError, ChunkStore, check_frame};
 use crate::{
     connections::ConnectionCache,
     protocol::{
-        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, MAX_BATCH, PutChunks, code, get_digests,
-        put_bits,
+        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, MAX_BATCH, PutChunks, call_name, code,
+        get_digests, put_bits,
     },
 };
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 use whimbrel_core::Digest;
+use whimbrel_metrics::CallDurations;
 use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, Refusal, Reply, Request, Service};
 
 /// Bytes of frames in one request of a copy.
@@ -24,6 +25,7 @@ const COPY_BYTES: usize = 4 << 20;
 pub struct BenefactorService {
     store: Arc<ChunkStore>,
     links: Arc<ConnectionCache>,
+    calls: Arc<CallDurations>,
 }
 
 impl From<ChunkError> for Refusal {
@@ -49,9 +51,9 @@ fn invalid(text: &str) -> Refusal {
 }
 
 impl BenefactorService {
-    /// A service of `store`, which copies chunks over `links`.
-    pub fn new(store: Arc<ChunkStore>, links: Arc<ConnectionCache>) -> Self {
-        Self { store, links }
+    /// A service of `store`, which copies chunks over `links` and counts calls in `calls`.
+    pub fn new(store: Arc<ChunkStore>, links: Arc<ConnectionCache>, calls: Arc<CallDurations>) -> Self {
+        Self { store, links, calls }
     }
 
     async fn put(&self, request: Request) -> Answer {
@@ -138,13 +140,16 @@ fn split(named: Vec<(Digest, u32)>, mut payload: Bytes) -> Result<Vec<(Digest, B
 impl Service for BenefactorService {
     fn handle<'a>(&'a self, _peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            match request.kind {
+            let (begun, call) = (Instant::now(), call_name(request.kind));
+            let answer = match request.kind {
                 PutChunks::KIND => self.put(request).await,
                 GetChunk::KIND => self.get(request).await,
                 FlushChunks::KIND => self.flush(request).await,
                 CopyChunks::KIND => self.copy(request).await,
                 other => Err(Refusal::unknown_kind(other)),
-            }
+            };
+            self.calls.observe(call, if answer.is_ok() { "done" } else { "refused" }, begun.elapsed());
+            answer
         })
     }
 }

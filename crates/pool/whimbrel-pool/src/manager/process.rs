@@ -170,6 +170,7 @@ impl ManagerService {
             lost: Default::default(),
             repair_rate: Default::default(),
             totals: Default::default(),
+            calls: Default::default(),
         };
         let service = Self { shared: Arc::new(shared) };
         service.prolong_pins().await?;

@@ -1,6 +1,7 @@
 //! Reports of benefactors about their scrubs. Progress is kept in memory: it is repeated every few seconds.
 
 use super::{ManagerService, invalid};
+use crate::meta::BenefactorRow;
 use crate::protocol::{ListScrubs, MAX_BATCH, ReportDamage, ReportScrub, ScrubReport, code, get_digests};
 use bytes::Bytes;
 use whimbrel_core::lock;
@@ -30,11 +31,15 @@ impl ManagerService {
     }
 
     pub(super) async fn list_scrubs(&self) -> Answer {
+        Reply::of::<ListScrubs>(&self.scrubs().await?, Bytes::new())
+    }
+
+    /// Last reports of benefactors about their scrubs, by name.
+    pub async fn scrubs(&self) -> Result<Vec<(String, ScrubReport)>, Refusal> {
         let members = self.shared.meta.members().await?;
-        let listed: Vec<(String, ScrubReport)> = {
-            let scrubs = lock(&self.shared.scrubs);
-            members.into_iter().filter_map(|member| Some((member.name, *scrubs.get(&member.key)?))).collect()
-        };
-        Reply::of::<ListScrubs>(&listed, Bytes::new())
+        let scrubs = lock(&self.shared.scrubs);
+        let report =
+            |member: BenefactorRow| scrubs.get(&member.key).map(|report| (member.name, *report));
+        Ok(members.into_iter().filter_map(report).collect())
     }
 }

@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 use whimbrel_core::lock;
+use whimbrel_metrics::CallDurations;
 use whimbrel_wire::{
     Answer, BoxFuture, Call, Connection, Peer, PeerIdentity, PublicKey, Refusal, Reply, Request, Service,
     Trust,
@@ -63,6 +64,7 @@ pub(super) struct Shared {
     pub(super) repair_rate: AtomicU64,
     /// The last totals, the time when they were counted, and how long that took.
     pub(super) totals: tokio::sync::Mutex<Option<(PoolTotals, Instant, Duration)>>,
+    pub(super) calls: CallDurations,
 }
 
 impl Shared {
@@ -234,7 +236,8 @@ impl ManagerService {
         Reply::of::<Locate>(&named, put_located(&located))
     }
 
-    async fn status(&self) -> Answer {
+    /// State of the pool.
+    pub async fn status(&self) -> Result<PoolStatus, Refusal> {
         let (meta, now) = (&self.shared.meta, self.now());
         let sums = self.totals().await?;
         let info = |member: BenefactorRow| BenefactorInfo {
@@ -250,7 +253,7 @@ impl ManagerService {
             silent: u64::try_from((now - member.seen) / 1000).unwrap_or(0),
         };
         let rate = self.shared.repair_rate.load(Ordering::Relaxed);
-        let status = PoolStatus {
+        Ok(PoolStatus {
             pool: meta.pool_id().await?,
             benefactors: meta.members().await?.into_iter().map(info).collect(),
             files: sums.files,
@@ -264,8 +267,12 @@ impl ManagerService {
             repair_eta: (sums.repair * 1000).checked_div(rate),
             sessions: sums.sessions,
             pinned: sums.pinned,
-        };
-        Reply::of::<GetStatus>(&status, Bytes::new())
+        })
+    }
+
+    /// Durations of the calls that were answered.
+    pub fn calls(&self) -> &CallDurations {
+        &self.shared.calls
     }
 
     /// Totals of the whole pool. For a large pool they are counted again once they are older than ten times
@@ -308,7 +315,7 @@ impl ManagerService {
             List::KIND => self.list(request).await,
             ReadMap::KIND => self.map(request).await,
             Locate::KIND => self.locate(identity, request).await,
-            GetStatus::KIND => self.status().await,
+            GetStatus::KIND => reply!(GetStatus, () => self.status()),
             Drain::KIND => self.drain(request).await,
             HoldPin::KIND | ReleasePin::KIND | ListPins::KIND => self.pins(identity, request).await,
             EndSession::KIND => reply!(EndSession, session => meta.end_session(session)),
@@ -358,7 +365,13 @@ impl Service for ManagerService {
         // Runs in its own task, so that a transaction is completed when its caller goes away.
         let (service, identity) = (self.clone(), peer.identity.clone());
         Box::pin(async move {
-            let answered = tokio::spawn(async move { service.answer(&identity, request).await });
+            let answered = tokio::spawn(async move {
+                let (begun, call) = (Instant::now(), call_name(request.kind));
+                let answer = service.answer(&identity, request).await;
+                let outcome = if answer.is_ok() { "done" } else { "refused" };
+                service.shared.calls.observe(call, outcome, begun.elapsed());
+                answer
+            });
             answered.await.unwrap_or_else(|_| Err(internal("the request failed")))
         })
     }

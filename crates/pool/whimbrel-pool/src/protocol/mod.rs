@@ -3,8 +3,10 @@
 //! Headers are postcard. Chunk lists are payloads in the formats of `lists`: one call holds thousands of
 //! items, and the payload limit bounds the list.
 
+mod call_names;
 mod lists;
 
+pub use call_names::call_name;
 pub(crate) use lists::next_digest;
 pub use lists::{
     LocatedChunk, WrittenChunk, get_aged, get_bits, get_digests, get_located, get_numbers, get_written,

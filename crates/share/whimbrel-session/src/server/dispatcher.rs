@@ -18,12 +18,13 @@ use crate::proto::{
     FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OpCall, Open,
     OpenCall, Opened, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, SPOKEN, ShareKey,
     StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, code, is_in, pack_digests, pack_holes,
-    pack_some, unpack_pages,
+    pack_some, request_name, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
 use rustix::io::Errno;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
+use whimbrel_metrics::CallDurations;
 use whimbrel_wire::{Answer, BoxFuture, Call, Code, Peer, PeerIdentity, Refusal, Reply, Request, Service};
 
 /// Most paths of one request for attributes.
@@ -42,6 +43,7 @@ struct Shared {
     sessions: Sessions,
     /// Secret for share keys, known to this process only.
     secret: Option<[u8; 32]>,
+    calls: CallDurations,
 }
 
 impl Server {
@@ -49,13 +51,25 @@ impl Server {
     pub fn new(exports: Vec<Export>, read_only: bool, limits: Limits) -> Self {
         let secret = limits.share.then(|| rand::rng().random());
         Self {
-            shared: Arc::new(Shared { exports, read_only, limits, sessions: Sessions::default(), secret }),
+            shared: Arc::new(Shared {
+                exports,
+                read_only,
+                limits,
+                sessions: Sessions::default(),
+                secret,
+                calls: CallDurations::default(),
+            }),
         }
     }
 
     /// Number of current sessions.
     pub fn sessions(&self) -> usize {
         self.shared.sessions.len()
+    }
+
+    /// Durations of the requests that were answered.
+    pub fn calls(&self) -> &CallDurations {
+        &self.shared.calls
     }
 }
 
@@ -65,7 +79,14 @@ impl Service for Server {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         let (shared, identity) = (self.shared.clone(), peer.identity.clone());
         Box::pin(async move {
-            let work = tokio::task::spawn_blocking(move || shared.answer(&identity, &request));
+            let work = tokio::task::spawn_blocking(move || {
+                let begun = Instant::now();
+                let answer = shared.answer(&identity, &request);
+                let outcome = if answer.is_ok() { "done" } else { "refused" };
+                let call = request_name(request.kind).unwrap_or("other");
+                shared.calls.observe(call, outcome, begun.elapsed());
+                answer
+            });
             work.await.unwrap_or_else(|_| Err(Refusal::new(Code::INTERNAL, "the handler failed")))
         })
     }

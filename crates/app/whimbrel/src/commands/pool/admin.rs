@@ -5,6 +5,7 @@ use crate::{
     argument_types::DurationArg,
     context::Context,
     error::CliError,
+    metrics::status_page,
     output,
     table::{count, fields, span, table},
 };
@@ -145,11 +146,11 @@ impl Status {
             Err(error) if error.code() == Some(Code::UNKNOWN_KIND) => Vec::new(),
             scrubs => scrubs.map_err(CliError::Pool)?,
         };
+        if self.metrics {
+            return output::write(status_page(&status, &scrubs).as_bytes());
+        }
         let scrubs = scrubs.into_iter().map(|(benefactor, scrub)| BenefactorScrub { benefactor, scrub });
         let shown = Shown { status, scrubs: scrubs.collect() };
-        if self.metrics {
-            return output::write(metrics(&shown).as_bytes());
-        }
         context.output.result(&shown, for_people)
     }
 }
@@ -224,46 +225,6 @@ fn for_people(shown: &Shown) -> String {
     });
     let scrubs = table(["SCRUB OF", "CHECKED", "LAST ROUND", "DAMAGED"], scrubs, "no scrubs");
     format!("{about}\n{members}\n{scrubs}")
-}
-
-/// Formats the status for Prometheus: units at the end of names, benefactors as labels.
-fn metrics(shown: &Shown) -> String {
-    let (status, mut out) = (&shown.status, String::new());
-    for (name, value) in [
-        ("files", status.files),
-        ("versions", status.versions),
-        ("logical_bytes", status.logical),
-        ("unique_bytes", status.unique),
-        ("chunks", status.chunks),
-        ("repair_chunks", status.repair),
-        ("lost_chunks", status.lost),
-        ("repaired_total", status.repaired),
-        ("sessions", status.sessions),
-        ("pinned_versions", status.pinned),
-    ] {
-        out += &format!("whimbrel_pool_{name} {value}\n");
-    }
-    for benefactor in &status.benefactors {
-        let values = [
-            ("online", u64::from(benefactor.state == "online")),
-            ("used_bytes", benefactor.used),
-            ("free_bytes", benefactor.free),
-            ("faults_total", benefactor.faults),
-        ];
-        for (name, value) in values {
-            out += &format!("whimbrel_pool_benefactor_{name}{{benefactor={:?}}} {value}\n", benefactor.name);
-        }
-    }
-    for BenefactorScrub { benefactor, scrub } in &shown.scrubs {
-        let values = [
-            ("scrub_checked_bytes", scrub.bytes),
-            ("scrub_damaged_chunks", scrub.damaged.max(scrub.last_damaged)),
-        ];
-        for (name, value) in values {
-            out += &format!("whimbrel_pool_benefactor_{name}{{benefactor={benefactor:?}}} {value}\n");
-        }
-    }
-    out
 }
 
 impl SetPolicy {

@@ -1,7 +1,12 @@
 //! Members of a pool: `whimbrel pool manager`, `benefactor`, `key`, `admit` and `secret`.
 
 use super::failed;
-use crate::{argument_types::DurationArg, context::Context, error::CliError};
+use crate::{
+    argument_types::DurationArg,
+    context::Context,
+    error::CliError,
+    metrics::{MetricsListener, benefactor_page, manager_page},
+};
 use serde::Serialize;
 use std::{net::SocketAddr, path::PathBuf};
 use tokio::{
@@ -36,6 +41,8 @@ pub(super) struct Manager {
     /// Remove the pin of a machine whose host was silent for this long
     #[arg(long, alias = "pins-for", value_name = "DURATION", default_value = "336h")]
     pin_timeout: DurationArg,
+    #[command(flatten)]
+    metrics: MetricsListener,
 }
 
 /// Run a benefactor, which lends disk space to a pool
@@ -90,6 +97,8 @@ pub(super) struct Benefactor {
     /// Take the prefix of the object store over from a benefactor that has lost its disk and never returns
     #[arg(long, requires = "tier")]
     take_over: bool,
+    #[command(flatten)]
+    metrics: MetricsListener,
 }
 
 /// Print the key of a member, which is created if missing
@@ -150,6 +159,16 @@ impl Manager {
         (options.database, options.lost_after) = (self.database, self.lost_after.0);
         options.pin_timeout = self.pin_timeout.0;
         let manager = manager::Manager::open(options).await.map_err(failed)?;
+        let service = manager.service().clone();
+        let page = move || {
+            let service = service.clone();
+            async move {
+                let status = service.status().await.ok().zip(service.scrubs().await.ok());
+                let status = status.as_ref().map(|(status, scrubs)| (status, scrubs.as_slice()));
+                manager_page(status, service.calls())
+            }
+        };
+        self.metrics.start(page).await?;
         let running = Running { address: manager.address().to_string() };
         context.output.result(&running, |running| format!("{}\n", running.address))?;
         tokio::select! {
@@ -166,7 +185,7 @@ impl Benefactor {
         let settings = environment
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let (keep_here, settings) = (self.tier_local.0, settings.collect());
-        let take_over = self.take_over;
+        let (take_over, capacity) = (self.take_over, self.capacity.0);
         let tier = self.tier.map(|url| TierOptions { url, keep_local: keep_here, take_over, settings });
         let options = BenefactorOptions {
             name: self.name,
@@ -181,6 +200,13 @@ impl Benefactor {
             tier,
         };
         let benefactor = benefactor::Benefactor::open(options).await.map_err(failed)?;
+        let (store, calls) = (benefactor.store().clone(), benefactor.calls().clone());
+        let page = move || {
+            let (store, calls) = (store.clone(), calls.clone());
+            let page = tokio::task::spawn_blocking(move || benefactor_page(&store.usage(), capacity, &calls));
+            async { page.await.unwrap_or_default() }
+        };
+        self.metrics.start(page).await?;
         let running = Running { address: format!("{}/{}", self.listen, benefactor.key()) };
         context.output.result(&running, |running| format!("{}\n", running.address))?;
         let (_leave, leaving) = watch::channel(self.drain);

@@ -1,7 +1,11 @@
 //! Exports: the directories that `whimbrel serve DIR` serves to sessions, over ssh or TLS.
 
 use super::grants::Grants;
-use crate::{error::CliError, session_dirs};
+use crate::{
+    error::CliError,
+    metrics::{MetricsListener, server_page},
+    session_dirs,
+};
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 use whimbrel_core::HostName;
@@ -21,6 +25,7 @@ pub(super) struct ExportServer {
     /// Whether clients over TLS may do to files what only their owner or root may do.
     pub(super) root: bool,
     pub(super) idle: Duration,
+    pub(super) metrics: MetricsListener,
 }
 
 fn endpoint(server: Server) -> Result<Endpoint, CliError> {
@@ -86,7 +91,14 @@ impl ExportServer {
         let exports = exports.into_iter().map(for_clients).collect();
         // Sessions of one host may share data that each of them may read.
         let limits = Limits { share: true, ownership: self.root, ..Limits::default() };
-        let endpoint = endpoint(self.server(exports, limits))?;
+        let server = self.server(exports, limits);
+        let figures = server.clone();
+        let page = move || {
+            let server = figures.clone();
+            async move { server_page(server.sessions(), server.calls()) }
+        };
+        self.metrics.start(page).await?;
+        let endpoint = endpoint(server)?;
         let listener = TcpListener::bind(address).await.map_err(CliError::io("listen"))?;
         let local = listener.local_addr().map_err(CliError::io("listen"))?;
         said(&format!("serving on {local} with the key {}", identity.public_key()));

@@ -8,7 +8,7 @@ use super::{
     dial_stdio,
     serve::{exports::ExportServer, upstream::Upstream},
 };
-use crate::{argument_types::DurationArg, context::Context, error::CliError};
+use crate::{argument_types::DurationArg, context::Context, error::CliError, metrics::MetricsListener};
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 use tokio::signal::unix::{SignalKind, signal};
 use whimbrel_session::server::ExportAccess;
@@ -69,6 +69,8 @@ pub(crate) struct Args {
     idle_timeout: DurationArg,
     #[arg(long, hide = true, value_name = "HOURS", requires = "dirs")]
     idle: Option<u32>,
+    #[command(flatten)]
+    metrics: MetricsListener,
 }
 
 impl Args {
@@ -120,7 +122,7 @@ impl Args {
         let allow = self.allow.into_iter().map(|key| (key, ExportAccess::Write)).chain(readers).collect();
         let idle =
             self.idle.map_or(self.idle_timeout.0, |hours| Duration::from_secs(u64::from(hours) * 3600));
-        let serving = ExportServer { dirs, read_only, keys, allow, root, idle };
+        let serving = ExportServer { dirs, read_only, keys, allow, root, idle, metrics: self.metrics };
         let output = context.output;
         // Two threads, because many clients read files at once.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

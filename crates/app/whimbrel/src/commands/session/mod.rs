@@ -1,17 +1,16 @@
 //! `whimbrel session`: shows and changes sessions, through the control sockets of their processes.
 
 mod hint;
-mod metrics;
 pub(crate) mod mount;
 
 use crate::{
     context::Context,
     error::CliError,
+    metrics::session_page,
     output, session_dirs,
     table::{fields, milliseconds, table},
 };
 use clap::Subcommand;
-use metrics::metrics;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use whimbrel_core::ByteSize;
@@ -160,7 +159,11 @@ impl Args {
         let one = |name: &str, request: ControlRequest| send(&dir, name, &request);
         let response = match &self.action {
             Action::Ls => return list(&dir, context),
-            Action::Metrics => return output::write(metrics(&living(&dir)).as_bytes()),
+            Action::Metrics => {
+                let all = living(&dir);
+                let page = session_page(all.iter().map(|(name, all)| (name.as_str(), &all.status)));
+                return output::write(page.as_bytes());
+            }
             Action::Key { .. } | Action::Hint { .. } => return Ok(()),
             Action::Show { name } => one(name, ControlRequest::Show)?,
             Action::Flush { name } => one(name, ControlRequest::Flush)?,

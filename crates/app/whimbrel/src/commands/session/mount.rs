@@ -3,7 +3,12 @@
 //! The command returns when the mount answers. A process in the background runs the session until it is
 //! unmounted or ended. Data that cannot be written back stays in the cache for the next mount of the target.
 
-use crate::{context::Context, error::CliError, session_dirs};
+use crate::{
+    context::Context,
+    error::CliError,
+    metrics::{MetricsListener, client_page},
+    session_dirs,
+};
 use serde::Serialize;
 use std::{
     ffi::OsString,
@@ -92,6 +97,8 @@ pub(crate) struct MountSession {
     /// Directory of control sockets
     #[arg(long, alias = "control", value_name = "DIR")]
     control_dir: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsListener,
     /// Return only after the directory was unmounted
     #[arg(long)]
     foreground: bool,
@@ -266,6 +273,13 @@ impl MountSession {
         let control = Control::start(&names.control, session.clone(), names.mount.clone(), ended.clone());
         let control = control.map_err(|error| CliError::Session(error.into()))?;
         runtime.spawn(signals(session.clone(), ended));
+        let (name, figures) = (names.name.clone(), session.clone());
+        let page = move || {
+            let (name, session) = (name.clone(), figures.clone());
+            let page = tokio::task::spawn_blocking(move || client_page(&name, &session.status()));
+            async { page.await.unwrap_or_default() }
+        };
+        runtime.block_on(self.metrics.start(page))?;
         self.announced(&names, context)?;
         while end.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) && !mounted.is_gone() {}
         // The exports end first, so that data of their clients is written back.

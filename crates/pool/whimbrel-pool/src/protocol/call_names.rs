@@ -1,0 +1,34 @@
+//! Names of the calls, for metrics.
+
+use super::*;
+
+/// Name of a call; `other` for a kind that is none, so that callers cannot make up names.
+pub fn call_name(kind: u16) -> &'static str {
+    match kind {
+        Heartbeat::KIND => "heartbeat",
+        FindGarbage::KIND => "find-garbage",
+        ReserveSpace::KIND => "reserve-space",
+        FindChunks::KIND => "find-chunks",
+        FindReusable::KIND => "find-reusable",
+        RegisterChunks::KIND => "register-chunks",
+        CommitFile::KIND => "commit-file",
+        EndSession::KIND => "end-session",
+        Lookup::KIND => "lookup",
+        GetNode::KIND => "get-node",
+        List::KIND => "list",
+        MakeNode::KIND => "make-node",
+        Remove::KIND => "remove",
+        Rename::KIND => "rename",
+        Change::KIND => "change",
+        Versions::KIND => "versions",
+        ReadMap::KIND => "read-map",
+        Locate::KIND => "locate",
+        GetStatus::KIND => "status",
+        PutChunks::KIND => "put-chunks",
+        GetChunk::KIND => "get-chunk",
+        FlushChunks::KIND => "flush-chunks",
+        CopyChunks::KIND => "copy-chunks",
+        RequestHeartbeat::KIND => "request-heartbeat",
+        _ => "other",
+    }
+}
