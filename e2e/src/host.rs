@@ -20,6 +20,8 @@ use whimbrel_testkit::lab::{Lab, Process};
 
 /// Where daemons listen for each other.
 const PORT: u16 = 7400;
+/// Where daemons have their metrics.
+const METRICS_PORT: u16 = 7480;
 
 /// A host and its daemon.
 pub struct HostProcess {
@@ -88,6 +90,7 @@ impl HostProcess {
         if self.settings().exists() {
             command.arg("--config").arg(self.settings());
         }
+        command.args(["--metrics-listen", &self.metrics_address()]);
         fs::create_dir_all(self.stages()).expect("a directory of stages");
         command.env("WHIMBREL_FAILPOINTS", self.stages());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -191,6 +194,12 @@ impl HostProcess {
     /// Address and port that other hosts reach it at.
     pub fn address(&self) -> String {
         self.address.clone()
+    }
+
+    /// Address and port of its metrics.
+    pub fn metrics_address(&self) -> String {
+        let host = self.address.split(':').next().expect("an address");
+        format!("{host}:{METRICS_PORT}")
     }
 
     /// Its API socket.

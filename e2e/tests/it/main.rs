@@ -15,6 +15,7 @@ mod hierarchy;
 mod images;
 mod lease;
 mod life;
+mod metrics;
 mod migration;
 mod network;
 mod pool;
