@@ -16,7 +16,7 @@ pub(super) struct Section {
 
 /// Every section, in the order of the page.
 pub(super) const SECTIONS: &[Section] =
-    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY];
+    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY, OPERATION];
 
 const ONE_HOST: Section = Section {
     title: "Machines on one host",
@@ -50,6 +50,17 @@ const ONE_HOST: Section = Section {
         ("store.ingest", "Rate at which 1 GiB of memory enters the store."),
         ("store.restore", "Rate at which 1 GiB of memory leaves the store."),
         ("store.peers", "Two versions of one memory image, saved and restored: bytes kept and time."),
+    ],
+};
+
+const OPERATION: Section = Section {
+    title: "Running a host",
+    about: "What a host with 200 machines costs those who run it; 20 of the machines run and idle.",
+    notes: &[],
+    families: &[
+        ("operate.scrape", "Time to read `/metrics` over the socket, and bytes of the page."),
+        ("operate.daemon", "Memory that only the daemon has, and its processor time while nothing happens."),
+        ("operate.package", "Installed size of the Debian package of a host."),
     ],
 };
 

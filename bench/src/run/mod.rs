@@ -18,6 +18,7 @@ mod moved_server;
 mod moved_stores;
 mod muncher;
 mod nbd;
+mod operate;
 mod ours;
 mod over_control;
 pub(crate) mod patch;

@@ -6,7 +6,7 @@
 use super::*;
 
 /// All experiments, by the set that they belong to.
-pub(crate) const SETS: [(&str, &[Experiment]); 13] = [
+pub(crate) const SETS: [(&str, &[Experiment]); 14] = [
     ("run", RUN),
     ("migrate", MIGRATE),
     ("migrate-long", MIGRATE_LONG),
@@ -20,6 +20,7 @@ pub(crate) const SETS: [(&str, &[Experiment]); 13] = [
     ("paper", capsule::PAPER),
     ("trust", trust::EXPERIMENTS),
     ("day", day::EXPERIMENTS),
+    ("operate", operate::EXPERIMENTS),
 ];
 
 /// Machines on one host.
