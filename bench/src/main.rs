@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`, `operate`), `list`,
-    /// or `report`, which writes docs/benchmarks.md from the records.
+    /// A row (store.ingest), a family (store), a set (`run`, `pool`, `protect`, `capsule`, `paper`,
+    /// `operate`), `list`, or `report`, which writes docs/benchmarks.md from the records.
     name: String,
     /// Fewer repetitions and smaller inputs, under five minutes.
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `scrape`, `daemon.idle`, `package`: what a host with 200 machines costs those who run it.
 //!
-//! Twenty machines run and idle; the others are switched off, with a record each. Figures of the daemon alone:
-//! not of QEMUs, nor of what it maps of guests.
+//! Twenty machines run and idle; the others are switched off, with a record each. Figures are those of the
+//! daemon alone: not of QEMUs, nor of what it maps of guests.
 
 use super::{Context, Experiment};
 use crate::harness::{Goal, Row, Samples};

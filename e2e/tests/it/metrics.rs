@@ -105,6 +105,43 @@ impl Drop for Prometheus<'_> {
     }
 }
 
+/// The metrics at an address, as a host of the lab reads them.
+fn page(cluster: &Cluster, from: &str, address: &str) -> Option<String> {
+    let address = address.parse().expect("an address");
+    let mut stream = cluster.lab.host(from).connect(address, Duration::from_secs(2)).ok()?;
+    let mut answer = String::new();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer.split_once("\r\n\r\n")?.1.to_owned())
+}
+
+/// Waits until the metrics at an address of alpha have this text.
+fn wait_page(cluster: &Cluster, address: &str, text: &str) -> String {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let page = page(cluster, "alpha", address).unwrap_or_default();
+        if page.contains(text) {
+            return page;
+        }
+        assert!(Instant::now() < deadline, "{address} has no {text}: {page}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The program under test, beside this one.
+fn program() -> PathBuf {
+    let me = std::env::current_exe().expect("the path of this program");
+    let beside = me.ancestors().skip(1).take(2).map(|folder| folder.join("whimbrel"));
+    beside.into_iter().find(|path| path.is_file()).expect("the whimbrel binary in the target directory")
+}
+
+/// What a command prints, which is to succeed.
+fn print(arguments: &[&str]) -> String {
+    let output = Command::new(program()).args(arguments).output().expect("the whimbrel binary");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("letters").trim().to_owned()
+}
+
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs_f64()
 }
@@ -143,8 +180,10 @@ fn make_events(cluster: &Cluster, prometheus: &Prometheus<'_>) {
     alpha.run(&["suspend", "web"]);
     alpha.run(&["resume", "web"]);
     prometheus.wait("increase(whimbrel_page_wait_seconds_count[10s]) > 0");
-    // Slow enough for some rounds to be seen.
-    alpha.run(&["migrate", "web", "beta", "--rate-max", "60Mbit"]);
+    // Slow enough to be seen, and let go as soon as it was.
+    let mut moving = alpha.start_command(&["migrate", "web", "beta", "--rate-max", "4Mbit"]);
+    prometheus.wait("whimbrel_machine_migration_data_remaining_bytes > 0");
+    assert!(moving.wait().expect("its end").success());
     prometheus.wait("increase(whimbrel_migration_downtime_seconds_count[10s]) > 0");
     beta.run(&["protect", "web", "alpha", "--lease", "2s"]);
     prometheus.wait("increase(whimbrel_machine_epochs_total[10s]) > 5");
@@ -184,11 +223,58 @@ fn a_prometheus_that_reads_two_hosts_has_something_for_every_panel() {
     assert_eq!(prometheus.range("ALERTS{alertname=\"WhimbrelMachineCrashed\"}"), Ok(0));
 
     for host in &cluster.hosts {
-        let mut page = String::new();
-        let address = host.metrics_address().parse().expect("an address");
-        let mut stream = cluster.lab.host("client").connect(address, PATIENCE).expect("a page");
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
-        stream.read_to_string(&mut page).expect("a page");
-        promtool(&["check", "metrics"], page.split_once("\r\n\r\n").expect("a page").1);
+        let page = page(&cluster, "client", &host.metrics_address()).expect("a page");
+        promtool(&["check", "metrics"], &page);
     }
+}
+
+#[test]
+fn the_daemons_of_pools_and_sessions_have_pages_too() {
+    let cluster = Cluster::start(&["alpha"]);
+    let at = |name: &str| {
+        let path = cluster.disk.path().join(name);
+        fs::create_dir(&path).expect("a directory");
+        path.to_str().expect("a path in UTF-8").to_owned()
+    };
+    let [manager, b1, vms, mnt, server, client] = ["m", "b1", "vms", "mnt", "server", "client"].map(at);
+    let pool_key = |folder: &str| print(&["pool", "key", "--data", folder]);
+    let session_key = |folder: &str| print(&["session", "key", "--keys-dir", folder]);
+    let start = |words: &str| {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        cluster.host("alpha").start_program(program().to_str().expect("a path in UTF-8"), &words)
+    };
+    print(&["pool", "admit", "--data", &manager, "b1", &pool_key(&b1)]);
+    let address = format!("127.0.0.1:7500/{}", pool_key(&manager));
+    let (key, allowed) = (session_key(&server), session_key(&client));
+    let _running = [
+        format!("pool manager --data {manager} --listen 127.0.0.1:7500 --metrics-listen 127.0.0.1:7481"),
+        format!(
+            "pool benefactor --name b1 --data {b1} --capacity 64M --keep-free 0 --manager {address} \
+             --listen 127.0.0.1:7501 --metrics-listen 127.0.0.1:7482"
+        ),
+        format!(
+            "serve {vms} --listen 127.0.0.1:7788 --allow {allowed} --keys-dir {server} \
+             --metrics-listen 127.0.0.1:7483"
+        ),
+        format!(
+            "mount 127.0.0.1:7788:{vms} {mnt} --foreground --key {key} --keys-dir {client} \
+             --control-dir {client} --cache-dir {client}/cache --metrics-listen 127.0.0.1:7484"
+        ),
+    ]
+    .map(|words| {
+        let port = words.rsplit_once(':').expect("a port").1.to_owned();
+        // Each but the first needs the one before it.
+        let process = start(&words);
+        wait_page(&cluster, &format!("127.0.0.1:{port}"), "process_open_fds");
+        process
+    });
+    for (port, line) in [
+        (7481, "whimbrel_pool_benefactor_online{benefactor=\"b1\"} 1\n"),
+        (7482, "whimbrel_benefactor_capacity_bytes 67108864\n"),
+        (7483, "whimbrel_server_sessions 1\n"),
+        (7484, "whimbrel_session_connected{session=\"mnt\"} 1\n"),
+    ] {
+        promtool(&["check", "metrics"], &wait_page(&cluster, &format!("127.0.0.1:{port}"), line));
+    }
+    cluster.host("alpha").exec("umount", &[&mnt]);
 }

@@ -24,7 +24,7 @@ pub mod bounds {
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// By bound, the last for what is above all of them.
+    /// Observations by bound, the last for what is above all of them.
     counts: [AtomicU64; BOUNDS_MAX + 1],
     /// Sum of the observations, as the bits of an `f64`.
     sum: AtomicU64,

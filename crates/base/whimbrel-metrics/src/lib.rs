@@ -18,9 +18,9 @@ pub use listener::{bind, serve};
 pub use page::{CONTENT_TYPE, Family, Page};
 pub use process::{PROCESS, ProcessUsage, own_process, usage_of};
 
-/// Kind of a metric.
+/// MetricKind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows, until the daemon restarts.
     Counter,
     /// Goes up and down.
@@ -29,7 +29,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Name in the text format.
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,8 +45,8 @@ impl Kind {
 pub struct Metric {
     /// Name with the unit at its end.
     pub name: &'static str,
-    /// Kind of the metric.
-    pub kind: Kind,
+    /// MetricKind of the metric.
+    pub kind: MetricKind,
     /// Names of its labels, in the order in which samples give their values.
     pub labels: &'static [&'static str],
     /// One line for people.
@@ -59,7 +59,7 @@ macro_rules! metrics {
     ($(#[$doc:meta])* $visible:vis $all:ident: $($name:ident = $kind:ident $text:literal [$($label:literal),*] $help:literal;)*) => {
         $(const $name: $crate::Metric = $crate::Metric {
             name: $text,
-            kind: $crate::Kind::$kind,
+            kind: $crate::MetricKind::$kind,
             labels: &[$($label),*],
             help: $help,
         };)*

@@ -1,6 +1,6 @@
 //! The page that Prometheus reads.
 
-use crate::{Histogram, Kind, Metric};
+use crate::{Histogram, Metric, MetricKind};
 use std::fmt::Write as _;
 
 /// Content type of a page.
@@ -68,7 +68,12 @@ impl Family<'_> {
 
     fn line(&mut self, suffix: &str, labels: &[&str], bound: Option<f64>, value: f64) {
         debug_assert_eq!(labels.len(), self.metric.labels.len(), "{}", self.metric.name);
-        debug_assert_eq!(suffix.is_empty(), self.metric.kind != Kind::Histogram, "{}", self.metric.name);
+        debug_assert_eq!(
+            suffix.is_empty(),
+            self.metric.kind != MetricKind::Histogram,
+            "{}",
+            self.metric.name
+        );
         self.text.push_str(self.metric.name);
         self.text.push_str(suffix);
         let mut open = '{';

@@ -1,4 +1,4 @@
-//! What the kernel knows of a process: processor time, memory, descriptors (proc(5)).
+//! Usage of a process as the kernel counts it: processor time, memory, descriptors (proc(5)).
 
 use crate::Page;
 use std::{fs, os::unix::fs::MetadataExt};

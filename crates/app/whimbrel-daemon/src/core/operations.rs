@@ -39,8 +39,8 @@ type EndedOperations = Mutex<HashMap<(OperationKind, &'static str), u64>>;
 pub(crate) struct RunningOperation {
     pub(crate) kind: OperationKind,
     pub(crate) subject: String,
-    /// Pages that were left after its last round, if it has rounds.
-    pub(crate) left: Option<u64>,
+    /// Pages that are left of its present round or stage, if it counts pages.
+    pub(crate) pages_left: Option<u64>,
 }
 
 struct Entry {
@@ -122,7 +122,7 @@ impl Operations {
         table.values().map(|entry| entry.snapshot.borrow().clone()).collect()
     }
 
-    /// Those under way.
+    /// Operations under way.
     pub(crate) fn running(&self) -> Vec<RunningOperation> {
         let table = self.table.lock().expect("no panic while held");
         let running = |entry: &Arc<Entry>| {
@@ -130,13 +130,18 @@ impl Operations {
             (now.state == OperationState::Running).then(|| RunningOperation {
                 kind: now.kind,
                 subject: now.subject.clone(),
-                left: now.progress.rounds.last().map(|round| round.left),
+                pages_left: match &now.progress {
+                    Progress { unit: Unit::Pages, total: Some(total), done, .. } => {
+                        Some(total.saturating_sub(*done))
+                    }
+                    _ => None,
+                },
             })
         };
         table.values().filter_map(running).collect()
     }
 
-    /// Numbers of those that have ended, by kind and outcome: `succeeded`, `cancelled` or `failed`.
+    /// Numbers of operations that have ended, by kind and outcome: `succeeded`, `cancelled` or `failed`.
     pub(crate) fn ended(&self) -> Vec<((OperationKind, &'static str), u64)> {
         let mut ended: Vec<_> = lock(&self.ended).iter().map(|(of, count)| (*of, *count)).collect();
         ended.sort_by_key(|((kind, outcome), _)| (kind.to_string(), *outcome));

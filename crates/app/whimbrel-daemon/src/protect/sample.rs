@@ -1,4 +1,4 @@
-//! What metrics show of each protection, read without the percentiles that users get.
+//! Samples of protections for metrics, read without the percentiles that users get.
 
 use super::{Protections, primary::handle::EpochTotals};
 use std::time::Duration;

@@ -165,7 +165,7 @@ impl RunningDisk {
         &self.tracked
     }
 
-    /// Its name, and the layer that counts what the machine reads and writes.
+    /// Name of the disk, and the layer that counts what the machine reads and writes.
     pub(super) fn traffic(&self) -> (String, Weak<WriteThrottle>) {
         (self.name.clone(), Arc::downgrade(&self.throttle))
     }

@@ -51,8 +51,10 @@ mod tests {
         ];
         let mut text = String::new();
         for (daemon, metrics) in daemons {
-            let _ =
-                write!(text, "\n### {daemon}\n\n| Metric | Kind | Labels | Meaning |\n|---|---|---|---|\n");
+            let _ = write!(
+                text,
+                "\n### {daemon}\n\n| Metric | MetricKind | Labels | Meaning |\n|---|---|---|---|\n"
+            );
             for Metric { name, kind, labels, help } in metrics {
                 let labels = labels.join(", ");
                 let _ = writeln!(text, "| `{name}` | {} | {labels} | {help} |", kind.name());
@@ -88,7 +90,7 @@ mod tests {
         ];
         for metric in lists.concat() {
             let Metric { name, kind, help, .. } = metric;
-            let is_counter = kind == whimbrel_metrics::Kind::Counter;
+            let is_counter = kind == whimbrel_metrics::MetricKind::Counter;
             assert_eq!(name.ends_with("_total"), is_counter, "{name}");
             assert!(!name.contains("_ms") && !name.ends_with("_percent"), "{name}: base units only");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name}: {help}");

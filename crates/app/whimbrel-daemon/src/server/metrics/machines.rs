@@ -26,7 +26,7 @@ whimbrel_metrics::metrics! {
     ALLOCATED = Gauge "whimbrel_machine_storage_overlay_bytes" ["machine", "drive"] "Bytes that the machine has changed on a disk, when its state last changed.";
     MISSING = Gauge "whimbrel_machine_missing_pages" ["machine"] "Pages that a machine runs without and that are still elsewhere.";
     STALLED = Gauge "whimbrel_machine_stalled" ["machine"] "Whether missing pages cannot be fetched at the moment.";
-    REMAINING = Gauge "whimbrel_machine_migration_data_remaining_bytes" ["machine"] "Bytes left after the last round of a migration under way.";
+    REMAINING = Gauge "whimbrel_machine_migration_data_remaining_bytes" ["machine"] "Bytes left of the present round of a migration under way, before they are encoded.";
     UPLOAD = Gauge "whimbrel_machine_upload_stalled" ["machine"] "Whether the upload of the machine's capsules fails at the moment.";
 }
 
@@ -164,7 +164,7 @@ fn waiting(page: &mut Page, host: &Daemon, samples: &[Sample]) {
     waiting.iter().for_each(|(name, _, stalled)| family.sample(&[name], f64::from(*stalled)));
     let mut family = page.family(&REMAINING);
     for operation in host.operations().running() {
-        if let (OperationKind::Migrate, Some(pages)) = (operation.kind, operation.left) {
+        if let (OperationKind::Migrate, Some(pages)) = (operation.kind, operation.pages_left) {
             family.sample(&[&operation.subject], (pages * PAGE_SIZE as u64) as f64);
         }
     }
