@@ -8,6 +8,7 @@ mod check;
 mod fuzz;
 mod test_run;
 mod tidy;
+mod web;
 
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -21,6 +22,7 @@ usage: cargo xtask COMMAND
   fuzz [--minutes N] [TARGET...]
                         parsers of outside bytes by libFuzzer with sanitizers (nightly), N minutes for all
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
+  web                   build the web page from web/ with npm; the daemon embeds web/dist
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
 ";
 
@@ -40,6 +42,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
         Some("check") => check::run(root(), scope(&rest)?),
         Some("fuzz") => fuzz::run(root(), &rest),
         Some("tidy") => tidy::run(root()),
+        Some("web") => web::build(root()),
         Some("bench") => bench::run(root(), &rest),
         None | Some("help" | "-h" | "--help") => {
             print!("{USAGE}");

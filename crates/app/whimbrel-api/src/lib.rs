@@ -65,7 +65,7 @@ pub use protect::{
     EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
     ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
 };
-pub use token::{NewToken, Role, RoleError, TokenInfo, TokenRequest};
+pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{
     CacheAddRequest, CacheInfo, CacheSource, PullRequest, PushRequest, RemoteCapsule, RepairRequest,
     TransferReport,

@@ -23,6 +23,7 @@ use utoipa::{
     BalloonRequest,
     CacheAddRequest,
     CacheInfo,
+    CallerInfo,
     CapsuleDiff,
     CapsuleInfo,
     CapsuleRef,
@@ -104,6 +105,7 @@ use HttpMethod::{Delete, Get, Post, Put};
 #[rustfmt::skip]
 const ENDPOINTS: &[Endpoint] = &[
     (Get, HOST, "host", None, Reply::One("HostInfo"), "The host"),
+    (Get, CALLER, "caller", None, Reply::One("CallerInfo"), "Who calls, and the calls that are allowed"),
     (Get, OPENAPI, "openapi", None, Reply::Document, "This document"),
     (Get, METRICS, "metrics", None, Reply::Text, "Figures of the host and its machines, in the text format of Prometheus"),
     (Get, MACHINES, "machines", None, Reply::Many("MachineInfo"), "All machines"),
@@ -125,7 +127,7 @@ const ENDPOINTS: &[Endpoint] = &[
     (Get, MIGRATIONS, "migrations", None, Reply::Many("MigrationRecord"), "Past migrations from this host, newest first"),
     (Post, MACHINE_WWS, "dirty_trace", Some("DirtyTraceRequest"), Reply::Trace, "Sample the dirty pages of a machine; the trace is sent while it grows"),
     (Post, EVACUATE, "evacuate", Some("EvacuateRequest"), Reply::Begun, "Migrate all machines of a host to other hosts"),
-    (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Serial port of a machine, with `Upgrade: whimbrel-console`"),
+    (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Serial port of a machine, with `Upgrade: whimbrel-console`, or as a WebSocket with that subprotocol"),
     (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "End of the console log of a machine"),
     (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Create a machine from a capsule"),
     (Post, CLONE, "clone", Some("CloneRequest"), Reply::Begun, "Create several machines from a capsule"),

@@ -67,6 +67,7 @@ paths! {
     TOKENS = "/v1/tokens";
     TOKEN = "/v1/tokens/{name}";
     WIRE = "/v1/wire";
+    CALLER = "/v1/caller";
     OPERATIONS = "/v1/operations";
     OPERATION = "/v1/operations/{id}";
     OPERATION_EVENTS = "/v1/operations/{id}/events";
@@ -79,6 +80,9 @@ paths! {
 pub const REBASE_ONTO: &str = "onto";
 /// Value of the `Upgrade` header that opens a console (RFC 9110, 7.8).
 pub const CONSOLE_PROTOCOL: &str = "whimbrel-console";
+/// Begin of the WebSocket subprotocol with which a browser shows its token: its scripts cannot set headers
+/// of a WebSocket. The answer chooses [`CONSOLE_PROTOCOL`], which has to be offered beside it.
+pub const BEARER_SUBPROTOCOL: &str = "bearer.";
 /// Value of the `Upgrade` header that opens the protocol between hosts.
 pub const WIRE_PROTOCOL: &str = "whimbrel-wire";
 /// Content type of [`MACHINE_WWS`]: docs/formats/dirty-trace.md.

@@ -101,6 +101,26 @@ pub struct NewToken {
     pub info: TokenInfo,
 }
 
+/// Sender of a request, and the calls that it may make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CallerInfo {
+    /// `token NAME` or `user NAME`.
+    pub name: String,
+    /// What the caller may do.
+    pub role: Role,
+    /// Machines that the token is for; with neither list, everything is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<Vec<String>>,
+    /// Tags that the token is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capsules: Option<Vec<String>>,
+    /// Time at which the token expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_ms: Option<u64>,
+    /// Calls that are allowed, as `POST /v1/machines/{name}/stop`. What a call names is judged beside that.
+    pub calls: Vec<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

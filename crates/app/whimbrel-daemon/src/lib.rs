@@ -26,7 +26,7 @@ mod transfer;
 pub use crate::core::error::DaemonError;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
 pub use image::{ImageSource, ImageSourceKind};
-pub use lifecycle::{DaemonOptions, RemoteApi, run};
+pub use lifecycle::{DaemonOptions, run};
 pub use server::metrics::all as metrics;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -41,21 +41,16 @@ pub struct DaemonOptions {
     pub unfiltered: Vec<MachineName>,
     /// Sources of images.
     pub image_sources: Vec<ImageSource>,
-    /// The HTTP API for users elsewhere, with tokens; none serves only the socket.
-    pub remote_api: Option<RemoteApi>,
+    /// Address of the HTTP API for users elsewhere, with tokens, over TLS.
+    pub api_listen: Option<SocketAddr>,
+    /// Another address of the API and its web page. Without TLS on loopback, else with it.
+    pub web: Option<SocketAddr>,
+    /// Files of the API's certificate chain and its key, in PEM; none makes a certificate of the host's own.
+    pub api_certificate: Option<(PathBuf, PathBuf)>,
     /// Groups of this host and their roles on the socket.
     pub api_groups: Vec<(String, Role)>,
     /// Address at which anybody may read the metrics, without TLS or a token; none has them in the API only.
     pub metrics: Option<SocketAddr>,
-}
-
-/// Settings of the HTTP API over TLS.
-#[derive(Debug, Clone)]
-pub struct RemoteApi {
-    /// Address to listen on.
-    pub listen: SocketAddr,
-    /// Files of the certificate chain and its key, in PEM; none makes a certificate of the host's own.
-    pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 /// Serves until SIGTERM or SIGINT. Machines keep running; the next daemon adopts them.
@@ -114,10 +109,7 @@ async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonE
     if let Some(address) = options.listen {
         peer_rpc::serve(host.clone(), listen::bind_tcp(address).await?);
     }
-    if let Some(remote) = &options.remote_api {
-        let acceptor = acceptor(remote, &host)?;
-        host.runtime.spawn(api.clone().serve_tls(listen::bind_tcp(remote.listen).await?, acceptor));
-    }
+    serve_tcp(options, &host, &api).await?;
     tracing::info!(host = %options.name, socket = %options.socket.display(), "serving");
     tokio::select! {
         () = api.serve_socket(socket) => {}
@@ -128,19 +120,45 @@ async fn serve(options: &DaemonOptions, host: Arc<Daemon>) -> Result<(), DaemonE
     Ok(())
 }
 
+/// Serves the API and its web page over TCP. Whoever carries a token in the clear can read it, so only
+/// loopback is without TLS: no setting makes a network's address so.
+async fn serve_tcp(options: &DaemonOptions, host: &Daemon, api: &Api) -> Result<(), DaemonError> {
+    let (plain, web): (Vec<_>, Vec<_>) = options.web.into_iter().partition(|web| web.ip().is_loopback());
+    for address in plain {
+        let listener = listen::bind_tcp(address).await?;
+        tracing::info!(listen = %address, "serving the web page to this host, without TLS");
+        host.runtime.spawn(api.clone().serve_tcp(listener, None));
+    }
+    let secure: Vec<_> = options.api_listen.into_iter().chain(web).collect();
+    if secure.is_empty() {
+        return Ok(());
+    }
+    let acceptor = acceptor(options, &secure, host)?;
+    for address in secure {
+        let listener = listen::bind_tcp(address).await?;
+        host.runtime.spawn(api.clone().serve_tcp(listener, Some(acceptor.clone())));
+    }
+    Ok(())
+}
+
 /// TLS of the API, with the certificate from files or one of the host's own, whose fingerprint is logged.
-fn acceptor(remote: &RemoteApi, host: &Daemon) -> Result<Acceptor, DaemonError> {
+fn acceptor(
+    options: &DaemonOptions,
+    addresses: &[SocketAddr],
+    host: &Daemon,
+) -> Result<Acceptor, DaemonError> {
     let failed = |source| DaemonError::Certificate { source };
-    let certificate = match &remote.certificate {
+    let certificate = match &options.api_certificate {
         Some((chain, key)) => ServerCertificate::read(chain, key),
         None => {
-            let names = [host.name.to_string(), "localhost".into(), remote.listen.ip().to_string()];
-            ServerCertificate::load_or_create(&host.directories.key_dir(), names.into())
+            let own = [host.name.to_string(), "localhost".into()];
+            let names = own.into_iter().chain(addresses.iter().map(|address| address.ip().to_string()));
+            ServerCertificate::load_or_create(&host.directories.key_dir(), names.collect())
         }
     }
     .map_err(failed)?;
     let fingerprint = certificate.fingerprint();
-    tracing::info!(listen = %remote.listen, %fingerprint, "serving the API over TLS");
+    tracing::info!(listen = ?addresses, %fingerprint, "serving the API and its web page over TLS");
     certificate.acceptor().map_err(failed)
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) image_sources: Option<Vec<ImageSource>>,
     /// Address of the API for users elsewhere.
     pub(crate) api_listen: Option<SocketAddr>,
+    /// Address of the web page.
+    pub(crate) web: Option<SocketAddr>,
     /// Certificate chain of the API and its key.
     pub(crate) api_cert: Option<PathBuf>,
     pub(crate) api_key: Option<PathBuf>,
@@ -64,6 +66,7 @@ impl Settings {
             unfiltered: self.unfiltered.or(below.unfiltered),
             image_sources: self.image_sources.or(below.image_sources),
             api_listen: self.api_listen.or(below.api_listen),
+            web: self.web.or(below.web),
             api_cert: self.api_cert.or(below.api_cert),
             api_key: self.api_key.or(below.api_key),
             metrics_listen: self.metrics_listen.or(below.metrics_listen),

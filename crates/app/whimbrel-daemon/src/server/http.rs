@@ -13,7 +13,8 @@ use crate::{
             gate::{self, Asker},
             objects::{Named, Subject},
         },
-        metrics, peer_rpc,
+        console::console,
+        metrics, peer_rpc, web_page,
     },
 };
 use axum::{
@@ -30,7 +31,6 @@ use futures_util::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{fmt::Display, str::FromStr, sync::Arc, time::Duration};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use whimbrel_api::*;
 use whimbrel_core::{HostName, MachineName, RefName};
 
@@ -41,7 +41,7 @@ const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes of a console log in one answer.
 const LOG_MAX: u64 = 1 << 20;
 
-type Shared = State<Arc<Daemon>>;
+pub(super) type Shared = State<Arc<Daemon>>;
 type Answer<T> = Result<Json<T>, Failure>;
 
 /// Adds routes whose handlers parse the parameter of the path and the body, and call one method.
@@ -90,9 +90,11 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Wire, wire)
         .call(Endpoint::Events, events)
         .call(Endpoint::Metrics, metrics_page)
+        .call(Endpoint::Caller, caller)
         .call(Endpoint::OpenApi, openapi);
     let router = calls.0.fallback(no_route).layer(DefaultBodyLimit::max(BODY_MAX));
-    router.layer(from_fn_with_state(access, gate::admit)).with_state(host)
+    let router = router.layer(from_fn_with_state(access, gate::admit)).with_state(host);
+    router.layer(from_fn(gate::refuse_other_sites)).merge(web_page::routes())
 }
 
 fn list_routes(calls: Calls) -> Calls {
@@ -205,7 +207,7 @@ impl IntoResponse for Failure {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     host: Arc<Daemon>,
     work: impl FnOnce(&Arc<Daemon>) -> Result<T, DaemonError> + Send + 'static,
 ) -> Answer<T> {
@@ -216,7 +218,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// The parameter of a path, once the caller may use what it names.
-struct At<T>(T);
+pub(super) struct At<T>(pub(super) T);
 
 impl<T: FromStr<Err: Display> + Named + Send> FromRequestParts<Arc<Daemon>> for At<T> {
     type Rejection = Failure;
@@ -334,6 +336,10 @@ async fn metrics_page(State(host): Shared, asker: Asker) -> Result<Response, Fai
     Ok(([(header::CONTENT_TYPE, whimbrel_metrics::CONTENT_TYPE)], text).into_response())
 }
 
+async fn caller(asker: Asker) -> Json<CallerInfo> {
+    Json(asker.info())
+}
+
 fn machines(host: &Arc<Daemon>) -> Result<Vec<MachineInfo>, DaemonError> {
     let mut machines = host.machine_infos();
     host.add_away(&mut machines);
@@ -433,37 +439,6 @@ async fn console_log(
     Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
 }
 
-/// Turns the connection into the machine's serial port.
-async fn console(
-    State(host): Shared,
-    asker: Asker,
-    At(name): At<MachineName>,
-    request: Request,
-) -> Result<Response, Failure> {
-    expect_upgrade(&request, routes::CONSOLE_PROTOCOL)?;
-    let Json(mut serial) = blocking(host, move |host| host.machines.get(&name)?.console()).await?;
-    tokio::spawn(async move {
-        let Ok(upgraded) = hyper::upgrade::on(request).await else { return };
-        let (mut from_user, mut to_user) = tokio::io::split(TokioIo::new(upgraded));
-        let mut typed = [0; 1024];
-        let mut ended = std::pin::pin!(asker.ended());
-        loop {
-            tokio::select! {
-                () = &mut ended => break,
-                printed = serial.output.recv() => match printed {
-                    Some(bytes) if to_user.write_all(&bytes).await.is_ok() => {}
-                    _ => break,
-                },
-                count = from_user.read(&mut typed) => match count {
-                    Ok(count) if count > 0 && serial.input.send(typed[..count].to_vec()).await.is_ok() => {}
-                    _ => break,
-                },
-            }
-        }
-    });
-    Ok(switching(routes::CONSOLE_PROTOCOL))
-}
-
 async fn wire(State(host): Shared, asker: Asker, request: Request) -> Result<Response, Failure> {
     expect_upgrade(&request, routes::WIRE_PROTOCOL)?;
     tokio::spawn(async move {
@@ -476,7 +451,7 @@ async fn wire(State(host): Shared, asker: Asker, request: Request) -> Result<Res
     Ok(switching(routes::WIRE_PROTOCOL))
 }
 
-fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), Failure> {
+pub(super) fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), Failure> {
     let asked = request.headers().get(header::UPGRADE).and_then(|value| value.to_str().ok());
     if asked == Some(protocol) {
         return Ok(());
@@ -485,7 +460,7 @@ fn expect_upgrade(request: &Request, protocol: &str) -> Result<(), Failure> {
 }
 
 /// From here on the connection is a raw byte stream (RFC 9110, 7.8).
-fn switching(protocol: &'static str) -> Response {
+pub(super) fn switching(protocol: &'static str) -> Response {
     let switch = [(header::UPGRADE, protocol), (header::CONNECTION, "upgrade")];
     (StatusCode::SWITCHING_PROTOCOLS, switch).into_response()
 }

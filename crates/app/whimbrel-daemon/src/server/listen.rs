@@ -1,4 +1,4 @@
-//! Listeners of the API: the unix socket, and TLS over TCP.
+//! Listeners of the API: the unix socket, TLS over TCP, and plain TCP for browsers on this host.
 //!
 //! Nothing holds up `accept`: handshakes are done by tasks. A connection that has not sent a request with a
 //! valid token counts as a handshake; of those there are few, and the oldest of the address that has the most
@@ -107,8 +107,8 @@ impl Api {
         }
     }
 
-    /// Serves users elsewhere, until dropped.
-    pub(crate) async fn serve_tls(self, listener: TcpListener, acceptor: Acceptor) {
+    /// Serves users elsewhere over TLS, and without an acceptor users of this host, until dropped.
+    pub(crate) async fn serve_tcp(self, listener: TcpListener, acceptor: Option<Acceptor>) {
         let (open, mut unknown) = (Open::default(), Handshakes::new(UNKNOWN_MAX));
         loop {
             match listener.accept().await {
@@ -133,13 +133,17 @@ impl Api {
         self,
         stream: TcpStream,
         from: IpAddr,
-        acceptor: Acceptor,
+        acceptor: Option<Acceptor>,
         place: Arc<Place>,
         evicted: oneshot::Receiver<()>,
     ) {
         let known = Arc::new(Notify::new());
-        let connected = Connected { origin: Origin::Tls(from), known: known.clone(), place: Some(place) };
+        let connected = Connected { origin: Origin::Tcp(from), known: known.clone(), place: Some(place) };
         let serving = async {
+            let Some(acceptor) = acceptor else {
+                let _ = stream.set_nodelay(true);
+                return self.serve(stream, connected).await;
+            };
             match acceptor.accept(stream).await {
                 Ok(stream) => self.serve(stream, connected).await,
                 Err(error) => tracing::debug!(%from, %error, "a TLS handshake with a user failed"),

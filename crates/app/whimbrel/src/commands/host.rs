@@ -9,7 +9,7 @@ use crate::{
 use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_api::{Role, RoleError};
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_daemon::{DaemonOptions, ImageSource, RemoteApi};
+use whimbrel_daemon::{DaemonOptions, ImageSource};
 
 const DEFAULT_DATA: &str = "/var/lib/whimbrel";
 
@@ -19,6 +19,7 @@ Examples:
   whimbrel host --listen 10.0.0.1:7400
   whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
   whimbrel host --api-listen 10.0.0.1:7443 --api-group operators=operator
+  whimbrel host --web 127.0.0.1:7480
   whimbrel host --config /etc/whimbrel/alpha.toml
 
 Settings file (TOML); options on the command line override it:
@@ -28,7 +29,8 @@ Settings file (TOML); options on the command line override it:
   socket = \"/run/whimbrel/host.sock\"
   run_dir = \"/dev/shm/whimbrel-alpha\"
   api_listen = \"10.0.0.1:7443\"
-  metrics_listen = \"127.0.0.1:7480\"
+  web = \"127.0.0.1:7480\"
+  metrics_listen = \"127.0.0.1:7490\"
   api_groups = { operators = \"operator\", adm = \"viewer\" }";
 
 /// Run the daemon of this host
@@ -57,7 +59,11 @@ pub(crate) struct Args {
     /// socket
     #[arg(long, value_name = "ADDRESS:PORT")]
     api_listen: Option<SocketAddr>,
-    /// Certificate chain for --api-listen, in PEM [default: one of its own, made at the first start]
+    /// Address of the web page: without TLS on loopback, else with it; --api-listen has it, too
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    web: Option<SocketAddr>,
+    /// Certificate chain for --api-listen and --web, in PEM [default: one of its own, made at the first
+    /// start]
     #[arg(long, value_name = "FILE", requires = "api_key", value_parser = absolute)]
     api_cert: Option<PathBuf>,
     /// Key of --api-cert, in PEM
@@ -92,6 +98,7 @@ impl Args {
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
             image_sources: None,
             api_listen: self.api_listen,
+            web: self.web,
             api_cert: self.api_cert,
             api_key: self.api_key,
             metrics_listen: self.metrics_listen,
@@ -106,7 +113,9 @@ impl Args {
             _ => return Err(half_certificate()),
         };
         Ok(DaemonOptions {
-            remote_api: settings.api_listen.map(|listen| RemoteApi { listen, certificate }),
+            api_listen: settings.api_listen,
+            web: settings.web,
+            api_certificate: certificate,
             api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
             metrics: settings.metrics_listen,

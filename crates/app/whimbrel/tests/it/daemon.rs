@@ -5,6 +5,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
     path::Path,
     process::{Child, Output, Stdio},
 };
@@ -261,4 +263,31 @@ fn a_token_is_all_that_a_user_elsewhere_needs_until_it_is_revoked() {
     assert!(String::from_utf8_lossy(&revoked.stderr).contains("revoked"), "{revoked:?}");
     let audit = fs::read_to_string(host.path().join("data/audit/audit.jsonl")).unwrap();
     assert!(audit.contains("\"who\":\"token bob\"") && audit.contains("/v1/store/gc"), "{audit}");
+}
+
+/// The first bytes that a server answers to a request for its web page in the clear.
+fn page_in_the_clear(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn the_web_page_is_without_tls_on_loopback_only() {
+    let (plain, secure) = (free_address(), free_address());
+    let everywhere = secure.replace("127.0.0.1", "0.0.0.0");
+    let local = Host::start_with("alpha", &format!("web = {plain:?}\n"));
+    let page = page_in_the_clear(&plain);
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("<title>Whimbrel</title>"), "{page}");
+    assert!(page.to_ascii_lowercase().contains("content-security-policy: default-src 'none'"), "{page}");
+    drop(local);
+    let network = Host::start_with("alpha", &format!("web = {everywhere:?}\n"));
+    let page = page_in_the_clear(&secure);
+    assert!(!page.contains("HTTP/1.1"), "{page}");
+    let token = network.path().join("token");
+    fs::write(&token, network.call("token create alice --role viewer").stdout).unwrap();
+    let wrong = call_remotely(&secure, &token, &"00".repeat(32), "ps");
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("sha256:"), "it speaks TLS: {wrong:?}");
 }

@@ -3,7 +3,7 @@
 //! One table has every call: method, path, role, reach. The router is built from [`Endpoint`]s, so a call
 //! without an entry here does not build.
 
-use crate::server::access::may::Action;
+use crate::server::access::may::{Action, Object};
 use axum::routing::MethodFilter;
 use whimbrel_api::{Role, routes::*};
 
@@ -32,7 +32,6 @@ macro_rules! endpoints {
 
         impl Endpoint {
             /// Every call that the router has.
-            #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)*];
 
             pub(crate) const fn path(self) -> &'static str {
@@ -41,6 +40,12 @@ macro_rules! endpoints {
 
             pub(crate) const fn method(self) -> MethodFilter {
                 match self { $(Self::$name => MethodFilter::$method,)* }
+            }
+
+            /// The call as the API's document has it, like `GET /v1/host`.
+            pub(crate) fn text(self) -> String {
+                let method = match self { $(Self::$name => stringify!($method),)* };
+                format!("{method} {}", self.path())
             }
 
             pub(crate) const fn action(self) -> Action {
@@ -57,6 +62,7 @@ macro_rules! endpoints {
 #[rustfmt::skip]
 endpoints! {
     HostInfo = GET HOST: Viewer Host, "host";
+    Caller = GET CALLER: Viewer Host, "caller";
     OpenApi = GET OPENAPI: Viewer Host, "openapi";
     Machines = GET MACHINES: Viewer Listed, "ps";
     Machine = GET MACHINE: Viewer Objects, "show";
@@ -137,6 +143,14 @@ impl Endpoint {
     /// Whether a successful call is noted in the audit log.
     pub(crate) fn is_noted(self) -> bool {
         self.method() != MethodFilter::GET || matches!(self, Self::Console | Self::Wire)
+    }
+
+    /// What is judged of a call before its parameters are read.
+    pub(crate) fn object(self) -> Object<'static> {
+        match self.reach() {
+            Reach::Everything => Object::Everything,
+            Reach::Host | Reach::Listed | Reach::Objects => Object::Host,
+        }
     }
 
     /// Whether its answer is a stream, which ends when the rights of its caller do.

@@ -7,7 +7,7 @@ use crate::server::{
     access::{
         Access, Origin,
         audit::Entry,
-        endpoints::{Endpoint, Reach},
+        endpoints::Endpoint,
         may::{Action, ApiUser, Object, may},
     },
     http::Failure,
@@ -16,7 +16,7 @@ use crate::server::{
 use axum::{
     body::Body,
     extract::{FromRequestParts, Request, State},
-    http::{Method, header, request::Parts},
+    http::{HeaderValue, Method, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -26,7 +26,7 @@ use std::{
     time::Instant,
 };
 use tokio::sync::Notify;
-use whimbrel_api::{ApiError, ErrorCode, Role};
+use whimbrel_api::{ApiError, CallerInfo, ErrorCode, Role, routes};
 use whimbrel_core::lock;
 
 /// Longest path, and most objects, in an entry of the audit log.
@@ -88,6 +88,21 @@ impl Asker {
         let mut objects = lock(&self.objects);
         if objects.len() < OBJECTS_MAX {
             objects.push(object);
+        }
+    }
+
+    /// What the caller may do.
+    pub(crate) fn info(&self) -> CallerInfo {
+        let ApiUser { name, role, token, .. } = &*self.identity;
+        let allowed = |call: &&Endpoint| may(&self.identity, call.action(), call.object()).is_ok();
+        let token = token.as_ref();
+        CallerInfo {
+            name: name.clone(),
+            role: *role,
+            machines: token.and_then(|token| token.machines.clone()),
+            capsules: token.and_then(|token| token.capsules.clone()),
+            expires_ms: token.and_then(|token| token.expires_ms),
+            calls: Endpoint::ALL.iter().filter(allowed).map(|call| call.text()).collect(),
         }
     }
 
@@ -188,10 +203,7 @@ pub(crate) async fn authorize(endpoint: Endpoint, mut request: Request, next: Ne
         None => Err(ApiError::new(ErrorCode::Internal, "a request came past the gate")),
         Some(asker) => {
             asker.call = Some(endpoint);
-            asker.silently(match endpoint.reach() {
-                Reach::Everything => Object::Everything,
-                Reach::Host | Reach::Listed | Reach::Objects => Object::Host,
-            })
+            asker.silently(endpoint.object())
         }
     };
     let mut response = match judged {
@@ -212,8 +224,26 @@ fn short_path(request: &Request) -> String {
     request.uri().path().chars().take(PATH_MAX).collect()
 }
 
+/// The token of a request: in its `Authorization`, or among the subprotocols of a browser's WebSocket.
 fn bearer(request: &Request) -> Option<String> {
-    let value = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned())
+    let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    if let Some(value) = text(header::AUTHORIZATION) {
+        let (scheme, token) = value.split_once(' ')?;
+        return scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned());
+    }
+    let offered = text(header::SEC_WEBSOCKET_PROTOCOL)?;
+    offered.split(',').find_map(|one| one.trim().strip_prefix(routes::BEARER_SUBPROTOCOL)).map(str::to_owned)
+}
+
+/// Refuses what a page of another site makes a browser send, which has no token and would count as a failed
+/// login of its user's address. Browsers say so themselves (W3C, Fetch Metadata Request Headers).
+pub(crate) async fn refuse_other_sites(request: Request, next: Next) -> Response {
+    let site = request.headers().get("sec-fetch-site").and_then(|value| value.to_str().ok());
+    match site {
+        None | Some("same-origin" | "none") => next.run(request).await,
+        Some(_) => {
+            let text = "a page of another site sent this request";
+            Failure(ApiError::new(ErrorCode::Forbidden, text)).into_response()
+        }
+    }
 }

@@ -48,15 +48,15 @@ pub(crate) struct Access {
 pub(crate) enum Origin {
     /// A process on this host, over the unix socket.
     Socket { uid: u32, gid: u32 },
-    /// A connection over TLS.
-    Tls(IpAddr),
+    /// A connection over TCP: with TLS, or from this host.
+    Tcp(IpAddr),
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket { uid, .. } => write!(f, "socket, user {uid}"),
-            Self::Tls(address) => address.fmt(f),
+            Self::Tcp(address) => address.fmt(f),
         }
     }
 }
@@ -89,7 +89,7 @@ impl Access {
     pub(crate) fn identify(&self, origin: Origin, bearer: Option<&str>) -> Result<ApiUser, ApiError> {
         let source = match origin {
             Origin::Socket { uid, .. } => Source::User(uid),
-            Origin::Tls(address) => Source::of(address),
+            Origin::Tcp(address) => Source::of(address),
         };
         if !lock(&self.logins).may_try(source, Instant::now()) {
             let text = "too many failed logins from this address or user";
@@ -99,7 +99,7 @@ impl Access {
             // A token given on the socket counts, so that its rights can be tried there.
             (_, Some(token)) => self.tokens.find(token).ok_or_else(unknown_token),
             (Origin::Socket { uid, gid }, None) => self.user(uid, gid),
-            (Origin::Tls(_), None) => Err(no_token()),
+            (Origin::Tcp(_), None) => Err(no_token()),
         };
         found.inspect_err(|_| {
             // Root must get in whatever else its programs do.

@@ -24,8 +24,8 @@ use whimbrel_api::TokenRequest;
 const DOCUMENTED: [(&str, &str); 3] = [
     (
         "viewer",
-        "GET /v1/host, GET /v1/openapi.json, GET /v1/machines, GET /v1/machines/{name}, \
-         GET /v1/machines/{name}/console/log, GET /v1/migrations, GET /v1/capsules, \
+        "GET /v1/host, GET /v1/caller, GET /v1/openapi.json, GET /v1/machines, \
+         GET /v1/machines/{name}, GET /v1/machines/{name}/console/log, GET /v1/migrations, GET /v1/capsules, \
          GET /v1/capsules/{capsule}, GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, \
          GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
@@ -103,7 +103,7 @@ impl Drop for Held {
     }
 }
 
-const REMOTE: Origin = Origin::Tls(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9)));
+const REMOTE: Origin = Origin::Tcp(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9)));
 
 impl Gate {
     fn new() -> Self {
@@ -185,7 +185,7 @@ async fn every_call_is_judged_by_role_scope_and_the_token_of_this_moment() {
                 for (method, path) in whimbrel_api::documented_calls() {
                     let call = format!("{method} {path}");
                     // A socket of its own for each, as the limit of failed logins is tested elsewhere.
-                    let from = Origin::Tls(IpAddr::from(u32::to_be_bytes(0x0a00_0000 + tried)));
+                    let from = Origin::Tcp(IpAddr::from(u32::to_be_bytes(0x0a00_0000 + tried)));
                     let (status, said) = gate.send(from, Some(&token), &filled(&call), &body(&call)).await;
                     let (needed, everything) = documented(&call);
                     let about_objects = entry(&method, path).unwrap().reach() == Reach::Objects;
@@ -227,7 +227,7 @@ async fn nobody_without_a_token_gets_in_and_who_tries_too_often_has_to_wait() {
     }
     let token = gate.token("good", Role::Viewer, None);
     assert_eq!(gate.send(REMOTE, Some(&token), "GET /v1/host", &Value::Null).await.0, 429);
-    let elsewhere = Origin::Tls(IpAddr::from([10, 0, 0, 10]));
+    let elsewhere = Origin::Tcp(IpAddr::from([10, 0, 0, 10]));
     assert_eq!(gate.send(elsewhere, Some(&token), "GET /v1/host", &Value::Null).await.0, 200);
     let noted = gate.audit();
     assert_eq!(noted.len(), login_limit::FAILURES_MAX as usize, "the flood beyond is not noted");
@@ -282,5 +282,46 @@ async fn files_of_the_host_are_for_admins_and_other_capsules_are_for_nobody_with
         let (status, said) = get(list.to_owned()).await;
         let all: Vec<Value> = serde_json::from_str(&said).unwrap();
         assert_eq!((status, all.len()), (200, 1), "{list}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_browser_shows_its_token_among_the_subprotocols_and_other_sites_are_refused() {
+    let gate = Gate::new();
+    let token = gate.token("olga", Role::Operator, None);
+    let send = async |headers: &[(&str, &str)]| {
+        let mut request = Request::builder().uri("/v1/machines/web/console");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let connected = Connected { origin: REMOTE, known: Arc::default(), place: None };
+        let router = TowerToHyperService::new(gate.router.clone().layer(Extension(connected)));
+        router.call(request.body(Body::empty()).unwrap()).await.unwrap().status().as_u16()
+    };
+    let offered = format!("whimbrel-console, bearer.{token}");
+    // 400: it is known who asks, and the rest of a WebSocket's head is missing.
+    assert_eq!(send(&[("sec-websocket-protocol", &offered)]).await, 400);
+    assert_eq!(send(&[("sec-websocket-protocol", "whimbrel-console, bearer.guess")]).await, 401);
+    assert_eq!(send(&[("sec-websocket-protocol", &offered), ("sec-fetch-site", "same-origin")]).await, 400);
+    // More of them than failed logins that an address may have, and none counts as one.
+    for site in ["cross-site", "same-site"].iter().cycle().take(30) {
+        assert_eq!(send(&[("sec-fetch-site", site)]).await, 403);
+    }
+    assert_eq!(send(&[("sec-websocket-protocol", &offered)]).await, 400);
+}
+
+#[tokio::test]
+async fn a_caller_is_told_which_calls_are_allowed() {
+    let gate = Gate::new();
+    for (name, role, scope) in [("vera", Role::Viewer, None), ("ci", Role::Operator, Some("web*"))] {
+        let token = gate.token(name, role, scope);
+        let (status, text) = gate.send(REMOTE, Some(&token), "GET /v1/caller", &json!({})).await;
+        let caller: whimbrel_api::CallerInfo = serde_json::from_str(&text).unwrap();
+        assert_eq!((status, caller.role), (200, role), "{text}");
+        for call in Endpoint::ALL.iter().map(|call| call.text()) {
+            let (least, unscoped) = documented(&call);
+            let allowed = role >= least && (scope.is_none() || !unscoped);
+            assert_eq!(caller.calls.contains(&call), allowed, "{name}: {call}");
+        }
     }
 }

@@ -1,0 +1,122 @@
+// Calls of the HTTP API with the token of this tab, and which of them its holder may make.
+import type { ApiError, Call, CallerInfo, Operation } from "./schema";
+
+/** The token is kept for this tab only, and never in an address: those end up in histories and logs. */
+const KEY = "whimbrel-token";
+
+/** A call that failed, as the daemon describes it. */
+export class Failure extends Error {
+  constructor(
+    readonly status: number,
+    readonly api: ApiError,
+  ) {
+    super(api.message);
+  }
+}
+
+let caller: CallerInfo | undefined;
+/** Told when the daemon no longer knows the token. */
+let onRefused: () => void = () => {};
+
+export const token = (): string | null => sessionStorage.getItem(KEY);
+export const currentCaller = (): CallerInfo | undefined => caller;
+export const whenRefused = (told: () => void): void => void (onRefused = told);
+
+/** Whether the holder of the token may make this call at all. */
+export const may = (call: Call): boolean => caller?.calls.includes(call) ?? false;
+
+/** Checks a token, or the one of this tab, and keeps it. */
+export async function login(given?: string): Promise<CallerInfo> {
+  const text = given ?? token() ?? "";
+  const answer = await fetch("/v1/caller", { headers: { authorization: `Bearer ${text}` } });
+  if (!answer.ok) throw await failure(answer);
+  caller = (await answer.json()) as CallerInfo;
+  sessionStorage.setItem(KEY, text);
+  return caller;
+}
+
+export function logout(): void {
+  sessionStorage.removeItem(KEY);
+  caller = undefined;
+}
+
+/** Fills in the parameters of a path. */
+function path(call: Call, parameters: string[]): [string, string] {
+  const [method = "", template = ""] = call.split(" ");
+  let next = 0;
+  return [method, template.replace(/\{[^}]*\}/g, () => encodeURIComponent(parameters[next++] ?? ""))];
+}
+
+async function send(
+  call: Call,
+  parameters: string[],
+  body?: object,
+  signal?: AbortSignal,
+): Promise<Response> {
+  const [method, url] = path(call, parameters);
+  const headers: Record<string, string> = { authorization: `Bearer ${token() ?? ""}` };
+  if (body) headers["content-type"] = "application/json";
+  let answer: Response;
+  try {
+    answer = await fetch(url, {
+      method,
+      headers,
+      body: body ? JSON.stringify(body) : null,
+      cache: "no-store",
+      signal: signal ?? null,
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Failure(0, { code: "unreachable", message: "the host does not answer" });
+  }
+  if (answer.ok) return answer;
+  const failed = await failure(answer);
+  if (answer.status === 401) onRefused();
+  throw failed;
+}
+
+async function failure(answer: Response): Promise<Failure> {
+  const unknown: ApiError = { code: "internal", message: `the host answered ${answer.status}` };
+  const api = await answer.json().catch(() => unknown);
+  return new Failure(answer.status, typeof api?.message === "string" ? api : unknown);
+}
+
+/** Makes a call whose answer is JSON, or nothing. */
+export async function call<T>(name: Call, parameters: string[] = [], body?: object): Promise<T> {
+  const answer = await send(name, parameters, body);
+  const text = await answer.text();
+  return (text ? JSON.parse(text) : undefined) as T;
+}
+
+/** The end of a machine's console log. */
+export async function consoleLog(name: string): Promise<string> {
+  return (await send("GET /v1/machines/{name}/console/log", [name])).text();
+}
+
+/**
+ * States of an operation until it has ended. An EventSource could not send the token, so the lines are read
+ * from the body of an ordinary request.
+ */
+export async function* watch(id: number, signal: AbortSignal): AsyncGenerator<Operation> {
+  const answer = await send("GET /v1/operations/{id}/events", [String(id)], undefined, signal);
+  const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (text + value).split("\n");
+    text = lines.pop() ?? "";
+    for (const line of lines) if (line) yield JSON.parse(line) as Operation;
+  }
+}
+
+/**
+ * Opens a serial console. A browser cannot set headers of a WebSocket, so the token is among the offered
+ * subprotocols, which the daemon reads and does not log.
+ */
+export function openConsole(name: string): WebSocket {
+  const [, url] = path("GET /v1/machines/{name}/console", [name]);
+  const socket = new WebSocket(url, ["whimbrel-console", `bearer.${token() ?? ""}`]);
+  socket.binaryType = "arraybuffer";
+  return socket;
+}

@@ -1,0 +1,118 @@
+// Rounds of a capture or migration as a chart. Built into a file of its own, which comes when it is needed.
+import uPlot from "uplot";
+import { bytes } from "./format";
+
+export interface Round {
+  ms: number;
+  bytes: number;
+  left?: number;
+  downtime_ms?: number | null;
+}
+
+export interface RoundsChart {
+  show(rounds: Round[]): void;
+  close(): void;
+}
+
+const PAGE = 4096;
+const HEIGHT = 250;
+/** Less is drawn as this: a logarithm has no zero. */
+const LEAST = 1024;
+
+/**
+ * Draws what each round sent and left, and the downtime that it predicted. Rounds stand side by side, since the
+ * first takes most of the time, and bytes are on a logarithm, since each sends a part of the one before.
+ */
+export function drawRounds(place: HTMLElement, rounds: Round[]): RoundsChart {
+  const plot = new uPlot(options(place), points(rounds), place);
+  const resized = new ResizeObserver(() => plot.setSize({ width: width(place), height: HEIGHT }));
+  resized.observe(place);
+  return {
+    show: (next) => plot.setData(points(next)),
+    close: () => {
+      resized.disconnect();
+      plot.destroy();
+    },
+  };
+}
+
+const width = (place: HTMLElement): number => Math.max(place.clientWidth - 8, 200);
+
+function options(place: HTMLElement): uPlot.Options {
+  const colour = (name: string) => getComputedStyle(place).getPropertyValue(name).trim();
+  const line = { stroke: colour("--line"), width: 1 };
+  const axis = {
+    stroke: colour("--muted"),
+    grid: line,
+    ticks: line,
+    labelSize: 20,
+    font: "12px system-ui",
+    labelFont: "12px system-ui",
+  };
+  // Every power of two has a place on the axis; every fifth gets a line and a name.
+  const fifth: uPlot.Axis.Filter = (_, all) => all.map((one) => (Math.log2(one) % 5 === 0 ? one : null));
+  const size = (_: uPlot, value: number | null) => (value === null ? "–" : bytes(value));
+  const time = (_: uPlot, value: number | null) =>
+    value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`;
+  const bar = uPlot.paths.bars!({ size: [0.6, 60] });
+  return {
+    width: width(place),
+    height: HEIGHT,
+    scales: {
+      x: { time: false, range: (_, __, max) => [0.4, Math.max(max, 1) + 0.6] },
+      size: { distr: 3, log: 2, range: (_, __, max) => [LEAST, Math.max(max, LEAST * LEAST) * 2] },
+      ms: { range: (_, __, max) => [0, Math.max(max, 1) * 1.1] },
+    },
+    series: [
+      { label: "Round", value: (_, value) => String(value ?? "–") },
+      {
+        label: "Sent",
+        scale: "size",
+        stroke: colour("--accent"),
+        fill: colour("--accent-soft"),
+        width: 1.5,
+        paths: bar,
+        points: { show: false },
+        value: size,
+      },
+      {
+        label: "Left",
+        scale: "size",
+        stroke: colour("--warn"),
+        width: 1.5,
+        points: { size: 6 },
+        value: size,
+      },
+      {
+        label: "Predicted downtime",
+        scale: "ms",
+        stroke: colour("--bad"),
+        width: 1.5,
+        points: { size: 6 },
+        value: time,
+      },
+    ],
+    axes: [
+      { ...axis, label: "round", size: 36, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100] },
+      {
+        ...axis,
+        scale: "size",
+        size: 74,
+        filter: fifth,
+        grid: { ...line, filter: fifth },
+        ticks: { ...line, filter: fifth },
+        values: (_, all) => all.map((one) => (one === null ? "" : bytes(one))),
+      },
+      { ...axis, scale: "ms", side: 1, label: "ms", size: 56, grid: { show: false } },
+    ],
+  };
+}
+
+function points(rounds: Round[]): uPlot.AlignedData {
+  return [
+    rounds.map((_, index) => index + 1),
+    rounds.map((round) => Math.max(round.bytes, LEAST)),
+    rounds.map((round) => Math.max((round.left ?? 0) * PAGE, LEAST)),
+    rounds.map((round) => round.downtime_ms ?? null),
+  ];
+}

@@ -1,0 +1,115 @@
+// Parts of the page that come in files of their own when they are first shown.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { openConsole } from "./api";
+import { bytes, count, duration } from "./format";
+import { Table } from "./parts";
+import type { RoundInfo } from "./schema";
+
+type ConsoleModule = typeof import("./console");
+type ChartModule = typeof import("./chart");
+
+// The build leaves these imports as they are, so they name files of the daemon.
+const consoleModule = (): Promise<ConsoleModule> => import(/* @vite-ignore */ "/console.js" as string);
+const chartModule = (): Promise<ChartModule> => import("/chart.js" as string);
+
+/** The serial console of a machine, typed into. */
+export function Console({ name }: { name: string }) {
+  const place = useRef<HTMLDivElement>(null);
+  const [problem, setProblem] = useState<string>();
+  const [turn, again] = useState(0);
+  useEffect(() => {
+    let [live, close] = [true, () => {}];
+    setProblem(undefined);
+    const ended = (opened: boolean) =>
+      live &&
+      setProblem(
+        opened
+          ? "The console has ended: the machine stopped, or the token may not use it any more."
+          : "The console cannot be opened.",
+      );
+    void consoleModule().then((module) => {
+      if (!live || !place.current) return;
+      const terminal = module.openConsole(place.current, openConsole(name), ended);
+      terminal.focus();
+      close = terminal.close;
+    });
+    return () => {
+      live = false;
+      close();
+    };
+  }, [name, turn]);
+  return (
+    <>
+      {problem && (
+        <p class="notice" role="status">
+          {problem}{" "}
+          <button type="button" onClick={() => again(turn + 1)}>
+            Connect again
+          </button>
+        </p>
+      )}
+      <div class="serial" role="region" aria-label={`Serial console of ${name}`}>
+        <div ref={place} />
+      </div>
+      <p class="hint">
+        Tab and Ctrl-C go to the guest. To leave the terminal with the keyboard, use Ctrl-Shift-L.
+      </p>
+    </>
+  );
+}
+
+/** Rounds as a chart, and as a table for those who do not see it. */
+export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
+  const place = useRef<HTMLDivElement>(null);
+  const chart = useRef<{ show(rounds: RoundInfo[]): void; close(): void } | null>(null);
+  const [ready, setReady] = useState(false);
+  useEffect(() => {
+    let live = true;
+    void chartModule().then((module) => {
+      if (!live || !place.current) return;
+      chart.current = module.drawRounds(place.current, rounds);
+      setReady(true);
+    });
+    return () => {
+      live = false;
+      chart.current?.close();
+    };
+  }, []);
+  useEffect(() => chart.current?.show(rounds), [rounds, ready]);
+  return (
+    <>
+      <div
+        class="chart"
+        ref={place}
+        role="img"
+        aria-label="Chart of the rounds; the table below has its figures"
+        data-rounds={rounds.length}
+      />
+      <Table
+        label="Rounds"
+        rows={rounds.map((round, index) => ({ ...round, number: index + 1 }))}
+        rowKey={(round) => String(round.number)}
+        empty="No round has ended yet."
+        columns={[
+          { name: "Round", kind: "number", cell: (round) => round.number },
+          { name: "Took", kind: "number", cell: (round) => duration(round.ms) },
+          { name: "Pages", kind: "number", cell: (round) => count(round.pages) },
+          { name: "Sent", kind: "number", cell: (round) => bytes(round.bytes) },
+          {
+            name: "Rate",
+            kind: "number",
+            minor: true,
+            cell: (round) => `${bytes((1000 * round.bytes) / Math.max(round.ms, 0.1))}/s`,
+          },
+          { name: "Skipped", kind: "number", minor: true, cell: (round) => count(round.skipped ?? 0) },
+          { name: "Left", kind: "number", cell: (round) => count(round.left ?? 0) },
+          {
+            name: "Predicted downtime",
+            kind: "number",
+            cell: (round) => (round.downtime_ms ? duration(round.downtime_ms) : "–"),
+          },
+        ]}
+      />
+    </>
+  );
+}

@@ -1,0 +1,127 @@
+// All machines of the host: filtered, selected, acted upon.
+import { useState } from "preact/hooks";
+import { Actions } from "../actions";
+import { may } from "../api";
+import { age, bytes, plural } from "../format";
+import { type Column, Head, Loaded, StateBadge, stateText, Table } from "../parts";
+import type { MachineInfo } from "../schema";
+import { usePoll } from "../state";
+
+const owned = (machine: MachineInfo): number => machine.disks.reduce((sum, disk) => sum + disk.owned, 0);
+const size = (machine: MachineInfo): number => machine.disks.reduce((sum, disk) => sum + disk.size, 0);
+
+/** What else is to be known of a machine, in a few words. */
+function notes(machine: MachineInfo): string {
+  const { state, protection, uploads } = machine;
+  const all: string[] = [];
+  if (state.kind === "loading")
+    all.push(`${Math.round((100 * state.resident_pages) / state.total_pages)} % of pages here`);
+  if (state.kind === "crashed" || state.kind === "unreadable") all.push(state.reason);
+  if (state.kind === "handed_off" || state.kind === "serving_pages") all.push(`to ${state.to}`);
+  if (protection?.role === "primary") all.push(`${protection.state.kind} by ${protection.host}`);
+  if (protection?.role === "standby") all.push(`standby of ${protection.host}`);
+  if (uploads) all.push(`uploaded to ${uploads.to}`);
+  return all.join(", ");
+}
+
+export function Machines() {
+  const polled = usePoll<MachineInfo[]>("GET /v1/machines");
+  const [filter, setFilter] = useState("");
+  const [chosen, choose] = useState<Set<string>>(new Set());
+  const all = polled.data ?? [];
+  const text = filter.trim().toLowerCase();
+  const shown = all.filter((one) =>
+    `${one.name} ${stateText(one.state)} ${notes(one)}`.toLowerCase().includes(text),
+  );
+  const selected = shown.filter((one) => chosen.has(one.name));
+  const running = all.filter((one) => one.pid).length;
+  const toggle = (names: string[], on: boolean) => {
+    const next = new Set(chosen);
+    names.forEach((name) => (on ? next.add(name) : next.delete(name)));
+    choose(next);
+  };
+  return (
+    <>
+      <Head title="Machines" note={polled.data && `${plural(all.length, "machine")}, ${running} with a QEMU`}>
+        <input
+          type="search"
+          aria-label="Filter machines"
+          placeholder="Filter by name or state"
+          value={filter}
+          onInput={(event) => setFilter((event.target as HTMLInputElement).value)}
+        />
+      </Head>
+      {may("POST /v1/machines/{name}/stop") && (
+        <div class={`selection ${selected.length ? "" : "none"}`}>
+          <label class="check">
+            <input
+              type="checkbox"
+              checked={selected.length > 0 && selected.length === shown.length}
+              onChange={(event) =>
+                toggle(
+                  shown.map((one) => one.name),
+                  (event.target as HTMLInputElement).checked,
+                )
+              }
+            />
+            {selected.length ? `${selected.length} selected` : "Select all"}
+          </label>
+          <Actions machines={selected} />
+        </div>
+      )}
+      <Loaded polled={polled}>
+        {() => (
+          <Table
+            label="Machines"
+            columns={columns(chosen, toggle)}
+            rows={shown}
+            rowKey={(one) => one.name}
+            selected={(one) => chosen.has(one.name)}
+            empty={
+              all.length
+                ? "No machine matches."
+                : "There is no machine yet. `whimbrel run` makes one; a capsule can be resumed here."
+            }
+          />
+        )}
+      </Loaded>
+    </>
+  );
+}
+
+function columns(chosen: Set<string>, toggle: (names: string[], on: boolean) => void): Column<MachineInfo>[] {
+  const box: Column<MachineInfo> = {
+    name: "Selection",
+    unseen: true,
+    kind: "tight",
+    cell: (one) => (
+      <input
+        type="checkbox"
+        aria-label={`Select ${one.name}`}
+        checked={chosen.has(one.name)}
+        onChange={(event) => toggle([one.name], (event.target as HTMLInputElement).checked)}
+      />
+    ),
+  };
+  const rest: Column<MachineInfo>[] = [
+    { name: "Name", cell: (one) => <a href={`#/machines/${one.name}`}>{one.name}</a> },
+    { name: "State", cell: (one) => <StateBadge state={one.state} /> },
+    { name: "For", kind: "number", cell: (one) => age(one.since_ms) },
+    { name: "CPUs", kind: "number", minor: true, cell: (one) => one.cpus },
+    { name: "Memory", kind: "number", cell: (one) => bytes(one.memory) },
+    {
+      name: "Disks",
+      kind: "number",
+      minor: true,
+      cell: (one) => (one.disks.length ? bytes(size(one)) : "–"),
+    },
+    {
+      name: "Changed",
+      kind: "number",
+      minor: true,
+      cell: (one) => (one.disks.length ? bytes(owned(one)) : "–"),
+    },
+    { name: "Notes", kind: "wide", minor: true, cell: (one) => <span title={notes(one)}>{notes(one)}</span> },
+  ];
+  return may("POST /v1/machines/{name}/stop") ? [box, ...rest] : rest;
+}
