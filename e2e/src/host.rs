@@ -21,7 +21,9 @@ use whimbrel_testkit::lab::{Lab, Process};
 /// Where daemons listen for each other.
 const PORT: u16 = 7400;
 /// Where daemons have their metrics.
-const METRICS_PORT: u16 = 7480;
+const METRICS_PORT: u16 = 7490;
+/// Where daemons have their page: each has the loopback of its own host.
+pub const WEB: &str = "127.0.0.1:7480";
 
 /// A host and its daemon.
 pub struct HostProcess {
@@ -84,7 +86,7 @@ impl HostProcess {
     pub fn start_daemon(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log()).expect("a log file");
         let mut command = self.inside(binary());
-        command.args(["host", "--name", &self.name, "--listen", &self.address]);
+        command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
         if self.settings().exists() {

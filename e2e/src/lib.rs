@@ -13,7 +13,7 @@ mod ssh;
 pub use cluster::Cluster;
 pub use console::{console, wait_reborn};
 pub use guest::{DHCP, GUEST_ADDRESS, Guest};
-pub use host::{HostProcess, Refusal, binary as command_line};
+pub use host::{HostProcess, Refusal, WEB, binary as command_line};
 pub use ssh::Ssh;
 
 use std::time::Duration;

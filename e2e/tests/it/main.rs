@@ -27,4 +27,5 @@ mod session;
 mod ssh;
 mod stages;
 mod tunnel;
+mod web;
 mod wws;

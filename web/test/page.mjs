@@ -1,0 +1,215 @@
+// What a person does with the page, with a real machine behind it: looks, types into its console, saves it,
+// stops and starts it, suspends and resumes it, and watches it migrate.
+import {
+  answer,
+  check,
+  enter,
+  expectProblems,
+  go,
+  inspect,
+  log,
+  picture,
+  run,
+  settings,
+} from "./browser.mjs";
+
+const PAGES = [
+  "machines",
+  "machines/web",
+  "machines/web/log",
+  "machines/web/protection",
+  "machines/web/capsules",
+  "capsules",
+  "operations",
+  "migrations",
+  "networks",
+  "host",
+];
+
+async function refusesStrangers(browser) {
+  const context = await browser.newContext();
+  const page = await context.newPage();
+  const answered = await page.goto(settings.url);
+  const headers = answered.headers();
+  const policy = headers["content-security-policy"] ?? "";
+  check(policy.includes("script-src 'self'") && !policy.includes("unsafe"), `the policy is ${policy}`);
+  check(
+    policy.includes("frame-ancestors 'none'") && headers["x-frame-options"] === "DENY",
+    "it can be put into a frame",
+  );
+  check(headers["x-content-type-options"] === "nosniff", "types may be guessed");
+  await inspect(page, "the login");
+  await picture(page, "login");
+  await page.getByLabel("Token").fill("whimbrel_wrong");
+  await page.getByRole("button", { name: "Log in" }).click();
+  await page.getByRole("alert").getByText("unknown, revoked or expired").waitFor();
+  check((await page.evaluate(() => sessionStorage.length)) === 0, "a wrong token is kept");
+  const foreign = await context.request.get(`${settings.url}v1/machines`, {
+    headers: { "sec-fetch-site": "cross-site" },
+  });
+  check(foreign.status() === 403, `a request of another site got ${foreign.status()}`);
+  await context.close();
+}
+
+const state = (page, name) =>
+  page.getByRole("heading", { level: 1 }).locator("..").getByText(name, { exact: true });
+
+async function typesIntoTheConsole(page) {
+  await go(page, "machines/web/console");
+  const terminal = page.getByRole("region", { name: "Serial console of web" });
+  await terminal.locator(".xterm-screen").waitFor();
+  // The guest drops what comes before it listens, so the question is repeated.
+  const answered = terminal.locator(".xterm-rows").getByText("whimbrel! browser");
+  for (let turn = 0; turn < 60 && (await answered.count()) === 0; turn++) {
+    await page.keyboard.type("whimbrel? browser ping\n");
+    await page.waitForTimeout(500);
+  }
+  check((await answered.count()) > 0, `the guest does not answer: ${await terminal.innerText()}`);
+  await inspect(page, "the console");
+  await picture(page, "console");
+}
+
+async function savesIt(page) {
+  await go(page, "machines/web");
+  await page.getByRole("button", { name: "Checkpoint" }).click();
+  await answer(page, "Checkpoint", { Tag: "first" });
+  await page.getByText("Checkpoint web: done").waitFor();
+  await go(page, "capsules");
+  await page.getByRole("link", { name: "first", exact: true }).waitFor();
+  await page.getByRole("button", { name: "Tag first", exact: true }).click();
+  await answer(page, "Tag", { Tag: "golden" });
+  await page.getByText("golden").first().waitFor();
+  await picture(page, "capsules");
+  // The label is text, whatever it looks like.
+  await page.getByRole("link", { name: "before", exact: true }).click();
+  await page.getByText("note=<img src=x onerror=alert(1)>").waitFor();
+  await page.getByRole("button", { name: "Compare" }).click();
+  await page.getByRole("table", { name: "Changes" }).waitFor();
+  await inspect(page, "a capsule");
+  await picture(page, "capsule");
+}
+
+async function suspendsAndResumesIt(page) {
+  await go(page, "machines/web");
+  await page.getByRole("button", { name: "Suspend" }).click();
+  await answer(page, "Suspend");
+  await state(page, "suspended").waitFor();
+  // By the list this time, and by the keyboard.
+  await go(page, "machines");
+  await page.getByLabel("Select web").focus();
+  await page.keyboard.press("Space");
+  await page.getByRole("button", { name: "Resume" }).press("Enter");
+  await page.getByText("Resume web: done").waitFor();
+  await page
+    .getByRole("row", { name: "web" })
+    .getByText(/running|loading/)
+    .waitFor();
+}
+
+async function stopsAndStartsIt(page) {
+  await go(page, "machines/web");
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await page.getByRole("dialog").waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await answer(page, "Stop", { "Switch it off at once, without asking the guest": true });
+  await state(page, "stopped").waitFor();
+  await page.getByRole("button", { name: "Start", exact: true }).click();
+  await state(page, "running").waitFor();
+}
+
+async function watchesAMigration(page) {
+  await go(page, "machines/web");
+  await page.getByRole("button", { name: "Migrate" }).click();
+  await answer(page, "Migrate", { Target: "beta" });
+  await page
+    .getByRole("complementary", { name: "Activity" })
+    .getByRole("link", { name: "Migrate web" })
+    .click();
+  await page.getByText("succeeded").waitFor();
+  const rounds = await page.getByRole("table", { name: "Rounds" }).locator("tbody tr").count();
+  check(rounds > 0, "no round is shown");
+  await page.locator(".chart canvas").waitFor();
+  await picture(page, "operation");
+  await go(page, "migrations");
+  await page.getByRole("link", { name: "web", exact: true }).click();
+  await page.getByRole("heading", { name: "web to beta" }).waitFor();
+  await page.locator(".chart canvas").waitFor();
+  await inspect(page, "a migration");
+  await picture(page, "migration");
+}
+
+async function offersAViewerNothing(browser) {
+  const page = await enter(browser, settings.viewer);
+  await go(page, "machines/web");
+  await state(page, "running").waitFor();
+  for (const name of ["Stop", "Checkpoint", "Delete"]) {
+    check((await page.getByRole("button", { name }).count()) === 0, `a viewer is offered ${name}`);
+  }
+  check((await page.getByRole("link", { name: "Console" }).count()) === 0, "a viewer is offered the console");
+  // Nor does it help to call what is not offered.
+  const stopped = await page.evaluate(async () => {
+    const headers = { authorization: `Bearer ${sessionStorage.getItem("whimbrel-token")}` };
+    return (await fetch("/v1/machines/web/stop", { method: "POST", headers })).status;
+  });
+  check(stopped === 403, `a viewer stops a machine: ${stopped}`);
+  const opened = await page.evaluate(
+    () =>
+      new Promise((told) => {
+        const protocols = ["whimbrel-console", `bearer.${sessionStorage.getItem("whimbrel-token")}`];
+        const socket = new WebSocket("/v1/machines/web/console", protocols);
+        socket.onopen = () => told(true);
+        socket.onerror = () => told(false);
+      }),
+  );
+  check(!opened, "a viewer opens a console");
+  expectProblems("403");
+  await page.context().close();
+}
+
+/** Every page in the light, in the dark and on a phone. */
+async function looksAtEverything(browser) {
+  const phone = { viewport: { width: 390, height: 780 } };
+  for (const [look, options] of Object.entries({ light: {}, dark: { colorScheme: "dark" }, phone })) {
+    const page = await enter(browser, settings.admin, options);
+    for (const name of PAGES) {
+      await go(page, name);
+      await page.getByText("Loading …").first().waitFor({ state: "detached" });
+      await inspect(page, `${name}, ${look}`);
+      await picture(page, `${look}-${name.replaceAll("/", "-")}`);
+    }
+    await page.context().close();
+  }
+}
+
+async function endsWithItsToken(browser) {
+  const admin = await enter(browser, settings.admin);
+  const viewer = await enter(browser, settings.viewer);
+  await go(admin, "host");
+  await admin.getByRole("button", { name: "Revoke vera" }).click();
+  await answer(admin, "Revoke");
+  await viewer.getByText("This token is no longer accepted.").waitFor();
+  expectProblems("401");
+}
+
+await run(async (browser) => {
+  const step = async (name, work) => {
+    const begun = Date.now();
+    await work();
+    log(`${name}: ${Date.now() - begun} ms`);
+  };
+  await step("a stranger", () => refusesStrangers(browser));
+  const page = await enter(browser, settings.operator);
+  await page.getByRole("link", { name: "web", exact: true }).waitFor();
+  await step("console", () => typesIntoTheConsole(page));
+  await step("viewer", () => offersAViewerNothing(browser));
+  await step("checkpoint", () => savesIt(page));
+  await step("looks", () => looksAtEverything(browser));
+  await step("suspend", () => suspendsAndResumesIt(page));
+  await step("stop", () => stopsAndStartsIt(page));
+  // It has to have come up again, or it has nothing to migrate but its firmware.
+  await step("console after a start", () => typesIntoTheConsole(page));
+  await step("migration", () => watchesAMigration(page));
+  await step("a token's end", () => endsWithItsToken(browser));
+});
