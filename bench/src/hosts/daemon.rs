@@ -12,6 +12,8 @@ use whimbrel_testkit::lab::{Host, Namespace, Process};
 
 /// Where daemons listen for each other.
 const PORT: u16 = 7400;
+/// Where a daemon has its web page: on the loopback of its own host.
+pub(crate) const WEB: &str = "127.0.0.1:7480";
 /// How long a daemon may take to come up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -90,7 +92,7 @@ impl Daemon {
         let first = self.first_pid()?.to_string();
         let mut command = Command::new("nsenter");
         command.args(["--target", &first, "--pid", "--mount", "--"]).arg(program()?);
-        command.args(["host", "--name", &self.name, "--listen", &self.address]);
+        command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

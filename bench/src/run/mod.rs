@@ -19,6 +19,7 @@ mod moved_stores;
 mod muncher;
 mod nbd;
 mod operate;
+mod operate_web;
 mod ours;
 mod over_control;
 pub(crate) mod patch;
