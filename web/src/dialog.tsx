@@ -44,7 +44,12 @@ export function Dialogs() {
 
 function Dialog({ question, end }: { question: Question; end: (given: Answers | undefined) => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => dialog.current?.showModal(), []);
+  useEffect(() => {
+    const before = document.activeElement;
+    dialog.current?.showModal();
+    // The keyboard goes on where it was.
+    return () => before instanceof HTMLElement && before.focus();
+  }, []);
   const submit = (event: SubmitEvent) => {
     event.preventDefault();
     const given: Answers = {};

@@ -75,7 +75,11 @@ export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
       chart.current?.close();
     };
   }, []);
-  useEffect(() => chart.current?.show(rounds), [rounds, ready]);
+  useEffect(() => {
+    if (!chart.current || !place.current) return;
+    chart.current.show(rounds);
+    place.current.dataset.drawn = String(rounds.length);
+  }, [rounds, ready]);
   return (
     <>
       <div
@@ -83,7 +87,6 @@ export function Rounds({ rounds }: { rounds: RoundInfo[] }) {
         ref={place}
         role="img"
         aria-label="Chart of the rounds; the table below has its figures"
-        data-rounds={rounds.length}
       />
       <Table
         label="Rounds"

@@ -131,6 +131,7 @@ async function watchesAMigration(page) {
   const rounds = await page.getByRole("table", { name: "Rounds" }).locator("tbody tr").count();
   check(rounds > 0, "no round is shown");
   await page.locator(".chart canvas").waitFor();
+  await page.getByText(/^to beta: downtime/).waitFor();
   await picture(page, "operation");
   await go(page, "migrations");
   await page.getByRole("link", { name: "web", exact: true }).click();

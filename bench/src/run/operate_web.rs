@@ -1,5 +1,8 @@
 //! `web.first`: the web page of a host with 200 machines, in a headless Chromium with an empty cache: what
 //! the first load brings, and the time until the list can be used. Loopback; machines are switched off.
+//!
+//! `web.live`: how late the rounds of a migration are on its chart, from the line of a round in the stream of
+//! the operation on. The daemon sends that line when the round ends.
 
 use super::{Context, Experiment};
 use crate::harness::{Goal, Row, Samples};
@@ -9,36 +12,69 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use whimbrel_core::ByteSize;
-use whimbrel_testkit::guest::GuestOptions;
+use whimbrel_testkit::guest::{GuestOptions, Work};
 
 const MACHINES: usize = 200;
 
-pub(super) const EXPERIMENTS: &[Experiment] = &[Experiment {
-    rows: &["operate.web.first"],
-    about: "load the web page of a host with 200 machines",
-    run: first,
-}];
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        rows: &["operate.web.first"],
+        about: "load the web page of a host with 200 machines",
+        run: first,
+    },
+    Experiment {
+        rows: &["operate.web.live"],
+        about: "watch the rounds of a migration on the web page",
+        run: live,
+    },
+];
 
 fn first(context: &Context) -> Result<Vec<Row>> {
     let mut hosts = Hosts::start(&["alpha"])?;
     fill(&mut hosts)?;
-    let alpha = hosts.get("alpha")?;
-    let token = alpha.run(&["token", "create", "bench", "--role", "admin"])?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/test/first.mjs");
-    let script = script.to_str().context("a path that is not UTF-8")?;
-    let (url, times) = (format!("http://{WEB}/"), context.times(20, 5).to_string());
-    let (machines, folder) = (MACHINES.to_string(), hosts.disk().to_string_lossy().into_owned());
-    let arguments = [script, &url, token.trim(), &machines, &times, &folder];
-    let text = hosts.lab.host("alpha").output("node", &arguments)?;
-    let loads: Vec<Value> = serde_json::from_str(&text).context("the script prints something else")?;
-    let samples = |field: &str, unit: f64| {
-        let values = loads.iter().map(|load| load[field].as_f64().map(|value| value / unit));
-        values.collect::<Option<Vec<f64>>>().map(Samples::new).context("a load without its figures")
-    };
+    let times = context.times(20, 5).to_string();
+    let loads = browse(&hosts, "first.mjs", &[&MACHINES.to_string(), &times])?;
     Ok(vec![
-        Row::new("operate.web.first", "bytes", "KB", &samples("bytes", 1e3)?).goal(Goal::AtMost(300.0)),
-        Row::new("operate.web.first", "interactive", "s", &samples("ms", 1e3)?).goal(Goal::AtMost(1.0)),
+        Row::new("operate.web.first", "bytes", "KB", &samples(&loads, "bytes", 1e3)?)
+            .goal(Goal::AtMost(300.0)),
+        Row::new("operate.web.first", "interactive", "s", &samples(&loads, "ms", 1e3)?)
+            .goal(Goal::AtMost(1.0)),
     ])
+}
+
+fn live(context: &Context) -> Result<Vec<Row>> {
+    let hosts = Hosts::start(&["alpha", "beta"])?;
+    let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
+    let work = Work::Dirty { region_mib: 64, pages_per_second: 5000, bytes_per_page: 64 };
+    Machine::small(ByteSize(256 << 20), GuestOptions { work, ..GuestOptions::default() })
+        .run(alpha, "web")?;
+    let mut rounds = Vec::new();
+    while rounds.len() < context.times(50, 10) {
+        rounds.extend(browse(&hosts, "live.mjs", &["web", "beta"])?);
+        beta.run(&["migrate", "web", "alpha"])?;
+    }
+    let row = Row::new("operate.web.live", "a round", "ms", &samples(&rounds, "ms", 1.0)?);
+    Ok(vec![row.goal(Goal::AtMost(300.0))])
+}
+
+/// Runs a script of `web/test` on alpha, with a token of its own; the objects that it printed.
+fn browse(hosts: &Hosts, script: &str, more: &[&str]) -> Result<Vec<Value>> {
+    let alpha = hosts.get("alpha")?;
+    let listed = alpha.json(&["token", "ls"])?;
+    let name = format!("bench-{}", listed.as_array().map_or(0, Vec::len));
+    let token = alpha.run(&["token", "create", &name, "--role", "admin"])?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/test").join(script);
+    let script = script.to_str().context("a path that is not UTF-8")?;
+    let (url, folder) = (format!("http://{WEB}/"), hosts.disk().to_string_lossy().into_owned());
+    let arguments = [&[script, &url, token.trim()], more, &[&folder]].concat();
+    let text = hosts.lab.host("alpha").output("node", &arguments)?;
+    serde_json::from_str(&text).context("the script prints something else")
+}
+
+/// A figure of each, in this unit.
+fn samples(of: &[Value], field: &str, unit: f64) -> Result<Samples> {
+    let values = of.iter().map(|one| one[field].as_f64().map(|value| value / unit));
+    values.collect::<Option<Vec<f64>>>().map(Samples::new).context("a figure is missing")
 }
 
 /// Gives the host its machines: one that was run and stopped, and copies of its record.

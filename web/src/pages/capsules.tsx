@@ -100,6 +100,7 @@ export function CapsuleTree({ nodes, empty }: { nodes: GraphNode[]; empty: strin
         { name: "Used by", minor: true, cell: ({ node }) => node.machines.map((one) => one.name).join(", ") },
         {
           name: "Actions",
+          minor: true,
           unseen: true,
           kind: "wide",
           cell: ({ node }) => <CapsuleButtons capsule={node} />,

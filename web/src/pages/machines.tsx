@@ -24,6 +24,9 @@ function notes(machine: MachineInfo): string {
   return all.join(", ");
 }
 
+/** States in which the CPUs of a machine run here. */
+const RUNNING = new Set<string>(["running", "loading", "migrating"]);
+
 export function Machines() {
   const polled = usePoll<MachineInfo[]>("GET /v1/machines");
   const [filter, setFilter] = useState("");
@@ -34,7 +37,7 @@ export function Machines() {
     `${one.name} ${stateText(one.state)} ${notes(one)}`.toLowerCase().includes(text),
   );
   const selected = shown.filter((one) => chosen.has(one.name));
-  const running = all.filter((one) => one.pid).length;
+  const running = all.filter((one) => RUNNING.has(one.state.kind)).length;
   const toggle = (names: string[], on: boolean) => {
     const next = new Set(chosen);
     names.forEach((name) => (on ? next.add(name) : next.delete(name)));
@@ -42,7 +45,7 @@ export function Machines() {
   };
   return (
     <>
-      <Head title="Machines" note={polled.data && `${plural(all.length, "machine")}, ${running} with a QEMU`}>
+      <Head title="Machines" note={polled.data && `${plural(all.length, "machine")}, ${running} running`}>
         <input
           type="search"
           aria-label="Filter machines"

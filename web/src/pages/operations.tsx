@@ -1,10 +1,10 @@
 // Work that runs or has ended lately, as it goes on, and how to cancel it.
 import { useEffect, useState } from "preact/hooks";
 import { may, watch } from "../api";
-import { age, bytes, count } from "../format";
+import { age, bytes, count, duration, short } from "../format";
 import { Rounds } from "../lazy";
 import { Badge, Bar, Head, Loaded, Section, Table } from "../parts";
-import type { Operation, OperationState } from "../schema";
+import type { Operation, OperationResult, OperationState } from "../schema";
 import { act, usePoll } from "../state";
 
 const TONES: Record<OperationState["state"], string> = {
@@ -14,12 +14,36 @@ const TONES: Record<OperationState["state"], string> = {
   cancelled: "quiet",
 };
 
+/** What came of an operation, of those that have more to say than that they are done. */
+function resultText(result: OperationResult): string | undefined {
+  switch (result.kind) {
+    case "checkpoint":
+    case "suspend":
+      return `capsule ${short(result.capsule)}: pause ${duration(result.pause_ms)}, took ${duration(result.total_ms)}, added ${bytes(result.bytes_added)}`;
+    case "resume":
+    case "clone":
+      return `${result.machines.join(", ")}: running after ${duration(result.to_running_ms)}`;
+    case "migrate":
+      return `to ${result.host}: downtime ${duration(result.downtime_ms)}, took ${duration(result.total_ms)}, sent ${bytes(result.wire_bytes)}`;
+    case "protect":
+      return `standby on ${result.host}: pause ${duration(result.pause_ms)}, took ${duration(result.total_ms)}`;
+    case "failover":
+      return `to ${result.host}: downtime ${duration(result.downtime_ms)}`;
+    case "gc":
+      return `freed ${bytes(result.freed)}, the store has ${bytes(result.stored)}`;
+    case "verify":
+      return `${count(result.objects)} objects of ${count(result.capsules)} capsules, ${result.damaged.length} damaged`;
+    default:
+      return undefined;
+  }
+}
+
 /** What an operation does right now, or how it ended. */
 export function stageText(operation: Operation): string {
   const { progress } = operation;
   if (operation.state === "failed") return operation.error.message;
   if (operation.state === "cancelled") return operation.left;
-  if (operation.state === "succeeded") return progress.detail ?? "";
+  if (operation.state === "succeeded") return resultText(operation.result) ?? progress.detail ?? "";
   const unit = (number: number) => (progress.unit === "bytes" ? bytes(number) : count(number));
   const total = progress.total ? ` of ${unit(progress.total)}` : "";
   const rate = progress.rate_per_s ? `, ${unit(Math.round(progress.rate_per_s))}/s` : "";
