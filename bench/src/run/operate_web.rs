@@ -80,7 +80,8 @@ fn samples(of: &[Value], field: &str, unit: f64) -> Result<Samples> {
 /// Gives the host its machines: one that was run and stopped, and copies of its record.
 fn fill(hosts: &mut Hosts) -> Result<()> {
     let alpha = hosts.get("alpha")?;
-    Machine::small(ByteSize(96 << 20), GuestOptions::default()).run(alpha, "web")?;
+    let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
+    Machine::small(ByteSize(96 << 20), options).run(alpha, "web")?;
     alpha.run(&["stop", "web", "--kill"])?;
     let folder = hosts.disk().join("alpha/machines");
     let record = fs::read_to_string(folder.join("web/machine.json"))?;
