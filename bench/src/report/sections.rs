@@ -58,6 +58,14 @@ const OPERATION: Section = Section {
     about: "What a host with 200 machines costs those who run it; 20 of the machines run and idle.",
     notes: &[],
     families: &[
+        (
+            "operate.web.first",
+            "First load of the web page with 200 machines, nothing cached: bytes, and time until the list can be used.",
+        ),
+        (
+            "operate.web.live",
+            "How late a round of a migration is on its chart, from the end of the round on.",
+        ),
         ("operate.scrape", "Time to read `/metrics` over the socket, and bytes of the page."),
         ("operate.daemon", "Memory that only the daemon has, and its processor time while nothing happens."),
         ("operate.package", "Installed size of the Debian package of a host."),

@@ -3,7 +3,7 @@
 //! Twenty machines run and idle; the others are switched off, with a record each. Figures are those of the
 //! daemon alone: not of QEMUs, nor of what it maps of guests.
 
-use super::{Context, Experiment};
+use super::{Context, Experiment, operate_web};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Daemon, Hosts, Machine, Resident};
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::GuestOptions;
 
-const MACHINES: usize = 200;
+pub(super) const MACHINES: usize = 200;
 const RUNNING: usize = 20;
 const CASE: &str = "200 machines, 20 of them running";
 
@@ -28,6 +28,16 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: host,
     },
     Experiment { rows: &["operate.package"], about: "build the package of a host", run: package },
+    Experiment {
+        rows: &["operate.web.first"],
+        about: "load the web page of a host with 200 machines",
+        run: operate_web::first,
+    },
+    Experiment {
+        rows: &["operate.web.live"],
+        about: "watch the rounds of a migration on the web page",
+        run: operate_web::live,
+    },
 ];
 
 fn host(context: &Context) -> Result<Vec<Row>> {
@@ -58,7 +68,7 @@ fn host(context: &Context) -> Result<Vec<Row>> {
 }
 
 /// Gives the host its machines, and a daemon that has just started.
-fn fill(hosts: &mut Hosts) -> Result<()> {
+pub(super) fn fill(hosts: &mut Hosts) -> Result<()> {
     let alpha = hosts.get("alpha")?;
     let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
     Machine::small(ByteSize(96 << 20), options).run(alpha, "origin")?;

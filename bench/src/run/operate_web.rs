@@ -1,35 +1,21 @@
 //! `web.first`: the web page of a host with 200 machines, in a headless Chromium with an empty cache: what
-//! the first load brings, and the time until the list can be used. Loopback; machines are switched off.
+//! the first load brings, and the time until the list can be used. Loopback.
 //!
 //! `web.live`: how late the rounds of a migration are on its chart, from the line of a round in the stream of
 //! the operation on. The daemon sends that line when the round ends.
 
-use super::{Context, Experiment};
+use super::Context;
+use super::operate::{MACHINES, fill};
 use crate::harness::{Goal, Row, Samples};
 use crate::hosts::{Hosts, Machine, WEB};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde_json::Value;
-use std::fs;
 use std::path::Path;
 use whimbrel_core::ByteSize;
 use whimbrel_testkit::guest::{GuestOptions, Work};
 
-const MACHINES: usize = 200;
-
-pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment {
-        rows: &["operate.web.first"],
-        about: "load the web page of a host with 200 machines",
-        run: first,
-    },
-    Experiment {
-        rows: &["operate.web.live"],
-        about: "watch the rounds of a migration on the web page",
-        run: live,
-    },
-];
-
-fn first(context: &Context) -> Result<Vec<Row>> {
+/// The page with its list of machines.
+pub(super) fn first(context: &Context) -> Result<Vec<Row>> {
     let mut hosts = Hosts::start(&["alpha"])?;
     fill(&mut hosts)?;
     let times = context.times(20, 5).to_string();
@@ -42,7 +28,8 @@ fn first(context: &Context) -> Result<Vec<Row>> {
     ])
 }
 
-fn live(context: &Context) -> Result<Vec<Row>> {
+/// The chart of a migration.
+pub(super) fn live(context: &Context) -> Result<Vec<Row>> {
     let hosts = Hosts::start(&["alpha", "beta"])?;
     let (alpha, beta) = (hosts.get("alpha")?, hosts.get("beta")?);
     let work = Work::Dirty { region_mib: 64, pages_per_second: 5000, bytes_per_page: 64 };
@@ -75,25 +62,4 @@ fn browse(hosts: &Hosts, script: &str, more: &[&str]) -> Result<Vec<Value>> {
 fn samples(of: &[Value], field: &str, unit: f64) -> Result<Samples> {
     let values = of.iter().map(|one| one[field].as_f64().map(|value| value / unit));
     values.collect::<Option<Vec<f64>>>().map(Samples::new).context("a figure is missing")
-}
-
-/// Gives the host its machines: one that was run and stopped, and copies of its record.
-fn fill(hosts: &mut Hosts) -> Result<()> {
-    let alpha = hosts.get("alpha")?;
-    let options = GuestOptions { buffer_mib: 16, ..GuestOptions::default() };
-    Machine::small(ByteSize(96 << 20), options).run(alpha, "web")?;
-    alpha.run(&["stop", "web", "--kill"])?;
-    let folder = hosts.disk().join("alpha/machines");
-    let record = fs::read_to_string(folder.join("web/machine.json"))?;
-    let alpha = hosts.get_mut("alpha")?;
-    alpha.end_daemon()?;
-    for number in 2..=MACHINES {
-        let (copy, name) = (folder.join(format!("web-{number}")), format!("\"web-{number}\""));
-        fs::create_dir(&copy)?;
-        fs::write(copy.join("machine.json"), record.replace("\"web\"", &name))?;
-    }
-    alpha.begin()?;
-    let machines = alpha.json(&["ps"])?.as_array().map_or(0, Vec::len);
-    ensure!(machines == MACHINES, "the host has {machines} machines");
-    Ok(())
 }

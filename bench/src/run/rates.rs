@@ -1,5 +1,5 @@
-//! `migrate.rates`, `migrate.10g`: an idle guest and one that writes, over links from 128 Mbit/s to 10 Gbit/s, beside each
-//! of QEMU's own ways to move them.
+//! `migrate.rates`, `migrate.10g`: an idle guest and one that writes, over links from 128 Mbit/s to 10
+//! Gbit/s, beside each of QEMU's own ways to move them.
 //!
 //! Total time, bytes and the downtime that a client sees. Of post-copy, time and bytes are up to when the
 //! last page is there. A full run takes some three hours: 800 moves, each of a freshly booted guest. Of a

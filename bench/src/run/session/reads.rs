@@ -1,5 +1,6 @@
-//! `session.open-dir`, `session.read`, `session.random.reads` and `session.ls.behind`: a directory of many
-//! files, a large file from end to end and at random places, and a listing that a write-back must not hold up.
+//! `session.open-dir`, `session.read`, `session.random.reads`, `session.ls.behind`: a directory of many
+//! files, a large file from end to end and at random places, and a listing that a write-back must not hold
+//! up.
 
 use super::far::{Far, LAN_1000, seconds};
 use crate::harness::{Chance, Goal, Row, Samples};

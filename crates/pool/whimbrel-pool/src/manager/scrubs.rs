@@ -38,8 +38,7 @@ impl ManagerService {
     pub async fn scrubs(&self) -> Result<Vec<(String, ScrubReport)>, Refusal> {
         let members = self.shared.meta.members().await?;
         let scrubs = lock(&self.shared.scrubs);
-        let report =
-            |member: BenefactorRow| scrubs.get(&member.key).map(|report| (member.name, *report));
+        let report = |member: BenefactorRow| scrubs.get(&member.key).map(|report| (member.name, *report));
         Ok(members.into_iter().filter_map(report).collect())
     }
 }
