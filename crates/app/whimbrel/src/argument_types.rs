@@ -110,7 +110,7 @@ fn bits_to_bytes(bits: &str) -> Option<ByteSize> {
     Some(ByteSize(number.parse::<u64>().ok()?.checked_mul(factor)? / 8))
 }
 
-/// Duration, like `50ms`, `2s` or `1m`.
+/// Duration, like `50ms`, `2s`, `1m` or `7d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DurationArg(pub(crate) Duration);
 
@@ -118,7 +118,7 @@ impl FromStr for DurationArg {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let example = "a whole number with ms, s, m or h, like 50ms";
+        let example = "a whole number with ms, s, m, h or d, like 50ms";
         let fail = || ValueError { text: text.to_owned(), what: "duration", example };
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let factor = match &text[digits..] {
@@ -126,6 +126,7 @@ impl FromStr for DurationArg {
             "s" => 1_000,
             "m" | "min" => 60_000,
             "h" => 3_600_000,
+            "d" => 86_400_000,
             _ => return Err(fail()),
         };
         let number: u64 = text[..digits].parse().map_err(|_| fail())?;
@@ -462,6 +463,7 @@ mod tests {
     fn durations_need_a_unit() {
         assert_eq!("50ms".parse(), Ok(DurationArg(Duration::from_millis(50))));
         assert_eq!("2m".parse(), Ok(DurationArg(Duration::from_secs(120))));
+        assert_eq!("7d".parse(), Ok(DurationArg(Duration::from_secs(604_800))));
         let error = "50".parse::<DurationArg>().unwrap_err().to_string();
         assert!(error.contains("like 50ms"), "{error}");
         assert!("99999999999999999999ms".parse::<DurationArg>().is_err());

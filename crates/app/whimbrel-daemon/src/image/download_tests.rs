@@ -110,8 +110,8 @@ async fn a_cancel_ends_a_download_whose_server_is_silent() {
     let location: Location = format!("http://{}/x", listener.local_addr().unwrap()).parse().unwrap();
     let silent = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc");
         asked(&stream);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc");
         stream.read_to_end(&mut Vec::new())
     });
     let (file, checksum) = (tempfile::tempfile().unwrap(), checksum(CONTENT));

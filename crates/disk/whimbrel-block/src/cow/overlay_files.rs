@@ -15,7 +15,14 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use whimbrel_core::Digest;
+
+/// Time to wait for the lock of an overlay. A process that another thread is starting holds every descriptor
+/// of ours, and so each lock, until it executes its program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Directories of an overlay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,10 +150,16 @@ impl OverlayDir {
     fn open_data(&self, options: &mut OpenOptions) -> Result<File, OverlayError> {
         let path = self.data();
         let data = io_at("open", &path, options.read(true).write(true).open(&path))?;
-        match flock(&data, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(data),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(OverlayError::InUse { dir: self.dir.clone() }),
-            Err(errno) => io_at("lock", &path, Err(errno.into())),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match flock(&data, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(data),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(OverlayError::InUse { dir: self.dir.clone() });
+                }
+                Err(errno) => return io_at("lock", &path, Err(errno.into())),
+            }
         }
     }
 

@@ -213,11 +213,13 @@ mod tests {
             }
         }
         assert_eq!(scrub.progress.bytes, used, "each chunk once");
+        assert!(scrub.report(used).late, "the set rate is too low for the set time");
+        scrub.save().unwrap();
+        let mut next = Scrub::open(dir.path(), options);
         assert!(
-            scrub.tick(&store).is_empty() && scrub.progress.bytes == used,
+            next.tick(&store).is_empty() && next.progress.bytes == used,
             "the next round has its own time"
         );
-        assert!(scrub.report(used).late, "the set rate is too low for the set time");
     }
 
     #[test]
