@@ -214,7 +214,7 @@ function Log({ name }: { name: string }) {
       }
     >
       {problem && <p class="notice bad">{problem}</p>}
-      <pre class="log" tabIndex={0} aria-label="Console log">
+      <pre class="log" role="region" tabIndex={0} aria-label="Console log">
         {text === "" ? "The machine has printed nothing." : text?.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "")}
       </pre>
     </Section>
