@@ -5,8 +5,9 @@
 //! it, and answers nobody while that lasts. What clients see of a move less what they see of this is the
 //! move's own.
 //!
-//! QEMU throws its translations away when a breakpoint is set (`breakpoint_invalidate` of `cpu.c`), so a
-//! debugger comes by, sets one and leaves (QEMU documentation, "GDB usage"; GDB manual, "Remote Protocol").
+//! Some releases of QEMU throw their translations away when a breakpoint is set, so a debugger comes by, sets
+//! one and leaves (QEMU documentation, "GDB usage"; GDB manual, "Remote Protocol"). QEMU counts how often it
+//! did that; where a visit changes nothing, the experiment fails instead of comparing with a mere stop.
 
 use super::precopy::{Role, Side};
 use crate::guest::GuestPlan;
@@ -38,7 +39,19 @@ impl Control {
         let debugger = folder.path().join("debugger");
         let command = format!("gdbserver unix:{},server=on,wait=off", debugger.display());
         side.execute("human-monitor-command", json!({ "command-line": command }))?;
-        Ok(Self { side, debugger, _folder: folder })
+        let control = Self { side, debugger, _folder: folder };
+        let before = control.flushes()?;
+        control.interrupt()?;
+        ensure!(control.flushes()? > before, "this QEMU keeps its translations when a breakpoint is set");
+        Ok(control)
+    }
+
+    /// How often QEMU has thrown its translations away.
+    fn flushes(&self) -> Result<u64> {
+        let said = self.side.execute("human-monitor-command", json!({ "command-line": "info jit" }))?;
+        let said = said.as_str().unwrap_or_default();
+        let count = said.lines().find_map(|line| line.strip_prefix("TB flush count"));
+        count.and_then(|count| count.trim().parse().ok()).with_context(|| format!("no count in {said}"))
     }
 
     /// Stops the guest, has its translated code thrown away, and lets it go on. How long it stood still, in
