@@ -216,8 +216,11 @@ impl Daemon {
         }
         let ports = PortsRequest { publish, unpublish: Vec::new() };
         if let Err(error) = self.change_ports(name, &ports) {
-            self.stop(name, StopRequest { mode: StopMode::Kill, timeout_s: None })?;
-            self.delete(name)?;
+            let stopped = self.stop(name, StopRequest { mode: StopMode::Kill, timeout_s: None });
+            if let Err(left) = stopped.and_then(|_| self.delete(name)) {
+                let left = &left as &dyn std::error::Error;
+                tracing::error!(machine = %name, error = left, "a machine without its ports could not be removed");
+            }
             return Err(error);
         }
         Ok(())
