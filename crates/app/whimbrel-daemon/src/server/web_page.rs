@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use std::hash::{DefaultHasher, Hash, Hasher};
+use whimbrel_core::Digest;
 
 /// What the web page may load and call. Scripts and styles come from files only.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -38,16 +38,9 @@ const FILES: &[WebFile] = files! {
 /// The files, for whoever asks: none of them needs a token.
 pub(crate) fn routes() -> Router {
     FILES.iter().fold(Router::new(), |router, file| {
-        let tag = format!("\"{:016x}\"", digest(file.2));
+        let tag = format!("\"{}\"", Digest::of(file.2).short());
         router.route(file.0, get(async move |headers: HeaderMap| answer(file, &tag, &headers)))
     })
-}
-
-/// Tells versions of a file apart; another build may give equal content another number, which costs a reload.
-fn digest(content: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    content.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn answer((_, kind, content): &WebFile, tag: &str, headers: &HeaderMap) -> Response {
