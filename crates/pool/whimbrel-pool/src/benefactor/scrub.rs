@@ -3,8 +3,8 @@
 //! A round reads every chunk on the disk once, in the order of digests, within a set time. Each second it
 //! reads as many bytes as are needed for that, up to a set rate, so it waits by counting bytes and not by
 //! measuring reads. A damaged chunk leaves the index and is reported to the manager, which has another copy
-//! made. Chunks in an object store are left out: they are
-//! checked when they are read. Position and counts outlive a restart (`docs/formats/pool.md`).
+//! made. Chunks in an object store are left out: they are checked when they are read. Position and counts
+//! outlive a restart (`docs/formats/pool.md`).
 
 use super::{ChunkStore, segment::RECORD};
 use crate::protocol::{ScrubReport, next_digest};
