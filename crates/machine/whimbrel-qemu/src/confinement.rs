@@ -7,7 +7,7 @@
 //! Nothing given up here can be had back: the bounding set is empty and `no_new_privs` is set, so that no
 //! program with more rights can be executed.
 
-use crate::machine_user::MachineUser;
+use crate::{file_access::FileAccess, machine_user::MachineUser};
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Gid, Uid},
@@ -15,7 +15,7 @@ use rustix::{
     process::{Resource, Rlimit},
     thread::{CapabilitySet, CapabilitySets, UnshareFlags},
 };
-use std::{io, os::unix::process::CommandExt, process::Command};
+use std::{io, os::unix::process::CommandExt, path::Path, process::Command};
 
 /// Most open files of a QEMU. It needs two for each queue of each device, 14 disks with a queue for each of
 /// up to 288 virtual CPUs, and some forty more.
@@ -32,6 +32,8 @@ const FIRST_TOOL_USER: u32 = 0x7000_0000;
 pub(crate) struct Confinement {
     limits: Vec<(Resource, u64)>,
     own: Option<OwnUser>,
+    /// Files that it may open; all that its user may, if none.
+    files: Option<FileAccess>,
     /// Descriptors that the program inherits under the same numbers.
     inherited: Vec<OwnedFd>,
 }
@@ -63,13 +65,22 @@ impl Confinement {
         // A core file would have the memory of the guest in it.
         let mut limits = vec![(Resource::Core, 0), (Resource::Nofile, MACHINE_FILES)];
         limits.extend(own.iter().flat_map(|own| own.limits.clone()));
-        Self { limits, own, inherited }
+        Self { limits, own, files: None, inherited }
     }
 
     /// For a tool that runs as `user` in the directory `dir`, both of its own.
     pub(crate) fn of_tool(user: u32, dir: OwnedFd, limits: Vec<(Resource, u64)>) -> Self {
         let own = OwnUser { user, groups: Vec::new(), dir, limits: Vec::new() };
-        Self { limits, own: Some(own), inherited: Vec::new() }
+        Self { limits, own: Some(own), files: None, inherited: Vec::new() }
+    }
+
+    /// With a user of its own, `program` opens only what it needs to start, its directory and the files that
+    /// it inherits.
+    pub(crate) fn with_files_of(mut self, program: &Path) -> io::Result<Self> {
+        if let Some(own) = &self.own {
+            self.files = FileAccess::new(program, own.dir.as_fd(), &self.inherited)?;
+        }
+        Ok(self)
     }
 
     /// Applies it to a process that `command` starts.
@@ -104,6 +115,9 @@ impl Confinement {
         let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
         rustix::thread::set_capabilities(None, sets)?;
         rustix::thread::set_no_new_privs(true)?;
+        if let Some(files) = &self.files {
+            files.enforce()?;
+        }
         self.inherited.iter().try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
     }
 }
@@ -193,6 +207,39 @@ mod tests {
         assert!(!place.join("made").exists(), "its directory was not opened to it");
         assert_eq!(MachineUser::of_dir(&place).unwrap(), Some(user));
         assert_eq!(MachineUser::of_dir(dir.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_machines_process_opens_its_directory_and_what_is_passed_to_it_and_no_file_of_everybody() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (user, place) = (MachineUser::of_random(0x1235), dir.path().join("place"));
+        user.make_dir(&place).unwrap();
+        user.open_dir(&place).unwrap();
+        let everybodys = dir.path().join("everybodys");
+        let passed = dir.path().join("passed");
+        for (file, content) in [(&everybodys, "public"), (&passed, "content")] {
+            fs::write(file, content).unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        let fd = rustix::fs::open(&passed, OFlags::PATH, Mode::empty()).unwrap();
+        let script = format!(
+            "cat /proc/self/fd/{}; echo > made && cat made; cat {} || echo refused; cat /proc/1/status || echo refused; \
+             read -r name < /proc/self/status && echo $name",
+            fd.as_raw_fd(),
+            everybodys.display(),
+        );
+        let confinement = |fd| {
+            let own = OwnUser::of_machine(user, OwnedFd::from(File::open(&place).unwrap()), 1 << 30);
+            Confinement::of_machine(Some(own), vec![fd])
+        };
+        let without = text(&run(confinement(fd.try_clone().unwrap()), &script));
+        assert!(without.contains("public"), "it cannot read what everybody may: {without}");
+        let with = text(&run(confinement(fd).with_files_of(Path::new("/bin/sh")).unwrap(), &script));
+        match crate::restricts_files() {
+            true => assert_eq!(with, "content\nrefused\nrefused\nName: sh\n"),
+            false => eprintln!("this kernel has no Landlock"),
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 mod confinement;
 mod console;
+mod file_access;
 mod image;
 mod launch;
 mod machine;
@@ -20,6 +21,7 @@ mod qmp;
 mod state;
 
 pub use console::{Console, Ended, Subscription};
+pub use file_access::restricts_files;
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
 pub use machine::{BalloonStats, Qemu, Status, VmIdentity};

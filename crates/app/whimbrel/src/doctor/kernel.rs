@@ -81,6 +81,17 @@ pub(super) fn fuse() -> Check {
     device("/dev/fuse", fix)
 }
 
+pub(super) fn landlock() -> Check {
+    match whimbrel_qemu::restricts_files() {
+        true => Check::ok("landlock", "yes"),
+        false => {
+            let fix =
+                "add landlock to the kernel parameter lsm=: without it QEMU may read what every user may";
+            Check::bad("landlock", CheckStatus::Warn, "no", fix)
+        }
+    }
+}
+
 /// Checks that a device can be opened which only some functions need.
 fn device(path: &'static str, fix: &str) -> Check {
     match fs::File::options().read(true).write(true).open(path) {

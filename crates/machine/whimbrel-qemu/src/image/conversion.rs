@@ -130,7 +130,8 @@ impl<'a> Conversion<'a> {
         ];
         let dir = File::open(self.dir).map_err(start)?;
         let mut command = Command::new(PROGRAM);
-        Confinement::of_tool(self.user, dir.into(), limits).apply_to(&mut command);
+        let confinement = Confinement::of_tool(self.user, dir.into(), limits);
+        confinement.with_files_of(Path::new(PROGRAM)).map_err(start)?.apply_to(&mut command);
         // The environment of a daemon may have secrets in it.
         command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_default());
         command

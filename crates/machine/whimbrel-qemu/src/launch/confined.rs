@@ -20,11 +20,11 @@ const TEMPLATE_MODE: u32 = 0o660;
 const BOOT_FILE_MODE: u32 = 0o640;
 
 impl LaunchSpec {
-    /// What to start, and how it is confined.
+    /// What `binary` is started with, and how it is confined.
     ///
     /// A QEMU whose runtime directory was made for a user of its own can make its sockets there from now on,
     /// until [`QemuDir::close`](crate::machine_user::QemuDir::close).
-    pub(crate) fn confined(&self) -> Result<(Self, Confinement), LaunchError> {
+    pub(crate) fn confined(&self, binary: &Path) -> Result<(Self, Confinement), LaunchError> {
         let mut inherited: Vec<OwnedFd> = userfaultfd_device().into_iter().collect();
         let Some(user) = MachineUser::of_dir(&self.dir).map_err(io_error("the runtime directory"))? else {
             return Ok((self.clone(), Confinement::of_machine(None, inherited)));
@@ -32,7 +32,8 @@ impl LaunchSpec {
         let inside = self.seen_by(user, &mut inherited).map_err(io_error("what a confined qemu opens"))?;
         let dir = open(&self.dir, OFlags::DIRECTORY).map_err(io_error("the runtime directory"))?;
         let own = OwnUser::of_machine(user, dir, self.config.memory.0);
-        Ok((inside, Confinement::of_machine(Some(own), inherited)))
+        let confinement = Confinement::of_machine(Some(own), inherited).with_files_of(binary);
+        Ok((inside, confinement.map_err(io_error("the list of files that qemu may open"))?))
     }
 
     fn seen_by(&self, user: MachineUser, inherited: &mut Vec<OwnedFd>) -> io::Result<Self> {

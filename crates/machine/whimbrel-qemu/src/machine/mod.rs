@@ -64,7 +64,7 @@ impl Qemu {
             Sharing::Shared => HugePages::Allowed,
             Sharing::Private => HugePages::Forbidden,
         };
-        let (inside, confinement) = spec.confined()?;
+        let (inside, confinement) = spec.confined(binary)?;
         let process = QemuProcess::spawn(binary, &inside.argv()?, &spec.log(), huge_pages, confinement)?;
         match take_control(&process, spec) {
             Ok((qmp, dir, state_cache)) => Ok(Self { qmp, process, dir, state_cache, incoming: None }),
