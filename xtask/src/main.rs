@@ -6,6 +6,7 @@
 mod bench;
 mod check;
 mod fuzz;
+mod sbom;
 mod test_run;
 mod tidy;
 mod web;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   fuzz [--minutes N] [TARGET...]
                         parsers of outside bytes by libFuzzer with sanitizers (nightly), N minutes for all
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
+  sbom FILE             the bill of materials of the program: CycloneDX JSON
   web                   build the web page from web/ with npm; the daemon embeds web/dist
   bench NAME [OPTIONS]  run one named experiment (see: cargo xtask bench --help)
 ";
@@ -42,6 +44,10 @@ fn run(mut args: Vec<String>) -> Result<()> {
         Some("check") => check::run(root(), scope(&rest)?),
         Some("fuzz") => fuzz::run(root(), &rest),
         Some("tidy") => tidy::run(root()),
+        Some("sbom") => match &rest[..] {
+            [file] => sbom::write(root(), Path::new(file)),
+            other => bail!("sbom takes the file to write, not {other:?}"),
+        },
         Some("web") => web::build(root()),
         Some("bench") => bench::run(root(), &rest),
         None | Some("help" | "-h" | "--help") => {
