@@ -122,6 +122,18 @@ impl HostProcess {
         assert!(status.success(), "{program} {arguments:?} failed on {}", self.name);
     }
 
+    /// Runs a script in a shell of the host, with `whimbrel` on its path and `home` as its directory. The first
+    /// command that fails ends it.
+    pub fn shell(&self, script: &str, home: &Path) -> Output {
+        let programs = binary().parent().expect("a directory").to_owned();
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = self.inside("sh");
+        command.args(["-euc", &format!("cd \"$HOME\"\n{script}")]).stdin(Stdio::null());
+        command.env("PATH", format!("{}:{path}", programs.display())).env("HOME", home);
+        command.env("WHIMBREL_SOCKET", &self.socket);
+        self.network.run(move || command.output()).expect("a shell")
+    }
+
     /// Starts a program on the host: among its processes and mounts, and in its network.
     pub fn start_program(&self, program: &str, arguments: &[&str]) -> Process {
         let mut command = self.inside(program);

@@ -28,6 +28,7 @@ pub(super) const EXPERIMENTS: &[Experiment] = &[
         run: host,
     },
     Experiment { rows: &["operate.package"], about: "build the package of a host", run: package },
+    Experiment { rows: &["operate.book"], about: "run every command of the guides", run: book },
     Experiment {
         rows: &["operate.web.first"],
         about: "load the web page of a host with 200 machines",
@@ -125,6 +126,23 @@ fn package(_: &Context) -> Result<Vec<Row>> {
     let size = bytes_below(&tree)? - bytes_below(&tree.join("DEBIAN"))?;
     let row = Row::new("operate.package", "installed", "MB", &Samples::new(vec![size as f64 / 1e6]));
     Ok(vec![row.goal(Goal::AtMost(60.0))])
+}
+
+/// Guides whose commands fail. Their tests print `N command blocks run`.
+fn book(_: &Context) -> Result<Vec<Row>> {
+    let mut cargo = super::trust::cargo();
+    cargo.args(["test", "--workspace", "--locked", "--test", "it", "--", "guides::the_", "--nocapture"]);
+    let output = cargo.output().context("cannot run cargo")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let count = |ending: &str, line: &str| line.trim().strip_suffix(ending)?.rsplit(' ').next()?.parse().ok();
+    let run: u32 = said.lines().filter_map(|line| count(" command blocks run", line)).sum();
+    let failed =
+        said.lines().filter(|line| line.starts_with("test guides::") && line.ends_with("FAILED")).count();
+    ensure!(run > 0 || failed > 0, "no guide was run: {}", String::from_utf8_lossy(&output.stderr));
+    let case = format!("{run} command blocks of the guides run");
+    Ok(vec![
+        Row::new("operate.book", case, "failed", &Samples::new(vec![failed as f64])).goal(Goal::AtMost(0.0)),
+    ])
 }
 
 fn bytes_below(folder: &Path) -> Result<u64> {

@@ -204,7 +204,8 @@ fn fuzz(context: &Context) -> Result<Vec<Row>> {
     Ok(vec![Row::new("fuzz", case, "findings", &Samples::new(vec![findings])).goal(Goal::AtMost(0.0))])
 }
 
-fn cargo() -> Command {
+/// A cargo in the folder of the workspace.
+pub(super) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
     cargo

@@ -19,13 +19,13 @@ use whimbrel_testkit::{
 const PORT: u16 = 8000;
 
 /// A server of files on the client's host, and its folder.
-struct Server {
+pub(crate) struct Server {
     folder: TempDir,
     _process: Process,
 }
 
 impl Server {
-    fn start(cluster: &Cluster) -> Self {
+    pub(crate) fn start(cluster: &Cluster) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let mut httpd = Command::new("busybox");
         httpd.args(["httpd", "-f", "-p", &PORT.to_string(), "-h"]).arg(folder.path());
@@ -42,7 +42,7 @@ impl Server {
     }
 
     /// Publishes an image and its list below `name`.
-    fn publish(&self, name: &str, image: &PublishedImage) -> PathBuf {
+    pub(crate) fn publish(&self, name: &str, image: &PublishedImage) -> PathBuf {
         let folder = self.folder.path().join(name);
         fs::create_dir(&folder).expect("a folder");
         for file in ["SHA512SUMS", &image.file] {
@@ -53,7 +53,7 @@ impl Server {
 }
 
 /// Settings with these sources on the client's host.
-fn sources(cluster: &Cluster, all: &[(&str, &str, &str)]) -> String {
+pub(crate) fn sources(cluster: &Cluster, all: &[(&str, &str, &str)]) -> String {
     let address = cluster.lab.host("client").address();
     let source = |(name, kind, more): &(&str, &str, &str)| {
         format!(

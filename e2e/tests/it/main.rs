@@ -11,6 +11,7 @@ mod evacuate;
 mod faults;
 mod growth;
 mod guest_helper;
+mod guides;
 mod hierarchy;
 mod images;
 mod lease;

@@ -1,0 +1,123 @@
+//! Guides: every block of commands of `docs/guides` is run, as it stands, on the host that it names.
+//!
+//! A block begins with three backquotes and `sh`, and the name of its host if that is not alpha. The small guest
+//! is published as `debian/12`, so what a guide does inside of the guest is told in its text and not run.
+
+use crate::images::{Server, sources};
+use std::{fs, path::PathBuf};
+use whimbrel_e2e::{Cluster, HostProcess};
+use whimbrel_testkit::guest::PublishedImage;
+
+/// A block of commands.
+struct Block {
+    host: String,
+    line: usize,
+    commands: String,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/guides")
+}
+
+/// Blocks of commands of a page, in order. Other blocks show text.
+fn blocks(page: &str) -> Vec<Block> {
+    let text = fs::read_to_string(folder().join(page)).expect("a page");
+    let (mut blocks, mut open) = (Vec::new(), None);
+    for (number, line) in text.lines().enumerate() {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(kind), None) => {
+                let host = match kind.split_whitespace().collect::<Vec<_>>()[..] {
+                    ["sh"] => Some("alpha".to_owned()),
+                    ["sh", host] => Some(host.to_owned()),
+                    ["text"] => None,
+                    _ => panic!("{page}:{}: a block of {kind:?}", number + 1),
+                };
+                open = Some((host, Block { host: String::new(), line: number + 1, commands: String::new() }));
+            }
+            (Some(_), Some(_)) => {
+                if let Some((Some(host), block)) = open.take() {
+                    blocks.push(Block { host, ..block });
+                }
+            }
+            (None, Some((_, block))) => {
+                block.commands.push_str(line);
+                block.commands.push('\n');
+            }
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "{page}: a block without an end");
+    blocks
+}
+
+/// Runs a page on hosts of these names.
+fn follow(page: &str, hosts: &[&str]) {
+    let mut cluster = Cluster::start(hosts);
+    let server = Server::start(&cluster);
+    let image = PublishedImage::small().expect("an image of the small guest");
+    server.publish("debian", &image);
+    let files = format!("user = \"me\"\nfiles = {{ \"12\" = {:?} }}", image.file);
+    let settings = sources(&cluster, &[("debian", "folder", &files)]);
+    cluster.host_mut("alpha").restart_with(&settings);
+    let home = tempfile::tempdir().expect("a directory");
+    fs::copy(image.folder.join(&image.file), home.path().join("old.qcow2"))
+        .expect("an image of another program");
+    let blocks = blocks(page);
+    assert!(!blocks.is_empty(), "{page} has no commands");
+    for block in &blocks {
+        let output = cluster.host(&block.host).shell(&block.commands, home.path());
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(
+            output.status.success(),
+            "docs/guides/{page}:{} failed:\n{}{}{}",
+            block.line,
+            said(&output.stdout),
+            said(&output.stderr),
+            cluster.hosts.iter().map(HostProcess::log_text).collect::<String>(),
+        );
+    }
+    println!("{} command blocks run", blocks.len());
+}
+
+#[test]
+fn the_guide_of_the_first_hour_works() {
+    follow("first-hour.md", &["alpha"]);
+}
+
+#[test]
+fn the_guide_of_two_hosts_works() {
+    follow("two-hosts.md", &["alpha", "beta"]);
+}
+
+#[test]
+fn the_guide_of_a_protected_service_works() {
+    follow("protect-a-service.md", &["alpha", "beta", "gamma"]);
+}
+
+#[test]
+fn the_guide_of_backups_works() {
+    follow("backups.md", &["alpha", "beta"]);
+}
+
+#[test]
+fn the_guide_of_sandboxes_works() {
+    follow("sandboxes.md", &["alpha"]);
+}
+
+#[test]
+fn the_guide_from_libvirt_works() {
+    follow("from-libvirt.md", &["alpha"]);
+}
+
+#[test]
+fn no_guide_is_left_out_of_the_list_or_of_the_tests() {
+    let list = fs::read_to_string(folder().join("README.md")).expect("the list");
+    let this = include_str!("guides.rs");
+    for entry in fs::read_dir(folder()).expect("the guides") {
+        let name = entry.expect("a guide").file_name().into_string().expect("a name in UTF-8");
+        if name != "README.md" {
+            assert!(list.contains(&format!("({name})")), "{name} is not in docs/guides/README.md");
+            assert!(this.contains(&format!("follow({name:?}")), "{name} is not run");
+        }
+    }
+}
