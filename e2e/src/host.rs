@@ -122,8 +122,8 @@ impl HostProcess {
         assert!(status.success(), "{program} {arguments:?} failed on {}", self.name);
     }
 
-    /// Runs a script in a shell of the host, with `whimbrel` on its path and `home` as its directory. The first
-    /// command that fails ends it.
+    /// Runs a script in a shell of the host, with `whimbrel` on its path and `home` as its directory. The
+    /// first command that fails ends it.
     pub fn shell(&self, script: &str, home: &Path) -> Output {
         let programs = binary().parent().expect("a directory").to_owned();
         let path = std::env::var("PATH").unwrap_or_default();

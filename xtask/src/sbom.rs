@@ -1,8 +1,8 @@
 //! Bill of materials: every package that the program is built from, as CycloneDX 1.5 JSON.
 //!
-//! The packages are those that `cargo metadata` resolves for Linux on x86-64, followed from `whimbrel` through
-//! normal and build dependencies; checksums are those of `Cargo.lock`. The same commit gives the same bytes:
-//! there is no time stamp and no serial number in it (both are optional in the specification).
+//! The packages are those that `cargo metadata` resolves for Linux on x86-64, followed from `whimbrel`
+//! through normal and build dependencies; checksums are those of `Cargo.lock`. The same commit gives the
+//! same bytes: there is no time stamp and no serial number in it (both are optional in the specification).
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;

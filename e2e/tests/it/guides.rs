@@ -1,7 +1,8 @@
 //! Guides: every block of commands of `docs/guides` is run, as it stands, on the host that it names.
 //!
-//! A block begins with three backquotes and `sh`, and the name of its host if that is not alpha. The small guest
-//! is published as `debian/12`, so what a guide does inside of the guest is told in its text and not run.
+//! A block begins with three backquotes and `sh`, and the name of its host if that is not alpha. The small
+//! guest is published as `debian/12`, so what a guide does inside of the guest is told in its text and not
+//! run.
 
 use crate::images::{Server, sources};
 use std::{fs, path::PathBuf};
