@@ -69,6 +69,22 @@ impl PageSet {
         set
     }
 
+    /// The set with these words, of which bit `p % 64` of word `p / 64` is page `p`; none unless they are just
+    /// as many as `len` pages need and name no page past them.
+    pub fn from_words(len: u64, words: Vec<u64>) -> Option<Self> {
+        let fits = words.len() as u64 == len.div_ceil(64);
+        let past_end = match len % 64 {
+            0 => 0,
+            used => words.last().map_or(0, |last| last >> used),
+        };
+        (fits && past_end == 0).then_some(Self { len, words })
+    }
+
+    /// Words of the set, as [`PageSet::from_words`] takes them.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     /// Number of pages in the array, whether in the set or not.
     pub fn len(&self) -> u64 {
         self.len
@@ -237,6 +253,16 @@ mod tests {
             all.union(&set);
             prop_assert_eq!(all.count(), len);
         }
+    }
+
+    #[test]
+    fn words_that_do_not_fit_the_length_are_refused() {
+        let set = PageSet::from_words(65, vec![3, 1]).unwrap();
+        assert_eq!((set.iter().collect::<Vec<_>>(), set.words()), (vec![0, 1, 64], &[3, 1][..]));
+        assert_eq!(PageSet::from_words(65, vec![0, 2]), None);
+        assert_eq!(PageSet::from_words(65, vec![0]), None);
+        assert_eq!(PageSet::from_words(64, vec![0, 0]), None);
+        assert_eq!(PageSet::from_words(0, Vec::new()).map(|set| set.count()), Some(0));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Attachment to a range of a process's memory, new or adopted from an earlier process of the daemon.
+//! Attachment to a range of a process's memory: new, adopted from an earlier process of the daemon, or passed
+//! on by a process that still lives ([`crate::parts`]).
 //!
 //! The userfaultfd stays open in the target as well. So when the daemon dies, the registration and the marks
 //! of written pages survive; threads of the target that wait for an absent page wait until
@@ -13,14 +14,15 @@ use crate::{
     userfaultfd::{FEATURES, Span, Userfaultfd},
 };
 use rustix::fs::{FallocateFlags, fallocate};
+use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
 };
-use whimbrel_core::PAGE_SIZE;
+use whimbrel_core::{PAGE_SIZE, PageSet};
 
 /// Most bytes that can be attached: 16 TiB, so that a set of pages has an acceptable size.
 const MAX_BYTES: u64 = 16 << 40;
@@ -37,7 +39,7 @@ pub enum RamTarget {
 }
 
 /// Purpose of an attachment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Tracks writes of memory that is all present. Costs some 10 ms a GiB once, for arming.
     Track,
@@ -72,7 +74,13 @@ pub(crate) struct Inner {
     pub(crate) backing: Backing,
     pub(crate) mode: Mode,
     pub(crate) uffd: Userfaultfd,
+    /// Page map of the target.
+    pub(crate) pagemap: File,
+    /// Memory of the target by its own addresses, if the RAM file does not have all of it.
+    pub(crate) memory: Option<File>,
     pub(crate) lazy: LazyMemoryCell,
+    /// Pages that were present under an earlier pager, in another process.
+    pub(crate) filled_before: Mutex<Option<PageSet>>,
     /// Whether a pager runs.
     pub(crate) has_pager: AtomicBool,
 }
@@ -83,7 +91,7 @@ impl Attachment {
     pub fn open(pid: i32, target: RamTarget) -> Result<Self, AttachError> {
         let found = TargetRange::find(pid, target, Mode::Track)?;
         match found.registered()? {
-            Some(uffd) => Ok(found.attachment(uffd)),
+            Some(uffd) => found.attachment(uffd),
             None => found.attach(),
         }
     }
@@ -108,7 +116,14 @@ impl Attachment {
     pub fn adopt(pid: i32, target: RamTarget, mode: Mode) -> Result<Self, AttachError> {
         let found = TargetRange::find(pid, target, mode)?;
         let uffd = found.registered()?.ok_or(AttachError::NothingToAdopt { pid })?;
-        Ok(found.attachment(uffd))
+        found.attachment(uffd)
+    }
+
+    pub(crate) fn new(process: Process, span: Span, backing: Backing, mode: Mode, opened: Opened) -> Self {
+        let Opened { uffd, pagemap, memory } = opened;
+        let (lazy, filled_before, has_pager) = Default::default();
+        let inner = Inner { process, span, backing, mode, uffd, pagemap, memory, lazy, filled_before, has_pager };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Memory of the target as a page array named `memory`. Only one consumer at a time: a dirty page is
@@ -161,11 +176,7 @@ impl TargetRange {
                 open(path).map_err(|source| AttachError::Io { pid, action: "open the RAM file", source })?,
             )?,
         };
-        let (start, bytes) = (span.start, span.bytes);
-        let whole = (start | bytes) % PAGE_SIZE as u64 == 0 && start.checked_add(bytes).is_some();
-        if !whole || bytes == 0 || bytes > MAX_BYTES {
-            return Err(AttachError::BadRange { start, bytes });
-        }
+        check_range(span)?;
         if mode == Mode::Lazy && matches!(backing, Backing::Anonymous) {
             return Err(AttachError::LazyNeedsFile { pid });
         }
@@ -242,7 +253,7 @@ impl TargetRange {
                 self.empty()?;
             }
         }
-        Ok(self.attachment(uffd))
+        self.attachment(uffd)
     }
 
     /// Marks what is in memory as not written. A page that the target touches later is found without a mark.
@@ -270,20 +281,31 @@ impl TargetRange {
             .map_err(|error| AttachError::io(self.process.number(), "empty the RAM file")(error.into()))
     }
 
-    fn attachment(self, uffd: Userfaultfd) -> Attachment {
+    fn attachment(self, uffd: Userfaultfd) -> Result<Attachment, AttachError> {
         let Self { process, span, backing, mode } = self;
-        Attachment {
-            inner: Arc::new(Inner {
-                process,
-                span,
-                backing,
-                mode,
-                uffd,
-                lazy: LazyMemoryCell::default(),
-                has_pager: AtomicBool::new(false),
-            }),
-        }
+        let pagemap = process.file("pagemap")?;
+        let memory = match backing {
+            Backing::Shared(..) => None,
+            Backing::Template(..) | Backing::Anonymous => Some(process.file("mem")?),
+        };
+        Ok(Attachment::new(process, span, backing, mode, Opened { uffd, pagemap, memory }))
     }
+}
+
+/// Descriptors by which an attachment acts on its target.
+pub(crate) struct Opened {
+    pub(crate) uffd: Userfaultfd,
+    pub(crate) pagemap: File,
+    pub(crate) memory: Option<File>,
+}
+
+/// Refuses a range that is not whole pages, or larger than any memory.
+pub(crate) fn check_range(Span { start, bytes }: Span) -> Result<(), AttachError> {
+    let whole = (start | bytes) % PAGE_SIZE as u64 == 0 && start.checked_add(bytes).is_some();
+    if !whole || bytes == 0 || bytes > MAX_BYTES {
+        return Err(AttachError::BadRange { start, bytes });
+    }
+    Ok(())
 }
 
 /// Finds the mapping of `file` in the target; adjacent mappings that continue each other in the file count as

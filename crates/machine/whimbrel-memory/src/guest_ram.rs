@@ -17,13 +17,9 @@ use crate::{
     residency::{self, LazyMemory},
     tracked_blocks::TrackedBlocks,
 };
-use nix::{
-    sys::uio::{RemoteIoVec, process_vm_readv},
-    unistd,
-};
 use std::{
     fs::File,
-    io::{self, IoSliceMut},
+    io,
     os::unix::fs::FileExt,
     sync::{Arc, PoisonError},
 };
@@ -48,7 +44,9 @@ struct NoSource;
 
 impl GuestRam {
     pub(crate) fn new(inner: Arc<Inner>) -> Result<Self, AttachError> {
-        let pagemap = Pagemap::new(inner.process.file("pagemap")?, inner.span);
+        let pid = inner.process.number();
+        let file = inner.pagemap.try_clone().map_err(AttachError::io(pid, "open the page map"))?;
+        let pagemap = Pagemap::new(file, inner.span);
         let pages = inner.page_count();
         Ok(Self { inner, pagemap, pending_dirty: PageSet::empty(pages), tracked: TrackedBlocks::none(pages) })
     }
@@ -94,24 +92,14 @@ impl GuestRam {
     }
 
     fn read_here(&self, run: PageRun, out: &mut [u8]) -> io::Result<()> {
-        match &self.inner.backing {
-            Backing::Shared(file, offset) => file.read_exact_at(out, offset + run.offset()),
-            Backing::Template(..) | Backing::Anonymous => self.read_target(run, out),
-        }
-    }
-
-    fn read_target(&self, run: PageRun, out: &mut [u8]) -> io::Result<()> {
-        let pid = unistd::Pid::from_raw(self.inner.process.number());
-        let mut done = 0;
-        while done < out.len() {
-            let base = (self.inner.span.start + run.offset()) as usize + done;
-            let remote = [RemoteIoVec { base, len: out.len() - done }];
-            match process_vm_readv(pid, &mut [IoSliceMut::new(&mut out[done..])], &remote)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                got => done += got,
+        match (&self.inner.backing, &self.inner.memory) {
+            (Backing::Shared(file, offset), _) => file.read_exact_at(out, offset + run.offset()),
+            // The target's own page, or that of the file if it has none.
+            (Backing::Template(..) | Backing::Anonymous, Some(memory)) => {
+                memory.read_exact_at(out, self.inner.span.start + run.offset())
             }
+            (Backing::Template(..) | Backing::Anonymous, None) => Err(io::ErrorKind::InvalidInput.into()),
         }
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The crate knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd into
 //! the target, its [`GuestRam`] reports written pages and copies pages, and a [`Pager`] fills pages when the
-//! target touches them. A [`Throttle`] lets threads of a process run for a part of the time. [`probe()`]
+//! target touches them. [`Attachment::descriptors`] passes an attachment to another process. A [`Throttle`] lets threads of a process run for a part of the time. [`probe()`]
 //! reports whether the host supports all that.
 //!
 //! Invariants: the target continues correctly if this process fails at any time, except that its threads wait
@@ -19,6 +19,7 @@ mod guest_ram;
 mod page_source;
 mod pagemap;
 mod pager;
+mod parts;
 mod process;
 mod ptrace;
 mod requirements;
@@ -33,5 +34,6 @@ pub use cpu_throttle::{CpuShare, Throttle};
 pub use error::AttachError;
 pub use guest_ram::GuestRam;
 pub use page_source::PageSource;
+pub use parts::{AttachmentDescriptors, AttachmentState, RamSharing};
 pub use pager::{PAGE_WAITS, Pager, PagerEnd, PagerState, Prefetch, StartError};
 pub use requirements::{Finding, Requirement, probe};

@@ -48,6 +48,14 @@ impl Process {
         Ok(process)
     }
 
+    /// The process that `pidfd` refers to, whose number is `pid` here.
+    pub(crate) fn passed(pid: i32, pidfd: OwnedFd) -> Result<Self, AttachError> {
+        let id = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(AttachError::Gone { pid })?;
+        let process = Self { id, pidfd };
+        process.alive()?;
+        Ok(process)
+    }
+
     pub(crate) fn id(&self) -> Pid {
         self.id
     }

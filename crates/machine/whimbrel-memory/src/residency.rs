@@ -38,6 +38,14 @@ impl LazyMemory {
         self.filled[(page / 64) as usize].load(Ordering::Acquire) >> (page % 64) & 1 == 1
     }
 
+    /// Pages that are or were present.
+    pub(crate) fn filled(&self) -> PageSet {
+        let words = self.filled.iter().map(|word| word.load(Ordering::Acquire)).collect();
+        let pages = self.source.page_count();
+        // Only pages of the source are recorded, so the words always fit.
+        PageSet::from_words(pages, words).unwrap_or_else(|| PageSet::empty(pages))
+    }
+
     /// Records that the pages of `run` are present; returns how many non-zero pages of the source are so for
     /// the first time.
     pub(crate) fn record_filled(&self, run: PageRun) -> u64 {

@@ -25,7 +25,7 @@ mod scan_sequence;
 mod sink;
 pub mod stop_policy;
 
-pub use dirty_log::{Consumer, DirtyLog};
+pub use dirty_log::{Consumer, ConsumerPages, DirtyLog, DirtyLogState, WrongState};
 pub use engine::{AfterCapture, CaptureSource, Captured, PauseParts, Phase, Progress, capture};
 pub use precopy_policy::{PrecopyPolicy, Rates};
 pub use round::RoundStats;

@@ -176,7 +176,9 @@ impl Pager {
 
     fn serve(inner: Arc<Inner>, source: Arc<dyn PageSource>, here: &PageSet) -> Result<Self, StartError> {
         let lazy = Arc::new(LazyMemory::new(source));
-        let resident = here.runs().map(|run| lazy.record_filled(run)).sum();
+        let before = lock(&inner.filled_before).take();
+        let present = before.iter().flat_map(PageSet::runs).chain(here.runs());
+        let resident = present.map(|run| lazy.record_filled(run)).sum();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let bell = bell.map_err(|e| io_error("make an eventfd")(e.into()))?;
         *inner.lazy.write().unwrap_or_else(PoisonError::into_inner) = Some(lazy.clone());

@@ -4,5 +4,6 @@ mod attach;
 mod dirty;
 mod figures;
 mod lazy;
+mod parts;
 mod qemu;
 mod support;
