@@ -49,6 +49,10 @@ impl FileDevice {
         Ok(Self { file, size, read_only, latch, flushes, no_nowait: AtomicBool::new(false) })
     }
 
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     pub(crate) fn latch(&self) -> &Latch {
         &self.latch
     }

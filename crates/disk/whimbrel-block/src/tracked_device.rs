@@ -45,6 +45,8 @@ impl TrackedDevice {
     }
 }
 
+whimbrel_core::opaque_debug!(TrackedDevice);
+
 /// Pages that bytes `offset .. offset + len` touch.
 pub(crate) fn pages_of(offset: u64, len: u64) -> PageRun {
     let start = offset / PAGE_SIZE as u64;

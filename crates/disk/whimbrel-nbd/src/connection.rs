@@ -1,11 +1,14 @@
-//! One NBD connection, from the greeting to its end.
+//! One NBD connection, from the greeting to its end, or from where another server left it.
 
 use crate::execution::Executor;
 use crate::handshake::{Agreed, Export, Handshake, HandshakeError, Progress};
 use crate::input::Input;
 use crate::output::Output;
+use crate::request::REQUEST_SIZE;
 use crate::transmission::{self, TransmissionError};
+use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,27 +30,64 @@ pub(crate) enum ConnectionError {
     Transmission(#[from] TransmissionError),
 }
 
-/// Serves one client until it disconnects or violates the protocol.
-pub(crate) fn serve(
-    socket: &UnixStream,
-    device: Arc<dyn Device>,
-    export: &Export,
-    handshake_timeout: Duration,
-    workers: usize,
-) -> Result<(), ConnectionError> {
-    let mut input = Input::new(socket);
-    let Some(agreed) = shake_hands(socket, &mut input, export, Instant::now() + handshake_timeout)? else {
-        return Ok(());
-    };
-    // A client may be idle, or stopped in a debugger, for any time.
-    socket.set_read_timeout(None)?;
-    socket.set_write_timeout(None)?;
-    // Without the privilege to exceed the system's limit, that limit applies.
-    if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
-        rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER).map_err(io::Error::from)?;
+/// Place in a connection at which nobody serves it and no request is open, in plain types: another server goes
+/// on there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionState {
+    agreed: Agreed,
+    /// Bytes received of the next request.
+    rest: Vec<u8>,
+}
+
+impl ConnectionState {
+    /// Whether the bytes could have been left by a server.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.rest.len() < REQUEST_SIZE
     }
-    let session = Executor { device, export, agreed, output: Output::new(socket) };
-    Ok(transmission::run(&session, input, workers)?)
+}
+
+/// What a connection is served with.
+pub(crate) struct Service<'a> {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) export: &'a Export,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) workers: usize,
+    /// Readable once connections have to be left.
+    pub(crate) stop: BorrowedFd<'a>,
+}
+
+impl Service<'_> {
+    /// Negotiates with one client; none if it left in an orderly way.
+    pub(crate) fn negotiate(&self, socket: &UnixStream) -> Result<Option<ConnectionState>, ConnectionError> {
+        let mut input = Input::new(socket);
+        let deadline = Instant::now() + self.handshake_timeout;
+        let Some(agreed) = shake_hands(socket, &mut input, self.export, deadline)? else {
+            return Ok(None);
+        };
+        // A client may be idle, or stopped in a debugger, for any time.
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(None)?;
+        // Without the privilege to exceed the system's limit, that limit applies.
+        if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
+            rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER).map_err(io::Error::from)?;
+        }
+        Ok(Some(ConnectionState { agreed, rest: input.available().to_vec() }))
+    }
+
+    /// Serves one client until it disconnects or violates the protocol. If the connection has to be left,
+    /// returns where.
+    pub(crate) fn serve(
+        &self,
+        socket: &UnixStream,
+        state: &ConnectionState,
+    ) -> Result<Option<ConnectionState>, ConnectionError> {
+        let agreed = state.agreed;
+        let input = Input::begun(socket, &state.rest);
+        let (device, output) = (self.device.clone(), Output::new(socket));
+        let session = Executor { device, export: self.export, agreed, output };
+        let rest = transmission::run(&session, input, self.workers, self.stop)?;
+        Ok(rest.map(|rest| ConnectionState { agreed, rest }))
+    }
 }
 
 /// Runs the handshake; none if the client left in an orderly way.

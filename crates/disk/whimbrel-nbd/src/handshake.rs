@@ -12,6 +12,7 @@
 //! connection.
 
 use crate::constants::*;
+use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Export {
@@ -21,7 +22,7 @@ pub(crate) struct Export {
 }
 
 /// Result of the negotiation for the transmission phase.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Agreed {
     pub(crate) structured: bool,
     /// The client may query `base:allocation`.

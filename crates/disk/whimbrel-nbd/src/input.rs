@@ -1,7 +1,14 @@
 //! Input buffer for requests: one call receives all requests that the socket has.
 
-use rustix::{io::retry_on_intr, net::RecvFlags};
-use std::{io, os::unix::net::UnixStream};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::{Errno, retry_on_intr},
+    net::RecvFlags,
+};
+use std::{
+    io,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
+};
 
 /// Bytes of the buffer: several writes of usual size, few enough for a second-level cache.
 pub(crate) const INPUT_SIZE: usize = 512 << 10;
@@ -16,6 +23,26 @@ pub(crate) struct Input<'a> {
 impl<'a> Input<'a> {
     pub(crate) fn new(socket: &'a UnixStream) -> Self {
         Self { socket, buffer: vec![0; INPUT_SIZE], start: 0, end: 0 }
+    }
+
+    /// Starts with bytes that were received before, at most `INPUT_SIZE`.
+    pub(crate) fn begun(socket: &'a UnixStream, rest: &[u8]) -> Self {
+        let mut input = Self::new(socket);
+        input.buffer[..rest.len()].copy_from_slice(rest);
+        input.end = rest.len();
+        input
+    }
+
+    /// Waits until there is something to receive; false if `stop` became readable, which comes first.
+    pub(crate) fn wait(&self, stop: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut events = [PollFd::new(&stop, PollFlags::IN), PollFd::new(self.socket, PollFlags::IN)];
+        loop {
+            match poll(&mut events, None) {
+                Ok(_) => return Ok(events[0].revents().is_empty()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Bytes that were received and not consumed.

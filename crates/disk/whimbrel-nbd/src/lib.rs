@@ -6,6 +6,9 @@
 //! Layers: `handshake`, `request` and `reply` are pure (bytes in, bytes out); `input`, `output`,
 //! `worker_pool`, `transmission`, `connection` and `server` do the I/O.
 //!
+//! A server can be suspended between two requests and go on in another process ([`Server::suspend`]): its
+//! clients do not notice.
+//!
 //! Every length that a client sends is bounded before memory is allocated for it. A client that sends garbage
 //! or stops reading costs its own connection and a bounded amount of memory.
 
@@ -21,4 +24,5 @@ mod server;
 mod transmission;
 mod worker_pool;
 
-pub use server::{Options, Server, bind, bind_private, serve};
+pub use connection::ConnectionState;
+pub use server::{Options, Server, ServerParts, bind, bind_private, serve, serve_parts};

@@ -1,8 +1,11 @@
-//! NBD server: listens, starts a thread for each client, and stops them all.
+//! NBD server: listens, starts a thread for each client, and stops them all, or suspends them for another server.
 
-use crate::{connection, handshake::Export};
+use crate::connection::{ConnectionError, ConnectionState, Service};
+use crate::handshake::Export;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -50,19 +53,44 @@ pub struct Server {
     acceptor: Option<JoinHandle<()>>,
 }
 
+/// Parts of a suspended server, for another one, perhaps in another process.
+#[derive(Debug)]
+pub struct ServerParts {
+    /// Socket on which clients connect.
+    pub listener: UnixListener,
+    /// Connections with their clients, which do not notice.
+    pub connections: Vec<(UnixStream, ConnectionState)>,
+}
+
 struct Inner {
     device: Arc<dyn Device>,
     export: Export,
     options: Options,
     clients: Mutex<Clients>,
     left: Condvar,
+    /// Eventfd that is readable once the server stops or is suspended.
+    wake: OwnedFd,
 }
 
 #[derive(Default)]
 struct Clients {
-    stopping: bool,
+    ending: Option<Ending>,
     next_id: u64,
-    sockets: HashMap<u64, Arc<UnixStream>>,
+    connected: HashMap<u64, Connected>,
+    suspended: Vec<(UnixStream, ConnectionState)>,
+}
+
+/// How a server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Stop,
+    Suspend,
+}
+
+struct Connected {
+    socket: Arc<UnixStream>,
+    /// Whether the handshake is over.
+    has_agreed: bool,
 }
 
 /// Listens on `path`. A socket that a dead server left is replaced.
@@ -113,15 +141,32 @@ fn bind_by(path: &Path, bind: impl Fn(&Path) -> io::Result<UnixListener>) -> io:
 /// # Errors
 /// If the export name is too long or no thread can be started.
 pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) -> io::Result<Server> {
+    serve_parts(device, ServerParts { listener, connections: Vec::new() }, options)
+}
+
+/// Serves `device` in place of a server of the same device and export that was suspended.
+///
+/// # Errors
+/// As [`serve`], or if a connection has a state that no server leaves.
+pub fn serve_parts(device: Arc<dyn Device>, parts: ServerParts, options: Options) -> io::Result<Server> {
+    let invalid = |words| io::Error::new(io::ErrorKind::InvalidInput, words);
     if options.export_name.len() > 4096 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "the export's name is longer than 4096 bytes",
-        ));
+        return Err(invalid("the export's name is longer than 4096 bytes"));
+    }
+    let ServerParts { listener, connections } = parts;
+    if connections.iter().any(|(_, state)| !state.is_valid()) {
+        return Err(invalid("the state of a connection is invalid"));
     }
     let (name, size, read_only) = (options.export_name.clone(), device.size(), device.is_read_only());
     let export = Export { name, size, read_only };
-    let inner = Arc::new(Inner { device, export, options, clients: Mutex::default(), left: Condvar::new() });
+    // A client may have left between the event and the call that accepts it.
+    listener.set_nonblocking(true)?;
+    let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let (clients, left) = (Mutex::default(), Condvar::new());
+    let inner = Arc::new(Inner { device, export, options, clients, left, wake });
+    for (socket, state) in connections {
+        inner.admit(socket, Some(state));
+    }
     let listener = Arc::new(listener);
     let acceptor = thread::Builder::new().name("nbd-accept".to_owned()).spawn({
         let (inner, listener) = (inner.clone(), listener.clone());
@@ -133,42 +178,81 @@ pub fn serve(device: Arc<dyn Device>, listener: UnixListener, options: Options) 
 impl Server {
     /// Number of connected clients.
     pub fn connections(&self) -> usize {
-        lock(&self.inner.clients).sockets.len()
+        lock(&self.inner.clients).connected.len()
+    }
+
+    /// Copy of the socket on which clients connect.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
     }
 
     /// Disconnects all clients and returns when their last request has ended: the device is not used
     /// afterwards. Does not flush. Close a [`SwappableDevice`](whimbrel_block::SwappableDevice) first, or
     /// this waits for its waiting requests.
     pub fn stop(self) {}
-}
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        lock(&self.inner.clients).stopping = true;
-        // Wakes `accept`, which then fails (`unix(7)` sockets do that on Linux).
-        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+    /// Stops serving between two requests and leaves the connections open: the device is not used afterwards.
+    /// Clients that are not past their handshake, or have not sent the rest of a request or read their replies
+    /// after `patience`, are disconnected.
+    pub fn suspend(mut self, patience: Duration) -> io::Result<ServerParts> {
+        self.end_accepting(Ending::Suspend);
+        let clients = lock(&self.inner.clients);
+        for client in clients.connected.values().filter(|client| !client.has_agreed) {
+            let _ = client.socket.shutdown(Shutdown::Both);
+        }
+        let some = |clients: &mut Clients| !clients.connected.is_empty();
+        let waited = self.inner.left.wait_timeout_while(clients, patience, some);
+        let mut clients = waited.unwrap_or_else(PoisonError::into_inner).0;
+        clients.disconnect_all();
+        clients = self.inner.left.wait_while(clients, some).unwrap_or_else(PoisonError::into_inner);
+        let connections = std::mem::take(&mut clients.suspended);
+        drop(clients);
+        Ok(ServerParts { listener: self.listener.try_clone()?, connections })
+    }
+
+    /// Ends the thread that accepts clients. The socket stays as it is, as another process may have it too.
+    fn end_accepting(&mut self, ending: Ending) {
+        lock(&self.inner.clients).ending.get_or_insert(ending);
+        // Fails only after 2^64 calls.
+        let _ = rustix::io::write(&self.inner.wake, &1_u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
             // Fails only if the thread panicked, and then it does not accept any more either.
             let _ = acceptor.join();
         }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end_accepting(Ending::Stop);
         let clients = lock(&self.inner.clients);
-        for socket in clients.sockets.values() {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-        let some = |clients: &mut Clients| !clients.sockets.is_empty();
+        clients.disconnect_all();
+        let some = |clients: &mut Clients| !clients.connected.is_empty();
         drop(self.inner.left.wait_while(clients, some).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Clients {
+    fn disconnect_all(&self) {
+        for client in self.connected.values() {
+            // Fails only if the client closed it first.
+            let _ = client.socket.shutdown(Shutdown::Both);
+        }
     }
 }
 
 impl Inner {
     fn accept(self: &Arc<Self>, listener: &UnixListener) {
         loop {
-            let accepted = listener.accept();
-            if lock(&self.clients).stopping {
+            let mut events = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+            // Interrupted or failed, the next call says.
+            let _ = poll(&mut events, None);
+            if lock(&self.clients).ending.is_some() {
                 return;
             }
-            match accepted {
-                Ok((socket, _)) => self.admit(socket),
+            match listener.accept() {
+                Ok((socket, _)) => self.admit(socket, None),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a client");
                     thread::sleep(ACCEPT_PAUSE);
@@ -177,12 +261,12 @@ impl Inner {
         }
     }
 
-    fn admit(self: &Arc<Self>, socket: UnixStream) {
-        let Some(client) = Client::register(self, socket) else {
+    fn admit(self: &Arc<Self>, socket: UnixStream, state: Option<ConnectionState>) {
+        let Some(client) = Client::register(self, socket, state.is_some()) else {
             tracing::warn!(limit = self.options.max_connections, "too many clients: disconnected one");
             return;
         };
-        let started = thread::Builder::new().name("nbd-client".to_owned()).spawn(move || client.run());
+        let started = thread::Builder::new().name("nbd-client".to_owned()).spawn(move || client.run(state));
         if let Err(error) = started {
             tracing::warn!(%error, "cannot start a thread for a client");
         }
@@ -197,38 +281,70 @@ struct Client {
 }
 
 impl Client {
-    fn register(inner: &Arc<Inner>, socket: UnixStream) -> Option<Self> {
+    fn register(inner: &Arc<Inner>, socket: UnixStream, has_agreed: bool) -> Option<Self> {
         let socket = Arc::new(socket);
         let mut clients = lock(&inner.clients);
-        if clients.sockets.len() >= inner.options.max_connections {
+        if clients.connected.len() >= inner.options.max_connections {
             return None;
         }
         let id = clients.next_id;
         clients.next_id += 1;
-        clients.sockets.insert(id, socket.clone());
+        clients.connected.insert(id, Connected { socket: socket.clone(), has_agreed });
         drop(clients);
         Some(Self { inner: inner.clone(), id, socket })
     }
 
-    fn run(self) {
+    fn run(mut self, state: Option<ConnectionState>) {
+        match self.serve(state) {
+            Ok(None) => {}
+            Ok(Some(left)) => self.leave(left),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(client = self.id, error, "disconnected a client");
+            }
+        }
+    }
+
+    fn serve(&self, state: Option<ConnectionState>) -> Result<Option<ConnectionState>, ConnectionError> {
         let Options { handshake_timeout, workers_per_connection, .. } = self.inner.options;
-        let (device, export) = (self.inner.device.clone(), &self.inner.export);
-        let outcome =
-            connection::serve(&self.socket, device, export, handshake_timeout, workers_per_connection);
-        if let Err(error) = outcome {
-            tracing::debug!(
-                client = self.id,
-                error = &error as &dyn std::error::Error,
-                "disconnected a client"
-            );
+        let service = Service {
+            device: self.inner.device.clone(),
+            export: &self.inner.export,
+            handshake_timeout,
+            workers: workers_per_connection,
+            stop: self.inner.wake.as_fd(),
+        };
+        let state = match state {
+            Some(state) => Some(state),
+            None => service.negotiate(&self.socket)?,
+        };
+        let Some(state) = state else { return Ok(None) };
+        if let Some(client) = lock(&self.inner.clients).connected.get_mut(&self.id) {
+            client.has_agreed = true;
+        }
+        service.serve(&self.socket, &state)
+    }
+
+    /// Leaves the connection to another server, if that is why it was stopped.
+    fn leave(&mut self, state: ConnectionState) {
+        let mut clients = lock(&self.inner.clients);
+        if clients.ending == Some(Ending::Suspend)
+            && let Ok(socket) = self.socket.try_clone()
+        {
+            clients.suspended.push((socket, state));
+            clients.connected.remove(&self.id);
         }
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
-        lock(&self.inner.clients).sockets.remove(&self.id);
+        // One that was suspended is not in the list any more.
+        if let Some(client) = lock(&self.inner.clients).connected.remove(&self.id) {
+            let _ = client.socket.shutdown(Shutdown::Both);
+        }
         self.inner.left.notify_all();
     }
 }
+
+whimbrel_core::opaque_debug!(Server);

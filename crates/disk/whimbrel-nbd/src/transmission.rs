@@ -11,7 +11,7 @@ use crate::input::Input;
 use crate::output::{ReplyBuffer, SEND_AT};
 use crate::request::{Command, REQUEST_SIZE, Request, RequestError};
 use crate::worker_pool::{Job, WorkerPool};
-use std::{io, thread};
+use std::{io, os::fd::BorrowedFd, thread};
 
 /// Cause of a connection that ended without a disconnect request.
 #[derive(Debug, thiserror::Error)]
@@ -22,16 +22,22 @@ pub(crate) enum TransmissionError {
     Socket(#[from] io::Error),
 }
 
-/// Serves requests until the client disconnects; returns when all were answered.
-pub(crate) fn run(session: &Executor<'_>, input: Input<'_>, workers: usize) -> Result<(), TransmissionError> {
+/// Serves requests until the client disconnects, or `stop` becomes readable; returns when all were answered.
+/// If it was stopped, returns what was received of the next request.
+pub(crate) fn run(
+    session: &Executor<'_>,
+    input: Input<'_>,
+    workers: usize,
+    stop: BorrowedFd<'_>,
+) -> Result<Option<Vec<u8>>, TransmissionError> {
     let pool = WorkerPool::new(workers);
     thread::scope(|scope| {
         let _close = CloseOnDrop(&pool);
         let start_worker = || {
             scope.spawn(|| work(session, &pool));
         };
-        Receiver { session, input, pool: &pool, replies: ReplyBuffer::default(), start_worker: &start_worker }
-            .run()
+        let (replies, pool, start_worker) = (ReplyBuffer::default(), &pool, &start_worker);
+        Receiver { session, input, pool, replies, start_worker, stop }.run()
     })
 }
 
@@ -64,22 +70,27 @@ struct Receiver<'a> {
     pool: &'a WorkerPool,
     replies: ReplyBuffer,
     start_worker: &'a dyn Fn(),
+    stop: BorrowedFd<'a>,
 }
 
 impl Receiver<'_> {
-    fn run(mut self) -> Result<(), TransmissionError> {
+    fn run(mut self) -> Result<Option<Vec<u8>>, TransmissionError> {
         loop {
             while self.input.available().len() < REQUEST_SIZE {
                 self.send()?;
+                if !self.input.wait(self.stop)? {
+                    return Ok(Some(self.input.available().to_vec()));
+                }
                 if !self.input.receive()? {
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             let Some(header) = self.input.available().first_chunk() else { continue };
             let request = Request::parse(header)?;
             self.input.consume(REQUEST_SIZE);
             if request.command == Command::Disconnect {
-                return Ok(self.send()?);
+                self.send()?;
+                return Ok(None);
             }
             self.serve(&request)?;
             if self.replies.len() >= SEND_AT {

@@ -44,6 +44,24 @@ impl AllocationMap {
         Ok(owned)
     }
 
+    /// Map of `live` and `durable`, of which the durable one lacks at most the blocks of `unsaved`, a bitmap as
+    /// [`AllocationMap::unsaved`] returns it; none if that is not one of this map.
+    pub(super) fn passed(pages: u64, live: MappedWords, durable: File, unsaved: &[u64]) -> Option<Self> {
+        let blocks = PageSet::from_words(live.words().len().div_ceil(BLOCK_WORDS) as u64, unsaved.to_vec())?;
+        let owned = Self { pages, live, durable, unsaved: bitmap::empty(blocks.len()) };
+        blocks.iter().for_each(|block| owned.mark(block as usize));
+        Some(owned)
+    }
+
+    pub(super) fn durable(&self) -> &File {
+        &self.durable
+    }
+
+    /// Blocks that the durable bitmap may lack. Exact while nothing is written and no sync runs.
+    pub(super) fn unsaved(&self) -> Vec<u64> {
+        self.unsaved.iter().map(|word| word.load(SeqCst)).collect()
+    }
+
     fn mark(&self, block: usize) {
         bitmap::set(&self.unsaved, PageRun::new(block as u64, 1), |_| ());
     }

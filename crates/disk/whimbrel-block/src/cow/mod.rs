@@ -24,23 +24,38 @@ mod mapped_bitmap;
 mod overlay_files;
 
 pub use format::HeaderError;
-pub use overlay_files::{OverlayDir, OverlayError};
+pub use overlay_files::{OverlayDir, OverlayError, OverlayFiles};
 
 use crate::device::push_extent;
 use crate::{BlockError, Device, Extent, FileDevice, group_commit::GroupCommit, range_lock::RangeLock};
 use crate::{latch::Latch, tracked_device::pages_of};
 use allocation::AllocationMap;
 use mapped_bitmap::MappedWords;
-use overlay_files::OverlayFiles;
-use std::{io::IoSlice, ops::Range, path::PathBuf, sync::Arc};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    io::{self, IoSlice},
+    ops::Range,
+    path::PathBuf,
+    sync::Arc,
+};
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// State of an overlay that its open files do not say, in plain types.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverlayState {
+    /// Blocks of the bitmap that the durable one may lack: bit `b % 64` of word `b / 64`.
+    unsaved: Vec<u64>,
+}
 
 /// Overlay over an immutable base.
 pub struct Cow {
     base: Arc<dyn Device>,
     data: FileDevice,
+    /// Live bitmap, which is used through its mapping.
+    live: File,
     allocation: AllocationMap,
     locks: RangeLock,
     flushes: GroupCommit,
@@ -72,13 +87,60 @@ impl Cow {
             let path = path.clone();
             move |source| OverlayError::Io { action, path, source }
         };
+        let OverlayFiles { data, durable, live } = files;
         let pages = base.size() / PAGE;
-        let live = MappedWords::new(&files.live, pages.div_ceil(64) as usize)
+        let words = MappedWords::new(&live, pages.div_ceil(64) as usize)
             .map_err(fail("map a bitmap in", &place.live_dir))?;
-        let owned = AllocationMap::new(pages, live, files.durable)
-            .map_err(fail("compare the bitmaps of", &place.dir))?;
-        let data = FileDevice::new(files.data, false).map_err(fail("open the data in", &place.dir))?;
-        Ok(Self { base, data, allocation: owned, locks: RangeLock::default(), flushes: GroupCommit::new() })
+        let owned =
+            AllocationMap::new(pages, words, durable).map_err(fail("compare the bitmaps of", &place.dir))?;
+        let data = FileDevice::new(data, false).map_err(fail("open the data in", &place.dir))?;
+        Ok(Self::new(base, data, live, owned))
+    }
+
+    fn new(base: Arc<dyn Device>, data: FileDevice, live: File, allocation: AllocationMap) -> Self {
+        Self { base, data, live, allocation, locks: RangeLock::default(), flushes: GroupCommit::new() }
+    }
+
+    /// Copies of the open files, for another process that goes on with the overlay. The lock goes along.
+    pub fn files(&self) -> io::Result<OverlayFiles> {
+        let (data, durable) = (self.data.file().try_clone()?, self.allocation.durable().try_clone()?);
+        Ok(OverlayFiles { data, durable, live: self.live.try_clone()? })
+    }
+
+    /// State that goes with the files. Nothing may use the overlay from then on until the other process does,
+    /// or this one again.
+    ///
+    /// # Errors
+    /// If a write or sync has failed: the other process would not know that data is lost.
+    pub fn state(&self) -> Result<OverlayState, BlockError> {
+        self.latch().check()?;
+        Ok(OverlayState { unsaved: self.allocation.unsaved() })
+    }
+
+    /// Overlay over `base` of which another process has passed the files and the state; none if that process
+    /// ended before it told, which costs a comparison of the bitmaps.
+    ///
+    /// # Errors
+    /// If it is damaged or over another base, or the state is that of another overlay.
+    pub fn from_parts(
+        files: OverlayFiles,
+        state: Option<&OverlayState>,
+        base: Arc<dyn Device>,
+        base_id: Digest,
+    ) -> Result<Self, OverlayError> {
+        let passed = || PathBuf::from("the passed overlay");
+        files.check(page_aligned(&*base)?, base_id)?;
+        let OverlayFiles { data, durable, live } = files;
+        let fail = |action| move |source| OverlayError::Io { action, path: passed(), source };
+        let pages = base.size() / PAGE;
+        let words = MappedWords::new(&live, pages.div_ceil(64) as usize).map_err(fail("map a bitmap of"))?;
+        let allocation = match state {
+            Some(state) => AllocationMap::passed(pages, words, durable, &state.unsaved)
+                .ok_or_else(|| OverlayError::OtherBase { dir: passed() })?,
+            None => AllocationMap::new(pages, words, durable).map_err(fail("compare the bitmaps of"))?,
+        };
+        let data = FileDevice::new(data, false).map_err(fail("open the data of"))?;
+        Ok(Self::new(base, data, live, allocation))
     }
 
     /// Allocated pages, which may differ from the base.
@@ -192,6 +254,8 @@ impl Cow {
         self.latch().sync(self.allocation.save(&unsaved))
     }
 }
+
+whimbrel_core::opaque_debug!(Cow);
 
 fn page_aligned(base: &dyn Device) -> Result<u64, OverlayError> {
     let size = base.size();

@@ -9,11 +9,14 @@
 //! Both bitmaps are written under a temporary name, synced and renamed, so a file with a final name is
 //! complete. The live one counts only under the boot id it was created with: unsynced data is still in the
 //! page cache then.
+//!
+//! Another process may go on with the open files. The lock is one of the open data file, so it goes along.
 
 use super::format::{BitmapKind, HEADER_SIZE, Header, HeaderError};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -81,10 +84,42 @@ pub enum OverlayError {
     },
 }
 
-pub(super) struct OverlayFiles {
-    pub(super) data: File,
-    pub(super) durable: File,
-    pub(super) live: File,
+/// Open files of an overlay, which are locked as long as one process has the data file open.
+#[derive(Debug)]
+pub struct OverlayFiles {
+    /// Allocated pages.
+    pub data: File,
+    /// Durable bitmap.
+    pub durable: File,
+    /// Live bitmap.
+    pub live: File,
+}
+
+impl OverlayFiles {
+    /// Checks that both bitmaps are those of one overlay over this base, of this boot, and that it is locked by
+    /// the data file.
+    pub(super) fn check(&self, size: u64, base: Digest) -> Result<(), OverlayError> {
+        let passed = |kind: &str| PathBuf::from(format!("the passed {kind} bitmap"));
+        let read = |file: &File, path: PathBuf| {
+            let mut bytes = [0; HEADER_SIZE];
+            io_at("read", &path, file.read_exact_at(&mut bytes, 0))?;
+            let header = Header::decode(&bytes);
+            header.map_err(|source| OverlayError::Header { path, source })
+        };
+        let durable = read(&self.durable, passed("durable"))?;
+        let live = read(&self.live, passed("live"))?;
+        let boot = io_at("read the boot id for", &passed("live"), boot_id())?;
+        let wanted = Header { kind: BitmapKind::Live { boot }, ..durable.clone() };
+        let expected = (BitmapKind::Durable, size, base);
+        if (durable.kind, durable.size, durable.base) != expected || live != wanted {
+            return Err(OverlayError::OtherBase { dir: passed("durable") });
+        }
+        // Has no effect on a file that holds the lock.
+        match flock(&self.data, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(OverlayError::InUse { dir: passed("durable") }),
+        }
+    }
 }
 
 impl OverlayDir {

@@ -4,6 +4,7 @@ mod align_found;
 mod cow_files;
 mod cow_fill;
 mod cow_model;
+mod cow_parts;
 mod file;
 mod recut;
 mod tracked;

@@ -3,4 +3,5 @@
 mod export;
 mod hostile;
 mod restart;
+mod suspend;
 mod tools;
