@@ -24,11 +24,11 @@ pub use console::{Console, Ended, Subscription};
 pub use file_access::restricts_files;
 pub use image::{Conversion, ImageError, ImageFormat};
 pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgenid};
-pub use machine::{BalloonStats, Qemu, Status, VmIdentity};
+pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;
 pub use probe::{
     Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
 };
 pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
-pub use qmp::{MachineEvent, Qmp, QmpError, ShutdownCause};
+pub use qmp::{MachineEvent, Qmp, QmpError, QmpState, ShutdownCause};
 pub use state::{DeviceState, MAX_STATE, RamBlock, StateError, StreamError, StreamHeader, compose};

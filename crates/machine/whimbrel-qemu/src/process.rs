@@ -162,6 +162,22 @@ impl QemuProcess {
         Ok(process)
     }
 
+    /// Copy of the descriptor of the process.
+    pub(crate) fn pidfd(&self) -> io::Result<OwnedFd> {
+        self.pidfd.try_clone()
+    }
+
+    /// Process of which another one has passed a descriptor.
+    pub(crate) fn from_parts(
+        identity: ProcessIdentity,
+        pidfd: OwnedFd,
+        log: &Path,
+    ) -> Result<Self, ProcessError> {
+        let log_start = fs::metadata(log).map_or(0, |meta| meta.len());
+        let process = Self { identity, pidfd, log: log.to_owned(), log_start };
+        if process.is_alive() { Ok(process) } else { Err(ProcessError::Gone { identity }) }
+    }
+
     fn open(pid: u32, log: &Path, log_start: u64) -> Result<Self, ProcessError> {
         let look = |source: io::Error| ProcessError::Inspect { pid, source };
         let gone = || look(io::Error::from_raw_os_error(NO_SUCH_PROCESS));

@@ -78,6 +78,15 @@ impl DeviceStateCache {
             scratch.map_err(|source| LaunchError::Io { what: "the file of the device state", source })?;
         Ok(Self { sharing, scratch, known: None, loaded: None, changed: true, pending_save: None })
     }
+
+    pub(super) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    /// Whether a save was requested and not read.
+    pub(super) fn is_saving(&self) -> bool {
+        self.pending_save.is_some()
+    }
 }
 
 impl Qemu {

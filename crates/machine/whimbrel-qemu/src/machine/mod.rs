@@ -6,8 +6,10 @@
 mod control;
 mod device_state;
 mod incoming_state;
+mod parts;
 
 pub use control::{BalloonStats, Status};
+pub use parts::{QemuDescriptors, QemuState};
 
 use crate::{
     launch::{LaunchError, LaunchSpec, Sharing, guest_in, log_in, qmp_in},

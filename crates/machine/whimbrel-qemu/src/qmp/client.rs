@@ -4,14 +4,25 @@
 //! deadline or the end of the connection. After the end every command fails at once and every subscriber has
 //! got [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one with [`BACKLOG`] unread
 //! events is dropped, which it sees as a closed channel.
+//!
+//! A connection can be suspended ([`Qmp::suspend`]) and go on in another process, or in this one. Nobody reads
+//! it meanwhile, so no byte of the stream is lost.
 
-use super::{event::MachineEvent, line_reader::read_line};
+use super::{event::MachineEvent, line_reader::{LineBuffer, MAX_LINE}};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    net::RecvFlags,
+};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
-    io::{self, BufReader, Write},
+    io::{self, Write},
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -25,6 +36,8 @@ use whimbrel_core::lock;
 
 /// Most events queued for a subscriber that does not read.
 const BACKLOG: usize = 1024;
+/// Bytes read at a time.
+const READ_SIZE: usize = 64 << 10;
 /// Default timeout of a command. `stop` drains the disks, which may be remote.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -75,6 +88,23 @@ struct Inbox {
     subscribers: Vec<SyncSender<MachineEvent>>,
 }
 
+/// Place in a QMP stream at which nobody reads it, in plain types: another process goes on there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QmpState {
+    /// Received bytes that are no complete line yet.
+    pub rest: Vec<u8>,
+    /// Number of the next command, greater than that of any before.
+    pub next_id: u64,
+    /// Whether the virtual CPUs ran, by the events so far.
+    pub running: bool,
+}
+
+/// How reading ended without a failure.
+enum Reading {
+    Stopped,
+    Ended,
+}
+
 #[derive(Default)]
 struct Shared {
     inbox: Mutex<Inbox>,
@@ -95,6 +125,32 @@ pub struct Qmp {
     shared: Arc<Shared>,
     writer: Mutex<UnixStream>,
     next_id: AtomicU64,
+    reader: Option<Reader>,
+}
+
+/// Thread that reads the connection.
+struct Reader {
+    thread: thread::JoinHandle<LineBuffer>,
+    /// Eventfd that ends it.
+    stop: OwnedFd,
+}
+
+impl Reader {
+    fn start(stream: &UnixStream, shared: &Arc<Shared>, lines: LineBuffer) -> io::Result<Self> {
+        let (stream, shared) = (stream.try_clone()?, Arc::clone(shared));
+        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stopped = stop.try_clone()?;
+        let read = move || shared.read_all(&stream, stopped.as_fd(), lines);
+        let thread = thread::Builder::new().name("qmp".into()).spawn(read)?;
+        Ok(Self { thread, stop })
+    }
+
+    /// Ends the thread between two reads; returns what it received and did not use.
+    fn end(self) -> LineBuffer {
+        // Fails only after 2^64 calls.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.thread.join().unwrap_or_default()
+    }
 }
 
 impl Qmp {
@@ -105,15 +161,7 @@ impl Qmp {
 
     /// Negotiates over a stream whose other end speaks QMP.
     pub fn over(stream: UnixStream) -> Result<Self, QmpError> {
-        stream.set_write_timeout(Some(COMMAND_TIMEOUT)).map_err(QmpError::Io)?;
-        let reader = BufReader::with_capacity(64 << 10, stream.try_clone().map_err(QmpError::Io)?);
-        let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
-        thread::Builder::new()
-            .name("qmp".into())
-            .spawn(move || theirs.read_all(reader))
-            .map_err(QmpError::Io)?;
-        let qmp = Self { shared, writer: Mutex::new(stream), next_id: AtomicU64::new(1) };
+        let qmp = Self::reading(stream, LineBuffer::default(), 1)?;
         // QEMU greets first, but reads the negotiation without waiting. With `oob` it continues to read
         // during a command, otherwise it reads the next command only afterwards (docs/interop/qmp-spec,
         // "Out-of-band execution").
@@ -126,6 +174,50 @@ impl Qmp {
             qmp.shared.running.store(true, Ordering::Release);
         }
         Ok(qmp)
+    }
+
+    /// Goes on with a connection at the place where another process suspended it.
+    pub fn from_parts(stream: UnixStream, state: QmpState) -> Result<Self, QmpError> {
+        let QmpState { rest, next_id, running } = state;
+        if rest.len() >= MAX_LINE {
+            return Err(QmpError::Io(io::ErrorKind::InvalidData.into()));
+        }
+        let qmp = Self::reading(stream, LineBuffer::new(rest), next_id)?;
+        qmp.shared.running.store(running, Ordering::Release);
+        Ok(qmp)
+    }
+
+    fn reading(stream: UnixStream, lines: LineBuffer, next_id: u64) -> Result<Self, QmpError> {
+        stream.set_write_timeout(Some(COMMAND_TIMEOUT)).map_err(QmpError::Io)?;
+        let shared = Arc::new(Shared::default());
+        let reader = Reader::start(&stream, &shared, lines).map_err(QmpError::Io)?;
+        let (writer, next_id) = (Mutex::new(stream), AtomicU64::new(next_id));
+        Ok(Self { shared, writer, next_id, reader: Some(reader) })
+    }
+
+    /// Copy of the connection, for the process that goes on with it.
+    pub fn socket(&self) -> io::Result<OwnedFd> {
+        lock(&self.writer).as_fd().try_clone_to_owned()
+    }
+
+    /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::go_on`]; one
+    /// that waits for its answer gets none. Dropped while suspended, this leaves the connection open.
+    pub fn suspend(&mut self) -> QmpState {
+        let rest = self.reader.take().map(|reader| reader.end().into_rest()).unwrap_or_default();
+        self.shared.lock().waiting.clear();
+        QmpState { rest, next_id: *self.next_id.get_mut(), running: self.is_running() }
+    }
+
+    /// Reads on after [`Qmp::suspend`] returned `state`. If another process may have read meanwhile, its
+    /// `rest` must be empty: what is left of a line that it began is skipped.
+    pub fn go_on(&mut self, state: QmpState) -> Result<(), QmpError> {
+        let next_id = self.next_id.get_mut();
+        *next_id = state.next_id.max(*next_id);
+        self.shared.running.store(state.running, Ordering::Release);
+        let lines = LineBuffer::new(state.rest);
+        let reader = Reader::start(&lock(&self.writer), &self.shared, lines).map_err(QmpError::Io)?;
+        self.reader = Some(reader);
+        Ok(())
     }
 
     /// Runs `command` and returns its answer, within 30 s.
@@ -165,7 +257,7 @@ impl Qmp {
             lines.push(b'\n');
             PendingCommand { command: command.to_owned(), id, answer: Mutex::new(answer) }
         });
-        let closed = inbox.closed;
+        let closed = inbox.closed || self.reader.is_none();
         drop(inbox);
         let gone = || QmpError::Disconnected {
             command: asked.first().map_or_else(String::new, |one| one.command.clone()),
@@ -230,6 +322,9 @@ impl Qmp {
 
 impl Drop for Qmp {
     fn drop(&mut self) {
+        if self.reader.is_none() {
+            return;
+        }
         // Ends the reader thread. The socket may be closed already.
         let _ = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
     }
@@ -243,17 +338,12 @@ impl Shared {
         lock(&self.inbox)
     }
 
-    fn read_all(&self, mut from: BufReader<UnixStream>) {
-        let mut line = Vec::new();
-        loop {
-            match read_line(&mut from, &mut line) {
-                Ok(true) => self.dispatch(&line),
-                Ok(false) => break,
-                Err(error) => {
-                    tracing::debug!(%error, "qmp connection lost");
-                    break;
-                }
-            }
+    /// Reads until the connection ends, or `stop` is readable; returns what was not used.
+    fn read_all(&self, stream: &UnixStream, stop: BorrowedFd<'_>, mut lines: LineBuffer) -> LineBuffer {
+        match self.read_lines(stream, stop, &mut lines) {
+            Ok(Reading::Stopped) => return lines,
+            Ok(Reading::Ended) => {}
+            Err(error) => tracing::debug!(%error, "qmp connection lost"),
         }
         self.running.store(false, Ordering::Release);
         let mut inbox = self.lock();
@@ -261,6 +351,35 @@ impl Shared {
         inbox.waiting.clear();
         for subscriber in std::mem::take(&mut inbox.subscribers) {
             let _ = subscriber.try_send(MachineEvent::Disconnected);
+        }
+        lines
+    }
+
+    fn read_lines(
+        &self,
+        stream: &UnixStream,
+        stop: BorrowedFd<'_>,
+        lines: &mut LineBuffer,
+    ) -> io::Result<Reading> {
+        let mut buffer = vec![0; READ_SIZE];
+        loop {
+            while let Some(line) = lines.next_line()? {
+                self.dispatch(&line);
+            }
+            let mut events = [PollFd::new(&stop, PollFlags::IN), PollFd::new(stream, PollFlags::IN)];
+            match poll(&mut events, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            if !events[0].revents().is_empty() {
+                return Ok(Reading::Stopped);
+            }
+            match rustix::net::recv(stream, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return lines.end().map(|()| Reading::Ended),
+                Ok((_, count)) => lines.push(&buffer[..count]),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
 
@@ -296,7 +415,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, Read};
+    use std::io::{BufRead, BufReader, Read};
 
     /// Scripted QEMU that answers the negotiation, then passes the connection to `then`.
     fn fake(then: impl FnOnce(BufReader<UnixStream>, UnixStream) + Send + 'static) -> Qmp {
@@ -337,6 +456,33 @@ mod tests {
         assert_ne!(answers[0], answers[1]);
         assert_eq!(events.recv().unwrap(), MachineEvent::Stopped);
         assert!(!qmp.is_running());
+    }
+
+    #[test]
+    fn another_client_goes_on_in_the_middle_of_a_line_and_the_first_one_can_too() {
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let mut qmp = fake(move |mut reader, mut writer| {
+            write!(writer, "{{\"event\": \"ST").unwrap();
+            tell.send(()).unwrap();
+            let id = next_id(&mut reader);
+            writeln!(writer, "OP\"}}\n{{\"return\": {id}, \"id\": {id}}}").unwrap();
+            let id = next_id(&mut reader);
+            writeln!(writer, "left of a line\n{{\"return\": {id}, \"id\": {id}}}").unwrap();
+            let _ = reader.read_to_end(&mut Vec::new());
+        });
+        told.recv().unwrap();
+        let state = qmp.suspend();
+        let gone = qmp.execute("x", json!({}));
+        assert!(matches!(gone, Err(QmpError::Disconnected { .. })), "{gone:?}");
+        let mut next = Qmp::from_parts(qmp.socket().unwrap().into(), state.clone()).unwrap();
+        assert!(next.is_running());
+        let answer = next.execute("x", json!({})).unwrap().as_u64();
+        assert!(answer >= Some(state.next_id), "an answer to one client is never taken for the other's");
+        assert!(!next.is_running(), "the event that came in two pieces was seen");
+        let after = next.suspend();
+        drop(next);
+        qmp.go_on(QmpState { rest: Vec::new(), ..after }).unwrap();
+        qmp.execute("x", json!({})).unwrap();
     }
 
     #[test]

@@ -8,5 +8,5 @@ mod event;
 mod line_reader;
 
 pub(crate) use client::PendingCommand;
-pub use client::{Qmp, QmpError};
+pub use client::{Qmp, QmpError, QmpState};
 pub use event::{MachineEvent, ShutdownCause};

@@ -10,6 +10,9 @@ pub enum StateError {
     /// The machine runs, so its state would not belong to one instant.
     #[error("the machine is not paused")]
     NotPaused,
+    /// A device state is being loaded or saved.
+    #[error("a device state is being loaded or saved")]
+    Busy,
     /// There is no stream header: a machine with private memory can only use the one it was loaded with.
     #[error("a machine with private memory needs the stream header of the state it was loaded from")]
     NoHeader,
