@@ -69,7 +69,8 @@ impl Service<'_> {
         socket.set_write_timeout(None)?;
         // Without the privilege to exceed the system's limit, that limit applies.
         if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER).is_err() {
-            rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER).map_err(io::Error::from)?;
+            rustix::net::sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER)
+                .map_err(io::Error::from)?;
         }
         Ok(Some(ConnectionState { agreed, rest: input.available().to_vec() }))
     }

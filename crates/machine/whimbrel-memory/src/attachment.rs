@@ -122,7 +122,8 @@ impl Attachment {
     pub(crate) fn new(process: Process, span: Span, backing: Backing, mode: Mode, opened: Opened) -> Self {
         let Opened { uffd, pagemap, memory } = opened;
         let (lazy, filled_before, has_pager) = Default::default();
-        let inner = Inner { process, span, backing, mode, uffd, pagemap, memory, lazy, filled_before, has_pager };
+        let inner =
+            Inner { process, span, backing, mode, uffd, pagemap, memory, lazy, filled_before, has_pager };
         Self { inner: Arc::new(inner) }
     }
 

@@ -34,6 +34,6 @@ pub use cpu_throttle::{CpuShare, Throttle};
 pub use error::AttachError;
 pub use guest_ram::GuestRam;
 pub use page_source::PageSource;
-pub use parts::{AttachmentDescriptors, AttachmentState, RamSharing};
 pub use pager::{PAGE_WAITS, Pager, PagerEnd, PagerState, Prefetch, StartError};
+pub use parts::{AttachmentDescriptors, AttachmentState, RamSharing};
 pub use requirements::{Finding, Requirement, probe};

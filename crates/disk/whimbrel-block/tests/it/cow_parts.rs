@@ -1,9 +1,7 @@
 //! Overlays that go on from the open files that another process has passed.
 
 use std::{fs, sync::Arc};
-use whimbrel_block::{
-    Cow, Device, MemDevice, OverlayDir, OverlayError, OverlayState, ZeroDevice,
-};
+use whimbrel_block::{Cow, Device, MemDevice, OverlayDir, OverlayError, OverlayState, ZeroDevice};
 use whimbrel_core::Digest;
 
 const SIZE: u64 = 1 << 30;
@@ -35,7 +33,10 @@ fn goes_on(tells: bool) {
     old.write_at(FAR * 4096, &[2; 4096]).unwrap();
     let (files, state) = (old.files().unwrap(), old.state().unwrap());
     drop(old);
-    assert!(matches!(Cow::open(&place, zeros(), BASE), Err(OverlayError::InUse { .. })), "the lock went along");
+    assert!(
+        matches!(Cow::open(&place, zeros(), BASE), Err(OverlayError::InUse { .. })),
+        "the lock went along"
+    );
     let new = Cow::from_parts(files, tells.then_some(&state), zeros(), BASE).unwrap();
     assert_eq!(new.allocated().iter().collect::<Vec<_>>(), [0, FAR]);
     let mut page = [0; 4096];
@@ -64,7 +65,8 @@ fn files_of_two_overlays_or_over_another_base_are_refused() {
     let small: Arc<dyn Device> = Arc::new(MemDevice::new(vec![0; 1 << 20]));
     let result = Cow::from_parts(first.files().unwrap(), Some(&state), small, BASE).map(drop);
     assert!(matches!(result, Err(OverlayError::OtherBase { .. })), "{result:?}");
-    let result = Cow::from_parts(first.files().unwrap(), Some(&OverlayState::default()), zeros(), BASE).map(drop);
+    let result =
+        Cow::from_parts(first.files().unwrap(), Some(&OverlayState::default()), zeros(), BASE).map(drop);
     assert!(matches!(result, Err(OverlayError::OtherBase { .. })), "{result:?}");
     let mut unlocked = first.files().unwrap();
     unlocked.data = fs::File::options().read(true).write(true).open(place(&one).dir.join("data")).unwrap();

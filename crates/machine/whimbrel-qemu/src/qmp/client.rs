@@ -8,7 +8,10 @@
 //! A connection can be suspended ([`Qmp::suspend`]) and go on in another process, or in this one. Nobody reads
 //! it meanwhile, so no byte of the stream is lost.
 
-use super::{event::MachineEvent, line_reader::{LineBuffer, MAX_LINE}};
+use super::{
+    event::MachineEvent,
+    line_reader::{LineBuffer, MAX_LINE},
+};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     net::RecvFlags,

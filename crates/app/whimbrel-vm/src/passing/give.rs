@@ -1,0 +1,229 @@
+//! The old process: offers the machine, stops it, sends its state; takes it back if the new process ends.
+
+use super::{Limits, PassError, Step, clock, qemu, send};
+use crate::{
+    Machine,
+    channel::{Channel, ChannelError, seal},
+    machine::DiskFiles,
+    message::{DiskOffer, MAX_DISKS, Message, Offer, State, decode, encode_state},
+    swap::{Knowledge, OldAction, OldEvent, OldSide},
+};
+use std::{os::fd::OwnedFd, time::Duration};
+use whimbrel_block::OverlayFiles;
+use whimbrel_capture::DirtyLog;
+use whimbrel_machine::Machine as _;
+use whimbrel_memory::{AttachmentDescriptors, Mode};
+use whimbrel_qemu::{QemuDescriptors, QmpState};
+
+/// Interval at which a new process that was killed and does not end is reported.
+const END_REPORT: Duration = Duration::from_secs(5);
+
+/// What became of a machine that was offered.
+#[derive(Debug)]
+pub enum Given {
+    /// It is the new process's. This one has nothing more to do with it.
+    Gone {
+        /// Time for which the guest was stopped.
+        stopped: Duration,
+    },
+    /// It is still this process's, and runs as before.
+    Kept {
+        /// The machine.
+        machine: Box<Machine>,
+        /// Whether its dirty logs are complete; if not, every page counts as dirty.
+        knowledge: Knowledge,
+        /// Why it was not passed on.
+        reason: PassError,
+    },
+}
+
+/// Passes `machine` on to the process at the other end of `channel`, which calls [`take`](super::take). Tells
+/// each step to `reached`.
+///
+/// # Errors
+/// If the machine could neither be passed on nor taken up again. It is as if this process had ended: another one
+/// can adopt it, whose dirty pages are not known.
+pub fn give(
+    machine: Machine,
+    channel: &Channel,
+    limits: &Limits,
+    reached: &mut dyn FnMut(Step),
+) -> Result<Given, PassError> {
+    let runs = machine.qemu.qmp().is_running();
+    Giving { machine, channel, limits, reached, runs, held: None, reason: None, stopped: Duration::ZERO }
+        .run()
+}
+
+struct Giving<'a> {
+    machine: Machine,
+    channel: &'a Channel,
+    limits: &'a Limits,
+    reached: &'a mut dyn FnMut(Step),
+    /// Whether the guest is meant to run.
+    runs: bool,
+    /// Place in the control connection, while nobody here uses it.
+    held: Option<QmpState>,
+    /// First cause of not passing it on.
+    reason: Option<PassError>,
+    stopped: Duration,
+}
+
+impl Giving<'_> {
+    fn run(mut self) -> Result<Given, PassError> {
+        let mut side = OldSide::Offered;
+        let offered = self.offer();
+        let mut event = self.then_wait(offered, self.limits.ready);
+        loop {
+            event = match side.on(event) {
+                None => self.next(self.limits.ready),
+                Some(OldAction::StopAndSend) => {
+                    let sent = self.stop_and_send();
+                    self.then_wait(sent, self.limits.prepared)
+                }
+                Some(OldAction::SendYours) => {
+                    // A failure means that it has ended, which is noticed next.
+                    let _ = send(self.channel, &Message::Yours, &[]);
+                    (self.reached)(Step::Gave);
+                    self.next(self.limits.running)
+                }
+                Some(OldAction::KillPeer) => self.end_peer(),
+                Some(OldAction::GoOn { stopped, knowledge }) => return self.go_on(stopped, knowledge),
+                Some(OldAction::End) => return Ok(Given::Gone { stopped: self.stopped }),
+            };
+        }
+    }
+
+    fn then_wait(&mut self, done: Result<(), PassError>, patience: Duration) -> OldEvent {
+        match done {
+            Ok(()) => self.next(patience),
+            Err(error) => self.failed(error, OldEvent::Failed),
+        }
+    }
+
+    fn failed(&mut self, error: PassError, event: OldEvent) -> OldEvent {
+        self.reason.get_or_insert(error);
+        event
+    }
+
+    /// Next event of the new process.
+    fn next(&mut self, patience: Duration) -> OldEvent {
+        let packet = match self.channel.receive(patience) {
+            Ok(packet) => packet,
+            Err(error @ ChannelError::Ended) => return self.failed(error.into(), OldEvent::PeerEnded),
+            Err(error @ ChannelError::Silent { .. }) => return self.failed(error.into(), OldEvent::Late),
+            Err(error) => return self.failed(error.into(), OldEvent::Refused),
+        };
+        match decode(&packet.bytes) {
+            Ok(Message::Ready) => OldEvent::Ready,
+            Ok(Message::Prepared) => OldEvent::Prepared,
+            Ok(Message::Running { stopped_micros }) => {
+                self.stopped = Duration::from_micros(stopped_micros);
+                OldEvent::Running
+            }
+            Ok(Message::Refused { reason }) => {
+                let reason = reason.chars().take(500).collect();
+                self.failed(PassError::Refused { reason }, OldEvent::Refused)
+            }
+            Ok(_) => self.failed(PassError::Unexpected { what: "a message" }, OldEvent::Refused),
+            Err(error) => self.failed(error.into(), OldEvent::Refused),
+        }
+    }
+
+    /// Sends the descriptors of all parts, while the guest runs.
+    fn offer(&mut self) -> Result<(), PassError> {
+        let Machine { qemu: driver, memory, disks, .. } = &self.machine;
+        if memory.state().mode == Mode::Lazy {
+            return Err(PassError::Unsupported { what: "memory that is filled lazily" });
+        }
+        if disks.len() > MAX_DISKS {
+            return Err(PassError::Unsupported { what: "so many disks" });
+        }
+        let AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory: by_address } =
+            memory.descriptors().map_err(PassError::Descriptors)?;
+        let QemuDescriptors { pidfd: qemu_pidfd, qmp } =
+            driver.descriptors().map_err(PassError::Descriptors)?;
+        let descriptors: Vec<OwnedFd> = [qemu_pidfd, qmp, pidfd, userfaultfd, pagemap]
+            .into_iter()
+            .chain(ram_file)
+            .chain(by_address)
+            .collect();
+        let offer = Offer {
+            memory: memory.state(),
+            qemu_dir: driver.dir().to_owned(),
+            qemu: driver.process().identity(),
+            private_memory: driver.has_private_memory(),
+            runs: self.runs,
+            disks: disks.len() as u16,
+        };
+        send(self.channel, &Message::Offer(offer), &descriptors)?;
+        for disk in disks {
+            let DiskFiles { base, overlay, listener } = disk.files().map_err(PassError::Descriptors)?;
+            let OverlayFiles { data, durable, live } = overlay;
+            let files = [base.into(), data.into(), durable.into(), live.into(), listener.into()];
+            send(self.channel, &Message::Disk(DiskOffer { base_id: disk.base_id() }), &files)?;
+        }
+        (self.reached)(Step::Offered);
+        Ok(())
+    }
+
+    /// Stops the guest and everything here that acts on the machine, and sends what no descriptor has.
+    fn stop_and_send(&mut self) -> Result<(), PassError> {
+        let stopped_at = clock();
+        // QEMU has no request open once it answers.
+        self.machine.qemu.pause().map_err(qemu("stop"))?;
+        (self.reached)(Step::Stopped);
+        let state = self.machine.qemu.suspend().map_err(qemu("leave"))?;
+        self.held = Some(state.qmp.clone());
+        let drain = self.limits.drain;
+        let mut overlays = Vec::new();
+        for disk in &mut self.machine.disks {
+            overlays.push(disk.suspend(drain)?);
+        }
+        let dirty = self.machine.dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
+        let state = State { qemu: state, dirty, overlays, runs: self.runs, stopped_at };
+        let file = seal(&encode_state(&state)?)?;
+        for disk in &self.machine.disks {
+            let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
+            send(self.channel, &Message::Connections(states), &sockets)?;
+        }
+        send(self.channel, &Message::State, &[file])?;
+        (self.reached)(Step::StateSent);
+        Ok(())
+    }
+
+    /// Kills the new process and waits for its end, however long that takes: until then it may act.
+    fn end_peer(&mut self) -> OldEvent {
+        let peer = self.channel.peer();
+        if let Err(error) = peer.kill() {
+            tracing::error!(%error, pid = peer.pid(), "cannot end the new process");
+        }
+        while !peer.has_ended(END_REPORT) {
+            tracing::warn!(pid = peer.pid(), "the new process was killed and has not ended yet");
+        }
+        OldEvent::PeerEnded
+    }
+
+    /// Takes the machine up again.
+    fn go_on(mut self, stopped: bool, knowledge: Knowledge) -> Result<Given, PassError> {
+        let reason = self.reason.take().unwrap_or(PassError::Channel(ChannelError::Ended));
+        if stopped {
+            let is_lost = knowledge == Knowledge::Lost;
+            for disk in &mut self.machine.disks {
+                if is_lost {
+                    disk.disconnect();
+                }
+                disk.serve()?;
+            }
+            if is_lost {
+                self.machine.dirty_logs.iter_mut().for_each(DirtyLog::forget);
+            }
+            if let Some(state) = self.held.take() {
+                self.machine.qemu.go_on(state, is_lost).map_err(qemu("control"))?;
+            }
+            if self.runs {
+                self.machine.qemu.unpause().map_err(qemu("continue"))?;
+            }
+        }
+        Ok(Given::Kept { machine: Box::new(self.machine), knowledge, reason })
+    }
+}

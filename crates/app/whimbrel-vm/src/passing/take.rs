@@ -1,0 +1,271 @@
+//! The new process: prepares from what the old one passes, and has the machine once it may.
+
+use super::{Limits, PassError, Step, clock, qemu, send};
+use crate::{
+    Disk, Machine, MachineError,
+    channel::{Channel, ChannelError, Packet},
+    machine::{DiskFiles, dirty_logs},
+    message::{MAX_DISKS, Message, Offer, State, decode, read_state},
+    swap::{Knowledge, NewAction, NewEvent, NewSide},
+};
+use std::{
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    time::Duration,
+};
+use whimbrel_block::OverlayFiles;
+use whimbrel_capture::DirtyLog;
+use whimbrel_core::Digest;
+use whimbrel_machine::Machine as _;
+use whimbrel_memory::{Attachment, AttachmentDescriptors, RamSharing};
+use whimbrel_nbd::ConnectionState;
+use whimbrel_qemu::{Qemu, QemuDescriptors, QemuState, QmpState};
+
+/// Number of the first command of a process that does not know how far the old one came.
+const FAR_ID: u64 = 1 << 32;
+
+/// Machine that this process got.
+#[derive(Debug)]
+pub struct Taken {
+    /// The machine, which runs again if it ran before.
+    pub machine: Machine,
+    /// Whether its dirty logs are complete. If not, nobody follows them: as for a machine that was adopted,
+    /// every page may have been written.
+    pub knowledge: Knowledge,
+    /// Time for which the guest was stopped; none if the old process ended before it told.
+    pub stopped: Option<Duration>,
+}
+
+/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give)). Tells each
+/// step to `reached`.
+///
+/// # Errors
+/// If the machine is not this process's. It must end then, and touch nothing: the old one waits for that.
+pub fn take(channel: &Channel, limits: &Limits, reached: &mut dyn FnMut(Step)) -> Result<Taken, PassError> {
+    let (offer, built) = (None, None);
+    Taking { channel, limits, reached, offer, built, reason: None }.run()
+}
+
+/// All that came while the guest ran.
+struct Offered {
+    offer: Offer,
+    memory: Attachment,
+    qemu: QemuDescriptors,
+    disks: Vec<(DiskFiles, Digest)>,
+}
+
+/// All but what acts on the machine.
+struct Built {
+    memory: Attachment,
+    disks: Vec<Disk>,
+    dirty_logs: Vec<DirtyLog>,
+    qemu: QemuDescriptors,
+    qemu_state: QemuState,
+    runs: bool,
+    stopped_at: Option<u64>,
+}
+
+struct Taking<'a> {
+    channel: &'a Channel,
+    limits: &'a Limits,
+    reached: &'a mut dyn FnMut(Step),
+    offer: Option<Offered>,
+    built: Option<Built>,
+    reason: Option<PassError>,
+}
+
+impl Taking<'_> {
+    fn run(mut self) -> Result<Taken, PassError> {
+        let mut side = NewSide::Waiting;
+        loop {
+            let event = self.next(side);
+            match side.on(event) {
+                None => {}
+                Some(NewAction::SendReady) => {
+                    (self.reached)(Step::Received);
+                    self.say(&Message::Ready);
+                    (self.reached)(Step::Ready);
+                }
+                Some(NewAction::SendPrepared) => {
+                    self.say(&Message::Prepared);
+                    (self.reached)(Step::Prepared);
+                }
+                Some(NewAction::TakeUp(knowledge)) => return self.take_up(knowledge),
+                Some(NewAction::Refuse) => {
+                    let error = self.reason.unwrap_or(PassError::Unexpected { what: "a message" });
+                    let reason = error.to_string();
+                    let _ = send(self.channel, &Message::Refused { reason }, &[]);
+                    return Err(error);
+                }
+                Some(NewAction::End) => return Err(PassError::Channel(ChannelError::Ended)),
+            }
+        }
+    }
+
+    /// Says a word. A failure means that the old process has ended, which is noticed next.
+    fn say(&self, message: &Message) {
+        let _ = send(self.channel, message, &[]);
+    }
+
+    fn next(&mut self, side: NewSide) -> NewEvent {
+        let done = match side {
+            NewSide::Waiting => self.receive_offer().map(|()| NewEvent::Offer),
+            NewSide::Ready => self.receive_state().map(|()| NewEvent::State),
+            NewSide::Prepared | NewSide::Has | NewSide::Over => match self.receive() {
+                Ok((Message::Yours, _)) => Ok(NewEvent::Yours),
+                Ok(_) => Err(PassError::Unexpected { what: "a message" }),
+                Err(error) => Err(error),
+            },
+        };
+        match done {
+            Ok(event) => event,
+            Err(PassError::Channel(ChannelError::Ended)) => NewEvent::PeerEnded,
+            Err(error) => {
+                self.reason = Some(error);
+                NewEvent::Failed
+            }
+        }
+    }
+
+    /// Next message, however long it takes: silence never makes the machine this process's.
+    fn receive(&self) -> Result<(Message, Vec<OwnedFd>), PassError> {
+        loop {
+            match self.channel.receive(self.limits.ready) {
+                Ok(Packet { bytes, descriptors }) => return Ok((decode(&bytes)?, descriptors)),
+                Err(ChannelError::Silent { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn receive_offer(&mut self) -> Result<(), PassError> {
+        let (Message::Offer(offer), descriptors) = self.receive()? else {
+            return Err(PassError::Unexpected { what: "something before an offer" });
+        };
+        if usize::from(offer.disks) > MAX_DISKS {
+            return Err(PassError::Unsupported { what: "so many disks" });
+        }
+        let mut passed = Passed(descriptors.into_iter());
+        let qemu = QemuDescriptors { pidfd: passed.next()?, qmp: passed.next()? };
+        let (pidfd, userfaultfd, pagemap) = (passed.next()?, passed.next()?, passed.next()?);
+        let (has_file, has_memory) = match offer.memory.sharing {
+            RamSharing::Shared { .. } => (true, false),
+            RamSharing::Template { .. } => (true, true),
+            RamSharing::Anonymous => (false, true),
+        };
+        let ram_file = has_file.then(|| passed.next()).transpose()?;
+        let memory = has_memory.then(|| passed.next()).transpose()?;
+        let parts = AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory };
+        let memory = Attachment::from_parts(parts, &offer.memory).map_err(MachineError::Memory)?;
+        let mut disks = Vec::new();
+        for _ in 0..offer.disks {
+            let (Message::Disk(disk), descriptors) = self.receive()? else {
+                return Err(PassError::Unexpected { what: "something between disks" });
+            };
+            let mut passed = Passed(descriptors.into_iter());
+            let base = passed.next()?.into();
+            let (data, durable, live) = (passed.next()?.into(), passed.next()?.into(), passed.next()?.into());
+            let listener = UnixListener::from(passed.next()?);
+            let overlay = OverlayFiles { data, durable, live };
+            disks.push((DiskFiles { base, overlay, listener }, disk.base_id));
+        }
+        self.offer = Some(Offered { offer, memory, qemu, disks });
+        Ok(())
+    }
+
+    fn receive_state(&mut self) -> Result<(), PassError> {
+        let count = self.offer.as_ref().map_or(0, |offered| offered.disks.len());
+        let mut connections = Vec::new();
+        for _ in 0..count {
+            let (Message::Connections(states), descriptors) = self.receive()? else {
+                return Err(PassError::Unexpected { what: "something between connections" });
+            };
+            if states.len() != descriptors.len() {
+                return Err(PassError::Unexpected { what: "other sockets than states" });
+            }
+            connections.push(descriptors.into_iter().map(UnixStream::from).zip(states).collect::<Vec<_>>());
+        }
+        let (Message::State, descriptors) = self.receive()? else {
+            return Err(PassError::Unexpected { what: "something before the state" });
+        };
+        let state = read_state(Passed(descriptors.into_iter()).next()?)?;
+        let offered = self.offer.take().ok_or(PassError::Unexpected { what: "a state" })?;
+        self.built = Some(build(offered, state, connections)?);
+        Ok(())
+    }
+
+    /// Has the machine from now on.
+    fn take_up(mut self, knowledge: Knowledge) -> Result<Taken, PassError> {
+        let built = match (self.built.take(), self.offer.take()) {
+            (Some(built), _) => built,
+            (None, Some(offered)) => build_without_state(offered)?,
+            (None, None) => return Err(PassError::Unexpected { what: "nothing" }),
+        };
+        let Built { memory, mut disks, dirty_logs, qemu: descriptors, qemu_state, runs, stopped_at } = built;
+        disks.iter_mut().try_for_each(Disk::serve)?;
+        (self.reached)(Step::Serving);
+        let mut driver = Qemu::from_parts(descriptors, qemu_state).map_err(qemu("control"))?;
+        if runs {
+            driver.unpause().map_err(qemu("continue"))?;
+        }
+        let stopped = stopped_at.map(|at| Duration::from_micros(clock().saturating_sub(at)));
+        (self.reached)(Step::Continued);
+        let stopped_micros = stopped.map_or(0, |time| time.as_micros() as u64);
+        self.say(&Message::Running { stopped_micros });
+        let machine = Machine { qemu: driver, memory, disks, dirty_logs };
+        Ok(Taken { machine, knowledge, stopped })
+    }
+}
+
+/// Builds everything from the state. Starts no thread, and takes no dirty page.
+fn build(
+    offered: Offered,
+    state: State,
+    connections: Vec<Vec<(UnixStream, ConnectionState)>>,
+) -> Result<Built, PassError> {
+    let Offered { memory, qemu, disks: files, .. } = offered;
+    let State { qemu: qemu_state, dirty, overlays, runs, stopped_at } = state;
+    if overlays.len() != files.len() || dirty.len() != files.len() + 1 {
+        return Err(PassError::Unexpected { what: "the state of another machine" });
+    }
+    let mut disks = Vec::new();
+    for (((files, base_id), overlay), connections) in files.into_iter().zip(&overlays).zip(connections) {
+        disks.push(Disk::from_files(files, base_id, Some(overlay), connections)?);
+    }
+    let mut logs = dirty_logs(&memory, &disks)?;
+    for (log, state) in logs.iter_mut().zip(dirty) {
+        log.import(state).map_err(|_| PassError::Unexpected { what: "dirty pages of another machine" })?;
+    }
+    let stopped_at = Some(stopped_at);
+    Ok(Built { memory, disks, dirty_logs: logs, qemu, qemu_state, runs, stopped_at })
+}
+
+/// Builds everything after the old process ended without a state. Its connections ended with it, and QEMU
+/// connects again.
+fn build_without_state(offered: Offered) -> Result<Built, PassError> {
+    let Offered { offer, memory, qemu, disks: files } = offered;
+    let mut disks = Vec::new();
+    for (files, base_id) in files {
+        disks.push(Disk::from_files(files, base_id, None, Vec::new())?);
+    }
+    let dirty_logs = dirty_logs(&memory, &disks)?;
+    let qemu_state = QemuState {
+        dir: offer.qemu_dir,
+        identity: offer.qemu,
+        private_memory: offer.private_memory,
+        head: None,
+        qmp: QmpState { next_id: FAR_ID, ..QmpState::default() },
+    };
+    Ok(Built { memory, disks, dirty_logs, qemu, qemu_state, runs: offer.runs, stopped_at: None })
+}
+
+/// Descriptors of a message, one after the other.
+struct Passed(std::vec::IntoIter<OwnedFd>);
+
+impl Passed {
+    fn next(&mut self) -> Result<OwnedFd, PassError> {
+        self.0.next().ok_or(PassError::Unexpected { what: "too few descriptors" })
+    }
+}

@@ -1,0 +1,77 @@
+//! The process that takes the machine.
+
+use super::Knowledge;
+
+/// Side of the process that gets the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NewSide {
+    /// It has nothing yet.
+    Waiting,
+    /// It has the descriptors, and has said *ready*.
+    Ready,
+    /// It has the state too, and has said *prepared*. It uses none of it.
+    Prepared,
+    /// The machine is its own.
+    Has,
+    /// It ends without the machine.
+    Over,
+}
+
+/// What the new process notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NewEvent {
+    /// The descriptors came, and what can be prepared from them was.
+    Offer,
+    /// The state came, and all was built from it.
+    State,
+    /// The machine is given to it.
+    Yours,
+    /// What came cannot be used.
+    Failed,
+    /// The old process has ended for certain.
+    PeerEnded,
+}
+
+/// What the new process does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NewAction {
+    /// Says *ready*.
+    SendReady,
+    /// Says *prepared*.
+    SendPrepared,
+    /// Serves the disks, continues the guest, says *running*.
+    TakeUp(Knowledge),
+    /// Says why it refuses, and ends.
+    Refuse,
+    /// Ends.
+    End,
+}
+
+impl NewSide {
+    /// Takes an event and returns what to do. None if there is nothing to do but wait.
+    pub fn on(&mut self, event: NewEvent) -> Option<NewAction> {
+        use NewEvent::{Failed, Offer, PeerEnded, State, Yours};
+        let (next, action) = match (*self, event) {
+            (Self::Waiting, Offer) => (Self::Ready, NewAction::SendReady),
+            (Self::Ready, State) => (Self::Prepared, NewAction::SendPrepared),
+            (Self::Prepared, Yours) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
+            // The guest stands still since the state was taken: the old one would have gone on only after the
+            // end of this process.
+            (Self::Prepared, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
+            // It may have run until a moment ago.
+            (Self::Ready, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Lost)),
+            (Self::Waiting, PeerEnded) => (Self::Over, NewAction::End),
+            (Self::Waiting | Self::Ready | Self::Prepared, Failed | Offer | State | Yours) => {
+                (Self::Over, NewAction::Refuse)
+            }
+            (Self::Has | Self::Over, _) => return None,
+        };
+        *self = next;
+        Some(action)
+    }
+
+    /// Whether this process may act on the guest, its memory, its disks and its control connection.
+    pub fn may_touch(self) -> bool {
+        self == Self::Has
+    }
+}

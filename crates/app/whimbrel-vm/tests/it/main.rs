@@ -1,0 +1,4 @@
+//! A running machine on a real QEMU, passed from process to process.
+
+mod lab;
+mod swap;
