@@ -186,8 +186,8 @@ impl Disk {
         parts.connections.iter().map(copy).collect::<io::Result<_>>().map_err(MachineError::Serve)
     }
 
-    /// Ends the connections of a suspended disk, because another process may have used them: QEMU connects again
-    /// and sends again what was not answered.
+    /// Ends the connections of a suspended disk, because another process may have used them: QEMU connects
+    /// again and sends again what was not answered.
     pub(crate) fn disconnect(&mut self) {
         if let Serving::Suspended(parts) = &mut self.serving {
             for (socket, _) in parts.connections.drain(..) {

@@ -1,5 +1,5 @@
-//! Messages of a swap. Each is a packet: the version in two bytes, then a postcard message of plain types. The
-//! state is the content of a sealed file, in the same form.
+//! Messages of a swap. Each is a packet: the version in two bytes, then a postcard message of plain types.
+//! The state is the content of a sealed file, in the same form.
 
 use crate::channel::{MAX_PACKET, unseal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -20,8 +20,8 @@ pub(crate) const MAX_DISKS: usize = 16;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as it
-    /// says.
+    /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as
+    /// it says.
     Offer(Offer),
     /// Disk of the offer, with its descriptors.
     Disk(DiskOffer),

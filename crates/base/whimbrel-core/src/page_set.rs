@@ -69,8 +69,8 @@ impl PageSet {
         set
     }
 
-    /// The set with these words, of which bit `p % 64` of word `p / 64` is page `p`; none unless they are just
-    /// as many as `len` pages need and name no page past them.
+    /// The set with these words, of which bit `p % 64` of word `p / 64` is page `p`; none unless they are
+    /// just as many as `len` pages need and name no page past them.
     pub fn from_words(len: u64, words: Vec<u64>) -> Option<Self> {
         let fits = words.len() as u64 == len.div_ceil(64);
         let past_end = match len % 64 {

@@ -30,8 +30,8 @@ pub(crate) enum ConnectionError {
     Transmission(#[from] TransmissionError),
 }
 
-/// Place in a connection at which nobody serves it and no request is open, in plain types: another server goes
-/// on there.
+/// Place in a connection at which nobody serves it and no request is open, in plain types: another server
+/// goes on there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionState {
     agreed: Agreed,

@@ -1,4 +1,5 @@
-//! NBD server: listens, starts a thread for each client, and stops them all, or suspends them for another server.
+//! NBD server: listens, starts a thread for each client, and stops them all, or suspends them for another
+//! server.
 
 use crate::connection::{ConnectionError, ConnectionState, Service};
 use crate::handshake::Export;
@@ -191,9 +192,9 @@ impl Server {
     /// this waits for its waiting requests.
     pub fn stop(self) {}
 
-    /// Stops serving between two requests and leaves the connections open: the device is not used afterwards.
-    /// Clients that are not past their handshake, or have not sent the rest of a request or read their replies
-    /// after `patience`, are disconnected.
+    /// Stops serving between two requests and leaves the connections open: the device is not used
+    /// afterwards. Clients that are not past their handshake, or have not sent the rest of a request or
+    /// read their replies after `patience`, are disconnected.
     pub fn suspend(mut self, patience: Duration) -> io::Result<ServerParts> {
         self.end_accepting(Ending::Suspend);
         let clients = lock(&self.inner.clients);

@@ -22,8 +22,8 @@ pub(crate) enum TransmissionError {
     Socket(#[from] io::Error),
 }
 
-/// Serves requests until the client disconnects, or `stop` becomes readable; returns when all were answered.
-/// If it was stopped, returns what was received of the next request.
+/// Serves requests until the client disconnects, or `stop` becomes readable; returns when all were
+/// answered. If it was stopped, returns what was received of the next request.
 pub(crate) fn run(
     session: &Executor<'_>,
     input: Input<'_>,

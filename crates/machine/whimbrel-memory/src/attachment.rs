@@ -1,5 +1,5 @@
-//! Attachment to a range of a process's memory: new, adopted from an earlier process of the daemon, or passed
-//! on by a process that still lives ([`crate::parts`]).
+//! Attachment to a range of a process's memory: new, adopted from an earlier process of the daemon, or
+//! passed on by a process that still lives ([`crate::parts`]).
 //!
 //! The userfaultfd stays open in the target as well. So when the daemon dies, the registration and the marks
 //! of written pages survive; threads of the target that wait for an absent page wait until

@@ -1,9 +1,10 @@
 //! Memory of a running process: attachment, dirty sets, lazy pages.
 //!
-//! The crate knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd into
-//! the target, its [`GuestRam`] reports written pages and copies pages, and a [`Pager`] fills pages when the
-//! target touches them. [`Attachment::descriptors`] passes an attachment to another process. A [`Throttle`] lets threads of a process run for a part of the time. [`probe()`]
-//! reports whether the host supports all that.
+//! The crate knows nothing of QEMU: any process and range will do. An [`Attachment`] puts a userfaultfd
+//! into the target, its [`GuestRam`] reports written pages and copies pages, and a [`Pager`] fills pages
+//! when the target touches them. [`Attachment::descriptors`] passes an attachment to another process. A
+//! [`Throttle`] lets threads of a process run for a part of the time. [`probe()`] reports whether the host
+//! supports all that.
 //!
 //! Invariants: the target continues correctly if this process fails at any time, except that its threads wait
 //! for absent pages while there is no pager. A write is in exactly one dirty set after it, except sets that

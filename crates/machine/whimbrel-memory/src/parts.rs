@@ -1,11 +1,11 @@
 //! Parts of an attachment: its descriptors and the little that they do not say, for another process.
 //!
-//! A userfaultfd acts on the address space in which it was made, and a page map and a memory file on that which
-//! they were opened for, from whichever process. So one that gets them needs no right to trace the target, and
-//! need not be related to it. The marks of written pages are the kernel's and do not move.
+//! A userfaultfd acts on the address space in which it was made, and a page map and a memory file on that
+//! which they were opened for, from whichever process. So one that gets them needs no right to trace the
+//! target, and need not be related to it. The marks of written pages are the kernel's and do not move.
 //!
-//! Both processes have the descriptors then. Only one may use the attachment: a page that one of them takes as
-//! written is not reported to the other.
+//! Both processes have the descriptors then. Only one may use the attachment: a page that one of them takes
+//! as written is not reported to the other.
 
 use crate::{
     AttachError, Attachment, Mode,
@@ -103,7 +103,8 @@ impl Attachment {
     /// Attachment of which another process has passed the parts.
     ///
     /// # Errors
-    /// If the target has ended, a descriptor is missing, or the memory is not registered with this userfaultfd.
+    /// If the target has ended, a descriptor is missing, or the memory is not registered with this
+    /// userfaultfd.
     pub fn from_parts(
         descriptors: AttachmentDescriptors,
         state: &AttachmentState,
@@ -140,14 +141,15 @@ impl Attachment {
         Ok(Self::new(process, span, backing, mode, opened))
     }
 
-    /// Pages of lazy memory that are or were present. Exact once its pager has stopped; none before the first.
+    /// Pages of lazy memory that are or were present. Exact once its pager has stopped; none before the
+    /// first.
     pub fn filled(&self) -> Option<PageSet> {
         let lazy = self.inner.lazy.read().unwrap_or_else(PoisonError::into_inner);
         lazy.as_ref().map(|lazy| lazy.filled()).or_else(|| lock(&self.inner.filled_before).clone())
     }
 
-    /// Tells the next pager which pages were present under the last one, as [`Attachment::filled`] gave them.
-    /// False, and without effect, if they are those of another memory.
+    /// Tells the next pager which pages were present under the last one, as [`Attachment::filled`] gave
+    /// them. False, and without effect, if they are those of another memory.
     #[must_use]
     pub fn set_filled(&self, filled: PageSet) -> bool {
         let fits = filled.len() == self.page_count();

@@ -31,6 +31,12 @@ pub enum NetError {
         /// Cause reported by the kernel.
         source: io::Error,
     },
+    /// Output is held, or inputs are recorded or replayed.
+    #[error("the port of a protected machine cannot be passed on")]
+    Protected,
+    /// The state that was passed is not one that a port leaves.
+    #[error("the state of a port is invalid")]
+    InvalidState,
     /// The operation needs an output buffer, and the port has none.
     #[error("the port has no output buffer")]
     NotBuffering,

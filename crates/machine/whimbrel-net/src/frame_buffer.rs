@@ -10,11 +10,25 @@ pub(crate) struct FrameBuffer {
     bytes: Box<[u8]>,
     end: usize,
     sent: usize,
+    /// Bytes at the front in which no frame is known to begin.
+    kept: usize,
 }
 
 impl FrameBuffer {
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0 }
+        Self { bytes: vec![0; BATCH].into_boxed_slice(), end: 0, sent: 0, kept: 0 }
+    }
+
+    /// Buffer with bytes that another one has left; none if they do not fit.
+    ///
+    /// The first of them may be in the middle of a frame, so they are all sent: nothing of them can be
+    /// removed.
+    pub(crate) fn begun(bytes: &[u8]) -> Option<Self> {
+        let mut buffer = Self::new();
+        buffer.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        buffer.end = bytes.len();
+        buffer.kept = bytes.len();
+        Some(buffer)
     }
 
     pub(crate) fn is_pending(&self) -> bool {
@@ -33,7 +47,7 @@ impl FrameBuffer {
     }
 
     pub(crate) fn clear(&mut self) {
-        (self.sent, self.end) = (0, 0);
+        (self.sent, self.end, self.kept) = (0, 0, 0);
     }
 
     /// Space for the next frame, if the largest one fits.
@@ -61,7 +75,7 @@ impl FrameBuffer {
     /// Removes every frame of which nothing was sent, and passes it to `show`; returns their number. A frame
     /// that was sent partially must be completed, or the stream would become invalid.
     pub(crate) fn remove_unsent(&mut self, mut show: impl FnMut(&[u8])) -> u64 {
-        let (mut at, mut keep, mut cut) = (0, self.sent, 0);
+        let (mut at, mut keep, mut cut) = (self.kept, self.sent.max(self.kept), 0);
         while let Some(length) = self.bytes[at..self.end].first_chunk::<LENGTH>() {
             let next = at + LENGTH + u32::from_be_bytes(*length) as usize;
             if at >= self.sent {
@@ -88,6 +102,17 @@ mod tests {
         let mut batch = FrameBuffer::new();
         frames.iter().for_each(|len| assert!(batch.push(&vec![0; *len])));
         batch
+    }
+
+    #[test]
+    fn what_another_port_has_left_is_sent_to_its_end_and_later_frames_can_be_cut() {
+        let mut left = batch(&[10, 20]);
+        left.advance(4 + 6);
+        let mut begun = FrameBuffer::begun(left.rest()).unwrap();
+        assert!(begun.push(&[0; 30]));
+        assert_eq!(begun.remove_unsent(|_| {}), 1);
+        assert_eq!(begun.rest(), left.rest());
+        assert!(FrameBuffer::begun(&vec![0; BATCH + 1]).is_none());
     }
 
     #[test]

@@ -29,6 +29,19 @@ impl Decoder {
         Self { room: vec![0; ROOM].into_boxed_slice(), begin: 0, end: 0 }
     }
 
+    /// Splitter that has these bytes already; none if there are more than a port leaves.
+    pub(crate) fn begun(bytes: &[u8]) -> Option<Self> {
+        let mut decoder = Self::new();
+        decoder.room.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        decoder.end = bytes.len();
+        Some(decoder)
+    }
+
+    /// Bytes that were received and not taken.
+    pub(crate) fn rest(&self) -> &[u8] {
+        &self.room[self.begin..self.end]
+    }
+
     /// Space for the next bytes of the stream; never empty once all complete frames were taken. `filled`
     /// reports how many arrived.
     pub(crate) fn space(&mut self) -> &mut [u8] {

@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A [`Port`] is the only connection of a machine to its network. So it holds output back until the machine
-//! may send (on the target of a migration) or until the epoch is committed (under protection), buffers frames
-//! for a paused guest, and announces that a machine has moved.
+//! may send (on the target of a migration) or until the epoch is committed (under protection), buffers
+//! frames for a paused guest, and announces that a machine has moved. Another process can go on with it
+//! ([`Port::suspend`]).
 //!
 //! The network may also be on another host: [`tunnel`] has the two ends of the connection. [`managed`] makes
 //! networks for machines to be in.
@@ -37,6 +38,7 @@ pub mod tunnel;
 
 pub use announcement::{ANNOUNCE_GAPS, announcements};
 pub use error::NetError;
+pub use forwarder::parts::{PortDescriptors, PortState};
 pub use frame_pipe::{FramePipeEnd, frame_pipe};
 pub use input_log::{Input, InputBatch, InputLog};
 pub use learned_addresses::{Addresses, Mac, Station};

@@ -6,11 +6,16 @@
 
 use crate::{
     Addresses, BufferLimits, Epoch, FilterCounters, FramePipeEnd, Input, InputLog, NetError, PortFilter,
-    forwarder::{Forwarder, Shared, run},
+    forwarder::{
+        Forwarder, Shared,
+        parts::{PortDescriptors, PortState},
+        run,
+    },
     input_replay::InputReplay,
     tap,
 };
 use rustix::event::{EventfdFlags, eventfd};
+use serde::{Deserialize, Serialize};
 use std::{
     os::fd::OwnedFd,
     path::PathBuf,
@@ -57,7 +62,7 @@ pub struct TapConfig {
 }
 
 /// Gate for the frames of one direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gate {
     /// Frames are dropped.
     Blocked,
@@ -66,7 +71,7 @@ pub enum Gate {
 }
 
 /// Gates of both directions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gates {
     /// Gate from the network to the guest.
     pub inbound: Gate,
@@ -82,7 +87,7 @@ impl Gates {
 }
 
 /// Counters of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PortCounters {
     /// Frames that were passed to QEMU.
     pub inbound_frames: u64,
@@ -116,11 +121,36 @@ impl Port {
             Uplink::Tap(tap) => tap::open(&tap).map(|(device, name)| (Some(device), Some(name)))?,
             Uplink::Pipe(FramePipeEnd(end)) => (Some(end), None),
         };
+        let forwarder = Forwarder::new(config.stream_socket, device, config.gates, config.filter);
+        Self::forwarding(forwarder, tap_name)
+    }
+
+    /// Port of which another process has passed the parts. Its frames wait until this call.
+    pub fn from_parts(descriptors: PortDescriptors, state: PortState) -> Result<Self, NetError> {
+        let tap_name = state.tap_name.clone();
+        Self::forwarding(Forwarder::from_parts(descriptors, state)?, tap_name)
+    }
+
+    /// Ends the port between two frames, and returns its parts for another process, or for
+    /// [`Port::from_parts`] here if that one does not take them. What arrives meanwhile waits in the tap
+    /// device and in QEMU.
+    ///
+    /// # Errors
+    /// If output is held, or inputs are recorded or replayed: protection has to end first. The port goes on
+    /// then.
+    pub fn suspend(&mut self) -> Result<(PortDescriptors, PortState), NetError> {
+        if !self.forwarder().can_be_passed() {
+            return Err(NetError::Protected);
+        }
+        self.end_thread();
+        Ok(self.forwarder().take_parts(self.tap_name.clone()))
+    }
+
+    fn forwarding(forwarder: Forwarder, tap_name: Option<String>) -> Result<Self, NetError> {
         let failed = |action| move |source: std::io::Error| NetError::Thread { action, source };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| failed("wake")(errno.into()))?);
-        let shared =
-            Arc::new(Shared::new(Forwarder::new(config.stream_socket, device, config.gates, config.filter)));
+        let shared = Arc::new(Shared::new(forwarder));
         let stop = Arc::new(AtomicBool::new(false));
         let (its_pump, its_wake, its_stop) = (Arc::clone(&shared), Arc::clone(&wake), Arc::clone(&stop));
         let thread = thread::Builder::new().name("port".to_owned());
@@ -281,6 +311,12 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        self.end_thread();
+    }
+}
+
+impl Port {
+    fn end_thread(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take()

@@ -10,6 +10,7 @@
 //! 802.1Q.
 
 use crate::Mac;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 const VLAN_TAGS: [[u8; 2]; 3] = [[0x81, 0x00], [0x88, 0xa8], [0x91, 0x00]];
@@ -33,7 +34,7 @@ const ROUTER_ADVERTISEMENT: u8 = 134;
 const REDIRECT: u8 = 137;
 
 /// Frames that a guest may send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortFilter {
     /// Every frame: the guest routes or bridges for others.
     Off,
@@ -62,7 +63,7 @@ pub enum Dropped {
 }
 
 /// Frames that a filter dropped, by reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FilterCounters {
     /// Frames dropped as [`Dropped::Malformed`].
     pub malformed: u64,

@@ -24,7 +24,8 @@ pub enum Consumer {
     Standby,
 }
 
-/// What a dirty log knows beside its array, in plain types: for another process that goes on with the array.
+/// What a dirty log knows beside its array, in plain types: for another process that goes on with the
+/// array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirtyLogState {
     /// Name of the array.
@@ -166,8 +167,9 @@ impl DirtyLog {
         }
     }
 
-    /// Scans the array once more and returns the dirty pages of all consumers, for another process. Nothing may
-    /// write the array from then on until that process scans it, or this one again, which keeps its sets.
+    /// Scans the array once more and returns the dirty pages of all consumers, for another process. Nothing
+    /// may write the array from then on until that process scans it, or this one again, which keeps its
+    /// sets.
     pub fn export(&mut self) -> Result<DirtyLogState, PageError> {
         self.refresh()?;
         let dirty = self.dirty.iter().map(|(who, set)| ConsumerPages {
@@ -178,8 +180,8 @@ impl DirtyLog {
         Ok(DirtyLogState { array: self.name().to_owned(), dirty: dirty.collect() })
     }
 
-    /// Attaches the consumers of `state`, which [`DirtyLog::export`] returned in another process for the same
-    /// array. Set their views first.
+    /// Attaches the consumers of `state`, which [`DirtyLog::export`] returned in another process for the
+    /// same array. Set their views first.
     ///
     /// # Errors
     /// If it is the state of another array or view; then no consumer is attached.

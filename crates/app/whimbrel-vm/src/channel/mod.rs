@@ -1,9 +1,9 @@
 //! Channel between two processes of one machine: packets with descriptors, over a socket of this host.
 //!
-//! A packet has at most [`MAX_PACKET`] bytes and [`MAX_DESCRIPTORS`] descriptors (SOCK_SEQPACKET and SCM_RIGHTS,
-//! `unix(7)`); what is larger travels in a sealed file of memory ([`seal`]). Both ends take packets only of a
-//! process of their own user, or of root. A packet that was cut, or has more descriptors than allowed, is an
-//! error, and its descriptors are closed.
+//! A packet has at most [`MAX_PACKET`] bytes and [`MAX_DESCRIPTORS`] descriptors (SOCK_SEQPACKET and
+//! SCM_RIGHTS, `unix(7)`); what is larger travels in a sealed file of memory ([`seal`]). Both ends take
+//! packets only of a process of their own user, or of root. A packet that was cut, or has more descriptors
+//! than allowed, is an error, and its descriptors are closed.
 
 mod peer;
 mod sealed;
@@ -142,8 +142,8 @@ impl Channel {
         &self.peer
     }
 
-    /// Sends a packet with copies of `descriptors`. Does not wait: an unread channel takes the few packets of a
-    /// swap.
+    /// Sends a packet with copies of `descriptors`. Does not wait: an unread channel takes the few packets
+    /// of a swap.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         if bytes.len() > MAX_PACKET || descriptors.len() > MAX_DESCRIPTORS {
             return Err(ChannelError::TooLarge { bytes: bytes.len(), descriptors: descriptors.len() });
@@ -161,8 +161,8 @@ impl Channel {
         }
     }
 
-    /// Next packet, or the end of the other process, at most after `patience`. Packets that it sent before its
-    /// end come first.
+    /// Next packet, or the end of the other process, at most after `patience`. Packets that it sent before
+    /// its end come first.
     pub fn receive(&self, patience: Duration) -> Result<Packet, ChannelError> {
         let deadline = Instant::now() + patience;
         loop {

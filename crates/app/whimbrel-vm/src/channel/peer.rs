@@ -1,4 +1,5 @@
-//! Process at the other end of a channel. Its end is known for certain, which the end of a connection is not.
+//! Process at the other end of a channel. Its end is known for certain, which the end of a connection is
+//! not.
 
 use super::{ChannelError, failed};
 use rustix::{
@@ -20,7 +21,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Checks who is at the other end of `socket`: the process that connected, or the one that called `listen`.
+    /// Checks who is at the other end of `socket`: the process that connected, or the one that called
+    /// `listen`.
     pub(super) fn of(socket: &OwnedFd) -> Result<Self, ChannelError> {
         let who = socket_peercred(socket).map_err(|errno| failed("identify")(errno.into()))?;
         let uid = who.uid.as_raw();

@@ -55,8 +55,8 @@ impl NewSide {
             (Self::Waiting, Offer) => (Self::Ready, NewAction::SendReady),
             (Self::Ready, State) => (Self::Prepared, NewAction::SendPrepared),
             (Self::Prepared, Yours) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
-            // The guest stands still since the state was taken: the old one would have gone on only after the
-            // end of this process.
+            // The guest stands still since the state was taken: the old one would have gone on only after
+            // the end of this process.
             (Self::Prepared, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
             // It may have run until a moment ago.
             (Self::Ready, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Lost)),

@@ -5,9 +5,9 @@
 //! machine-process take DIR [STEP]
 //! ```
 //!
-//! The folder has the machine's files and the socket `swap`. Commands are lines of standard input (`give [STEP]`,
-//! `copy`, `verify`), answers lines of standard output. It ends with its standard input, and ends QEMU then if
-//! it has the machine. At STEP of a swap it kills itself.
+//! The folder has the machine's files and the socket `swap`. Commands are lines of standard input (`give
+//! [STEP]`, `copy`, `verify`), answers lines of standard output. It ends with its standard input, and ends
+//! QEMU then if it has the machine. At STEP of a swap it kills itself.
 
 use std::{
     env,
@@ -139,8 +139,8 @@ fn start(dir: &Path, args: &[String]) -> Result<Machine, Failure> {
     Ok(machine)
 }
 
-/// Brings the copies of all arrays up to date with what their dirty logs say, as a checkpoint does. Returns the
-/// number of pages copied. If nobody follows an array any more, everything is copied.
+/// Brings the copies of all arrays up to date with what their dirty logs say, as a checkpoint does. Returns
+/// the number of pages copied. If nobody follows an array any more, everything is copied.
 fn copy(machine: &mut Machine, dir: &Path) -> Result<u64, Failure> {
     let mut copied = 0;
     for log in &mut machine.dirty_logs {
@@ -210,6 +210,10 @@ fn words(knowledge: Knowledge) -> &'static str {
 
 /// Kills this process if that is what the test wants at this step.
 fn die_at(step: Step, last: Option<&str>) {
+    if env::var_os("WHIMBREL_SWAP_STEPS").is_some() {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        eprintln!("{} {:?}", now.tv_sec % 1000 * 1_000_000 + now.tv_nsec / 1000, step);
+    }
     if last.is_some_and(|last| last == format!("{step:?}")) {
         let me = rustix::process::getpid();
         let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);

@@ -44,8 +44,8 @@ impl AllocationMap {
         Ok(owned)
     }
 
-    /// Map of `live` and `durable`, of which the durable one lacks at most the blocks of `unsaved`, a bitmap as
-    /// [`AllocationMap::unsaved`] returns it; none if that is not one of this map.
+    /// Map of `live` and `durable`, of which the durable one lacks at most the blocks of `unsaved`, a
+    /// bitmap as [`AllocationMap::unsaved`] returns it; none if that is not one of this map.
     pub(super) fn passed(pages: u64, live: MappedWords, durable: File, unsaved: &[u64]) -> Option<Self> {
         let blocks = PageSet::from_words(live.words().len().div_ceil(BLOCK_WORDS) as u64, unsaved.to_vec())?;
         let owned = Self { pages, live, durable, unsaved: bitmap::empty(blocks.len()) };

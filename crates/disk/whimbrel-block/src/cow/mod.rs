@@ -107,8 +107,8 @@ impl Cow {
         Ok(OverlayFiles { data, durable, live: self.live.try_clone()? })
     }
 
-    /// State that goes with the files. Nothing may use the overlay from then on until the other process does,
-    /// or this one again.
+    /// State that goes with the files. Nothing may use the overlay from then on until the other process
+    /// does, or this one again.
     ///
     /// # Errors
     /// If a write or sync has failed: the other process would not know that data is lost.
@@ -117,8 +117,8 @@ impl Cow {
         Ok(OverlayState { unsaved: self.allocation.unsaved() })
     }
 
-    /// Overlay over `base` of which another process has passed the files and the state; none if that process
-    /// ended before it told, which costs a comparison of the bitmaps.
+    /// Overlay over `base` of which another process has passed the files and the state; none if that
+    /// process ended before it told, which costs a comparison of the bitmaps.
     ///
     /// # Errors
     /// If it is damaged or over another base, or the state is that of another overlay.

@@ -96,8 +96,8 @@ pub struct OverlayFiles {
 }
 
 impl OverlayFiles {
-    /// Checks that both bitmaps are those of one overlay over this base, of this boot, and that it is locked by
-    /// the data file.
+    /// Checks that both bitmaps are those of one overlay over this base, of this boot, and that it is
+    /// locked by the data file.
     pub(super) fn check(&self, size: u64, base: Digest) -> Result<(), OverlayError> {
         let passed = |kind: &str| PathBuf::from(format!("the passed {kind} bitmap"));
         let read = |file: &File, path: PathBuf| {

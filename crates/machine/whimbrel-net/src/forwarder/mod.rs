@@ -10,6 +10,8 @@
 //! A broken connection is opened again. If the tap device was removed, that is reported once and the port
 //! continues without one.
 
+pub(crate) mod parts;
+
 use crate::{
     ANNOUNCE_GAPS, Addresses, BufferLimits, Epoch, FRAME_MAX, Gate, Gates, InputLog, OutputBuffer,
     PortCounters, PortFilter, allowed, announcements,

@@ -1,8 +1,8 @@
-//! Parts of a controlled QEMU, for another process that goes on with it: its descriptors, and the state that they
-//! do not say.
+//! Parts of a controlled QEMU, for another process that goes on with it: its descriptors, and the state
+//! that they do not say.
 //!
-//! The control connection is passed as it is, so QEMU sees no other client and no event is lost. Whoever has the
-//! parts may be unrelated to QEMU.
+//! The control connection is passed as it is, so QEMU sees no other client and no event is lost. Whoever
+//! has the parts may be unrelated to QEMU.
 
 use super::{Qemu, device_state::DeviceStateCache, dir_error};
 use crate::{

@@ -5,8 +5,8 @@
 //! got [`MachineEvent::Disconnected`]. The reader never waits for a subscriber: one with [`BACKLOG`] unread
 //! events is dropped, which it sees as a closed channel.
 //!
-//! A connection can be suspended ([`Qmp::suspend`]) and go on in another process, or in this one. Nobody reads
-//! it meanwhile, so no byte of the stream is lost.
+//! A connection can be suspended ([`Qmp::suspend`]) and go on in another process, or in this one. Nobody
+//! reads it meanwhile, so no byte of the stream is lost.
 
 use super::{
     event::MachineEvent,
@@ -203,8 +203,8 @@ impl Qmp {
         lock(&self.writer).as_fd().try_clone_to_owned()
     }
 
-    /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::go_on`]; one
-    /// that waits for its answer gets none. Dropped while suspended, this leaves the connection open.
+    /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::go_on`];
+    /// one that waits for its answer gets none. Dropped while suspended, this leaves the connection open.
     pub fn suspend(&mut self) -> QmpState {
         let rest = self.reader.take().map(|reader| reader.end().into_rest()).unwrap_or_default();
         self.shared.lock().waiting.clear();

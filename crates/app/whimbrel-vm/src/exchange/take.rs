@@ -38,8 +38,8 @@ pub struct Taken {
     pub stopped: Option<Duration>,
 }
 
-/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give)). Tells each
-/// step to `reached`.
+/// Takes the machine that the process at the other end of `channel` gives ([`give`](super::give)). Tells
+/// each step to `reached`.
 ///
 /// # Errors
 /// If the machine is not this process's. It must end then, and touch nothing: the old one waits for that.

@@ -37,12 +37,12 @@ pub enum Given {
     },
 }
 
-/// Passes `machine` on to the process at the other end of `channel`, which calls [`take`](super::take). Tells
-/// each step to `reached`.
+/// Passes `machine` on to the process at the other end of `channel`, which calls [`take`](super::take).
+/// Tells each step to `reached`.
 ///
 /// # Errors
-/// If the machine could neither be passed on nor taken up again. It is as if this process had ended: another one
-/// can adopt it, whose dirty pages are not known.
+/// If the machine could neither be passed on nor taken up again. It is as if this process had ended:
+/// another one can adopt it, whose dirty pages are not known.
 pub fn give(
     machine: Machine,
     channel: &Channel,
