@@ -12,10 +12,10 @@
 //! or every page counts as dirty.
 
 pub mod channel;
+mod exchange;
 mod machine;
 mod message;
-mod passing;
 pub mod swap;
 
-pub use machine::{Disk, Machine, MachineError};
-pub use passing::{Given, Limits, PassError, Step, Taken, give, take};
+pub use exchange::{Given, PassError, Step, SwapLimits, Taken, give, take};
+pub use machine::{Disk, PartError, RunningMachine};

@@ -21,9 +21,9 @@ use whimbrel_memory::{AttachError, Attachment};
 use whimbrel_nbd::{ConnectionState, Options, Server, ServerParts, serve_parts};
 use whimbrel_qemu::Qemu;
 
-/// Running machine.
+/// Machine that runs under this process.
 #[derive(Debug)]
-pub struct Machine {
+pub struct RunningMachine {
     /// QEMU under control.
     pub qemu: Qemu,
     /// Attachment to its memory.
@@ -56,7 +56,7 @@ enum Serving {
 /// Cause of a part of a machine that cannot be opened or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MachineError {
+pub enum PartError {
     /// The overlay cannot be opened.
     #[error("cannot open a disk")]
     Overlay(#[from] OverlayError),
@@ -81,16 +81,16 @@ pub(crate) struct DiskFiles {
     pub(crate) listener: UnixListener,
 }
 
-impl Machine {
-    /// Machine whose dirty pages nobody follows yet.
-    pub fn new(qemu: Qemu, memory: Attachment, disks: Vec<Disk>) -> Result<Self, MachineError> {
+impl RunningMachine {
+    /// A machine whose dirty pages nobody follows yet.
+    pub fn new(qemu: Qemu, memory: Attachment, disks: Vec<Disk>) -> Result<Self, PartError> {
         let dirty_logs = dirty_logs(&memory, &disks)?;
         Ok(Self { qemu, memory, disks, dirty_logs })
     }
 }
 
 /// Dirty logs without consumers.
-pub(crate) fn dirty_logs(memory: &Attachment, disks: &[Disk]) -> Result<Vec<DirtyLog>, MachineError> {
+pub(crate) fn dirty_logs(memory: &Attachment, disks: &[Disk]) -> Result<Vec<DirtyLog>, PartError> {
     let mut logs = vec![DirtyLog::new(Box::new(memory.ram()?))];
     for (index, disk) in disks.iter().enumerate() {
         let pages = DiskPages { name: format!("disk{index}"), device: disk.device.clone() };
@@ -106,9 +106,9 @@ impl Disk {
         base: File,
         base_id: Digest,
         listener: UnixListener,
-    ) -> Result<Self, MachineError> {
+    ) -> Result<Self, PartError> {
         let device = base.try_clone().and_then(|base| FileDevice::new(base, true));
-        let cow = Cow::create(place, Arc::new(device.map_err(MachineError::Serve)?), base_id)?;
+        let cow = Cow::create(place, Arc::new(device.map_err(PartError::Serve)?), base_id)?;
         let parts = ServerParts { listener, connections: Vec::new() };
         let mut disk = Self::over(base, base_id, cow, parts);
         disk.serve()?;
@@ -127,10 +127,10 @@ impl Disk {
         base_id: Digest,
         state: Option<&OverlayState>,
         connections: Vec<(UnixStream, ConnectionState)>,
-    ) -> Result<Self, MachineError> {
+    ) -> Result<Self, PartError> {
         let DiskFiles { base, overlay, listener } = files;
         let device = base.try_clone().and_then(|base| FileDevice::new(base, true));
-        let device = Arc::new(device.map_err(MachineError::Serve)?);
+        let device = Arc::new(device.map_err(PartError::Serve)?);
         let cow = Cow::from_parts(overlay, state, device, base_id)?;
         Ok(Self::over(base, base_id, cow, ServerParts { listener, connections }))
     }
@@ -155,11 +155,11 @@ impl Disk {
     }
 
     /// Serves the disk, if it is suspended.
-    pub(crate) fn serve(&mut self) -> Result<(), MachineError> {
+    pub(crate) fn serve(&mut self) -> Result<(), PartError> {
         self.serving = match std::mem::replace(&mut self.serving, Serving::Broken) {
             Serving::Suspended(parts) => {
                 let server = serve_parts(self.device.clone(), parts, Options::default());
-                Serving::Running(server.map_err(MachineError::Serve)?)
+                Serving::Running(server.map_err(PartError::Serve)?)
             }
             other => other,
         };
@@ -167,10 +167,10 @@ impl Disk {
     }
 
     /// Stops serving the disk; connections stay open. Returns what another process needs to go on.
-    pub(crate) fn suspend(&mut self, patience: Duration) -> Result<OverlayState, MachineError> {
+    pub(crate) fn suspend(&mut self, patience: Duration) -> Result<OverlayState, PartError> {
         self.serving = match std::mem::replace(&mut self.serving, Serving::Broken) {
             Serving::Running(server) => {
-                Serving::Suspended(server.suspend(patience).map_err(MachineError::Serve)?)
+                Serving::Suspended(server.suspend(patience).map_err(PartError::Serve)?)
             }
             other => other,
         };
@@ -178,12 +178,12 @@ impl Disk {
     }
 
     /// Copies of the connections of a suspended disk.
-    pub(crate) fn connections(&self) -> Result<ConnectionCopies, MachineError> {
-        let Serving::Suspended(parts) = &self.serving else { return Err(MachineError::NotServed) };
+    pub(crate) fn connections(&self) -> Result<ConnectionCopies, PartError> {
+        let Serving::Suspended(parts) = &self.serving else { return Err(PartError::NotServed) };
         let copy = |(socket, state): &(UnixStream, ConnectionState)| {
             Ok((OwnedFd::from(socket.try_clone()?), state.clone()))
         };
-        parts.connections.iter().map(copy).collect::<io::Result<_>>().map_err(MachineError::Serve)
+        parts.connections.iter().map(copy).collect::<io::Result<_>>().map_err(PartError::Serve)
     }
 
     /// Ends the connections of a suspended disk, because another process may have used them: QEMU connects

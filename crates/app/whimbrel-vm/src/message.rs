@@ -22,7 +22,7 @@ pub(crate) const MAX_DISKS: usize = 16;
 pub(crate) enum Message {
     /// First message of the old process, with the descriptors of memory and QEMU. As many `Disk` follow as
     /// it says.
-    Offer(Offer),
+    Offer(MachineOffer),
     /// Disk of the offer, with its descriptors.
     Disk(DiskOffer),
     Ready,
@@ -42,7 +42,7 @@ pub(crate) enum Message {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Offer {
+pub(crate) struct MachineOffer {
     pub(crate) memory: AttachmentState,
     pub(crate) qemu_dir: PathBuf,
     pub(crate) qemu: ProcessIdentity,
@@ -58,7 +58,7 @@ pub(crate) struct DiskOffer {
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct MachineState {
     pub(crate) qemu: QemuState,
     /// Dirty pages, the memory first.
     pub(crate) dirty: Vec<DirtyLogState>,
@@ -115,13 +115,13 @@ pub(crate) fn encode_message(message: &Message) -> Result<Vec<u8>, MessageError>
     if bytes.len() > MAX_PACKET { Err(MessageError::TooLong { bytes: bytes.len() }) } else { Ok(bytes) }
 }
 
-pub(crate) fn encode_state(state: &State) -> Result<Vec<u8>, MessageError> {
+pub(crate) fn encode_state(state: &MachineState) -> Result<Vec<u8>, MessageError> {
     let bytes = encode(state)?;
     let fits = bytes.len() as u64 <= MAX_STATE;
     if fits { Ok(bytes) } else { Err(MessageError::TooLong { bytes: bytes.len() }) }
 }
 
-pub(crate) fn read_state(file: OwnedFd) -> Result<State, crate::PassError> {
+pub(crate) fn read_state(file: OwnedFd) -> Result<MachineState, crate::PassError> {
     Ok(decode(&unseal(file, MAX_STATE)?)?)
 }
 

@@ -119,8 +119,14 @@ impl Attachment {
         found.attachment(uffd)
     }
 
-    pub(crate) fn new(process: Process, span: Span, backing: Backing, mode: Mode, opened: Opened) -> Self {
-        let Opened { uffd, pagemap, memory } = opened;
+    pub(crate) fn new(
+        process: Process,
+        span: Span,
+        backing: Backing,
+        mode: Mode,
+        opened: AttachmentFiles,
+    ) -> Self {
+        let AttachmentFiles { uffd, pagemap, memory } = opened;
         let (lazy, filled_before, has_pager) = Default::default();
         let inner =
             Inner { process, span, backing, mode, uffd, pagemap, memory, lazy, filled_before, has_pager };
@@ -289,12 +295,12 @@ impl TargetRange {
             Backing::Shared(..) => None,
             Backing::Template(..) | Backing::Anonymous => Some(process.file("mem")?),
         };
-        Ok(Attachment::new(process, span, backing, mode, Opened { uffd, pagemap, memory }))
+        Ok(Attachment::new(process, span, backing, mode, AttachmentFiles { uffd, pagemap, memory }))
     }
 }
 
 /// Descriptors by which an attachment acts on its target.
-pub(crate) struct Opened {
+pub(crate) struct AttachmentFiles {
     pub(crate) uffd: Userfaultfd,
     pub(crate) pagemap: File,
     pub(crate) memory: Option<File>,

@@ -9,7 +9,7 @@
 
 use crate::{
     AttachError, Attachment, Mode,
-    attachment::{Backing, Opened, check_range},
+    attachment::{AttachmentFiles, Backing, check_range},
     pagemap,
     process::Process,
     userfaultfd::{Span, Userfaultfd},
@@ -124,7 +124,7 @@ impl Attachment {
         if memory.is_none() && !matches!(backing, Backing::Shared(..)) {
             return Err(lacks());
         }
-        let opened = Opened {
+        let opened = AttachmentFiles {
             uffd: Userfaultfd::new(userfaultfd),
             pagemap: pagemap.into(),
             memory: memory.map(File::from),

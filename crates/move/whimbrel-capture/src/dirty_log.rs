@@ -37,7 +37,7 @@ pub struct DirtyLogState {
 /// Dirty pages of one consumer, as it sees the array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsumerPages {
-    /// Who lacks them.
+    /// Consumer that lacks them.
     pub consumer: Consumer,
     /// Number of pages that it sees.
     pub pages: u64,

@@ -63,10 +63,10 @@ pub enum ChannelError {
     /// Nothing came in time.
     #[error("the other process was silent for {after:?}")]
     Silent {
-        /// Time waited.
+        /// Time waited for a packet.
         after: Duration,
     },
-    /// The other process has ended.
+    /// Nothing comes any more: that process has ended.
     #[error("the other process has ended")]
     Ended,
 }
@@ -74,7 +74,7 @@ pub enum ChannelError {
 /// Packet of bytes and descriptors.
 #[derive(Debug, Default)]
 pub struct Packet {
-    /// Content.
+    /// Content of the packet.
     pub bytes: Vec<u8>,
     /// Descriptors, in the order in which they were sent.
     pub descriptors: Vec<OwnedFd>,

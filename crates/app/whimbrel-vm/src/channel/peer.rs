@@ -40,7 +40,7 @@ impl Peer {
         Ok(Self { pid: who.pid.as_raw_nonzero().get(), pidfd })
     }
 
-    /// Process id.
+    /// Number of the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }

@@ -1,11 +1,11 @@
 //! The old process: offers the machine, stops it, sends its state; takes it back if the new process ends.
 
-use super::{Limits, PassError, Step, clock, qemu, send};
+use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Machine,
+    RunningMachine,
     channel::{Channel, ChannelError, seal},
     machine::DiskFiles,
-    message::{DiskOffer, MAX_DISKS, Message, Offer, State, decode, encode_state},
+    message::{DiskOffer, MAX_DISKS, MachineOffer, MachineState, Message, decode, encode_state},
     swap::{Knowledge, OldAction, OldEvent, OldSide},
 };
 use std::{os::fd::OwnedFd, time::Duration};
@@ -21,15 +21,15 @@ const END_REPORT: Duration = Duration::from_secs(5);
 /// What became of a machine that was offered.
 #[derive(Debug)]
 pub enum Given {
-    /// It is the new process's. This one has nothing more to do with it.
+    /// The new process has it. This one has nothing more to do with it.
     Gone {
         /// Time for which the guest was stopped.
         stopped: Duration,
     },
-    /// It is still this process's, and runs as before.
+    /// Still the machine of this process, and it runs as before.
     Kept {
-        /// The machine.
-        machine: Box<Machine>,
+        /// Machine of this process.
+        machine: Box<RunningMachine>,
         /// Whether its dirty logs are complete; if not, every page counts as dirty.
         knowledge: Knowledge,
         /// Why it was not passed on.
@@ -44,9 +44,9 @@ pub enum Given {
 /// If the machine could neither be passed on nor taken up again. It is as if this process had ended:
 /// another one can adopt it, whose dirty pages are not known.
 pub fn give(
-    machine: Machine,
+    machine: RunningMachine,
     channel: &Channel,
-    limits: &Limits,
+    limits: &SwapLimits,
     reached: &mut dyn FnMut(Step),
 ) -> Result<Given, PassError> {
     let runs = machine.qemu.qmp().is_running();
@@ -55,9 +55,9 @@ pub fn give(
 }
 
 struct Giving<'a> {
-    machine: Machine,
+    machine: RunningMachine,
     channel: &'a Channel,
-    limits: &'a Limits,
+    limits: &'a SwapLimits,
     reached: &'a mut dyn FnMut(Step),
     /// Whether the guest is meant to run.
     runs: bool,
@@ -87,7 +87,7 @@ impl Giving<'_> {
                     self.next(self.limits.running)
                 }
                 Some(OldAction::KillPeer) => self.end_peer(),
-                Some(OldAction::GoOn { stopped, knowledge }) => return self.go_on(stopped, knowledge),
+                Some(OldAction::GoOn { stopped, knowledge }) => return self.reclaim(stopped, knowledge),
                 Some(OldAction::End) => return Ok(Given::Gone { stopped: self.stopped }),
             };
         }
@@ -131,7 +131,7 @@ impl Giving<'_> {
 
     /// Sends the descriptors of all parts, while the guest runs.
     fn offer(&mut self) -> Result<(), PassError> {
-        let Machine { qemu: driver, memory, disks, .. } = &self.machine;
+        let RunningMachine { qemu: driver, memory, disks, .. } = &self.machine;
         if memory.state().mode == Mode::Lazy {
             return Err(PassError::Unsupported { what: "memory that is filled lazily" });
         }
@@ -147,7 +147,7 @@ impl Giving<'_> {
             .chain(ram_file)
             .chain(by_address)
             .collect();
-        let offer = Offer {
+        let offer = MachineOffer {
             memory: memory.state(),
             qemu_dir: driver.dir().to_owned(),
             qemu: driver.process().identity(),
@@ -180,7 +180,7 @@ impl Giving<'_> {
             overlays.push(disk.suspend(drain)?);
         }
         let dirty = self.machine.dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
-        let state = State { qemu: state, dirty, overlays, runs: self.runs, stopped_at };
+        let state = MachineState { qemu: state, dirty, overlays, runs: self.runs, stopped_at };
         let file = seal(&encode_state(&state)?)?;
         for disk in &self.machine.disks {
             let (sockets, states): (Vec<_>, Vec<_>) = disk.connections()?.into_iter().unzip();
@@ -204,7 +204,7 @@ impl Giving<'_> {
     }
 
     /// Takes the machine up again.
-    fn go_on(mut self, stopped: bool, knowledge: Knowledge) -> Result<Given, PassError> {
+    fn reclaim(mut self, stopped: bool, knowledge: Knowledge) -> Result<Given, PassError> {
         let reason = self.reason.take().unwrap_or(PassError::Channel(ChannelError::Ended));
         if stopped {
             let is_lost = knowledge == Knowledge::Lost;
@@ -218,7 +218,7 @@ impl Giving<'_> {
                 self.machine.dirty_logs.iter_mut().for_each(DirtyLog::forget);
             }
             if let Some(state) = self.held.take() {
-                self.machine.qemu.go_on(state, is_lost).map_err(qemu("control"))?;
+                self.machine.qemu.resume_control(state, is_lost).map_err(qemu("control"))?;
             }
             if self.runs {
                 self.machine.qemu.unpause().map_err(qemu("continue"))?;

@@ -7,7 +7,7 @@ pub use give::{Given, give};
 pub use take::{Taken, take};
 
 use crate::{
-    MachineError,
+    PartError,
     channel::{Channel, ChannelError},
     message::{Message, MessageError, encode_message},
 };
@@ -20,7 +20,7 @@ use whimbrel_machine::PageError;
 
 /// Times after which the old process gives up on the new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct SwapLimits {
     /// For all that is prepared while the guest runs.
     pub ready: Duration,
     /// From the state to *prepared*, while the guest stands still.
@@ -31,7 +31,7 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-impl Default for Limits {
+impl Default for SwapLimits {
     fn default() -> Self {
         Self {
             ready: Duration::from_secs(30),
@@ -77,7 +77,7 @@ pub enum PassError {
     Message(#[from] MessageError),
     /// A part of the machine could not be opened or used.
     #[error(transparent)]
-    Machine(#[from] MachineError),
+    Machine(#[from] PartError),
     /// A page array failed.
     #[error(transparent)]
     Pages(#[from] PageError),
@@ -98,7 +98,7 @@ pub enum PassError {
         /// What it has.
         what: &'static str,
     },
-    /// The other process sent a message out of turn, or with other descriptors than it must have.
+    /// A process sent a message out of turn, or with other descriptors than it must have.
     #[error("the other process sent {what} out of turn")]
     Unexpected {
         /// Kind of the message.

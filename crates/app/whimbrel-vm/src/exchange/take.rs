@@ -1,11 +1,11 @@
 //! The new process: prepares from what the old one passes, and has the machine once it may.
 
-use super::{Limits, PassError, Step, clock, qemu, send};
+use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    Disk, Machine, MachineError,
+    Disk, PartError, RunningMachine,
     channel::{Channel, ChannelError, Packet},
     machine::{DiskFiles, dirty_logs},
-    message::{MAX_DISKS, Message, Offer, State, decode, read_state},
+    message::{MAX_DISKS, MachineOffer, MachineState, Message, decode, read_state},
     swap::{Knowledge, NewAction, NewEvent, NewSide},
 };
 use std::{
@@ -26,11 +26,11 @@ use whimbrel_qemu::{Qemu, QemuDescriptors, QemuState, QmpState};
 /// Number of the first command of a process that does not know how far the old one came.
 const FAR_ID: u64 = 1 << 32;
 
-/// Machine that this process got.
+/// RunningMachine that this process got.
 #[derive(Debug)]
 pub struct Taken {
     /// The machine, which runs again if it ran before.
-    pub machine: Machine,
+    pub machine: RunningMachine,
     /// Whether its dirty logs are complete. If not, nobody follows them: as for a machine that was adopted,
     /// every page may have been written.
     pub knowledge: Knowledge,
@@ -43,14 +43,18 @@ pub struct Taken {
 ///
 /// # Errors
 /// If the machine is not this process's. It must end then, and touch nothing: the old one waits for that.
-pub fn take(channel: &Channel, limits: &Limits, reached: &mut dyn FnMut(Step)) -> Result<Taken, PassError> {
+pub fn take(
+    channel: &Channel,
+    limits: &SwapLimits,
+    reached: &mut dyn FnMut(Step),
+) -> Result<Taken, PassError> {
     let (offer, built) = (None, None);
     Taking { channel, limits, reached, offer, built, reason: None }.run()
 }
 
 /// All that came while the guest ran.
 struct Offered {
-    offer: Offer,
+    offer: MachineOffer,
     memory: Attachment,
     qemu: QemuDescriptors,
     disks: Vec<(DiskFiles, Digest)>,
@@ -69,7 +73,7 @@ struct Built {
 
 struct Taking<'a> {
     channel: &'a Channel,
-    limits: &'a Limits,
+    limits: &'a SwapLimits,
     reached: &'a mut dyn FnMut(Step),
     offer: Option<Offered>,
     built: Option<Built>,
@@ -85,14 +89,14 @@ impl Taking<'_> {
                 None => {}
                 Some(NewAction::SendReady) => {
                     (self.reached)(Step::Received);
-                    self.say(&Message::Ready);
+                    self.notify(&Message::Ready);
                     (self.reached)(Step::Ready);
                 }
                 Some(NewAction::SendPrepared) => {
-                    self.say(&Message::Prepared);
+                    self.notify(&Message::Prepared);
                     (self.reached)(Step::Prepared);
                 }
-                Some(NewAction::TakeUp(knowledge)) => return self.take_up(knowledge),
+                Some(NewAction::TakeUp(knowledge)) => return self.activate(knowledge),
                 Some(NewAction::Refuse) => {
                     let error = self.reason.unwrap_or(PassError::Unexpected { what: "a message" });
                     let reason = error.to_string();
@@ -105,7 +109,7 @@ impl Taking<'_> {
     }
 
     /// Says a word. A failure means that the old process has ended, which is noticed next.
-    fn say(&self, message: &Message) {
+    fn notify(&self, message: &Message) {
         let _ = send(self.channel, message, &[]);
     }
 
@@ -158,7 +162,7 @@ impl Taking<'_> {
         let ram_file = has_file.then(|| passed.next()).transpose()?;
         let memory = has_memory.then(|| passed.next()).transpose()?;
         let parts = AttachmentDescriptors { pidfd, userfaultfd, pagemap, ram_file, memory };
-        let memory = Attachment::from_parts(parts, &offer.memory).map_err(MachineError::Memory)?;
+        let memory = Attachment::from_parts(parts, &offer.memory).map_err(PartError::Memory)?;
         let mut disks = Vec::new();
         for _ in 0..offer.disks {
             let (Message::Disk(disk), descriptors) = self.receive()? else {
@@ -197,7 +201,7 @@ impl Taking<'_> {
     }
 
     /// Has the machine from now on.
-    fn take_up(mut self, knowledge: Knowledge) -> Result<Taken, PassError> {
+    fn activate(mut self, knowledge: Knowledge) -> Result<Taken, PassError> {
         let built = match (self.built.take(), self.offer.take()) {
             (Some(built), _) => built,
             (None, Some(offered)) => build_without_state(offered)?,
@@ -213,8 +217,8 @@ impl Taking<'_> {
         let stopped = stopped_at.map(|at| Duration::from_micros(clock().saturating_sub(at)));
         (self.reached)(Step::Continued);
         let stopped_micros = stopped.map_or(0, |time| time.as_micros() as u64);
-        self.say(&Message::Running { stopped_micros });
-        let machine = Machine { qemu: driver, memory, disks, dirty_logs };
+        self.notify(&Message::Running { stopped_micros });
+        let machine = RunningMachine { qemu: driver, memory, disks, dirty_logs };
         Ok(Taken { machine, knowledge, stopped })
     }
 }
@@ -222,11 +226,11 @@ impl Taking<'_> {
 /// Builds everything from the state. Starts no thread, and takes no dirty page.
 fn build(
     offered: Offered,
-    state: State,
+    state: MachineState,
     connections: Vec<Vec<(UnixStream, ConnectionState)>>,
 ) -> Result<Built, PassError> {
     let Offered { memory, qemu, disks: files, .. } = offered;
-    let State { qemu: qemu_state, dirty, overlays, runs, stopped_at } = state;
+    let MachineState { qemu: qemu_state, dirty, overlays, runs, stopped_at } = state;
     if overlays.len() != files.len() || dirty.len() != files.len() + 1 {
         return Err(PassError::Unexpected { what: "the state of another machine" });
     }

@@ -1,4 +1,4 @@
-//! Who has a machine while it passes from one process to another. Pure: event in, action out.
+//! Possession of a machine while it passes from one process to another. Pure: event in, action out.
 //!
 //! ```text
 //!   old                                          new

@@ -5,15 +5,15 @@ use super::Knowledge;
 /// Side of the process that gets the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NewSide {
-    /// It has nothing yet.
+    /// Nothing has come yet.
     Waiting,
-    /// It has the descriptors, and has said *ready*.
+    /// The descriptors came, and *ready* was said.
     Ready,
-    /// It has the state too, and has said *prepared*. It uses none of it.
+    /// The state came too, and *prepared* was said. None of it is used.
     Prepared,
     /// The machine is its own.
     Has,
-    /// It ends without the machine.
+    /// Without the machine, which the old process keeps.
     Over,
 }
 
@@ -35,15 +35,15 @@ pub enum NewEvent {
 /// What the new process does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NewAction {
-    /// Says *ready*.
+    /// Says that it is *ready*.
     SendReady,
-    /// Says *prepared*.
+    /// Says that it is *prepared*.
     SendPrepared,
     /// Serves the disks, continues the guest, says *running*.
     TakeUp(Knowledge),
     /// Says why it refuses, and ends.
     Refuse,
-    /// Ends.
+    /// Ends without the machine.
     End,
 }
 
@@ -58,7 +58,7 @@ impl NewSide {
             // The guest stands still since the state was taken: the old one would have gone on only after
             // the end of this process.
             (Self::Prepared, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Complete)),
-            // It may have run until a moment ago.
+            // The guest may have run until a moment ago.
             (Self::Ready, PeerEnded) => (Self::Has, NewAction::TakeUp(Knowledge::Lost)),
             (Self::Waiting, PeerEnded) => (Self::Over, NewAction::End),
             (Self::Waiting | Self::Ready | Self::Prepared, Failed | Offer | State | Yours) => {

@@ -9,16 +9,16 @@ pub enum OldSide {
     Offered,
     /// The guest stands still. The state is being taken, or was sent.
     Stopped,
-    /// It has said *yours*.
+    /// *Yours* was said.
     Gave,
-    /// It has killed the new process and waits for its end. The guest stands still from `Stopped` on.
+    /// The new process was killed, and this one waits for its end. The guest stands still from `Stopped` on.
     Ending {
         /// Whether the new process was given the machine before.
         gave: bool,
         /// Whether the guest was stopped.
         stopped: bool,
     },
-    /// It goes on with the machine.
+    /// Owner of the machine again, with nobody else to wait for.
     Kept,
     /// The machine is the new process's.
     Gone,
@@ -72,7 +72,7 @@ impl OldSide {
             (Self::Stopped, Prepared) => (Self::Gave, OldAction::SendYours),
             (Self::Gave, Running) => (Self::Gone, OldAction::End),
             (Self::Offered | Self::Stopped | Self::Gave | Self::Ending { .. }, PeerEnded) => {
-                (Self::Kept, self.go_on())
+                (Self::Kept, self.reclaim())
             }
             // A word out of turn is that of a process that is not in its right mind.
             (
@@ -99,7 +99,7 @@ impl OldSide {
         Self::Ending { gave: self == Self::Gave, stopped: self != Self::Offered }
     }
 
-    fn go_on(self) -> OldAction {
+    fn reclaim(self) -> OldAction {
         let (gave, stopped) = match self {
             Self::Ending { gave, stopped } => (gave, stopped),
             other => (other == Self::Gave, other != Self::Offered),

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(240);
 const MEMORY_MIB: u32 = 128;
 const DISK_MIB: u32 = 64;
 
-/// Machine process, killed when dropped.
+/// RunningMachine process, killed when dropped.
 struct Process {
     child: Child,
     input: Option<ChildStdin>,

@@ -87,11 +87,11 @@ pub enum OverlayError {
 /// Open files of an overlay, which are locked as long as one process has the data file open.
 #[derive(Debug)]
 pub struct OverlayFiles {
-    /// Allocated pages.
+    /// File of the allocated pages.
     pub data: File,
-    /// Durable bitmap.
+    /// File of the durable bitmap.
     pub durable: File,
-    /// Live bitmap.
+    /// File of the live bitmap.
     pub live: File,
 }
 

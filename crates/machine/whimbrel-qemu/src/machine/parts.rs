@@ -20,14 +20,14 @@ use std::{io, os::fd::OwnedFd, os::unix::net::UnixStream, path::PathBuf};
 pub struct QemuDescriptors {
     /// Descriptor of the process.
     pub pidfd: OwnedFd,
-    /// Control connection.
+    /// Socket of the control connection.
     pub qmp: OwnedFd,
 }
 
 /// State of a suspended QEMU connection, in plain types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QemuState {
-    /// Runtime directory.
+    /// Runtime directory of this QEMU.
     pub dir: PathBuf,
     /// Identity of the process.
     pub identity: ProcessIdentity,
@@ -51,7 +51,7 @@ impl Qemu {
     }
 
     /// Stops using the control connection of a paused machine and returns the state that goes with the
-    /// descriptors. [`Qemu::go_on`] takes the machine back.
+    /// descriptors. [`Qemu::resume_control`] takes the machine back.
     ///
     /// # Errors
     /// If the machine runs, or a device state is being loaded or saved; then nothing has changed.
@@ -73,9 +73,9 @@ impl Qemu {
 
     /// Uses the control connection again after [`Qemu::suspend`], because nobody else does. `others_read`
     /// says whether another process may have read it meanwhile.
-    pub fn go_on(&mut self, state: QmpState, others_read: bool) -> Result<(), QmpError> {
+    pub fn resume_control(&mut self, state: QmpState, others_read: bool) -> Result<(), QmpError> {
         let rest = if others_read { Vec::new() } else { state.rest };
-        self.qmp.go_on(QmpState { rest, ..state })
+        self.qmp.resume(QmpState { rest, ..state })
     }
 
     /// QEMU of which another process has passed the parts.
@@ -85,7 +85,7 @@ impl Qemu {
         let dir = QemuDir::of(&dir).map_err(dir_error)?;
         let sharing = if private_memory { Sharing::Private } else { Sharing::Shared };
         let mut state_cache = DeviceStateCache::new(&dir, sharing)?;
-        // Its small blocks are located by the first save. A header that cannot be read is taken anew.
+        // The small blocks are located by the first save. A header that cannot be read is taken anew.
         state_cache.loaded = head.and_then(|head| StreamHeader::parse(&head).ok());
         let qmp = Qmp::from_parts(UnixStream::from(descriptors.qmp), qmp)?;
         Ok(Self { qmp, process, dir, state_cache, incoming: None })

@@ -203,7 +203,7 @@ impl Qmp {
         lock(&self.writer).as_fd().try_clone_to_owned()
     }
 
-    /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::go_on`];
+    /// Stops reading, so that another process can, and returns where. Commands fail until [`Qmp::resume`];
     /// one that waits for its answer gets none. Dropped while suspended, this leaves the connection open.
     pub fn suspend(&mut self) -> QmpState {
         let rest = self.reader.take().map(|reader| reader.end().into_rest()).unwrap_or_default();
@@ -213,7 +213,7 @@ impl Qmp {
 
     /// Reads on after [`Qmp::suspend`] returned `state`. If another process may have read meanwhile, its
     /// `rest` must be empty: what is left of a line that it began is skipped.
-    pub fn go_on(&mut self, state: QmpState) -> Result<(), QmpError> {
+    pub fn resume(&mut self, state: QmpState) -> Result<(), QmpError> {
         let next_id = self.next_id.get_mut();
         *next_id = state.next_id.max(*next_id);
         self.shared.running.store(state.running, Ordering::Release);
@@ -484,7 +484,7 @@ mod tests {
         assert!(!next.is_running(), "the event that came in two pieces was seen");
         let after = next.suspend();
         drop(next);
-        qmp.go_on(QmpState { rest: Vec::new(), ..after }).unwrap();
+        qmp.resume(QmpState { rest: Vec::new(), ..after }).unwrap();
         qmp.execute("x", json!({})).unwrap();
     }
 
