@@ -166,14 +166,26 @@ impl Disk {
         Ok(())
     }
 
-    /// Stops serving the disk; connections stay open. Returns what another process needs to go on.
-    pub(crate) fn suspend(&mut self, patience: Duration) -> Result<OverlayState, PartError> {
+    /// Lets the threads of the disk end, without waiting for them.
+    pub(crate) fn begin_suspend(&self) {
+        if let Serving::Running(server) = &self.serving {
+            server.begin_suspend();
+        }
+    }
+
+    /// Stops serving the disk; connections stay open.
+    pub(crate) fn suspend(&mut self, patience: Duration) -> Result<(), PartError> {
         self.serving = match std::mem::replace(&mut self.serving, Serving::Broken) {
             Serving::Running(server) => {
                 Serving::Suspended(server.suspend(patience).map_err(PartError::Serve)?)
             }
             other => other,
         };
+        Ok(())
+    }
+
+    /// What another process needs beside the files of a suspended disk.
+    pub(crate) fn state(&self) -> Result<OverlayState, PartError> {
         Ok(self.cow.state()?)
     }
 

@@ -128,6 +128,41 @@ pub(crate) fn read_state(file: OwnedFd) -> Result<MachineState, crate::PassError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::seal;
+    use whimbrel_capture::{Consumer, ConsumerPages};
+    use whimbrel_core::PageSet;
+    use whimbrel_qemu::QmpState;
+
+    fn state() -> MachineState {
+        let dirty = |array: &str| DirtyLogState {
+            array: array.to_owned(),
+            dirty: vec![ConsumerPages { consumer: Consumer::Store, pages: 70, words: vec![u64::MAX, 5] }],
+        };
+        let qmp = QmpState { rest: b"{\"ev".to_vec(), next_id: 77, running: Some(false) };
+        let identity = ProcessIdentity { pid: 4711, start_time: 12 };
+        let (dir, head) = ("/run/x".into(), Some(vec![1; 40]));
+        let qemu = QemuState { dir, identity, private_memory: false, head, qmp };
+        let (dirty, overlays) = (vec![dirty("memory"), dirty("disk0")], vec![OverlayState::default()]);
+        MachineState { qemu, dirty, overlays, runs: true, stopped_at: 1 }
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_written_and_a_damaged_one_does_no_harm() {
+        let bytes = encode_state(&state()).unwrap();
+        assert_eq!(read_state(seal(&bytes).unwrap()).unwrap(), state());
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                let Ok(state) = decode::<MachineState>(&damaged) else { continue };
+                // What can be decoded is checked against the machine before it is used.
+                for log in state.dirty.into_iter().flat_map(|log| log.dirty) {
+                    let set = PageSet::from_words(log.pages, log.words);
+                    assert!(set.is_none_or(|set| set.iter().all(|page| page < set.len())));
+                }
+            }
+        }
+    }
 
     #[test]
     fn another_version_and_hostile_bytes_are_refused() {

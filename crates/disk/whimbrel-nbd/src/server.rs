@@ -211,11 +211,20 @@ impl Server {
         Ok(ServerParts { listener: self.listener.try_clone()?, connections })
     }
 
-    /// Ends the thread that accepts clients. The socket stays as it is, as another process may have it too.
-    fn end_accepting(&mut self, ending: Ending) {
+    /// Begins what [`Server::suspend`] does, without waiting: several servers then end their threads at once.
+    pub fn begin_suspend(&self) {
+        self.wake_threads(Ending::Suspend);
+    }
+
+    fn wake_threads(&self, ending: Ending) {
         lock(&self.inner.clients).ending.get_or_insert(ending);
         // Fails only after 2^64 calls.
         let _ = rustix::io::write(&self.inner.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Ends the thread that accepts clients. The socket stays as it is, as another process may have it too.
+    fn end_accepting(&mut self, ending: Ending) {
+        self.wake_threads(ending);
         if let Some(acceptor) = self.acceptor.take() {
             // Fails only if the thread panicked, and then it does not accept any more either.
             let _ = acceptor.join();

@@ -2,7 +2,7 @@
 
 use super::{PassError, Step, SwapLimits, clock, qemu, send};
 use crate::{
-    RunningMachine,
+    Disk, RunningMachine,
     channel::{Channel, ChannelError, seal},
     machine::DiskFiles,
     message::{DiskOffer, MAX_DISKS, MachineOffer, MachineState, Message, decode, encode_state},
@@ -172,12 +172,15 @@ impl Giving<'_> {
         // QEMU has no request open once it answers.
         self.machine.qemu.pause().map_err(qemu("stop"))?;
         (self.reached)(Step::Stopped);
+        // All threads end at once: on a busy host each takes its turn of a processor.
+        self.machine.disks.iter().for_each(Disk::begin_suspend);
         let state = self.machine.qemu.suspend().map_err(qemu("leave"))?;
         self.held = Some(state.qmp.clone());
         let drain = self.limits.drain;
         let mut overlays = Vec::new();
         for disk in &mut self.machine.disks {
-            overlays.push(disk.suspend(drain)?);
+            disk.suspend(drain)?;
+            overlays.push(disk.state()?);
         }
         let dirty = self.machine.dirty_logs.iter_mut().map(DirtyLog::export).collect::<Result<_, _>>()?;
         let state = MachineState { qemu: state, dirty, overlays, runs: self.runs, stopped_at };
@@ -209,6 +212,7 @@ impl Giving<'_> {
         if stopped {
             let is_lost = knowledge == Knowledge::Lost;
             for disk in &mut self.machine.disks {
+                disk.suspend(self.limits.drain)?;
                 if is_lost {
                     disk.disconnect();
                 }

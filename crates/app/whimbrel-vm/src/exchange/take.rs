@@ -23,10 +23,7 @@ use whimbrel_memory::{Attachment, AttachmentDescriptors, RamSharing};
 use whimbrel_nbd::ConnectionState;
 use whimbrel_qemu::{Qemu, QemuDescriptors, QemuState, QmpState};
 
-/// Number of the first command of a process that does not know how far the old one came.
-const FAR_ID: u64 = 1 << 32;
-
-/// RunningMachine that this process got.
+/// A machine that this process got.
 #[derive(Debug)]
 pub struct Taken {
     /// The machine, which runs again if it ran before.
@@ -260,7 +257,7 @@ fn build_without_state(offered: Offered) -> Result<Built, PassError> {
         identity: offer.qemu,
         private_memory: offer.private_memory,
         head: None,
-        qmp: QmpState { next_id: FAR_ID, ..QmpState::default() },
+        qmp: QmpState::unknown(),
     };
     Ok(Built { memory, disks, dirty_logs, qemu, qemu_state, runs: offer.runs, stopped_at: None })
 }

@@ -167,6 +167,9 @@ fn copy(machine: &mut RunningMachine, dir: &Path) -> Result<u64, Failure> {
 
 /// Pauses the guest, copies what is dirty, compares the copies with everything, and continues the guest.
 fn verify(machine: &mut RunningMachine, dir: &Path) -> Result<String, Failure> {
+    if !machine.qemu.qmp().is_running() {
+        return Ok("the machine is not known to run".to_owned());
+    }
     machine.qemu.pause()?;
     copy(machine, dir)?;
     let mut differing = Vec::new();

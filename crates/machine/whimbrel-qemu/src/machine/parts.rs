@@ -74,8 +74,7 @@ impl Qemu {
     /// Uses the control connection again after [`Qemu::suspend`], because nobody else does. `others_read`
     /// says whether another process may have read it meanwhile.
     pub fn resume_control(&mut self, state: QmpState, others_read: bool) -> Result<(), QmpError> {
-        let rest = if others_read { Vec::new() } else { state.rest };
-        self.qmp.resume(QmpState { rest, ..state })
+        self.qmp.resume(if others_read { QmpState::unknown() } else { state })
     }
 
     /// QEMU of which another process has passed the parts.

@@ -92,14 +92,26 @@ struct Inbox {
 }
 
 /// Place in a QMP stream at which nobody reads it, in plain types: another process goes on there.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QmpState {
     /// Received bytes that are no complete line yet.
     pub rest: Vec<u8>,
     /// Number of the next command, greater than that of any before.
     pub next_id: u64,
-    /// Whether the virtual CPUs ran, by the events so far.
-    pub running: bool,
+    /// Whether the virtual CPUs ran, by the events so far; none if QEMU has to be asked.
+    pub running: Option<bool>,
+}
+
+impl QmpState {
+    /// State of a connection that another process has used, nobody knows how far. What is left of a line is
+    /// skipped, and an answer to a command of that process is never taken for one of this.
+    pub fn unknown() -> Self {
+        // More than a process sends in a millisecond, so later processes have greater numbers.
+        const COMMANDS_PER_MS: u64 = 1 << 20;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let ms = now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000;
+        Self { rest: Vec::new(), next_id: ms * COMMANDS_PER_MS, running: None }
+    }
 }
 
 /// How reading ended without a failure.
@@ -164,7 +176,7 @@ impl Qmp {
 
     /// Negotiates over a stream whose other end speaks QMP.
     pub fn over(stream: UnixStream) -> Result<Self, QmpError> {
-        let qmp = Self::reading(stream, LineBuffer::default(), 1)?;
+        let qmp = Self::reading(stream, LineBuffer::default(), 1, false)?;
         // QEMU greets first, but reads the negotiation without waiting. With `oob` it continues to read
         // during a command, otherwise it reads the next command only afterwards (docs/interop/qmp-spec,
         // "Out-of-band execution").
@@ -172,11 +184,17 @@ impl Qmp {
             Err(QmpError::Refused { .. }) => qmp.execute("qmp_capabilities", json!({}))?,
             answer => answer?,
         };
-        let status = qmp.execute("query-status", json!({}))?;
-        if status.get("running").and_then(Value::as_bool) == Some(true) {
-            qmp.shared.running.store(true, Ordering::Release);
-        }
+        qmp.ask_running()?;
         Ok(qmp)
+    }
+
+    /// Asks QEMU whether the virtual CPUs run.
+    fn ask_running(&self) -> Result<(), QmpError> {
+        let status = self.execute("query-status", json!({}))?;
+        if status.get("running").and_then(Value::as_bool) == Some(true) {
+            self.shared.running.store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Goes on with a connection at the place where another process suspended it.
@@ -185,14 +203,18 @@ impl Qmp {
         if rest.len() >= MAX_LINE {
             return Err(QmpError::Io(io::ErrorKind::InvalidData.into()));
         }
-        let qmp = Self::reading(stream, LineBuffer::new(rest), next_id)?;
-        qmp.shared.running.store(running, Ordering::Release);
+        let qmp = Self::reading(stream, LineBuffer::new(rest), next_id, running == Some(true))?;
+        if running.is_none() {
+            qmp.ask_running()?;
+        }
         Ok(qmp)
     }
 
-    fn reading(stream: UnixStream, lines: LineBuffer, next_id: u64) -> Result<Self, QmpError> {
+    fn reading(stream: UnixStream, lines: LineBuffer, next_id: u64, running: bool) -> Result<Self, QmpError> {
         stream.set_write_timeout(Some(COMMAND_TIMEOUT)).map_err(QmpError::Io)?;
         let shared = Arc::new(Shared::default());
+        // Before an event of the connection can change it.
+        shared.running.store(running, Ordering::Release);
         let reader = Reader::start(&stream, &shared, lines).map_err(QmpError::Io)?;
         let (writer, next_id) = (Mutex::new(stream), AtomicU64::new(next_id));
         Ok(Self { shared, writer, next_id, reader: Some(reader) })
@@ -208,19 +230,20 @@ impl Qmp {
     pub fn suspend(&mut self) -> QmpState {
         let rest = self.reader.take().map(|reader| reader.end().into_rest()).unwrap_or_default();
         self.shared.lock().waiting.clear();
-        QmpState { rest, next_id: *self.next_id.get_mut(), running: self.is_running() }
+        QmpState { rest, next_id: *self.next_id.get_mut(), running: Some(self.is_running()) }
     }
 
-    /// Reads on after [`Qmp::suspend`] returned `state`. If another process may have read meanwhile, its
-    /// `rest` must be empty: what is left of a line that it began is skipped.
+    /// Reads on after [`Qmp::suspend`] returned `state`, or [`QmpState::unknown`] if another process may have
+    /// used the connection meanwhile.
     pub fn resume(&mut self, state: QmpState) -> Result<(), QmpError> {
         let next_id = self.next_id.get_mut();
         *next_id = state.next_id.max(*next_id);
-        self.shared.running.store(state.running, Ordering::Release);
+        // Before an event of the connection can change it.
+        self.shared.running.store(state.running == Some(true), Ordering::Release);
         let lines = LineBuffer::new(state.rest);
         let reader = Reader::start(&lock(&self.writer), &self.shared, lines).map_err(QmpError::Io)?;
         self.reader = Some(reader);
-        Ok(())
+        if state.running.is_none() { self.ask_running() } else { Ok(()) }
     }
 
     /// Runs `command` and returns its answer, within 30 s.
@@ -467,10 +490,16 @@ mod tests {
         let mut qmp = fake(move |mut reader, mut writer| {
             write!(writer, "{{\"event\": \"ST").unwrap();
             tell.send(()).unwrap();
-            let id = next_id(&mut reader);
+            let last = next_id(&mut reader);
+            let id = last;
             writeln!(writer, "OP\"}}\n{{\"return\": {id}, \"id\": {id}}}").unwrap();
             let id = next_id(&mut reader);
-            writeln!(writer, "left of a line\n{{\"return\": {id}, \"id\": {id}}}").unwrap();
+            // The second client has sent one more command and died.
+            let stale = last + 1;
+            writeln!(writer, "left of a line\n{{\"return\": 0, \"id\": {stale}}}").unwrap();
+            writeln!(writer, "{{\"return\": {{\"running\": true}}, \"id\": {id}}}").unwrap();
+            let id = next_id(&mut reader);
+            writeln!(writer, "{{\"return\": {id}, \"id\": {id}}}").unwrap();
             let _ = reader.read_to_end(&mut Vec::new());
         });
         told.recv().unwrap();
@@ -482,10 +511,11 @@ mod tests {
         let answer = next.execute("x", json!({})).unwrap().as_u64();
         assert!(answer >= Some(state.next_id), "an answer to one client is never taken for the other's");
         assert!(!next.is_running(), "the event that came in two pieces was seen");
-        let after = next.suspend();
+        next.suspend();
         drop(next);
-        qmp.resume(QmpState { rest: Vec::new(), ..after }).unwrap();
-        qmp.execute("x", json!({})).unwrap();
+        qmp.resume(QmpState::unknown()).unwrap();
+        assert!(qmp.is_running(), "the other client had continued the machine");
+        assert_ne!(qmp.execute("x", json!({})).unwrap(), json!(0), "the answer to another client");
     }
 
     #[test]
