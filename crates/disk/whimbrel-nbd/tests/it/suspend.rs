@@ -49,16 +49,22 @@ fn a_client_that_withholds_a_payload_or_its_handshake_loses_its_own_connection_o
     let device = Arc::new(MemDevice::new(vec![0xAA; SIZE]));
     let mut export = Export::new(device.clone());
     let (mut good, mut stalled, mut silent) = (client(&export), client(&export), export.connect());
-    stalled.request(0, WRITE, 1, 0, 8192);
-    stalled.socket.write_all(&[1; 4096]).unwrap();
+    stalled.request(0, WRITE, 1, 0, 600 << 10);
+    stalled.socket.write_all(&vec![1; 300 << 10]).unwrap();
+    let first = || {
+        let mut byte = [0];
+        device.read_at(0, &mut byte).unwrap();
+        byte[0]
+    };
+    wait_until("the first part of the payload is written", || first() == 1);
     wait_until("all are connected", || export.connections() == 3);
-    good.request(0, READ, 2, 0, 1);
+    good.request(0, READ, 2, 1 << 20, 1);
     assert_eq!((good.reply(), good.bytes()), ((2, 0), [0xAA]));
     let parts = suspend(&mut export, Duration::from_millis(50));
     assert_eq!(parts.connections.len(), 1);
     assert!(stalled.is_cut_off() && silent.is_cut_off());
     export.server = Some(serve_parts(device, parts, Options::default()).unwrap());
-    good.request(0, READ, 3, 8192, 1);
+    good.request(0, READ, 3, 1 << 20, 1);
     assert_eq!((good.reply(), good.bytes()), ((3, 0), [0xAA]));
 }
 
