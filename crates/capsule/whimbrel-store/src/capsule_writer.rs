@@ -115,11 +115,13 @@ impl Store {
         let inner = &self.inner;
         inner.check_latch()?;
         let _gate = gate(&*inner.files, LockMode::Shared)?;
+        inner.layout.check(&*inner.files)?;
         let condemned = Condemned::read(&*inner.files)?;
         let lease =
             inner.latching(GcLease::new(inner.files.clone(), Purpose::Write, condemned.generation))?;
         inner.objects.indexes.refresh()?;
-        let session = WriteContext::new(inner.clone(), lease, condemned.ids());
+        let avoid = condemned.ids().into_iter().chain(self.plain_packs().into_keys()).collect();
+        let session = WriteContext::new(inner.clone(), lease, avoid);
         let threads = WorkerThreads::start(Arc::new(session))?;
         Ok(CapsuleWriter { store: self.clone(), threads: Arc::new(threads) })
     }

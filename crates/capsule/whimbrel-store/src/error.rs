@@ -1,6 +1,6 @@
 //! Errors of the store.
 
-use crate::remote_objects::RemoteObjectsError;
+use crate::{keys::KeyId, remote_objects::RemoteObjectsError};
 use rustix::io::Errno;
 use std::{error::Error, io};
 use whimbrel_core::{CapsuleId, Digest};
@@ -40,6 +40,41 @@ pub enum StoreError {
     Layout {
         /// Content of its marker file (at most 80 characters).
         found: String,
+    },
+    /// The store is encrypted, and the caller gave no key.
+    #[error("the store is encrypted with master key {master}, and no key was given")]
+    KeyNeeded {
+        /// Name of the master key.
+        master: KeyId,
+    },
+    /// The store is encrypted with another key than the caller's.
+    #[error("the store is encrypted with master key {wanted}; the key that was given is {given}")]
+    WrongKey {
+        /// Name of the master key that opens the store.
+        wanted: KeyId,
+        /// Name of the caller's key.
+        given: KeyId,
+    },
+    /// The wrapped key of an encrypted store cannot be used.
+    #[error("the keys of the store cannot be used: {reason}")]
+    Keys {
+        /// What is wrong with files `keys` and `keys.copy`.
+        reason: &'static str,
+    },
+    /// The store is not encrypted.
+    #[error("the store is not encrypted")]
+    NotEncrypted,
+    /// Another process writes to a store that is to be encrypted.
+    #[error("another process writes to the store, so it cannot be encrypted now")]
+    InUse,
+    /// Another process has encrypted the store since it was opened.
+    #[error("another process has changed the layout of the store; it has to be opened again")]
+    LayoutChanged,
+    /// A frame cannot be sealed.
+    #[error("cannot encrypt a frame")]
+    Seal {
+        /// Cause reported by the cipher.
+        source: Box<dyn Error + Send + Sync>,
     },
     /// No object has this digest.
     #[error("object {digest} is not in the store")]

@@ -10,7 +10,7 @@ use crate::{
     file_names::PackId,
     index::{Index, ObjectLocation, PackLocation},
     object_reader::Objects,
-    vfs::ReadAt,
+    pack_file::PackFile,
 };
 use std::sync::Arc;
 use whimbrel_core::{Digest, EXTENT_PAGES, PAGE_SIZE};
@@ -32,7 +32,7 @@ struct Wanted {
 pub(crate) struct ExtentReader<'a> {
     objects: &'a Objects,
     indexes: Arc<Vec<Arc<Index>>>,
-    pack: Option<(PackId, Arc<dyn ReadAt>)>,
+    pack: Option<(PackId, Arc<PackFile>)>,
     encoded: Vec<u8>,
     raw: Vec<u8>,
 }
@@ -104,7 +104,6 @@ impl<'a> ExtentReader<'a> {
             self.pack = Some((place.pack, self.objects.handle(place.pack).ok()?));
         }
         let (_, pack) = self.pack.as_ref()?;
-        self.encoded.resize(place.len as usize, 0);
-        pack.read_at(u64::from(place.offset), &mut self.encoded).ok()
+        pack.read(place, &mut self.encoded).ok()
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::{
     error::{Result, StoreError},
+    keys::KeyId,
     vfs::Vfs,
 };
 use std::fmt;
@@ -21,13 +22,19 @@ pub(crate) const PARTIAL: &str = "partial";
 pub(crate) const RESERVE: &str = "reserve";
 pub(crate) const TEMP: &str = "tmp";
 pub(crate) const MARKER: &str = "whimbrel-store";
-pub(crate) const MARKER_TEXT: &str = "whimbrel store 1\n";
+/// Wrapped key of an encrypted store.
+pub(crate) const KEYS: &str = "keys";
+/// Second copy of [`KEYS`], for when the first is damaged.
+pub(crate) const KEYS_COPY: &str = "keys.copy";
 pub(crate) const CONDEMNED: &str = "condemned";
 
 pub(crate) const PACK_HEAD: usize = 24;
 const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
+/// Bit of a sequence number that says that the frames of the pack are sealed.
+const SEALED: u32 = 1 << 31;
 
-/// Name of a pack: the GC lease of its writer and a sequence number.
+/// Name of a pack: the GC lease of its writer and a sequence number, whose highest bit says whether its frames
+/// are sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PackId {
     pub(crate) lease: u64,
@@ -35,6 +42,16 @@ pub(crate) struct PackId {
 }
 
 impl PackId {
+    /// The pack with sealed frames.
+    pub(crate) fn sealed(self) -> Self {
+        Self { seq: self.seq | SEALED, ..self }
+    }
+
+    /// Whether the frames of the pack are sealed.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.seq & SEALED != 0
+    }
+
     pub(crate) fn path(&self) -> String {
         format!("{PACKS}/{self}")
     }
@@ -46,13 +63,20 @@ impl PackId {
         (id.to_string() == name).then_some(id)
     }
 
-    pub(crate) fn head(&self) -> [u8; PACK_HEAD] {
+    /// First bytes of the pack; `key` is the data key of its frames.
+    pub(crate) fn head(&self, key: Option<KeyId>) -> [u8; PACK_HEAD] {
         let mut head = [0; PACK_HEAD];
         head[..8].copy_from_slice(&PACK_MAGIC);
         head[8..16].copy_from_slice(&self.lease.to_le_bytes());
         head[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        head[20..].copy_from_slice(&key_mark(key).to_le_bytes());
         head
     }
+}
+
+/// Part of a data key's name that is in the heads of its packs; 0 without a key.
+pub(crate) fn key_mark(key: Option<KeyId>) -> u32 {
+    key.map_or(0, |KeyId(id)| id as u32)
 }
 
 impl fmt::Display for PackId {
@@ -114,6 +138,12 @@ mod tests {
         assert_eq!(id.to_string(), "0123456789abcdef-00000007.pack");
         assert_eq!(PackId::parse(&id.to_string()), Some(id));
         assert_eq!(PackId::parse("123-7.pack"), None);
-        assert_eq!(&id.head(), b"WHPACK\x00\x01\xef\xcd\xab\x89\x67\x45\x23\x01\x07\0\0\0\0\0\0\0");
+        assert_eq!(id.sealed().to_string(), "0123456789abcdef-80000007.pack");
+        assert!(id.sealed().is_sealed() && !id.is_sealed());
+        assert_eq!(
+            &id.sealed().head(Some(KeyId(0x9988_7766_5544_3322)))[16..],
+            b"\x07\0\0\x80\x22\x33\x44\x55"
+        );
+        assert_eq!(&id.head(None), b"WHPACK\x00\x01\xef\xcd\xab\x89\x67\x45\x23\x01\x07\0\0\0\0\0\0\0");
     }
 }

@@ -29,6 +29,7 @@
 //!   bases only from packs that were not condemned when they started.
 
 use crate::{
+    encryption::batch,
     error::{Result, StoreError},
     file_names::{PACKS, PackId, TEMP},
     gc_lease::{Condemned, GcLease, LiveGcLeases, Pinned, Purpose, gate, live_leases},
@@ -117,6 +118,7 @@ impl Store {
         let inner = &self.inner;
         let lock = inner.files.lock(GC_LOCK, LockMode::Exclusive, LockWait::Wait);
         let _one = lock.map_err(StoreError::io("lock", GC_LOCK))?;
+        inner.layout.check(&*inner.files)?;
         self.reindex()?;
         let (lease, condemned) = {
             let _gate = gate(&*inner.files, LockMode::Shared)?;
@@ -130,6 +132,10 @@ impl Store {
         let roots = Roots { keep, also };
         self.mark_roots(&mut mark, roots, &sessions)?;
         mark.avoid = victims(&packs, &mark.live, &sessions, &condemned);
+        let is_settled = |pack: &PackId| !sessions.ids.contains(&pack.lease) && !mark.avoid.contains(pack);
+        let plain = self.plain_packs().into_iter().filter(|(pack, _)| is_settled(pack));
+        let plain: Vec<PackId> = batch(plain.map(|(pack, len)| (pack, u64::from(len)))).collect();
+        mark.avoid.extend(plain);
         match effort {
             Effort::Compact => mark.mark_bases_of_remaining()?,
             Effort::RemoveOnly => mark.spare_live()?,

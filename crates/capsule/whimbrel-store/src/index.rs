@@ -1,7 +1,7 @@
 //! Index file: tells in which frame of which pack each object is. Immutable once published.
 //!
 //! ```text
-//! 0   magic "WHINDEX" 1       packs   x 16: lease u64, seq u32, length of the pack u32
+//! 0   magic "WHINDEX" 1 or 2  packs   x 16: lease u64, seq u32, length of the pack u32
 //! 8   packs, u32              frames  x 12: pack u16, kind u8, depth u8, offset u32, length u32
 //! 12  frames, u32             keys    x 16: ascending
 //! 16  entries, u64            values  x 4:  frame << 8 | slot
@@ -9,17 +9,19 @@
 //! 32  xxh3 of frames, keys and values, u64          integers little-endian
 //! ```
 //!
-//! Keys are short digests, hence uniform: interpolation ends within a few entries of the target, with about
+//! Keys are short digests, in version 2 encrypted ones (`index_cipher`), hence uniform: interpolation ends within a few entries of the target, with about
 //! one cache miss for the guess and one for the value. The header is checked when a file is opened; the body,
 //! which may be gigabytes, by `verify` and before a merge. Every number from the body is bounded where it is
 //! used.
 
-use crate::{file_names::PackId, vfs::Mapping};
-use std::ops::Range;
+use crate::{file_names::PackId, index_cipher::IndexCipher, vfs::Mapping};
+use std::{ops::Range, sync::Arc};
 use whimbrel_image::{ShortDigest, pack_frame::Kind};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: [u8; 8] = *b"WHINDEX\x01";
+/// Keys are encrypted short digests.
+const MAGIC_HIDDEN: [u8; 8] = *b"WHINDEX\x02";
 const HEAD: usize = 40;
 const PACK: usize = 16;
 const FRAME: usize = 12;
@@ -52,6 +54,8 @@ pub(crate) struct Entry {
 pub(crate) struct Index {
     pub(crate) name: String,
     map: Mapping,
+    /// Cipher of the keys, if they are hidden.
+    cipher: Option<Arc<IndexCipher>>,
     packs: Vec<(PackId, u32)>,
     frames: usize,
     entries: usize,
@@ -66,10 +70,19 @@ fn wide(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Index {
-    /// Opens the mapped file, or returns the check that failed.
-    pub(crate) fn open(name: &str, map: Mapping) -> Result<Self, &'static str> {
+    /// Opens the mapped file, or returns the check that failed. `cipher` is that of the store.
+    pub(crate) fn open(
+        name: &str,
+        map: Mapping,
+        cipher: Option<&Arc<IndexCipher>>,
+    ) -> Result<Self, &'static str> {
         let bytes = (*map).as_ref();
-        if bytes.len() < HEAD || bytes[..8] != MAGIC {
+        let cipher = match bytes.first_chunk() {
+            Some(&MAGIC) => None,
+            Some(&MAGIC_HIDDEN) => Some(cipher.ok_or("its keys are encrypted")?.clone()),
+            _ => return Err("no header"),
+        };
+        if bytes.len() < HEAD {
             return Err("no header");
         }
         let (packs, frames, entries) = (long(bytes, 8) as usize, long(bytes, 12) as usize, wide(bytes, 16));
@@ -85,7 +98,7 @@ impl Index {
         }
         let table = bytes[HEAD..HEAD + packs * PACK].chunks_exact(PACK);
         let packs = table.map(|p| (PackId { lease: wide(p, 0), seq: long(p, 8) }, long(p, 12))).collect();
-        Ok(Self { name: name.to_owned(), map: map.clone(), packs, frames, entries })
+        Ok(Self { name: name.to_owned(), map: map.clone(), cipher, packs, frames, entries })
     }
 
     fn bytes(&self) -> &[u8] {
@@ -99,6 +112,11 @@ impl Index {
     /// Packs of the index, with their lengths in bytes.
     pub(crate) fn packs(&self) -> &[(PackId, u32)] {
         &self.packs
+    }
+
+    /// Whether its keys are encrypted.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.cipher.is_some()
     }
 
     pub(crate) fn frame_count(&self) -> usize {
@@ -165,6 +183,7 @@ impl Index {
     }
 
     pub(crate) fn find(&self, key: ShortDigest) -> impl Iterator<Item = ObjectLocation> {
+        let key = self.cipher.as_ref().map_or(key, |cipher| cipher.hide(key));
         let first = self.lower_bound(key);
         let equal = (first..self.entries).take_while(move |entry| self.key(*entry) == key);
         equal.filter_map(|entry| self.location(entry))
@@ -184,7 +203,8 @@ impl Index {
             let (frame, slot) = ((value >> 8) as usize, value as u8 as usize);
             let keys = &mut frames.get_mut(frame)?.keys;
             keys.resize(keys.len().max(slot + 1), ShortDigest([0; ShortDigest::LEN]));
-            keys[slot] = self.key(entry);
+            let key = self.key(entry);
+            keys[slot] = self.cipher.as_ref().map_or(key, |cipher| cipher.reveal(key));
         }
         Some(frames)
     }
@@ -202,19 +222,21 @@ fn head_sum(bytes: &[u8], packs: usize) -> u64 {
 }
 
 /// Encodes an index over `packs` (with their lengths) that have `entries`. The caller obeys the limits.
-pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
+pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry], cipher: Option<&IndexCipher>) -> Vec<u8> {
     let mut numbers: Vec<_> = packs.iter().enumerate().map(|(i, (id, _))| (*id, i as u16)).collect();
     numbers.sort_unstable();
     let number = |id: &PackId| numbers[numbers.partition_point(|(other, _)| other < id)].1;
     let keyed = |(frame, entry): (usize, &Entry)| {
         let frame = (frame as u32) << 8;
-        entry.keys.iter().enumerate().map(move |(slot, key)| (*key, frame | slot as u32)).collect::<Vec<_>>()
+        let hide = |key: &ShortDigest| cipher.map_or(*key, |cipher| cipher.hide(*key));
+        let keys = entry.keys.iter().enumerate();
+        keys.map(|(slot, key)| (hide(key), frame | slot as u32)).collect::<Vec<_>>()
     };
     let mut keys: Vec<(ShortDigest, u32)> = entries.iter().enumerate().flat_map(keyed).collect();
     keys.sort_unstable();
 
     let mut bytes = Vec::with_capacity(HEAD + packs.len() * PACK + entries.len() * FRAME + keys.len() * 20);
-    bytes.extend(MAGIC);
+    bytes.extend(if cipher.is_some() { MAGIC_HIDDEN } else { MAGIC });
     bytes.extend((packs.len() as u32).to_le_bytes());
     bytes.extend((entries.len() as u32).to_le_bytes());
     bytes.extend((keys.len() as u64).to_le_bytes());
@@ -243,7 +265,6 @@ pub(crate) fn encode(packs: &[(PackId, u32)], entries: &[Entry]) -> Vec<u8> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::sync::Arc;
     use whimbrel_core::Digest;
 
     fn build(count: u32, clustered: bool) -> (Vec<(PackId, u32)>, Vec<Entry>) {
@@ -266,14 +287,14 @@ mod tests {
     }
 
     fn open(bytes: Vec<u8>) -> Result<Index, &'static str> {
-        Index::open("test", Arc::new(bytes))
+        Index::open("test", Arc::new(bytes), None)
     }
 
     #[test]
     fn every_key_is_found_and_no_other_even_when_digests_are_not_uniform() {
         for (count, clustered) in [(0, false), (1, false), (3000, false), (3000, true)] {
             let (packs, entries) = build(count, clustered);
-            let index = open(encode(&packs, &entries)).unwrap();
+            let index = open(encode(&packs, &entries, None)).unwrap();
             for entry in &entries {
                 for (slot, key) in entry.keys.iter().enumerate() {
                     let found: Vec<_> = index.find(*key).collect();
@@ -298,7 +319,7 @@ mod tests {
         #[test]
         fn a_damaged_index_is_refused_or_answers_without_panic(at in any::<prop::sample::Index>(), bit in 0..8u8, cut in any::<bool>()) {
             let (packs, entries) = build(20, false);
-            let mut bytes = encode(&packs, &entries);
+            let mut bytes = encode(&packs, &entries, None);
             let at = at.index(bytes.len());
             if cut { bytes.truncate(at) } else { bytes[at] ^= 1 << bit }
             if let Ok(index) = open(bytes) {

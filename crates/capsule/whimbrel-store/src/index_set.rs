@@ -9,6 +9,7 @@ use crate::{
     error::{Result, StoreError},
     file_names::{INDEX, PACKS, PackId, publish},
     index::{self, Entry, Index, MAX_FRAMES, MAX_PACKS, ObjectLocation, PackLocation},
+    index_cipher::IndexCipher,
     vfs::{LockMode, LockWait, Vfs},
 };
 use std::{
@@ -21,13 +22,15 @@ const INDEX_LOCK: &str = "index.lock";
 
 pub(crate) struct IndexSet {
     files: Arc<dyn Vfs>,
+    /// Cipher of new index files, if the store is encrypted.
+    cipher: Option<Arc<IndexCipher>>,
     open: RwLock<Arc<Vec<Arc<Index>>>>,
     refreshing: Mutex<()>,
 }
 
 impl IndexSet {
-    pub(crate) fn open(files: Arc<dyn Vfs>) -> Result<Self> {
-        let catalog = Self { files, open: RwLock::default(), refreshing: Mutex::new(()) };
+    pub(crate) fn open(files: Arc<dyn Vfs>, cipher: Option<Arc<IndexCipher>>) -> Result<Self> {
+        let catalog = Self { files, cipher, open: RwLock::default(), refreshing: Mutex::new(()) };
         catalog.refresh()?;
         Ok(catalog)
     }
@@ -64,7 +67,7 @@ impl IndexSet {
             }
             let path = format!("{INDEX}/{name}");
             let map = self.files.map(&path).map_err(StoreError::io("map", &path))?;
-            match Index::open(&name, map) {
+            match Index::open(&name, map, self.cipher.as_ref()) {
                 Ok(index) => indexes.push(Arc::new(index)),
                 // Packs of a damaged index count as not indexed, and the next repair rebuilds their index.
                 Err(reason) => tracing::warn!(path, reason, "ignoring a damaged index file"),
@@ -95,7 +98,7 @@ impl IndexSet {
             let end = start + entries[start..].partition_point(|entry| covered.contains(&entry.frame.pack));
             for entries in entries[start..end].chunks(MAX_FRAMES - 1) {
                 let name = format!("{:016x}.idx", rand::random::<u64>());
-                publish(&*self.files, INDEX, &name, &index::encode(packs, entries))?;
+                publish(&*self.files, INDEX, &name, &index::encode(packs, entries, self.cipher.as_deref()))?;
             }
             start = end;
         }
@@ -159,6 +162,17 @@ impl IndexSet {
         Ok(())
     }
 
+    /// Rewrites index files from before the store was encrypted, whose keys everybody can read.
+    pub(crate) fn hide_rest(&self) -> Result<()> {
+        let lock = self.files.lock(INDEX_LOCK, LockMode::Exclusive, LockWait::Wait);
+        let _lock = lock.map_err(StoreError::io("lock", INDEX_LOCK))?;
+        self.refresh()?;
+        for index in self.snapshot().iter().filter(|index| !index.is_hidden()) {
+            self.replace(std::slice::from_ref(index), &HashSet::new(), &HashSet::new())?;
+        }
+        Ok(())
+    }
+
     /// Publishes one file that replaces `old`, without the packs `gone` and the frames `dead`.
     fn replace(
         &self,
@@ -185,7 +199,7 @@ impl IndexSet {
         if !packs.is_empty() {
             let packs: Vec<_> = packs.into_iter().collect();
             let name = format!("{:016x}.idx", rand::random::<u64>());
-            publish(&*self.files, INDEX, &name, &index::encode(&packs, &entries))?;
+            publish(&*self.files, INDEX, &name, &index::encode(&packs, &entries, self.cipher.as_deref()))?;
         }
         for index in old {
             let path = format!("{INDEX}/{}", index.name);

@@ -8,9 +8,13 @@ use crate::{
     error::{Result, StoreError},
     file_names::PackId,
     index::{ObjectLocation, PackLocation},
+    index_cipher::IndexCipher,
     index_set::IndexSet,
+    keys::DataKey,
     object_cache::{Cache, Weight},
-    vfs::{ReadAt, Vfs},
+    pack_file::PackFile,
+    sealed_frame::PackKeys,
+    vfs::Vfs,
 };
 use std::{
     collections::HashMap,
@@ -82,6 +86,8 @@ impl Object {
 
 pub(crate) struct Objects {
     files: Arc<dyn Vfs>,
+    /// Keys of packs, if the store is encrypted.
+    pub(crate) pack_keys: Option<PackKeys>,
     pub(crate) indexes: IndexSet,
     frames: Cache<(PackId, u32), Decoded>,
     nodes: Cache<Digest, Node>,
@@ -91,12 +97,12 @@ pub(crate) struct Objects {
 /// Open packs, and when each was last used.
 #[derive(Default)]
 struct PackHandles {
-    open: HashMap<PackId, (Arc<dyn ReadAt>, u64)>,
+    open: HashMap<PackId, (Arc<PackFile>, u64)>,
     uses: u64,
 }
 
 impl PackHandles {
-    fn get(&mut self, pack: PackId) -> Option<Arc<dyn ReadAt>> {
+    fn get(&mut self, pack: PackId) -> Option<Arc<PackFile>> {
         self.uses += 1;
         let (handle, used) = self.open.get_mut(&pack)?;
         *used = self.uses;
@@ -104,7 +110,7 @@ impl PackHandles {
     }
 
     /// Adds an open pack, in place of the one that was not used for longest.
-    fn insert(&mut self, pack: PackId, handle: Arc<dyn ReadAt>) {
+    fn insert(&mut self, pack: PackId, handle: Arc<PackFile>) {
         if self.open.len() >= MAX_HANDLES
             && let Some(oldest) = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(pack, _)| *pack)
         {
@@ -145,11 +151,17 @@ impl Wanted<'_> {
 }
 
 impl Objects {
-    pub(crate) fn new(files: Arc<dyn Vfs>, cache_bytes: usize) -> Result<Self> {
-        let catalog = IndexSet::open(files.clone())?;
+    pub(crate) fn new(files: Arc<dyn Vfs>, cache_bytes: usize, key: Option<&DataKey>) -> Result<Self> {
+        let refused = StoreError::Keys { reason: "the cipher of the indexes refuses the key" };
+        let cipher = match key.map(IndexCipher::new) {
+            None => None,
+            Some(cipher) => Some(Arc::new(cipher.ok_or(refused)?)),
+        };
+        let catalog = IndexSet::open(files.clone(), cipher)?;
+        let pack_keys = key.map(PackKeys::new);
         let frames = Cache::new(cache_bytes);
         let nodes = Cache::new(cache_bytes / 4);
-        Ok(Self { files, indexes: catalog, frames, nodes, handles: Mutex::default() })
+        Ok(Self { files, pack_keys, indexes: catalog, frames, nodes, handles: Mutex::default() })
     }
 
     pub(crate) fn get(&self, digest: &Digest) -> Result<Object> {
@@ -264,27 +276,19 @@ impl Objects {
         Ok(found.concat())
     }
 
-    /// Stored bytes of a frame, unchecked.
+    /// Encoded bytes of a frame, unchecked and without its seal.
     pub(crate) fn encoded(&self, place: &PackLocation) -> Result<Vec<u8>> {
-        let path = place.pack.path();
-        let pack = self.handle(place.pack)?;
-        let mut bytes = vec![0; place.len as usize];
-        match pack.read_at(u64::from(place.offset), &mut bytes) {
-            Ok(()) => Ok(bytes),
-            Err(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
-                Err(damaged(String::from("of a frame"), place, source))
-            }
-            Err(source) => Err(StoreError::Io { action: "read", path, source }),
-        }
+        let mut bytes = Vec::new();
+        self.handle(place.pack)?.read(place, &mut bytes)?;
+        Ok(bytes)
     }
 
-    pub(crate) fn handle(&self, pack: PackId) -> Result<Arc<dyn ReadAt>> {
+    pub(crate) fn handle(&self, pack: PackId) -> Result<Arc<PackFile>> {
         let found = lock(&self.handles).get(pack);
         if let Some(handle) = found {
             return Ok(handle);
         }
-        let path = pack.path();
-        let opened = self.files.open(&path).map_err(StoreError::io("open", &path))?;
+        let opened = Arc::new(PackFile::open(&*self.files, pack, self.pack_keys.as_ref())?);
         lock(&self.handles).insert(pack, opened.clone());
         Ok(opened)
     }

@@ -11,6 +11,7 @@ use crate::{
     error::{Result, StoreError},
     file_names::{PACK_HEAD, PACKS, PackId},
     index::{Entry, PackLocation},
+    sealed_frame::{OVERHEAD, PackKey},
     store::Inner,
     vfs::Append,
 };
@@ -48,6 +49,8 @@ pub(crate) enum Message {
 
 struct OpenPack {
     id: PackId,
+    /// Key of the pack's frames, if the store is encrypted.
+    key: Option<PackKey>,
     file: Box<dyn Append>,
     len: usize,
 }
@@ -65,6 +68,17 @@ struct Appender {
     failure: Failure,
     /// Failures of the store before this writer.
     failures: u64,
+}
+
+fn new_pack(inner: &Inner, lease: u64, seq: u32) -> Result<OpenPack> {
+    let id = PackId { lease, seq };
+    let (id, key) = match &inner.objects.pack_keys {
+        Some(keys) => (id.sealed(), Some(keys.of(id.sealed()))),
+        None => (id, None),
+    };
+    let key = key.transpose().map_err(|source| StoreError::Seal { source: source.into() })?;
+    let file = inner.files.create(&id.path()).map_err(StoreError::io("create", &id.path()))?;
+    Ok(OpenPack { id, key, file, len: PACK_HEAD })
 }
 
 /// Starts the thread for the writer with GC lease `lease`. It ends when the sender is dropped; frames that
@@ -134,38 +148,40 @@ impl Appender {
 
     fn append(&mut self, frame: NewFrame) -> Result<()> {
         let inner = self.inner.clone();
-        let offset = inner.latching(self.write(&frame.bytes))?;
-        let pack = PackId { lease: self.lease, seq: self.next - 1 };
-        let (kind, depth, len) = (frame.kind, frame.depth, frame.bytes.len() as u32);
+        let (pack, offset, len) = inner.latching(self.write(&frame.bytes))?;
+        let (kind, depth) = (frame.kind, frame.depth);
         self.entries.push(Entry { frame: PackLocation { pack, offset, len, kind, depth }, keys: frame.keys });
         if self.entries.len() >= MAX_FRAMES_UNPUBLISHED { self.flush() } else { Ok(()) }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<u32> {
-        let full = |open: &OpenPack| open.len + bytes.len() > PACK_BYTES && open.len > PACK_HEAD;
+    /// Appends a frame, sealed if the store is encrypted. Returns its pack, offset and length.
+    fn write(&mut self, bytes: &[u8]) -> Result<(PackId, u32, u32)> {
+        let full = |open: &OpenPack| open.len + bytes.len() + OVERHEAD > PACK_BYTES && open.len > PACK_HEAD;
         if self.open.as_ref().is_some_and(full) {
             self.close_pack()?;
         }
         let open = match &mut self.open {
             Some(open) => open,
             None => {
-                let id = PackId { lease: self.lease, seq: self.next };
-                let file =
-                    self.inner.files.create(&id.path()).map_err(StoreError::io("create", &id.path()))?;
+                let open = new_pack(&self.inner, self.lease, self.next)?;
                 self.next += 1;
-                let open = self.open.insert(OpenPack { id, file, len: PACK_HEAD });
-                open.file.append(&id.head()).map_err(StoreError::io("append to", &id.path()))?;
+                let open = self.open.insert(open);
+                let head = open.id.head(self.inner.data_key().map(|key| key.id));
+                open.file.append(&head).map_err(StoreError::io("append to", &open.id.path()))?;
                 open
             }
         };
         let offset = open.len as u32;
+        let sealed = open.key.as_ref().map(|key| key.seal(offset, bytes)).transpose();
+        let sealed = sealed.map_err(|source| StoreError::Seal { source: source.into() })?;
+        let bytes = sealed.as_deref().unwrap_or(bytes);
         open.file.append(bytes).map_err(StoreError::io("append to", &open.id.path()))?;
         open.len += bytes.len();
-        Ok(offset)
+        Ok((open.id, offset, bytes.len() as u32))
     }
 
     fn close_pack(&mut self) -> Result<()> {
-        let Some(OpenPack { id, mut file, len }) = self.open.take() else { return Ok(()) };
+        let Some(OpenPack { id, mut file, len, .. }) = self.open.take() else { return Ok(()) };
         self.packs.push((id, len as u32));
         let sync = move || file.sync().map_err(StoreError::io("sync", &id.path()));
         let started = thread::Builder::new().spawn(sync);

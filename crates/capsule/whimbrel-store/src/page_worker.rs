@@ -41,7 +41,8 @@ const SHARDS: usize = 64;
 pub(crate) struct WriteContext {
     pub(crate) inner: Arc<Inner>,
     pub(crate) lease: GcLease,
-    /// Packs that were condemned when the writer started, and must not be relied on.
+    /// Packs that must not be relied on: those that were condemned when the writer started, and in an
+    /// encrypted store those that are not sealed.
     pub(crate) avoid: HashSet<PackId>,
     pub(crate) failure: Failure,
     pub(crate) pending_pages: PendingPages,

@@ -1,7 +1,7 @@
 //! Reindexing: rebuilds the index of packs that have none after a crash, or whose index was lost or damaged.
 //!
 //! Frames have no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are
-//! skipped up to the next valid frame. Packs of live writers are skipped, since they are being written.
+//! skipped up to the next valid frame. A pack that another key sealed is left alone. Packs of live writers are skipped, since they are being written.
 
 use crate::{
     error::{Result, StoreError},
@@ -9,6 +9,7 @@ use crate::{
     gc_lease::live_leases,
     index::{Entry, PackLocation},
     object_reader::Decoded,
+    sealed_frame::{OVERHEAD, PackKey, next_head, sealed_len},
     store::Store,
 };
 use std::collections::HashMap;
@@ -29,7 +30,10 @@ impl Store {
         inner.objects.indexes.refresh()?;
         let damaged = inner.objects.indexes.damaged();
         let covered = inner.objects.indexes.packs_without(&damaged);
-        let orphan = |id: &PackId| !covered.contains(id) && !sessions.ids.contains(&id.lease);
+        let keys = inner.objects.pack_keys.is_some();
+        let orphan = |id: &PackId| {
+            (keys || !id.is_sealed()) && !covered.contains(id) && !sessions.ids.contains(&id.lease)
+        };
         let mut orphans: Vec<PackId> =
             names.iter().filter_map(|name| PackId::parse(name)).filter(orphan).collect();
         orphans.sort_unstable();
@@ -37,7 +41,10 @@ impl Store {
         let mut packs = Vec::new();
         for pack in orphans {
             let before = salvage.frames.len();
-            let len = salvage.scan(pack)?;
+            let Some(len) = salvage.scan(pack)? else {
+                tracing::warn!(%pack, "leaving a pack alone that was sealed with another key");
+                continue;
+            };
             if salvage.frames.len() == before {
                 inner.latching(
                     inner.files.remove(&pack.path()).map_err(StoreError::io("remove", &pack.path())),
@@ -73,12 +80,21 @@ struct Salvage<'a> {
 }
 
 impl Salvage<'_> {
-    /// Records the valid frames of a pack; returns its length.
-    fn scan(&mut self, pack: PackId) -> Result<u32> {
-        let file = self.store.inner.objects.handle(pack)?;
-        let size = file.size().map_err(StoreError::io("size", &pack.path()))?.min(MAX_PACK);
+    /// Records the valid frames of a pack; returns its length, or none if another key sealed it.
+    fn scan(&mut self, pack: PackId) -> Result<Option<u32>> {
+        let inner = &self.store.inner;
+        let handle = inner.objects.handle(pack)?;
+        let size = handle.file.size().map_err(StoreError::io("size", &pack.path()))?.min(MAX_PACK);
         let mut bytes = vec![0; size as usize];
-        file.read_at(0, &mut bytes).map_err(StoreError::io("read", &pack.path()))?;
+        handle.file.read_at(0, &mut bytes).map_err(StoreError::io("read", &pack.path()))?;
+        if let Some(key) = &handle.key {
+            let ours = pack.head(inner.data_key().map(|key| key.id));
+            if is_of_another_key(&bytes, ours) {
+                return Ok(None);
+            }
+            self.scan_sealed(pack, key, &bytes);
+            return Ok(Some(size as u32));
+        }
         let mut at = PACK_HEAD;
         while at + HEAD <= bytes.len() {
             match PackFrame::parse(&bytes[at..]) {
@@ -91,7 +107,25 @@ impl Salvage<'_> {
                 Err(_) => at += 1 + next_magic(&bytes[at + 1..]),
             }
         }
-        Ok(size as u32)
+        Ok(Some(size as u32))
+    }
+
+    /// Records the frames of a sealed pack that open and are valid.
+    fn scan_sealed(&mut self, pack: PackId, key: &PackKey, bytes: &[u8]) {
+        let mut at = PACK_HEAD;
+        while at < bytes.len() {
+            let sealed = sealed_len(&bytes[at..]).and_then(|len| bytes.get(at..at + len));
+            let mut opened = sealed.map(<[u8]>::to_vec).unwrap_or_default();
+            match key.open(at as u32, &mut opened).ok().and_then(|()| PackFrame::parse(&opened).ok()) {
+                Some(frame) => {
+                    let (kind, depth) = (frame.head.kind, frame.head.depth);
+                    let len = opened.len() + OVERHEAD;
+                    self.frames.push(PackLocation { pack, offset: at as u32, len: len as u32, kind, depth });
+                    at += len;
+                }
+                None => at += 1 + next_head(&bytes[at + 1..]),
+            }
+        }
     }
 
     /// Frames with the short digests of their objects; frames whose bases are missing are left out.
@@ -123,6 +157,13 @@ impl Salvage<'_> {
             }
         })
     }
+}
+
+/// Whether the head of a sealed pack is complete but for the mark of its key, which is another one.
+fn is_of_another_key(bytes: &[u8], ours: [u8; PACK_HEAD]) -> bool {
+    let mark = |head: &[u8]| [head[20], head[21], head[22], head[23]];
+    let Some(found) = bytes.get(..PACK_HEAD) else { return false };
+    found[..20] == ours[..20] && mark(found) != mark(&ours) && mark(found) != [0; 4]
 }
 
 fn next_magic(bytes: &[u8]) -> usize {

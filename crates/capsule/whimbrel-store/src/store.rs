@@ -4,8 +4,10 @@ use crate::{
     complete_capsules::CompleteCapsules,
     error::{Result, StoreError},
     fetched_objects::FetchedObjects,
-    file_names::{INDEX, LEASES, MARKER, MARKER_TEXT, PACKS, PARTIAL, REFS, TEMP, publish},
+    file_names::{INDEX, MARKER, PACKS, PARTIAL, REFS, publish},
     gc_lease::{Condemned, GcLease, Pinned, Purpose, gate},
+    keys::{DataKey, MasterKey},
+    layout::{self, Layout},
     object_reader::Objects,
     os_vfs::OsVfs,
     remote_objects::{LocalNodes, RemoteSource},
@@ -21,7 +23,7 @@ use std::{
 use whimbrel_core::{CapsuleId, Digest, lock};
 use whimbrel_image::{Manifest, ShortDigest, delta};
 
-/// Options of a store handle. The stored bytes do not depend on them.
+/// Options of a store handle. The stored bytes depend on none of them but the key.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Create the store if there is none.
@@ -37,6 +39,8 @@ pub struct Options {
     pub workers: usize,
     /// Bytes of decoded frames in the cache.
     pub cache: usize,
+    /// Master key of an encrypted store. A store that is not encrypted becomes so.
+    pub key: Option<MasterKey>,
 }
 
 impl Default for Options {
@@ -49,6 +53,7 @@ impl Default for Options {
             delta_pages: 16_384,
             workers,
             cache: 64 << 20,
+            key: None,
         }
     }
 }
@@ -64,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) files: Arc<dyn Vfs>,
     pub(crate) objects: Objects,
     pub(crate) options: Options,
+    pub(crate) layout: Layout,
+    data_key: Option<DataKey>,
     pub(crate) remote: RemoteSource,
     pub(crate) fetched: FetchedObjects,
     pub(crate) complete: CompleteCapsules,
@@ -81,6 +88,11 @@ struct Latch {
 }
 
 impl Inner {
+    /// Key of the content, if the store is encrypted.
+    pub(crate) fn data_key(&self) -> Option<&DataKey> {
+        self.data_key.as_ref()
+    }
+
     /// Fails after a failed sync. Returns the number of failures so far.
     pub(crate) fn check_latch(&self) -> Result<u64> {
         let latch = lock(&self.latch);
@@ -122,13 +134,15 @@ impl Store {
 
     /// Opens the store on `files`: another kind of disk, or one that fails on purpose.
     pub fn open_on(files: Arc<dyn Vfs>, options: Options) -> Result<Self> {
-        check_marker(&*files, options.create)?;
+        let (layout, data_key) = layout::open(&*files, options.create, options.key.as_ref())?;
         sync_names(&*files)?;
-        let objects = Objects::new(files.clone(), options.cache)?;
+        let objects = Objects::new(files.clone(), options.cache, data_key.as_ref())?;
         let inner = Arc::new_cyclic(|me| Inner {
             files,
             objects,
             options,
+            layout,
+            data_key,
             remote: RemoteSource::default(),
             fetched: FetchedObjects::default(),
             complete: CompleteCapsules::default(),
@@ -150,8 +164,9 @@ impl Store {
         if inner.check_latch().is_ok() {
             return Ok(());
         }
+        inner.layout.check(&*inner.files)?;
         sync_names(&*inner.files)?;
-        publish(&*inner.files, "", MARKER, MARKER_TEXT.as_bytes())?;
+        publish(&*inner.files, "", MARKER, inner.layout.marker().as_bytes())?;
         inner.objects.indexes.refresh()?;
         lock(&inner.latch).failed = None;
         Ok(())
@@ -245,31 +260,6 @@ fn sync_names(files: &dyn Vfs) -> Result<()> {
     Ok(())
 }
 
-fn check_marker(files: &dyn Vfs, create: bool) -> Result<()> {
-    match files.open(MARKER) {
-        Ok(file) => {
-            let mut text = vec![0; file.size().map_err(StoreError::io("size", MARKER))?.min(80) as usize];
-            file.read_at(0, &mut text).map_err(StoreError::io("read", MARKER))?;
-            match text == MARKER_TEXT.as_bytes() {
-                true => Ok(()),
-                false => Err(StoreError::Layout { found: String::from_utf8_lossy(&text).into_owned() }),
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound && create => {
-            // The marker comes last, so a store with a marker has its directories.
-            for dir in [PACKS, INDEX, REFS, LEASES, PARTIAL, TEMP] {
-                files.make_dir(dir).map_err(StoreError::io("create", dir))?;
-            }
-            files.sync_dir("").map_err(StoreError::io("sync", "."))?;
-            publish(files, "", MARKER, MARKER_TEXT.as_bytes())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(StoreError::NoStore { path: String::from(".") })
-        }
-        Err(error) => Err(StoreError::io("open", MARKER)(error)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,7 +279,7 @@ mod tests {
         // A process may have made it and been killed before the sync.
         make_root(&top.join("data/store"), &sync).unwrap();
         assert_eq!(synced.take(), [top.join("data")]);
-        std::fs::write(top.join("data/store").join(MARKER), MARKER_TEXT).unwrap();
+        std::fs::write(top.join("data/store").join(MARKER), Layout::Plain.marker()).unwrap();
         make_root(&top.join("data/store"), &sync).unwrap();
         assert_eq!(synced.take(), [] as [std::path::PathBuf; 0]);
     }

@@ -6,6 +6,7 @@ mod common;
 mod crash;
 mod damage;
 mod elsewhere;
+mod encrypted;
 mod full_disk;
 mod growth;
 mod hierarchy;

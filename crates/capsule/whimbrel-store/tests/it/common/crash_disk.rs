@@ -117,6 +117,28 @@ impl CrashDisk {
         state.files[file].bytes[at] ^= 1 << bit;
     }
 
+    /// Every file with its bytes.
+    pub fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+        let state = self.lock_state();
+        state.names.iter().map(|(path, file)| (path.clone(), state.files[*file].bytes.clone())).collect()
+    }
+
+    /// Puts a file there, or other bytes into it, from outside.
+    pub fn put(&self, path: &str, bytes: &[u8]) {
+        let mut state = self.lock_state();
+        let file = state.files.len();
+        state.files.push(File { bytes: bytes.to_vec(), synced: bytes.len() });
+        state.names.insert(path.to_owned(), file);
+        state.durable.insert(path.to_owned(), file);
+    }
+
+    /// Takes a file away from outside.
+    pub fn delete(&self, path: &str) {
+        let mut state = self.lock_state();
+        state.names.remove(path);
+        state.durable.remove(path);
+    }
+
     pub fn paths(&self, dir: &str) -> Vec<(String, usize)> {
         let state = self.lock_state();
         let inside = state.names.iter().filter(|(path, _)| dir_of(path) == dir);
