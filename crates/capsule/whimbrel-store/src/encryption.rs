@@ -16,9 +16,6 @@ use crate::{
 use std::collections::BTreeMap;
 use whimbrel_core::{ByteSize, CapsuleId};
 
-/// Most bytes of plain packs that one collection seals. It needs that much room.
-const BATCH: u64 = 1 << 30;
-
 /// How a store is encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encryption {
@@ -122,11 +119,11 @@ impl Store {
     }
 }
 
-/// The first of the plain `packs`, whose frames a collection seals.
-pub(crate) fn batch(packs: impl Iterator<Item = (PackId, u64)>) -> impl Iterator<Item = PackId> {
+/// The first of the plain `packs`, up to the one that reaches `most` bytes: a collection seals their frames.
+pub(crate) fn batch(packs: impl Iterator<Item = (PackId, u64)>, most: u64) -> impl Iterator<Item = PackId> {
     let mut bytes = 0;
     let within = packs.take_while(move |(_, len)| {
-        let goes = bytes < BATCH;
+        let goes = bytes < most;
         bytes += len;
         goes
     });

@@ -134,7 +134,8 @@ impl Store {
         mark.avoid = victims(&packs, &mark.live, &sessions, &condemned);
         let is_settled = |pack: &PackId| !sessions.ids.contains(&pack.lease) && !mark.avoid.contains(pack);
         let plain = self.plain_packs().into_iter().filter(|(pack, _)| is_settled(pack));
-        let plain: Vec<PackId> = batch(plain.map(|(pack, len)| (pack, u64::from(len)))).collect();
+        let plain: Vec<PackId> =
+            batch(plain.map(|(pack, len)| (pack, u64::from(len))), inner.options.seal_bytes).collect();
         mark.avoid.extend(plain);
         match effort {
             Effort::Compact => mark.mark_bases_of_remaining()?,

@@ -39,6 +39,9 @@ pub struct Options {
     pub workers: usize,
     /// Bytes of decoded frames in the cache.
     pub cache: usize,
+    /// Bytes of packs from before the store was encrypted that one garbage collection seals. It needs that
+    /// much room.
+    pub seal_bytes: u64,
     /// Master key of an encrypted store. A store that is not encrypted becomes so.
     pub key: Option<MasterKey>,
 }
@@ -53,6 +56,7 @@ impl Default for Options {
             delta_pages: 16_384,
             workers,
             cache: 64 << 20,
+            seal_bytes: 1 << 30,
             key: None,
         }
     }

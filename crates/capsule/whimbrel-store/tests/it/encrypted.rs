@@ -15,7 +15,8 @@ fn key(byte: u8) -> MasterKey {
 }
 
 fn options(key: Option<MasterKey>) -> Options {
-    Options { workers: 1, cache: 1 << 20, key, ..Options::create() }
+    // One pack a collection, so that deltas and their bases are sealed by different ones.
+    Options { workers: 1, cache: 1 << 20, key, seal_bytes: 1, ..Options::create() }
 }
 
 fn open(disk: &CrashDisk, key: Option<MasterKey>) -> Result<Store> {
