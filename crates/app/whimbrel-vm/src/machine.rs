@@ -131,7 +131,7 @@ impl Disk {
         let DiskFiles { base, overlay, listener } = files;
         let device = base.try_clone().and_then(|base| FileDevice::new(base, true));
         let device = Arc::new(device.map_err(PartError::Serve)?);
-        let cow = Cow::from_parts(overlay, state, device, base_id)?;
+        let cow = Cow::from_parts(overlay, state, device, base_id, None)?;
         Ok(Self::over(base, base_id, cow, ServerParts { listener, connections }))
     }
 

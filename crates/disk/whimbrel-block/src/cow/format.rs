@@ -4,7 +4,7 @@
 //! ```text
 //! offset  size  field
 //!      0     8  magic, "WHIMOVLY"
-//!      8     4  format version, 1
+//!      8     4  format version, 1, or 2 if the data is encrypted
 //!     12     4  form: 1 durable, 2 live
 //!     16    16  overlay id, random; ties the live file to its overlay
 //!     32    16  boot id of the kernel that made a live file; zeros in a durable one
@@ -12,7 +12,8 @@
 //!     56     4  page size, 4096
 //!     60     4  zeros
 //!     64    32  id of the base, chosen by the caller (a digest)
-//!     96  3992  zeros
+//!     96    16  version 2: check of the key, derived from it (zeros in version 1)
+//!    112  3976  zeros
 //!   4088     8  XXH3-64 of bytes 0..4088
 //!   4096     -  bitmap: bit p % 64 of word p / 64 is set if the overlay has page p
 //! ```
@@ -29,6 +30,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(super) const HEADER_SIZE: usize = PAGE_SIZE;
 const MAGIC: [u8; 8] = *b"WHIMOVLY";
 const VERSION: u32 = 1;
+const ENCRYPTED: u32 = 2;
 const CHECKED: usize = HEADER_SIZE - 8;
 /// 1 PiB, with a bitmap of 32 GiB; larger sizes are damage or an attack.
 const MAX_DEVICE: u64 = 1 << 50;
@@ -50,6 +52,8 @@ pub(super) struct Header {
     pub(super) id: [u8; 16],
     pub(super) size: u64,
     pub(super) base: Digest,
+    /// Check of the key with which the data is encrypted, if it is.
+    pub(super) key_check: Option<[u8; 16]>,
 }
 
 /// Reasons to reject a header.
@@ -59,7 +63,7 @@ pub enum HeaderError {
     #[error("not an overlay bitmap")]
     Magic,
     /// A newer version of the program wrote the file.
-    #[error("overlay format {found} is unknown; this version reads format {VERSION}")]
+    #[error("overlay format {found} is unknown; this version reads formats up to {ENCRYPTED}")]
     Version {
         /// Version that was found.
         found: u32,
@@ -88,13 +92,15 @@ impl Header {
             BitmapKind::Live { boot } => (2, boot),
         };
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if self.key_check.is_some() { ENCRYPTED } else { VERSION };
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
         bytes[12..16].copy_from_slice(&form.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.id);
         bytes[32..48].copy_from_slice(&boot);
         bytes[48..56].copy_from_slice(&self.size.to_le_bytes());
         bytes[56..60].copy_from_slice(&(PAGE_SIZE as u32).to_le_bytes());
         bytes[64..96].copy_from_slice(self.base.as_bytes());
+        bytes[96..112].copy_from_slice(&self.key_check.unwrap_or_default());
         let sum = xxh3_64(&bytes[..CHECKED]);
         bytes[CHECKED..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -105,9 +111,10 @@ impl Header {
         if bytes[..8] != MAGIC {
             return Err(HeaderError::Magic);
         }
-        if number(8) != VERSION {
+        if ![VERSION, ENCRYPTED].contains(&number(8)) {
             return Err(HeaderError::Version { found: number(8) });
         }
+        let key_check = (number(8) == ENCRYPTED).then(|| field(bytes, 96));
         if u64::from_le_bytes(field(bytes, CHECKED)) != xxh3_64(&bytes[..CHECKED]) {
             return Err(HeaderError::Checksum);
         }
@@ -123,7 +130,7 @@ impl Header {
         if number(56) != PAGE_SIZE as u32 {
             return Err(HeaderError::Field { field: "page size" });
         }
-        Ok(Self { kind: form, id: field(bytes, 16), size, base: Digest(field(bytes, 64)) })
+        Ok(Self { kind: form, id: field(bytes, 16), size, base: Digest(field(bytes, 64)), key_check })
     }
 }
 
@@ -143,6 +150,7 @@ mod tests {
             id: [7; 16],
             size: 40960,
             base: Digest::of(b"base"),
+            key_check: Some([5; 16]),
         };
         let bytes = header.encode();
         assert_eq!(Header::decode(&bytes), Ok(header));

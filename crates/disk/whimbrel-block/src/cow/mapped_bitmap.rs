@@ -1,4 +1,5 @@
-//! Mapped bitmap: the words of a live bitmap in a shared mapping. The only unsafe code of this crate.
+//! Mapped bitmap: the words of a live bitmap in a shared mapping. One of the two modules of
+//! this crate with `unsafe`.
 //!
 //! The file belongs to one process (the overlay is locked) and is in a directory that only the daemon writes.
 //! It is never truncated, so an access past its end (SIGBUS) cannot happen.

@@ -15,22 +15,29 @@
 //! was synced, so after a power failure it never lists a page whose data was not synced. `allocation.rs` has
 //! the order and `format.rs` every byte.
 //!
+//! With a key the data is encrypted sector by sector (`data`, `xts`); bitmaps are not, so they tell which pages
+//! were written.
+//!
 //! Locking: an allocated page needs no lock. Allocation locks exactly its pages, because two writers of
 //! different parts of one page would each fill the rest from the base and lose the other's part.
 
 mod allocation;
+mod data;
 mod format;
 mod mapped_bitmap;
 mod overlay_files;
+mod xts;
 
 pub use format::HeaderError;
-pub use overlay_files::{OverlayDir, OverlayError, OverlayFiles};
+pub use overlay_files::{OverlayDir, OverlayError, OverlayFiles, OverlayKey};
 
 use crate::device::push_extent;
 use crate::{BlockError, Device, Extent, FileDevice, group_commit::GroupCommit, range_lock::RangeLock};
 use crate::{latch::Latch, tracked_device::pages_of};
 use allocation::AllocationMap;
+use data::OverlayData;
 use mapped_bitmap::MappedWords;
+use overlay_files::OpenedOverlay;
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
@@ -40,6 +47,7 @@ use std::{
     sync::Arc,
 };
 use whimbrel_core::{Digest, PAGE_SIZE, PageRun, PageSet};
+use xts::SectorCipher;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -53,7 +61,7 @@ pub struct OverlayState {
 /// Overlay over an immutable base.
 pub struct Cow {
     base: Arc<dyn Device>,
-    data: FileDevice,
+    data: OverlayData,
     /// Live bitmap, which is used through its mapping.
     live: File,
     allocation: AllocationMap,
@@ -68,8 +76,18 @@ impl Cow {
     /// # Errors
     /// If there is an overlay already, the base ends inside a page, or a file cannot be created.
     pub fn create(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
+        Self::create_with_key(place, base, base_id, None)
+    }
+
+    /// Like [`Cow::create`], with the data encrypted if there is a key.
+    pub fn create_with_key(
+        place: &OverlayDir,
+        base: Arc<dyn Device>,
+        base_id: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<Self, OverlayError> {
         let size = page_aligned(&*base)?;
-        Self::over(place, base, place.create(size, base_id)?)
+        Self::over(place, base, place.create(size, base_id, key)?)
     }
 
     /// Opens the overlay that was created over `base`: with all acknowledged writes if it was last open in
@@ -78,26 +96,37 @@ impl Cow {
     /// # Errors
     /// If it does not exist, or is in use, damaged or over another base.
     pub fn open(place: &OverlayDir, base: Arc<dyn Device>, base_id: Digest) -> Result<Self, OverlayError> {
-        let size = page_aligned(&*base)?;
-        Self::over(place, base, place.open(size, base_id)?)
+        Self::open_with_key(place, base, base_id, None)
     }
 
-    fn over(place: &OverlayDir, base: Arc<dyn Device>, files: OverlayFiles) -> Result<Self, OverlayError> {
+    /// Like [`Cow::open`], with the key of overlays that are encrypted.
+    pub fn open_with_key(
+        place: &OverlayDir,
+        base: Arc<dyn Device>,
+        base_id: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<Self, OverlayError> {
+        let size = page_aligned(&*base)?;
+        Self::over(place, base, place.open(size, base_id, key)?)
+    }
+
+    fn over(place: &OverlayDir, base: Arc<dyn Device>, opened: OpenedOverlay) -> Result<Self, OverlayError> {
         let fail = |action, path: &PathBuf| {
             let path = path.clone();
             move |source| OverlayError::Io { action, path, source }
         };
-        let OverlayFiles { data, durable, live } = files;
+        let OverlayFiles { data, durable, live } = opened.files;
         let pages = base.size() / PAGE;
         let words = MappedWords::new(&live, pages.div_ceil(64) as usize)
             .map_err(fail("map a bitmap in", &place.live_dir))?;
         let owned =
             AllocationMap::new(pages, words, durable).map_err(fail("compare the bitmaps of", &place.dir))?;
         let data = FileDevice::new(data, false).map_err(fail("open the data in", &place.dir))?;
+        let data = OverlayData::new(data, opened.keys.map(SectorCipher::new));
         Ok(Self::new(base, data, live, owned))
     }
 
-    fn new(base: Arc<dyn Device>, data: FileDevice, live: File, allocation: AllocationMap) -> Self {
+    fn new(base: Arc<dyn Device>, data: OverlayData, live: File, allocation: AllocationMap) -> Self {
         Self { base, data, live, allocation, locks: RangeLock::default(), flushes: GroupCommit::new() }
     }
 
@@ -121,15 +150,17 @@ impl Cow {
     /// process ended before it told, which costs a comparison of the bitmaps.
     ///
     /// # Errors
-    /// If it is damaged or over another base, or the state is that of another overlay.
+    /// If it is damaged, over another base or encrypted with another key, or the state is that of another
+    /// overlay.
     pub fn from_parts(
         files: OverlayFiles,
         state: Option<&OverlayState>,
         base: Arc<dyn Device>,
         base_id: Digest,
+        key: Option<&OverlayKey>,
     ) -> Result<Self, OverlayError> {
         let passed = || PathBuf::from("the passed overlay");
-        files.check(page_aligned(&*base)?, base_id)?;
+        let keys = files.check(page_aligned(&*base)?, base_id, key)?;
         let OverlayFiles { data, durable, live } = files;
         let fail = |action| move |source| OverlayError::Io { action, path: passed(), source };
         let pages = base.size() / PAGE;
@@ -140,7 +171,7 @@ impl Cow {
             None => AllocationMap::new(pages, words, durable).map_err(fail("compare the bitmaps of"))?,
         };
         let data = FileDevice::new(data, false).map_err(fail("open the data of"))?;
-        Ok(Self::new(base, data, live, allocation))
+        Ok(Self::new(base, OverlayData::new(data, keys.map(SectorCipher::new)), live, allocation))
     }
 
     /// Allocated pages, which may differ from the base.
@@ -280,8 +311,11 @@ impl Device for Cow {
         let mut all = true;
         self.each_run(offset, out.len() as u64, |owned, range| {
             let part = &mut out[(range.start - offset) as usize..(range.end - offset) as usize];
-            let side: &dyn Device = if owned { &self.data } else { &*self.base };
-            all = all && side.try_read_at(range.start, part)?;
+            let side = |part: &mut [u8]| match owned {
+                true => self.data.try_read_at(range.start, part),
+                false => self.base.try_read_at(range.start, part),
+            };
+            all = all && side(part)?;
             Ok(())
         })?;
         Ok(all)
@@ -326,10 +360,12 @@ impl Device for Cow {
         BlockError::check(offset, len, self.size())?;
         let mut list = Vec::new();
         self.each_run(offset, len, |owned, range| {
-            let side: &dyn Device = if owned { &self.data } else { &*self.base };
-            side.extents(range.start, range.end - range.start)?
-                .into_iter()
-                .for_each(|e| push_extent(&mut list, e));
+            let len = range.end - range.start;
+            let extents = match owned {
+                true => self.data.extents(range.start, len)?,
+                false => self.base.extents(range.start, len)?,
+            };
+            extents.into_iter().for_each(|extent| push_extent(&mut list, extent));
             Ok(())
         })?;
         Ok(list)

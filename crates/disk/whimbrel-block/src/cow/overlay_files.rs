@@ -37,6 +37,32 @@ pub struct OverlayDir {
     pub live_dir: PathBuf,
 }
 
+/// Key from which those of the overlays of a host are derived.
+#[derive(Clone, Copy)]
+pub struct OverlayKey(pub [u8; 32]);
+
+impl std::fmt::Debug for OverlayKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OverlayKey")
+    }
+}
+
+impl OverlayKey {
+    /// Keys of the overlay with this id: no two overlays have the same.
+    fn of(&self, id: &[u8; 16]) -> [u8; 64] {
+        let mut keys = [0; 64];
+        let mut hash = blake3::Hasher::new_derive_key("whimbrel overlay 2026-11-25 sectors");
+        hash.update(&self.0).update(id).finalize_xof().fill(&mut keys);
+        keys
+    }
+}
+
+/// What the header has of the keys, to tell others from them.
+fn key_check(keys: &[u8; 64]) -> [u8; 16] {
+    let check = blake3::derive_key("whimbrel overlay 2026-11-25 key check", keys);
+    std::array::from_fn(|i| check[i])
+}
+
 /// Reasons why an overlay could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OverlayError {
@@ -76,6 +102,18 @@ pub enum OverlayError {
         /// Directory of the overlay.
         dir: PathBuf,
     },
+    /// The overlay is encrypted, and the caller gave no key.
+    #[error("the overlay in {dir} is encrypted, and there is no key")]
+    KeyNeeded {
+        /// Directory of the overlay.
+        dir: PathBuf,
+    },
+    /// The overlay is encrypted with another key.
+    #[error("the overlay in {dir} is encrypted with another key")]
+    WrongKey {
+        /// Directory of the overlay.
+        dir: PathBuf,
+    },
     /// The base ends inside a page.
     #[error("the base has {size} bytes, which are not complete pages")]
     BaseSize {
@@ -97,8 +135,13 @@ pub struct OverlayFiles {
 
 impl OverlayFiles {
     /// Checks that both bitmaps are those of one overlay over this base, of this boot, and that it is
-    /// locked by the data file.
-    pub(super) fn check(&self, size: u64, base: Digest) -> Result<(), OverlayError> {
+    /// locked by the data file. Returns the keys of its data, if it is encrypted.
+    pub(super) fn check(
+        &self,
+        size: u64,
+        base: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<Option<[u8; 64]>, OverlayError> {
         let passed = |kind: &str| PathBuf::from(format!("the passed {kind} bitmap"));
         let read = |file: &File, path: PathBuf| {
             let mut bytes = [0; HEADER_SIZE];
@@ -116,10 +159,16 @@ impl OverlayFiles {
         }
         // Has no effect on a file that holds the lock.
         match flock(&self.data, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(()),
+            Ok(()) => keys_of(&durable, key, &passed("durable")),
             Err(_) => Err(OverlayError::InUse { dir: passed("durable") }),
         }
     }
+}
+
+/// Files of an overlay that was created or opened here, and the keys of its data, if it is encrypted.
+pub(super) struct OpenedOverlay {
+    pub(super) files: OverlayFiles,
+    pub(super) keys: Option<[u8; 64]>,
 }
 
 impl OverlayDir {
@@ -136,7 +185,12 @@ impl OverlayDir {
         self.live_dir.join(hex + ".owned")
     }
 
-    pub(super) fn create(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
+    pub(super) fn create(
+        &self,
+        size: u64,
+        base: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<OpenedOverlay, OverlayError> {
         io_at("create", &self.dir, fs::create_dir_all(&self.dir))?;
         let data = self.open_data(OpenOptions::new().create(true).truncate(false))?;
         if self.durable().exists() {
@@ -146,20 +200,28 @@ impl OverlayDir {
         io_at("size", &self.data(), data.set_len(0).and_then(|()| data.set_len(size)))?;
         io_at("sync", &self.data(), data.sync_all())?;
         let id = io_at("make an id for", &self.dir, random_id())?;
-        let header = Header { kind: BitmapKind::Durable, id, size, base };
+        let keys = key.map(|key| key.of(&id));
+        let key_check = keys.as_ref().map(key_check);
+        let header = Header { kind: BitmapKind::Durable, id, size, base, key_check };
         let durable = write_new(&self.durable(), &header, None)?;
         io_at("sync", &self.dir, sync_dir(&self.dir))?;
-        self.finish(data, durable, header)
+        self.finish(data, durable, header, keys)
     }
 
-    /// Opens an overlay that was created over `base`.
-    pub(super) fn open(&self, size: u64, base: Digest) -> Result<OverlayFiles, OverlayError> {
+    /// Opens an overlay that was created over `base`. One that is not encrypted needs no key.
+    pub(super) fn open(
+        &self,
+        size: u64,
+        base: Digest,
+        key: Option<&OverlayKey>,
+    ) -> Result<OpenedOverlay, OverlayError> {
         let data = self.open_data(&mut OpenOptions::new())?;
         let (durable, header) = open_bitmap(&self.durable())?;
         if (header.kind, header.size, header.base) != (BitmapKind::Durable, size, base) {
             return Err(OverlayError::OtherBase { dir: self.dir.clone() });
         }
-        self.finish(data, durable, header)
+        let keys = keys_of(&header, key, &self.dir)?;
+        self.finish(data, durable, header, keys)
     }
 
     /// Removes the overlay, if it exists and is not in use.
@@ -199,7 +261,13 @@ impl OverlayDir {
     }
 
     /// Opens the live bitmap of this boot, or creates one from the durable bitmap.
-    fn finish(&self, data: File, durable: File, header: Header) -> Result<OverlayFiles, OverlayError> {
+    fn finish(
+        &self,
+        data: File,
+        durable: File,
+        header: Header,
+        keys: Option<[u8; 64]>,
+    ) -> Result<OpenedOverlay, OverlayError> {
         io_at("create", &self.live_dir, fs::create_dir_all(&self.live_dir))?;
         let path = self.live(&header.id);
         let boot = io_at("read the boot id for", &path, boot_id())?;
@@ -207,12 +275,23 @@ impl OverlayDir {
         if path.exists() {
             let (live, found) = open_bitmap(&path)?;
             if found == wanted {
-                return Ok(OverlayFiles { data, durable, live });
+                return Ok(OpenedOverlay { files: OverlayFiles { data, durable, live }, keys });
             }
         }
         let live = write_new(&path, &wanted, Some(&durable))?;
-        Ok(OverlayFiles { data, durable, live })
+        Ok(OpenedOverlay { files: OverlayFiles { data, durable, live }, keys })
     }
+}
+
+/// Keys of the data under this header, none if it is not encrypted.
+fn keys_of(header: &Header, key: Option<&OverlayKey>, dir: &Path) -> Result<Option<[u8; 64]>, OverlayError> {
+    let Some(check) = header.key_check else { return Ok(None) };
+    let key = key.ok_or_else(|| OverlayError::KeyNeeded { dir: dir.to_owned() })?;
+    let keys = key.of(&header.id);
+    if key_check(&keys) != check {
+        return Err(OverlayError::WrongKey { dir: dir.to_owned() });
+    }
+    Ok(Some(keys))
 }
 
 /// Creates a bitmap file with this header and the bits of `bits`, or none.

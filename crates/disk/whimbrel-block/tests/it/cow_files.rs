@@ -2,7 +2,7 @@
 
 use std::{fs, sync::Arc};
 use whimbrel_block::{
-    BlockError, Cow, Device, Extent, ExtentKind, MemDevice, OverlayDir, OverlayError, ZeroDevice,
+    BlockError, Cow, Device, Extent, ExtentKind, MemDevice, OverlayDir, OverlayError, OverlayKey, ZeroDevice,
 };
 use whimbrel_core::Digest;
 
@@ -44,6 +44,46 @@ fn an_overlay_over_another_base_is_refused() {
     assert!(matches!(open(&place, SIZE * 2, Digest([1; 32])), Err(OverlayError::OtherBase { .. })));
     assert!(matches!(open(&place, SIZE + 512, Digest([1; 32])), Err(OverlayError::BaseSize { .. })));
     open(&place, SIZE, Digest([1; 32])).unwrap();
+}
+
+#[test]
+fn a_thief_of_the_disk_reads_nothing_in_an_encrypted_overlay_and_another_key_is_refused() {
+    let canary = b"\x8f\x13\xe7\x5a\xc2\x01\xd9\x6b\x3e\xf4\x90\x2d\xb7\x48\xaa\x15";
+    let shows = |key: Option<&OverlayKey>| {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, base) = (place(&dir), Arc::new(ZeroDevice { size: SIZE }));
+        let cow = Cow::create_with_key(&place, base.clone(), Digest([1; 32]), key).unwrap();
+        for page in 0..20 {
+            cow.write_at(page * 4096 + 77, canary).unwrap();
+        }
+        cow.flush().unwrap();
+        drop(cow);
+        let open = |key: Option<&OverlayKey>| Cow::open_with_key(&place, base.clone(), Digest([1; 32]), key);
+        if key.is_some() {
+            assert!(matches!(open(None), Err(OverlayError::KeyNeeded { .. })));
+            assert!(matches!(open(Some(&OverlayKey([2; 32]))), Err(OverlayError::WrongKey { .. })));
+        }
+        let mut found = [0; 16];
+        open(key).unwrap().read_at(3 * 4096 + 77, &mut found).unwrap();
+        assert_eq!(&found, canary);
+        let files = ["data", "owned"].map(|file| fs::read(place.dir.join(file)).unwrap());
+        files.iter().any(|bytes| bytes.windows(16).any(|window| window == canary))
+    };
+    assert!(shows(None), "the search finds what is there");
+    assert!(!shows(Some(&OverlayKey([1; 32]))));
+}
+
+#[test]
+fn an_overlay_from_before_there_was_a_key_opens_with_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (place, base) = (place(&dir), Arc::new(ZeroDevice { size: SIZE }));
+    let cow = create(&place).unwrap();
+    cow.write_at(4096, &[7; 512]).unwrap();
+    drop(cow);
+    let cow = Cow::open_with_key(&place, base, Digest([1; 32]), Some(&OverlayKey([1; 32]))).unwrap();
+    let mut found = [0; 512];
+    cow.read_at(4096, &mut found).unwrap();
+    assert_eq!(found, [7; 512]);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use proptest::prelude::*;
 use std::{fs, path::Path, sync::Arc};
-use whimbrel_block::{Cow, Device, MemDevice, OverlayDir};
+use whimbrel_block::{Cow, Device, MemDevice, OverlayDir, OverlayKey};
 use whimbrel_core::Digest;
 
 const PAGE: usize = 4096;
@@ -56,18 +56,27 @@ struct World {
     place: OverlayDir,
     base: Arc<dyn Device>,
     cow: Option<Cow>,
+    key: Option<OverlayKey>,
     now: Vec<u8>,
     flushed: Vec<u8>,
     synced_data: Vec<u8>,
 }
 
 impl World {
-    fn new(dir: &Path) -> Self {
+    fn new(dir: &Path, key: Option<OverlayKey>) -> Self {
         let place = OverlayDir { dir: dir.join("overlay"), live_dir: dir.join("live") };
         let now: Vec<u8> = (0..SIZE).map(|i| (i / 97 % 255) as u8 + 1).collect();
         let base: Arc<dyn Device> = Arc::new(MemDevice::new(now.clone()));
-        let cow = Some(Cow::create(&place, base.clone(), Digest::of(b"base")).unwrap());
-        Self { place, base, cow, flushed: now.clone(), now, synced_data: vec![0; SIZE] }
+        let cow = Cow::create_with_key(&place, base.clone(), Digest::of(b"base"), key.as_ref());
+        Self {
+            place,
+            base,
+            cow: Some(cow.unwrap()),
+            key,
+            flushed: now.clone(),
+            now,
+            synced_data: vec![0; SIZE],
+        }
     }
 
     fn cow(&self) -> &Cow {
@@ -76,7 +85,8 @@ impl World {
 
     fn reopen(&mut self) {
         self.cow = None;
-        self.cow = Some(Cow::open(&self.place, self.base.clone(), Digest::of(b"base")).unwrap());
+        let id = Digest::of(b"base");
+        self.cow = Some(Cow::open_with_key(&self.place, self.base.clone(), id, self.key.as_ref()).unwrap());
     }
 
     fn content(&self) -> Vec<u8> {
@@ -142,10 +152,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn nothing_acknowledged_is_lost_by_a_kill_and_nothing_flushed_by_a_loss_of_power(
-        steps in prop::collection::vec(step(), 1..40)
+        steps in prop::collection::vec(step(), 1..40), encrypted in any::<bool>()
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let mut world = World::new(dir.path());
+        let mut world = World::new(dir.path(), encrypted.then_some(OverlayKey([3; 32])));
         for step in &steps {
             world.take(step);
             prop_assert!(world.content() == world.now, "after {:?}", step);
