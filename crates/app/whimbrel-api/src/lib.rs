@@ -11,6 +11,7 @@
 
 mod capsule;
 mod dirty_trace;
+mod encryption;
 mod error;
 mod evacuate;
 mod golden;
@@ -33,6 +34,7 @@ pub use capsule::{
     ImageDiff, ImageInfo, ImportFormat, ImportRequest, PointInTime, TagRequest,
 };
 pub use dirty_trace::DirtyTraceRequest;
+pub use encryption::{KeyChangeRequest, StoreEncryption};
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcome};
 pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};

@@ -73,6 +73,8 @@ pub enum OperationKind {
     Verify,
     /// Fetches damaged and missing objects of capsules.
     Repair,
+    /// Encrypts what the store had before it was encrypted.
+    Seal,
     /// Writes a capsule or an image to a file.
     Export,
     /// Reads a capsule or a disk from a file.
@@ -278,6 +280,15 @@ pub enum OperationResult {
         bytes: ByteSize,
         /// Places with damage.
         damaged: Vec<Damage>,
+    },
+    /// Content that is encrypted now.
+    Seal {
+        /// Bytes that were not encrypted and are gone.
+        #[schema(value_type = u64)]
+        sealed: ByteSize,
+        /// Bytes that are not encrypted still.
+        #[schema(value_type = u64)]
+        plain: ByteSize,
     },
     /// Capsules that were damaged; none if the list is empty.
     Repair {

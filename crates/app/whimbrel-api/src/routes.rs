@@ -53,6 +53,9 @@ paths! {
     STORE_GC = "/v1/store/gc";
     STORE_VERIFY = "/v1/store/verify";
     STORE_REPAIR = "/v1/store/repair";
+    STORE_ENCRYPTION = "/v1/store/encryption";
+    STORE_SEAL = "/v1/store/seal";
+    STORE_KEY = "/v1/store/key";
     EXPORT = "/v1/export";
     IMPORT = "/v1/import";
     PULL = "/v1/pull";

@@ -144,6 +144,12 @@ calls! {
     POST verify() -> Operation: STORE_VERIFY;
     /// Starts to fetch damaged and missing objects of capsules.
     POST repair() [request: &RepairRequest] -> Operation: STORE_REPAIR;
+    /// How the store is encrypted.
+    GET encryption() -> StoreEncryption: STORE_ENCRYPTION;
+    /// Starts to encrypt what the store had before it was encrypted.
+    POST seal() -> Operation: STORE_SEAL;
+    /// Changes the master key of the store.
+    PUT change_master_key() [request: &KeyChangeRequest] -> StoreEncryption: STORE_KEY;
     /// Starts to write a capsule or an image to a file of the host.
     POST export() [request: &ExportRequest] -> Operation: EXPORT;
     /// Starts to read a capsule or a disk from a file of the host.

@@ -40,6 +40,7 @@ use whimbrel_core::{
 };
 use whimbrel_migrate::target::IncomingMigrations;
 use whimbrel_net::{Mac, PortFilter};
+use whimbrel_store::MasterKey;
 
 /// Default time for a guest to shut down.
 const POWERDOWN: Duration = Duration::from_secs(60);
@@ -87,15 +88,16 @@ impl Deref for Daemon {
 }
 
 impl Daemon {
-    /// Opens store and identity. Does not touch machines yet.
+    /// Opens store and identity; `key` is the master key of an encrypted store. Does not touch machines yet.
     pub(crate) fn open(
         (name, listen): (HostName, Option<SocketAddr>),
         layout: Directories,
         unfiltered: Vec<MachineName>,
         images: ImageSources,
+        key: Option<MasterKey>,
         runtime: Handle,
     ) -> Result<Arc<Self>, DaemonError> {
-        let core = Arc::new(Core::open(name, listen, layout, runtime)?);
+        let core = Arc::new(Core::open(name, listen, layout, key, runtime)?);
         let layout = &core.directories;
         let tunnels = Tunnels::open(layout.tunnels())?;
         let handovers = PendingHandovers::load(layout)?;

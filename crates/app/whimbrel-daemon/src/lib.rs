@@ -24,6 +24,7 @@ mod server;
 mod transfer;
 
 pub use crate::core::error::DaemonError;
+pub use crate::core::master_key::KeySource;
 pub use crate::core::rights::{Access, Action, Caller, Forbidden, Object, may};
 pub use image::{ImageSource, ImageSourceKind};
 pub use lifecycle::{DaemonOptions, run};

@@ -1,7 +1,7 @@
 //! Start and stop of the daemon.
 
 use crate::{
-    core::{directories::Directories, error::DaemonError},
+    core::{directories::Directories, error::DaemonError, master_key::KeySource},
     daemon::Daemon,
     image::{ImageSource, ImageSources},
     server::{
@@ -39,6 +39,8 @@ pub struct DaemonOptions {
     pub socket: PathBuf,
     /// Machines whose guests may send frames of other stations: routers and bridges.
     pub unfiltered: Vec<MachineName>,
+    /// Where the master key of the store comes from; none if the store is not encrypted.
+    pub encryption: Option<KeySource>,
     /// Sources of images.
     pub image_sources: Vec<ImageSource>,
     /// Address of the HTTP API for users elsewhere, with tokens, over TLS.
@@ -65,7 +67,9 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
         .map_err(|source| DaemonError::io("start threads for", &options.data, source))?;
     let images = ImageSources::new(options.image_sources.clone())?;
     let (name, unfiltered) = (options.name.clone(), options.unfiltered.clone());
-    let host = Daemon::open((name, options.listen), layout, unfiltered, images, runtime.handle().clone())?;
+    let key = options.encryption.as_ref().map(|source| source.read(&options.data)).transpose()?;
+    let place = (name, options.listen);
+    let host = Daemon::open(place, layout, unfiltered, images, key, runtime.handle().clone())?;
     host.recover_machines()?;
     host.start_uploads();
     host.start_naming_read_capsules();

@@ -17,7 +17,7 @@ const GROUPS: [(&str, &str); 10] = [
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
-    ("Store", "gc verify repair cache"),
+    ("Store", "gc verify repair encryption cache"),
     ("Hosts", "trust key token network doctor"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
@@ -198,6 +198,7 @@ calls! {
     /// Old name of `untag`, which people also try on machines.
     #[command(hide = true)]
     Rm(untag::OldArgs),
+    Encryption(encryption::Args),
     Cache(cache::Args),
     Gc(gc::Args),
     Verify(verify::Args),

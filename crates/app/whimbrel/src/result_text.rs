@@ -53,6 +53,14 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 format!("{read}\n{}", damages(damaged))
             }
         }
+        OperationResult::Seal { sealed, plain: ByteSize(0) } => {
+            format!("encrypted {sealed}; nothing else is in the store\n")
+        }
+        OperationResult::Seal { sealed, plain } => {
+            format!(
+                "encrypted {sealed}; {plain} are not: damaged, in use by a writer, or without room for a copy\n"
+            )
+        }
         OperationResult::Repair { capsules, dropped, asked, failure } => {
             let healed: String = capsules.iter().map(repaired).collect();
             let missing = capsules.iter().any(|capsule| capsule.missing > 0);

@@ -38,6 +38,10 @@ pub(crate) struct Settings {
     /// Certificate chain of the API and its key.
     pub(crate) api_cert: Option<PathBuf>,
     pub(crate) api_key: Option<PathBuf>,
+    /// Whether the store is encrypted, and where its master key comes from.
+    pub(crate) encrypt: Option<bool>,
+    pub(crate) key_file: Option<PathBuf>,
+    pub(crate) key_command: Option<String>,
     /// Address of the metrics without a token.
     pub(crate) metrics_listen: Option<SocketAddr>,
     /// Groups of this computer and their roles.
@@ -57,6 +61,7 @@ impl Settings {
 
     /// Merges two sources; settings of `below` apply where these are missing.
     pub(crate) fn over(self, below: Self) -> Self {
+        let (has_file, has_command) = (self.key_file.is_some(), self.key_command.is_some());
         Self {
             name: self.name.or(below.name),
             listen: self.listen.or(below.listen),
@@ -69,6 +74,10 @@ impl Settings {
             web: self.web.or(below.web),
             api_cert: self.api_cert.or(below.api_cert),
             api_key: self.api_key.or(below.api_key),
+            encrypt: self.encrypt.or(below.encrypt),
+            // A source on the command line replaces that of the file, whichever it is.
+            key_file: self.key_file.or(below.key_file.filter(|_| !has_command)),
+            key_command: self.key_command.or(below.key_command.filter(|_| !has_file)),
             metrics_listen: self.metrics_listen.or(below.metrics_listen),
             api_groups: self.api_groups.or(below.api_groups),
         }

@@ -4,6 +4,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod derive;
 mod disk_checkpoint;
 pub(crate) mod disk_image;
+mod encryption;
 pub(crate) mod golden;
 pub(crate) mod graph;
 pub(crate) mod images;

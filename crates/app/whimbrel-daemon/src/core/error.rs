@@ -66,6 +66,8 @@ pub enum DaemonError {
     Network { name: String, source: whimbrel_net::managed::ProgramError },
     #[error("the store failed: cannot {action}")]
     Store { action: &'static str, code: ErrorCode, source: Cause },
+    #[error("the master key from {place} cannot be used")]
+    MasterKey { place: String, source: Cause },
     #[error("cannot capture the state of the machine")]
     Capture { source: CaptureError },
     #[error("{name} was not migrated to {host} and still runs here")]
@@ -157,6 +159,7 @@ impl DaemonError {
             Self::ImageSource { source, .. } => source_code(source),
             Self::Image { .. } | Self::NotRaw { .. } => ErrorCode::Invalid,
             Self::Store { code, .. } => *code,
+            Self::MasterKey { .. } => ErrorCode::Invalid,
             Self::Io { source, .. } => io_code(source),
             Self::Disk { source, .. } | Self::Port { source, .. } | Self::Identity { source } => {
                 chain_code(&**source)
@@ -278,6 +281,9 @@ impl DaemonError {
 
     fn storage_hint(&self) -> Option<&'static str> {
         match (self, self.code()) {
+            (Self::Store { source, .. }, _) if let Some(hint) = crate::core::refs::key_hint(&**source) => {
+                Some(hint)
+            }
             (Self::Store { source, .. }, _) if is_latched(&**source) => Some(
                 "the disk of the store failed (see the daemon's log): repair it, then `whimbrel gc` uses the store again",
             ),

@@ -163,8 +163,31 @@ pub(crate) fn cancellable(action: &'static str, left: &'static str) -> impl Fn(S
     }
 }
 
+/// What to do about a key that does not fit the store.
+pub(crate) fn key_hint(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    match error.downcast_ref()? {
+        StoreError::KeyNeeded { .. } => {
+            Some("start the daemon with `--encrypt` and the `--key-file` or `--key-command` of this key")
+        }
+        StoreError::WrongKey { .. } => Some(
+            "nothing was read or written; find the key of this name, which may be one from before a rotation",
+        ),
+        StoreError::Keys { .. } => {
+            Some("restore the file `keys` of the store from a copy; nothing was changed")
+        }
+        StoreError::NotEncrypted => Some("start the daemon with `--encrypt` and a `--key-file`"),
+        StoreError::InUse => Some("stop the other process, then start the daemon again"),
+        _ => None,
+    }
+}
+
 fn code(error: &StoreError) -> ErrorCode {
     match error {
+        StoreError::KeyNeeded { .. } | StoreError::WrongKey { .. } | StoreError::NotEncrypted => {
+            ErrorCode::Invalid
+        }
+        StoreError::InUse | StoreError::LayoutChanged => ErrorCode::Busy,
+        StoreError::Keys { .. } => ErrorCode::Damaged,
         StoreError::Unknown { .. } | StoreError::NoStore { .. } => ErrorCode::NotFound,
         StoreError::Ambiguous { .. } | StoreError::OutOfRange { .. } => ErrorCode::Invalid,
         StoreError::RefChanged { .. } => ErrorCode::Busy,

@@ -21,7 +21,7 @@ pub(crate) fn daemon() -> (Arc<Daemon>, Folders) {
     let directories = Directories::create(data.path(), run.path()).unwrap();
     let (name, unfiltered) = ("alpha".parse().unwrap(), vec!["router".parse().unwrap()]);
     let images = ImageSources::new(Vec::new()).unwrap();
-    let daemon = Daemon::open((name, None), directories, unfiltered, images, runtime.handle().clone());
+    let daemon = Daemon::open((name, None), directories, unfiltered, images, None, runtime.handle().clone());
     (daemon.unwrap(), Folders { _data: data, _run: run, _runtime: runtime })
 }
 

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use whimbrel_api::StoreUsage;
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_qemu::QemuBinary;
-use whimbrel_store::Store;
+use whimbrel_store::{MasterKey, Store};
 use whimbrel_wire::{Identity, Trust};
 
 /// Name, directories, store, identity, trust and operations of this host.
@@ -41,9 +41,11 @@ impl Core {
         name: HostName,
         listen: Option<SocketAddr>,
         directories: Directories,
+        key: Option<MasterKey>,
         runtime: Handle,
     ) -> Result<Self, DaemonError> {
-        let store = Store::open(&directories.store(), whimbrel_store::Options::create());
+        let options = whimbrel_store::Options { key, ..whimbrel_store::Options::create() };
+        let store = Store::open(&directories.store(), options);
         let store = store.map_err(refs::store_error("open"))?;
         let identity = Identity::load_or_create(&directories.key_dir())
             .map_err(|source| DaemonError::Identity { source: source.into() })?;

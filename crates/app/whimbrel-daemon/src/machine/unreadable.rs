@@ -110,8 +110,9 @@ mod tests {
     fn daemon(dir: &Path, runtime: &Runtime) -> Arc<Daemon> {
         let name = "alpha".parse().expect("a name");
         let images = crate::image::ImageSources::new(Vec::new()).expect("no sources");
-        let host = Daemon::open((name, None), layout(dir), Vec::new(), images, runtime.handle().clone())
-            .expect("a daemon");
+        let host =
+            Daemon::open((name, None), layout(dir), Vec::new(), images, None, runtime.handle().clone())
+                .expect("a daemon");
         host.recover_machines().expect("the folders can be listed");
         host
     }

@@ -24,7 +24,7 @@ use std::{
 use whimbrel_alignment::PageAlignment;
 use whimbrel_block::{
     AlignedPageView, AlignedPages, AlignmentMismatch, Cow, Device, DiskPages, FileDevice, MirrorLayer,
-    OverlayDir, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
+    OverlayDir, OverlayKey, Padded, RawDisk, TrackedDevice, WriteThrottle, ZeroDevice,
 };
 use whimbrel_capture::{Consumer, DirtyLog};
 use whimbrel_core::{Digest, MachineName, PAGE_SIZE, PageRun, PageSet};
@@ -86,9 +86,10 @@ impl RunningDisk {
             let owed = Arc::new(MissingDiskPages::new(base, taking.clone(), index + 1));
             base = patient.insert(Arc::new(RemoteDisk::new(owed, stall.clone()))).clone();
         }
+        let key = overlay_key(&host.store);
         let cow = match overlay {
-            Overlay::New => Cow::create(&place, base, base_id),
-            Overlay::Existing => Cow::open(&place, base, base_id),
+            Overlay::New => Cow::create_with_key(&place, base, base_id, key.as_ref()),
+            Overlay::Existing => Cow::open_with_key(&place, base, base_id, key.as_ref()),
         };
         let cow = Arc::new(cow.map_err(|source| failed(source.into()))?);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
@@ -210,7 +211,8 @@ impl StoppedDisk {
             Arc::new(StoredDisk::new(store.image(Some(root), pages).with_remote_fetch(None)))
         };
         let (base, base_id) = open_base(over, base, size).map_err(failed)?;
-        let cow = Cow::open(&place, base, base_id).map_err(|source| failed(source.into()))?;
+        let cow = Cow::open_with_key(&place, base, base_id, overlay_key(store).as_ref());
+        let cow = cow.map_err(|source| failed(source.into()))?;
         let cow = Arc::new(cow);
         let tracked = Arc::new(TrackedDevice::new(cow.clone()));
         Ok(Self { name, cow, tracked })
@@ -234,6 +236,11 @@ impl StoppedDisk {
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.tracked
     }
+}
+
+/// Key of the overlays of this host, if its store is encrypted.
+fn overlay_key(store: &Store) -> Option<OverlayKey> {
+    store.derived_key("whimbrel store 2026-11-25 overlays").map(OverlayKey)
 }
 
 /// Removes the overlays in the folder of a machine, with their bitmaps in memory. Overlays that remain are

@@ -179,6 +179,9 @@ fn capsule_routes(calls: Calls) -> Calls {
         Gc () () => |host| Ok(host.gc());
         Verify () () => |host| Ok(host.verify());
         Repair () (request: RepairRequest) => move |host| host.repair(request);
+        Encryption () () => |host| host.encryption();
+        Seal () () => |host| Ok(host.seal());
+        ChangeMasterKey () (request: KeyChangeRequest) => move |host| host.change_master_key(&request);
         Export () (request: ExportRequest) => move |host| host.export(request);
         Import () (request: ImportRequest) => move |host| host.import(request);
         Pull () (request: PullRequest) => move |host| host.pull(request);

@@ -9,7 +9,7 @@ use crate::{
 use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_api::{Role, RoleError};
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_daemon::{DaemonOptions, ImageSource};
+use whimbrel_daemon::{DaemonOptions, ImageSource, KeySource};
 
 const DEFAULT_DATA: &str = "/var/lib/whimbrel";
 
@@ -20,6 +20,7 @@ Examples:
   whimbrel host --name alpha --data /var/lib/whimbrel --listen 10.0.0.1:7400
   whimbrel host --api-listen 10.0.0.1:7443 --api-group operators=operator
   whimbrel host --web 127.0.0.1:7480
+  whimbrel host --encrypt --key-file /etc/whimbrel/master.key
   whimbrel host --config /etc/whimbrel/alpha.toml
 
 Settings file (TOML); options on the command line override it:
@@ -31,6 +32,8 @@ Settings file (TOML); options on the command line override it:
   api_listen = \"10.0.0.1:7443\"
   web = \"127.0.0.1:7480\"
   metrics_listen = \"127.0.0.1:7490\"
+  encrypt = true
+  key_command = \"vault kv get -field=key kv/whimbrel\"
   api_groups = { operators = \"operator\", adm = \"viewer\" }";
 
 /// Run the daemon of this host
@@ -75,6 +78,16 @@ pub(crate) struct Args {
     /// Address for Prometheus, without TLS or a token; /metrics is also in the API
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_listen: Option<SocketAddr>,
+    /// Encrypt the store and the disks of machines; an existing store becomes encrypted
+    #[arg(long)]
+    encrypt: bool,
+    /// File with the master key, 64 hexadecimal digits, for its owner only [default: the credential
+    /// `whimbrel-master-key` of systemd]
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
+    key_file: Option<PathBuf>,
+    /// Command line that prints the master key
+    #[arg(long, value_name = "COMMAND", conflicts_with = "key_file")]
+    key_command: Option<String>,
     /// Settings file [default: /etc/whimbrel/host.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -102,11 +115,22 @@ impl Args {
             api_cert: self.api_cert,
             api_key: self.api_key,
             metrics_listen: self.metrics_listen,
+            encrypt: self.encrypt.then_some(true),
+            key_file: self.key_file,
+            key_command: self.key_command,
             api_groups: (!self.api_group.is_empty()).then(|| self.api_group.into_iter().collect()),
         };
         let settings = options.over(file);
         let name = settings.name.or_else(own_name).ok_or_else(no_name)?;
         let data = settings.data.unwrap_or_else(|| DEFAULT_DATA.into());
+        let encryption = match (settings.encrypt, settings.key_file, settings.key_command) {
+            (Some(true), Some(_), Some(_)) => return Err(two_keys()),
+            (Some(true), Some(file), None) => Some(KeySource::File(file)),
+            (Some(true), None, Some(line)) => Some(KeySource::Command(line)),
+            (Some(true), None, None) => Some(KeySource::Credential),
+            (_, None, None) => None,
+            (_, _, _) => return Err(key_without_use()),
+        };
         let certificate = match (settings.api_cert, settings.api_key) {
             (Some(chain), Some(key)) => Some((chain, key)),
             (None, None) => None,
@@ -125,6 +149,7 @@ impl Args {
             image_sources: settings.image_sources.unwrap_or_else(ImageSource::defaults),
             name,
             data,
+            encryption,
         })
     }
 }
@@ -148,6 +173,20 @@ fn half_certificate() -> CliError {
     CliError::Usage {
         problem: "the API needs a certificate and its key, or neither".to_owned(),
         hint: "set both `api_cert` and `api_key`".to_owned(),
+    }
+}
+
+fn two_keys() -> CliError {
+    CliError::Usage {
+        problem: "the master key comes from a file or from a command, not from both".to_owned(),
+        hint: "set `key_file` or `key_command`".to_owned(),
+    }
+}
+
+fn key_without_use() -> CliError {
+    CliError::Usage {
+        problem: "there is a master key, but nothing is to be encrypted".to_owned(),
+        hint: "add `encrypt = true`, or use `--encrypt`".to_owned(),
     }
 }
 

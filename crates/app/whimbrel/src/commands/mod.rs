@@ -10,6 +10,7 @@ pub(crate) mod derive;
 pub(crate) mod dial_stdio;
 pub(crate) mod dirty_rate;
 pub(crate) mod doctor;
+pub(crate) mod encryption;
 pub(crate) mod evacuate;
 pub(crate) mod export;
 pub(crate) mod host;

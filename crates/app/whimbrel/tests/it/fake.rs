@@ -143,6 +143,9 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::STORE_GC, post(|| begin("gc")))
         .route(routes::STORE_VERIFY, post(|| begin("verify")))
         .route(routes::STORE_REPAIR, post(|| begin("repair")))
+        .route(routes::STORE_ENCRYPTION, get(|| async { Json(encryption()) }))
+        .route(routes::STORE_SEAL, post(|| begin("seal")))
+        .route(routes::STORE_KEY, put(|| async { Json(encryption()) }))
         .route(routes::EXPORT, post(|| begin("export")))
         .route(routes::IMPORT, post(|| begin("import")))
         .route(
@@ -300,7 +303,7 @@ async fn begin(kind: &'static str) -> (StatusCode, Json<Value>) {
     (StatusCode::ACCEPTED, Json(operation(number, kind, json!({"state": "running"}))))
 }
 
-const KINDS: [&str; 11] = [
+const KINDS: [&str; 12] = [
     "checkpoint",
     "suspend",
     "resume",
@@ -312,6 +315,7 @@ const KINDS: [&str; 11] = [
     "import",
     "evacuate",
     "repair",
+    "seal",
 ];
 
 async fn checkpoint(Path(name): Path<String>) -> (StatusCode, Json<Value>) {
@@ -321,6 +325,10 @@ async fn checkpoint(Path(name): Path<String>) -> (StatusCode, Json<Value>) {
         _ => return begin("checkpoint").await,
     };
     (StatusCode::ACCEPTED, Json(operation(number, "checkpoint", json!({"state": "running"}))))
+}
+
+fn encryption() -> Value {
+    json!({"master_key": "00112233445566aa", "data_key": "ffeeddccbbaa0099", "plain": 8192})
 }
 
 fn result(kind: &str) -> Value {
@@ -339,6 +347,7 @@ fn result(kind: &str) -> Value {
         }
         "verify" => json!({"kind": kind, "capsules": 2, "objects": 300, "bytes": 8192,
             "damaged": [{"place": "pack 3", "problem": "digest differs at 4096"}]}),
+        "seal" => json!({"kind": kind, "sealed": 8192, "plain": 4096}),
         "repair" => {
             json!({"kind": kind, "dropped": 2, "asked": ["beta", "gamma"], "failure": "beta does not answer",
             "capsules": [{"capsule": id('b'), "names": ["machine.web", "before"], "healed": 7, "missing": 0},

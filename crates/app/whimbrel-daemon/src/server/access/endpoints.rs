@@ -119,11 +119,14 @@ endpoints! {
     Evacuate = POST EVACUATE: Operator Everything, "evacuate";
     Gc = POST STORE_GC: Operator Everything, "gc";
     Verify = POST STORE_VERIFY: Operator Everything, "verify";
+    Encryption = GET STORE_ENCRYPTION: Operator Everything, "encryption status";
+    Seal = POST STORE_SEAL: Operator Everything, "encryption seal";
     Repair = POST STORE_REPAIR: Operator Everything, "repair";
 
     // A wrong decision makes two copies of a machine.
     Resolve = POST MACHINE_RESOLVE: Admin Objects, "resolve";
-    // Both name files of the host.
+    // They name files of the host.
+    ChangeMasterKey = PUT STORE_KEY: Admin Everything, "encryption rotate";
     Export = POST EXPORT: Admin Objects, "export";
     Import = POST IMPORT: Admin Objects, "import";
     CacheAdd = POST CACHE: Admin Everything, "cache";

@@ -89,6 +89,7 @@ named! {
     PortsRequest: |_| vec![];
     DirtyTraceRequest: |_| vec![];
     CacheAddRequest: |_| vec![Everything];
+    KeyChangeRequest: |_| vec![Everything];
     EvacuateRequest: |_| vec![Everything];
     MatchRequest: |_| vec![Everything];
     RepairRequest: |_| vec![Everything];
@@ -224,9 +225,13 @@ impl Asker {
                 Ok(capsule) => self.judge_capsule(host, &capsule).or_else(|_| self.judge_name(&capsule)),
                 Err(_) => self.may(Object::Everything),
             },
-            Kind::Evacuate | Kind::Gc | Kind::Verify | Kind::Repair | Kind::Import | Kind::Cache => {
-                self.may(Object::Everything)
-            }
+            Kind::Evacuate
+            | Kind::Gc
+            | Kind::Verify
+            | Kind::Repair
+            | Kind::Seal
+            | Kind::Import
+            | Kind::Cache => self.may(Object::Everything),
         }
     }
 

@@ -43,14 +43,14 @@ const DOCUMENTED: [(&str, &str); 3] = [
          POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
          DELETE /v1/capsules/{capsule}, POST /v1/pull, POST /v1/push, POST /v1/machines/{name}/ports, \
          POST /v1/images, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
-         *POST /v1/store/repair",
+         *POST /v1/store/repair, *GET /v1/store/encryption, *POST /v1/store/seal",
     ),
     (
         "admin",
         "POST /v1/machines/{name}/resolve, *POST /v1/export, *POST /v1/import, *POST /v1/cache, \
          *POST /v1/trust, *PUT /v1/trust/{name}, *DELETE /v1/trust/{name}, *GET /v1/tokens, \
          *POST /v1/tokens, *DELETE /v1/tokens/{name}, *POST /v1/networks, *DELETE /v1/networks/{name}, \
-         *GET /v1/wire",
+         *PUT /v1/store/key, *GET /v1/wire",
     ),
 ];
 
@@ -77,6 +77,7 @@ fn body(call: &str) -> Value {
         "POST /v1/promote" | "PUT /v1/tags/{tag}" | "POST /v1/pull" => json!({"capsule": "web"}),
         "POST /v1/images" => json!({"name": "web"}),
         "POST /v1/push" => json!({"subject": "web", "host": "beta"}),
+        "PUT /v1/store/key" => json!({"key_file": "nowhere"}),
         "POST /v1/export" => json!({"capsule": "web", "path": "/nonexistent/out", "format": "capsule"}),
         "POST /v1/import" => json!({"path": "/nonexistent/in", "name": "web", "format": "capsule"}),
         "POST /v1/match" => json!({"terms": "ram>=1M"}),
