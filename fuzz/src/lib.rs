@@ -69,6 +69,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "migrate_message", run: migrate_message, seeds: migrate::seeds },
     Target { name: "nbd_session", run: nbd_session, seeds: seeds::nbd_sessions },
     Target { name: "qemu_state", run: qemu_state, seeds: seeds::qemu_states },
+    Target { name: "store_keys", run: store_keys, seeds: seeds::store_keys },
     Target { name: "sync_answer", run: sync_answer, seeds: seeds::sync_answers },
     Target { name: "tunnel_batch", run: tunnel_batch, seeds: seeds::tunnel_batches },
     Target { name: "wws_trace", run: wws_trace, seeds: seeds::wws_traces },
@@ -129,6 +130,14 @@ pub fn cuts(data: &[u8]) {
             Some(bytes) => assert_eq!(cuts.pages_of(bytes), PageRun::new(page, 1)),
             None => assert_eq!(page, cuts.page_count()),
         }
+    }
+}
+
+/// The wrapped key of a store: canonical.
+pub fn store_keys(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Some(keys) = whimbrel_store::KeyFile::parse(text) {
+        assert_eq!(keys.encode(), text, "wrapped keys have one encoding");
     }
 }
 

@@ -44,6 +44,11 @@ pub(crate) fn image_frames() -> Vec<Vec<u8>> {
     [pages, blob].into_iter().flatten().collect()
 }
 
+pub(crate) fn store_keys() -> Vec<Vec<u8>> {
+    let (master, data, wrapped) = ("0123456789abcdef", "fedcba9876543210", "5a".repeat(60));
+    vec![format!("whimbrel store keys 1\nmaster {master}\ndata {data} {wrapped}\n").into_bytes()]
+}
+
 pub(crate) fn manifests() -> Vec<Vec<u8>> {
     let machine = MachineConfig::minimal(ByteSize(64 << 20));
     let digest = Digest::of(b"root");
