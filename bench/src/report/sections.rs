@@ -373,6 +373,10 @@ const TRUST: Section = Section {
             "confine.resume",
             "A QEMU that waits reads a device state and runs: confined, against one that is not.",
         ),
+        (
+            "encrypt",
+            "A GiB of memory into the store and back: with a master key, against the same without one.",
+        ),
         ("may.cost", "Authorization of one request of another host, trust list and patterns included."),
         ("matrix", "Every kind of request with every right, over every kind of connection: wrong answers."),
         ("fuzz", "Parsers of outside bytes under libFuzzer with the address sanitizer: findings."),

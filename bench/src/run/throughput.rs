@@ -7,7 +7,7 @@
 //! half of the time goes into the file.)
 
 use super::{Context, images, ours::manifest};
-use crate::harness::{Goal, Row, Samples, scratch};
+use crate::harness::{Goal, Row, Samples, in_turn, scratch};
 use anyhow::{Context as _, Result, ensure};
 use std::{
     path::Path,
@@ -17,7 +17,7 @@ use std::{
 use tempfile::TempDir;
 use whimbrel_core::{CapsuleId, EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE, PageRun, is_zero};
 use whimbrel_image::ImageRef;
-use whimbrel_store::{Options, Store};
+use whimbrel_store::{MasterKey, Options, Store};
 
 const PAGES: u64 = (1 << 30) / PAGE_SIZE as u64;
 
@@ -40,6 +40,30 @@ pub(crate) fn run(context: &Context) -> Result<Vec<Row>> {
         Row::new(name, "1 GiB of non-zero pages", "MB/s", &Samples::new(samples)).goal(Goal::AtLeast(goal))
     };
     Ok(vec![row("store.ingest", ingested, 500.0), row("store.restore", restored, 1000.0)])
+}
+
+/// `encrypt.ingest`, `encrypt.restore`: the same with and without encryption, in turn.
+pub(crate) fn encrypted(context: &Context) -> Result<Vec<Row>> {
+    let (image, _) = images::pair(context)?;
+    let memory = unique_pages(&image)?;
+    let scratch = scratch("encrypted")?;
+    let key: MasterKey = format!("{:064x}", 0x5eed).parse()?;
+    let both = |key: Option<MasterKey>| -> Result<(f64, f64)> {
+        let folder = TempDir::new_in(scratch.path())?;
+        let options = Options { key, ..Options::create() };
+        let store = Store::open(folder.path(), options.clone())?;
+        let begun = Instant::now();
+        let capsule = ingest(&store, &memory)?;
+        let ingested = rate(begun);
+        Ok((ingested, restore(&Store::open(folder.path(), options)?, &capsule, &memory)?))
+    };
+    let (sealed, plain) = in_turn(context.times(5, 5), || both(Some(key.clone())), || both(None))?;
+    let row = |name, of: fn(&(f64, f64)) -> f64| {
+        Row::new(name, "1 GiB of non-zero pages, encrypted", "MB/s", &Samples::of(&sealed, of))
+            .against("not encrypted", &Samples::of(&plain, of))
+            .goal(Goal::PeerAtLeast(0.8))
+    };
+    Ok(vec![row("encrypt.ingest", |rates| rates.0), row("encrypt.restore", |rates| rates.1)])
 }
 
 fn rate(begun: Instant) -> f64 {

@@ -1,6 +1,6 @@
 //! The set `trust`: what confinement and authorization cost, and what was tried to break them.
 
-use super::{Context, Experiment};
+use super::{Context, Experiment, throughput};
 use crate::guest::{Guest, GuestPlan};
 use crate::harness::{Goal, Row, Samples, in_turn};
 use anyhow::{Context as _, Result, ensure};
@@ -21,6 +21,11 @@ use whimbrel_wire::{PeerIdentity, PublicKey, Right, Rights, Trust, TrustedPeer};
 pub(super) const EXPERIMENTS: &[Experiment] = &[
     Experiment { rows: &["confine.start"], about: "start a machine, confined and not", run: start },
     Experiment { rows: &["confine.resume"], about: "resume a machine, confined and not", run: resume },
+    Experiment {
+        rows: &["encrypt.ingest", "encrypt.restore"],
+        about: "a GiB of memory into an encrypted store, and back",
+        run: throughput::encrypted,
+    },
     Experiment { rows: &["may.cost"], about: "authorize a request for pages", run: may_cost },
     Experiment { rows: &["matrix"], about: "judge every kind of request by every right", run: matrix },
     Experiment { rows: &["fuzz"], about: "every parser of outside bytes under libFuzzer", run: fuzz },
