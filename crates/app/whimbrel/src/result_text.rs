@@ -53,14 +53,7 @@ pub(crate) fn describe(result: &OperationResult) -> String {
                 format!("{read}\n{}", damages(damaged))
             }
         }
-        OperationResult::Seal { sealed, plain: ByteSize(0) } => {
-            format!("encrypted {sealed}; nothing else is in the store\n")
-        }
-        OperationResult::Seal { sealed, plain } => {
-            format!(
-                "encrypted {sealed}; {plain} are not: damaged, in use by a writer, or without room for a copy\n"
-            )
-        }
+        OperationResult::Seal { sealed, plain } => sealed_text(*sealed, *plain),
         OperationResult::Repair { capsules, dropped, asked, failure } => {
             let healed: String = capsules.iter().map(repaired).collect();
             let missing = capsules.iter().any(|capsule| capsule.missing > 0);
@@ -81,6 +74,15 @@ pub(crate) fn describe(result: &OperationResult) -> String {
         }
         OperationResult::Follow { host: None } => "capsules are no longer uploaded\n".to_owned(),
         OperationResult::Cache { pages } => format!("{}\n", count(*pages, "page")),
+    }
+}
+
+fn sealed_text(sealed: ByteSize, plain: ByteSize) -> String {
+    match plain {
+        ByteSize(0) => format!("encrypted {sealed}; everything in the store is encrypted\n"),
+        plain => format!(
+            "encrypted {sealed}; {plain} are not: damaged, in use by a writer, or without room for a copy\n"
+        ),
     }
 }
 

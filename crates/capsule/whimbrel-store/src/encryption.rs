@@ -87,7 +87,7 @@ impl Store {
             }
         }
         if self.plain_bytes() > 0 {
-            // Those that were condemned above and that no writer relies on any more.
+            // Packs that were condemned above may go now, if no writer relies on them any more.
             self.gc_retaining(keep, also)?;
         }
         inner.latching(inner.objects.indexes.hide_rest())?;

@@ -33,8 +33,8 @@ const PACK_MAGIC: [u8; 8] = *b"WHPACK\x00\x01";
 /// Bit of a sequence number that says that the frames of the pack are sealed.
 const SEALED: u32 = 1 << 31;
 
-/// Name of a pack: the GC lease of its writer and a sequence number, whose highest bit says whether its frames
-/// are sealed.
+/// Name of a pack: the GC lease of its writer and a sequence number, whose highest bit says whether its
+/// frames are sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PackId {
     pub(crate) lease: u64,

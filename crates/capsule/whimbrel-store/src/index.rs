@@ -9,10 +9,10 @@
 //! 32  xxh3 of frames, keys and values, u64          integers little-endian
 //! ```
 //!
-//! Keys are short digests, in version 2 encrypted ones (`index_cipher`), hence uniform: interpolation ends within a few entries of the target, with about
-//! one cache miss for the guess and one for the value. The header is checked when a file is opened; the body,
-//! which may be gigabytes, by `verify` and before a merge. Every number from the body is bounded where it is
-//! used.
+//! Keys are short digests, in version 2 encrypted ones (`index_cipher`), hence uniform: interpolation ends
+//! within a few entries of the target, with about one cache miss for the guess and one for the value. The
+//! header is checked when a file is opened; the body, which may be gigabytes, by `verify` and before a merge.
+//! Every number from the body is bounded where it is used.
 
 use crate::{file_names::PackId, index_cipher::IndexCipher, vfs::Mapping};
 use std::{ops::Range, sync::Arc};

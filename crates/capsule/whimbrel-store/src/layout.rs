@@ -155,7 +155,8 @@ fn read_copy(files: &dyn Vfs, name: &str) -> Result<Option<KeyFile>> {
     }
 }
 
-/// Unwraps the data key of the store, which should have the name `data`. Writes nothing before that succeeded.
+/// Unwraps the data key of the store, which should have the name `data`. Writes nothing before that
+/// succeeded.
 fn unlock(files: &dyn Vfs, data: Option<KeyId>, master: Option<&MasterKey>) -> Result<DataKey> {
     let copies = [read_copy(files, KEYS)?, read_copy(files, KEYS_COPY)?];
     let lost = StoreError::Keys { reason: "`keys` and `keys.copy` are missing or damaged" };

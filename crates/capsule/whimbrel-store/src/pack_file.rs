@@ -10,7 +10,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Open pack.
+/// A pack that is open for reading.
 pub(crate) struct PackFile {
     id: PackId,
     pub(crate) file: Arc<dyn ReadAt>,

@@ -1,7 +1,8 @@
 //! Reindexing: rebuilds the index of packs that have none after a crash, or whose index was lost or damaged.
 //!
 //! Frames have no digests, so they are decoded and hashed. Bytes that are no frame (a torn tail, damage) are
-//! skipped up to the next valid frame. A pack that another key sealed is left alone. Packs of live writers are skipped, since they are being written.
+//! skipped up to the next valid frame. A pack that another key sealed is left alone. Packs of live writers
+//! are skipped, since they are being written.
 
 use crate::{
     error::{Result, StoreError},

@@ -15,8 +15,8 @@
 //! was synced, so after a power failure it never lists a page whose data was not synced. `allocation.rs` has
 //! the order and `format.rs` every byte.
 //!
-//! With a key the data is encrypted sector by sector (`data`, `xts`); bitmaps are not, so they tell which pages
-//! were written.
+//! With a key the data is encrypted sector by sector (`data`, `xts`); bitmaps are not, so they tell which
+//! pages were written.
 //!
 //! Locking: an allocated page needs no lock. Allocation locks exactly its pages, because two writers of
 //! different parts of one page would each fill the rest from the base and lose the other's part.

@@ -46,8 +46,8 @@ impl Context {
             Direction::Encrypt => EVP_EncryptInit_ex,
             Direction::Decrypt => EVP_DecryptInit_ex,
         };
-        // SAFETY: the context is new and alive, the cipher is static, the engine may be null, `keys` has the 64
-        // bytes that this cipher reads, and a null tweak leaves it for later.
+        // SAFETY: the context is new and alive, the cipher is static, the engine may be null, `keys` has the
+        // 64 bytes that this cipher reads, and a null tweak leaves it for later.
         let done = unsafe { init(context.0.as_ptr(), EVP_aes_256_xts(), null_mut(), keys.as_ptr(), null()) };
         if done == 1 { Ok(context) } else { Err(CipherError) }
     }
@@ -69,8 +69,8 @@ impl Context {
             Direction::Decrypt => (EVP_DecryptInit_ex, EVP_DecryptUpdate),
         };
         let (context, bytes) = (self.0.as_ptr(), sector.as_mut_ptr());
-        // SAFETY: the context is alive and has its cipher and keys, which null arguments keep; `tweak` has the
-        // 16 bytes that this cipher reads.
+        // SAFETY: the context is alive and has its cipher and keys, which null arguments keep; `tweak` has
+        // the 16 bytes that this cipher reads.
         let begun = unsafe { init(context, null(), null_mut(), null(), tweak.as_ptr()) };
         // SAFETY: the context has its tweak. XTS writes as many bytes as it reads, at once, and may do so in
         // place: both pointers are to the 512 bytes of `sector`, which nothing else borrows.

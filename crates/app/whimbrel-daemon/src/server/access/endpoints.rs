@@ -125,7 +125,7 @@ endpoints! {
 
     // A wrong decision makes two copies of a machine.
     Resolve = POST MACHINE_RESOLVE: Admin Objects, "resolve";
-    // They name files of the host.
+    // Calls that name files of the host.
     ChangeMasterKey = PUT STORE_KEY: Admin Everything, "encryption rotate";
     Export = POST EXPORT: Admin Objects, "export";
     Import = POST IMPORT: Admin Objects, "import";
