@@ -1,5 +1,5 @@
-//! Messages of a swap. Each is a packet: the version in two bytes, then a postcard message of plain types.
-//! The state is the content of a sealed file, in the same form.
+//! Messages of a swap (`docs/protocols/machine-process.md`). Each is a packet: the version in two bytes,
+//! then a postcard message of plain types. The state is the content of a sealed file, in the same form.
 
 use crate::channel::{MAX_PACKET, unseal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
