@@ -11,6 +11,7 @@ mod error_chain;
 pub mod glob;
 pub mod hex_id;
 mod lock;
+pub mod loss;
 mod machine_config;
 mod names;
 mod page_set;

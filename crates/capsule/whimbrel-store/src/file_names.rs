@@ -10,6 +10,7 @@ use crate::{
     vfs::Vfs,
 };
 use std::fmt;
+use whimbrel_core::loss::{Loss, is_back};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const PACKS: &str = "packs";
@@ -93,12 +94,18 @@ pub(crate) fn publish(files: &dyn Vfs, dir: &str, name: &str, bytes: &[u8]) -> R
     let written = file
         .append(bytes)
         .map_err(StoreError::io("append to", &temp))
-        .and_then(|()| file.sync().map_err(StoreError::io("sync", &temp)))
+        .and_then(|()| match is_back(Loss::SmallFileNotSynced) {
+            true => Ok(()),
+            false => file.sync().map_err(StoreError::io("sync", &temp)),
+        })
         .and_then(|()| files.rename(&temp, &path).map_err(StoreError::io("rename", &path)));
     if written.is_err() {
         let _ = files.remove(&temp);
     }
     written?;
+    if is_back(Loss::RefNameNotSynced) && dir == REFS {
+        return Ok(());
+    }
     files.sync_dir(dir).map_err(StoreError::io("sync", dir))
 }
 

@@ -44,7 +44,10 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::mpsc::sync_channel,
 };
-use whimbrel_core::{ByteSize, CapsuleId};
+use whimbrel_core::{
+    ByteSize, CapsuleId,
+    loss::{Loss, is_back},
+};
 use whimbrel_image::pack_frame::{Kind, PackFrame};
 
 pub(crate) const GC_LOCK: &str = "gc.lock";
@@ -156,7 +159,8 @@ impl Store {
         if roots.keep == GcRoots::Ancestors {
             self.ancestors(refs)?.iter().try_for_each(|(id, _)| mark.capsule(id))?;
         }
-        sessions.pins.iter().try_for_each(|pinned| mark.pinned(pinned))
+        let mut pins = sessions.pins.iter().filter(|_| !is_back(Loss::PinsIgnored));
+        pins.try_for_each(|pinned| mark.pinned(pinned))
     }
 
     /// Copies live frames out of `victims`; a pack with a frame that cannot be copied is spared. Returns the
@@ -220,7 +224,9 @@ impl Store {
         let sessions = live_leases(files, lease.id, true)?;
         inner.objects.indexes.refresh()?;
         let known = std::mem::take(&mut mark.live);
-        self.mark_roots(&mut mark, roots, &sessions)?;
+        if !is_back(Loss::MarkedOnce) {
+            self.mark_roots(&mut mark, roots, &sessions)?;
+        }
         // Frames that became needed while others were moved stay where they are, as do their packs and the
         // bases of those packs' deltas.
         mark.spare_live()?;
@@ -235,7 +241,7 @@ impl Store {
         let gone: HashSet<PackId> = condemned
             .packs
             .iter()
-            .filter(|(_, birth)| *birth <= sessions.oldest)
+            .filter(|(_, birth)| *birth <= sessions.oldest || is_back(Loss::WritersIgnored))
             .map(|(pack, _)| *pack)
             .collect();
         mark.live.extend(known);
@@ -293,7 +299,7 @@ fn victims(
     }
     let settled: Vec<(PackId, u64)> = packs
         .iter()
-        .filter(|(pack, _)| !sessions.ids.contains(&pack.lease))
+        .filter(|(pack, _)| !sessions.ids.contains(&pack.lease) || is_back(Loss::NewPacksCondemned))
         .map(|(pack, len)| (*pack, u64::from(*len)))
         .collect();
     let small: Vec<PackId> = settled.iter().filter(|(_, len)| *len < SMALL).map(|(pack, _)| *pack).collect();

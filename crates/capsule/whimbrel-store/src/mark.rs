@@ -8,7 +8,10 @@ use crate::{
     store::Store,
 };
 use std::collections::HashSet;
-use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_core::{
+    CapsuleId, Digest,
+    loss::{Loss, is_back},
+};
 use whimbrel_image::{
     ShortDigest,
     pack_frame::PackFrame,
@@ -89,7 +92,7 @@ impl<'a> Mark<'a> {
                 self.object(ShortDigest::from(&digest), u8::MAX).map(|()| true)
             }
         })?;
-        if !partial {
+        if !partial || is_back(Loss::PartialMarkedOnce) {
             self.nodes.extend(seen);
         }
         Ok(())

@@ -2,9 +2,8 @@
 //! maps index files.
 
 use crate::vfs::{Append, Lock, LockMode, LockWait, Mapping, ReadAt, Vfs};
-use rustix::fs::{FlockOperation, flock};
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write},
     os::unix::fs::FileExt,
     path::PathBuf,
@@ -97,18 +96,19 @@ impl Vfs for OsVfs {
 
     fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>> {
         let file = OpenOptions::new().read(true).append(true).create(true).open(self.root.join(path))?;
-        let operation = match (mode, patience) {
-            (LockMode::Shared, LockWait::Wait) => FlockOperation::LockShared,
-            (LockMode::Shared, LockWait::Try) => FlockOperation::NonBlockingLockShared,
-            (LockMode::Exclusive, LockWait::Wait) => FlockOperation::LockExclusive,
-            (LockMode::Exclusive, LockWait::Try) => FlockOperation::NonBlockingLockExclusive,
-        };
         loop {
-            match flock(&file, operation) {
+            // By way of the C library, where a simulation can stand in for the kernel.
+            let locked = match (mode, patience) {
+                (LockMode::Shared, LockWait::Wait) => file.lock_shared().map_err(TryLockError::Error),
+                (LockMode::Exclusive, LockWait::Wait) => file.lock().map_err(TryLockError::Error),
+                (LockMode::Shared, LockWait::Try) => file.try_lock_shared(),
+                (LockMode::Exclusive, LockWait::Try) => file.try_lock(),
+            };
+            match locked {
                 Ok(()) => return Ok(Some(Box::new(file))),
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(TryLockError::Error(error)) => return Err(error),
             }
         }
     }

@@ -23,6 +23,7 @@ use std::{
     },
     thread::{self, JoinHandle},
 };
+use whimbrel_core::loss::{Loss, is_back};
 use whimbrel_image::{ShortDigest, pack_frame::Kind};
 
 /// Size at which a pack is full.
@@ -183,7 +184,10 @@ impl Appender {
     fn close_pack(&mut self) -> Result<()> {
         let Some(OpenPack { id, mut file, len, .. }) = self.open.take() else { return Ok(()) };
         self.packs.push((id, len as u32));
-        let sync = move || file.sync().map_err(StoreError::io("sync", &id.path()));
+        let sync = move || match is_back(Loss::PackNotSynced) {
+            true => Ok(()),
+            false => file.sync().map_err(StoreError::io("sync", &id.path())),
+        };
         let started = thread::Builder::new().spawn(sync);
         self.syncing.push(started.map_err(StoreError::io("start a thread of", "a writer"))?);
         Ok(())
@@ -199,7 +203,9 @@ impl Appender {
         if self.packs.is_empty() {
             return Ok(());
         }
-        inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
+        if !is_back(Loss::PackNameNotSynced) {
+            inner.latching(inner.files.sync_dir(PACKS).map_err(StoreError::io("sync", PACKS)))?;
+        }
         self.publishing = true;
         inner.latching(inner.objects.indexes.publish(&self.packs, &self.entries))?;
         self.publishing = false;

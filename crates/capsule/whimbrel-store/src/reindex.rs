@@ -14,6 +14,7 @@ use crate::{
     store::Store,
 };
 use std::collections::HashMap;
+use whimbrel_core::loss::{Loss, is_back};
 use whimbrel_image::{
     ShortDigest,
     pack_frame::{HEAD, PackFrame},
@@ -53,7 +54,9 @@ impl Store {
             } else {
                 // The writer was killed before its sync, and capsules may be built on what is found here.
                 let path = pack.path();
-                inner.latching(inner.files.sync(&path).map_err(StoreError::io("sync", &path)))?;
+                if !is_back(Loss::OrphanNotSynced) {
+                    inner.latching(inner.files.sync(&path).map_err(StoreError::io("sync", &path)))?;
+                }
                 packs.push((pack, len));
             }
         }

@@ -20,7 +20,10 @@ use std::{
     path::Path,
     sync::{Arc, Mutex, Weak},
 };
-use whimbrel_core::{CapsuleId, Digest, lock};
+use whimbrel_core::{
+    CapsuleId, Digest, lock,
+    loss::{Loss, is_back},
+};
 use whimbrel_image::{Manifest, ShortDigest, delta};
 
 /// Options of a store handle. The stored bytes depend on none of them but the key.
@@ -106,7 +109,7 @@ impl Inner {
     /// Passes on the result of a write; latches the store if it is not known what is on the disk.
     pub(crate) fn latching<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error @ StoreError::Io { action, .. }) = &result
-            && error.is_uncertain()
+            && (error.is_uncertain() || is_back(Loss::FullDiskLatches))
         {
             let mut latch = lock(&self.latch);
             latch.failed.get_or_insert(action);
@@ -248,6 +251,9 @@ fn make_root(dir: &Path, sync: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<(
     }
     let missing = dir.ancestors().take_while(|dir| !dir.exists()).count();
     std::fs::create_dir_all(&dir)?;
+    if is_back(Loss::ParentNotSynced) {
+        return Ok(());
+    }
     // One more than was missing: a killed process may have made the last without a sync.
     dir.ancestors().skip(1).take(missing.max(1)).try_for_each(sync)
 }
@@ -255,6 +261,9 @@ fn make_root(dir: &Path, sync: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<(
 /// Makes names durable that a killed process left: what is built on them must not outlive them.
 fn sync_names(files: &dyn Vfs) -> Result<()> {
     for dir in [PACKS, INDEX, REFS, PARTIAL, ""] {
+        if is_back(Loss::NamesNotSynced) {
+            continue;
+        }
         match files.sync_dir(dir) {
             // Stores of earlier versions may lack the directory of partial capsules.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

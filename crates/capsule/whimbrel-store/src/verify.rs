@@ -8,7 +8,10 @@ use crate::{
     store::Store,
 };
 use std::collections::{HashMap, HashSet};
-use whimbrel_core::{CapsuleId, Digest};
+use whimbrel_core::{
+    CapsuleId, Digest,
+    loss::{Loss, is_back},
+};
 use whimbrel_image::{
     ShortDigest,
     tree::{Visit, walk},
@@ -112,7 +115,7 @@ impl Store {
                 // A collection that was killed may have removed the base of a delta that was to go too. If a
                 // capsule needs an object of it after all, that capsule is broken.
                 if let Some(damage) = self.verify_frame(&entry, report, &mut frames.good)
-                    && !condemned.contains(&entry.frame.pack)
+                    && (!condemned.contains(&entry.frame.pack) || is_back(Loss::DeadDeltaDamaged))
                 {
                     report.damage.push(damage);
                     frames.damaged.push(entry);
@@ -143,7 +146,8 @@ impl Store {
             }
         };
         let fits = |(slot, key): &(usize, &ShortDigest)| {
-            decoded.digest(*slot as u8).is_some_and(|found| key.matches(found))
+            is_back(Loss::DigestNotCompared)
+                || decoded.digest(*slot as u8).is_some_and(|found| key.matches(found))
         };
         let (right, wrong): (Vec<_>, Vec<_>) = entry.keys.iter().enumerate().partition(fits);
         report.objects += entry.keys.len() as u64;

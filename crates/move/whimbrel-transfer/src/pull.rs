@@ -11,7 +11,10 @@ use crate::{
     Holders, LocalObjects, PageLookup, TransferError, pull_driver::PullDriver, tree_walk::PageCounts,
 };
 use std::{sync::atomic::AtomicBool, time::Duration};
-use whimbrel_core::{CapsuleId, RefName};
+use whimbrel_core::{
+    CapsuleId, RefName,
+    loss::{Loss, is_back},
+};
 use whimbrel_store::{Expected, Store, StoreError};
 
 /// Most walks of one pull. What the pin does not lead to yet, such as pages whose leaf is still to come, may
@@ -94,6 +97,9 @@ pub fn pull(
         report.add(&fetch(store, sources, capsule, &mut options, &mut || {
             // Until it is pinned, garbage collection may take the mark.
             pin = Some(mark().and_then(|()| store.pin(&capsule)).map_err(commit)?);
+            if is_back(Loss::NameBeforePages) {
+                store.adopt_partial(&capsule, refs).map_err(commit)?;
+            }
             Ok(())
         })?);
         if !store.is_partial(&capsule).map_err(commit)? {

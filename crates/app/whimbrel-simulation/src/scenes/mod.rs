@@ -1,0 +1,35 @@
+//! Scenes: what is run, on which hosts, and what happens to it. A scene draws its faults first, then lets
+//! processes work, kills them, lets hosts lose power, and in the end lets all faults end and checks the rules.
+
+pub(crate) mod capsules;
+mod full_disk;
+mod pull;
+mod store;
+
+/// One scene.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) run: fn(),
+}
+
+/// Every scene.
+pub(crate) const ALL: &[Scene] = &[
+    Scene {
+        name: "store",
+        about: "writers, a collector and readers of one store, killed and without power at any call",
+        run: store::run,
+    },
+    Scene { name: "full-disk", about: "a disk that is full for a while", run: full_disk::run },
+    Scene {
+        name: "pull",
+        about: "versions of a machine pulled to another store, beside a collector, over a bad link",
+        run: pull::run,
+    },
+];
+
+/// The scene of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Scene> {
+    ALL.iter().find(|scene| scene.name == name)
+}
