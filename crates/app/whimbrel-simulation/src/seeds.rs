@@ -66,8 +66,10 @@ impl Children {
     pub(crate) fn next(&mut self) -> Result<(Run, Outcome)> {
         loop {
             let mut status = 0;
+            // One child alone is waited for by its own number: others may be waited for elsewhere.
+            let only = self.running.keys().next().filter(|_| self.running.len() == 1);
             // SAFETY: the status is a place of this function.
-            let pid = unsafe { libc::waitpid(-1, &mut status, 0) };
+            let pid = unsafe { libc::waitpid(only.copied().unwrap_or(-1), &mut status, 0) };
             if pid < 0 {
                 return Err(std::io::Error::last_os_error()).context("cannot wait for a seed");
             }

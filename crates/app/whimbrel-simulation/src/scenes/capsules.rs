@@ -110,8 +110,11 @@ pub(crate) fn after(before: &Pages, changes: &Pages) -> Pages {
 /// Whether an error says itself that a fault of the scene caused it: the system refused a call, or the store
 /// refuses work after that.
 pub(crate) fn is_excused(error: &(dyn Error + 'static)) -> bool {
-    causes(error).any(|cause| {
-        cause.is::<std::io::Error>() || matches!(cause.downcast_ref(), Some(StoreError::Latched { .. }))
+    causes(error).any(|cause| match cause.downcast_ref::<StoreError>() {
+        Some(StoreError::Latched { .. }) => true,
+        // The cause of a writer is shared by its threads, and not a `StoreError` to those who look for one.
+        Some(StoreError::Writer { source }) => is_excused(&**source),
+        _ => cause.is::<std::io::Error>(),
     })
 }
 
