@@ -7,6 +7,7 @@ mod bench;
 mod check;
 mod fuzz;
 mod sbom;
+mod simulate;
 mod test_run;
 mod tidy;
 mod web;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   check --changed       the same without doc, and only the tests whose programs changed since they passed
   fuzz [--minutes N] [TARGET...]
                         parsers of outside bytes by libFuzzer with sanitizers (nightly), N minutes for all
+  simulate [OPTIONS]    the program under simulated clocks, disks and networks, by seeds; --help tells more
   tidy                  house rules only: arrows between crates, licences, sizes, comments, words, links
   sbom FILE             the bill of materials of the program: CycloneDX JSON
   web                   build the web page from web/ with npm; the daemon embeds web/dist
@@ -43,6 +45,7 @@ fn run(mut args: Vec<String>) -> Result<()> {
     match args.first().map(String::as_str) {
         Some("check") => check::run(root(), scope(&rest)?),
         Some("fuzz") => fuzz::run(root(), &rest),
+        Some("simulate") => simulate::run(root(), &rest),
         Some("tidy") => tidy::run(root()),
         Some("sbom") => match &rest[..] {
             [file] => sbom::write(root(), Path::new(file)),

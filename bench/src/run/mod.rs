@@ -11,6 +11,7 @@ mod disk_time;
 mod downtime;
 mod images;
 mod keeper;
+mod kept;
 mod migrate;
 mod move_cost;
 mod move_rate;

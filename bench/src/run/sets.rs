@@ -6,7 +6,7 @@
 use super::*;
 
 /// All experiments, by the set that they belong to.
-pub(crate) const SETS: [(&str, &[Experiment]); 14] = [
+pub(crate) const SETS: [(&str, &[Experiment]); 15] = [
     ("run", RUN),
     ("migrate", MIGRATE),
     ("migrate-long", MIGRATE_LONG),
@@ -21,6 +21,7 @@ pub(crate) const SETS: [(&str, &[Experiment]); 14] = [
     ("trust", trust::EXPERIMENTS),
     ("day", day::EXPERIMENTS),
     ("operate", operate::EXPERIMENTS),
+    ("kept", kept::EXPERIMENTS),
 ];
 
 /// Machines on one host.

@@ -27,6 +27,9 @@ const APP: &str = "app";
 /// Only tests may use it, and it may use every shelf but [`APP`].
 const TESTKIT: &str = "whimbrel-testkit";
 
+/// Brings losses back and stands in for the system: nothing may use it.
+const SIMULATION: &str = "whimbrel-simulation";
+
 /// Edges on one shelf, each with the reason it is there.
 const WITHIN: &[(&str, &str, &str)] = &[
     ("whimbrel-wire", "whimbrel-core", "core has the words of every crate"),
@@ -98,6 +101,9 @@ fn objection(
     if to == TESTKIT {
         return (!is_dev).then_some("the test kit is a dev-dependency only; move the dependency there");
     }
+    if to == SIMULATION {
+        return Some("the simulation is a program of its own; nothing depends on it");
+    }
     let Place::Shelf(other) = place(manifest) else {
         return Some("the target stands on no shelf");
     };
@@ -143,6 +149,7 @@ mod tests {
             ("whimbrel-session", "crates/share"),
             ("whimbrel-api", "crates/app"),
             (TESTKIT, "crates/app"),
+            (SIMULATION, "crates/app"),
         ];
         let others = others.iter().filter(|(other, _)| *other != name).map(|(n, f)| package(n, f, &[]));
         let packages: Vec<Package> = others.chain([package(name, folder, uses)]).collect();
@@ -173,6 +180,13 @@ mod tests {
         assert_eq!(found("whimbrel-pool", "crates/pool", &[("whimbrel-qemu", Some("dev"))]), 0);
         assert_eq!(found("whimbrel-pool", "crates/pool", &[("whimbrel-api", Some("dev"))]), 1);
         assert_eq!(found(TESTKIT, "crates/app", &[("whimbrel-qemu", None)]), 0);
+    }
+
+    #[test]
+    fn nothing_depends_on_the_simulation() {
+        assert_eq!(found(SIMULATION, "crates/app", &[("whimbrel-store", None)]), 0);
+        assert_eq!(found("whimbrel-daemon", "crates/app", &[(SIMULATION, None)]), 1);
+        assert_eq!(found("whimbrel-pool", "crates/pool", &[(SIMULATION, Some("dev"))]), 1);
     }
 
     #[test]

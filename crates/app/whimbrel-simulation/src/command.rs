@@ -10,6 +10,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use whimbrel_core::loss::Loss;
 
 const USAGE: &str = "\
 usage: cargo xtask simulate [OPTIONS]
@@ -20,6 +21,8 @@ usage: cargo xtask simulate [OPTIONS]
   --trace        print every call of it
   --twice        run each seed twice and compare the two
   --losses       bring back each loss, and run seeds until it is found
+  --quick        of them only those that nearly every seed finds
+  --loss NAME    bring back this one for all seeds
   --scene NAME   only this scene
   --from S       begin with this seed instead of a new one
   --jobs N       seeds at once (2)
@@ -38,6 +41,8 @@ struct Wanted {
     trace: bool,
     twice: bool,
     losses: bool,
+    quick: bool,
+    loss: Option<Loss>,
     json: bool,
 }
 
@@ -54,7 +59,8 @@ struct Figures {
 /// Runs what the words say. Whether every rule has held, and every loss was found.
 pub(crate) fn run(words: Vec<String>) -> Result<bool> {
     let Some(wanted) = parse(words)? else {
-        print!("{USAGE}");
+        print!("{USAGE}\nscenes:\n");
+        scenes::ALL.iter().for_each(|scene| println!("  {:<12} {}", scene.name, scene.about));
         return Ok(true);
     };
     match wanted.losses {
@@ -83,6 +89,11 @@ fn parse(words: Vec<String>) -> Result<Option<Wanted>> {
             "--trace" => wanted.trace = true,
             "--twice" => wanted.twice = true,
             "--losses" => wanted.losses = true,
+            "--quick" => wanted.quick = true,
+            "--loss" => {
+                let name = value()?;
+                wanted.loss = Some(losses::find(&name).with_context(|| format!("no loss {name}"))?);
+            }
             "--json" => wanted.json = true,
             "--help" | "-h" => return Ok(None),
             other => bail!("no option {other}\n{USAGE}"),
@@ -102,7 +113,7 @@ impl Wanted {
     fn run(&self, seed: u64) -> Run {
         let scene = self.scene.unwrap_or(&scenes::ALL[(seed % scenes::ALL.len() as u64) as usize]);
         let config = Config { seed, trace: self.trace, ..Config::default() };
-        Run { scene, config, loss: None }
+        Run { scene, config, loss: self.loss }
     }
 
     fn first(&self) -> u64 {
@@ -202,7 +213,9 @@ fn tell_violation(run: Run, outcome: Outcome) -> Result<()> {
 /// Brings back each loss until a seed finds it.
 fn find_losses(wanted: &Wanted) -> Result<bool> {
     let (first, begun, mut found) = (wanted.first(), Instant::now(), 0);
-    for row in losses::TABLE {
+    let rows = losses::TABLE.iter().filter(|row| !wanted.quick || losses::QUICK.contains(&row.loss));
+    let rows: Vec<_> = rows.filter(|row| wanted.loss.is_none_or(|only| only == row.loss)).collect();
+    for row in &rows {
         let (name, text) = losses::describe(row.loss);
         let scene = scenes::find(row.scene).with_context(|| format!("no scene {}", row.scene))?;
         match find_loss(wanted, row.loss, scene, first)? {
@@ -210,10 +223,13 @@ fn find_losses(wanted: &Wanted) -> Result<bool> {
                 found += 1;
                 println!("{name:<22} {:<10} found after {seeds:>5} seeds by {rule}: {text}", scene.name);
             }
-            None => println!("{name:<22} {:<10} NOT FOUND in {} seeds: {text}", scene.name, losses::SEEDS_MAX),
+            None => {
+                let most = wanted.seeds.unwrap_or(losses::SEEDS_MAX);
+                println!("{name:<22} {:<10} NOT FOUND in {most} seeds: {text}", scene.name);
+            },
         }
     }
-    let all = losses::TABLE.len();
+    let all = rows.len();
     println!("{found} of {all} losses found, seeds from {first}, in {:.0} s", begun.elapsed().as_secs_f64());
     if wanted.json {
         println!("{}", serde_json::json!({ "found": found, "losses": all }));
@@ -224,7 +240,7 @@ fn find_losses(wanted: &Wanted) -> Result<bool> {
 /// Seeds until a loss was found, and the rule that it broke.
 fn find_loss(
     wanted: &Wanted,
-    loss: whimbrel_core::loss::Loss,
+    loss: Loss,
     scene: &'static Scene,
     first: u64,
 ) -> Result<Option<(u64, String)>> {

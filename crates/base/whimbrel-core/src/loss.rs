@@ -48,8 +48,6 @@ losses! {
     MarkedOnce,
     /// Garbage collection removes packs that a living writer may have relied on.
     WritersIgnored,
-    /// Garbage collection condemns packs that a living writer fills.
-    NewPacksCondemned,
     /// Verification reports frames as damaged whose bases a killed collection removed.
     DeadDeltaDamaged,
     /// Verification does not compare digests, so changed bytes pass.

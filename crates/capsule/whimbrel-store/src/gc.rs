@@ -299,7 +299,7 @@ fn victims(
     }
     let settled: Vec<(PackId, u64)> = packs
         .iter()
-        .filter(|(pack, _)| !sessions.ids.contains(&pack.lease) || is_back(Loss::NewPacksCondemned))
+        .filter(|(pack, _)| !sessions.ids.contains(&pack.lease))
         .map(|(pack, len)| (*pack, u64::from(*len)))
         .collect();
     let small: Vec<PackId> = settled.iter().filter(|(_, len)| *len < SMALL).map(|(pack, _)| *pack).collect();

@@ -28,6 +28,8 @@
 //! [`Target::recovered`]. `tests/handover_model.rs` checks all of it against every order of messages, losses,
 //! crashes, failed writes and power losses.
 
+use whimbrel_core::loss::{Loss, is_back};
+
 /// State of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
@@ -136,6 +138,13 @@ impl Source {
         match (self, event) {
             (Copying, RoundsOver) => (Stopped, &[Pause]),
             (Stopped, TargetReady) => (Recording, &[RecordHandover]),
+            // What must never be: the simulation brings these back.
+            (Recording, Failed) if is_back(Loss::RecordNotReverted) => {
+                (Source::Aborted, &[ResumeHere, SourceAction::Aborted(SendAbort)])
+            }
+            (Source::Committed, Failed) if is_back(Loss::CommitTakenBack) => {
+                (Source::Aborted, &[ResumeHere, SourceAction::Aborted(SendAbort)])
+            }
             (Recording, Recorded) => (Source::Committed, &[SourceAction::Committed(SendCommit)]),
             (Recording | Reverting, Failed) => (Reverting, &[RecordOurs]),
             (Copying | Stopped, Failed | Restarted) | (Reverting, Recorded) => {
@@ -263,6 +272,9 @@ impl Target {
     pub fn recovered(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
         let state = match (record, waiting) {
             (TargetRecord::Ours, _) => Target::Running,
+            (TargetRecord::Arriving, PausedIncoming::Gone) if is_back(Loss::GoneMachineForgotten) => {
+                Target::Receiving
+            }
             (TargetRecord::Arriving, PausedIncoming::Unfinished) => Target::Receiving,
             (TargetRecord::Arriving, PausedIncoming::Complete | PausedIncoming::Gone) => Target::Prepared,
         };
@@ -273,6 +285,11 @@ impl Target {
     pub fn step(self, event: TargetEvent) -> (Target, &'static [TargetAction]) {
         use {Target::*, TargetAction::*, TargetEvent::*};
         match (self, event) {
+            // What must never be: the simulation brings these back.
+            (Receiving, Finished) if is_back(Loss::TargetRunsEarly) => {
+                (Running, &[LoadAndConfirmReady, RunAndConfirm])
+            }
+            (Prepared, Failed) if is_back(Loss::TargetGivesUp) => (Discarded, &[Discard]),
             (Receiving, Finished) => (Prepared, &[LoadAndConfirmReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
             (Prepared, Commit) => (Running, &[RunAndConfirm]),

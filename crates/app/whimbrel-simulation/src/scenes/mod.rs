@@ -2,8 +2,12 @@
 //! processes work, kills them, lets hosts lose power, and in the end lets all faults end and checks the rules.
 
 pub(crate) mod capsules;
+mod damage;
 mod full_disk;
+mod handover;
+mod lease;
 mod pull;
+pub(crate) mod record;
 mod store;
 
 /// One scene.
@@ -26,6 +30,17 @@ pub(crate) const ALL: &[Scene] = &[
         name: "pull",
         about: "versions of a machine pulled to another store, beside a collector, over a bad link",
         run: pull::run,
+    },
+    Scene { name: "damage", about: "bytes of a store change, and are repaired", run: damage::run },
+    Scene {
+        name: "handover",
+        about: "a machine moves to another host, by the program's state machines",
+        run: handover::run,
+    },
+    Scene {
+        name: "lease",
+        about: "a protected machine, its standby and a witness, by the program's leases",
+        run: lease::run,
     },
 ];
 

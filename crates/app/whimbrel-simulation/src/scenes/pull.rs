@@ -51,6 +51,8 @@ pub(crate) fn run() {
         failed_change: world.faults.draw_rate(500),
         ..Rates::default()
     });
+    // A slow link lets a pull write what it has in several batches.
+    with(|world| world.hosts[THERE].answers_after = [1_000, 10_000, 300_000, 900_000][world.work.below(4) as usize]);
     tell(&format!("{rates:?}"));
     for life in 0..2 {
         let known = known.clone();
@@ -115,9 +117,10 @@ fn live(known: &Shared<Known>, rates: Rates) {
     check(&here, known, "after the start");
     with(|world| world.faults.rates = rates);
     let versions = known.see(|known| known.versions.clone());
+    let ended = Shared::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            for _ in 0..3 {
+            while !ended.see(|ended| *ended) {
                 thread::sleep(Duration::from_millis(draw(150)));
                 match here.gc(GcRoots::Referenced) {
                     Ok(_) => {}
@@ -132,6 +135,7 @@ fn live(known: &Shared<Known>, rates: Rates) {
             thread::sleep(Duration::from_millis(draw(60)));
             follow(&here, &there, known, version);
         }
+        ended.see(|ended| *ended = true);
     });
     comes_back::end_faults();
     let (id, pages) = &versions[versions.len() - 1];
@@ -222,7 +226,7 @@ struct Awaited {
 
 impl Answer for Awaited {
     fn wait(self: Box<Self>) -> Result<Reply, LinkError> {
-        thread::sleep(Duration::from_micros(200 + draw(3_000)));
+        thread::sleep(Duration::from_micros(200 + with(|world| world.hosts[THERE].answers_after)));
         let anyone = |_: &CapsuleId| true;
         let answer = self.server.answer(&anyone, &self.request);
         if is_lost() {

@@ -14,6 +14,8 @@ pub(crate) struct Host {
     pub(crate) drift: u64,
     /// Messages under way, by the time of their arrival.
     pub(crate) mail: BTreeMap<(u64, u64), Mail>,
+    /// Microseconds after which it answers a request.
+    pub(crate) answers_after: u64,
     /// Hosts from which nothing arrives.
     pub(crate) cut_from: u64,
 }

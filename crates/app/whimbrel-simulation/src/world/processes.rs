@@ -80,6 +80,13 @@ impl Running {
         });
     }
 
+    /// Lets it not be killed after all.
+    pub(crate) fn spare(self) {
+        with(|world| {
+            world.processes.all.get_mut(&self.id).into_iter().for_each(|process| process.doom = None);
+        });
+    }
+
     pub(crate) fn has_ended(self) -> bool {
         with(|world| world.processes.all[&self.id].has_ended)
     }

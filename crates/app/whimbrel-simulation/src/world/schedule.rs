@@ -171,7 +171,9 @@ impl Schedule {
     }
 
     fn forget(&mut self, id: ThreadId, wait: Wait, timer: Option<(u64, u64)>) {
-        timer.iter().for_each(|timer| drop(self.timers.remove(timer)));
+        if let Some(timer) = timer {
+            self.timers.remove(&timer);
+        }
         if let Wait::Futex(at) = wait
             && let Some(waiting) = self.futexes.get_mut(&at)
         {

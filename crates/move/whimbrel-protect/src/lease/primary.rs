@@ -6,6 +6,7 @@ use crate::{
     protocol::{HeartbeatReply, StandbyOutcome},
 };
 use std::time::Duration;
+use whimbrel_core::loss::{Loss, is_back};
 
 /// Lease state of the primary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +65,11 @@ impl PrimaryLease {
 
     /// The state after a restart of the daemon, which knows nothing.
     pub fn recovered(has_witness: bool, term: Duration) -> Self {
-        Self { state: PrimaryState::Undecided, ..Self::initial(has_witness, term) }
+        let state = match is_back(Loss::RestartNotFenced) {
+            true => PrimaryState::Alone,
+            false => PrimaryState::Undecided,
+        };
+        Self { state, ..Self::initial(has_witness, term) }
     }
 
     /// State of the protection.
@@ -124,6 +129,7 @@ impl PrimaryLease {
             (WitnessQuery::Close, WitnessReply::Yes) | (_, WitnessReply::Closed) => {
                 self.state = PrimaryState::Alone
             }
+            (_, WitnessReply::Taken) if is_back(Loss::RetiredUnheard) => self.state = PrimaryState::TakenOver,
             // The standby may not know, and may fail to load the machine.
             (_, WitnessReply::Taken) => self.state = PrimaryState::Yielded { refusal: None },
             _ => {}

@@ -6,6 +6,7 @@ use crate::{
     protocol::{HeartbeatReply, StandbyOutcome},
 };
 use std::time::Duration;
+use whimbrel_core::loss::{Loss, is_back};
 
 /// Terms after which a machine that could not be loaded is loaded again.
 const RELOAD_TERMS: u32 = 8;
@@ -93,6 +94,7 @@ impl StandbyLease {
     /// Checks the clock; `current` says whether there is a complete epoch to take over from.
     pub fn tick(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
         match self.state {
+            State::Standing if is_back(Loss::PromiseBroken) && current => self.ask(),
             State::Standing if self.has_witness && current && now >= self.waits_until => self.ask(),
             State::Stuck if now >= self.waits_until => self.load(),
             _ => StandbyLeaseAction::Nothing,
@@ -141,6 +143,10 @@ impl StandbyLease {
     pub fn handle_loaded(&mut self, loaded: bool, now: BootTime) -> StandbyLeaseAction {
         match (self.state, loaded) {
             (State::Loading, true) => StandbyLeaseAction::Record,
+            (State::Loading, false) if is_back(Loss::StandbyGivesUp) => {
+                self.state = State::Ended;
+                StandbyLeaseAction::Discard
+            }
             (State::Loading, false) => {
                 self.state = State::Stuck;
                 self.waits_until = now.after(self.term * RELOAD_TERMS);

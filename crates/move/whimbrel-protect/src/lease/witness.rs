@@ -4,6 +4,7 @@ use super::{WitnessQuery, WitnessReply};
 use crate::clock::BootTime;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use whimbrel_core::loss::{Loss, is_back};
 
 /// State of a protection at the witness. Durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,7 +51,8 @@ impl WitnessLease {
     /// A new protection, or one that a restarted witness has loaded. It does not know which leases it granted
     /// before the restart, but all of them have expired a term from now.
     pub fn new(state: WitnessState, term: Duration, now: BootTime) -> Self {
-        Self { state, term, expires: now.after(term) }
+        let lease = if is_back(Loss::LeasesForgotten) { Duration::ZERO } else { term };
+        Self { state, term, expires: now.after(lease) }
     }
 
     /// The state. A change must be durable before its reply is sent.

@@ -1,0 +1,62 @@
+//! The set `kept`: whether machines and capsules outlast every fault.
+
+use super::{Context, Experiment};
+use crate::harness::{Goal, Row, Samples};
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+use std::{path::Path, process::Command};
+
+/// The experiments.
+pub(super) const EXPERIMENTS: &[Experiment] = &[
+    Experiment { rows: &["simulation"], about: "the program under seeds of simulated faults", run: simulation },
+    Experiment { rows: &["mutants"], about: "losses put back on purpose, and found", run: mutants },
+];
+
+/// Seeds of a record.
+const SEEDS: u64 = 100_000;
+const SEEDS_QUICK: u64 = 500;
+/// Losses that must be found at least.
+const FOUND_MIN: f64 = 10.0;
+
+/// Last line of a simulation that ran seeds.
+#[derive(Deserialize)]
+struct Seeds {
+    seeds: u64,
+    hours: f64,
+    violations: f64,
+}
+
+/// Last line of a simulation that brought losses back.
+#[derive(Deserialize)]
+struct Losses {
+    found: f64,
+    losses: u64,
+}
+
+fn simulation(context: &Context) -> Result<Vec<Row>> {
+    let seeds = if context.quick { SEEDS_QUICK } else { SEEDS }.to_string();
+    let said: Seeds = simulate(&["--seeds", &seeds])?;
+    let case = format!("{} seeds, {:.0} simulated hours", said.seeds, said.hours);
+    let violations = Samples::new(vec![said.violations]);
+    Ok(vec![Row::new("simulation", case, "violations", &violations).goal(Goal::AtMost(0.0))])
+}
+
+fn mutants(_: &Context) -> Result<Vec<Row>> {
+    let said: Losses = simulate(&["--losses"])?;
+    let goal = FOUND_MIN.max(said.losses as f64);
+    let case = format!("{} losses, at most 5,000 seeds each", said.losses);
+    let found = Samples::new(vec![said.found]);
+    Ok(vec![Row::new("mutants", case, "found", &found).goal(Goal::AtLeast(goal))])
+}
+
+/// Runs the simulation; what it says in its last line. A violation is a figure, not a failure.
+fn simulate<T: for<'a> Deserialize<'a>>(words: &[&str]) -> Result<T> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    cargo.args(["xtask", "simulate", "--release", "--json"]).args(words);
+    let output = cargo.output().context("cannot run cargo")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    eprint!("{said}");
+    let last = said.lines().last().with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    serde_json::from_str(last).with_context(|| format!("the simulation ended with {last:?}"))
+}
