@@ -8,7 +8,11 @@ use std::{path::Path, process::Command};
 
 /// The experiments.
 pub(super) const EXPERIMENTS: &[Experiment] = &[
-    Experiment { rows: &["simulation"], about: "the program under seeds of simulated faults", run: simulation },
+    Experiment {
+        rows: &["simulation"],
+        about: "the program under seeds of simulated faults",
+        run: simulation,
+    },
     Experiment { rows: &["mutants"], about: "losses put back on purpose, and found", run: mutants },
 ];
 

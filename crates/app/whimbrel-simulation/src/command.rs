@@ -1,4 +1,5 @@
-//! Command line: which seeds are run, and what is printed of them. `cargo xtask simulate` passes its words on.
+//! Command line: which seeds are run, and what is printed of them. `cargo xtask simulate` passes its words
+//! on.
 
 use crate::{
     losses,
@@ -204,7 +205,10 @@ fn tell_violation(run: Run, outcome: Outcome) -> Result<()> {
     println!("\nseed {seed} of {scene} breaks the rule {}: {}", violation.rule, violation.text);
     let left_out = run.config.without.len() as u64;
     let switches = run.config.switches_max.map_or(String::from("any"), |most| most.to_string());
-    println!("shrunk to {switches} changes of thread and {} faults:", outcome.faults.saturating_sub(left_out));
+    println!(
+        "shrunk to {switches} changes of thread and {} faults:",
+        outcome.faults.saturating_sub(left_out)
+    );
     outcome.story.iter().for_each(|line| println!("  {line}"));
     println!("repeat it with: cargo xtask simulate --scene {scene} --seed {seed} --trace\n");
     Ok(())
@@ -226,7 +230,7 @@ fn find_losses(wanted: &Wanted) -> Result<bool> {
             None => {
                 let most = wanted.seeds.unwrap_or(losses::SEEDS_MAX);
                 println!("{name:<22} {:<10} NOT FOUND in {most} seeds: {text}", scene.name);
-            },
+            }
         }
     }
     let all = rows.len();

@@ -80,7 +80,11 @@ mod tests {
         for (loss, name, _) in Loss::ALL {
             assert_eq!(TABLE.iter().filter(|row| row.loss == *loss).count(), 1, "rows of {name}");
             let site = format!("is_back(Loss::{name})");
-            assert_eq!(texts.iter().map(|text| text.matches(&site).count()).sum::<usize>(), 1, "sites of {name}");
+            assert_eq!(
+                texts.iter().map(|text| text.matches(&site).count()).sum::<usize>(),
+                1,
+                "sites of {name}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Random numbers from a seed (splitmix64, as in <https://prng.di.unimi.it>). Each purpose has a stream of its
-//! own, so that leaving one fault out does not change all decisions after it.
+//! Random numbers from a seed (splitmix64, as in <https://prng.di.unimi.it>). Each purpose has a stream of
+//! its own, so that leaving one fault out does not change all decisions after it.
 
 /// One stream of numbers.
 #[derive(Debug)]

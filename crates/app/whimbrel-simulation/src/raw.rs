@@ -1,5 +1,5 @@
-//! Raw system calls, and the C library's functions behind those that this program defines. One of the modules
-//! with `unsafe`: nothing here knows of the simulation.
+//! Raw system calls, and the C library's functions behind those that this program defines. One of the
+//! modules with `unsafe`: nothing here knows of the simulation.
 
 use std::{
     arch::asm,
@@ -93,9 +93,8 @@ pub(crate) fn wake(word: &AtomicU32) {
 pub(crate) fn write_all(fd: c_int, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         // SAFETY: the bytes live as long as the call.
-        let n = unsafe {
-            call(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0])
-        };
+        let n =
+            unsafe { call(libc::SYS_write, [fd as usize, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) };
         match n {
             n if n > 0 => bytes = &bytes[n as usize..],
             n if n == -(libc::EINTR as isize) => {}

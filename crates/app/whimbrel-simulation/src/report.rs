@@ -23,7 +23,7 @@ pub(crate) struct Outcome {
     /// What two runs of a seed are compared by: every call with its time and thread.
     pub(crate) digest: u64,
     pub(crate) steps: u64,
-    /// Simulated nanoseconds.
+    /// Simulated time in nanoseconds.
     pub(crate) elapsed: u64,
     /// Changes of thread by chance.
     pub(crate) switches: u64,

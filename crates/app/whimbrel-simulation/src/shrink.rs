@@ -1,7 +1,8 @@
-//! Shrinking: makes the story of a failed seed as short as it goes, while the rule that it breaks is the same.
+//! Shrinking: makes the story of a failed seed as short as it goes, while the rule that it breaks is the
+//! same.
 //!
-//! First fewer changes of thread by chance, then faults left out one by one. Streams of random numbers apart
-//! make that possible: what is left out does not move what remains.
+//! First fewer changes of thread by chance, then faults left out one by one. Streams of random numbers
+//! apart make that possible: what is left out does not move what remains.
 
 use crate::{
     report::Outcome,
@@ -36,7 +37,8 @@ pub(crate) fn shrink(run: Run, outcome: Outcome) -> Result<(Run, Outcome)> {
     let (mut low, mut high) = (0, best.1.switches);
     let no_switches = with_switches(&best.0, 0);
     if !attempt(no_switches, &mut best)? {
-        // The number of switches below which it no longer fails need not be one number: any that fails is good.
+        // The number of switches below which it no longer fails need not be one number: any that fails is
+        // good.
         while low + 1 < high {
             let middle = low + (high - low) / 2;
             let run = with_switches(&best.0, middle);

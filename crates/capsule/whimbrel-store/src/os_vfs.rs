@@ -97,7 +97,7 @@ impl Vfs for OsVfs {
     fn lock(&self, path: &str, mode: LockMode, patience: LockWait) -> io::Result<Option<Lock>> {
         let file = OpenOptions::new().read(true).append(true).create(true).open(self.root.join(path))?;
         loop {
-            // By way of the C library, where a simulation can stand in for the kernel.
+            // Calls of the standard library go by way of the C library, where the simulation stands in.
             let locked = match (mode, patience) {
                 (LockMode::Shared, LockWait::Wait) => file.lock_shared().map_err(TryLockError::Error),
                 (LockMode::Exclusive, LockWait::Wait) => file.lock().map_err(TryLockError::Error),

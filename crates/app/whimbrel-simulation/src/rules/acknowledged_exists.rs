@@ -36,8 +36,8 @@ impl<T: Clone + PartialEq + Debug> Ledger<T> {
         names
     }
 
-    /// Whether `found` is what was acknowledged of `name`, or begun since. What was seen once is acknowledged
-    /// from then on.
+    /// Whether `found` is what was acknowledged of `name`, or begun since. What was seen once is
+    /// acknowledged from then on.
     pub(crate) fn see(&mut self, name: &str, found: Option<T>) -> Result<(), String> {
         let last = self.acknowledged.get(name).cloned().flatten();
         let begun = self.begun.get(name);

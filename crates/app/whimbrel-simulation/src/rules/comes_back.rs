@@ -2,7 +2,7 @@
 
 use crate::{
     report::violation,
-    world::{tell, with},
+    world::{log, with},
 };
 use std::{fmt::Debug, time::Duration};
 
@@ -15,7 +15,7 @@ pub(crate) fn end_faults() {
             host.cut_from = 0;
         });
     });
-    tell("the faults end");
+    log("the faults end");
 }
 
 /// Tries `work` for a minute of simulated time.

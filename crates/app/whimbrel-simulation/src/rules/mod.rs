@@ -1,5 +1,5 @@
-//! Rules: what must hold in every scene, whatever happens. Each says what it saw and ends the seed when it is
-//! broken.
+//! Rules: what must hold in every scene, whatever happens. Each says what it saw and ends the seed when it
+//! is broken.
 
 pub(crate) mod acknowledged_exists;
 pub(crate) mod comes_back;

@@ -1,17 +1,17 @@
 //! Rule: at every instant at most one copy of a machine runs, and there is a copy for as long as its owner
 //! has not removed it.
 
-use crate::{report::violation, world::tell};
+use crate::{report::violation, world::log};
 use std::collections::BTreeSet;
 
 /// The hosts on which the machine runs.
 #[derive(Debug, Default)]
-pub(crate) struct Machine {
+pub(crate) struct MachineWatch {
     running: BTreeSet<&'static str>,
 }
 
-impl Machine {
-    /// It runs on a host from now on. To be called from outside of every lock of a rule.
+impl MachineWatch {
+    /// The machine runs on a host from now on. Fails if it runs on another, too.
     pub(crate) fn runs(&mut self, host: &'static str) -> Result<(), String> {
         self.running.insert(host);
         let both: Vec<&str> = self.running.iter().copied().collect();
@@ -30,7 +30,7 @@ impl Machine {
 /// Ends the seed if two copies run.
 pub(crate) fn demand(result: Result<(), String>) {
     if let Err(text) = result {
-        tell(&text);
+        log(&text);
         violation("one_runs", &text);
     }
 }

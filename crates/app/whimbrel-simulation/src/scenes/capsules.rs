@@ -48,7 +48,12 @@ pub(crate) fn open(host: usize) -> Result<Store> {
     Store::open(Path::new(&folder(host)), options)
 }
 
-fn manifest(image: FinishedImage, parents: Vec<CapsuleId>, device: Vec<u8>, writer: &CapsuleWriter) -> Result<Manifest> {
+fn manifest(
+    image: FinishedImage,
+    parents: Vec<CapsuleId>,
+    device: Vec<u8>,
+    writer: &CapsuleWriter,
+) -> Result<Manifest> {
     Ok(Manifest {
         format: FORMAT,
         machine: MachineConfig::minimal(ByteSize(1 << 20)),
@@ -107,8 +112,8 @@ pub(crate) fn after(before: &Pages, changes: &Pages) -> Pages {
     after
 }
 
-/// Whether an error says itself that a fault of the scene caused it: the system refused a call, or the store
-/// refuses work after that.
+/// Whether an error says itself that a fault of the scene caused it: the system refused a call, or the
+/// store refuses work after that.
 pub(crate) fn is_excused(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| match cause.downcast_ref::<StoreError>() {
         Some(StoreError::Latched { .. }) => true,

@@ -7,9 +7,9 @@ use crate::{
     rules::{comes_back, named_is_whole},
     world::{
         disk::ROOT,
-        draw,
+        draw, log,
         processes::{self, Shared},
-        tell, with,
+        with,
     },
 };
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn damage() {
             disk.damage(inode, at);
         }
     });
-    tell("a byte of each pack changes");
+    log("a byte of each pack changes");
 }
 
 fn heal(content: &Shared<Pages>, damaged: &Shared<bool>) {
@@ -89,7 +89,7 @@ fn heal(content: &Shared<Pages>, damaged: &Shared<bool>) {
         violation("named_is_whole", &format!("verification finds nothing, and reading gives {readable:?}"));
     }
     let repaired = comes_back::check("a repair", || here.repair(None, &[], &source, |_, _| true));
-    tell(&format!("{repaired:?}"));
+    log(&format!("{repaired:?}"));
     let found = named_is_whole::check(&here, "after the repair");
     if found != [(name("m"), expected)] {
         violation("acknowledged_exists", "the repaired capsule has other content");
@@ -101,10 +101,7 @@ struct Other(Store);
 
 impl Other {
     fn blob(&self, digest: &whimbrel_core::Digest) -> Result<Vec<u8>, RemoteObjectsError> {
-        self.0.blob(digest).map_err(|error| RemoteObjectsError {
-            retryable: false,
-            source: error.into(),
-        })
+        self.0.blob(digest).map_err(|error| RemoteObjectsError { retryable: false, source: error.into() })
     }
 }
 

@@ -5,9 +5,9 @@ use crate::{
     report::violation,
     rules::{acknowledged_exists::Ledger, comes_back, named_is_whole},
     world::{
-        draw,
+        draw, log,
         processes::{self, Shared},
-        tell, with,
+        with,
     },
 };
 use std::time::Duration;
@@ -15,6 +15,8 @@ use whimbrel_store::{GcRoots, Store, StoreError};
 
 /// Checkpoints until the disk must be full.
 const CHECKPOINTS: u64 = 200;
+/// Bytes that a store sets aside at least, if the disk has them.
+const RESERVE: u64 = 1 << 20;
 
 pub(crate) fn run() {
     let process = processes::start(0, "store", work);
@@ -39,20 +41,21 @@ fn work() {
         Ok::<_, StoreError>(())
     };
     match (0..CHECKPOINTS).find_map(|_| checkpoint(&store).err()) {
-        Some(error) if is_excused(&error) => tell(&format!("the disk is full: {error}")),
+        Some(error) if is_excused(&error) => log(&format!("the disk is full: {error}")),
         Some(error) => violation("ends_or_says", &format!("a checkpoint fails for no reason: {error:?}")),
         None => return,
     }
-    if draw(2) == 0 {
+    // A disk that was too small for the reserve gives no promise.
+    let has_reserve = store.reserved_bytes().is_ok_and(|bytes| bytes >= RESERVE);
+    if has_reserve && draw(2) == 0 {
         // What the error recommends. On a full disk it removes what nothing needs.
         comes_back::check("garbage collection on a full disk", || store.gc(GcRoots::Referenced));
     }
     comes_back::end_faults();
     comes_back::check("a checkpoint", || checkpoint(&store));
     let found = named_is_whole::check(&store, "after a full disk");
-    let seen = ledger.see(|ledger| {
-        found.into_iter().try_for_each(|(name, pages)| ledger.see(name.as_str(), Some(pages)))
-    });
+    let seen = ledger
+        .see(|ledger| found.into_iter().try_for_each(|(name, pages)| ledger.see(name.as_str(), Some(pages))));
     if let Err(text) = seen {
         violation("acknowledged_exists", &text);
     }

@@ -1,5 +1,6 @@
 //! Scenes: what is run, on which hosts, and what happens to it. A scene draws its faults first, then lets
-//! processes work, kills them, lets hosts lose power, and in the end lets all faults end and checks the rules.
+//! processes work, kills them, lets hosts lose power, and in the end lets all faults end and checks the
+//! rules.
 
 pub(crate) mod capsules;
 mod damage;
@@ -10,7 +11,7 @@ mod pull;
 pub(crate) mod record;
 mod store;
 
-/// One scene.
+/// A scene and its name.
 #[derive(Debug)]
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
@@ -18,7 +19,7 @@ pub(crate) struct Scene {
     pub(crate) run: fn(),
 }
 
-/// Every scene.
+/// All scenes, in the order in which seeds take turns.
 pub(crate) const ALL: &[Scene] = &[
     Scene {
         name: "store",

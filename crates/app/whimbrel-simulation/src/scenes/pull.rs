@@ -9,8 +9,9 @@ use crate::{
     world::{
         draw,
         faults::Rates,
+        log,
         processes::{self, Shared},
-        tell, with,
+        with,
     },
 };
 use bytes::Bytes;
@@ -21,9 +22,7 @@ use std::{
 };
 use whimbrel_core::{CapsuleId, causes};
 use whimbrel_store::{Expected, GcRoots, Store, StoreError};
-use whimbrel_transfer::{
-    Answer, Holder, Holders, Link, LinkError, Options, Server, TransferError, pull,
-};
+use whimbrel_transfer::{Answer, Holder, Holders, Link, LinkError, Options, Server, TransferError, pull};
 use whimbrel_wire::{Reply, Request};
 
 const HERE: usize = 0;
@@ -52,8 +51,10 @@ pub(crate) fn run() {
         ..Rates::default()
     });
     // A slow link lets a pull write what it has in several batches.
-    with(|world| world.hosts[THERE].answers_after = [1_000, 10_000, 300_000, 900_000][world.work.below(4) as usize]);
-    tell(&format!("{rates:?}"));
+    with(|world| {
+        world.hosts[THERE].answers_after = [1_000, 10_000, 300_000, 900_000][world.work.below(4) as usize]
+    });
+    log(&format!("{rates:?}"));
     for life in 0..2 {
         let known = known.clone();
         let process = processes::start(HERE, &format!("here.{life}"), move || live(&known, rates));
@@ -125,9 +126,10 @@ fn live(known: &Shared<Known>, rates: Rates) {
                 match here.gc(GcRoots::Referenced) {
                     Ok(_) => {}
                     Err(error) if is_excused(&error) => {}
-                    Err(error) => {
-                        violation("ends_or_says", &format!("garbage collection fails for no reason: {error:?}"))
-                    }
+                    Err(error) => violation(
+                        "ends_or_says",
+                        &format!("garbage collection fails for no reason: {error:?}"),
+                    ),
                 }
             }
         });
@@ -153,7 +155,7 @@ fn follow(here: &Store, there: &Store, known: &Shared<Known>, (id, pages): &(Cap
     match bring(here, there, *id) {
         Ok(()) => known.see(|known| known.ledger.acknowledge("m", Some(pages.clone()))),
         Err(error) => {
-            tell(&format!("the pull fails: {error}"));
+            log(&format!("the pull fails: {error}"));
             let collected =
                 || causes(&error).any(|cause| cause.downcast_ref::<StoreError>().is_some_and(is_collected));
             let lost = matches!(error, TransferError::NoHolder { .. });
@@ -177,7 +179,7 @@ fn bring(here: &Store, there: &Store, id: CapsuleId) -> Result<(), TransferError
     pull(here, &holders, id, &[name("m")], options).map(drop)
 }
 
-/// The other host, as a holder.
+/// Holder that stands for the other host.
 struct Other {
     server: Server,
 }

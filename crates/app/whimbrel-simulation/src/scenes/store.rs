@@ -8,8 +8,9 @@ use crate::{
     world::{
         draw,
         faults::Rates,
+        log,
         processes::{self, Shared},
-        tell, with,
+        with,
     },
 };
 use std::{thread, time::Duration};
@@ -42,7 +43,7 @@ pub(crate) fn run() {
         no_descriptor: world.faults.draw_rate(300),
         ..Rates::default()
     });
-    tell(&format!("{rates:?}"));
+    log(&format!("{rates:?}"));
     for life in 0..LIVES {
         let known = known.clone();
         let process = processes::start(0, &format!("store.{life}"), move || live(&known, rates));

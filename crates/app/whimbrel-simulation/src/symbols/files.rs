@@ -91,7 +91,9 @@ unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const u8, len: usize, at: off64
 unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     if !is_simulated(fd) {
         // SAFETY: the arguments are the caller's own.
-        return unsafe { raw::pass(libc::SYS_writev, [fd as usize, parts as usize, count as usize, 0, 0, 0]) };
+        return unsafe {
+            raw::pass(libc::SYS_writev, [fd as usize, parts as usize, count as usize, 0, 0, 0])
+        };
     }
     // SAFETY: writev(2) demands `count` parts.
     let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
@@ -176,8 +178,7 @@ pub(super) unsafe extern "C" fn statx(
 ) -> c_int {
     // SAFETY: statx(2) demands a string that ends in zero.
     let Some(place) = (unsafe { place(dirfd, path) }) else {
-        let arguments =
-            [dirfd as usize, path as usize, flags as usize, mask as usize, out as usize, 0];
+        let arguments = [dirfd as usize, path as usize, flags as usize, mask as usize, out as usize, 0];
         // SAFETY: the arguments are the caller's own.
         return unsafe { raw::pass(libc::SYS_statx, arguments) as c_int };
     };
@@ -203,9 +204,7 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
         _ => {
             let here = libc::AT_FDCWD as usize;
             // SAFETY: the arguments are the caller's own.
-            unsafe {
-                raw::pass(libc::SYS_renameat2, [here, from as usize, here, to as usize, 0, 0]) as c_int
-            }
+            unsafe { raw::pass(libc::SYS_renameat2, [here, from as usize, here, to as usize, 0, 0]) as c_int }
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Symbols of the C library that this program defines, so that the standard library and all crates call the
 //! world instead. These modules have `unsafe`.
 //!
-//! The static linker binds every call in this binary to them. A call of a thread outside the simulation, or on
-//! something that is not simulated, goes to the real system. Variadic functions get a fixed signature, which
-//! is right on both ABIs of Linux that Whimbrel supports.
+//! The static linker binds every call in this binary to them. A call of a thread outside the simulation, or
+//! on something that is not simulated, goes to the real system. Variadic functions get a fixed signature,
+//! which is right on both ABIs of Linux that Whimbrel supports.
 
 mod files;
 mod folders;

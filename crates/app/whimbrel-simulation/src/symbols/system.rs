@@ -34,9 +34,8 @@ unsafe extern "C" fn clock_gettime(clock: c_int, out: *mut timespec) -> c_int {
     let time = with(|world| {
         world.schedule.now += LOOK;
         let host = world.processes.host(world.process(me()));
-        let (drift, error) = host.map_or((0, 0), |host| {
-            (world.hosts[host].drift, world.hosts[host].wall_error)
-        });
+        let (drift, error) =
+            host.map_or((0, 0), |host| (world.hosts[host].drift, world.hosts[host].wall_error));
         let now = world.schedule.now - world.schedule.now / 1024 * drift;
         if clock == libc::CLOCK_REALTIME { (now as i64 + EPOCH + error) as u64 } else { now }
     });
@@ -70,7 +69,8 @@ unsafe extern "C" fn clock_nanosleep(
 unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
     if !is_inside() {
         // SAFETY: the arguments are the caller's own.
-        return unsafe { raw::pass(libc::SYS_nanosleep, [time as usize, left as usize, 0, 0, 0, 0]) } as c_int;
+        return unsafe { raw::pass(libc::SYS_nanosleep, [time as usize, left as usize, 0, 0, 0, 0]) }
+            as c_int;
     }
     // SAFETY: nanosleep(2) demands the address of a time.
     let time = nanoseconds(unsafe { &*time });

@@ -1,5 +1,5 @@
-//! Symbols for threads: creation, joining, waiting for a word. Each new thread waits for the baton before its
-//! first instruction, and passes it on after its last destructor.
+//! Symbols for threads: creation, joining, waiting for a word. Each new thread waits for the baton before
+//! its first instruction, and passes it on after its last destructor.
 
 use super::result;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
         baton,
         calls::enter,
         is_inside, me,
-        schedule::{ThreadId, Wait, State},
+        schedule::{ThreadId, ThreadState, Wait},
         set_me, with,
     },
 };
@@ -73,8 +73,8 @@ extern "C" fn first(begin: *mut c_void) -> *mut c_void {
     start(argument)
 }
 
-/// Lets this thread pass the baton on when it ends. Registered before any other destructor of a thread, it is
-/// called after them.
+/// Lets this thread pass the baton on when it ends. Registered before any other destructor of a thread, it
+/// is called after them.
 fn watch_exit() {
     type Destructor = extern "C" fn(*mut c_void);
     unsafe extern "C" {
@@ -100,7 +100,7 @@ unsafe extern "C" fn pthread_join(thread: libc::pthread_t, value: *mut *mut c_vo
     if is_inside() {
         enter("join", 0);
         let id = with(|_| NAMES.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread));
-        let ended = |id| with(|world| world.schedule.threads[&id].state == State::Finished);
+        let ended = |id| with(|world| world.schedule.threads[&id].state == ThreadState::Finished);
         while id.is_some_and(|id| !ended(id)) {
             baton::wait(Wait::Join(id.unwrap_or_default()), None);
         }

@@ -1,13 +1,7 @@
-//! Entry of every call of the program under test: it is counted, may be the last one of its process, and lets
-//! others go on.
+//! Entry of every call of the program under test: it is counted, may be the last one of its process, and
+//! lets others go on.
 
-use super::{
-    baton,
-    disk::Errno,
-    faults::DiskCall,
-    hosts::HostId,
-    me, with,
-};
+use super::{baton, disk::Errno, faults::DiskCall, hosts::HostId, me, with};
 use crate::report;
 
 /// Calls after which a seed counts as endless.
@@ -22,7 +16,7 @@ pub(crate) fn enter(call: &'static str, detail: u64) {
         let process = world.process(me);
         let doom = world.processes.count_call(process);
         if let Some(power) = doom {
-            world.tell(&format!("is killed at {call}"));
+            world.log(&format!("is killed at {call}"));
             world.end_process(process, None);
             let host = world.processes.host(process).filter(|_| power);
             host.into_iter().for_each(|host| world.lose_power(host));
@@ -49,16 +43,20 @@ pub(crate) fn enter_disk(
     let fate = with(|world| {
         let fate = world.faults.fate(kind, cost);
         if let Some(error) = fate.error {
-            world.tell(&format!("{call} fails with error {error}"));
+            world.log(&format!("{call} fails with error {error}"));
         }
         if fate.pause > 40_000_000 {
-            world.tell(&format!("{call} takes {} ms", fate.pause / 1_000_000));
+            world.log(&format!("{call} takes {} ms", fate.pause / 1_000_000));
         }
         if fate.pause == 0 {
             world.schedule.now += cost;
         }
         fate
     });
-    if fate.pause > 0 { baton::sleep(fate.pause) } else { baton::point() }
+    if fate.pause > 0 {
+        baton::sleep(fate.pause)
+    } else {
+        baton::point()
+    }
     fate.error.map_or(Ok(()), Err)
 }

@@ -1,8 +1,8 @@
 //! Disk of a host: files and folders as programs see them, and as they are after a power loss. Pure.
 //!
-//! Bytes are durable with a sync of their file, names with a sync of their folder, and neither with the other.
-//! At a power loss each sector that was not synced comes by itself or not, and each name is the old or the
-//! new one by itself. That is more than a journaling file system loses, and all that POSIX promises.
+//! Bytes are durable with a sync of their file, names with a sync of their folder, and neither with the
+//! other. At a power loss each sector that was not synced comes by itself or not, and each name is the old
+//! or the new one by itself. That is more than a journaling file system loses, and all that POSIX promises.
 
 use super::files::Inode;
 use crate::random::Random;
@@ -35,14 +35,14 @@ pub(crate) struct Folder {
 }
 
 #[derive(Debug)]
-pub(crate) enum Node {
+pub(crate) enum DiskNode {
     File(File),
     Folder(Folder),
 }
 
 #[derive(Debug)]
 pub(crate) struct Disk {
-    nodes: BTreeMap<Inode, Node>,
+    nodes: BTreeMap<Inode, DiskNode>,
     next: Inode,
     pub(crate) used: u64,
     pub(crate) capacity: u64,
@@ -52,26 +52,26 @@ pub(crate) const ROOT: Inode = 1;
 
 impl Default for Disk {
     fn default() -> Self {
-        let nodes = BTreeMap::from([(ROOT, Node::Folder(Folder::default()))]);
+        let nodes = BTreeMap::from([(ROOT, DiskNode::Folder(Folder::default()))]);
         Self { nodes, next: ROOT + 1, used: 0, capacity: u64::MAX }
     }
 }
 
 impl Disk {
-    pub(crate) fn node(&self, inode: Inode) -> Result<&Node, Errno> {
+    pub(crate) fn node(&self, inode: Inode) -> Result<&DiskNode, Errno> {
         self.nodes.get(&inode).ok_or(libc::ENOENT)
     }
 
     pub(crate) fn file(&mut self, inode: Inode) -> Result<&mut File, Errno> {
         match self.nodes.get_mut(&inode) {
-            Some(Node::File(file)) => Ok(file),
+            Some(DiskNode::File(file)) => Ok(file),
             _ => Err(libc::EISDIR),
         }
     }
 
     fn folder(&mut self, inode: Inode) -> Result<&mut Folder, Errno> {
         match self.nodes.get_mut(&inode) {
-            Some(Node::Folder(folder)) => Ok(folder),
+            Some(DiskNode::Folder(folder)) => Ok(folder),
             _ => Err(libc::ENOTDIR),
         }
     }
@@ -79,8 +79,8 @@ impl Disk {
     pub(crate) fn look_up(&self, from: Inode, path: &str) -> Result<Inode, Errno> {
         path.split('/').filter(|part| !part.is_empty() && *part != ".").try_fold(from, |inode, part| {
             match self.node(inode)? {
-                Node::Folder(folder) => folder.names.get(part).copied().ok_or(libc::ENOENT),
-                Node::File(_) => Err(libc::ENOTDIR),
+                DiskNode::Folder(folder) => folder.names.get(part).copied().ok_or(libc::ENOENT),
+                DiskNode::File(_) => Err(libc::ENOTDIR),
             }
         })
     }
@@ -93,7 +93,7 @@ impl Disk {
         Ok((self.folder(inode)?, name))
     }
 
-    pub(crate) fn create(&mut self, from: Inode, path: &str, node: Node) -> Result<Inode, Errno> {
+    pub(crate) fn create(&mut self, from: Inode, path: &str, node: DiskNode) -> Result<Inode, Errno> {
         let inode = self.next;
         let (folder, name) = self.parent(from, path)?;
         if folder.names.contains_key(name) {
@@ -118,7 +118,7 @@ impl Disk {
 
     pub(crate) fn remove(&mut self, from: Inode, path: &str) -> Result<(), Errno> {
         let inode = self.look_up(from, path)?;
-        if let Node::Folder(folder) = self.node(inode)?
+        if let DiskNode::Folder(folder) = self.node(inode)?
             && !folder.names.is_empty()
         {
             return Err(libc::ENOTEMPTY);
@@ -130,16 +130,16 @@ impl Disk {
     }
 
     fn free(&mut self, inode: Inode) {
-        if let Some(Node::File(file)) = self.nodes.get(&inode) {
+        if let Some(DiskNode::File(file)) = self.nodes.get(&inode) {
             self.used = self.used.saturating_sub(file.data.len() as u64);
         }
     }
 
     /// Names in a folder with their nodes, and whether each is a folder.
     pub(crate) fn list(&self, inode: Inode) -> Result<Vec<(String, Inode, bool)>, Errno> {
-        let Node::Folder(folder) = self.node(inode)? else { return Err(libc::ENOTDIR) };
+        let DiskNode::Folder(folder) = self.node(inode)? else { return Err(libc::ENOTDIR) };
         let entry = |(name, inode): (&String, &Inode)| {
-            (name.clone(), *inode, matches!(self.nodes[inode], Node::Folder(_)))
+            (name.clone(), *inode, matches!(self.nodes[inode], DiskNode::Folder(_)))
         };
         Ok(folder.names.iter().map(entry).collect())
     }
@@ -180,7 +180,7 @@ impl Disk {
 
     pub(crate) fn size(&self, inode: Inode) -> u64 {
         match self.nodes.get(&inode) {
-            Some(Node::File(file)) => file.data.len() as u64,
+            Some(DiskNode::File(file)) => file.data.len() as u64,
             _ => 4096,
         }
     }
@@ -188,8 +188,8 @@ impl Disk {
     /// Makes the bytes of a file or the names of a folder durable.
     pub(crate) fn sync(&mut self, inode: Inode) -> Result<(), Errno> {
         match self.nodes.get_mut(&inode).ok_or(libc::ENOENT)? {
-            Node::Folder(folder) => folder.durable = folder.names.clone(),
-            Node::File(file) => {
+            DiskNode::Folder(folder) => folder.durable = folder.names.clone(),
+            DiskNode::File(file) => {
                 let pending = std::mem::take(&mut file.pending);
                 pending.into_iter().for_each(|change| change.apply(&mut file.durable));
             }
@@ -197,16 +197,17 @@ impl Disk {
         Ok(())
     }
 
-    /// A sync that failed: what was to be written is dropped, and counts as written from now on, as on Linux.
+    /// A sync that failed: what was to be written is dropped, and counts as written from now on, as on
+    /// Linux.
     pub(crate) fn fail_sync(&mut self, inode: Inode) {
-        if let Some(Node::File(file)) = self.nodes.get_mut(&inode) {
+        if let Some(DiskNode::File(file)) = self.nodes.get_mut(&inode) {
             file.pending.clear();
         }
     }
 
     /// Changes one byte of a file for good, as a disk may.
     pub(crate) fn damage(&mut self, inode: Inode, at: u64) {
-        if let Some(Node::File(file)) = self.nodes.get_mut(&inode) {
+        if let Some(DiskNode::File(file)) = self.nodes.get_mut(&inode) {
             let bytes = [&mut file.data, &mut file.durable];
             bytes.into_iter().filter_map(|bytes| bytes.get_mut(at as usize)).for_each(|byte| *byte ^= 0x55);
         }
@@ -219,16 +220,16 @@ impl Disk {
                 continue;
             }
             match self.nodes.get_mut(&inode) {
-                Some(Node::Folder(folder)) => {
+                Some(DiskNode::Folder(folder)) => {
                     folder.lose_power(random);
                     open.extend(folder.names.values());
                 }
-                Some(Node::File(file)) => file.lose_power(random),
+                Some(DiskNode::File(file)) => file.lose_power(random),
                 None => {}
             }
         }
         self.nodes.retain(|inode, _| seen.contains(inode));
-        let size = |node: &Node| if let Node::File(file) = node { file.data.len() as u64 } else { 0 };
+        let size = |node: &DiskNode| if let DiskNode::File(file) = node { file.data.len() as u64 } else { 0 };
         self.used = self.nodes.values().map(size).sum();
     }
 }
@@ -296,7 +297,7 @@ mod tests {
 
     fn with_file() -> (Disk, Inode) {
         let mut disk = Disk::default();
-        let inode = disk.create(ROOT, "a", Node::File(File::default())).unwrap();
+        let inode = disk.create(ROOT, "a", DiskNode::File(File::default())).unwrap();
         (disk, inode)
     }
 
@@ -309,7 +310,7 @@ mod tests {
             disk.sync(a).unwrap();
             disk.sync(ROOT).unwrap();
             disk.write(a, 4, b"maybe").unwrap();
-            disk.create(ROOT, "b", Node::File(File::default())).unwrap();
+            disk.create(ROOT, "b", DiskNode::File(File::default())).unwrap();
             disk.lose_power(&mut Random::new(seed, 0));
             let mut bytes = [0; 9];
             let n = disk.read(a, 0, &mut bytes).unwrap();

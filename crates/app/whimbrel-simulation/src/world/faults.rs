@@ -120,9 +120,7 @@ mod tests {
         let run = |without: &[u64]| {
             let mut faults = Faults::new(Random::new(3, 2), without.iter().copied().collect());
             faults.rates.failed_change = 5;
-            (0..100)
-                .filter(|_| faults.fate(DiskCall::Change, 10).error.is_some())
-                .collect::<Vec<_>>()
+            (0..100).filter(|_| faults.fate(DiskCall::Change, 10).error.is_some()).collect::<Vec<_>>()
         };
         let (all, some) = (run(&[]), run(&[2]));
         assert!(all.len() > 5);

@@ -3,7 +3,7 @@
 use super::{
     World, baton,
     calls::{enter, enter_disk},
-    disk::{Errno, File, Node, ROOT},
+    disk::{DiskNode, Errno, File, ROOT},
     faults::DiskCall,
     hosts::HostId,
     me,
@@ -84,7 +84,7 @@ pub(crate) fn open(place: &Place, flags: i32) -> Result<i32, Errno> {
     enter_disk(place.host, kind, "open", flags as u64, READ)?;
     with(|world| {
         if world.faults.refuses_descriptor() {
-            world.tell("no descriptor is free");
+            world.log("no descriptor is free");
             return Err(libc::EMFILE);
         }
         let disk = &mut world.hosts[place.host].disk;
@@ -92,11 +92,11 @@ pub(crate) fn open(place: &Place, flags: i32) -> Result<i32, Errno> {
             Ok(_) if creates && flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
             Err(libc::ENOENT) if creates && disk.used >= disk.capacity => return Err(libc::ENOSPC),
             Err(libc::ENOENT) if creates => {
-                disk.create(place.from, &place.path, Node::File(File::default()))?
+                disk.create(place.from, &place.path, DiskNode::File(File::default()))?
             }
             found => found?,
         };
-        let is_folder = matches!(disk.node(inode)?, Node::Folder(_));
+        let is_folder = matches!(disk.node(inode)?, DiskNode::Folder(_));
         if flags & libc::O_DIRECTORY != 0 && !is_folder {
             return Err(libc::ENOTDIR);
         }
@@ -224,7 +224,7 @@ pub(crate) fn status(place: &Place) -> Result<(Inode, u64, bool), Errno> {
     with(|world| {
         let disk = &world.hosts[place.host].disk;
         let inode = disk.look_up(place.from, &place.path)?;
-        Ok((inode, disk.size(inode), matches!(disk.node(inode)?, Node::Folder(_))))
+        Ok((inode, disk.size(inode), matches!(disk.node(inode)?, DiskNode::Folder(_))))
     })
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn remove(place: &Place) -> Result<(), Errno> {
 pub(crate) fn make_folder(place: &Place) -> Result<(), Errno> {
     enter_disk(place.host, DiskCall::Change, "mkdir", 0, CHANGE)?;
     with(|world| {
-        let node = Node::Folder(Default::default());
+        let node = DiskNode::Folder(Default::default());
         world.hosts[place.host].disk.create(place.from, &place.path, node).map(drop)
     })
 }

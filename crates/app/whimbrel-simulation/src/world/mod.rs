@@ -124,8 +124,8 @@ pub(crate) fn draw(n: u64) -> u64 {
 }
 
 /// Tells the reader of the report what happens.
-pub(crate) fn tell(text: &str) {
-    with(|world| world.tell(text));
+pub(crate) fn log(text: &str) {
+    with(|world| world.log(text));
 }
 
 /// The simulated time since the beginning, in nanoseconds.
@@ -139,9 +139,9 @@ impl World {
     }
 
     /// Adds a line to the story.
-    pub(crate) fn tell(&mut self, text: &str) {
+    pub(crate) fn log(&mut self, text: &str) {
         let process = self.processes.name(self.process(me()));
-        self.story.tell(self.schedule.now, &process, text);
+        self.story.log(self.schedule.now, &process, text);
     }
 }
 

@@ -1,12 +1,7 @@
 //! Network between hosts: messages that are delayed, overtake each other, arrive twice or not at all; links
 //! that are cut in one direction or both.
 
-use super::{
-    baton,
-    hosts::HostId,
-    schedule::Wait,
-    with,
-};
+use super::{baton, hosts::HostId, schedule::Wait, with};
 use std::{any::Any, sync::Arc};
 
 /// A message, as the scene made it.

@@ -104,7 +104,7 @@ impl Running {
 
     pub(crate) fn kill(self) {
         with(|world| {
-            world.tell(&format!("kill of {}", world.processes.name(self.id)));
+            world.log(&format!("kill of {}", world.processes.name(self.id)));
             world.end_process(self.id, None);
         });
     }
@@ -129,7 +129,7 @@ impl World {
     }
 
     pub(crate) fn lose_power(&mut self, host: HostId) {
-        self.tell(&format!("host {host} loses power"));
+        self.log(&format!("host {host} loses power"));
         let on_host = |(_, process): &(&ProcessId, &Process)| process.host == host && !process.has_ended;
         let ids: Vec<ProcessId> = self.processes.all.iter().filter(on_host).map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.end_process(id, None));

@@ -6,10 +6,7 @@
 
 use super::{files::Inode, hosts::HostId};
 use crate::random::Random;
-use std::{
-    collections::BTreeMap,
-    sync::atomic::AtomicU32,
-};
+use std::{collections::BTreeMap, sync::atomic::AtomicU32};
 
 pub(crate) type ThreadId = u32;
 pub(crate) type ProcessId = u32;
@@ -33,7 +30,7 @@ pub(crate) enum Wait {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ThreadState {
     Runnable,
     Waiting(Wait),
     Finished,
@@ -46,7 +43,7 @@ pub(crate) struct Thread {
     pub(crate) process: ProcessId,
     /// Set to 1 when the thread is given the baton.
     pub(crate) baton: &'static AtomicU32,
-    pub(crate) state: State,
+    pub(crate) state: ThreadState,
     timer: Option<(u64, u64)>,
     /// Whether the last wait ended by its timer.
     pub(crate) timed_out: bool,
@@ -95,7 +92,7 @@ impl Schedule {
     pub(crate) fn add(&mut self, process: ProcessId, baton: &'static AtomicU32) -> ThreadId {
         let id = self.next_thread;
         self.next_thread += 1;
-        let thread = Thread { process, baton, state: State::Runnable, timer: None, timed_out: false };
+        let thread = Thread { process, baton, state: ThreadState::Runnable, timer: None, timed_out: false };
         self.threads.insert(id, thread);
         self.runnable.push(id);
         id
@@ -120,7 +117,7 @@ impl Schedule {
 
     fn stuck(&self) -> Stuck {
         let waiting = |(id, thread): (&ThreadId, &Thread)| match thread.state {
-            State::Waiting(wait) => Some((*id, thread.process, wait)),
+            ThreadState::Waiting(wait) => Some((*id, thread.process, wait)),
             _ => None,
         };
         Stuck(self.threads.iter().filter_map(waiting).collect())
@@ -157,14 +154,14 @@ impl Schedule {
             self.futexes.entry(at).or_default().push(me);
         }
         if let Some(thread) = self.threads.get_mut(&me) {
-            (thread.state, thread.timer, thread.timed_out) = (State::Waiting(wait), timer, false);
+            (thread.state, thread.timer, thread.timed_out) = (ThreadState::Waiting(wait), timer, false);
         }
     }
 
     fn wake(&mut self, id: ThreadId, timed_out: bool) {
         let Some(thread) = self.threads.get_mut(&id) else { return };
-        let State::Waiting(wait) = thread.state else { return };
-        (thread.state, thread.timed_out) = (State::Runnable, timed_out);
+        let ThreadState::Waiting(wait) = thread.state else { return };
+        (thread.state, thread.timed_out) = (ThreadState::Runnable, timed_out);
         let timer = thread.timer.take();
         self.runnable.push(id);
         self.forget(id, wait, timer);
@@ -196,14 +193,14 @@ impl Schedule {
 
     /// Wakes all threads that wait for this.
     pub(crate) fn wake_all(&mut self, wait: Wait) {
-        let waits = |thread: &Thread| thread.state == State::Waiting(wait);
+        let waits = |thread: &Thread| thread.state == ThreadState::Waiting(wait);
         let ids: Vec<ThreadId> = self.threads.iter().filter(|(_, t)| waits(t)).map(|(id, _)| *id).collect();
         ids.into_iter().for_each(|id| self.wake(id, false));
     }
 
     /// The thread has ended by itself.
     pub(crate) fn finish(&mut self, me: ThreadId) {
-        self.stop(me, State::Finished);
+        self.stop(me, ThreadState::Finished);
         self.wake_all(Wait::Join(me));
     }
 
@@ -211,19 +208,19 @@ impl Schedule {
     pub(crate) fn kill(&mut self, process: ProcessId, spared: Option<ThreadId>) {
         let of = |(id, thread): &(&ThreadId, &Thread)| thread.process == process && Some(**id) != spared;
         let ids: Vec<ThreadId> = self.threads.iter().filter(of).map(|(id, _)| *id).collect();
-        ids.into_iter().for_each(|id| self.stop(id, State::Dead));
+        ids.into_iter().for_each(|id| self.stop(id, ThreadState::Dead));
         self.wake_all(Wait::Exit(process));
     }
 
-    fn stop(&mut self, id: ThreadId, end: State) {
+    fn stop(&mut self, id: ThreadId, end: ThreadState) {
         let Some(thread) = self.threads.get_mut(&id) else { return };
         let (state, timer) = (thread.state, thread.timer.take());
-        if matches!(state, State::Finished | State::Dead) {
+        if matches!(state, ThreadState::Finished | ThreadState::Dead) {
             return;
         }
         thread.state = end;
         self.runnable.retain(|other| *other != id);
-        if let State::Waiting(wait) = state {
+        if let ThreadState::Waiting(wait) = state {
             self.forget(id, wait, timer);
         }
     }

@@ -39,7 +39,7 @@ impl Story {
     }
 
     /// Records something that a reader should know.
-    pub(crate) fn tell(&mut self, now: u64, who: &str, text: &str) {
+    pub(crate) fn log(&mut self, now: u64, who: &str, text: &str) {
         let line = format!("{} {text}", stamp(now, who));
         if self.trace {
             raw::write_all(2, format!("{line}\n").as_bytes());

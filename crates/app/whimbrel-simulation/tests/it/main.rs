@@ -37,7 +37,8 @@ fn a_seed_of_a_loss_fails_and_tells_its_story() {
     }
 }
 
-/// Functions of the C library that touch only this process: its memory, its threads' own data, text, unwinding.
+/// Functions of the C library that touch only this process: its memory, its threads' own data, text,
+/// unwinding.
 const HARMLESS: &str = "__assert_fail __cxa_finalize __cxa_thread_atexit_impl __errno_location __isoc99_sscanf \
     __libc_start_main __tls_get_addr __xpg_strerror_r abort bcmp calloc dl_iterate_phdr dlsym fprintf free getauxval \
     getenv malloc memcmp memcpy memmove memset mprotect munmap posix_memalign pthread_attr_destroy \
@@ -45,7 +46,8 @@ const HARMLESS: &str = "__assert_fail __cxa_finalize __cxa_thread_atexit_impl __
     pthread_getattr_np pthread_key_create pthread_key_delete pthread_rwlock_unlock pthread_rwlock_wrlock pthread_self \
     pthread_setname_np pthread_setspecific realloc sigaction sigaltstack signal stderr strchr strlen sysconf";
 /// Functions that only the parent of seeds calls, or the standard library before `main` and in a backtrace.
-const OUTSIDE: &str = "alarm dup dup2 fork fstat64 getcwd gettid pause pipe2 poll readlink realpath stat64 waitpid";
+const OUTSIDE: &str =
+    "alarm dup dup2 fork fstat64 getcwd gettid pause pipe2 poll readlink realpath stat64 waitpid";
 
 #[test]
 fn no_call_of_the_c_library_leaves_the_simulation_unseen() {
@@ -55,10 +57,10 @@ fn no_call_of_the_c_library_leaves_the_simulation_unseen() {
     let names = listed.lines().filter_map(|line| line.split_whitespace().last()?.split('@').next());
     let known: BTreeSet<&str> = HARMLESS.split_whitespace().chain(OUTSIDE.split_whitespace()).collect();
     // Weak symbols of libraries that are not there, and the unwinder's.
-    let is_weak = |name: &str| ["_Unwind_", "_ITM_", "__gmon", "OPENSSL_", "ZSTD_"].iter().any(|p| name.starts_with(p));
-    let unseen: Vec<&str> = names
-        .filter(|name| *name != "sdallocx" && !is_weak(name) && !known.contains(name))
-        .collect();
+    let is_weak =
+        |name: &str| ["_Unwind_", "_ITM_", "__gmon", "OPENSSL_", "ZSTD_"].iter().any(|p| name.starts_with(p));
+    let unseen: Vec<&str> =
+        names.filter(|name| *name != "sdallocx" && !is_weak(name) && !known.contains(name)).collect();
     assert!(!listed.is_empty());
     assert_eq!(unseen, [""; 0], "define them in src/symbols, or argue here that they are harmless");
 }

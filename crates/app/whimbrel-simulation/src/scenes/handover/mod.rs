@@ -9,14 +9,14 @@ use crate::{
     report::violation,
     rules::{
         comes_back,
-        one_runs::{self, Machine},
+        one_runs::{self, MachineWatch},
     },
     world::{
         draw,
         faults::Rates,
-        network,
+        log, network,
         processes::{self, Running, Shared},
-        tell, with,
+        with,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ enum TargetDisk {
 /// QEMUs of both hosts, which outlive their daemons, and what the rules look at.
 #[derive(Debug)]
 struct Guests {
-    machine: Machine,
+    machine: MachineWatch,
     /// None after it has ended.
     source: Option<Paused>,
     target: Slot,
@@ -114,7 +114,7 @@ fn runs(guests: &World, host: usize) {
 
 pub(crate) fn run() {
     let guests = Shared::new(Guests {
-        machine: Machine::default(),
+        machine: MachineWatch::default(),
         source: Some(Paused(false)),
         target: Slot::Nothing,
         starts: [0; 2],
@@ -132,7 +132,7 @@ pub(crate) fn run() {
         late_message: world.faults.draw_rate(8),
         ..Rates::default()
     });
-    tell(&format!("{rates:?}"));
+    log(&format!("{rates:?}"));
     let mut daemons = [start(&guests, SOURCE), start(&guests, TARGET)];
     for _ in 0..ROUNDS {
         with(|world| world.faults.rates = rates);
@@ -168,7 +168,7 @@ fn trouble(guests: &World, daemons: &mut [Running; 2]) {
             });
         }
         3 => {
-            tell(&format!("nothing arrives at {}", HOSTS[host]));
+            log(&format!("nothing arrives at {}", HOSTS[host]));
             network::cut(1 - host, host, true);
             thread::sleep(Duration::from_millis(draw(12_000)));
             network::cut(1 - host, host, false);

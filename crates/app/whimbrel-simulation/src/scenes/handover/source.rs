@@ -1,4 +1,5 @@
-//! Daemon of the source: does what the state machine of the handover says, with records on a simulated disk.
+//! Daemon of the source: does what the state machine of the handover says, with records on a simulated
+//! disk.
 
 use super::{HOSTS, Message, Owner, Paused, SOURCE, SourceDisk, TARGET, What, World, runs};
 use crate::{
@@ -6,9 +7,7 @@ use crate::{
     world::{draw, network, with},
 };
 use std::{collections::BTreeMap, thread, time::Duration};
-use whimbrel_migrate::handover::{
-    AbortedAction, CommittedAction, Source, SourceAction, SourceEvent,
-};
+use whimbrel_migrate::handover::{AbortedAction, CommittedAction, Source, SourceAction, SourceEvent};
 
 /// Attempts of the user to move the machine.
 const ATTEMPTS: u64 = 3;
@@ -42,7 +41,7 @@ pub(super) fn live(guests: &World) {
         if let Some(message) = network::receive(SOURCE, now() + TICK)
             && let Some(message) = message.downcast_ref::<Message>()
         {
-            daemon.hear(*message);
+            daemon.handle_message(*message);
         }
         daemon.lose_patience();
     }
@@ -77,7 +76,7 @@ impl Daemon<'_> {
         self.act(attempt, Some(connection), Source::initial());
     }
 
-    fn hear(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) {
         let Some(attempt) = self.attempts.get(&message.attempt) else { return };
         let is_open = attempt.connection == Some(message.connection);
         let event = match message.what {

@@ -1,4 +1,5 @@
-//! Daemon of the target: does what the state machine of the handover says, with a record on a simulated disk.
+//! Daemon of the target: does what the state machine of the handover says, with a record on a simulated
+//! disk.
 
 use super::{HOSTS, Message, SOURCE, Slot, TARGET, TargetDisk, What, World, runs};
 use crate::{
@@ -36,7 +37,7 @@ pub(super) fn live(guests: &World) {
         if let Some(message) = network::receive(TARGET, now() + TICK)
             && let Some(message) = message.downcast_ref::<Message>()
         {
-            daemon.hear(*message);
+            daemon.handle_message(*message);
         }
         daemon.lose_patience();
     }
@@ -57,7 +58,7 @@ impl Daemon<'_> {
         self.act(attempt, None, Target::recovered(record, waiting));
     }
 
-    fn hear(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) {
         let id = message.attempt;
         let start = self.guests.see(|guests| guests.starts[TARGET]);
         let is_open = message.connection[TARGET] == start;

@@ -1,7 +1,7 @@
-//! Scene: a protected machine on a primary, a standby and a witness, by the program's own leases. Messages are
-//! lost, late and repeated, ways are cut, clocks drift; primary and witness are killed and restart, the
-//! primary's QEMU dies, the standby fails to load. At no instant is the machine seen on both sides, some side
-//! has a copy, and in the end it runs.
+//! Scene: a protected machine on a primary, a standby and a witness, by the program's own leases. Messages
+//! are lost, late and repeated, ways are cut, clocks drift; primary and witness are killed and restart, the
+//! primary's QEMU dies, the standby fails to load. At no instant is the machine seen on both sides, some
+//! side has a copy, and in the end it runs.
 
 mod primary;
 mod standby;
@@ -11,14 +11,14 @@ use crate::{
     report::violation,
     rules::{
         comes_back,
-        one_runs::{self, Machine},
+        one_runs::{self, MachineWatch},
     },
     world::{
         draw,
         faults::Rates,
-        network,
+        log, network,
         processes::{self, Running, Shared},
-        tell, with,
+        with,
     },
 };
 use std::{thread, time::Duration};
@@ -33,7 +33,8 @@ const STANDBY: usize = 1;
 const WITNESS: usize = 2;
 const HOSTS: [&str; 3] = ["primary", "standby", "witness"];
 const TERM: Duration = Duration::from_secs(8);
-/// Parts in 1,024 that the primary's clock may lose. The rules allow an eighth, of which stopping needs some.
+/// Parts in 1,024 that the primary's clock may lose. The rules allow an eighth, of which stopping needs
+/// some.
 const DRIFT_MAX: u64 = 90;
 /// Time in which the machine comes to run once nothing fails: several terms, with pauses between loads.
 const HEALS: Duration = Duration::from_secs(600);
@@ -54,7 +55,7 @@ enum Message {
 /// What the rules look at.
 #[derive(Debug)]
 struct Guests {
-    machine: Machine,
+    machine: MachineWatch,
     /// Whether the primary has a copy that could run.
     primary_has: bool,
     standby_has: bool,
@@ -85,10 +86,14 @@ fn show(guests: &World, host: usize, is_seen: bool) {
 /// A copy is deleted. Some side must have another one.
 fn delete(guests: &World, host: usize) {
     let is_left = guests.see(|guests| {
-        if host == PRIMARY { guests.primary_has = false } else { guests.standby_has = false }
+        if host == PRIMARY {
+            guests.primary_has = false
+        } else {
+            guests.standby_has = false
+        }
         guests.primary_has || guests.standby_has
     });
-    tell(&format!("the copy at {} is deleted", HOSTS[host]));
+    log(&format!("the copy at {} is deleted", HOSTS[host]));
     if !is_left {
         violation("acknowledged_exists", "the machine was deleted on both sides");
     }
@@ -96,7 +101,7 @@ fn delete(guests: &World, host: usize) {
 
 pub(crate) fn run() {
     let guests = Shared::new(Guests {
-        machine: Machine::default(),
+        machine: MachineWatch::default(),
         primary_has: true,
         standby_has: true,
         asked_to_keep: false,
@@ -114,7 +119,7 @@ pub(crate) fn run() {
             ..Rates::default()
         }
     });
-    tell(&format!("{rates:?}"));
+    log(&format!("{rates:?}"));
     let mut daemons = [PRIMARY, STANDBY, WITNESS].map(|host| start(&guests, host));
     thread::sleep(Duration::from_millis(draw(20_000)));
     for _ in 0..1 + draw(4) {
@@ -155,12 +160,17 @@ fn trouble(guests: &World, daemons: &mut [Running; 3]) {
                 guests.primary_has &= !dies;
                 dies
             });
-            tell(if dies { "the primary's QEMU dies" } else { "nothing happens" });
+            log(if dies { "the primary's QEMU dies" } else { "nothing happens" });
         }
         _ => {
             let (from, to) = (draw(3) as usize, draw(3) as usize);
             let both = draw(2) == 0;
-            tell(&format!("no way from {} to {}{}", HOSTS[from], HOSTS[to], if both { " and back" } else { "" }));
+            log(&format!(
+                "no way from {} to {}{}",
+                HOSTS[from],
+                HOSTS[to],
+                if both { " and back" } else { "" }
+            ));
             network::cut(from, to, from != to);
             network::cut(to, from, both && from != to);
             thread::sleep(Duration::from_millis(draw(30_000)));

@@ -1,5 +1,5 @@
-//! Daemon of the primary: renews its lease, hears the standby's promises, and settles who has the machine once
-//! it cannot go on. A thread of its own lets the machine be seen for as long as the lease says.
+//! Daemon of the primary: renews its lease, hears the standby's promises, and settles who has the machine
+//! once it cannot go on. A thread of its own lets the machine be seen for as long as the lease says.
 
 use super::{Message, PRIMARY, STANDBY, TERM, WITNESS, World, delete, now, show};
 use crate::{
@@ -73,7 +73,10 @@ impl Daemon<'_> {
         while !self.guests.see(|guests| guests.over) {
             let deadline = now() + TICK;
             while let Some(message) = network::receive(PRIMARY, deadline) {
-                message.downcast_ref::<Message>().into_iter().for_each(|message| self.hear(message));
+                message
+                    .downcast_ref::<Message>()
+                    .into_iter()
+                    .for_each(|message| self.handle_message(message));
             }
             if !self.guests.see(|guests| guests.primary_has) {
                 self.lease.see(PrimaryLease::yield_machine);
@@ -86,12 +89,12 @@ impl Daemon<'_> {
                 network::send(PRIMARY, STANDBY, Message::Heartbeat { asked });
             }
             if !is_protected || now() - self.promised > PATIENCE {
-                self.settle();
+                self.find_owner();
             }
         }
     }
 
-    fn hear(&mut self, message: &Message) {
+    fn handle_message(&mut self, message: &Message) {
         match message {
             Message::Answer { query, reply, asked } => {
                 self.lease.see(|lease| lease.handle_witness_reply(query, *reply, *asked));
@@ -111,7 +114,7 @@ impl Daemon<'_> {
     }
 
     /// Finds out who has the machine.
-    fn settle(&mut self) {
+    fn find_owner(&mut self) {
         let (time, has_copy) = (BootTime::now(), self.guests.see(|guests| guests.primary_has));
         match self.lease.see(|lease| lease.next_action(true, has_copy, time)) {
             PrimaryLeaseAction::RunHere => self.record(Stage::Alone),

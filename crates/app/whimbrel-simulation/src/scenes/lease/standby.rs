@@ -4,7 +4,7 @@
 use super::{Message, PRIMARY, STANDBY, TERM, WITNESS, World, delete, now, show};
 use crate::{
     scenes::record,
-    world::{draw, network, tell},
+    world::{draw, log, network},
 };
 use std::{thread, time::Duration};
 use whimbrel_protect::{
@@ -32,7 +32,7 @@ pub(super) fn live(guests: &World) {
         if let Some(message) = network::receive(STANDBY, now() + TICK)
             && let Some(message) = message.downcast_ref::<Message>()
         {
-            daemon.hear(message);
+            daemon.handle_message(message);
         }
         let mut action = daemon.lease.tick(true, BootTime::now());
         if now().saturating_sub(daemon.asked) > PATIENCE && action == StandbyLeaseAction::Nothing {
@@ -44,7 +44,7 @@ pub(super) fn live(guests: &World) {
 }
 
 impl Daemon<'_> {
-    fn hear(&mut self, message: &Message) {
+    fn handle_message(&mut self, message: &Message) {
         let time = BootTime::now();
         match message {
             Message::Heartbeat { asked } => {
@@ -78,14 +78,18 @@ impl Daemon<'_> {
                 StandbyLeaseAction::AskWitness => {
                     self.asked = now();
                     let query = WitnessQuery::TakeOver { yielded: false };
-                    network::send(STANDBY, WITNESS, Message::Ask { from: STANDBY, query, asked: BootTime::now() });
+                    network::send(
+                        STANDBY,
+                        WITNESS,
+                        Message::Ask { from: STANDBY, query, asked: BootTime::now() },
+                    );
                     return;
                 }
                 StandbyLeaseAction::Load => {
                     self.loads += 1;
                     thread::sleep(Duration::from_millis(200 + draw(800)));
                     let fails = self.loads <= LOADS_FAILING && draw(3) == 0;
-                    tell(if fails { "the machine cannot be loaded" } else { "the machine is loaded" });
+                    log(if fails { "the machine cannot be loaded" } else { "the machine is loaded" });
                     self.lease.handle_loaded(!fails, BootTime::now())
                 }
                 StandbyLeaseAction::Record => {
