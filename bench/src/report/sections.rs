@@ -16,7 +16,7 @@ pub(super) struct Section {
 
 /// Every section, in the order of the page.
 pub(super) const SECTIONS: &[Section] =
-    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY, OPERATION];
+    &[ONE_HOST, MIGRATION, PROTECTION, CAPSULES, PAPER, POOL, SESSIONS, TRUST, DAY, OPERATION, KEPT];
 
 const ONE_HOST: Section = Section {
     title: "Machines on one host",
@@ -70,6 +70,16 @@ const OPERATION: Section = Section {
         ("operate.daemon", "Memory that only the daemon has, and its processor time while nothing happens."),
         ("operate.package", "Installed size of the Debian package of a host."),
         ("operate.book", "Blocks of commands in the guides, and how many of their guides failed."),
+    ],
+};
+
+const KEPT: Section = Section {
+    title: "Nothing is lost",
+    about: "Faults of every kind, and what they cost: nothing, where a row counts losses.",
+    notes: &["2026-11-25-simulation"],
+    families: &[
+        ("simulation", "Seeds of simulated faults, each with its own: rules that were broken."),
+        ("mutants", "Losses that were brought back on purpose, and found by the simulation."),
     ],
 };
 
