@@ -272,15 +272,9 @@ pub(crate) fn lock(fd: i32, operation: i32) -> Result<(), Errno> {
         Ok::<_, Errno>((open.host, open.inode, id))
     })?;
     let exclusive = operation & libc::LOCK_EX != 0;
-    while operation & libc::LOCK_UN == 0 {
-        let locked = with(|world| {
-            let file = world.hosts[host].disk.file(inode)?;
-            let free = file.locks.iter().all(|(_, other)| !other && !exclusive);
-            if free {
-                file.locks.push((id, exclusive));
-            }
-            Ok::<_, Errno>(free)
-        })?;
+    let unlocks = operation & libc::LOCK_UN != 0;
+    loop {
+        let locked = unlocks || take_lock(host, inode, id, exclusive)?;
         if locked {
             break;
         }
@@ -291,6 +285,18 @@ pub(crate) fn lock(fd: i32, operation: i32) -> Result<(), Errno> {
     }
     baton::point();
     Ok(())
+}
+
+/// Takes the lock on a file, if it is free. Whether it was.
+fn take_lock(host: HostId, inode: Inode, holder: u64, exclusive: bool) -> Result<bool, Errno> {
+    with(|world| {
+        let file = world.hosts[host].disk.file(inode)?;
+        let is_free = file.locks.iter().all(|(_, other)| !other && !exclusive);
+        if is_free {
+            file.locks.push((holder, exclusive));
+        }
+        Ok(is_free)
+    })
 }
 
 /// Copies the bytes of a file from an offset on; those past its end stay as they are.
