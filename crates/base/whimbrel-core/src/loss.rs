@@ -64,7 +64,7 @@ losses! {
     GoneMachineForgotten,
     /// A primary deletes its machine when the witness says that it is taken.
     RetiredUnheard,
-    /// A standby takes over before its own promise has expired.
+    /// A standby promises not to take over yet, and does not wait.
     PromiseBroken,
     /// A restarted witness believes that no lease runs.
     LeasesForgotten,

@@ -84,7 +84,9 @@ impl StandbyLease {
     pub fn heartbeat(&mut self, now: BootTime) -> HeartbeatReply {
         match self.state {
             State::Standing => {
-                self.waits_until = now.after(self.term);
+                if !is_back(Loss::PromiseBroken) {
+                    self.waits_until = now.after(self.term);
+                }
                 HeartbeatReply::Promise
             }
             _ => HeartbeatReply::NoPromise(self.outcome()),
@@ -94,7 +96,6 @@ impl StandbyLease {
     /// Checks the clock; `current` says whether there is a complete epoch to take over from.
     pub fn tick(&mut self, current: bool, now: BootTime) -> StandbyLeaseAction {
         match self.state {
-            State::Standing if is_back(Loss::PromiseBroken) && current => self.ask(),
             State::Standing if self.has_witness && current && now >= self.waits_until => self.ask(),
             State::Stuck if now >= self.waits_until => self.load(),
             _ => StandbyLeaseAction::Nothing,

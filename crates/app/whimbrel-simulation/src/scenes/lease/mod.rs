@@ -153,6 +153,9 @@ fn trouble(guests: &World, daemons: &mut [Running; 3]) {
             if host == WITNESS && draw(2) == 0 {
                 processes::lose_power(host);
             }
+            if draw(2) == 0 {
+                restart(guests, daemons);
+            }
         }
         2 => {
             let dies = guests.see(|guests| {

@@ -87,7 +87,7 @@ impl Daemon<'_> {
                 }
                 StandbyLeaseAction::Load => {
                     self.loads += 1;
-                    thread::sleep(Duration::from_millis(200 + draw(800)));
+                    thread::sleep(Duration::from_millis(100 + draw(900)));
                     let fails = self.loads <= LOADS_FAILING && draw(3) == 0;
                     log(if fails { "the machine cannot be loaded" } else { "the machine is loaded" });
                     self.lease.handle_loaded(!fails, BootTime::now())
