@@ -144,7 +144,7 @@ pub(crate) fn run() {
 
 /// Something happens to a host, or to a way between two.
 fn trouble(guests: &World, daemons: &mut [Running; 3]) {
-    match draw(6) {
+    match draw(7) {
         // A daemon that is dead shows nothing: the guest's port and disks are its own.
         0 | 1 => {
             let host = if draw(2) == 0 { PRIMARY } else { WITNESS };
@@ -164,6 +164,15 @@ fn trouble(guests: &World, daemons: &mut [Running; 3]) {
                 dies
             });
             log(if dies { "the primary's QEMU dies" } else { "nothing happens" });
+        }
+        // The standby hears nothing any more, and the witness forgets what it had only in memory.
+        3 => {
+            network::cut(PRIMARY, STANDBY, true);
+            thread::sleep(TERM + Duration::from_millis(draw(8_000)));
+            daemons[WITNESS].kill();
+            restart(guests, daemons);
+            thread::sleep(Duration::from_millis(draw(3_000)));
+            network::cut(PRIMARY, STANDBY, false);
         }
         _ => {
             let (from, to) = (draw(3) as usize, draw(3) as usize);
