@@ -9,6 +9,7 @@ use crate::{
     AttachError, GuestRam, pagemap,
     process::{Mapping, Process},
     residency::LazyMemoryCell,
+    scan_order::ScanOrder,
     syscall_injection, template_guard,
     tracked_blocks::TrackedBlocks,
     userfaultfd::{FEATURES, Span, Userfaultfd},
@@ -134,9 +135,20 @@ impl Attachment {
     }
 
     /// Memory of the target as a page array named `memory`. Only one consumer at a time: a dirty page is
-    /// reported once.
+    /// reported once. Dirty pages are looked for before they are taken if the target has a virtual machine of
+    /// KVM.
     pub fn ram(&self) -> Result<GuestRam, AttachError> {
-        GuestRam::new(self.inner.clone())
+        let order = match self.inner.process.has_kvm()? {
+            true => ScanOrder::LookFirst,
+            false => ScanOrder::TakeAtOnce,
+        };
+        self.ram_in_order(order)
+    }
+
+    /// Like [`ram`](Self::ram), with the order of scans chosen by the caller. Both are right for every
+    /// target; they differ in what they cost.
+    pub fn ram_in_order(&self, order: ScanOrder) -> Result<GuestRam, AttachError> {
+        GuestRam::new(self.inner.clone(), order)
     }
 
     /// Process id of the target.

@@ -15,6 +15,7 @@ use crate::{
     attachment::{Backing, Inner, Mode},
     pagemap::{Pagemap, Scan},
     residency::{self, LazyMemory},
+    scan_order::ScanOrder,
     tracked_blocks::TrackedBlocks,
 };
 use std::{
@@ -43,10 +44,10 @@ pub struct GuestRam {
 struct NoSource;
 
 impl GuestRam {
-    pub(crate) fn new(inner: Arc<Inner>) -> Result<Self, AttachError> {
+    pub(crate) fn new(inner: Arc<Inner>, order: ScanOrder) -> Result<Self, AttachError> {
         let pid = inner.process.number();
         let file = inner.pagemap.try_clone().map_err(AttachError::io(pid, "open the page map"))?;
-        let pagemap = Pagemap::new(file, inner.span);
+        let pagemap = Pagemap::new(file, inner.span, order);
         let pages = inner.page_count();
         Ok(Self { inner, pagemap, pending_dirty: PageSet::empty(pages), tracked: TrackedBlocks::none(pages) })
     }

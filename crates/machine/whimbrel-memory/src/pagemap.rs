@@ -1,8 +1,11 @@
 //! Page map scan: finds pages by state with `PAGEMAP_SCAN` (Linux 6.7,
-//! Documentation/admin-guide/mm/pagemap.rst). The same step re-arms write tracking, so that no write is lost
-//! in between.
+//! Documentation/admin-guide/mm/pagemap.rst). The step that takes written pages re-arms write tracking, so that
+//! no write is lost in between.
 
-use crate::userfaultfd::Span;
+use crate::{
+    scan_order::{self, ScanOrder},
+    userfaultfd::Span,
+};
 use linux_raw_sys::general as sys;
 use std::{ffi::c_ulong, fs::File, io, os::fd::AsRawFd};
 use whimbrel_core::{PAGE_SIZE, PageRun, PageSet};
@@ -24,17 +27,27 @@ pub(crate) enum Scan {
     Anonymous,
 }
 
-/// File `/proc/PID/pagemap` and a buffer for the kernel's results.
+/// Effect of a call on the pages that match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Look,
+    Take,
+}
+
+/// File `/proc/PID/pagemap` and buffers for the kernel's results.
 #[derive(Debug)]
 pub(crate) struct Pagemap {
     file: File,
     span: Span,
+    order: ScanOrder,
     regions: Vec<sys::page_region>,
+    /// What a look has found.
+    seen: Vec<sys::page_region>,
 }
 
 impl Pagemap {
-    pub(crate) fn new(file: File, span: Span) -> Self {
-        Self { file, span, regions: Vec::new() }
+    pub(crate) fn new(file: File, span: Span, order: ScanOrder) -> Self {
+        Self { file, span, order, regions: Vec::new(), seen: Vec::new() }
     }
 
     /// Adds the matching pages to `pages`, a set over the complete span. After an error, `pages` has those
@@ -45,32 +58,66 @@ impl Pagemap {
 
     /// Like [`Pagemap::scan`], for the pages of `run` alone.
     pub(crate) fn scan_run(&mut self, scan: Scan, run: PageRun, pages: &mut PageSet) -> io::Result<()> {
-        let mut from = self.span.start + run.offset();
+        let from = self.span.start + run.offset();
         let end = from + run.bytes() as u64;
-        let empty = sys::page_region { start: 0, end: 0, categories: 0 };
-        self.regions.resize(BATCH, empty);
+        match (scan, self.order) {
+            (Scan::Anonymous, _) => self.walk(scan, Step::Look, (from, end), pages),
+            (_, ScanOrder::TakeAtOnce) => self.walk(scan, Step::Take, (from, end), pages),
+            (_, ScanOrder::LookFirst) => self.look_then_take(scan, (from, end), pages),
+        }
+    }
+
+    fn walk(
+        &mut self,
+        scan: Scan,
+        step: Step,
+        (mut from, end): (u64, u64),
+        pages: &mut PageSet,
+    ) -> io::Result<()> {
         while from < end {
-            let (found, walked) = self.call(scan, from, end)?;
+            let (found, walked) = self.call(scan, step, from, end)?;
             for region in &self.regions[..found] {
                 let start = (region.start - self.span.start) / PAGE_SIZE as u64;
                 pages.insert_run(PageRun::new(start, (region.end - region.start) / PAGE_SIZE as u64));
             }
-            if walked <= from {
-                return Err(io::Error::other("the scan does not advance"));
-            }
-            from = walked;
+            from = advanced(from, walked)?;
         }
         Ok(())
     }
 
-    fn call(&mut self, scan: Scan, start: u64, end: u64) -> io::Result<(usize, u64)> {
+    /// Takes what one call finds before the next one looks, so that the result of a look is bounded.
+    fn look_then_take(
+        &mut self,
+        scan: Scan,
+        (mut from, end): (u64, u64),
+        pages: &mut PageSet,
+    ) -> io::Result<()> {
+        while from < end {
+            let (found, walked) = self.call(scan, Step::Look, from, end)?;
+            self.seen.clear();
+            self.seen.extend_from_slice(&self.regions[..found]);
+            for run in scan_order::joined(&self.seen) {
+                self.walk(scan, Step::Take, (run.start, run.start + run.bytes), pages)?;
+            }
+            from = advanced(from, walked)?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, scan: Scan, step: Step, start: u64, end: u64) -> io::Result<(usize, u64)> {
+        let empty = sys::page_region { start: 0, end: 0, categories: 0 };
+        self.regions.resize(BATCH, empty);
         let written = u64::from(sys::PAGE_IS_WRITTEN);
         let file = u64::from(sys::PAGE_IS_FILE);
-        let take = u64::from(sys::PM_SCAN_WP_MATCHING | sys::PM_SCAN_CHECK_WPASYNC);
+        let tracked = u64::from(sys::PM_SCAN_CHECK_WPASYNC);
+        let take = match step {
+            Step::Look => 0,
+            Step::Take => u64::from(sys::PM_SCAN_WP_MATCHING),
+        };
         let any = u64::from(sys::PAGE_IS_PRESENT | sys::PAGE_IS_SWAPPED);
         let (flags, inverted, all, any) = match scan {
-            Scan::TakeWritten => (take, 0, written, 0),
-            Scan::TakeWrittenPrivate => (take, file, written | file, any),
+            Scan::TakeWritten => (take | tracked, 0, written, 0),
+            Scan::TakeWrittenPrivate => (take | tracked, file, written | file, any),
             Scan::Anonymous => (0, file, file, any),
         };
         let mut argument = sys::pm_scan_arg {
@@ -89,6 +136,10 @@ impl Pagemap {
         let found = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
         if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
     }
+}
+
+fn advanced(from: u64, walked: u64) -> io::Result<u64> {
+    if walked > from { Ok(walked) } else { Err(io::Error::other("the scan does not advance")) }
 }
 
 /// Whether asynchronous write tracking (`WP_ASYNC`) is registered for the first page of `span`.

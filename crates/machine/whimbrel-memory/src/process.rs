@@ -125,6 +125,14 @@ impl Process {
         })
     }
 
+    /// Whether the process has a virtual machine of KVM, whose page tables follow those of the process.
+    pub(crate) fn has_kvm(&self) -> Result<bool, AttachError> {
+        let is_machine = |entry: &fs::DirEntry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:kvm-vm")
+        };
+        self.descriptors(is_machine).map(|found| !found.is_empty())
+    }
+
     /// Number of a descriptor of the device that makes userfaultfds, if the process has one.
     pub(crate) fn userfaultfd_device(&self) -> Result<Option<RawFd>, AttachError> {
         let is_device = |entry: &fs::DirEntry| {

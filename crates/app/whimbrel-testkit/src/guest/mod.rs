@@ -8,12 +8,16 @@ mod disk_boot;
 mod error;
 pub mod image;
 mod kernel;
+mod kvm_guest;
 mod options;
+mod own_guest;
 mod test_agent;
 
 pub use boot_files::GuestFiles;
 pub use debian::DebianGuest;
 pub use disk_boot::PublishedImage;
 pub use error::GuestError;
+pub use kvm_guest::{KvmCounts, KvmGuest, kvm_model};
 pub use options::{GuestOptions, Work};
+pub use own_guest::{OwnGuest, Tick, Ticks};
 pub use test_agent::{CheckResult, GuestMemory, Identity, TestAgent, TestAgentError, assert_same_life};

@@ -2,21 +2,32 @@
 
 use crate::support::*;
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::PageArray;
-use whimbrel_memory::{Attachment, GuestRam, Mode, RamTarget};
+use whimbrel_memory::{Attachment, GuestRam, Mode, RamTarget, ScanOrder};
 
 const PAGES: u64 = 700;
 
+const ORDERS: [ScanOrder; 2] = [ScanOrder::TakeAtOnce, ScanOrder::LookFirst];
+
 fn target(kind: &str) -> (Target, GuestRam, tempfile::TempPath) {
+    target_in_order(kind, ScanOrder::TakeAtOnce)
+}
+
+fn target_in_order(kind: &str, order: ScanOrder) -> (Target, GuestRam, tempfile::TempPath) {
     let file = ram_file("dirty", PAGES);
     let target = Target::serving(kind, text(&file), PAGES);
     let which = match kind {
         "anonymous" => RamTarget::Range(target.base, PAGES * PAGE as u64),
         _ => by_path(&file),
     };
-    let ram = Attachment::attach(target.pid(), which, Mode::Track).unwrap().ram().unwrap();
+    let attachment = Attachment::attach(target.pid(), which, Mode::Track).unwrap();
+    let ram = attachment.ram_in_order(order).unwrap();
     (target, ram, file)
 }
 
@@ -34,8 +45,8 @@ proptest! {
 
     #[test]
     fn a_dirty_set_holds_exactly_what_was_written_and_nothing_only_read(rounds in rounds()) {
-        for kind in ["shared", "private", "anonymous"] {
-            let (mut target, mut ram, _file) = target(kind);
+        for (kind, order) in ["shared", "private", "anonymous"].into_iter().flat_map(|k| ORDERS.map(|o| (k, o))) {
+            let (mut target, mut ram, _file) = target_in_order(kind, order);
             // Of blocks that hold something.
             (0..PAGES).step_by(512).for_each(|page| target.write(page, 1));
             ram.take_dirty().unwrap();
@@ -53,6 +64,43 @@ proptest! {
                 prop_assert!(dirty.iter().all(|page| all.contains(page)));
             }
         }
+    }
+}
+
+/// A copy that is brought up to date from the dirty sets alone must be the memory in the end.
+#[test]
+fn no_write_is_lost_that_races_with_scans() {
+    for (kind, order) in ["shared", "private"].into_iter().flat_map(|kind| ORDERS.map(|order| (kind, order)))
+    {
+        let (mut target, mut ram, _file) = target_in_order(kind, order);
+        let mut copy = vec![0; PAGES as usize * PAGE];
+        let mut follow = |ram: &mut GuestRam| {
+            for run in ram.take_dirty().unwrap().runs() {
+                let start = run.offset() as usize;
+                ram.read(run, &mut copy[start..start + run.bytes()]).unwrap();
+            }
+        };
+        let mut races = 0;
+        while races < 200 {
+            target.send("race 100000");
+            let racing = AtomicBool::new(true);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    target.line();
+                    racing.store(false, Ordering::SeqCst);
+                });
+                while racing.load(Ordering::SeqCst) {
+                    follow(&mut ram);
+                    races += 1;
+                }
+            });
+        }
+        follow(&mut ram);
+        let mut memory = vec![0; copy.len()];
+        ram.read(PageRun::new(0, PAGES), &mut memory).unwrap();
+        let page = |bytes: &[u8], page: usize| bytes[page * PAGE..][..PAGE].to_vec();
+        let lost = (0..PAGES as usize).filter(|at| page(&copy, *at) != page(&memory, *at)).count();
+        assert_eq!(lost, 0, "pages of {kind} memory, {order:?}");
     }
 }
 

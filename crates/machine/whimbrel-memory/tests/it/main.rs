@@ -3,6 +3,7 @@
 mod attach;
 mod dirty;
 mod figures;
+mod kvm;
 mod lazy;
 mod parts;
 mod qemu;

@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`; prints the address first.
+/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`, `race WRITES`; prints the address first.
 fn serve(kind: &str, path: &str, pages: usize) {
     let (flags, fd) = match kind {
         "shared" => (libc::MAP_SHARED, open(path)),
@@ -68,6 +68,10 @@ fn serve(kind: &str, path: &str, pages: usize) {
                 let page = at(number(1));
                 (0..PAGE).fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(page.add(i).read_volatile()))
             },
+            "race" => {
+                race(number(1), pages, &at);
+                0
+            }
             // SAFETY: a descriptor that lives as long as this function, and a whole page of the mapping.
             // QEMU releases a page in this way: a hole in the file, then its own page is dropped.
             "give" => unsafe {
@@ -80,6 +84,20 @@ fn serve(kind: &str, path: &str, pages: usize) {
             word => panic!("unknown word {word}"),
         };
         println!("{answer}");
+    }
+}
+
+/// Makes the first number of pages grow, of which some lie close together and some far apart.
+fn race(writes: usize, pages: usize, at: &impl Fn(usize) -> *mut u8) {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for write in 0..writes {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let far = (state >> 33) as usize % pages;
+        let near = far - far % 64 + write % 64;
+        let page = if write % 3 == 0 { far } else { near.min(pages - 1) };
+        let word = at(page).cast::<u64>();
+        // SAFETY: a volatile read and write inside a page of the mapping, at a multiple of eight.
+        unsafe { word.write_volatile(word.read_volatile() + 1 + write as u64) };
     }
 }
 
