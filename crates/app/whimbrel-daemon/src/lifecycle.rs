@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 use whimbrel_api::Role;
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{Accel, HostName, MachineName};
 use whimbrel_wire::web_tls::{Acceptor, ServerCertificate};
 
 /// Time for operations under way to clean up when the daemon is told to stop.
@@ -37,6 +37,8 @@ pub struct DaemonOptions {
     pub run_dir: PathBuf,
     /// Unix socket of the HTTP API.
     pub socket: PathBuf,
+    /// Executor of guest instructions; none uses KVM if the probe finds that it works.
+    pub accel: Option<Accel>,
     /// Machines whose guests may send frames of other stations: routers and bridges.
     pub unfiltered: Vec<MachineName>,
     /// Where the master key of the store comes from; none if the store is not encrypted.
@@ -59,6 +61,9 @@ pub struct DaemonOptions {
 pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     // Files of the daemon have memory and disks of guests in them.
     whimbrel_wire::private_dir::restrict_new_files();
+    if let Some(accel) = options.accel {
+        whimbrel_qemu::choose_accel(accel);
+    }
     let layout = Directories::create(&options.data, &options.run_dir)?;
     let _lock = lock(&layout)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

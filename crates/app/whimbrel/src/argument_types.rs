@@ -1,5 +1,6 @@
 //! Types of arguments: rates, durations, disks, network ports, labels. Each error names the expected form.
 
+use clap::ValueEnum;
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
@@ -9,7 +10,7 @@ use whimbrel_api::{
     BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, HostPort, ImportFormat,
     MoveNetwork, NicRequest, PortProtocol, PortRequest, SelfService, SnapshotRule,
 };
-use whimbrel_core::{ByteSize, HostName, NameError};
+use whimbrel_core::{Accel, ByteSize, HostName, NameError};
 
 /// Text that is not a value of an option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +19,24 @@ pub(crate) struct ValueError {
     text: String,
     what: &'static str,
     example: &'static str,
+}
+
+/// Executor of guest instructions.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum AccelArg {
+    /// Translator of QEMU; works everywhere
+    Tcg,
+    /// Hardware virtualisation of the CPU
+    Kvm,
+}
+
+impl From<AccelArg> for Accel {
+    fn from(argument: AccelArg) -> Self {
+        match argument {
+            AccelArg::Tcg => Self::Tcg,
+            AccelArg::Kvm => Self::Kvm,
+        }
+    }
 }
 
 /// Capsule with its place: `[HOST:]CAPSULE` or `pool:MANAGER/[FOLDER/]CAPSULE`.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_api::Role;
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{Accel, HostName, MachineName};
 use whimbrel_daemon::ImageSource;
 
 /// Settings file that is read if no other one is named. It need not exist.
@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) name: Option<HostName>,
     pub(crate) listen: Option<SocketAddr>,
     pub(crate) data: Option<PathBuf>,
+    /// Executor of guest instructions, in place of the result of the probe.
+    pub(crate) accel: Option<Accel>,
     /// Directory on a tmpfs for guest memory.
     pub(crate) run_dir: Option<PathBuf>,
     pub(crate) socket: Option<PathBuf>,
@@ -66,6 +68,7 @@ impl Settings {
             name: self.name.or(below.name),
             listen: self.listen.or(below.listen),
             data: self.data.or(below.data),
+            accel: self.accel.or(below.accel),
             run_dir: self.run_dir.or(below.run_dir),
             socket: self.socket.or(below.socket),
             unfiltered: self.unfiltered.or(below.unfiltered),

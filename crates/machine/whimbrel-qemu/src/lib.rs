@@ -27,7 +27,8 @@ pub use launch::{LaunchError, LaunchSpec, RamBacking, Sharing, SpecError, Vmgeni
 pub use machine::{BalloonStats, Qemu, QemuDescriptors, QemuState, Status, VmIdentity};
 pub use machine_user::MachineUser;
 pub use probe::{
-    Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, find, findings, probe, probe_kvm,
+    Finding, KvmProbe, ProbeError, QemuBinary, Version, best_accel, choose_accel, find, findings, probe,
+    probe_kvm,
 };
 pub use process::{HugePages, ProcessError, ProcessIdentity, QemuProcess};
 pub use qmp::{MachineEvent, Qmp, QmpError, QmpState, ShutdownCause};

@@ -1,14 +1,14 @@
 //! `whimbrel host`: runs the daemon.
 
 use crate::{
-    argument_types::absolute,
+    argument_types::{AccelArg, absolute},
     cli::DEFAULT_SOCKET,
     error::CliError,
     settings::{DEFAULT_FILE, Settings},
 };
 use std::{net::SocketAddr, path::PathBuf};
 use whimbrel_api::{Role, RoleError};
-use whimbrel_core::{HostName, MachineName};
+use whimbrel_core::{Accel, HostName, MachineName};
 use whimbrel_daemon::{DaemonOptions, ImageSource, KeySource};
 
 const DEFAULT_DATA: &str = "/var/lib/whimbrel";
@@ -51,6 +51,10 @@ pub(crate) struct Args {
     /// Address for other hosts; without one, they cannot connect
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Executor of guest instructions for machines that name none, and for those that other hosts send
+    /// [default: kvm if `doctor` finds that it works, else tcg]
+    #[arg(long)]
+    accel: Option<AccelArg>,
     /// Directory on a tmpfs for guest memory [default: /dev/shm/whimbrel-NAME]
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     run_dir: Option<PathBuf>,
@@ -106,6 +110,7 @@ impl Args {
             name: self.name,
             listen: self.listen,
             data: self.data,
+            accel: self.accel.map(Accel::from),
             run_dir: self.run_dir,
             socket,
             unfiltered: (!self.unfiltered.is_empty()).then_some(self.unfiltered),
@@ -143,6 +148,7 @@ impl Args {
             api_groups: settings.api_groups.unwrap_or_default().into_iter().collect(),
             listen: settings.listen,
             metrics: settings.metrics_listen,
+            accel: settings.accel,
             run_dir: settings.run_dir.unwrap_or_else(|| format!("/dev/shm/whimbrel-{name}").into()),
             socket: settings.socket.unwrap_or_else(|| DEFAULT_SOCKET.into()),
             unfiltered: settings.unfiltered.unwrap_or_default(),

@@ -1,13 +1,12 @@
 //! `whimbrel run`: creates a machine and starts it.
 
 use crate::{
-    argument_types::{DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
+    argument_types::{AccelArg, DiskArg, GuestRequestArg, NicArg, PortArg, absolute},
     context::Context,
     error::CliError,
     first_boot::FirstBoot,
     machine_text,
 };
-use clap::ValueEnum;
 use std::path::PathBuf;
 use whimbrel_api::RunRequest;
 use whimbrel_core::{Accel, ByteSize, MachineName};
@@ -64,14 +63,6 @@ pub(crate) struct Args {
     guest_requests: Vec<GuestRequestArg>,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum AccelArg {
-    /// Translator of QEMU; works everywhere
-    Tcg,
-    /// Hardware virtualisation of the CPU
-    Kvm,
-}
-
 impl Args {
     pub(crate) async fn run(self, context: &Context) -> Result<(), CliError> {
         let machine = context.client.run(&self.request()?).await?;
@@ -92,10 +83,7 @@ impl Args {
             append: self.append,
             nics: self.nics.into_iter().map(|port| port.0).collect(),
             publish: self.publish.into_iter().map(|port| port.0).collect(),
-            accel: self.accel.map(|accel| match accel {
-                AccelArg::Tcg => Accel::Tcg,
-                AccelArg::Kvm => Accel::Kvm,
-            }),
+            accel: self.accel.map(Accel::from),
             self_service: GuestRequestArg::all(self.guest_requests),
         })
     }

@@ -42,9 +42,13 @@ fn kvm(binary: &QemuBinary) -> Check {
         KvmProbe::Denied => {
             slow("no permission to open /dev/kvm".to_owned(), "run as root or join the group kvm")
         }
+        KvmProbe::Closed => slow(
+            "/dev/kvm is closed to the users of machines".to_owned(),
+            "give it a group other than root's, as udev does: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",
+        ),
         KvmProbe::Broken { words } => slow(
-            format!("does not work: {words}"),
-            "turn on nested virtualisation on the host of this machine",
+            format!("runs no kernel of today: {words}"),
+            "turn on nested virtualisation on the host of this machine; guests that need less run with --accel kvm",
         ),
     }
 }

@@ -44,12 +44,23 @@ pub fn findings() -> Vec<Finding> {
     }
 }
 
-/// Fastest accelerator that works on this host.
+/// Accelerator that the owner of this host has chosen.
+static CHOSEN: OnceLock<Accel> = OnceLock::new();
+
+/// Makes `accel` the result of [`best_accel`], whatever the probe finds: guests of one's own may run where
+/// those of today do not. The first choice holds for the life of the process.
+pub fn choose_accel(accel: Accel) {
+    if CHOSEN.set(accel).is_err() {
+        tracing::debug!("the accelerator was chosen before");
+    }
+}
+
+/// Accelerator of new machines: the chosen one, else the fastest that works on this host.
 pub fn best_accel(binary: &QemuBinary) -> Accel {
-    match probe_kvm(binary) {
+    CHOSEN.get().copied().unwrap_or_else(|| match probe_kvm(binary) {
         KvmProbe::Works => Accel::Kvm,
         _ => Accel::Tcg,
-    }
+    })
 }
 
 fn binary_finding(binary: &QemuBinary) -> Finding {
@@ -71,10 +82,17 @@ fn kvm_finding(kvm: &KvmProbe) -> Finding {
             "/dev/kvm cannot be opened, guests run on the slower tcg".to_owned(),
             Some("join the group kvm"),
         ),
+        KvmProbe::Closed => (
+            false,
+            "/dev/kvm is closed to the users of machines, guests run on the slower tcg".to_owned(),
+            Some("give it a group other than root's, as udev does: root:kvm, mode 0660"),
+        ),
         KvmProbe::Broken { words } => (
             false,
-            format!("/dev/kvm exists but does not execute guests ({words}), they run on the slower tcg"),
-            Some("turn on nested virtualisation on the host below"),
+            format!(
+                "/dev/kvm exists but is of no use to guests of today: {words}; they run on the slower tcg"
+            ),
+            Some("turn on nested virtualisation on the host below; --accel kvm runs guests that need less"),
         ),
     };
     Finding { ok, found, fix: fix.map(str::to_owned) }
