@@ -10,6 +10,12 @@ use whimbrel_testkit::guest::{Identity, TestAgent};
 
 /// The witness of `machine` over its console.
 pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
+    let stream = console_stream(host, machine);
+    TestAgent::over(stream.try_clone().expect("a second handle"), stream)
+}
+
+/// The console of `machine`, from now on.
+pub fn console_stream(host: &HostProcess, machine: &str) -> UnixStream {
     let mut stream = UnixStream::connect(host.socket()).expect("the daemon's socket");
     let request = format!(
         "GET /v1/machines/{machine}/console HTTP/1.1\r\nHost: whimbrel\r\n\
@@ -24,7 +30,7 @@ pub fn console(host: &HostProcess, machine: &str) -> TestAgent {
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     assert!(head.starts_with("HTTP/1.1 101"), "no console: {head}");
-    TestAgent::over(stream.try_clone().expect("a second handle"), stream)
+    stream
 }
 
 /// How long the first answer of a guest that reboots is waited for, since it loses what is on the console.

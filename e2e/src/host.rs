@@ -89,6 +89,9 @@ impl HostProcess {
         command.args(["host", "--name", &self.name, "--listen", &self.address, "--web", WEB]);
         command.arg("--data").arg(&self.data).arg("--run-dir").arg(&self.run_dir);
         command.arg("--socket").arg(&self.socket).env("RUST_LOG", "info");
+        if let Some(accel) = std::env::var_os("WHIMBREL_TEST_ACCEL") {
+            command.arg("--accel").arg(accel);
+        }
         if self.settings().exists() {
             command.arg("--config").arg(self.settings());
         }

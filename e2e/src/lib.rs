@@ -8,12 +8,14 @@ mod cluster;
 mod console;
 mod guest;
 mod host;
+mod kvm_lane;
 mod ssh;
 
 pub use cluster::Cluster;
-pub use console::{console, wait_reborn};
+pub use console::{console, console_stream, wait_reborn};
 pub use guest::{DHCP, GUEST_ADDRESS, Guest};
 pub use host::{HostProcess, Refusal, WEB, binary as command_line};
+pub use kvm_lane::KvmLane;
 pub use ssh::Ssh;
 
 use std::time::Duration;

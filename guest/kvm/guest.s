@@ -10,7 +10,10 @@
 # found. Every eighth round the first processor writes a sector of the virtio disk, reads an older one back and
 # checks it, and prints one line:
 #
-#   tick ROUND.. bad COUNT disk SECTORS      rounds of all processors, pages and sectors that were wrong
+#   tick ROUND.. bad COUNT disk SECTORS life NUMBER
+#
+# These are the rounds of all processors, the pages and sectors that were wrong, the sectors written, and a number
+# that another start of the guest would not have.
 #
 # A letter on the serial line, `a` to `q`, makes the first processor write each 2^(letter - 'a')th of 65,536
 # pages and read the others, in user mode; then it prints `done`. Between `!` and `.` it runs no rounds at all.
@@ -174,6 +177,8 @@ long_mode:
     mov edi, IDT + BAD_OPCODE * 16
     call gate
     mov dword ptr [TASK + 4], STACKS + 0x10000
+    rdtsc
+    mov [life], eax
     call find_disk
     call wake_others
 set_up:
@@ -490,6 +495,10 @@ report:
     call text
     mov rax, [sectors]
     call number
+    mov esi, offset alive
+    call text
+    mov eax, [life]
+    call number
     mov al, 10
     jmp letter
 
@@ -579,11 +588,13 @@ idt:
     .balign 8
 processors: .long 0
 port: .long 0
+life: .long 0
 quiet: .long 0
 sectors: .quad 0
 tick: .asciz "tick"
 bad: .asciz " bad"
 written: .asciz " disk"
+alive: .asciz " life"
 done: .asciz "done\n"
     .balign 64
     .org 0x2200

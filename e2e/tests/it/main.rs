@@ -14,6 +14,7 @@ mod guest_helper;
 mod guides;
 mod hierarchy;
 mod images;
+mod kvm;
 mod lease;
 mod life;
 mod metrics;

@@ -1,6 +1,6 @@
 //! Page map scan: finds pages by state with `PAGEMAP_SCAN` (Linux 6.7,
-//! Documentation/admin-guide/mm/pagemap.rst). The step that takes written pages re-arms write tracking, so that
-//! no write is lost in between.
+//! Documentation/admin-guide/mm/pagemap.rst). The step that takes written pages re-arms write tracking, so
+//! that no write is lost in between.
 
 use crate::{
     scan_order::{self, ScanOrder},

@@ -27,8 +27,8 @@ pub enum ScanOrder {
 /// faults on at most 1.125 times the dirty pages.
 const DIRTY_FOR_A_CLEAN_PAGE: u64 = 8;
 
-/// Joins neighbours among `regions`, which are in ascending order. A gap is taken along if all gaps of the run
-/// together stay within the share of its dirty pages.
+/// Joins neighbours among `regions`, which are in ascending order. A gap is taken along if all gaps of the
+/// run together stay within the share of its dirty pages.
 pub(crate) fn joined(regions: &[page_region]) -> Vec<Span> {
     let mut runs: Vec<Span> = Vec::new();
     let (mut dirty, mut clean) = (0, 0);

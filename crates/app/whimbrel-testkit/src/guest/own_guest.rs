@@ -52,8 +52,10 @@ pub struct Tick {
     pub rounds: Vec<u64>,
     /// Pages and sectors whose content was not that of their last round.
     pub bad: u64,
-    /// Sectors written.
+    /// Sectors written by the first processor.
     pub sectors: u64,
+    /// Number of this start of the guest.
+    pub life: u64,
 }
 
 impl Tick {
@@ -64,18 +66,21 @@ impl Tick {
             words.collect::<Option<Vec<_>>>()
         };
         let (rounds, rest) = line.trim().strip_prefix("tick ")?.split_once(" bad ")?;
-        let (bad, sectors) = rest.split_once(" disk ")?;
+        let (bad, rest) = rest.split_once(" disk ")?;
+        let (sectors, life) = rest.split_once(" life ")?;
         let tick = Self {
             rounds: numbers(rounds)?,
             bad: *numbers(bad)?.first()?,
             sectors: *numbers(sectors)?.first()?,
+            life: *numbers(life)?.first()?,
         };
         (tick.rounds.len() == processors).then_some(tick)
     }
 
-    /// Whether each processor, and the disk, is further than in `before`.
+    /// Whether each processor, and the disk, is further than in `before`, in the same life.
     pub fn is_after(&self, before: &Self) -> bool {
-        self.sectors > before.sectors && self.rounds.iter().zip(&before.rounds).all(|(now, then)| now > then)
+        let further = self.life == before.life && self.sectors > before.sectors;
+        further && self.rounds.iter().zip(&before.rounds).all(|(now, then)| now > then)
     }
 }
 
@@ -119,12 +124,12 @@ mod tests {
     #[test]
     fn half_a_line_is_no_tick_and_one_of_another_guest_neither() {
         let mut ticks = Ticks::new(
-            &b"0 bad 00000000 disk 00000001\ntick 00000010 bad 00000000 disk 00000002\n\
-               tick 00000018 0000000f bad 00000001 disk 00000003\n"[..],
+            &b"0 bad 00000000 disk 00000001 life 0000000a\ntick 00000010 bad 00000000 disk 00000002 life 0000000a\n\
+               tick 00000018 0000000f bad 00000001 disk 00000003 life 0000000a\n"[..],
             2,
         );
         let tick = ticks.next_tick().unwrap();
-        assert_eq!(tick, Tick { rounds: vec![24, 15], bad: 1, sectors: 3 });
+        assert_eq!(tick, Tick { rounds: vec![24, 15], bad: 1, sectors: 3, life: 10 });
         assert!(!tick.is_after(&tick));
         assert!(ticks.next_tick().is_err());
     }

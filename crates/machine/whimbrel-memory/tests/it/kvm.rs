@@ -1,5 +1,5 @@
-//! What a scan costs a guest of KVM, in faults that KVM counts. Skipped, with the reason, where no guest of our
-//! own runs under KVM.
+//! What a scan costs a guest of KVM, in faults that KVM counts. Skipped, with the reason, where no guest of
+//! our own runs under KVM.
 
 use whimbrel_machine::PageArray;
 use whimbrel_memory::{Attachment, Mode, RamTarget, ScanOrder};

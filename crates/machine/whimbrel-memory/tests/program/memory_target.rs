@@ -32,7 +32,8 @@ fn main() {
     }
 }
 
-/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`, `race WRITES`; prints the address first.
+/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`, `race WRITES`; prints the address
+/// first.
 fn serve(kind: &str, path: &str, pages: usize) {
     let (flags, fd) = match kind {
         "shared" => (libc::MAP_SHARED, open(path)),
