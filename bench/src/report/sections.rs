@@ -42,6 +42,10 @@ const ONE_HOST: Section = Section {
         ),
         ("scan.64g", "An idle guest of 64 GiB, most of it never touched."),
         (
+            "scan.kvm.faults",
+            "Faults of a guest of KVM after a scan, for each dirty page; the peer takes in one scan.",
+        ),
+        (
             "resume.touch",
             "The first two seconds of work of a resumed guest, beside the same work with everything in memory.",
         ),

@@ -33,6 +33,7 @@ mod rates;
 mod resting;
 mod resume;
 mod scan;
+mod scan_kvm;
 mod session;
 mod sets;
 mod store;
@@ -98,7 +99,7 @@ mod tests {
     #[test]
     fn a_name_means_a_row_a_family_or_all() {
         assert_eq!(select("scan.idle").unwrap().len(), 1);
-        assert_eq!(select("scan").unwrap().len(), 3);
+        assert_eq!(select("scan").unwrap().len(), 4);
         assert_eq!(select("checkpoint").unwrap().len(), 1);
         assert_eq!(select("checkpoint.bytes").unwrap().len(), 1);
         assert_eq!(select("run").unwrap().len(), SETS[0].1.len());

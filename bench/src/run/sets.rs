@@ -34,6 +34,11 @@ const RUN: &[Experiment] = &[
         run: scan::large,
     },
     Experiment {
+        rows: &["scan.kvm.faults"],
+        about: "faults of a guest of KVM after a scan",
+        run: scan_kvm::faults,
+    },
+    Experiment {
         rows: &["store.ingest", "store.restore"],
         about: "a GiB of memory into the store, and back",
         run: throughput::run,
