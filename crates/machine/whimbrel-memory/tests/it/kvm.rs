@@ -26,12 +26,15 @@ fn after_a_scan_a_guest_faults_on_the_pages_that_were_written_and_on_hardly_any_
             ram.take_dirty().unwrap();
             guest.touch(shift).unwrap();
         }
+        let before = guest.counts().unwrap().remote_flushes;
         let dirty = ram.take_dirty().unwrap().count();
+        let flushes = guest.counts().unwrap().remote_flushes - before;
         let faults = faults_of(&mut guest, shift);
         at_once.take_dirty().unwrap();
         let otherwise = faults_of(&mut guest, shift);
         println!(
-            "{written} written, {dirty} dirty: {faults} faults, {otherwise} after a scan that takes at once"
+            "{written} written, {dirty} dirty, {flushes} flushes: {faults} faults, {otherwise} after a scan that \
+             takes at once"
         );
         // The guest has a stack, variables and a used ring beside them.
         assert!((written..written + 16).contains(&dirty), "{dirty} dirty of {written} written");
