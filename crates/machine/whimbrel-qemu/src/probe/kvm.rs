@@ -27,7 +27,7 @@ const EXIT_STATUS: i32 = (DONE as i32) << 1 | 1;
 /// QEMU accepts firmware in units of 64 KiB. A processor starts 16 bytes before its end.
 const FIRMWARE_SIZE: usize = 64 << 10;
 /// The code, for the end of the firmware.
-const CODE: &[u8] = include_bytes!("firmware.bin");
+pub(super) const CODE: &[u8] = include_bytes!("firmware.bin");
 /// Byte of the code with a bit for each step to leave out.
 const SKIP: usize = 0x3ff;
 /// Steps that can be left out, in the order of their bits: letter on the debug console, and what they try.

@@ -1,7 +1,7 @@
 //! KVM result: remembers until the next boot that KVM does not work. The probe takes seconds of a processor,
 //! which every daemon and every `doctor` would spend again.
 //!
-//! Only a failure is stored, and only for this boot and this QEMU binary. A file that cannot be read or
+//! Only a failure is stored, and only for this boot, this QEMU binary and this probe. A file that cannot be read or
 //! written is ignored; only time depends on it.
 
 use std::{
@@ -37,7 +37,7 @@ fn result_path(qemu: &Path) -> io::Result<PathBuf> {
     let meta = fs::metadata(qemu)?;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let mut name = DefaultHasher::new();
-    (qemu, meta.ino(), meta.len(), meta.mtime(), boot).hash(&mut name);
+    (qemu, meta.ino(), meta.len(), meta.mtime(), boot, super::kvm::CODE).hash(&mut name);
     Ok(Path::new(DIR).join(format!("no-kvm-{:016x}", name.finish())))
 }
 
