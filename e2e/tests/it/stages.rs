@@ -9,6 +9,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use std::process::Child;
 use whimbrel_e2e::{Cluster, GUEST_ADDRESS, Guest, HostProcess, PATIENCE, console};
 use whimbrel_testkit::guest::{CheckResult, Identity, assert_same_life};
 
@@ -75,6 +76,19 @@ impl Scene {
             Victim::TargetQemu | Victim::Link => {}
         }
         command.wait().expect("the command ends").success()
+    }
+
+    /// Migrates, and ends the target's QEMU and a daemon between the commit and the start of the machine.
+    fn break_twice(&mut self, daemon: Victim) -> Child {
+        self.target().hold_at("commit");
+        let command = self.source().start_command(&["migrate", "web", self.away]);
+        self.target().wait_held("commit");
+        end_qemu(self.target());
+        let fallen = if daemon == Victim::SourceDaemon { self.home } else { self.away };
+        self.cluster.host(fallen).signal_daemon(Signal::SIGKILL);
+        self.target().release("commit");
+        self.start_again(fallen);
+        command
     }
 
     fn start_again(&mut self, fallen: &str) {
@@ -161,14 +175,31 @@ fn after_the_commit_point_the_target_runs_and_the_source_is_told() {
     scene.start_again(away);
     scene.check(home);
 
-    // A QEMU that dies takes the memory of its machine with it. Whose the rest is, is clear all the same.
+    // A QEMU that dies takes the memory of its machine with it. A daemon that was restarted since cannot know
+    // whether the machine had run: whose the rest is, is clear all the same.
     let (home, away) = (scene.home, scene.away);
-    assert!(scene.break_at("commit", Victim::TargetQemu));
+    let mut command = scene.break_twice(Victim::TargetDaemon);
+    assert!(command.wait().expect("the command ends").success());
     scene.cluster.host(home).wait_empty();
     let target = scene.cluster.host(away);
     target.wait_state("web", &["crashed"]);
     target.run(&["start", "web"]);
     console(target, "web").wait_ready(PATIENCE).expect("a machine that boots");
+}
+
+#[test]
+fn a_machine_whose_target_qemu_dies_before_it_ever_ran_comes_back_with_all_it_had() {
+    let mut scene = Scene::new();
+    let (home, away) = (scene.home, scene.away);
+    for stage in ["ready", "commit"] {
+        assert!(!scene.break_at(stage, Victim::TargetQemu), "the user is not told at {stage}");
+        scene.check(home);
+    }
+    // The next daemon of the source takes it back as well.
+    scene.break_twice(Victim::SourceDaemon).wait().expect("the command ends");
+    scene.check(home);
+    scene.source().run(&["migrate", "web", away]);
+    scene.check(away);
 }
 
 #[test]

@@ -6,11 +6,12 @@
 //! that must finish belongs in a task of its own.
 
 use crate::{
-    Answer, Connection, ProtocolMismatch, PublicKey, Refusal, Request, Role,
+    Answer, Connection, Protocol, ProtocolMismatch, ProtocolVersions, PublicKey, Refusal, Request, Role,
     call::Code,
     connection::{HeldCredit, Link, Shared},
     endpoint::Grants,
     frame::{Flags, WireFrame},
+    hello::versions_of,
 };
 use bytes::Bytes;
 use std::{
@@ -59,6 +60,8 @@ pub struct Peer {
     pub window: u32,
     pub(crate) grants: Grants,
     pub(crate) mismatches: Vec<ProtocolMismatch>,
+    /// Protocols that the peer's hello lists.
+    pub(crate) protocols: Vec<ProtocolVersions>,
     pub(crate) link: Weak<Link>,
 }
 
@@ -251,6 +254,11 @@ impl Peer {
     pub(crate) fn refusal_by_version(&self, kind: u16) -> Option<Refusal> {
         let found = self.mismatches.iter().find(|one| (one.kinds.0..=one.kinds.1).contains(&kind))?;
         Some(Refusal::new(Code::VERSION, found.to_string()))
+    }
+
+    /// The version of a protocol that both sides use; none if they have none in common.
+    pub fn version_of(&self, protocol: &Protocol) -> Option<u16> {
+        protocol.range().common(versions_of(&self.protocols, protocol)?)
     }
 
     /// A handle that calls the peer, unless the connection is closing.

@@ -184,7 +184,7 @@ pub(crate) async fn connect_authenticated(
         Grants::Fixed(_) => theirs.name,
     };
     let TransportPeer { identity, grants } = peer;
-    let role = theirs.role;
+    let (role, protocols) = (theirs.role, theirs.protocols);
     let connection = Connection::new(shared.clone(), |link| Peer {
         identity,
         name,
@@ -193,6 +193,7 @@ pub(crate) async fn connect_authenticated(
         version,
         window,
         mismatches,
+        protocols,
         link,
     });
     // Called first, so that the service knows the connection before it handles a request of it.

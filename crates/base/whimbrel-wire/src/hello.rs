@@ -243,18 +243,20 @@ impl Hello {
     /// Protocols of `ours` that the sender of this hello cannot speak. A protocol that the sender does not
     /// list, although it lists others, is none of its: it refuses the kinds.
     pub(crate) fn mismatches(&self, ours: &[Protocol]) -> Vec<ProtocolMismatch> {
-        let of_peer = |protocol: &Protocol| {
-            let listed = self.protocols.iter().find(|listed| listed.first_kind == protocol.kinds.0);
-            let first = VersionRange { oldest: 1, newest: 1 };
-            listed.map(|listed| listed.versions).or(self.protocols.is_empty().then_some(first))
-        };
         let mismatch = |protocol: &Protocol| {
-            let (ours, theirs) = (protocol.range(), of_peer(protocol)?);
+            let (ours, theirs) = (protocol.range(), versions_of(&self.protocols, protocol)?);
             let Protocol { name: protocol, kinds, .. } = *protocol;
             ours.common(theirs).is_none().then_some(ProtocolMismatch { protocol, kinds, ours, theirs })
         };
         ours.iter().filter_map(mismatch).collect()
     }
+}
+
+/// Versions of a protocol by the list of a hello; a hello without a list has the first version of each.
+pub(crate) fn versions_of(listed: &[ProtocolVersions], protocol: &Protocol) -> Option<VersionRange> {
+    let found = listed.iter().find(|listed| listed.first_kind == protocol.kinds.0);
+    let first = VersionRange { oldest: 1, newest: 1 };
+    found.map(|found| found.versions).or(listed.is_empty().then_some(first))
 }
 
 /// The list of protocols, if there is one.
@@ -317,6 +319,8 @@ mod tests {
         assert_eq!(found.iter().map(|one| one.protocol).collect::<Vec<_>>(), ["migrate"]);
         let words = "no common version of the migrate protocol: we speak 2 to 3, the peer speaks 4 to 5";
         assert_eq!(found[0].to_string(), words);
+        let common = |index: usize| ours[index].range().common(versions_of(&theirs.protocols, &ours[index])?);
+        assert_eq!([common(0), common(1), common(2)], [None, Some(3), None]);
         assert_eq!(hello(1, 1).mismatches(&ours).len(), 3, "an old host has the first version of each");
     }
 

@@ -62,6 +62,12 @@ pub enum TargetError {
         /// Cause reported by the host.
         source: HostError,
     },
+    /// The machine never ran, and that could not be recorded.
+    #[error("the machine cannot be given back")]
+    Return {
+        /// Cause reported by the host.
+        source: HostError,
+    },
 }
 
 impl TargetError {

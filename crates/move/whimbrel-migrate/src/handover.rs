@@ -11,10 +11,19 @@
 //!   Committed --- commit (repeated until answered) ->
 //!            <--- running ---------------------   Running
 //!   Done
+//!                                           or    its QEMU has ended, and its CPUs never ran:
+//!            <--- never ran -------------------   Returned  (writes "never ran" first)
+//!   TakingBack  (writes "ours")
+//!   Aborted  --- abort (repeated until answered) -->  Discarded
 //! ```
 //!
 //! Before the commit point any failure makes the source run the machine on and the target discard it. After
-//! it only the target may run the machine, so the source repeats `commit` until it is answered. A target that
+//! it only the target may run the machine, so the source repeats `commit` until it is answered. One answer
+//! gives the machine back: the target that prepared it has found its QEMU ended, and knows that the CPUs never
+//! ran, because no daemon of that host has tried to start them. It records that durably before it answers, and
+//! never runs the machine afterwards; so the source may run it once it has recorded the machine as its own.
+//! A target that has tried to start the CPUs, or whose daemon was restarted since, cannot know (`PerhapsStarted`)
+//! and keeps the machine. A target that
 //! is `Prepared` and receives nothing must wait: it cannot know on which side of the commit point the source
 //! is. A source that gave up repeats `abort` until it is answered, so that the target always learns the
 //! outcome.
@@ -44,6 +53,8 @@ pub enum Source {
     Reverting,
     /// The handover is recorded: the machine never runs here again. The target may not know yet.
     Committed,
+    /// The target gave the machine back: a record is being written, which says that it belongs to this host.
+    TakingBack,
     /// The target confirmed that the machine runs there. Nothing is left here.
     Done,
     /// The handover was aborted before the commit point: the machine runs here. The target may not know yet.
@@ -61,6 +72,8 @@ pub enum SourceEvent {
     Recorded,
     /// The target reports that the machine runs there.
     TargetRuns,
+    /// The target reports that it prepared the machine, never ran it and never will.
+    TargetNeverRan,
     /// The target reports that it has nothing of the machine.
     TargetDiscarded,
     /// Anything failed, or the user cancelled: link lost, target refused, local error.
@@ -95,6 +108,10 @@ pub enum CommittedAction {
     SendCommit,
     /// Remove the paused machine here with the record of the handover, and free its resources.
     FreeMachine,
+    /// Record durably that the machine, which the target gave back, belongs to this host.
+    RecordOurs,
+    /// Let the machine run here again; all of it is dirty for a later migration.
+    ResumeHere,
 }
 
 /// Actions of the source for a handover that was aborted.
@@ -134,7 +151,13 @@ impl Source {
 
     /// Transition function of the source.
     pub fn step(self, event: SourceEvent) -> (Source, &'static [SourceAction]) {
-        use {AbortedAction::*, CommittedAction::*, Source::*, SourceAction::*, SourceEvent::*};
+        use {
+            AbortedAction::*,
+            CommittedAction::{FreeMachine, SendCommit},
+            Source::*,
+            SourceAction::*,
+            SourceEvent::*,
+        };
         match (self, event) {
             (Copying, RoundsOver) => (Stopped, &[Pause]),
             (Stopped, TargetReady) => (Recording, &[RecordHandover]),
@@ -151,6 +174,13 @@ impl Source {
                 (Source::Aborted, &[ResumeHere, SourceAction::Aborted(SendAbort)])
             }
             (Source::Committed, TargetRuns) => (Done, &[SourceAction::Committed(FreeMachine)]),
+            (Source::Committed, TargetNeverRan) | (TakingBack, Failed) => {
+                (TakingBack, &[SourceAction::Committed(CommittedAction::RecordOurs)])
+            }
+            (TakingBack, Recorded) => (
+                Source::Aborted,
+                &[SourceAction::Committed(CommittedAction::ResumeHere), SourceAction::Aborted(SendAbort)],
+            ),
             (Source::Committed, Failed | Restarted) => {
                 (Source::Committed, &[SourceAction::Committed(SendCommit)])
             }
@@ -164,16 +194,6 @@ impl Source {
     /// Whether the machine may run on the source.
     pub fn may_run(self) -> bool {
         matches!(self, Source::Copying | Source::Aborted)
-    }
-}
-
-impl CommittedAction {
-    /// Actions of a committed source after `event`.
-    pub fn after(event: SourceEvent) -> impl Iterator<Item = Self> {
-        let actions = Source::Committed.step(event).1.iter();
-        actions.filter_map(
-            |action| if let SourceAction::Committed(action) = action { Some(*action) } else { None },
-        )
     }
 }
 
@@ -192,8 +212,14 @@ impl AbortedAction {
 pub enum Target {
     /// Resources are reserved, pages arrive. Nothing here is worth keeping if the source disappears.
     Receiving,
-    /// Everything is here, loaded and paused; only the source decides what happens.
+    /// Everything is here, loaded and paused; only the source decides what happens. This daemon loaded it, and
+    /// nothing has tried to start its CPUs.
     Prepared,
+    /// Like `Prepared`, but an earlier daemon or a failed start may have run its CPUs.
+    PerhapsStarted,
+    /// The machine never ran here and never will: its QEMU ended, and it goes back to the source, which may not
+    /// know yet.
+    Returned,
     /// The machine belongs to this host, and was started here.
     Running,
     /// The incoming machine was discarded.
@@ -207,6 +233,12 @@ pub enum TargetEvent {
     Finished,
     /// The source sent its commit.
     Commit,
+    /// The source sent its commit, would take the machine back, and the QEMU of the machine has ended.
+    CommitOfEnded,
+    /// Starting the machine failed, perhaps after its CPUs had run.
+    StartFailed,
+    /// A person decided that the machine is this host's, because the source is gone.
+    Decided,
     /// The source sent its abort.
     Abort,
     /// The connection to the source is lost, or loading failed here.
@@ -230,6 +262,11 @@ pub enum TargetAction {
     RunAndConfirm,
     /// Confirm (again) to the source that the machine runs here.
     ConfirmRunning,
+    /// Record durably that the machine never ran here; then tell the source, which takes it back. Its disks
+    /// stay until the source has done so.
+    RecordNeverRan,
+    /// Confirm (again) to the source that the machine never ran here.
+    ConfirmNeverRan,
     /// Kill the machine and free its resources, the record too; then reply to the source.
     Discard,
     /// Confirm (again) to the source that nothing of the machine is here.
@@ -241,6 +278,8 @@ pub enum TargetAction {
 pub enum TargetRecord {
     /// The machine is incoming here.
     Arriving,
+    /// The machine never ran here and is given back.
+    NeverRan,
     /// The machine arrived and belongs, or belonged, to this host.
     Ours,
 }
@@ -275,8 +314,11 @@ impl Target {
             (TargetRecord::Arriving, PausedIncoming::Gone) if is_back(Loss::GoneMachineForgotten) => {
                 Target::Receiving
             }
+            (TargetRecord::NeverRan, _) => Target::Returned,
             (TargetRecord::Arriving, PausedIncoming::Unfinished) => Target::Receiving,
-            (TargetRecord::Arriving, PausedIncoming::Complete | PausedIncoming::Gone) => Target::Prepared,
+            (TargetRecord::Arriving, PausedIncoming::Complete | PausedIncoming::Gone) => {
+                Target::PerhapsStarted
+            }
         };
         state.step(TargetEvent::Restarted)
     }
@@ -292,9 +334,15 @@ impl Target {
             (Prepared, Failed) if is_back(Loss::TargetGivesUp) => (Discarded, &[Discard]),
             (Receiving, Finished) => (Prepared, &[LoadAndConfirmReady]),
             (Receiving, Abort | Failed | Restarted) => (Discarded, &[Discard]),
-            (Prepared, Commit) => (Running, &[RunAndConfirm]),
-            (Prepared, Abort) => (Discarded, &[Discard]),
-            (Running, Commit) => (Running, &[ConfirmRunning]),
+            (Prepared, CommitOfEnded) => (Returned, &[RecordNeverRan]),
+            (Returned, CommitOfEnded) => (Returned, &[ConfirmNeverRan]),
+            (Prepared, Commit | Decided) | (PerhapsStarted, Commit | CommitOfEnded | Decided) => {
+                (Running, &[RunAndConfirm])
+            }
+            (Returned, Decided) => (Running, &[RunAndConfirm]),
+            (Prepared, StartFailed) => (PerhapsStarted, &[]),
+            (Prepared | PerhapsStarted | Returned, Abort) => (Discarded, &[Discard]),
+            (Running, Commit | CommitOfEnded) => (Running, &[ConfirmRunning]),
             (Discarded, Abort) => (Discarded, &[ConfirmDiscarded]),
             (state, _) => (state, &[]),
         }
@@ -314,13 +362,23 @@ mod tests {
     #[test]
     fn no_part_of_the_source_has_actions_of_another() {
         use SourceEvent::*;
-        let events = [RoundsOver, TargetReady, Recorded, TargetRuns, TargetDiscarded, Failed, Restarted];
+        let events = [
+            RoundsOver,
+            TargetReady,
+            Recorded,
+            TargetRuns,
+            TargetNeverRan,
+            TargetDiscarded,
+            Failed,
+            Restarted,
+        ];
         for event in events {
-            assert_eq!(
-                CommittedAction::after(event).count(),
-                Source::Committed.step(event).1.len(),
-                "{event:?}"
-            );
+            for before in [Source::Committed, Source::TakingBack] {
+                let of_outcome = |action: &SourceAction| {
+                    matches!(action, SourceAction::Committed(_) | SourceAction::Aborted(_))
+                };
+                assert!(before.step(event).1.iter().all(of_outcome), "{before:?}, {event:?}");
+            }
             assert_eq!(AbortedAction::after(event).count(), Source::Aborted.step(event).1.len(), "{event:?}");
             assert_eq!(Source::Done.step(event), (Source::Done, &[][..]));
             for before in [Source::Copying, Source::Stopped, Source::Recording, Source::Reverting] {

@@ -9,8 +9,8 @@ use crate::{
     page_batch::PageBatch,
     postcopy::messages::MissingPages,
     protocol::{
-        self, Accepted, BootFileRange, FilePages, Finish, FinishHeader, Offer, Offered, PageQuery,
-        PagesHeader, Prepared, RunningSince,
+        self, Accepted, BootFileRange, CommitReply, FilePages, Finish, FinishHeader, Offer, Offered,
+        PageQuery, PagesHeader, Prepared, RunningSince,
     },
     target::{IncomingMachine, MEMORY, TargetHost},
 };
@@ -66,12 +66,31 @@ impl Incoming {
     }
 
     /// Carries out the actions of an event; a message without any does not match the state. After a failure
-    /// the state is as before, and the message may be repeated.
+    /// the message may be repeated; the state is as before, except that the machine may have been started.
     pub(crate) fn event(&mut self, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
         let (next, actions) = self.state.step(event);
-        let reply = self.execute_all(actions)?;
+        let reply = self.execute_all(actions).inspect_err(|_| {
+            if next == Target::Running {
+                self.state = self.state.step(TargetEvent::StartFailed).0;
+            }
+        })?;
         self.state = next;
         reply.ok_or(TargetError::State { state: next })
+    }
+
+    /// Handles a commit, which `returnable` says may be answered with the machine's return. Returns the
+    /// encoded reply.
+    pub(crate) fn commit(&mut self, returnable: bool) -> Result<Vec<u8>, TargetError> {
+        let ended = returnable && self.machine.as_ref().is_some_and(|machine| machine.has_ended());
+        self.event(if ended { TargetEvent::CommitOfEnded } else { TargetEvent::Commit })?;
+        let since = self.machine.as_ref().and_then(|machine| machine.runs_since());
+        let since = since.map(|since| RunningSince { since: since.elapsed().as_micros() as u64 });
+        Ok(match (returnable, self.state) {
+            (true, Target::Returned) => encode_reply(&CommitReply::NeverRan),
+            (true, _) => encode_reply(&CommitReply::Running(since.unwrap_or_default())),
+            // Empty if the start was not observed here.
+            (false, _) => since.map(|since| encode_reply(&since)).unwrap_or_default(),
+        })
     }
 
     /// Carries out actions; returns the reply of the last.
@@ -98,9 +117,14 @@ impl Incoming {
             }
             TargetAction::RunAndConfirm => {
                 machine(&mut self.machine)?.run().map_err(|source| TargetError::Run { source })?;
-                Ok(self.running_since())
+                Ok(Vec::new())
             }
-            TargetAction::ConfirmRunning => Ok(self.running_since()),
+            TargetAction::RecordNeverRan => {
+                let recorded = machine(&mut self.machine)?.record_never_ran();
+                recorded.map_err(|source| TargetError::Return { source })?;
+                Ok(Vec::new())
+            }
+            TargetAction::ConfirmRunning | TargetAction::ConfirmNeverRan => Ok(Vec::new()),
             TargetAction::Discard => {
                 machine(&mut self.machine)?.discard();
                 self.machine = None;
@@ -108,13 +132,6 @@ impl Incoming {
             }
             TargetAction::ConfirmDiscarded => Ok(Vec::new()),
         }
-    }
-
-    /// Reply to a commit; empty if the start was not observed here.
-    fn running_since(&self) -> Vec<u8> {
-        let since = self.machine.as_ref().and_then(|machine| machine.runs_since());
-        let since = since.map(|since| RunningSince { since: since.elapsed().as_micros() as u64 });
-        since.map(|since| encode_reply(&since)).unwrap_or_default()
     }
 
     fn receiving(&self) -> Result<(), TargetError> {

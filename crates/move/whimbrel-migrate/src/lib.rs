@@ -34,6 +34,6 @@ mod watchdog;
 
 pub use attempt::HandoverRecord;
 pub use error::TargetError;
-pub use outcome::{CommittedHost, PendingCommit, abort, confirm};
+pub use outcome::{CommittedHost, Confirmed, PendingCommit, abort, confirm};
 pub use source::{HandedOver, MigrateError, MigrationJob, migrate};
 pub use watchdog::Budget;

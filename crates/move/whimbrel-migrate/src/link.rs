@@ -20,6 +20,11 @@ pub trait Link: Send + Sync {
     /// Number of bytes sent so far, framing included.
     fn bytes_sent(&self) -> u64;
 
+    /// Whether the other side answers [`COMMIT_OR_RETURN`](crate::protocol::COMMIT_OR_RETURN).
+    fn gives_back(&self) -> bool {
+        false
+    }
+
     /// Closes the link at once: every wait for a reply ends with an error.
     fn close(&self) {}
 }

@@ -17,11 +17,20 @@ use xxhash_rust::xxh3::xxh3_64;
 pub const PROTOCOL: Protocol = Protocol {
     name: "migrate",
     kinds: (range::MIGRATE, range::MIGRATE + 0x3f),
-    versions: &[Version {
-        number: 2,
-        reason: "the offer says whether the user has paused the machine, which an older target would run",
-    }],
+    versions: &[
+        Version {
+            number: 2,
+            reason: "the offer says whether the user has paused the machine, which an older target would run",
+        },
+        Version {
+            number: RETURN_VERSION,
+            reason: "a commit may be answered with the machine's return, which an older target cannot say",
+        },
+    ],
 };
+
+/// First version with [`COMMIT_OR_RETURN`].
+pub const RETURN_VERSION: u16 = 3;
 
 /// Offers a machine; header [`Offer`], reply [`Offered`].
 pub const OFFER: u16 = 0x0100;
@@ -53,6 +62,10 @@ pub const BOOT_FILE_PAGES: u16 = 0x0109;
 /// [`LateFramesHeader`](crate::late_frames::LateFramesHeader), payload the frames. After [`COMMIT`], in no
 /// order with it.
 pub const LATE_FRAMES: u16 = 0x010a;
+
+/// Commits the handover like [`COMMIT`], but the target may give the machine back instead; header
+/// [`HandoverId`], reply [`CommitReply`]. May be repeated. From version 3 on.
+pub const COMMIT_OR_RETURN: u16 = 0x010b;
 
 /// Most bytes of a boot file in one message.
 pub const BOOT_FILE_RANGE_MAX: usize = 4 << 20;
@@ -351,6 +364,15 @@ pub struct Prepared {
 pub struct RunningSince {
     /// Microseconds since its CPUs started.
     pub since: u64,
+}
+
+/// Reply to [`COMMIT_OR_RETURN`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CommitReply {
+    /// The machine runs here.
+    Running(RunningSince),
+    /// The machine never ran here and never will: the source takes it back.
+    NeverRan,
 }
 
 /// Compresses a part of a device state; an empty part stays empty.

@@ -113,6 +113,17 @@ pub trait IncomingMachine: Send {
     /// Runs the machine, opens its network and announces it.
     fn run(&mut self) -> Result<(), HostError>;
 
+    /// Whether the process of the prepared machine has ended, and the source may have the machine back if its
+    /// CPUs never ran here.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    /// Records durably that the machine never ran here and never will. Its pages stay until it is discarded.
+    fn record_never_ran(&mut self) -> Result<(), HostError> {
+        Err("this host gives no machine back".into())
+    }
+
     /// Instant at which its CPUs began to run here, from which the source computes the downtime.
     fn runs_since(&self) -> Option<Instant> {
         None
@@ -157,7 +168,11 @@ impl Ended {
                     self.aborted.pop_front();
                 }
             }
-            Target::Discarded | Target::Receiving | Target::Prepared => {}
+            Target::Discarded
+            | Target::Receiving
+            | Target::Prepared
+            | Target::PerhapsStarted
+            | Target::Returned => {}
         }
     }
 }
@@ -172,10 +187,10 @@ impl IncomingMigrations {
     pub fn recover(
         &self,
         handover: HandoverId,
-        waiting: PausedIncoming,
+        (record, waiting): (TargetRecord, PausedIncoming),
         machine: Box<dyn IncomingMachine>,
     ) -> Result<(), TargetError> {
-        let (state, actions) = Target::recovered(TargetRecord::Arriving, waiting);
+        let (state, actions) = Target::recovered(record, waiting);
         let mut incoming = Incoming::ended(state);
         incoming.machine = Some(machine);
         incoming.execute_all(actions)?;
@@ -226,8 +241,21 @@ impl IncomingMigrations {
                 self.host.deliver_late_frames(head.handover, late_frames::decode(&head, &payload)?);
                 Ok(Vec::new())
             }
-            protocol::COMMIT => self.handle_outcome(parse(header)?, TargetEvent::Commit),
-            protocol::ABORT => self.handle_outcome(parse(header)?, TargetEvent::Abort),
+            protocol::COMMIT => self.handle_outcome(parse(header)?, |arriving| arriving.commit(false)),
+            protocol::COMMIT_OR_RETURN => {
+                self.handle_outcome(parse(header)?, |arriving| arriving.commit(true))
+            }
+            protocol::ABORT => {
+                let handover = parse(header)?;
+                let abort = |arriving: &mut Incoming| arriving.event(TargetEvent::Abort);
+                match self.handle_outcome(handover, abort) {
+                    Err(TargetError::Unknown { .. }) => {
+                        self.record_unknown(handover);
+                        self.handle_outcome(handover, abort)
+                    }
+                    done => done,
+                }
+            }
             kind => Err(TargetError::Kind { kind }),
         }
     }
@@ -243,16 +271,24 @@ impl IncomingMigrations {
         }
     }
 
+    /// Runs a machine whose source is gone, because a person has decided so.
+    pub fn keep(&self, handover: HandoverId) -> Result<(), TargetError> {
+        let kept = self.with(handover, |arriving| arriving.event(TargetEvent::Decided));
+        self.remove_ended(handover);
+        kept.map(drop)
+    }
+
     /// Handles a commit or abort. It may come at any time, over any connection, and repeatedly.
-    fn handle_outcome(&self, handover: HandoverId, event: TargetEvent) -> Result<Vec<u8>, TargetError> {
-        let done = self.with(handover, |arriving| arriving.event(event));
+    fn handle_outcome(
+        &self,
+        handover: HandoverId,
+        handle: impl Fn(&mut Incoming) -> Result<Vec<u8>, TargetError>,
+    ) -> Result<Vec<u8>, TargetError> {
+        let done = self.with(handover, &handle);
         self.remove_ended(handover);
         let Err(TargetError::Unknown { .. }) = done else { return done };
-        if event == TargetEvent::Abort {
-            self.record_unknown(handover);
-        }
         let Some(state) = self.ended().of(handover) else { return done };
-        Incoming::ended(state).event(event)
+        handle(&mut Incoming::ended(state))
     }
 
     /// Records the end of a handover if it is unknown, because its offer may still arrive or be in progress.

@@ -80,6 +80,10 @@ pub enum DaemonError {
     PrimaryAnswers { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error(
+        "{name} was not migrated: its QEMU on {host} ended before it was started there; it is here again"
+    )]
+    GivenBack { name: MachineName, host: HostName },
     #[error("{name} is between two hosts: {known}")]
     Unresolved { name: MachineName, known: String },
     #[error("cannot decide the handover")]
@@ -176,6 +180,7 @@ impl DaemonError {
             Self::NotEvacuated { source, .. } => source.code,
             Self::Unconfirmed { .. }
             | Self::RunsOnBackupHost { .. }
+            | Self::GivenBack { .. }
             | Self::Unreachable { .. }
             | Self::LostContact { .. }
             | Self::Ssh { .. } => ErrorCode::Unreachable,
@@ -272,6 +277,9 @@ impl DaemonError {
             ),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
+            Self::GivenBack { host, .. } => {
+                format!("the log of the daemon on {host} says why; the migration can be tried again")
+            }
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }

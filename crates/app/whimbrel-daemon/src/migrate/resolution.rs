@@ -12,6 +12,7 @@ use crate::{
         supervisor,
     },
     network::late_frames,
+    running::RunningMachine,
     server::peer_rpc::PeerLink,
 };
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use whimbrel_api::{HandoverDecision, ResolveRequest};
 use whimbrel_capture::Consumer;
 use whimbrel_core::{HostName, MachineName};
-use whimbrel_migrate::protocol::{ABORT, COMMIT, HandoverId};
+use whimbrel_migrate::protocol::{ABORT, HandoverId};
 
 impl Daemon {
     /// Decides a handover, or says what is known of it if the request decides nothing.
@@ -49,16 +50,17 @@ impl Daemon {
         }
     }
 
-    /// Takes the place of the source: commits or aborts.
+    /// Takes the place of the source: keeps or aborts.
     fn decide_incoming(&self, handover: HandoverId, decision: HandoverDecision) -> Result<(), DaemonError> {
-        let kind = match decision {
-            HandoverDecision::RunHere => COMMIT,
-            HandoverDecision::Discard => ABORT,
+        let decided = match decision {
+            HandoverDecision::RunHere => self.arrivals().keep(handover),
+            HandoverDecision::Discard => {
+                let header = postcard::to_stdvec(&handover)
+                    .map_err(|error| DaemonError::invalid(error.to_string()))?;
+                self.arrivals().handle(ABORT, &header, Bytes::new()).map(drop)
+            }
         };
-        let header =
-            postcard::to_stdvec(&handover).map_err(|error| DaemonError::invalid(error.to_string()))?;
-        let decided = self.arrivals().handle(kind, &header, Bytes::new());
-        decided.map(drop).map_err(|source| DaemonError::Resolve { source: Box::new(source) })
+        decided.map_err(|source| DaemonError::Resolve { source: Box::new(source) })
     }
 
     fn decide_handed_over(
@@ -78,16 +80,7 @@ impl Daemon {
             Some(HandoverDecision::RunHere) => {
                 take_back(self, &mut turn)?;
                 self.handovers.abort(handover);
-                if let Some(live) = &mut turn.running {
-                    live.page_server.take().into_iter().for_each(|server| server.end());
-                    live.dirty_logs.iter_mut().for_each(|log| log.detach(Consumer::Migration));
-                    late_frames::deliver_locally(&live.ports);
-                    live.open_ports();
-                    if !live.is_paused_by_user() {
-                        live.set_paused(false)?;
-                    }
-                    supervisor::watch(self, machine, live.events());
-                }
+                run_again(self, machine, &mut turn)?;
                 self.notify_aborted();
                 Ok(())
             }
@@ -96,7 +89,7 @@ impl Daemon {
 }
 
 /// Records durably that the machine belongs to this host again: as crashed if its QEMU has ended.
-fn take_back(host: &Daemon, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
+pub(super) fn take_back(host: &Daemon, turn: &mut MachineLock<'_>) -> Result<(), DaemonError> {
     let before = turn.record.clone();
     turn.record.phase = match &turn.running {
         Some(live) if live.qemu.process().is_alive() => Phase::Here,
@@ -111,7 +104,35 @@ fn take_back(host: &Daemon, turn: &mut MachineLock<'_>) -> Result<(), DaemonErro
     saved
 }
 
+/// Lets a machine run here that was handed over and taken back, unless its user has paused it. All of it is
+/// dirty for a later migration.
+pub(super) fn run_again(
+    host: &Arc<Daemon>,
+    machine: &Arc<Machine>,
+    turn: &mut MachineLock<'_>,
+) -> Result<(), DaemonError> {
+    host.tunnels.end_unused(&turn.record.name, &turn.record.config);
+    if turn.record.phase != Phase::Here {
+        turn.running.take().into_iter().for_each(RunningMachine::end);
+    }
+    let Some(live) = &mut turn.running else { return Ok(()) };
+    live.page_server.take().into_iter().for_each(|server| server.end());
+    live.dirty_logs.iter_mut().for_each(|log| log.detach(Consumer::Migration));
+    late_frames::deliver_locally(&live.ports);
+    live.open_ports();
+    if !live.is_paused_by_user() {
+        live.set_paused(false)?;
+    }
+    supervisor::watch(host, machine, live.events());
+    Ok(())
+}
+
 fn known_of_incoming(turn: &MachineLock<'_>) -> DaemonError {
+    if let Phase::Prepared { never_ran: true, .. } = turn.record.phase {
+        let known = "it never ran here and goes back to its source, which has not taken it yet; here it would \
+                     start from its disks";
+        return DaemonError::Unresolved { name: turn.record.name.clone(), known: known.to_owned() };
+    }
     let alive = turn.running.as_ref().is_some_and(|live| live.qemu.process().is_alive());
     let here = match alive {
         true => "all of it is here, paused",

@@ -11,7 +11,7 @@ use std::{
 use whimbrel_core::{ByteSize, HostName};
 use whimbrel_migrate::{
     link::{Answer, Link, LinkError},
-    protocol::PAGES,
+    protocol::{PAGES, PROTOCOL, RETURN_VERSION},
 };
 use whimbrel_wire::{
     CallError, ConnectError, Connection, Endpoint, Pending, Request, Route, Service, connect_tls,
@@ -171,6 +171,10 @@ impl Link for PeerLink {
 
     fn bytes_sent(&self) -> u64 {
         self.sent(&self.bulk())
+    }
+
+    fn gives_back(&self) -> bool {
+        self.connection.peer().version_of(&PROTOCOL).is_some_and(|version| version >= RETURN_VERSION)
     }
 
     fn close(&self) {

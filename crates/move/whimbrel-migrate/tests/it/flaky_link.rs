@@ -18,7 +18,7 @@ use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer, DirtyLog};
 use whimbrel_core::{Boot, ByteSize, CapsuleId, Digest, MachineConfig, PAGE_SIZE, PageRun, PageSet};
 use whimbrel_machine::{Machine, MachineError, PageArray, PageError};
 use whimbrel_migrate::{
-    Budget, CommittedHost, HandedOver, HandoverRecord, MigrateError, MigrationJob, PendingCommit,
+    Budget, CommittedHost, Confirmed, HandedOver, HandoverRecord, MigrateError, MigrationJob, PendingCommit,
     baseline::{ArrayBaseline, Baseline, BaselineContent, MayDiffer},
     confirm,
     handover::AbortedAction,
@@ -255,6 +255,10 @@ impl Answer for Now {
 }
 
 impl Link for Flaky {
+    fn gives_back(&self) -> bool {
+        self.budget.load(Ordering::Relaxed) % 2 == 0
+    }
+
     fn send(&self, kind: u16, header: Vec<u8>, payload: Bytes) -> Result<Box<dyn Answer>, LinkError> {
         let lost = || LinkError::Lost { source: "cut".into() };
         let left = self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
@@ -321,6 +325,11 @@ impl CommittedHost for Committed<'_> {
     fn free_machine(&mut self) {
         self.freed += 1;
     }
+    fn record_ours(&mut self) -> Result<(), HostError> {
+        Err("nothing came back".into())
+    }
+    fn resume_here(&mut self) {}
+    fn aborted(&mut self, _: AbortedAction) {}
 }
 
 proptest! {
@@ -404,7 +413,7 @@ proptest! {
         let attempts = AtomicU64::new(commits_lost + 1);
         let mut source = Committed { broken: &broken, attempts, freed: 0 };
         let sent = PendingCommit::unsent();
-        prop_assert!(confirm(handover, sent, &mut source).is_some());
+        prop_assert!(matches!(confirm(handover, sent, &mut source), Confirmed::Runs(_)));
         prop_assert_eq!(source.freed, 1, "the machine is freed once, when the target has it");
         let running = host.running.lock().unwrap();
         prop_assert_eq!(running.len(), 1, "a repeated commit starts it once");

@@ -35,7 +35,10 @@ const SEND_COMMIT: SourceAction = SourceAction::Committed(CommittedAction::SendC
 const SEND_ABORT: SourceAction = SourceAction::Aborted(AbortedAction::SendAbort);
 
 /// Property that most faults break.
-const ENDS_WELL: &str = PROPERTIES[6].0;
+const ENDS_WELL: &str = PROPERTIES[7].0;
+
+/// Property that a wrong return of a machine breaks.
+const NEVER_BACK: &str = PROPERTIES[5].0;
 
 /// Checks a handover with a fault in its rules; returns the properties that it breaks.
 fn broken(rules: Rules) -> Vec<&'static str> {
@@ -135,7 +138,7 @@ fn a_target_that_does_not_remember_what_came_is_found() {
     fn forgetful(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
         match record {
             TargetRecord::Ours => (Target::Discarded, &[]),
-            TargetRecord::Arriving => Target::recovered(record, waiting),
+            TargetRecord::Arriving | TargetRecord::NeverRan => Target::recovered(record, waiting),
         }
     }
     assert!(broken(Rules { target_recovered: forgetful, ..Rules::default() }).contains(&ENDS_WELL));
@@ -159,4 +162,80 @@ fn a_target_that_takes_half_a_machine_for_a_lost_one_is_safe_but_one_that_drops_
 #[test]
 fn a_target_that_takes_an_offer_twice_is_found() {
     assert!(broken(Rules { refuse_ended: false, ..Rules::default() }).contains(&ENDS_WELL));
+}
+
+#[test]
+fn a_target_that_returns_what_an_earlier_daemon_may_have_started_is_found() {
+    fn sure(record: TargetRecord, waiting: PausedIncoming) -> (Target, &'static [TargetAction]) {
+        match Target::recovered(record, waiting) {
+            (Target::PerhapsStarted, actions) => (Target::Prepared, actions),
+            recovered => recovered,
+        }
+    }
+    assert!(broken(Rules { target_recovered: sure, ..Rules::default() }).contains(&NEVER_BACK));
+}
+
+#[test]
+fn a_target_that_returns_what_it_may_have_started_is_found() {
+    fn sure(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
+        match event {
+            TargetEvent::StartFailed => (state, &[]),
+            _ => state.step(event),
+        }
+    }
+    assert!(broken(Rules { target: sure, ..Rules::default() }).contains(&NEVER_BACK));
+}
+
+#[test]
+fn a_target_that_returns_a_machine_and_does_not_write_that_down_is_found() {
+    fn forgetful(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
+        match state.step(event) {
+            (Target::Returned, [TargetAction::RecordNeverRan]) => {
+                (Target::Returned, &[TargetAction::ConfirmNeverRan])
+            }
+            step => step,
+        }
+    }
+    let found = broken(Rules { target: forgetful, ..Rules::default() });
+    assert!(found.contains(&"no user may start it on both sides"), "{found:?}");
+}
+
+#[test]
+fn a_target_that_keeps_what_it_has_returned_for_an_older_source_is_found() {
+    fn wavering(state: Target, event: TargetEvent) -> (Target, &'static [TargetAction]) {
+        match (state, event) {
+            (Target::Returned, TargetEvent::Commit) => (Target::Running, &[TargetAction::RunAndConfirm]),
+            _ => state.step(event),
+        }
+    }
+    let found = broken(Rules { target: wavering, ..Rules::default() });
+    assert!(found.contains(&"no user may start it on both sides"), "{found:?}");
+}
+
+#[test]
+fn a_source_that_runs_what_came_back_before_it_has_recorded_it_is_found() {
+    fn hasty(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::Committed, SourceEvent::TargetNeverRan) => {
+                (Source::Aborted, &[SourceAction::Committed(CommittedAction::ResumeHere), SEND_ABORT])
+            }
+            _ => state.step(event),
+        }
+    }
+    let found = broken(Rules { source: hasty, ..Rules::default() });
+    assert!(found.contains(&"the source never runs again after the commit"), "{found:?}");
+}
+
+#[test]
+fn a_source_that_does_not_tell_that_it_took_its_machine_back_is_found() {
+    fn silent(state: Source, event: SourceEvent) -> (Source, &'static [SourceAction]) {
+        match (state, event) {
+            (Source::TakingBack, SourceEvent::Recorded) => {
+                (Source::Aborted, &[SourceAction::Committed(CommittedAction::ResumeHere)])
+            }
+            (Source::Aborted, SourceEvent::Failed) => (Source::Aborted, &[]),
+            _ => state.step(event),
+        }
+    }
+    assert!(broken(Rules { source: silent, ..Rules::default() }).contains(&ENDS_WELL));
 }

@@ -6,11 +6,12 @@
 use bytes::Bytes;
 use std::sync::{
     Arc, Mutex, OnceLock, Weak,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 use whimbrel_core::{ByteSize, Digest, MachineConfig, PageRun};
 use whimbrel_migrate::{
-    protocol::{self, Finish, FinishHeader, HandoverId, Offer},
+    handover::{PausedIncoming, TargetRecord},
+    protocol::{self, CommitReply, Finish, FinishHeader, HandoverId, Offer, RunningSince},
     target::{HostError, IncomingMachine, IncomingMigrations, TargetHost},
 };
 
@@ -23,6 +24,11 @@ struct Counts {
     run: AtomicU32,
     /// Device state that it received: the early state, and all of it.
     states: Mutex<Vec<Vec<u8>>>,
+    /// Whether its process has ended, and whether a start and a record fail.
+    ended: AtomicBool,
+    start_fails: AtomicBool,
+    record_fails: AtomicBool,
+    returned: AtomicU32,
     arrivals: OnceLock<Weak<IncomingMigrations>>,
     meanwhile: Option<fn(&IncomingMigrations)>,
 }
@@ -66,7 +72,20 @@ impl IncomingMachine for Counted {
         if state == b"nonsense" { Err("no state is so".into()) } else { Ok(()) }
     }
     fn run(&mut self) -> Result<(), HostError> {
+        if self.0.start_fails.load(Ordering::Relaxed) {
+            return Err("it answers nothing".into());
+        }
         self.0.run.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn has_ended(&self) -> bool {
+        self.0.ended.load(Ordering::Relaxed)
+    }
+    fn record_never_ran(&mut self) -> Result<(), HostError> {
+        if self.0.record_fails.load(Ordering::Relaxed) {
+            return Err("the disk is full".into());
+        }
+        self.0.returned.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
     fn discard(&mut self) {
@@ -187,4 +206,80 @@ fn a_source_hears_that_its_machine_cannot_be_loaded_before_that_is_cleared_up() 
     assert!(!say(&arrivals, protocol::COMMIT), "it was never ready");
     assert!(say(&arrivals, protocol::ABORT));
     assert_eq!((counts.run.load(Ordering::Relaxed), counts.discarded.load(Ordering::Relaxed)), (0, 1));
+}
+
+/// Outcome of a commit of a source that would take the machine back; none if it is refused.
+fn commit_or_return(arrivals: &IncomingMigrations) -> Option<CommitReply> {
+    let header = postcard::to_stdvec(&ID).expect("a header");
+    let reply = arrivals.handle(protocol::COMMIT_OR_RETURN, &header, Bytes::new()).ok()?;
+    Some(postcard::from_bytes(&reply).expect("a reply"))
+}
+
+const RUNS: Option<CommitReply> = Some(CommitReply::Running(RunningSince { since: 0 }));
+const NEVER_RAN: Option<CommitReply> = Some(CommitReply::NeverRan);
+
+#[test]
+fn a_machine_whose_process_ended_before_the_commit_goes_back_and_never_runs_here() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals) && say(&arrivals, protocol::FINISH));
+    counts.ended.store(true, Ordering::Relaxed);
+    counts.record_fails.store(true, Ordering::Relaxed);
+    assert_eq!(commit_or_return(&arrivals), None, "what is not recorded is not said");
+    counts.record_fails.store(false, Ordering::Relaxed);
+    assert_eq!(commit_or_return(&arrivals), NEVER_RAN);
+    assert_eq!(commit_or_return(&arrivals), NEVER_RAN, "the same answer again");
+    assert!(!say(&arrivals, protocol::COMMIT), "the source may run it already");
+    assert_eq!(counts.discarded.load(Ordering::Relaxed), 0, "its pages stay until the source has it");
+    assert!(say(&arrivals, protocol::ABORT) && say(&arrivals, protocol::ABORT));
+    assert_eq!(commit_or_return(&arrivals), None, "it is forgotten");
+    let counted =
+        [&counts.run, &counts.returned, &counts.discarded].map(|count| count.load(Ordering::Relaxed));
+    assert_eq!(counted, [0, 1, 1]);
+}
+
+#[test]
+fn a_machine_that_may_have_run_is_not_returned() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals) && say(&arrivals, protocol::FINISH));
+    counts.start_fails.store(true, Ordering::Relaxed);
+    assert_eq!(commit_or_return(&arrivals), None, "its start failed, perhaps after its CPUs had run");
+    counts.start_fails.store(false, Ordering::Relaxed);
+    counts.ended.store(true, Ordering::Relaxed);
+    assert_eq!(commit_or_return(&arrivals), RUNS, "it stays, as crashed");
+
+    let (arrivals, counts) = target(None);
+    let machine = Box::new(Counted(counts.clone()));
+    counts.ended.store(true, Ordering::Relaxed);
+    arrivals.recover(ID, (TargetRecord::Arriving, PausedIncoming::Complete), machine).expect("it waits here");
+    assert_eq!(commit_or_return(&arrivals), RUNS, "an earlier daemon may have run it");
+    assert_eq!(counts.returned.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_later_daemon_still_returns_a_machine_and_a_person_may_keep_it() {
+    for keeps in [false, true] {
+        let (arrivals, counts) = target(None);
+        let machine = Box::new(Counted(counts.clone()));
+        counts.ended.store(true, Ordering::Relaxed);
+        arrivals.recover(ID, (TargetRecord::NeverRan, PausedIncoming::Gone), machine).expect("it waits here");
+        assert_eq!(commit_or_return(&arrivals), NEVER_RAN);
+        match keeps {
+            true => {
+                arrivals.keep(ID).expect("a person decides");
+                assert_eq!(commit_or_return(&arrivals), RUNS);
+                assert!(!say(&arrivals, protocol::ABORT), "it is this host's");
+            }
+            false => assert!(say(&arrivals, protocol::ABORT)),
+        }
+        assert_eq!(counts.run.load(Ordering::Relaxed), u32::from(keeps));
+    }
+}
+
+#[test]
+fn an_older_source_keeps_what_was_agreed_with_it() {
+    let (arrivals, counts) = target(None);
+    assert!(offer(&arrivals) && say(&arrivals, protocol::FINISH));
+    counts.ended.store(true, Ordering::Relaxed);
+    assert!(say(&arrivals, protocol::COMMIT), "the machine stays here, as crashed");
+    assert_eq!((counts.run.load(Ordering::Relaxed), counts.returned.load(Ordering::Relaxed)), (1, 0));
 }

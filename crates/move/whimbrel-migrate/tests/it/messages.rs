@@ -4,9 +4,9 @@ use whimbrel_migrate::{
     late_frames::LateFramesHeader,
     postcopy::messages::*,
     protocol::{
-        ABORT, BOOT_FILE, BOOT_FILE_PAGES, BootFileRange, COMMIT, EARLY_STATE, FINISH, FilePages,
-        FinishHeader, HandoverId, LATE_FRAMES, OFFER, Offer, Offered, PAGES, PROTOCOL, PageQuery,
-        PageQueryReply, PagesHeader, Prepared, QUERY_PAGES, RunningSince,
+        ABORT, BOOT_FILE, BOOT_FILE_PAGES, BootFileRange, COMMIT, COMMIT_OR_RETURN, CommitReply, EARLY_STATE,
+        FINISH, FilePages, FinishHeader, HandoverId, LATE_FRAMES, OFFER, Offer, Offered, PAGES, PROTOCOL,
+        PageQuery, PageQueryReply, PagesHeader, Prepared, QUERY_PAGES, RunningSince,
     },
 };
 use whimbrel_wire::golden::{check, message, sample};
@@ -19,6 +19,7 @@ fn messages_keep_their_bytes_as_long_as_their_version_stays() {
         ("PAGES", message(PAGES, [sample::<PagesHeader>()])),
         ("FINISH", message(FINISH, [sample::<FinishHeader>(), sample::<Prepared>()])),
         ("COMMIT", message(COMMIT, [sample::<HandoverId>(), sample::<RunningSince>()])),
+        ("COMMIT_OR_RETURN", message(COMMIT_OR_RETURN, [sample::<HandoverId>(), sample::<CommitReply>()])),
         ("ABORT", message(ABORT, [sample::<HandoverId>()])),
         ("MISSING_PAGES", message(MISSING_PAGES, [sample::<MissingPages>()])),
         ("QUERY_PAGES", message(QUERY_PAGES, [sample::<PageQuery>(), sample::<PageQueryReply>()])),

@@ -8,6 +8,7 @@ use crate::{
         entry::{Machine, MachineLock},
         record::{InheritedProtectionRecord, Phase},
     },
+    migrate::resolution,
     server::peer_rpc::PeerLink,
 };
 use std::{
@@ -17,8 +18,8 @@ use std::{
 };
 use whimbrel_core::HostName;
 use whimbrel_migrate::{
-    CommittedHost, PendingCommit, confirm, link::Link, postcopy::PageServer, protocol::HandoverId,
-    source::BoxError,
+    CommittedHost, Confirmed, PendingCommit, confirm, handover::AbortedAction, link::Link,
+    postcopy::PageServer, protocol::HandoverId, source::BoxError,
 };
 
 /// A paused machine that belongs to the target.
@@ -34,15 +35,22 @@ pub(super) struct CommittedMachine<'a> {
     pub(super) page_server: Option<Arc<PageServer>>,
     /// Connection of the migration, for frames that still arrive here.
     pub(super) link: Option<&'a PeerLink>,
+    /// Whether its network moves with it, so that its tunnel ends.
+    pub(super) leaves_home: bool,
 }
 
 impl CommittedMachine<'_> {
     /// Notifies the target until it confirms that the machine runs there. Returns since when it runs.
     pub(super) fn confirm(&mut self, commit: PendingCommit) -> Result<Instant, DaemonError> {
-        if let Some(since) = confirm(self.handover, commit, self) {
-            return Ok(since);
-        }
         let name = self.machine.name().clone();
+        match confirm(self.handover, commit, self) {
+            Confirmed::Runs(since) => return Ok(since),
+            Confirmed::Returned => {
+                self.daemon.notify_aborted();
+                return Err(DaemonError::GivenBack { name, host: self.to.clone() });
+            }
+            Confirmed::Open => {}
+        }
         match self.inherited.as_ref().filter(|_| self.is_at_backup()) {
             Some(inherited) => {
                 let taken_over = backup_host::taken_over_error(&name, inherited);
@@ -70,7 +78,10 @@ impl CommittedHost for CommittedMachine<'_> {
     }
 
     fn free_machine(&mut self) {
-        let Some(turn) = self.turn.take() else { return };
+        let Some(mut turn) = self.turn.take() else { return };
+        if self.leaves_home {
+            self.daemon.leave_home(&mut turn.record);
+        }
         if let Some(link) = self.link {
             send_late_frames(link, self.handover, &turn);
         }
@@ -81,6 +92,27 @@ impl CommittedHost for CommittedMachine<'_> {
                 let inherited = self.inherited.clone();
                 self.daemon.serve_until_complete(self.machine, server, self.handover, inherited);
             }
+        }
+    }
+
+    fn record_ours(&mut self) -> Result<(), BoxError> {
+        let turn = self.turn.as_mut().ok_or("the machine was freed")?;
+        Ok(resolution::take_back(self.daemon, turn)?)
+    }
+
+    fn resume_here(&mut self) {
+        let Some(turn) = &mut self.turn else { return };
+        let name = self.machine.name();
+        tracing::warn!(%name, host = %self.to, "a machine that was handed over came back: it never ran there");
+        if let Err(error) = resolution::run_again(self.daemon, self.machine, turn) {
+            tracing::error!(%name, error = &error as &dyn std::error::Error, "a machine that came back stays paused");
+        }
+    }
+
+    fn aborted(&mut self, action: AbortedAction) {
+        match action {
+            AbortedAction::SendAbort => self.daemon.handovers.abort(self.handover),
+            AbortedAction::RemoveRecord => self.daemon.handovers.end(self.handover),
         }
     }
 }
@@ -95,7 +127,7 @@ impl Daemon {
     ) {
         let (host, machine) = (self.clone(), machine.clone());
         let finish = move || match host.finish_committed(&machine, handover, &to) {
-            Ok(()) | Err(DaemonError::RunsOnBackupHost { .. }) => {}
+            Ok(()) | Err(DaemonError::RunsOnBackupHost { .. } | DaemonError::GivenBack { .. }) => {}
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a handover is still unconfirmed");
             }
@@ -132,6 +164,7 @@ impl Daemon {
             inherited,
             page_server,
             link: None,
+            leaves_home: false,
         };
         committed.confirm(PendingCommit::unsent()).map(drop)
     }

@@ -141,6 +141,7 @@ impl Daemon {
             inherited,
             page_server,
             link: Some(link),
+            leaves_home: moved.leaves_home,
         };
         let runs_there = committed.confirm(moved.commit)?;
         let inherited = committed.inherited.as_ref();
@@ -265,14 +266,13 @@ impl Daemon {
         let PreparedMigration { request, offer, postcopy, seeding, was_paused, freed, .. } = prepared;
         seeding.into_iter().for_each(StandbySeeding::committed);
         let network = network_handover(record, offer.tunnel.as_ref(), &request.host);
-        if offer.tunnel.is_none() {
-            self.leave_home(record);
-        }
         self.send_guest_permissions(&request.host, &record.name, done.handover, &record.self_service);
         // Set from the commit on, so that a machine that waits for pages while it starts gets them.
         let page_server = postcopy.map(postcopy::PostcopyMigration::committed);
         live.page_server = page_server.clone();
-        HandedOverMachine::of(done, network, page_server, GuestCooperation { slowed, freed }, was_paused)
+        let cooperation = GuestCooperation { slowed, freed };
+        let leaves_home = offer.tunnel.is_none();
+        HandedOverMachine::of(done, (network, leaves_home), page_server, cooperation, was_paused)
     }
 
     /// Network of the machine after the migration; none if it uses the target's own.

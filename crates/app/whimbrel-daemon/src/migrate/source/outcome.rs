@@ -25,6 +25,8 @@ pub(super) struct HandedOverMachine {
     pub(super) pause: DowntimeParts,
     pub(super) commit: PendingCommit,
     pub(super) network: NetworkHandover,
+    /// Whether its network moves with it.
+    pub(super) leaves_home: bool,
     pub(super) throttling: GuestCooperation,
     /// Whether the user has paused the machine.
     pub(super) paused: bool,
@@ -33,7 +35,7 @@ pub(super) struct HandedOverMachine {
 impl HandedOverMachine {
     pub(super) fn of(
         done: HandedOver,
-        network: NetworkHandover,
+        (network, leaves_home): (NetworkHandover, bool),
         page_server: Option<Arc<PageServer>>,
         throttling: GuestCooperation,
         paused: bool,
@@ -48,6 +50,7 @@ impl HandedOverMachine {
             pause,
             commit,
             network,
+            leaves_home,
             throttling,
             paused,
         }

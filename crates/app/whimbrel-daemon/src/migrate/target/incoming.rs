@@ -39,7 +39,7 @@ use whimbrel_core::{Digest, PAGE_SIZE, PageRun};
 use whimbrel_migrate::{
     baseline::Baseline,
     compatibility::HostCapacity,
-    handover::PausedIncoming,
+    handover::{PausedIncoming, TargetRecord},
     late_frames::LateFrame,
     postcopy::messages::MissingPages,
     protocol::{Finish, HandoverId, Offer},
@@ -110,7 +110,7 @@ impl TargetHost for DaemonTarget {
         let claim = host.machines.reserve(&offer.name, false)?;
         let beginning = host.choose_baseline(offer);
         let mut record = Record::new(offer.name.clone(), offer.config.clone(), beginning.bases.clone());
-        record.phase = Phase::Prepared { handover: offer.handover, ahead: true };
+        record.phase = Phase::Prepared { handover: offer.handover, ahead: true, never_ran: false };
         record.arrived_by = Some(offer.handover);
         // The disks read from the capsule of their bases, which is retained as long as they are.
         record.origin = beginning.capsule.or(offer.origin);
@@ -466,6 +466,31 @@ impl IncomingMachine for IncomingMachineState {
         Ok(())
     }
 
+    /// Not of a machine whose protection this host would inherit: its backup host takes it over.
+    fn has_ended(&self) -> bool {
+        Failpoint::Commit.reached();
+        let inherits =
+            self.inherited_protection.is_some() || self.host.protections.is_inheriting(self.machine.name());
+        let turn = self.machine.lock("arrival");
+        let waits = matches!(turn.record.phase, Phase::Prepared { .. });
+        waits && !inherits && turn.running.as_ref().is_none_or(|live| !live.qemu.process().is_alive())
+    }
+
+    fn record_never_ran(&mut self) -> Result<(), Cause> {
+        let mut turn = self.machine.lock("arrival");
+        let name = self.machine.name();
+        tracing::warn!(machine = %name, handover = %self.handover, "the QEMU of an incoming machine ended before it was started; the machine goes back to its source");
+        match turn.running.take() {
+            Some(live) => live.end(),
+            None => self.kill_unrecovered(&turn),
+        }
+        (self.disk, self.buffer) = (None, None);
+        turn.record.phase = Phase::Prepared { handover: self.handover, ahead: true, never_ran: true };
+        turn.record.process = None;
+        turn.record.since_ms = crate::now_ms();
+        Ok(turn.record.save(&self.host.directories)?)
+    }
+
     fn runs_since(&self) -> Option<Instant> {
         self.runs_since
     }
@@ -508,7 +533,10 @@ fn load_during_sync(
 
 /// What an earlier daemon left of an incoming machine; nothing of any other machine.
 pub(crate) fn waiting(host: &Daemon, record: &Record) -> Option<PausedIncoming> {
-    let Phase::Prepared { ahead, .. } = record.phase else { return None };
+    let Phase::Prepared { ahead, never_ran, .. } = record.phase else { return None };
+    if never_ran {
+        return Some(PausedIncoming::Gone);
+    }
     let slot = record.process.as_ref().map(|process| host.directories.runtime_dir(&process.slot));
     Some(match slot.filter(|slot| slot.exists()) {
         None => PausedIncoming::Gone,
@@ -540,6 +568,10 @@ pub(crate) fn recover_incoming(
     live.iter().for_each(|live| host.recent_arrivals.insert(handover, &live.ports));
     let machine = host.machines.insert(Machine::new(record.clone(), live));
     let (host, missing) = (host.clone(), Vec::new());
+    let recorded = match record.phase {
+        Phase::Prepared { never_ran: true, .. } => TargetRecord::NeverRan,
+        _ => TargetRecord::Arriving,
+    };
     let arrival = IncomingMachineState {
         host: host.clone(),
         handover,
@@ -560,7 +592,7 @@ pub(crate) fn recover_incoming(
         inherited_protection: None,
         runs_since: None,
     };
-    if let Err(error) = host.arrivals().recover(handover, waiting, Box::new(arrival)) {
+    if let Err(error) = host.arrivals().recover(handover, (recorded, waiting), Box::new(arrival)) {
         tracing::error!(error = &error as &dyn std::error::Error, "cannot recover an incoming machine");
     }
 }

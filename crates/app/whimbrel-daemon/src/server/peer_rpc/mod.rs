@@ -274,6 +274,7 @@ impl IncomingCall {
             | HostRequest::Pages
             | HostRequest::Finish
             | HostRequest::Commit
+            | HostRequest::CommitOrReturn
             | HostRequest::Abort
             | HostRequest::MissingPages
             | HostRequest::QueryPages

@@ -50,6 +50,7 @@ kinds! {
     Pages = protocol::PAGES,
     Finish = protocol::FINISH,
     Commit = protocol::COMMIT,
+    CommitOrReturn = protocol::COMMIT_OR_RETURN,
     Abort = protocol::ABORT,
     MissingPages = messages::MISSING_PAGES,
     QueryPages = protocol::QUERY_PAGES,
@@ -149,6 +150,7 @@ impl HostRequest {
             | Self::Pages
             | Self::Finish
             | Self::Commit
+            | Self::CommitOrReturn
             | Self::Abort
             | Self::MissingPages
             | Self::QueryPages

@@ -79,13 +79,19 @@ fn ask_again(now: &mut World, rules: &Rules, attempt: usize) {
     }
     now.source_hears(rules, attempt, SourceEvent::Failed, None);
     if now.wires[attempt].commit {
-        now.target_hears(rules, attempt, TargetEvent::Commit, None);
+        let ended = now.target.slot == Slot::None;
+        let commit = if ended { TargetEvent::CommitOfEnded } else { TargetEvent::Commit };
+        now.target_hears(rules, attempt, commit, None);
     }
     if now.wires[attempt].abort {
         now.target_hears(rules, attempt, TargetEvent::Abort, None);
     }
     if now.wires[attempt].runs {
         now.source_hears(rules, attempt, SourceEvent::TargetRuns, None);
+    }
+    if now.wires[attempt].never_ran {
+        now.source_hears(rules, attempt, SourceEvent::TargetNeverRan, None);
+        now.source_hears(rules, attempt, SourceEvent::Recorded, None);
     }
     if now.wires[attempt].forgot {
         now.source_hears(rules, attempt, SourceEvent::TargetDiscarded, None);

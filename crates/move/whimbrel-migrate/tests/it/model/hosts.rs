@@ -67,6 +67,8 @@ pub(crate) struct TargetHost {
     /// Whether disks and record suffice to run the machine without the QEMU.
     pub(crate) whole: bool,
     pub(crate) slot: Slot,
+    /// Whether the machine's CPUs ever ran here.
+    pub(crate) has_run: bool,
 }
 
 impl SourceHost {
@@ -101,7 +103,7 @@ impl SourceHost {
 impl TargetHost {
     pub(crate) fn new() -> Self {
         let minds = [None; ATTEMPTS];
-        Self { power: Power::Up, minds, disk: Disk::Nothing, whole: false, slot: Slot::None }
+        Self { power: Power::Up, minds, disk: Disk::Nothing, whole: false, slot: Slot::None, has_run: false }
     }
 
     /// Whether the name is free and the offer new.
@@ -176,8 +178,12 @@ impl World {
                 SourceAction::RecordHandover => {
                     run(self, &[&|w| w.source.disk = Disk::By(h, SourceRecord::HandedOver)], &mut cut)
                 }
-                SourceAction::RecordOurs => run(self, &[&|w| w.source.disk = Disk::Ours], &mut cut),
-                SourceAction::ResumeHere => run(self, &[&|w| w.source.go_on()], &mut cut),
+                SourceAction::RecordOurs | SourceAction::Committed(CommittedAction::RecordOurs) => {
+                    run(self, &[&|w| w.source.disk = Disk::Ours], &mut cut)
+                }
+                SourceAction::ResumeHere | SourceAction::Committed(CommittedAction::ResumeHere) => {
+                    run(self, &[&|w| w.source.go_on()], &mut cut)
+                }
                 SourceAction::Committed(CommittedAction::SendCommit) => {
                     run(self, &[&|w| w.wires[h].commit = true], &mut cut)
                 }
@@ -272,6 +278,12 @@ impl World {
                     &mut cut,
                 ),
                 TargetAction::ConfirmRunning => run(self, &[&|w| w.wires[h].runs = true], &mut cut),
+                TargetAction::RecordNeverRan => run(
+                    self,
+                    &[&|w| w.target.record(h, TargetRecord::NeverRan), &|w| w.wires[h].never_ran = true],
+                    &mut cut,
+                ),
+                TargetAction::ConfirmNeverRan => run(self, &[&|w| w.wires[h].never_ran = true], &mut cut),
                 TargetAction::Discard => run(
                     self,
                     &[&|w| w.target.slot = Slot::None, &|w| w.target.forget(), &|w| {
@@ -288,6 +300,24 @@ impl World {
         self.target.minds[h] = Some(state);
         if cut.is_some() {
             self.target_dies();
+        }
+    }
+
+    /// A start that fails: its CPUs ran or did not, and nothing is recorded.
+    pub(crate) fn start_fails(&mut self, rules: &Rules, attempt: usize, started: bool) {
+        let Some(state @ (Target::Prepared | Target::PerhapsStarted)) = self.target.minds[attempt] else {
+            return;
+        };
+        if started {
+            self.target.start();
+        }
+        self.target_does(attempt, (rules.target)(state, TargetEvent::StartFailed), None);
+    }
+
+    /// The target cannot record that the machine never ran, although that reached its disk.
+    pub(crate) fn return_fails(&mut self, attempt: usize) {
+        if self.target.minds[attempt] == Some(Target::Prepared) && self.target.slot == Slot::None {
+            self.target.record(attempt, TargetRecord::NeverRan);
         }
     }
 
@@ -350,7 +380,7 @@ impl TargetHost {
     /// A machine whose QEMU has ended belongs to this host all the same, as one that crashed.
     fn start(&mut self) {
         if self.slot != Slot::None {
-            self.slot = Slot::Running;
+            (self.slot, self.has_run) = (Slot::Running, true);
         }
     }
 

@@ -18,7 +18,7 @@ pub(crate) const ATTEMPTS: usize = 2;
 type Holds = fn(&Handover, &World) -> bool;
 
 /// Properties of every state that can be reached.
-pub(crate) const PROPERTIES: [(&str, Holds); 7] = [
+pub(crate) const PROPERTIES: [(&str, Holds); 8] = [
     ("at most one side runs", |_, w| !(w.source.qemu == Qemu::Running && w.target.slot == Slot::Running)),
     ("the source never runs again after the commit", |_, w| {
         w.source.disk == Disk::Ours || w.source.qemu != Qemu::Running
@@ -30,6 +30,9 @@ pub(crate) const PROPERTIES: [(&str, Holds); 7] = [
         w.source.disk == Disk::Ours || (w.target.whole && matches!(w.target.disk, Disk::By(..)))
     }),
     ("nothing runs that is not whole", |_, w| w.target.slot != Slot::Running || w.target.whole),
+    ("a machine that has run on the target never runs on the source again", |_, w| {
+        !w.target.has_run || (w.source.disk != Disk::Ours && w.source.qemu != Qemu::Running)
+    }),
     ("nothing is left of a machine that the target forgot", |_, w| {
         w.target.disk != Disk::Nothing || w.target.slot == Slot::None || w.target.power == Power::Down
     }),
@@ -86,6 +89,7 @@ pub(crate) struct Wire {
     /// Messages over any connection, at any time.
     pub(crate) commit: bool,
     pub(crate) runs: bool,
+    pub(crate) never_ran: bool,
     pub(crate) abort: bool,
     pub(crate) forgot: bool,
 }
@@ -115,6 +119,15 @@ pub(crate) enum Step {
         attempt: usize,
         event: TargetEvent,
         cut: Option<usize>,
+    },
+    /// The target tries to start the machine, and reports a failure.
+    StartFails {
+        attempt: usize,
+        started: bool,
+    },
+    /// The target cannot record that the machine never ran, although that reached its disk.
+    ReturnFails {
+        attempt: usize,
     },
     SourceCrash,
     SourceRestart,
@@ -175,6 +188,14 @@ impl Model for Handover {
                     && w.target.disk == Disk::By(1, TargetRecord::Ours)
                     && w.target.slot == Slot::Running
             }),
+            Property::<Self>::sometimes("a machine comes back", |_, w: &World| {
+                w.wires[0].never_ran && w.source.qemu == Qemu::Running
+            }),
+            Property::<Self>::sometimes("a machine moves after it came back", |_, w: &World| {
+                w.wires[0].never_ran
+                    && w.target.disk == Disk::By(1, TargetRecord::Ours)
+                    && w.target.slot == Slot::Running
+            }),
         ]);
         all
     }
@@ -206,7 +227,7 @@ fn source_steps(world: &World, cut: Option<usize>, steps: &mut Vec<Step>) {
     for (attempt, wire) in world.wires.iter().enumerate() {
         let Some(state) = world.source.minds[attempt] else { continue };
         let mut hear = |event| steps.push(Step::Source { attempt, event, cut });
-        if matches!(state, Source::Recording | Source::Reverting) {
+        if matches!(state, Source::Recording | Source::Reverting | Source::TakingBack) {
             hear(SourceEvent::Recorded);
             let both = [Disk::Ours, Disk::By(attempt, SourceRecord::HandedOver)];
             steps.extend(both.map(|disk| Step::WriteFails { attempt, disk, cut }));
@@ -222,6 +243,9 @@ fn source_steps(world: &World, cut: Option<usize>, steps: &mut Vec<Step>) {
         if wire.runs {
             hear(SourceEvent::TargetRuns);
         }
+        if wire.never_ran {
+            hear(SourceEvent::TargetNeverRan);
+        }
         if wire.forgot {
             hear(SourceEvent::TargetDiscarded);
         }
@@ -234,6 +258,13 @@ fn target_steps(rules: &Rules, world: &World, cut: Option<usize>, steps: &mut Ve
             steps.push(Step::Offer { attempt, cut });
         }
         let mut hear = |event| steps.push(Step::Target { attempt, event, cut });
+        if wire.commit {
+            // Any commit may be of a source that takes no machine back.
+            hear(TargetEvent::Commit);
+            if world.target.slot == Slot::None {
+                hear(TargetEvent::CommitOfEnded);
+            }
+        }
         if wire.open_at_target {
             hear(TargetEvent::Failed);
         }
@@ -241,11 +272,12 @@ fn target_steps(rules: &Rules, world: &World, cut: Option<usize>, steps: &mut Ve
             let loads = world.target.slot == Slot::Filling;
             hear(if loads { TargetEvent::Finished } else { TargetEvent::Failed });
         }
-        if wire.commit {
-            hear(TargetEvent::Commit);
-        }
         if wire.abort {
             hear(TargetEvent::Abort);
+        }
+        if wire.commit {
+            steps.extend([false, true].map(|started| Step::StartFails { attempt, started }));
+            steps.push(Step::ReturnFails { attempt });
         }
     }
 }
@@ -261,6 +293,8 @@ impl World {
             }
             Step::Offer { attempt, cut } => self.target_does(attempt, Target::initial(), cut),
             Step::Target { attempt, event, cut } => self.target_hears(rules, attempt, event, cut),
+            Step::StartFails { attempt, started } => self.start_fails(rules, attempt, started),
+            Step::ReturnFails { attempt } => self.return_fails(attempt),
             Step::SourceCrash => self.source_dies(),
             Step::SourceRestart => self.source_restarts(rules),
             Step::SourcePowerLoss => {
