@@ -40,6 +40,11 @@ pub struct ProtectRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub then: Option<HostName>,
+    /// Spare hosts, 16 at most. If the standby is lost while the machine runs here, the first of them becomes
+    /// the standby, and the lost one becomes the last spare; after a takeover, the machine's old host does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub spares: Vec<HostName>,
     /// Epochs that the standby's host stores as capsules [default: none]. `NAME@-5m` names one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<SnapshotRule>,
@@ -153,6 +158,10 @@ pub struct ProtectionInfo {
     /// Whether the witness has answered recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness_answers: Option<bool>,
+    /// Spare hosts, the next standby first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub spares: Vec<HostName>,
     /// Consistency group of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,

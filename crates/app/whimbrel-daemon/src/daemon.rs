@@ -363,15 +363,23 @@ impl Daemon {
 
     pub(crate) fn balloon(&self, name: &MachineName, size: ByteSize) -> Result<MachineInfo, DaemonError> {
         let machine = self.machines.get(name)?;
-        {
-            let mut turn = machine.try_lock("balloon", None)?;
-            let memory = turn.record.config.memory;
+        let directories = self.directories.clone();
+        let set = move |record: &mut Record, live: &mut RunningMachine| {
+            let memory = record.config.memory;
             let size = crate::running::balloon::checked_size(size, memory)?;
-            let ballooned = turn.running()?.qemu.balloon(size);
-            ballooned
+            live.qemu
+                .balloon(size)
                 .map_err(|source| DaemonError::Qemu { action: "set the balloon", source: source.into() })?;
-            turn.record.ballooned = Some(size).filter(|size| *size < memory);
-            turn.record.save(&self.directories)?;
+            record.ballooned = Some(size).filter(|size| *size < memory);
+            record.save(&directories)
+        };
+        match self.work_protected(name, set.clone()) {
+            Some(done) => done?,
+            None => {
+                let mut turn = machine.try_lock("balloon", None)?;
+                let (record, live) = turn.parts()?;
+                set(record, live)?;
+            }
         }
         Ok(machine.info())
     }

@@ -20,7 +20,10 @@ pub(crate) fn short(machine: &MachineInfo) -> String {
     };
     match (&one.state, one.witness_answers) {
         (ProtectState::Seeding, _) => format!("seeding {}", one.host),
-        (ProtectState::Unprotected { .. }, _) => "UNPROTECTED".to_owned(),
+        (ProtectState::Unprotected { .. }, _) => match one.spares.first() {
+            Some(next) => format!("UNPROTECTED, next {next}"),
+            None => "UNPROTECTED".to_owned(),
+        },
         (ProtectState::Fenced { .. }, _) => "FENCED".to_owned(),
         (ProtectState::Protected, Some(false)) => format!("{}, {} ms, NO WITNESS", one.host, one.lag_ms),
         (ProtectState::Protected, _) => format!("{}, {} ms", one.host, one.lag_ms),
@@ -53,16 +56,22 @@ fn line(machine: &MachineInfo, one: &ProtectionInfo) -> String {
     };
     let witness = if one.mode == ProtectMode::Replay { format!("{witness}, by replay") } else { witness };
     let witness = one.group.as_ref().map_or(witness.clone(), |group| format!("{witness}, in group {group}"));
+    let spares = one.spares.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let spares = if spares.is_empty() { spares } else { format!(", spares {spares}") };
     match &one.state {
-        ProtectState::Seeding => return format!("{name}: seeding {host}, NOT PROTECTED yet"),
-        ProtectState::Unprotected { reason } => return format!("{name}: UNPROTECTED ({host}: {reason})"),
+        ProtectState::Seeding => return format!("{name}: seeding {host}, NOT PROTECTED yet{spares}"),
+        ProtectState::Unprotected { reason } => {
+            return format!("{name}: UNPROTECTED ({host}: {reason}){spares}");
+        }
         ProtectState::Fenced { reason } => return format!("{name}: FENCED, {reason}"),
         ProtectState::Protected => {}
     }
-    let Some(figures) = &one.figures else { return format!("{name}: protected by {host}, {witness}") };
+    let Some(figures) = &one.figures else {
+        return format!("{name}: protected by {host}{spares}, {witness}");
+    };
     let share = 100.0 * figures.sent_bytes.0 as f64 / (figures.dirty_bytes.0 as f64).max(1.0);
     format!(
-        "{name}: protected by {host}, {witness}; epoch {} of {} ({} lengthened), pause {} (p99 {}), {:.0} pages dirty, \
+        "{name}: protected by {host}{spares}, {witness}; epoch {} of {} ({} lengthened), pause {} (p99 {}), {:.0} pages dirty, \
          {} dirty > {} changed > {} unshared > {} sent ({share:.0} %), output delay {}, lag {} ms, hashes {}",
         one.epoch,
         milliseconds(figures.epoch_ms),
@@ -95,6 +104,15 @@ mod tests {
             "nics": [], "since_ms": 1, "protection": protection,
         });
         serde_json::from_value(machine).unwrap()
+    }
+
+    #[test]
+    fn the_spares_of_a_machine_are_named_and_the_next_one_first() {
+        let mut web = machine("primary", json!({"kind": "unprotected", "reason": "gone"}), true);
+        web.protection.as_mut().unwrap().spares =
+            ["delta", "epsilon"].map(|name| name.parse().unwrap()).into();
+        assert_eq!(short(&web), "UNPROTECTED, next delta");
+        assert_eq!(lines(&[web]), "web: UNPROTECTED (beta: gone), spares delta, epsilon\n");
     }
 
     #[test]

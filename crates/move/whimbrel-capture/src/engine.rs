@@ -319,6 +319,7 @@ impl Run<'_, '_> {
         };
         for cluster in clusters {
             if phase != Phase::Paused {
+                self.sink.between_batches(self.subject)?;
                 self.scan_if_due()?;
             }
             let hot_waits = hot_waits && self.sink.hot_may_wait(cluster.array);
@@ -408,6 +409,7 @@ impl Run<'_, '_> {
         for (array, set) in sets.iter().enumerate() {
             for run in set.runs().flat_map(|run| run.chunks(BATCH_PAGES)) {
                 let (data, after) = rest.split_at(run.bytes());
+                self.sink.between_batches(self.subject)?;
                 self.sink.write(PageBatch { array, run, data, hot: None })?;
                 rest = after;
                 self.report(tally.add(run.len, 0, self.sink.bytes_out()))?;

@@ -1,6 +1,6 @@
 //! Destination of captured pages, and the errors of a capture.
 
-use crate::StopReason;
+use crate::{CaptureSource, StopReason};
 use std::error::Error;
 use whimbrel_core::{PageRun, PageSet};
 use whimbrel_machine::{MachineError, PageError};
@@ -53,6 +53,13 @@ pub trait Sink {
     /// the sink removes from `left` are not delivered; the sink is responsible for them from now on.
     fn defer_pages(&mut self, left: &mut [PageSet], fresh: &[PageSet], why: StopReason) {
         let _ = (left, fresh, why);
+    }
+
+    /// Called between two batches while the machine runs, with the source of the capture. The sink may serve
+    /// another consumer of the dirty logs then; it leaves the source as it was, and the machine running.
+    fn between_batches(&mut self, source: &mut CaptureSource<'_>) -> Result<(), SinkError> {
+        let _ = source;
+        Ok(())
     }
 
     /// Sends what is buffered without waiting for its arrival.

@@ -10,7 +10,7 @@ use crate::{
         entry::MachineLock,
         record::{Phase, Record},
     },
-    running::{PausableMachine, RunningMachine, remove_overlays},
+    running::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine, remove_overlays},
 };
 use std::{collections::BTreeMap, time::Instant};
 use whimbrel_alignment::PageAlignment;
@@ -27,6 +27,7 @@ use whimbrel_image::{ImageRef, Manifest};
 use whimbrel_machine::MachineError;
 use whimbrel_store::{CapsuleWriter, ImageWriter};
 
+#[derive(Debug, Clone)]
 pub(crate) struct CheckpointOptions {
     pub(crate) tag: Option<RefName>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -81,6 +82,9 @@ impl Daemon {
     ) -> Result<Operation, DaemonError> {
         let (host, machine) = (self.clone(), self.machines.get(name)?);
         Ok(self.operations().start(OperationKind::Checkpoint, name.to_string(), move |reporter| {
+            if let Some(taken) = host.checkpoint_protected(&machine, &wanted, reporter)? {
+                return Ok(OperationResult::Checkpoint(taken));
+            }
             let mut turn = machine.try_lock("checkpoint", Some(reporter.id))?;
             let taken = match wanted.arrays {
                 CapturedArrays::All => {
@@ -155,7 +159,7 @@ impl Daemon {
         let begun = Instant::now();
         let (record, live) = turn.parts()?;
         let balloon_freed = self.shrink_guest(record, live, wanted.balloon, reporter)?;
-        let taken = self.take_capsule_as_is(record, live, finish, wanted, reporter);
+        let taken = self.take_capsule_as_is(record, live, finish, wanted, (&mut None, reporter));
         if taken.is_err() || finish == AfterCapture::Unpause {
             self.restore_balloon(record, live);
         }
@@ -163,14 +167,14 @@ impl Daemon {
         taken.map(|report| CaptureReport { total_ms, balloon_freed, ..report })
     }
 
-    /// Takes a capsule without inflating the balloon.
+    /// Takes a capsule without inflating the balloon. `breaks` are made while the machine runs.
     pub(crate) fn take_capsule_as_is(
         &self,
         record: &mut Record,
         live: &mut RunningMachine,
         finish: AfterCapture,
         wanted: &CheckpointOptions,
-        reporter: &ProgressReporter,
+        (breaks, reporter): (&mut Option<&mut dyn CaptureBreaks>, &ProgressReporter),
     ) -> Result<CaptureReport, DaemonError> {
         let was_paused = live.is_paused();
         let finish = if was_paused { AfterCapture::StayPaused } else { finish };
@@ -182,7 +186,7 @@ impl Daemon {
         let cuts = |name: &str| live.disks.iter().find(|disk| disk.name() == name)?.alignment().cloned();
         let mut sink = StoreSink::new(&writer, ledgers, &live.bases, cuts)?;
         let pace = checkpoint_policy(was_paused);
-        let captured = live.capture(Consumer::Store, wanted.arrays, &mut sink, &pace, finish, reporter)?;
+        let captured = live.capture((wanted.arrays, breaks), &mut sink, &pace, finish, reporter)?;
         // The labels say already how much memory the guest is to get back.
         let labels = labels_of(record, wanted);
         if finish == AfterCapture::Unpause {
@@ -191,10 +195,16 @@ impl Daemon {
         let head_bytes = live.qemu.head().map_or(0, |head| head.as_bytes().len());
         // The stream header hardly ever changes; as a blob of its own it is stored once.
         let (head, sections) = captured.device_state.split_at(head_bytes.min(captured.device_state.len()));
-        let committed = sink.finish().and_then(|images| {
+        let kept = &*record;
+        let commit = || {
+            let images = sink.finish()?;
             let bases = images.iter().map(|image| (image.name.clone(), image.root)).collect();
-            Ok((self.commit(record, images, &writer, [head, sections], (wanted, labels))?, bases))
-        });
+            Ok((self.commit(kept, images, &writer, [head, sections], (wanted, labels))?, bases))
+        };
+        let committed = match breaks {
+            None => commit(),
+            Some(breaks) => live.take_breaks_during(&mut **breaks, commit),
+        };
         match committed {
             Ok((capsule, bases)) => {
                 record.last = Some(capsule);
@@ -350,30 +360,54 @@ pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
 }
 
 impl RunningMachine {
-    /// Runs the capture loop over arrays of the machine. Without memory the device state is empty.
-    pub(crate) fn capture(
+    /// Runs the capture loop of the store over arrays of the machine. Without memory the device state is empty.
+    fn capture(
         &mut self,
-        follower: Consumer,
-        arrays: CapturedArrays,
-        sink: &mut dyn Sink,
+        (arrays, breaks): (CapturedArrays, &mut Option<&mut dyn CaptureBreaks>),
+        sink: &mut StoreSink,
         pace: &CheckpointPolicy,
         finish: AfterCapture,
         reporter: &ProgressReporter,
     ) -> Result<Captured, DaemonError> {
         let was_paused = self.is_paused();
-        let RunningMachine { qemu, dirty_logs: ledgers, disks, .. } = self;
+        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = self;
         let machine = PausableMachine { qemu, disks, keep_paused: was_paused, buffering_ports: &[] };
         let mut machine: Box<dyn whimbrel_machine::Machine + '_> = match arrays {
             CapturedArrays::All => Box::new(machine),
             CapturedArrays::Disks => Box::new(DisksOnly(machine)),
         };
         let machine = &mut *machine;
-        let mut subject = CaptureSource { machine, dirty_logs: arrays.of(ledgers), consumer: follower };
-        let captured = capture(&mut subject, sink, pace, finish, &mut |progress| {
+        let dirty_logs = arrays.of(ledgers);
+        let mut subject = CaptureSource { machine, dirty_logs, consumer: Consumer::Store };
+        let mut sink = SinkWithBreaks { sink, breaks, ports };
+        let captured = capture(&mut subject, &mut sink, pace, finish, &mut |progress| {
             report(reporter, progress);
             reporter.flow()
         });
         captured.map_err(|source| DaemonError::Capture { source })
+    }
+}
+
+/// The store as a sink that makes breaks for another consumer.
+struct SinkWithBreaks<'a, 'b> {
+    sink: &'a mut StoreSink,
+    breaks: &'a mut Option<&'b mut dyn CaptureBreaks>,
+    ports: &'a [NetworkPort],
+}
+
+impl Sink for SinkWithBreaks<'_, '_> {
+    fn write(&mut self, batch: PageBatch<'_>) -> Result<(), SinkError> {
+        self.sink.write(batch)
+    }
+
+    fn between_batches(&mut self, source: &mut CaptureSource<'_>) -> Result<(), SinkError> {
+        let Some(breaks) = self.breaks else { return Ok(()) };
+        let taken = breaks.take_break(source, self.ports);
+        taken.map_err(|source| SinkError { destination: "the standby".to_owned(), source })
+    }
+
+    fn bytes_out(&self) -> u64 {
+        self.sink.bytes_out()
     }
 }
 

@@ -36,7 +36,7 @@ impl Daemon {
         let report = match turn.record.phase.clone() {
             Phase::Here => {
                 let (record, live) = turn.parts()?;
-                self.take_capsule_as_is(record, live, AfterCapture::Unpause, wanted, reporter)?
+                self.take_capsule_as_is(record, live, AfterCapture::Unpause, wanted, (&mut None, reporter))?
             }
             Phase::Stopped | Phase::Crashed { .. } => {
                 self.take_stopped_disks(&mut turn.record, wanted, reporter)?

@@ -80,6 +80,8 @@ pub enum DaemonError {
     PrimaryAnswers { name: MachineName, host: HostName },
     #[error("{name} was handed over to {host}, which has not confirmed that it runs there")]
     Unconfirmed { name: MachineName, host: HostName },
+    #[error("{name} is protected by {standby}: {why}")]
+    Protected { name: MachineName, standby: HostName, why: &'static str },
     #[error(
         "{name} was not migrated: its QEMU on {host} ended before it was started there; it is here again"
     )]
@@ -188,6 +190,7 @@ impl DaemonError {
             Self::Protect { source } => protect_code(&**source),
             Self::NoWitness { .. }
             | Self::PrimaryAnswers { .. }
+            | Self::Protected { .. }
             | Self::Unresolved { .. }
             | Self::Resolve { .. } => ErrorCode::Busy,
             Self::Thread { .. } | Self::Panicked => ErrorCode::Internal,
@@ -277,6 +280,9 @@ impl DaemonError {
             ),
             Self::Thread { .. } => "the system or the daemon's limits allow no more threads or memory; try again with fewer operations at once".into(),
             Self::StillRunning { .. } => "`whimbrel stop --kill` stops it at once".into(),
+            Self::Protected { name, .. } => {
+                format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")
+            }
             Self::GivenBack { host, .. } => {
                 format!("the log of the daemon on {host} says why; the migration can be tried again")
             }

@@ -181,9 +181,7 @@ fn run(
     id: OperationId,
     work: impl FnOnce(&ProgressReporter) -> Result<OperationResult, DaemonError>,
 ) -> &'static str {
-    let now = Instant::now();
-    let published = Mutex::new(Published { at: now, stage: String::new(), done: 0, stage_begun: now });
-    let reporter = ProgressReporter { entry: entry.clone(), published, id };
+    let reporter = ProgressReporter::new(entry.clone(), id);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&reporter)));
     let state = match outcome {
         Ok(Ok(result)) => OperationState::Succeeded { result },
@@ -206,6 +204,17 @@ fn run(
 }
 
 impl ProgressReporter {
+    fn new(entry: Arc<Entry>, id: OperationId) -> Self {
+        let now = Instant::now();
+        let published = Published { at: now, stage: String::new(), done: 0, stage_begun: now };
+        Self { entry, published: Mutex::new(published), id }
+    }
+
+    /// Reporter of the same operation for a thread that this one waits for.
+    pub(crate) fn for_another_thread(&self) -> Self {
+        Self::new(self.entry.clone(), self.id)
+    }
+
     pub(crate) fn is_cancelled(&self) -> bool {
         self.entry.cancelled.load(Ordering::Acquire)
     }

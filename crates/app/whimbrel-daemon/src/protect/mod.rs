@@ -13,6 +13,7 @@ pub(crate) mod settings;
 pub(crate) mod standby;
 pub(crate) mod takeover;
 pub(crate) mod witness;
+pub(crate) mod work;
 
 use crate::{
     core::{directories::Directories, error::DaemonError},
@@ -164,6 +165,7 @@ impl Protections {
 
     /// Removes the handle, unless the machine has another one by now.
     fn remove_handle(&self, guard: &Arc<ProtectionHandle>) {
+        guard.close();
         let mut guards = lock(&self.handles);
         if guards.get(&guard.name).is_some_and(|now| Arc::ptr_eq(now, guard)) {
             guards.remove(&guard.name);

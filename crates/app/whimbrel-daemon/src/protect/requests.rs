@@ -31,13 +31,13 @@ impl Daemon {
         let settings = ProtectionSettings::of(&request)?;
         let machine = self.machines.get(name)?;
         let witness = request.witness.as_ref().and_then(WitnessAddress::host);
-        if request.host == self.name || witness == Some(&self.name) {
-            return Err(DaemonError::invalid("the machine's host cannot be its standby or witness"));
+        if request.host == self.name || witness == Some(&self.name) || request.spares.contains(&self.name) {
+            return Err(DaemonError::invalid("the machine's host cannot be its standby, spare or witness"));
         }
         if witness == Some(&request.host) {
             return Err(DaemonError::invalid("the witness must be a third host, not the standby"));
         }
-        self.route(&request.host)?;
+        std::iter::once(&request.host).chain(&request.spares).try_for_each(|to| self.route(to).map(drop))?;
         witness.iter().try_for_each(|witness| self.route(witness).map(drop))?;
         let handover = HandoverId(rand::random());
         let (guard, hears) = self.start_protection(&machine, settings, handover, false)?;
@@ -142,7 +142,7 @@ impl Daemon {
             guard.command(ProtectionCommand::Failover(answer));
             let busy = |_| DaemonError::Busy { name: guard.name.clone(), with: "a protection".into() };
             let downtime_ms = answered.recv_timeout(COMMAND_TIMEOUT).map_err(busy)??;
-            Ok(OperationResult::Failover { host: guard.settings.request.host.clone(), downtime_ms })
+            Ok(OperationResult::Failover { host: guard.settings().request.host.clone(), downtime_ms })
         }))
     }
 }

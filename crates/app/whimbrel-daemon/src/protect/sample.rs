@@ -31,7 +31,7 @@ impl Protections {
                 role: ProtectRole::Primary,
                 state,
                 lag,
-                lease: Some(handle.settings.term),
+                lease: Some(handle.settings().term),
                 witness_answers,
                 totals: Some(handle.totals()),
             }

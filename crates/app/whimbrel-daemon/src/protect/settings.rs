@@ -3,7 +3,7 @@
 use crate::{core::error::DaemonError, migrate::source::meant_rate};
 use std::time::Duration;
 use whimbrel_api::{ProtectBlock, ProtectMode, ProtectRequest};
-use whimbrel_core::{MachineName, WitnessAddress};
+use whimbrel_core::{HostName, MachineName, WitnessAddress};
 use whimbrel_protect::{
     codec::{BlockSize, CodecOptions},
     protocol::SnapshotRule,
@@ -25,6 +25,8 @@ const TERM: u64 = 400;
 /// Intervals between stored epochs, in milliseconds, and the number of stored epochs.
 const SNAPSHOT_INTERVALS: std::ops::RangeInclusive<u64> = 1000..=7 * 86_400_000;
 const SNAPSHOT_COUNTS: std::ops::RangeInclusive<u32> = 1..=10_000;
+/// Most spare hosts.
+const SPARES_MAX: usize = 16;
 
 /// The settings of a protection.
 #[derive(Debug, Clone)]
@@ -71,6 +73,7 @@ impl ProtectionSettings {
         }) {
             return Err(DaemonError::invalid("the next standby cannot be the standby or the witness"));
         }
+        check_spares(request)?;
         let keep = request.keep.map(|rule| {
             within("the interval between stored epochs", Some(rule.every_ms), SNAPSHOT_INTERVALS, 0)?;
             match SNAPSHOT_COUNTS.contains(&rule.count) {
@@ -95,12 +98,32 @@ impl ProtectionSettings {
         Ok(Self { request: request.clone(), epoch, stretch, term, coding, snapshots: keep, rate_max, replay })
     }
 
-    /// The protection that the standby requests after a takeover. Its next standby is this one's, so that the
-    /// two alternate.
-    pub(in crate::protect) fn next_protection(&self) -> Option<String> {
-        let host = self.request.then.clone()?;
-        let next = ProtectRequest { host, then: Some(self.request.host.clone()), ..self.request.clone() };
+    /// The protection that the standby requests after a takeover from `primary`. Where a next standby is named,
+    /// the two alternate; otherwise it is the first spare, and the primary becomes the last.
+    pub(in crate::protect) fn next_protection(&self, primary: &HostName) -> Option<String> {
+        let mut next = self.request.clone();
+        match &self.request.then {
+            Some(then) => {
+                next.host = then.clone();
+                next.then = Some(self.request.host.clone());
+            }
+            None => {
+                next.host = self.request.spares.first()?.clone();
+                next.spares.remove(0);
+                next.spares.push(primary.clone());
+            }
+        }
         Some(serde_json::to_string(&next).expect("names and numbers"))
+    }
+
+    /// The protection after the standby was lost: the first spare is the standby, and the lost one becomes the
+    /// last spare. None without spares.
+    pub(in crate::protect) fn with_next_spare(&self) -> Option<Self> {
+        let mut request = self.request.clone();
+        let next = request.spares.first()?.clone();
+        request.spares.remove(0);
+        request.spares.push(std::mem::replace(&mut request.host, next));
+        Some(Self { request, ..self.clone() })
     }
 
     /// Most bytes of the table of hashes: enough if every page of the guest's memory is written, which is
@@ -110,6 +133,26 @@ impl ProtectionSettings {
         let blocks = self.coding.block.in_page() as u64;
         (memory / 4096 * blocks * 5 + (1 << 20)) as usize
     }
+}
+
+/// Checks that the spares are hosts with no other part in the protection.
+fn check_spares(request: &ProtectRequest) -> Result<(), DaemonError> {
+    let ProtectRequest { host, witness, then, spares, .. } = request;
+    if spares.len() > SPARES_MAX {
+        return Err(DaemonError::invalid(format!("{} spare hosts are more than {SPARES_MAX}", spares.len())));
+    }
+    let witness = witness.as_ref().and_then(WitnessAddress::host);
+    for (index, spare) in spares.iter().enumerate() {
+        if spare == host || Some(spare) == witness || spares[..index].contains(spare) {
+            return Err(DaemonError::invalid(format!(
+                "the spare {spare} is the standby, the witness or a spare already"
+            )));
+        }
+        if Some(spare) == then.as_ref() {
+            return Err(DaemonError::invalid(format!("the spare {spare} is the next standby already")));
+        }
+    }
+    Ok(())
 }
 
 /// Checks the stretch factor. A group captures epochs when all are due, so a longer one would delay the
@@ -158,6 +201,28 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_standby_is_the_last_to_be_tried_again_and_so_is_a_primary_that_was_taken_over() {
+        let ring = |settings: &ProtectionSettings| {
+            let ProtectRequest { host, spares, .. } = &settings.request;
+            std::iter::once(host).chain(spares).map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        let first = request(r#"{"host":"beta","witness":"w","spares":["gamma","delta"]}"#).unwrap();
+        let second = first.with_next_spare().unwrap();
+        assert_eq!(ring(&second), "gamma delta beta");
+        assert_eq!(ring(&second.with_next_spare().unwrap()), "delta beta gamma");
+        let alpha = "alpha".parse().unwrap();
+        let taken = request(&second.next_protection(&alpha).unwrap()).unwrap();
+        assert_eq!(ring(&taken), "delta beta alpha");
+        assert!(request(r#"{"host":"beta"}"#).unwrap().with_next_spare().is_none());
+        let both = request(r#"{"host":"beta","then":"alpha","spares":["delta"]}"#).unwrap();
+        assert_eq!(ring(&request(&both.next_protection(&alpha).unwrap()).unwrap()), "alpha delta");
+        for spares in [r#"["beta"]"#, r#"["w"]"#, r#"["a","a"]"#, r#"["t"]"#] {
+            let text = format!(r#"{{"host":"beta","witness":"w","then":"t","spares":{spares}}}"#);
+            assert!(request(&text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_out_of_bounds_or_contradicts_itself_is_refused() {
         let usual = request(r#"{"host":"beta"}"#).unwrap();
         assert_eq!(
@@ -185,7 +250,9 @@ mod tests {
         assert_eq!(kept(60_000, 60).unwrap().snapshots, Some(SnapshotRule { every_ms: 60_000, count: 60 }));
         assert!(kept(999, 60).is_err() && kept(60_000, 0).is_err() && kept(60_000, 10_001).is_err());
         assert!(request(r#"{"host":"beta","witness":"gamma","then":"gamma"}"#).is_err());
-        let next = request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().next_protection();
+        let alpha = "alpha".parse().unwrap();
+        let next =
+            request(r#"{"host":"beta","epoch_ms":25,"then":"delta"}"#).unwrap().next_protection(&alpha);
         let next = request(&next.unwrap()).unwrap();
         assert_eq!(
             (next.request.host.to_string(), next.epoch),

@@ -7,6 +7,7 @@
 
 pub(crate) mod balloon;
 pub(crate) mod builder;
+mod capture_breaks;
 pub(crate) mod cloud_init;
 pub(crate) mod console;
 mod creation;
@@ -24,6 +25,7 @@ mod stored_images;
 mod traffic;
 
 pub(crate) use builder::{LaunchOptions, launch};
+pub(crate) use capture_breaks::CaptureBreaks;
 pub(crate) use console::{ConsoleView, SerialStream};
 pub(crate) use disk::{Overlay, RunningDisk, StoppedDisk, remove_overlays};
 pub(crate) use memory::{PagerView, RunningMemory};

@@ -16,6 +16,7 @@ Examples:
   whimbrel protect web beta                     beta takes over only with `whimbrel failover`
   whimbrel protect web beta --witness gamma --epoch 25ms --diff-block 256
   whimbrel protect web beta --witness gamma --next-standby delta
+  whimbrel protect web beta --witness gamma --spare delta,epsilon
   whimbrel protect web beta --witness etcd://10.0.0.7:2379,10.0.0.8:2379
   whimbrel protect web beta --snapshots 1/min,60    later: `whimbrel resume web@-5m --name before`
   whimbrel protect db beta --group shop         epochs end at one instant with those of the group
@@ -60,6 +61,10 @@ pub(crate) struct Args {
     /// Host of the next standby, set up automatically after a takeover; may be this host
     #[arg(long, alias = "then", value_name = "HOST")]
     next_standby: Option<HostName>,
+    /// Spare hosts: when the standby is lost, the next of them becomes the standby, and the lost one the last
+    /// spare
+    #[arg(long, alias = "spares", value_name = "HOSTS", value_delimiter = ',')]
+    spare: Vec<HostName>,
     /// Store epochs as capsules on the standby's host, like 1/min,60: one per minute, and the newest 60 are
     /// retained
     #[arg(long, alias = "keep", value_name = "RATE,COUNT")]
@@ -115,6 +120,7 @@ impl Args {
             block,
             lease_ms: Some(self.lease.as_ms()),
             then: self.next_standby,
+            spares: self.spare,
             keep: self.snapshots.map(|rule| rule.0),
             group: self.group,
             rate_max: self.rate_max.map(|rate| rate.0),

@@ -61,6 +61,9 @@ impl Daemon {
             return Err(DaemonError::invalid(format!("{name} is on {} already", self.name)));
         }
         let (host, machine) = (self.clone(), self.machines.get(name)?);
+        if let Some(moved) = self.migrate_to_standby(name, &request.host) {
+            return moved;
+        }
         self.route(&request.host)?;
         limits::policy(&request, false)?;
         backup_host::check(self, name, &request)?;

@@ -1,6 +1,7 @@
 //! Epochs of one machine: when the next one is captured, what buffers its output, and what ends them.
 
 use super::{
+    captured_machine::{EpochMachine, SeedingMachine, SlowableMachine},
     events::{QemuEvents, QemuVerdict},
     group::Membership,
     handle::{ProtectionCommand, ProtectionEvent, ProtectionHandle},
@@ -11,7 +12,8 @@ use crate::protect::{link::PageLink, settings::ProtectionSettings};
 use crate::{
     core::error::DaemonError,
     daemon::Daemon,
-    running::{NetworkPort, PausableMachine, RunningMachine},
+    machine::record::Record,
+    running::{CaptureBreaks, NetworkPort, PausableMachine, RunningMachine},
 };
 use std::{
     cell::RefCell,
@@ -25,9 +27,7 @@ use std::{
 use whimbrel_api::ProtectState;
 use whimbrel_capture::{CaptureSource, CheckpointPolicy, Consumer};
 use whimbrel_core::{error_chain, lock};
-use whimbrel_machine::{Machine, MachineError, UnpauseReport};
-use whimbrel_memory::{CpuShare, Throttle};
-use whimbrel_migrate::link::Link;
+use whimbrel_migrate::{link::Link, source::BoxError};
 use whimbrel_net::{Epoch, Port};
 use whimbrel_protect::{
     PrimaryError,
@@ -47,9 +47,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// How long to wait for the other members of a group before polling for events.
 const GROUP_WAIT: Duration = Duration::from_millis(100);
-
-/// Shares of the time, in percent, that virtual CPUs get one after the other if rounds do not suffice.
-const SHARES: [u8; 3] = [60, 35, 20];
 
 /// Reason for which the epochs ended.
 pub(in crate::protect) enum EpochsEnd {
@@ -78,97 +75,6 @@ pub(in crate::protect) fn sender<'a>(
 ) -> Result<Sending<'a>, DaemonError> {
     let hash_bytes_max = settings.hash_bytes_max(memory);
     Sending::new(link, id, settings.coding, rand::random(), hash_bytes_max).map_err(failed)
-}
-
-/// The machine during seeding: output is buffered before it runs on after the last pause.
-struct SeedingMachine<'a> {
-    machine: PausableMachine<'a>,
-    heartbeat: &'a Heartbeat,
-    output_marks: &'a Mutex<OutputMarks>,
-    shipper: Option<&'a InputShipper<'a>>,
-}
-
-impl Machine for SeedingMachine<'_> {
-    fn about_to_pause(&mut self) {
-        self.machine.about_to_pause();
-    }
-
-    fn pause(&mut self) -> Result<(), MachineError> {
-        self.machine.pause()
-    }
-
-    fn unpause(&mut self) -> Result<(), MachineError> {
-        self.heartbeat.buffer_output();
-        // From the epoch end on the standby might take over, so the lease is armed before it.
-        self.heartbeat.arm();
-        *lock(self.output_marks) = barriers(self.heartbeat);
-        if let Some(shipping) = self.shipper {
-            shipping.epoch_captured(0, false);
-        }
-        self.machine.unpause()
-    }
-
-    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
-        self.machine.device_state()
-    }
-}
-
-/// The machine while epochs are captured: others see how long QEMU and the disks take.
-struct EpochMachine<'a> {
-    machine: PausableMachine<'a>,
-    heartbeat: &'a Heartbeat,
-    /// How often it was slowed down, and by what at present.
-    shares: usize,
-    throttle: Option<Throttle>,
-}
-
-impl Machine for EpochMachine<'_> {
-    fn slow_down(&mut self, _predicted: Duration) -> bool {
-        let percent = SHARES[self.shares.min(SHARES.len() - 1)];
-        self.shares += 1;
-        let share = CpuShare::percent(percent).unwrap_or(CpuShare::MIN);
-        tracing::info!(percent, "virtual CPUs run for a part of the time, so that the standby can catch up");
-        let threads = self.machine.qemu.cpu_threads().unwrap_or_default();
-        self.throttle = Throttle::start(&threads, share)
-            .inspect_err(|error| tracing::warn!(%error, "cannot throttle virtual CPUs"))
-            .ok();
-        self.throttle.is_some()
-    }
-
-    fn about_to_pause(&mut self) {
-        // The pause would wait for a throttled CPU.
-        self.throttle = None;
-        self.heartbeat.set_capturing(true);
-        self.machine.about_to_pause();
-    }
-
-    fn pause(&mut self) -> Result<(), MachineError> {
-        self.machine.pause()
-    }
-
-    fn unpause(&mut self) -> Result<(), MachineError> {
-        self.machine.unpause()
-    }
-
-    fn device_state(&mut self) -> Result<Vec<u8>, MachineError> {
-        self.machine.device_state()
-    }
-
-    fn pause_for_state(&mut self) -> Result<(), MachineError> {
-        self.machine.pause_for_state()
-    }
-
-    fn unpause_with_state(&mut self) -> UnpauseReport {
-        let report = self.machine.unpause_with_state();
-        self.heartbeat.set_capturing(false);
-        report
-    }
-}
-
-impl Drop for EpochMachine<'_> {
-    fn drop(&mut self) {
-        self.heartbeat.set_capturing(false);
-    }
 }
 
 /// Where an epoch ends in the output of the machine: frames of each port, and bytes of the console.
@@ -214,13 +120,12 @@ pub(in crate::protect) fn release_all(beats: &Heartbeat, cut: OutputMarks) {
 pub(in crate::protect) fn run(
     host: &Arc<Daemon>,
     guard: &ProtectionHandle,
-    live: &mut RunningMachine,
-    memory: u64,
+    parts: (&mut Record, &mut RunningMachine),
     (link, beats): (&PageLink, &Heartbeat),
     has_pages: bool,
     told: &Sender<ProtectionEvent>,
 ) -> EpochsEnd {
-    let shipping = guard.settings.replay.then(|| InputShipper::new(host, beats, link));
+    let shipping = guard.settings().replay.then(|| InputShipper::new(host, beats, link));
     std::thread::scope(|scope| {
         if let Some(shipping) = &shipping {
             let ship =
@@ -234,8 +139,7 @@ pub(in crate::protect) fn run(
                 ));
             }
         }
-        let outcome =
-            attach_consumer(host, guard, live, memory, (link, beats, shipping.as_ref()), has_pages, told);
+        let outcome = attach_consumer(host, guard, parts, (link, beats, shipping.as_ref()), has_pages, told);
         shipping.iter().for_each(InputShipper::end);
         outcome
     })
@@ -244,33 +148,32 @@ pub(in crate::protect) fn run(
 fn attach_consumer(
     host: &Daemon,
     guard: &ProtectionHandle,
-    live: &mut RunningMachine,
-    memory: u64,
+    (record, live): (&mut Record, &mut RunningMachine),
     (link, beats, shipping): (&PageLink, &Heartbeat, Option<&InputShipper<'_>>),
     has_pages: bool,
     told: &Sender<ProtectionEvent>,
 ) -> EpochsEnd {
     let events = live.events();
-    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+    let mut sending = match sender(link, beats.id, &guard.settings(), record.config.memory.0) {
         Ok(sending) => sending,
         Err(error) => return EpochsEnd::Failed(error),
     };
-    let known = host.protections.shared_pages_at(&guard.settings.request.host);
+    let known = host.protections.shared_pages_at(&guard.settings().request.host);
     known.join(beats.id).into_iter().for_each(|member| sending.share_with(member));
-    let mut epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, shipping);
-    if let Err(error) = epochs.sender.attach_consumer(&mut epochs.live.dirty_logs, has_pages) {
-        return epochs.end_of_error(failed(error));
+    let mut epochs = Epochs::new(host, guard, events, beats, &mut sending, shipping);
+    if let Err(error) = epochs.sender.attach_consumer(&mut live.dirty_logs, has_pages) {
+        return epochs.end_of_error(live, failed(error));
     }
-    match epochs.seed(told) {
+    match epochs.seed(live, told) {
         Ok(pause) => {
             guard.set_state(ProtectState::Protected);
             let pause_ms = pause.as_secs_f64() * 1e3;
             let _ = told.send(ProtectionEvent::Protected { pause_ms, wire_bytes: link.bytes_both_ways() });
-            tracing::info!(machine = %guard.name, standby = %guard.settings.request.host, "the machine is protected");
+            tracing::info!(machine = %guard.name, standby = %guard.settings().request.host, "the machine is protected");
         }
-        Err(error) => return epochs.end_of_error(error),
+        Err(error) => return epochs.end_of_error(live, error),
     }
-    epochs.run_all()
+    epochs.run_all(record, live)
 }
 
 /// Continues a standby that the source has seeded, until all missing pages are here or another event ends the
@@ -278,25 +181,23 @@ fn attach_consumer(
 pub(in crate::protect) fn inherit(
     host: &Daemon,
     guard: &ProtectionHandle,
-    live: &mut RunningMachine,
-    memory: u64,
+    (record, live): (&mut Record, &mut RunningMachine),
     (link, beats): (&PageLink, &Heartbeat),
 ) -> EpochsEnd {
     let events = live.events();
-    let mut sending = match sender(link, beats.id, &guard.settings, memory) {
+    let mut sending = match sender(link, beats.id, &guard.settings(), record.config.memory.0) {
         Ok(sending) => sending,
         Err(error) => return EpochsEnd::Failed(error),
     };
     sending.inherit_standby();
-    let epochs = Epochs::new(host, guard, (live, events), beats, &mut sending, None);
+    let epochs = Epochs::new(host, guard, events, beats, &mut sending, None);
     // The state of the pause is the standby's epoch 0.
-    Epochs { inherited: true, next: 1, ..epochs }.run_all()
+    Epochs { inherited: true, next: 1, ..epochs }.run_all(record, live)
 }
 
 struct Epochs<'a, 'l> {
     host: &'a Daemon,
     handle: &'a ProtectionHandle,
-    live: &'a mut RunningMachine,
     heartbeat: &'a Heartbeat,
     sender: &'a mut Sending<'l>,
     events: QemuEvents,
@@ -309,6 +210,18 @@ struct Epochs<'a, 'l> {
     inherited: bool,
     /// Number of the next epoch.
     next: u64,
+    timing: Timing,
+    /// Failure of an epoch in a break of other work.
+    failure: Option<DaemonError>,
+}
+
+/// When the next epoch is captured.
+struct Timing {
+    stretch: EpochLength,
+    begun: Instant,
+    earliest: Instant,
+    /// Instant at which the last epoch was captured.
+    last_cut: Instant,
 }
 
 impl<'a, 'l> Epochs<'a, 'l> {
@@ -316,17 +229,19 @@ impl<'a, 'l> Epochs<'a, 'l> {
     fn new(
         host: &'a Daemon,
         handle: &'a ProtectionHandle,
-        (live, events): (&'a mut RunningMachine, Receiver<MachineEvent>),
+        events: Receiver<MachineEvent>,
         heartbeat: &'a Heartbeat,
         sender: &'a mut Sending<'l>,
         shipper: Option<&'a InputShipper<'a>>,
     ) -> Self {
         let (output_marks, membership, inherited, next) = (Mutex::default(), None, false, 0);
         let events = QemuEvents::new(events);
+        let (settings, now) = (handle.settings(), Instant::now());
+        let stretch = EpochLength::new(settings.epoch, settings.stretch);
+        let timing = Timing { stretch, begun: now, earliest: now, last_cut: now };
         Self {
             host,
             handle,
-            live,
             heartbeat,
             sender,
             events,
@@ -335,15 +250,21 @@ impl<'a, 'l> Epochs<'a, 'l> {
             shipper,
             inherited,
             next,
+            timing,
+            failure: None,
         }
     }
 }
 
 impl Epochs<'_, '_> {
     /// Seeds the standby. Returns how long the machine was paused.
-    fn seed(&mut self, told: &Sender<ProtectionEvent>) -> Result<Duration, DaemonError> {
+    fn seed(
+        &mut self,
+        live: &mut RunningMachine,
+        told: &Sender<ProtectionEvent>,
+    ) -> Result<Duration, DaemonError> {
         self.handle.set_state(ProtectState::Seeding);
-        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
+        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = live;
         let machine = PausableMachine { qemu, disks, keep_paused: false, buffering_ports: &[] };
         self.shipper.iter().for_each(|shipping| shipping.stop_release());
         let shipping = self.shipper;
@@ -377,60 +298,64 @@ impl Epochs<'_, '_> {
     }
 
     fn join_group(&mut self) {
-        let group = self.handle.settings.request.group.as_deref();
-        self.membership = group.map(|group| self.host.protections.groups.join(group));
+        let group = self.handle.settings().request.group.clone();
+        self.membership = group.map(|group| self.host.protections.groups.join(&group));
     }
 
-    fn run_all(&mut self) -> EpochsEnd {
-        let ProtectionSettings { epoch: length, stretch, .. } = self.handle.settings;
-        let mut stretch = EpochLength::new(length, stretch);
-        if stretch.is_adaptive() {
+    fn run_all(&mut self, record: &mut Record, live: &mut RunningMachine) -> EpochsEnd {
+        let length = self.handle.settings().epoch;
+        if self.timing.stretch.is_adaptive() {
             self.heartbeat.wake_on_output();
         }
         // Events must be handled also during long epochs.
         let look_every = if self.shipper.is_some() { POLL_INTERVAL } else { length };
-        let (mut begun, mut last_cut) = (Instant::now(), Instant::now());
-        let mut earliest = begun + length;
+        (self.timing.begun, self.timing.last_cut) = (Instant::now(), Instant::now());
+        self.timing.earliest = self.timing.begun + length;
         loop {
-            let due = stretch.due(begun, earliest, self.heartbeat.output_waits());
-            match self.handle.wait_command(due.min(Instant::now() + look_every)) {
+            match self.handle.wait_command(self.due().min(Instant::now() + look_every)) {
                 Some(ProtectionCommand::Unprotect(answer)) => return EpochsEnd::Unprotect(answer),
-                Some(ProtectionCommand::Failover(answer)) => return self.fail_over(answer, &mut last_cut),
+                Some(ProtectionCommand::Failover(answer)) => return self.fail_over(live, answer),
+                Some(ProtectionCommand::Work(work)) => work(record, live, self),
                 None => {}
             }
-            if let Some(outcome) = self.poll_events() {
+            if let Some(error) = self.failure.take() {
+                return self.end_of_error(live, error);
+            }
+            if let Some(outcome) = self.poll_events(live) {
                 return outcome;
             }
-            let due = stretch.due(begun, earliest, self.heartbeat.output_waits());
-            let urgent = self.shipper.is_some_and(InputShipper::is_urgent);
-            if (Instant::now() < due && !urgent) || !self.is_gathered() {
+            if !self.is_due() || !self.is_gathered() {
                 continue;
             }
-            begun = Instant::now();
-            match self.run_epoch(false, &mut last_cut) {
-                Ok(delay) => stretch.committed(delay),
-                Err(error) => return self.end_of_error(error),
-            }
-            let now = Instant::now();
-            earliest = begun + length;
-            if earliest <= now {
-                // The link is too slow: the next epoch is as long as it takes.
-                earliest = now + (now - begun) / 4;
-                self.handle.count_late();
+            if let Err(error) = self.run_epoch(live, false) {
+                return self.end_of_error(live, error);
             }
         }
     }
 
+    fn due(&self) -> Instant {
+        let Timing { stretch, begun, earliest, .. } = &self.timing;
+        stretch.due(*begun, *earliest, self.heartbeat.output_waits())
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.due() || self.shipper.is_some_and(InputShipper::is_urgent)
+    }
+
     /// Sends a last epoch, after which the machine stays paused here.
-    fn fail_over(&mut self, answer: Sender<Result<f64, DaemonError>>, last_cut: &mut Instant) -> EpochsEnd {
+    fn fail_over(
+        &mut self,
+        live: &mut RunningMachine,
+        answer: Sender<Result<f64, DaemonError>>,
+    ) -> EpochsEnd {
         // The last epoch does not wait for the group.
         self.membership = None;
         let paused_at = Instant::now();
-        match self.run_epoch(true, last_cut) {
-            Ok(_) => EpochsEnd::Failover { answer, paused_at },
+        match self.run_epoch(live, true) {
+            Ok(()) => EpochsEnd::Failover { answer, paused_at },
             Err(error) => {
                 let _ = answer.send(Err(DaemonError::invalid(error_chain(&error))));
-                self.end_of_error(error)
+                self.end_of_error(live, error)
             }
         }
     }
@@ -444,11 +369,11 @@ impl Epochs<'_, '_> {
     }
 
     /// Checks for events of the machine or the daemon.
-    fn poll_events(&mut self) -> Option<EpochsEnd> {
+    fn poll_events(&mut self, live: &RunningMachine) -> Option<EpochsEnd> {
         if self.host.is_closing() {
             return Some(EpochsEnd::Closing);
         }
-        if self.inherited && self.live.is_complete() {
+        if self.inherited && live.is_complete() {
             return Some(EpochsEnd::Complete);
         }
         if self.heartbeat.is_forgotten() && !self.inherited {
@@ -468,26 +393,57 @@ impl Epochs<'_, '_> {
     }
 
     /// Reports a dead QEMU instead of an error that it caused.
-    fn end_of_error(&mut self, error: DaemonError) -> EpochsEnd {
+    fn end_of_error(&self, live: &RunningMachine, error: DaemonError) -> EpochsEnd {
         if self.host.is_closing() {
             return EpochsEnd::Closing;
         }
         // The QMP socket closes a moment before the process ends. Errors of the link say nothing about QEMU.
         let patience = if is_of_link(&error) { Duration::ZERO } else { Duration::from_secs(1) };
-        if self.live.qemu.process().wait(patience) {
+        if live.qemu.process().wait(patience) {
             return if self.heartbeat.is_armed() { EpochsEnd::QemuGone } else { EpochsEnd::Failed(error) };
         }
         EpochsEnd::Failed(error)
     }
 
-    /// Captures an epoch, sends it, and releases its output. Returns the time since the capture. With `stay`
-    /// the machine stays paused.
-    fn run_epoch(&mut self, stay: bool, last_cut: &mut Instant) -> Result<Duration, DaemonError> {
-        let RunningMachine { qemu, dirty_logs: ledgers, disks, ports, .. } = &mut *self.live;
+    /// Captures an epoch, sends it, and releases its output. With `stay` the machine stays paused.
+    fn run_epoch(&mut self, live: &mut RunningMachine, stay: bool) -> Result<(), DaemonError> {
+        let RunningMachine { qemu, dirty_logs, disks, ports, .. } = live;
         let machine = PausableMachine { qemu, disks, keep_paused: stay, buffering_ports: &[] };
-        let mut machine = EpochMachine { machine, heartbeat: self.heartbeat, shares: 0, throttle: None };
-        let mut subject =
-            CaptureSource { machine: &mut machine, dirty_logs: ledgers, consumer: Consumer::Standby };
+        let mut machine = SlowableMachine::new(machine);
+        let consumer = Consumer::Standby;
+        self.timed_epoch(CaptureSource { machine: &mut machine, dirty_logs, consumer }, ports, stay)
+    }
+
+    /// Captures and sends an epoch, and decides when the next one is due.
+    fn timed_epoch(
+        &mut self,
+        source: CaptureSource<'_>,
+        ports: &[NetworkPort],
+        stay: bool,
+    ) -> Result<(), DaemonError> {
+        self.timing.begun = Instant::now();
+        let delay = self.capture_epoch(source, ports, stay)?;
+        self.timing.stretch.committed(delay);
+        let (begun, now) = (self.timing.begun, Instant::now());
+        self.timing.earliest = begun + self.handle.settings().epoch;
+        if self.timing.earliest <= now {
+            // The link is too slow: the next epoch is as long as it takes.
+            self.timing.earliest = now + (now - begun) / 4;
+            self.handle.count_late();
+        }
+        Ok(())
+    }
+
+    /// Captures an epoch, sends it, and releases its output. Returns the time since the capture.
+    fn capture_epoch(
+        &mut self,
+        source: CaptureSource<'_>,
+        ports: &[NetworkPort],
+        stay: bool,
+    ) -> Result<Duration, DaemonError> {
+        let CaptureSource { machine, dirty_logs, consumer } = source;
+        let mut machine = EpochMachine { machine, heartbeat: self.heartbeat };
+        let mut subject = CaptureSource { machine: &mut machine, dirty_logs, consumer };
         let (shipping, epoch, mut needed) = (self.shipper, self.next, 0);
         let addresses = || {
             shipping.iter().for_each(|shipping| shipping.wait_captured_known());
@@ -531,11 +487,11 @@ impl Epochs<'_, '_> {
         let (pause, cut_at) = self.sender.last_pause();
         let stats = EpochStats {
             pause,
-            length: cut_at.saturating_duration_since(*last_cut),
+            length: cut_at.saturating_duration_since(self.timing.last_cut),
             delay: waits.unwrap_or(cut_at.elapsed()),
             volume: committed.volume,
         };
-        *last_cut = cut_at;
+        self.timing.last_cut = cut_at;
         host.counts.epoch(&stats);
         self.handle.committed(committed.epoch, self.sender.hash_bytes(), |all| {
             all.add(stats);
@@ -546,6 +502,25 @@ impl Epochs<'_, '_> {
             return Err(DaemonError::invalid("the lease has run out"));
         }
         Ok(stats.delay)
+    }
+}
+
+impl CaptureBreaks for Epochs<'_, '_> {
+    /// Captures an epoch if one is due. Work ends early if the protection is to end.
+    fn take_break(&mut self, source: &mut CaptureSource<'_>, ports: &[NetworkPort]) -> Result<(), BoxError> {
+        if self.host.is_closing() || self.handle.has_command() {
+            return Err("the protection ends, or has other work to do".into());
+        }
+        if !self.is_due() || !self.is_gathered() {
+            return Ok(());
+        }
+        let CaptureSource { machine, dirty_logs, .. } = source;
+        let source = CaptureSource { machine: &mut **machine, dirty_logs, consumer: Consumer::Standby };
+        self.timed_epoch(source, ports, false).map_err(|error| {
+            let reason = error_chain(&error);
+            self.failure = Some(error);
+            reason.into()
+        })
     }
 }
 

@@ -1,29 +1,40 @@
 //! Protection handle: the interface between other threads and the thread that protects a machine.
 
-use crate::core::error::DaemonError;
-use crate::protect::settings::ProtectionSettings;
+use crate::{
+    core::error::DaemonError,
+    machine::record::Record,
+    protect::settings::ProtectionSettings,
+    running::{CaptureBreaks, RunningMachine},
+};
 use std::{
     collections::VecDeque,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, Sender},
     },
     time::{Duration, Instant},
 };
-use whimbrel_api::{EpochPauseParts, ProtectFigures, ProtectRole, ProtectState, ProtectionInfo};
+use whimbrel_api::{
+    EpochPauseParts, ProtectFigures, ProtectRequest, ProtectRole, ProtectState, ProtectionInfo,
+};
 use whimbrel_capture::Progress;
-use whimbrel_core::{ByteSize, MachineName};
+use whimbrel_core::{ByteSize, MachineName, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{codec::ByteCounts, stats::Stats};
 
 /// Interface to a protected machine.
 pub(crate) struct ProtectionHandle {
     pub(in crate::protect) name: MachineName,
-    pub(in crate::protect) settings: ProtectionSettings,
-    /// Constant for all protections of this machine to this standby, which identifies retained pages by it.
-    pub(in crate::protect) handover: HandoverId,
+    standby: Mutex<ChosenStandby>,
     shared: Mutex<Shared>,
     wake: Condvar,
+}
+
+/// The standby of a machine, until it is lost.
+struct ChosenStandby {
+    settings: Arc<ProtectionSettings>,
+    /// Constant for all protections of this machine to this standby, which identifies retained pages by it.
+    handover: HandoverId,
 }
 
 struct Shared {
@@ -34,6 +45,8 @@ struct Shared {
     committed_at: Instant,
     commands: VecDeque<ProtectionCommand>,
     cancelled: bool,
+    /// Whether no thread takes commands any more.
+    closed: bool,
     woken: bool,
     witness_answers: Option<bool>,
 }
@@ -52,7 +65,13 @@ pub(in crate::protect) enum ProtectionCommand {
     Unprotect(Sender<Result<(), DaemonError>>),
     /// Switch over to the standby; the answer is the downtime in milliseconds.
     Failover(Sender<Result<f64, DaemonError>>),
+    /// Work that needs the machine and leaves it running; between two epochs, with breaks for epochs.
+    Work(Work),
 }
+
+/// Work on a protected machine.
+pub(in crate::protect) type Work =
+    Box<dyn FnOnce(&mut Record, &mut RunningMachine, &mut dyn CaptureBreaks) + Send>;
 
 /// An event for the caller that started the protection.
 pub(in crate::protect) enum ProtectionEvent {
@@ -75,20 +94,53 @@ impl ProtectionHandle {
             committed_at: Instant::now(),
             commands: VecDeque::new(),
             cancelled: false,
+            closed: false,
             woken: false,
             witness_answers: None,
         };
-        Self { name, settings, handover, shared: Mutex::new(shared), wake: Condvar::new() }
+        let standby = Mutex::new(ChosenStandby { settings: Arc::new(settings), handover });
+        Self { name, standby, shared: Mutex::new(shared), wake: Condvar::new() }
+    }
+
+    /// The settings, with the standby of now.
+    pub(in crate::protect) fn settings(&self) -> Arc<ProtectionSettings> {
+        lock(&self.standby).settings.clone()
+    }
+
+    /// The handover by which the standby of now knows the machine.
+    pub(in crate::protect) fn handover(&self) -> HandoverId {
+        lock(&self.standby).handover
+    }
+
+    /// Chooses the next spare, if there is one, in place of a standby that was lost.
+    pub(in crate::protect) fn choose_next_spare(&self) {
+        let mut standby = lock(&self.standby);
+        if let Some(next) = standby.settings.with_next_spare() {
+            let (lost, host) = (&standby.settings.request.host, &next.request.host);
+            tracing::warn!(machine = %self.name, %lost, standby = %host, "a spare becomes the standby");
+            *standby = ChosenStandby { settings: Arc::new(next), handover: HandoverId(rand::random()) };
+        }
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a command to the thread.
+    /// Sends a command to the thread. If the thread has ended or ends first, the command is dropped with the
+    /// channel for its answer.
     pub(in crate::protect) fn command(&self, command: ProtectionCommand) {
-        self.shared().commands.push_back(command);
+        let mut shared = self.shared();
+        if !shared.closed {
+            shared.commands.push_back(command);
+        }
         self.wake.notify_all();
+    }
+
+    /// Drops all commands, and those to come.
+    pub(in crate::protect) fn close(&self) {
+        let mut shared = self.shared();
+        shared.closed = true;
+        shared.commands.clear();
     }
 
     /// Cancels the start of the protection.
@@ -181,14 +233,16 @@ impl ProtectionHandle {
 
     /// The information for users.
     pub(in crate::protect) fn info(&self) -> ProtectionInfo {
-        let shared = self.shared();
+        let (settings, shared) = (self.settings(), self.shared());
+        let ProtectRequest { host, witness, group, mode, spares, .. } = settings.request.clone();
         ProtectionInfo {
             role: ProtectRole::Primary,
-            host: self.settings.request.host.clone(),
-            witness: self.settings.request.witness.clone(),
+            host,
+            witness,
             witness_answers: shared.witness_answers,
-            group: self.settings.request.group.clone(),
-            mode: self.settings.request.mode,
+            spares,
+            group,
+            mode,
             state: shared.state.clone(),
             epoch: shared.epoch,
             figures: Some(figures(&shared.stats, shared.hash_bytes)),

@@ -1,5 +1,6 @@
 //! The primary side of a protection: seeding, epochs, heartbeats.
 
+mod captured_machine;
 pub(crate) mod epochs;
 mod events;
 pub(crate) mod group;

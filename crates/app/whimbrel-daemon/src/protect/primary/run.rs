@@ -46,8 +46,9 @@ const RETRY_DELAY: Duration = Duration::from_secs(2);
 pub(in crate::protect) enum RunEnd {
     /// There is nothing left to protect here, or the protection was ended.
     Over,
-    /// The start failed, or the standby was lost: the machine runs here alone.
-    Alone { reason: String, error: Option<DaemonError> },
+    /// The start failed, or the standby was lost: the machine runs here alone. `answers` says whether the
+    /// standby has heard of that end, so that it is worth another attempt.
+    Alone { reason: String, error: Option<DaemonError>, answers: bool },
 }
 
 /// Runs the protection thread. `again` says whether the machine was protected before.
@@ -62,17 +63,23 @@ pub(in crate::protect) fn run(
     loop {
         let id = ProtectionId(rand::random());
         let end = Attempt { host, machine, handle: guard, id, events: told }.run();
-        let RunEnd::Alone { reason, error } = end else { break };
+        let RunEnd::Alone { reason, error, answers } = end else { break };
+        // What keeps the machine from being protected may be here: a pause, or another operation.
+        let is_lost =
+            !answers && !matches!(error, Some(DaemonError::Busy { .. } | DaemonError::State { .. }));
         if first && !guard.was_protected() {
             let error = error.unwrap_or_else(|| DaemonError::invalid(reason));
             let _ = told.send(ProtectionEvent::Failed(error));
             break;
         }
         first = false;
-        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected");
+        tracing::error!(machine = %guard.name, standby = %guard.settings().request.host, reason, "the machine runs unprotected");
         guard.set_state(ProtectState::Unprotected { reason: reason.clone() });
         if !wait_unprotected(host, guard) {
             break;
+        }
+        if is_lost {
+            guard.choose_next_spare();
         }
     }
     host.protections.remove_handle(guard);
@@ -89,7 +96,7 @@ pub(in crate::protect) fn inherit(
     let (told, _nobody) = std::sync::mpsc::channel();
     let end = Attempt { host, machine, handle: guard, id: heir.id, events: &told }.run_inherited(heir, runs);
     if let RunEnd::Alone { reason, .. } = end {
-        tracing::error!(machine = %guard.name, standby = %guard.settings.request.host, reason, "the machine runs unprotected, and some of its pages may be on another host");
+        tracing::error!(machine = %guard.name, standby = %guard.settings().request.host, reason, "the machine runs unprotected, and some of its pages may be on another host");
     }
     host.protections.remove_handle(guard);
     supervisor::end_if_gone(host, machine);
@@ -113,6 +120,8 @@ fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
                 let _ =
                     answer.send(Err(DaemonError::State { name, state: "unprotected", needed: "protected" }));
             }
+            // Its caller hears that the protection is busy.
+            Some(ProtectionCommand::Work(work)) => drop(work),
             None => {}
         }
     }
@@ -130,7 +139,10 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     fn run(&self) -> RunEnd {
-        let failed = |error: DaemonError| RunEnd::Alone { reason: error_chain(&error), error: Some(error) };
+        let failed = |error: DaemonError| {
+            let reason = error_chain(&error);
+            RunEnd::Alone { reason, error: Some(error), answers: false }
+        };
         let mut turn = match self.machine.try_lock("protection", None) {
             Ok(turn) => turn,
             Err(error) => return failed(error),
@@ -155,7 +167,7 @@ impl Attempt<'_> {
         &self,
         turn: &mut MachineLock<'_>,
     ) -> Result<(Arc<PageLink>, Arc<Heartbeat>, bool), DaemonError> {
-        let (host, settings) = (self.host, &self.handle.settings);
+        let (host, settings) = (self.host, self.handle.settings());
         let request = &settings.request;
         let (record, live) = turn.parts()?;
         if live.is_paused() {
@@ -164,7 +176,7 @@ impl Attempt<'_> {
         if live.away.is_some() {
             return Err(DaemonError::invalid(format!("{} runs away from its network", record.name)));
         }
-        let offer = super::offer::of(host, record, live, self.handle.handover, settings.replay)?;
+        let offer = super::offer::of(host, record, live, self.handle.handover(), settings.replay)?;
         let link = Arc::new(PageLink::connect(host, &request.host, settings.rate_max)?);
         let standby = Arc::new(ControlLink::new(host, &request.host));
         let witness = request.witness.as_ref();
@@ -183,7 +195,7 @@ impl Attempt<'_> {
         host.protections.put_record(ProtectionRecord::new(
             self.id,
             &self.handle.name,
-            self.handle.handover,
+            self.handle.handover(),
             side,
         ))?;
         let begin = StartRequest {
@@ -192,14 +204,14 @@ impl Attempt<'_> {
             coding: settings.coding,
             lease_ms: settings.term.as_millis() as u32,
             witness: request.witness.clone(),
-            then: settings.next_protection(),
+            then: settings.next_protection(&host.name),
             keep: settings.snapshots,
             heir: None,
         };
         let read = |digest| {
             std::fs::read(host.directories.boot_file(&digest)).map_err(whimbrel_protect::BoxError::from)
         };
-        let begun = epochs::sender(&*link, self.id, settings, record.config.memory.0)
+        let begun = epochs::sender(&*link, self.id, &settings, record.config.memory.0)
             .and_then(|sender| sender.start(&begin, &read).map_err(epochs::failed));
         match begun {
             Ok(has_pages) => Ok((link, beats, has_pages)),
@@ -214,7 +226,7 @@ impl Attempt<'_> {
     /// Registers the protection at its witness, if it has one.
     fn register_witness(&self, beats: &Heartbeat) -> Result<(), DaemonError> {
         let Some(witness) = &beats.witness else { return Ok(()) };
-        let settings = &self.handle.settings;
+        let settings = self.handle.settings();
         let (standby, term_ms) = (settings.request.host.clone(), settings.term.as_millis() as u32);
         let reply = witness.ask(&WitnessQuery::Register { standby, term_ms }, Duration::from_secs(5));
         if reply != Some(lease::WitnessReply::Yes) {
@@ -230,7 +242,7 @@ impl Attempt<'_> {
 
     /// Ends a protection that never had a complete epoch.
     fn abort(&self, beats: &Heartbeat) {
-        let keep = self.handle.was_protected();
+        let keep = self.handle.was_protected() && self.handle.settings().request.spares.is_empty();
         ownership::notify_ended(self.host, self.handle, beats, keep);
     }
 
@@ -245,7 +257,7 @@ impl Attempt<'_> {
             Ok(beating) => beating,
             Err(error) => {
                 self.abort(&beats);
-                return RunEnd::Alone { reason: error.to_string(), error: None };
+                return RunEnd::Alone { reason: error.to_string(), error: None, answers: true };
             }
         };
         let outcome = match turn
@@ -253,8 +265,8 @@ impl Attempt<'_> {
             .and_then(|(record, live)| Ok((self.watch_stalls(live, &beats)?, record, live)))
         {
             Ok((_watch, record, live)) => {
-                let memory = record.config.memory.0;
-                epochs::run(self.host, self.handle, live, memory, (&link, &beats), has_pages, self.events)
+                let parts = (record, live);
+                epochs::run(self.host, self.handle, parts, (&link, &beats), has_pages, self.events)
             }
             Err(error) => EpochsEnd::Failed(error),
         };
@@ -323,9 +335,8 @@ impl Attempt<'_> {
         turn.publish();
         let (record, live) = turn.parts()?;
         tracing::info!(machine = %self.handle.name, standby = %beats.standby.to(), "a migration with a backup host has completed here");
-        let memory = record.config.memory.0;
         let _stalls = self.watch_stalls(live, beats)?;
-        let outcome = epochs::inherit(self.host, self.handle, live, memory, (&heir.link, beats));
+        let outcome = epochs::inherit(self.host, self.handle, (record, live), (&heir.link, beats));
         drop(watch);
         Ok((outcome, beating))
     }
@@ -338,7 +349,7 @@ impl Attempt<'_> {
             EpochsEnd::Closing => RunEnd::Over,
             EpochsEnd::Failed(error) if !beats.is_armed() => {
                 self.abort(beats);
-                RunEnd::Alone { reason: error_chain(&error), error: Some(error) }
+                RunEnd::Alone { reason: error_chain(&error), error: Some(error), answers: false }
             }
             EpochsEnd::Unprotect(answer) => match self.determine_owner(&mut turn, beats, false) {
                 Ownership::Alone => {
@@ -386,8 +397,8 @@ impl Attempt<'_> {
                 let settled = self.determine_owner(&mut turn, beats, true);
                 match settled {
                     Ownership::Alone => {
-                        self.release_output(&mut turn, beats, true);
-                        RunEnd::Alone { reason, error: None }
+                        let answers = self.release_output(&mut turn, beats, true);
+                        RunEnd::Alone { reason, error: None, answers }
                     }
                     settled => self.finish(turn, beats, settled),
                 }
@@ -404,8 +415,8 @@ impl Attempt<'_> {
     }
 
     /// Releases all output: only this host has the machine. The standby is notified afterwards, which may
-    /// take long.
-    fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) {
+    /// take long. Returns whether it has answered.
+    fn release_output(&self, turn: &mut MachineLock<'_>, beats: &Arc<Heartbeat>, keep: bool) -> bool {
         beats.ports().for_each(|port| port.set_gates(whimbrel_net::Gates::OPEN));
         beats.release_output();
         if let Some(live) = &mut turn.running
@@ -413,7 +424,7 @@ impl Attempt<'_> {
         {
             live.unpause();
         }
-        ownership::record_alone(self.host, self.handle, beats, keep);
+        ownership::record_alone(self.host, self.handle, beats, keep)
     }
 
     fn finish(&self, turn: MachineLock<'_>, beats: &Arc<Heartbeat>, settled: Ownership) -> RunEnd {

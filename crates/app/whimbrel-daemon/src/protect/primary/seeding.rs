@@ -171,6 +171,7 @@ fn request(standby: &HostName, source: &HostName, rate_max: Option<ByteSize>) ->
         block: None,
         lease_ms: Some(TERM_MS),
         then: None,
+        spares: Vec::new(),
         keep: None,
         group: None,
         rate_max,

@@ -242,8 +242,10 @@ impl Daemon {
     fn next_settings(&self, text: &str) -> Result<ProtectionSettings, DaemonError> {
         let garbage =
             |error| DaemonError::invalid(format!("invalid settings of the next protection: {error}"));
-        let settings = ProtectionSettings::of(&serde_json::from_str(text).map_err(garbage)?)?;
+        let mut settings = ProtectionSettings::of(&serde_json::from_str(text).map_err(garbage)?)?;
         self.route(&settings.request.host)?;
+        // The old primary is among them, which may not be reachable from here.
+        settings.request.spares.retain(|spare| *spare != self.name && self.route(spare).is_ok());
         Ok(settings)
     }
 
@@ -559,6 +561,7 @@ impl HostedStandby {
             (_, None, Some(_)) => ProtectState::Protected,
         };
         ProtectionInfo {
+            spares: Vec::new(),
             role: ProtectRole::Standby,
             host: self.primary.clone(),
             witness: self.witness.as_ref().map(|witness| witness.name().clone()),

@@ -139,8 +139,8 @@ fn unanswered(beats: &Heartbeat) -> String {
 /// Records durably that this host has yielded the machine, before the standby hears of it. Returns whether it
 /// is recorded.
 fn record_yield(host: &Daemon, guard: &ProtectionHandle, beats: &Heartbeat) -> bool {
-    let side = ProtectionSide::Primary { request: guard.settings.request.clone(), gave_up: true };
-    let note = ProtectionRecord::new(beats.id, &guard.name, guard.handover, side);
+    let side = ProtectionSide::Primary { request: guard.settings().request.clone(), gave_up: true };
+    let note = ProtectionRecord::new(beats.id, &guard.name, guard.handover(), side);
     let recorded = host.protections.put_record(note);
     recorded
         .inspect_err(|error| {
@@ -164,28 +164,31 @@ fn pause(live: Option<&mut RunningMachine>) {
 
 /// Records that the machine belongs to this host. If that is decided, only the standby must be notified;
 /// without a witness, it is decided when the standby knows, and until then a restarted daemon asks again.
+/// Returns whether the standby has answered.
 pub(in crate::protect) fn record_alone(
     host: &Daemon,
     guard: &ProtectionHandle,
     beats: &Heartbeat,
     keep: bool,
-) {
+) -> bool {
     match beats.lease().state() {
         PrimaryState::Alone | PrimaryState::TakenOver => notify_ended(host, guard, beats, keep),
         PrimaryState::Protected | PrimaryState::Undecided | PrimaryState::Yielded { .. } => {
             host.protections.notify_later(beats.id);
+            false
         }
     }
 }
 
 /// Notifies the standby, now or later, that it cannot take over by this protection any more. Until then it
-/// retains a QEMU and all of the memory.
+/// retains a QEMU and all of the memory. Returns whether it has answered. One that has not is not the next to
+/// be tried if there are spares, and then need not keep its pages.
 pub(in crate::protect) fn notify_ended(
     host: &Daemon,
     guard: &ProtectionHandle,
     beats: &Heartbeat,
     keep: bool,
-) {
+) -> bool {
     let standby = beats.standby.to().clone();
     let witness = beats.witness.as_ref().map(|witness| witness.name().clone());
     if beats.standby.end(beats.id, keep, beats.timeout()) == Some(StandbyOutcome::Ended) {
@@ -193,16 +196,18 @@ pub(in crate::protect) fn notify_ended(
         if let Some(witness) = &beats.witness {
             witness.forget();
         }
-        return;
+        return true;
     }
+    let keep = keep && guard.settings().request.spares.is_empty();
     let side = ProtectionSide::Ended { standby, witness, keep };
-    match host.protections.put_record(ProtectionRecord::new(beats.id, &guard.name, guard.handover, side)) {
+    match host.protections.put_record(ProtectionRecord::new(beats.id, &guard.name, guard.handover(), side)) {
         Ok(()) => host.protections.notify_later(beats.id),
         // The earlier record makes the next daemon determine the owner, with the same result.
         Err(error) => {
             tracing::error!(machine = %guard.name, error = &error as &dyn std::error::Error, "cannot record the end of a protection")
         }
     }
+    false
 }
 
 /// Ends the machine here after a takeover. Its record says so until the standby has confirmed.
@@ -213,9 +218,9 @@ pub(in crate::protect) fn end_machine(
     guard: &ProtectionHandle,
     beats: &Heartbeat,
 ) {
-    let to = guard.settings.request.host.clone();
+    let to = guard.settings().request.host.clone();
     tracing::warn!(machine = %guard.name, standby = %to, "the machine was taken over; it ends here");
-    turn.record.phase = Phase::HandedOver { handover: guard.handover, to: to.clone(), keeps: false };
+    turn.record.phase = Phase::HandedOver { handover: guard.handover(), to: to.clone(), keeps: false };
     // The new owner has the missing pages as well, so the source may free them.
     let owed = turn.record.owed.take();
     let saved = turn.record.save(&host.directories);
@@ -238,7 +243,7 @@ pub(in crate::protect) fn end_machine(
         Err(error) => report(&error),
     }
     drop(turn);
-    host.finish_handover(machine, guard.handover, to);
+    host.finish_handover(machine, guard.handover(), to);
 }
 
 fn report(error: &DaemonError) {

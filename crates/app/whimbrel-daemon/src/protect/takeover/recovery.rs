@@ -147,7 +147,7 @@ impl Daemon {
             let note = lock(&self.protections.records).get(&id).cloned();
             let (name, (standby, witness, keep)) = match note {
                 Some(ProtectionRecord { side: ProtectionSide::Primary { request, .. }, name, .. }) => {
-                    (name, (request.host, request.witness, true))
+                    (name, (request.host, request.witness, request.spares.is_empty()))
                 }
                 Some(ProtectionRecord {
                     side: ProtectionSide::Ended { standby, witness, keep },
@@ -186,7 +186,10 @@ impl Daemon {
             return;
         };
         let Ok(settings) = ProtectionSettings::of(request) else { return };
-        if let Some(guard) = self.protections.handle(name) {
+        // It may be protected by a spare meanwhile, which must not take it over as well.
+        if let Some(guard) = self.protections.handle(name)
+            && self.unprotect_before_stop(name).is_err()
+        {
             guard.cancel();
         }
         let guard = Arc::new(ProtectionHandle::new(name.clone(), settings, note.handover));
@@ -218,7 +221,7 @@ impl UndecidedMachine<'_> {
             let settled =
                 ownership::determine_owner(self.host, self.handle, &beats, turn.running.as_mut(), true);
             match settled {
-                Ownership::Alone => ownership::record_alone(self.host, self.handle, &beats, true),
+                Ownership::Alone => drop(ownership::record_alone(self.host, self.handle, &beats, true)),
                 Ownership::Gone => {
                     ownership::end_machine(self.host, self.machine, turn, self.handle, &beats);
                     return false;
@@ -264,7 +267,7 @@ fn recovered_heartbeat(
     guard: &Arc<ProtectionHandle>,
     note: &ProtectionRecord,
 ) -> Heartbeat {
-    let settings = &guard.settings;
+    let settings = guard.settings();
     let witness = settings.request.witness.as_ref();
     let witness = witness.map(|witness| WitnessClient::new(host, witness, note.id, settings.term));
     let rules = lease::PrimaryLease::recovered(witness.is_some(), settings.term);
