@@ -39,8 +39,19 @@ impl Filler {
         Self { shared, buffer: Vec::new() }
     }
 
-    /// Handles a fault at `page`, and fills other pages that were fetched with it.
-    pub(super) fn fault(&mut self, page: u64) -> Result<(), FillError> {
+    /// Pages to fetch with `page`: itself alone, if nothing has to be fetched for it.
+    pub(super) fn run_around(&self, page: u64) -> PageRun {
+        match self.is_missing(page) {
+            true => {
+                let preferred = self.shared.lazy.source.preferred_run(page);
+                around(preferred, page, self.shared.inner.page_count())
+            }
+            false => PageRun::new(page, 1),
+        }
+    }
+
+    /// Handles a fault at `page`, and fills the other pages of `run`, which are fetched with it.
+    pub(super) fn fault(&mut self, page: u64, run: PageRun) -> Result<(), FillError> {
         let shared = self.shared.clone();
         if let Backing::Template(file, offset) = &shared.inner.backing {
             let one = PageRun::new(page, 1);
@@ -56,8 +67,7 @@ impl Filler {
         if !shared.lazy.source.present().contains(page) {
             return self.store(PageRun::new(page, 1), &ZEROS);
         }
-        let run =
-            self.fetch(around(shared.lazy.source.preferred_run(page), page, shared.inner.page_count()))?;
+        let run = self.fetch(run)?;
         let buffer = std::mem::take(&mut self.buffer);
         let at = (page - run.start) as usize * PAGE_SIZE;
         let first = self.store(PageRun::new(page, 1), &buffer[at..at + PAGE_SIZE]);

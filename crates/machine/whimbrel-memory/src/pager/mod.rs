@@ -1,8 +1,8 @@
 //! Pager: fills the pages of lazy memory when the target touches them, and in the background before that.
 //!
-//! Two threads. One handles faults: first the page that is waited for, then its neighbours in the same frame.
-//! The other prefetches at lower priority and pauses while a fault is being handled. Filled pages do not
-//! count as written.
+//! Some threads handle faults, several at once: first the page that is waited for, then its neighbours in the
+//! same frame. Another prefetches at lower priority and pauses while a fault is being handled. Filled pages do
+//! not count as written.
 //!
 //! A source that fails, or a full tmpfs, ends no process: the fault stays pending, [`PagerState::stalled`]
 //! has the reason, and the fill is retried with growing pauses. When the target ends, so do the threads.
@@ -15,6 +15,7 @@
 //! Zero pages are filled like others, with `UFFDIO_COPY`: on tmpfs `UFFDIO_ZEROPAGE` allocates a page as
 //! well, and leaves it marked as written.
 
+mod fault_queue;
 mod faults;
 mod filler;
 mod prefetch;
@@ -32,7 +33,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -128,8 +129,8 @@ struct Shared {
     /// Eventfd that wakes the fault thread from its poll.
     wakeup: OwnedFd,
     stop: AtomicBool,
-    /// Whether a fault is being handled.
-    busy: AtomicBool,
+    /// Number of faults that are being handled.
+    busy: AtomicUsize,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -269,7 +270,7 @@ impl Pager {
         self.shared.progress().touched.clone()
     }
 
-    /// Stops both threads, after the source reads in progress. Memory stays readable through
+    /// Stops all threads, after the source reads in progress. Memory stays readable through
     /// [`GuestRam`](crate::GuestRam); threads of the target that touch absent pages wait for the next pager.
     pub fn stop(mut self) -> PagerState {
         self.end_threads();
@@ -315,7 +316,7 @@ impl Shared {
             started: Instant::now(),
             wakeup: bell,
             stop: AtomicBool::new(false),
-            busy: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
         })
@@ -334,9 +335,14 @@ impl Shared {
     fn end(&self, reason: PagerEnd) {
         self.progress().state.end.get_or_insert(reason);
         self.stop.store(true, Ordering::Release);
-        // The counter cannot overflow with a handful of writes, and one that is set already is as good.
-        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
+        self.wake_faults();
         self.changed.notify_all();
+    }
+
+    /// Wakes the thread that reads faults.
+    fn wake_faults(&self) {
+        // The counter is read back at each wake-up, and one that is set already is as good.
+        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
     fn add_resident(&self, pages: u64) {

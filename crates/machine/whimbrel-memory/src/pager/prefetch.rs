@@ -81,7 +81,7 @@ fn done(shared: &Shared, run: PageRun) {
 
 fn step_aside(shared: &Shared) {
     let until = Instant::now() + STEP_ASIDE;
-    while shared.busy.load(Ordering::Acquire) && !shared.stopped() && Instant::now() < until {
+    while shared.busy.load(Ordering::Acquire) > 0 && !shared.stopped() && Instant::now() < until {
         thread::sleep(NAP);
     }
 }

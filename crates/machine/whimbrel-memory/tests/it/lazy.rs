@@ -145,6 +145,34 @@ fn a_failing_source_stalls_the_guest_and_does_not_kill_it() {
 }
 
 #[test]
+fn many_threads_wait_for_their_pages_at_once_and_none_for_another_ones() {
+    for kind in ["shared", "private"] {
+        let mut scene = scene(kind, 4);
+        let pager = scene.pager();
+        scene.image.gate.close(true);
+        // Two frames, two pages of one of them.
+        let pages = [8, 200, 201];
+        scene.target.send("sums 8 200 201");
+        eventually("both frames are asked for", || scene.image.gate.waiting() == 2);
+        scene.image.gate.close(false);
+        let expected = pages.iter().fold(0, |all, page| all ^ sum_of(&scene.image.page(*page)));
+        assert_eq!(scene.target.line(), expected.to_string(), "{kind}");
+        assert_eq!(scene.image.gate.most(), 2, "a frame is fetched once");
+
+        scene.image.gate.close(true);
+        let pages: Vec<u64> = (20..60).step_by(2).chain(300..340).filter(|page| page % 8 != 5).collect();
+        let words = pages.iter().map(|page| format!(" {page}")).collect::<String>();
+        scene.target.send(&format!("sums{words}"));
+        eventually("as many as are served at once", || scene.image.gate.waiting() == 8);
+        scene.image.gate.close(false);
+        let expected = pages.iter().fold(0, |all, page| all ^ sum_of(&scene.image.page(*page)));
+        assert_eq!(scene.target.line(), expected.to_string(), "{kind}");
+        assert_eq!(scene.image.gate.most(), 8);
+        drop(pager);
+    }
+}
+
+#[test]
 fn a_stall_of_the_prefetch_ends_with_it_though_the_guest_touches_nothing() {
     let scene = scene("shared", 4);
     let pager = scene.pager();

@@ -32,8 +32,8 @@ fn main() {
     }
 }
 
-/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `give PAGE`, `race WRITES`; prints the address
-/// first.
+/// Maps memory and serves `write PAGE BYTE`, `sum PAGE`, `sums PAGE...` (each on a thread of its own), `give
+/// PAGE`, `race WRITES`; prints the address first.
 fn serve(kind: &str, path: &str, pages: usize) {
     let (flags, fd) = match kind {
         "shared" => (libc::MAP_SHARED, open(path)),
@@ -58,17 +58,27 @@ fn serve(kind: &str, path: &str, pages: usize) {
         let line = line.expect("a line");
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<usize>().expect("a number");
+        let start = base.expose_provenance();
+        let sum = |page: usize| {
+            assert!(page < pages);
+            let page = std::ptr::with_exposed_provenance::<u8>(start + page * PAGE);
+            // SAFETY: volatile reads of one page inside the mapping, by the assertion.
+            (0..PAGE)
+                .fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(unsafe { page.add(i).read_volatile() }))
+        };
         let answer = match words[0] {
             // SAFETY: a volatile write of one byte inside the mapping.
             "write" => unsafe {
                 at(number(1)).add(17).write_volatile(number(2) as u8);
                 0
             },
-            // SAFETY: volatile reads of one page inside the mapping.
-            "sum" => unsafe {
-                let page = at(number(1));
-                (0..PAGE).fold(0_u64, |sum, i| sum.rotate_left(5) ^ u64::from(page.add(i).read_volatile()))
-            },
+            "sum" => sum(number(1)),
+            "sums" => std::thread::scope(|scope| {
+                let sum = &sum;
+                let sums = (1..words.len()).map(|at| number(at)).map(|page| scope.spawn(move || sum(page)));
+                let sums = sums.collect::<Vec<_>>().into_iter();
+                sums.fold(0, |all, sum| all ^ sum.join().expect("no panic"))
+            }),
             "race" => {
                 race(number(1), pages, &at);
                 0

@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::Mutex,
+    sync::{Condvar, Mutex},
 };
 use tempfile::{NamedTempFile, TempPath};
 use whimbrel_core::{PageRun, PageSet};
@@ -98,6 +98,45 @@ pub struct Image {
     present: PageSet,
     frame: u64,
     pub failing: Mutex<bool>,
+    pub gate: Gate,
+}
+
+/// Reads of a source that wait for each other.
+#[derive(Default)]
+pub struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    closed: bool,
+    /// Reads that wait now, and the most that ever did.
+    waiting: usize,
+    most: usize,
+}
+
+impl Gate {
+    pub fn close(&self, closed: bool) {
+        self.state.lock().expect("no panic").closed = closed;
+        self.changed.notify_all();
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.state.lock().expect("no panic").waiting
+    }
+
+    pub fn most(&self) -> usize {
+        self.state.lock().expect("no panic").most
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().expect("no panic");
+        state.waiting += 1;
+        state.most = state.most.max(state.waiting);
+        state = self.changed.wait_while(state, |state| state.closed).expect("no panic");
+        state.waiting -= 1;
+    }
 }
 
 impl Image {
@@ -106,7 +145,7 @@ impl Image {
         (0..pages).filter(|page| page % 8 != 5).for_each(|page| {
             present.insert(page);
         });
-        Self { present, frame, failing: Mutex::new(false) }
+        Self { present, frame, failing: Mutex::new(false), gate: Gate::default() }
     }
 
     pub fn page(&self, page: u64) -> Vec<u8> {
@@ -128,6 +167,7 @@ impl PageSource for Image {
     }
 
     fn read(&self, run: PageRun, out: &mut [u8]) -> Result<(), PageError> {
+        self.gate.pass();
         if *self.failing.lock().expect("no panic") {
             return Err(PageError::new("image", "read", "the link is down"));
         }
