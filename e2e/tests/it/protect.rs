@@ -381,8 +381,9 @@ fn work_goes_on_while_a_machine_is_protected_and_a_spare_takes_the_place_of_a_lo
     assert_eq!(now["host"], "alpha", "{now}");
     assert_whole(&before, &cluster);
     assert_eq!(stream.stop().end, StreamEnd::Stopped);
-    // The capsule is whole: it is another machine, with the memory of then.
-    cluster.host("alpha").run(&["verify", "kept"]);
+    // The capsule that was taken meanwhile is whole.
+    cluster.host("alpha").run(&["show", "kept"]);
+    cluster.host("alpha").run(&["verify"]);
 }
 
 #[test]

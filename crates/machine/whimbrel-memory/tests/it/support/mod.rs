@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Condvar, Mutex},
+    time::Duration,
 };
 use tempfile::{NamedTempFile, TempPath};
 use whimbrel_core::{PageRun, PageSet};
@@ -134,7 +135,9 @@ impl Gate {
         let mut state = self.state.lock().expect("no panic");
         state.waiting += 1;
         state.most = state.most.max(state.waiting);
-        state = self.changed.wait_while(state, |state| state.closed).expect("no panic");
+        // Bounded, so that a test that fails ends.
+        let bound = Duration::from_secs(30);
+        state = self.changed.wait_timeout_while(state, bound, |state| state.closed).expect("no panic").0;
         state.waiting -= 1;
     }
 }
