@@ -23,6 +23,7 @@ mod network;
 mod pool;
 mod postcopy;
 mod protect;
+mod protect_work;
 mod refusals;
 mod safe;
 mod session;

@@ -19,7 +19,7 @@ use whimbrel_testkit::{
 /// A lease that a busy machine does not lose by being busy.
 const LEASE: &str = "2s";
 
-fn busy(name: &str) -> Guest {
+pub(crate) fn busy(name: &str) -> Guest {
     let work = Work::Dirty { region_mib: 8, pages_per_second: 500, bytes_per_page: 64 };
     Guest { work, ..Guest::small(name) }
 }
@@ -29,7 +29,7 @@ fn protect(host: &HostProcess, more: &[&str]) -> Value {
     host.json(&arguments)
 }
 
-fn protection(host: &HostProcess) -> Value {
+pub(crate) fn protection(host: &HostProcess) -> Value {
     protection_of(host, "web")
 }
 
@@ -40,7 +40,7 @@ fn protection_of(host: &HostProcess, name: &str) -> Value {
 }
 
 /// Waits until the machine has been protected for some epochs.
-fn wait_epochs(host: &HostProcess, epochs: u64) -> Value {
+pub(crate) fn wait_epochs(host: &HostProcess, epochs: u64) -> Value {
     wait_epochs_of(host, "web", epochs)
 }
 
@@ -100,7 +100,7 @@ fn goes_on_after_signals(cluster: &Cluster, before: Identity) {
 }
 
 /// It is the machine it was, with all of its memory and everything it wrote to its disk.
-fn assert_whole(before: &Identity, cluster: &Cluster) -> Identity {
+pub(crate) fn assert_whole(before: &Identity, cluster: &Cluster) -> Identity {
     let now = cluster.witness(GUEST_ADDRESS).check().expect("an answer");
     assert_same_life(before, &now);
     assert!(matches!(now.ram, CheckResult::Good(_)) && matches!(now.disk, CheckResult::Good(_)), "{now:?}");
@@ -338,52 +338,6 @@ fn part(cluster: &Cluster, hosts: [&str; 2], apart: bool) {
         };
         cluster.lab.host(one).ip(&words).expect("a neighbour to forget");
     }
-}
-
-#[test]
-fn work_goes_on_while_a_machine_is_protected_and_a_spare_takes_the_place_of_a_lost_standby() {
-    let mut cluster = Cluster::start(&["alpha", "beta", "gamma"]);
-    busy("web").run(&cluster, cluster.host("alpha"));
-    let before = cluster.witness(GUEST_ADDRESS).write(100).expect("a first life");
-    let alpha = cluster.host("alpha");
-    // Nothing is to fail that is not broken on purpose, however busy this machine is.
-    alpha.json(&["protect", "web", "beta", "--lease", "30s", "--spare", "gamma"]);
-    let epoch = wait_epochs(alpha, 5)["epoch"].as_u64().expect("an epoch");
-
-    // The standby gets epochs while all of the machine is read, and the client its answers.
-    let stream = cluster.stream(GUEST_ADDRESS);
-    alpha.json(&["checkpoint", "web", "--tag", "kept"]);
-    alpha.run(&["balloon", "web", "160M"]);
-    assert!(protection(alpha)["epoch"].as_u64() > Some(epoch), "{}", protection(alpha));
-    let before = assert_whole(&before, &cluster);
-    for (words, reason) in [
-        (&["migrate", "web", "gamma"][..], "web is protected by beta: it moves only to its standby"),
-        (&["checkpoint", "web", "--disks-only"], "web is protected by beta"),
-    ] {
-        let refusal = alpha.refuse(words);
-        assert!(refusal.text.contains(reason) && refusal.text.contains("failover"), "{refusal:?}");
-    }
-
-    // The machine runs on when its standby is lost, and the next one has it.
-    cluster.host_mut("beta").kill_daemon();
-    let alpha = cluster.host("alpha");
-    alpha.wait_log(0, "a spare becomes the standby");
-    let now = wait_epochs(alpha, 5);
-    assert_eq!((now["host"].as_str(), now["spares"][0].as_str()), (Some("gamma"), Some("beta")), "{now}");
-    assert!(alpha.run(&["ps"]).contains("protected by gamma, spares beta"), "{}", alpha.run(&["ps"]));
-    let before = assert_whole(&before, &cluster);
-
-    // A migration to the standby is a failover. There too the machine finds its next standby: beta is off.
-    alpha.run(&["migrate", "web", "gamma"]);
-    cluster.host("gamma").wait_state("web", &["running"]);
-    cluster.host("alpha").wait_empty();
-    let now = wait_epochs(cluster.host("gamma"), 5);
-    assert_eq!(now["host"], "alpha", "{now}");
-    assert_whole(&before, &cluster);
-    assert_eq!(stream.stop().end, StreamEnd::Stopped);
-    // The capsule that was taken meanwhile is whole.
-    cluster.host("alpha").run(&["show", "kept"]);
-    cluster.host("alpha").run(&["verify"]);
 }
 
 #[test]

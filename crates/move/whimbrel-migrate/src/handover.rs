@@ -19,10 +19,13 @@
 //!
 //! Before the commit point any failure makes the source run the machine on and the target discard it. After
 //! it only the target may run the machine, so the source repeats `commit` until it is answered. One answer
-//! gives the machine back: the target that prepared it has found its QEMU ended, and knows that the CPUs never
-//! ran, because no daemon of that host has tried to start them. It records that durably before it answers, and
+//! gives the machine back: the target that prepared it has found its QEMU ended, and knows that the
+//! CPUs never
+//! ran, because no daemon of that host has tried to start them. It records that durably before it
+//! answers, and
 //! never runs the machine afterwards; so the source may run it once it has recorded the machine as its own.
-//! A target that has tried to start the CPUs, or whose daemon was restarted since, cannot know (`PerhapsStarted`)
+//! A target that has tried to start the CPUs, or whose daemon was restarted since, cannot know
+//! (`PerhapsStarted`)
 //! and keeps the machine. A target that
 //! is `Prepared` and receives nothing must wait: it cannot know on which side of the commit point the source
 //! is. A source that gave up repeats `abort` until it is answered, so that the target always learns the
@@ -212,12 +215,14 @@ impl AbortedAction {
 pub enum Target {
     /// Resources are reserved, pages arrive. Nothing here is worth keeping if the source disappears.
     Receiving,
-    /// Everything is here, loaded and paused; only the source decides what happens. This daemon loaded it, and
+    /// Everything is here, loaded and paused; only the source decides what happens. This daemon loaded
+    /// it, and
     /// nothing has tried to start its CPUs.
     Prepared,
     /// Like `Prepared`, but an earlier daemon or a failed start may have run its CPUs.
     PerhapsStarted,
-    /// The machine never ran here and never will: its QEMU ended, and it goes back to the source, which may not
+    /// The machine never ran here and never will: its QEMU ended, and it goes back to the source,
+    /// which may not
     /// know yet.
     Returned,
     /// The machine belongs to this host, and was started here.

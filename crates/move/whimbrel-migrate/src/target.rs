@@ -272,7 +272,7 @@ impl IncomingMigrations {
     }
 
     /// Runs a machine whose source is gone, because a person has decided so.
-    pub fn keep(&self, handover: HandoverId) -> Result<(), TargetError> {
+    pub fn decide_here(&self, handover: HandoverId) -> Result<(), TargetError> {
         let kept = self.with(handover, |arriving| arriving.event(TargetEvent::Decided));
         self.remove_ended(handover);
         kept.map(drop)

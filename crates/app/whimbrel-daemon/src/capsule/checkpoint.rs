@@ -360,7 +360,8 @@ pub(crate) fn report(reporter: &ProgressReporter, progress: Progress) {
 }
 
 impl RunningMachine {
-    /// Runs the capture loop of the store over arrays of the machine. Without memory the device state is empty.
+    /// Runs the capture loop of the store over arrays of the machine. Without memory the device state
+    /// is empty.
     fn capture(
         &mut self,
         (arrays, breaks): (CapturedArrays, &mut Option<&mut dyn CaptureBreaks>),

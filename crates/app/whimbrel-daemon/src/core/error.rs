@@ -283,9 +283,6 @@ impl DaemonError {
             Self::Protected { name, .. } => {
                 format!("`whimbrel failover {name}` moves it to its standby; for anything else `whimbrel unprotect {name}` first")
             }
-            Self::GivenBack { host, .. } => {
-                format!("the log of the daemon on {host} says why; the migration can be tried again")
-            }
             Self::Unconfirmed { host, .. } => {
                 format!("the daemon keeps asking; see `whimbrel ps` on {host}")
             }

@@ -129,7 +129,7 @@ pub(crate) enum Phase {
         /// Written before the machine had arrived: a mark in the runtime directory says whether it has.
         #[serde(default)]
         ahead: bool,
-        /// Its QEMU ended before anything started it: it goes back to the source, and never runs here.
+        /// The QEMU ended before anything started it: it goes back to the source, and never runs here.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         never_ran: bool,
     },

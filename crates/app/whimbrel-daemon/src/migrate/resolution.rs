@@ -53,7 +53,7 @@ impl Daemon {
     /// Takes the place of the source: keeps or aborts.
     fn decide_incoming(&self, handover: HandoverId, decision: HandoverDecision) -> Result<(), DaemonError> {
         let decided = match decision {
-            HandoverDecision::RunHere => self.arrivals().keep(handover),
+            HandoverDecision::RunHere => self.arrivals().decide_here(handover),
             HandoverDecision::Discard => {
                 let header = postcard::to_stdvec(&handover)
                     .map_err(|error| DaemonError::invalid(error.to_string()))?;

@@ -98,7 +98,8 @@ impl ProtectionSettings {
         Ok(Self { request: request.clone(), epoch, stretch, term, coding, snapshots: keep, rate_max, replay })
     }
 
-    /// The protection that the standby requests after a takeover from `primary`. Where a next standby is named,
+    /// The protection that the standby requests after a takeover from `primary`. Where a next standby
+    /// is named,
     /// the two alternate; otherwise it is the first spare, and the primary becomes the last.
     pub(in crate::protect) fn next_protection(&self, primary: &HostName) -> Option<String> {
         let mut next = self.request.clone();
@@ -116,7 +117,8 @@ impl ProtectionSettings {
         Some(serde_json::to_string(&next).expect("names and numbers"))
     }
 
-    /// The protection after the standby was lost: the first spare is the standby, and the lost one becomes the
+    /// The protection after the standby was lost: the first spare is the standby, and the lost one
+    /// becomes the
     /// last spare. None without spares.
     pub(in crate::protect) fn with_next_spare(&self) -> Option<Self> {
         let mut request = self.request.clone();

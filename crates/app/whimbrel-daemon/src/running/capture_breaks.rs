@@ -21,7 +21,8 @@ pub(crate) trait CaptureBreaks {
 }
 
 impl RunningMachine {
-    /// Runs `work`, which does not need the machine, and takes breaks meanwhile. A break that fails ends them,
+    /// Runs `work`, which does not need the machine, and takes breaks meanwhile. A break that fails
+    /// ends them,
     /// and not the work.
     pub(crate) fn take_breaks_during<T: Send>(
         &mut self,

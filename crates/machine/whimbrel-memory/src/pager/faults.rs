@@ -35,7 +35,7 @@ pub(super) fn run(shared: Arc<Shared>) {
 struct Server<'a> {
     shared: &'a Arc<Shared>,
     queue: Mutex<FaultQueue>,
-    /// Wakes workers.
+    /// Wakes workers that wait for a page.
     changed: Condvar,
 }
 

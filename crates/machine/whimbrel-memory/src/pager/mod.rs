@@ -1,7 +1,8 @@
 //! Pager: fills the pages of lazy memory when the target touches them, and in the background before that.
 //!
 //! Some threads handle faults, several at once: first the page that is waited for, then its neighbours in the
-//! same frame. Another prefetches at lower priority and pauses while a fault is being handled. Filled pages do
+//! same frame. Another prefetches at lower priority and pauses while a fault is being handled. Filled
+//! pages do
 //! not count as written.
 //!
 //! A source that fails, or a full tmpfs, ends no process: the fault stays pending, [`PagerState::stalled`]

@@ -265,7 +265,7 @@ fn a_later_daemon_still_returns_a_machine_and_a_person_may_keep_it() {
         assert_eq!(commit_or_return(&arrivals), NEVER_RAN);
         match keeps {
             true => {
-                arrivals.keep(ID).expect("a person decides");
+                arrivals.decide_here(ID).expect("a person decides");
                 assert_eq!(commit_or_return(&arrivals), RUNS);
                 assert!(!say(&arrivals, protocol::ABORT), "it is this host's");
             }

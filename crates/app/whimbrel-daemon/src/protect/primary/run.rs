@@ -120,7 +120,7 @@ fn wait_unprotected(host: &Daemon, guard: &Arc<ProtectionHandle>) -> bool {
                 let _ =
                     answer.send(Err(DaemonError::State { name, state: "unprotected", needed: "protected" }));
             }
-            // Its caller hears that the protection is busy.
+            // The caller hears that the protection is busy.
             Some(ProtectionCommand::Work(work)) => drop(work),
             None => {}
         }

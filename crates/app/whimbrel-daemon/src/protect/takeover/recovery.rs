@@ -186,7 +186,7 @@ impl Daemon {
             return;
         };
         let Ok(settings) = ProtectionSettings::of(request) else { return };
-        // It may be protected by a spare meanwhile, which must not take it over as well.
+        // The machine may be protected by a spare meanwhile, which must not take it over as well.
         if let Some(guard) = self.protections.handle(name)
             && self.unprotect_before_stop(name).is_err()
         {
