@@ -26,6 +26,8 @@ mod protect;
 mod protect_work;
 mod refusals;
 mod safe;
+mod schedule;
+mod self_start;
 mod session;
 mod ssh;
 mod stages;

@@ -14,6 +14,7 @@ mod dirty_trace;
 mod encryption;
 mod error;
 mod evacuate;
+mod event;
 mod golden;
 mod guest;
 mod host;
@@ -26,6 +27,8 @@ mod openapi;
 mod operation;
 mod protect;
 pub mod routes;
+mod schedule;
+mod settings;
 mod token;
 mod transfer;
 
@@ -37,6 +40,7 @@ pub use dirty_trace::DirtyTraceRequest;
 pub use encryption::{KeyChangeRequest, StoreEncryption};
 pub use error::{ApiError, ErrorCode};
 pub use evacuate::{EvacuateReport, EvacuateRequest, EvacuatedMachine, MoveOutcome};
+pub use event::{EventKind, HostEvent};
 pub use golden::{Attributes, GoldenMatch, MatchRequest, Terms, TermsError};
 pub use guest::{MirroredWrites, SelfService, ThrottleReport};
 pub use host::{HostInfo, StoreUsage, TrustEntry};
@@ -66,6 +70,12 @@ pub use operation::{
 pub use protect::{
     EpochPauseParts, FailoverRequest, ProtectBlock, ProtectFigures, ProtectMode, ProtectRequest, ProtectRole,
     ProtectState, ProtectionInfo, SnapshotRule, TakeoverInfo,
+};
+pub use schedule::{
+    Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduleRunRequest, ScheduledRun, ScheduledWork,
+};
+pub use settings::{
+    Autostart, MachineSettings, RESTARTS_MAX, RestartInfo, RestartPolicy, RestartRule, SettingsRequest,
 };
 pub use token::{CallerInfo, NewToken, Role, RoleError, TokenInfo, TokenRequest};
 pub use transfer::{

@@ -1,6 +1,6 @@
 //! Lineage of capsules: derived machines, the tree of capsules, the history of refs, and outdated children.
 
-use crate::{CapsuleInfo, CapsuleRef, CloudInit, NicRequest, PortRequest};
+use crate::{CapsuleInfo, CapsuleRef, CloudInit, MachineSettings, NicRequest, PortRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, RefName};
@@ -37,6 +37,9 @@ pub struct DeriveRequest {
     /// Ports of the host that lead to the machine, which needs a port in a managed network.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub publish: Vec<PortRequest>,
+    /// Settings on this host.
+    #[serde(default, skip_serializing_if = "MachineSettings::is_empty")]
+    pub settings: MachineSettings,
 }
 
 /// Capsule in the tree of capsules.

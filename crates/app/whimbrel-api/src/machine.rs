@@ -1,7 +1,9 @@
 //! Machines: the description of one, and the requests that change one.
 
 use crate::PortRequest;
-use crate::{CapsuleRef, OperationId, ProtectionInfo, SelfService, TakeoverInfo};
+use crate::{
+    CapsuleRef, MachineSettings, OperationId, ProtectionInfo, RestartInfo, SelfService, TakeoverInfo,
+};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, path::PathBuf};
 use utoipa::ToSchema;
@@ -55,6 +57,15 @@ pub struct MachineInfo {
     /// Upload of its capsules in the background.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploads: Option<Uploads>,
+    /// Settings on this host.
+    #[serde(default, skip_serializing_if = "MachineSettings::is_empty")]
+    pub settings: MachineSettings,
+    /// Restarts after it had ended by itself, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<RestartInfo>,
+    /// Schedules for it whose last runs failed, with the causes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_care: Vec<String>,
 }
 
 /// Upload of the capsules of a machine.
@@ -150,6 +161,26 @@ pub enum MachineState {
     },
 }
 
+impl MachineState {
+    /// Name of the state, as it is written, without its details.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Loading { .. } => "loading",
+            Self::ServingPages { .. } => "serving_pages",
+            Self::Migrating => "migrating",
+            Self::Suspended => "suspended",
+            Self::HandedOff { .. } => "handed_off",
+            Self::Remote => "remote",
+            Self::Stopped => "stopped",
+            Self::Crashed { .. } => "crashed",
+            Self::Unreadable { .. } => "unreadable",
+        }
+    }
+}
+
 /// Description of a disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskInfo {
@@ -219,6 +250,9 @@ pub struct RunRequest {
     /// Operations that the guest may request.
     #[serde(default, skip_serializing_if = "SelfService::is_empty")]
     pub self_service: SelfService,
+    /// Settings on this host.
+    #[serde(default, skip_serializing_if = "MachineSettings::is_empty")]
+    pub settings: MachineSettings,
 }
 
 fn one() -> u32 {
@@ -285,9 +319,12 @@ pub struct StopRequest {
     #[serde(default)]
     pub mode: StopMode,
     /// Seconds to wait for the guest [default: 60]. After that the request fails, and the machine keeps
-    /// running.
+    /// running, unless `force` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_s: Option<u64>,
+    /// Cut the power if the guest does not shut down in time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// Body of `POST /v1/machines/{name}/balloon`.

@@ -35,6 +35,7 @@ use utoipa::{
     FailoverRequest,
     GoldenMatch,
     GraphNode,
+    HostEvent,
     HostInfo,
     ImageOffers,
     ImagePullRequest,
@@ -65,6 +66,11 @@ use utoipa::{
     ResolveRequest,
     ResumeRequest,
     RunRequest,
+    ScheduleInfo,
+    ScheduleReport,
+    ScheduleRequest,
+    ScheduleRunRequest,
+    SettingsRequest,
     StopRequest,
     StoreEncryption,
     SuspendRequest,
@@ -89,6 +95,8 @@ enum Reply {
     Done,
     /// 200 and one object a line.
     Stream(&'static str),
+    /// 200 and server-sent events, each with one object.
+    Events(&'static str),
     /// 200 and bytes of text.
     Text,
     /// 200 and a dirty trace.
@@ -129,6 +137,7 @@ const ENDPOINTS: &[Endpoint] = &[
     (Get, MIGRATIONS, "migrations", None, Reply::Many("MigrationRecord"), "Past migrations from this host, newest first"),
     (Post, MACHINE_WWS, "dirty_trace", Some("DirtyTraceRequest"), Reply::Trace, "Sample the dirty pages of a machine; the trace is sent while it grows"),
     (Post, EVACUATE, "evacuate", Some("EvacuateRequest"), Reply::Begun, "Migrate all machines of a host to other hosts"),
+    (Post, MACHINE_SETTINGS, "set", Some("SettingsRequest"), Reply::One("MachineInfo"), "Change when a machine starts by itself, its labels and its note"),
     (Get, MACHINE_CONSOLE, "console", None, Reply::Upgrade, "Serial port of a machine, with `Upgrade: whimbrel-console`, or as a WebSocket with that subprotocol"),
     (Get, MACHINE_CONSOLE_LOG, "console_log", None, Reply::Text, "End of the console log of a machine"),
     (Post, RESUME, "resume", Some("ResumeRequest"), Reply::Begun, "Create a machine from a capsule"),
@@ -174,6 +183,12 @@ const ENDPOINTS: &[Endpoint] = &[
     (Post, TOKENS, "createToken", Some("TokenRequest"), Reply::One("NewToken"), "Create a token; its text is in no other answer"),
     (Delete, TOKEN, "revokeToken", None, Reply::Done, "Revoke a token; streams that it opened end"),
     (Get, WIRE, "wire", None, Reply::Upgrade, "The protocol between hosts, with `Upgrade: whimbrel-wire`"),
+    (Get, SCHEDULES, "schedules", None, Reply::Many("ScheduleInfo"), "Work that the daemon does by itself"),
+    (Post, SCHEDULES, "createSchedule", Some("ScheduleRequest"), Reply::One("ScheduleInfo"), "Create a schedule"),
+    (Get, SCHEDULE, "schedule", None, Reply::One("ScheduleInfo"), "One schedule, with its last runs and its capsules"),
+    (Delete, SCHEDULE, "deleteSchedule", None, Reply::Done, "Delete a schedule; its capsules stay"),
+    (Post, SCHEDULE_RUN, "runSchedule", Some("ScheduleRunRequest"), Reply::One("ScheduleReport"), "Run a schedule now, or say what it would remove; the answer comes at its end"),
+    (Get, EVENTS, "hostEvents", None, Reply::Events("HostEvent"), "What happens on the host, as server-sent events; `Last-Event-ID` or `since` goes on after an event"),
     (Get, OPERATIONS, "operations", None, Reply::Many("Operation"), "Operations that run or have ended recently"),
     (Get, OPERATION, "operation", None, Reply::One("Operation"), "One operation"),
     (Delete, OPERATION, "cancel", None, Reply::One("Operation"), "Cancel an operation; its last state says what it left"),
@@ -234,12 +249,13 @@ fn operation_of((_, path, id, body, reply, summary): &Endpoint) -> OperationBuil
         operation = operation.parameter(parameter(name, ParameterIn::Path, Required::True, Type::String));
     }
     let query = match *path {
-        MACHINE_CONSOLE_LOG => Some((CONSOLE_LOG_BYTES, Type::Integer)),
-        CAPSULE_REBASE => Some((REBASE_ONTO, Type::String)),
-        _ => None,
+        MACHINE_CONSOLE_LOG => &[(CONSOLE_LOG_BYTES, Type::Integer), (CONSOLE_LOG_FOLLOW, Type::Boolean)][..],
+        CAPSULE_REBASE => &[(REBASE_ONTO, Type::String)],
+        EVENTS => &[(EVENTS_SINCE, Type::Integer), (EVENTS_FOLLOW, Type::Boolean)],
+        _ => &[],
     };
-    if let Some((name, kind)) = query {
-        operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, kind));
+    for (name, kind) in query {
+        operation = operation.parameter(parameter(name, ParameterIn::Query, Required::False, kind.clone()));
     }
     if let Some(body) = body {
         let content = ContentBuilder::new().schema(Some(reference_to(body))).build();
@@ -267,6 +283,9 @@ fn success(reply: Reply) -> (&'static str, ResponseBuilder) {
         Reply::Begun => ("202", json("The operation was started", Some(reference_to("Operation")))),
         Reply::Done => ("204", ResponseBuilder::new().description("Done")),
         Reply::Stream(name) => ("200", content("One object per line", NDJSON, Some(reference_to(name)))),
+        Reply::Events(name) => {
+            ("200", content("One object per event", EVENT_STREAM, Some(reference_to(name))))
+        }
         Reply::Trace => ("200", content("Dirty trace, one record for each sample", WWS_TRACE, None)),
         Reply::Text => ("200", content("Bytes as they were printed", "text/plain", None)),
         Reply::Upgrade => ("101", ResponseBuilder::new().description("A raw byte stream follows")),

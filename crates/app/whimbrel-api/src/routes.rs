@@ -31,6 +31,7 @@ paths! {
     MACHINE_PROTECT = "/v1/machines/{name}/protect";
     MACHINE_FAILOVER = "/v1/machines/{name}/failover";
     MACHINE_PORTS = "/v1/machines/{name}/ports";
+    MACHINE_SETTINGS = "/v1/machines/{name}/settings";
     MACHINE_WWS = "/v1/machines/{name}/wws";
     EVACUATE = "/v1/evacuate";
     MACHINE_CONSOLE = "/v1/machines/{name}/console";
@@ -71,6 +72,10 @@ paths! {
     TOKEN = "/v1/tokens/{name}";
     WIRE = "/v1/wire";
     CALLER = "/v1/caller";
+    SCHEDULES = "/v1/schedules";
+    SCHEDULE = "/v1/schedules/{name}";
+    SCHEDULE_RUN = "/v1/schedules/{name}/run";
+    EVENTS = "/v1/events";
     OPERATIONS = "/v1/operations";
     OPERATION = "/v1/operations/{id}";
     OPERATION_EVENTS = "/v1/operations/{id}/events";
@@ -94,6 +99,14 @@ pub const WWS_TRACE: &str = "application/vnd.whimbrel.wws-trace";
 pub const NDJSON: &str = "application/x-ndjson";
 /// Query parameter of [`MACHINE_CONSOLE_LOG`]: how many bytes at most.
 pub const CONSOLE_LOG_BYTES: &str = "bytes";
+/// Query parameter of [`MACHINE_CONSOLE_LOG`]: whether to go on with what the machine prints from now on.
+pub const CONSOLE_LOG_FOLLOW: &str = "follow";
+/// Query parameter of [`EVENTS`]: the number of the last event that the caller knows.
+pub const EVENTS_SINCE: &str = "since";
+/// Query parameter of [`EVENTS`]: whether to go on with events to come [default: true].
+pub const EVENTS_FOLLOW: &str = "follow";
+/// Content type of [`EVENTS`]: server-sent events (HTML standard, 9.2).
+pub const EVENT_STREAM: &str = "text/event-stream";
 
 /// Fills in the first parameter of a template.
 pub fn path(template: &str, value: impl Display) -> String {
@@ -110,6 +123,17 @@ pub fn unreadable_machine(name: &MachineName) -> String {
 /// [`MACHINE_CONSOLE_LOG`] for at most `bytes`.
 pub fn console_log(name: &MachineName, bytes: u64) -> String {
     format!("{}?{CONSOLE_LOG_BYTES}={bytes}", path(MACHINE_CONSOLE_LOG, name))
+}
+
+/// [`MACHINE_CONSOLE_LOG`] that goes on while the machine runs.
+pub fn console_log_followed(name: &MachineName) -> String {
+    format!("{}?{CONSOLE_LOG_FOLLOW}=true", path(MACHINE_CONSOLE_LOG, name))
+}
+
+/// [`EVENTS`] after the one with this number; with none, all that the host still knows.
+pub fn events_since(number: Option<u64>, follow: bool) -> String {
+    let since = number.map(|number| format!("&{EVENTS_SINCE}={number}")).unwrap_or_default();
+    format!("{EVENTS}?{EVENTS_FOLLOW}={follow}{since}")
 }
 
 /// [`CAPSULE_REBASE`] for a capsule, with the new version if it is given.

@@ -92,6 +92,8 @@ calls! {
     POST pause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_PAUSE, name);
     /// Resumes the CPUs of a paused machine.
     POST unpause(name: &MachineName) -> MachineInfo: routes::path(MACHINE_UNPAUSE, name);
+    /// Changes settings of a machine on its host.
+    POST change_settings(name: &MachineName) [request: &SettingsRequest] -> MachineInfo: routes::path(MACHINE_SETTINGS, name);
     /// Changes the memory size of a guest.
     POST balloon(name: &MachineName) [request: &BalloonRequest] -> MachineInfo: routes::path(MACHINE_BALLOON, name);
     /// Starts a checkpoint: a capsule of a machine that continues to run.
@@ -178,6 +180,16 @@ calls! {
     DELETE delete_network(name: &str) -> (): routes::path(NETWORK, name);
     /// Changes the published ports of a machine.
     POST change_ports(name: &MachineName) [request: &PortsRequest] -> Vec<PublishedPort>: routes::path(MACHINE_PORTS, name);
+    /// Schedules of the host.
+    GET schedules() -> Vec<ScheduleInfo>: SCHEDULES;
+    /// Creates a schedule.
+    POST create_schedule() [request: &ScheduleRequest] -> ScheduleInfo: SCHEDULES;
+    /// One schedule, with its last runs.
+    GET schedule(name: &MachineName) -> ScheduleInfo: routes::path(SCHEDULE, name);
+    /// Deletes a schedule; its capsules stay.
+    DELETE delete_schedule(name: &MachineName) -> (): routes::path(SCHEDULE, name);
+    /// Runs a schedule and waits for the end.
+    POST run_schedule(name: &MachineName) [request: &ScheduleRunRequest] -> ScheduleReport: routes::path(SCHEDULE_RUN, name);
     /// Hosts that the host trusts.
     GET trusted() -> Vec<TrustEntry>: TRUST;
     /// Adds a host to the trust list.

@@ -5,17 +5,19 @@
 //! retries or waits longer than the daemon takes. Replies have size limits; a larger one is
 //! [`ClientError::TooLarge`].
 
+mod byte_stream;
 mod client;
 mod connection;
-mod dirty_trace;
 mod error;
+mod event_stream;
 mod operation_stream;
 mod raw_stream;
 mod remote;
 
+pub use byte_stream::ByteStream;
 pub use client::Client;
-pub use dirty_trace::TraceStream;
 pub use error::ClientError;
+pub use event_stream::EventStream;
 pub use raw_stream::RawStream;
 pub use remote::{ApiAddress, ApiAddressError, DEFAULT_PORT, RemoteHost};
 pub use whimbrel_wire::web_tls::{Fingerprint, FingerprintError};

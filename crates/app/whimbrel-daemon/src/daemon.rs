@@ -13,11 +13,14 @@ use crate::{
         record::{DiskBase, Phase, Record},
         registry::MachineRegistry,
         reservations::Reservations,
+        self_start::SelfStarts,
+        settings,
     },
     migrate::{source::pending_handovers::PendingHandovers, target::missing_pages::PageFetchers},
     network::{late_frames::RecentArrivals, managed::ManagedNetworks, tunnel::Tunnels},
     protect::Protections,
     running::{RunningMachine, cloud_init},
+    schedule::Schedules,
     server::{
         metrics::StoreSample,
         peer_rpc::{PeerConnections, TransferState},
@@ -57,6 +60,7 @@ pub(crate) struct Daemon {
     pub(crate) uploads: UploadService,
     core: Arc<Core>,
     pub(crate) machines: MachineRegistry,
+    pub(crate) self_starts: Arc<SelfStarts>,
     pub(crate) prestarted: PrestartedQemus,
     pub(crate) handovers: PendingHandovers,
     /// Resources of machines that have left, which are being freed.
@@ -73,6 +77,7 @@ pub(crate) struct Daemon {
     pub(crate) protections: Protections,
     pub(crate) networks: ManagedNetworks,
     pub(crate) images: ImageSources,
+    pub(crate) schedules: Schedules,
     pub(crate) store_sample: StoreSample,
     /// Machines whose guests may send frames of other stations.
     unfiltered: Vec<MachineName>,
@@ -103,6 +108,7 @@ impl Daemon {
         let handovers = PendingHandovers::load(layout)?;
         let pools = Pools::open(layout)?;
         let protecting = Protections::open(layout)?;
+        let schedules = Schedules::open(layout.schedules(), core.events.clone())?;
         let networks =
             ManagedNetworks::open(layout.networks(), layout.network_servers(), unfiltered.clone())?;
         let host = Arc::new_cyclic(|me| Self {
@@ -113,7 +119,8 @@ impl Daemon {
             pools,
             uploads: UploadService::default(),
             core: core.clone(),
-            machines: MachineRegistry::default(),
+            machines: MachineRegistry::new(core.events.clone()),
+            self_starts: SelfStarts::new(core.events.clone()),
             handovers,
             cleanup: Arc::default(),
             memory: Reservations::new(&layout.runtime_dirs()),
@@ -127,6 +134,7 @@ impl Daemon {
             protections: protecting,
             networks,
             images,
+            schedules,
             store_sample: StoreSample::default(),
             unfiltered,
             incoming: std::sync::OnceLock::new(),
@@ -156,6 +164,8 @@ impl Daemon {
         let mut infos = self.machines.infos();
         self.protections.add_to(&mut infos);
         self.uploads.add_to(&mut infos);
+        self.self_starts.add_to(&mut infos);
+        self.schedules.add_to(&mut infos);
         infos
     }
 
@@ -178,6 +188,7 @@ impl Daemon {
 
     /// Starts a new machine.
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<MachineInfo, DaemonError> {
+        settings::check(&request.settings)?;
         let _claim = self.machines.reserve(&request.name, false)?;
         self.networks.check_ports(&request.publish, &request.nics)?;
         let qemu = self.qemu()?;
@@ -205,6 +216,7 @@ impl Daemon {
         };
         let mut record = Record::new(request.name.clone(), config, bases);
         record.self_service = request.self_service.clone();
+        record.settings = request.settings.clone();
         let live = self.boot_new(&record, request.cloud_init.as_ref())?;
         let machine = self.register_started(record, live)?;
         self.publish(&request.name, request.publish)?;
@@ -218,7 +230,7 @@ impl Daemon {
         }
         let ports = PortsRequest { publish, unpublish: Vec::new() };
         if let Err(error) = self.change_ports(name, &ports) {
-            let stopped = self.stop(name, StopRequest { mode: StopMode::Kill, timeout_s: None });
+            let stopped = self.stop(name, StopRequest { mode: StopMode::Kill, ..StopRequest::default() });
             if let Err(left) = stopped.and_then(|_| self.delete(name)) {
                 let left = &left as &dyn std::error::Error;
                 tracing::error!(machine = %name, error = left, "a machine without its ports could not be removed");
@@ -316,6 +328,7 @@ impl Daemon {
         folder::delete(&self.directories, name)?;
         self.machines.remove(name);
         self.stop_upload(name);
+        self.self_starts.forget(name);
         // The host that has its missing pages need not keep them.
         owed.into_iter().for_each(|owed| self.notify_complete(owed.handover));
         Ok(())
@@ -325,6 +338,7 @@ impl Daemon {
     pub(crate) fn stop(&self, name: &MachineName, request: StopRequest) -> Result<MachineInfo, DaemonError> {
         let machine = self.machines.get(name)?;
         self.unprotect_before_stop(name)?;
+        self.self_starts.forget(name);
         {
             let mut turn = match request.mode {
                 StopMode::Kill => machine.try_lock_in_any_phase("stop", None)?,
@@ -332,7 +346,11 @@ impl Daemon {
             };
             if turn.running.is_some() {
                 if request.mode == StopMode::Powerdown {
-                    turn.running()?.powerdown(request.timeout_s.map_or(POWERDOWN, Duration::from_secs))?;
+                    let patience = request.timeout_s.map_or(POWERDOWN, Duration::from_secs);
+                    match turn.running()?.powerdown(patience) {
+                        Err(DaemonError::StillRunning { .. }) if request.force => {}
+                        pressed => pressed?,
+                    }
                 }
                 if let Some(live) = turn.running.take() {
                     live.end();
@@ -346,6 +364,10 @@ impl Daemon {
                     self.leave_home(&mut turn.record);
                 }
                 turn.record.since_ms = crate::now_ms();
+                turn.record.save(&self.directories)?;
+            } else if matches!(turn.record.phase, Phase::Crashed { .. }) {
+                // Its user wants it off: a later daemon must not restart it.
+                turn.record.phase = Phase::Stopped;
                 turn.record.save(&self.directories)?;
             }
         }

@@ -20,6 +20,7 @@ mod network;
 mod peers;
 mod protect;
 mod running;
+mod schedule;
 mod server;
 mod transfer;
 

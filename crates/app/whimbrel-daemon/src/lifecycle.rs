@@ -81,6 +81,8 @@ pub fn run(options: DaemonOptions) -> Result<(), DaemonError> {
     host.start_pinning();
     host.start_networks();
     host.start_freeing_memory()?;
+    host.start_machines_by_themselves();
+    host.start_schedules();
     let served = runtime.block_on(serve(&options, host.clone()));
     host.close();
     host.operations().cancel_all(PATIENCE);

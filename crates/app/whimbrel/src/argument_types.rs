@@ -8,7 +8,8 @@ use std::{
 };
 use whimbrel_api::{
     BalloonTarget, CapsuleRef, CapsuleRefError, DiskSource, ExportFormat, HostPort, ImportFormat,
-    MoveNetwork, NicRequest, PortProtocol, PortRequest, SelfService, SnapshotRule,
+    MoveNetwork, NicRequest, PortProtocol, PortRequest, RESTARTS_MAX, RestartPolicy, RestartRule,
+    SelfService, SnapshotRule,
 };
 use whimbrel_core::{Accel, ByteSize, HostName, NameError};
 
@@ -294,6 +295,60 @@ impl FromStr for LabelArg {
             Some((key, value)) if !key.is_empty() => Ok(Self(key.to_owned(), value.to_owned())),
             _ => Err(fail()),
         }
+    }
+}
+
+/// Start with the host: `no`, `yes`, or the place among the host's machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AutostartArg {
+    Off,
+    On(u32),
+}
+
+impl FromStr for AutostartArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "yes, no, or a number: lower ones start first";
+        match text {
+            "no" => Ok(Self::Off),
+            "yes" => Ok(Self::On(0)),
+            order => order.parse().map(Self::On).map_err(|_| ValueError {
+                text: text.to_owned(),
+                what: "start with the host",
+                example,
+            }),
+        }
+    }
+}
+
+/// Rule of restarts: `no`, `on-failure` or `always`, with the most restarts in a row after a colon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RestartArg(pub(crate) RestartRule);
+
+impl FromStr for RestartArg {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let example = "no, on-failure or always, like on-failure:5";
+        let rule = || {
+            let (policy, limit) = match text.split_once(':') {
+                Some((policy, limit)) => (policy, limit.parse().ok().filter(|limit| *limit > 0)?),
+                None => (text, RESTARTS_MAX),
+            };
+            let policy = match policy {
+                "no" => RestartPolicy::No,
+                "on-failure" => RestartPolicy::OnFailure,
+                "always" => RestartPolicy::Always,
+                _ => return None,
+            };
+            Some(RestartRule { policy, limit })
+        };
+        rule().map(Self).ok_or_else(|| ValueError {
+            text: text.to_owned(),
+            what: "rule of restarts",
+            example,
+        })
     }
 }
 

@@ -10,18 +10,21 @@ pub(crate) const DEFAULT_SOCKET: &str = "/run/whimbrel/host.sock";
 
 /// Verbs of `whimbrel --help` by group, separated by blanks. clap has one heading for all of them.
 const GROUPS: [(&str, &str); 10] = [
-    ("Machines", "launch run ssh ps top console start stop pause unpause balloon dirty-rate delete"),
+    (
+        "Machines",
+        "launch run ssh ps top inspect console logs start stop set pause unpause balloon dirty-rate delete",
+    ),
     (
         "Capsules",
         "checkpoint suspend resume clone derive ls show log diff tag untag promote outdated export import image",
     ),
     ("Moving", "migrate evacuate resolve push pull migrations"),
     ("Protection", "protect unprotect failover"),
-    ("Store", "gc verify repair encryption cache"),
+    ("Store", "gc verify repair encryption cache schedule"),
     ("Hosts", "trust key token network doctor"),
     ("Files", "serve mount session"),
     ("Pool", "pool"),
-    ("Daemon", "host"),
+    ("Daemon", "host events"),
     ("Other", "completions help"),
 ];
 
@@ -161,9 +164,12 @@ calls! {
     Ssh(ssh::Args),
     Ps(ps::Args),
     Top(top::Args),
+    Inspect(inspect::Args),
     Console(console::Args),
+    Logs(logs::Args),
     Start(start::Args),
     Stop(stop::Args),
+    Set(set::Args),
     #[command(alias = "forget")]
     Delete(delete::Args),
     Pause(pause::Args),
@@ -200,6 +206,7 @@ calls! {
     Rm(untag::OldArgs),
     Encryption(encryption::Args),
     Cache(cache::Args),
+    Schedule(schedule::Args),
     Gc(gc::Args),
     Verify(verify::Args),
     Repair(repair::Args),
@@ -210,6 +217,7 @@ calls! {
     Network(network::Args),
     Token(token::Args),
     Key(key::Args),
+    Events(events::Args),
     Serve(serve::Args),
     #[command(hide = true)]
     DialStdio(dial_stdio::Args),

@@ -48,6 +48,9 @@ pub(crate) enum CliError {
     /// Repair that did not get everything, which it has printed as its result.
     #[error("{} still missing", count(*missing, "object"))]
     Missing { missing: u64 },
+    /// Run of a schedule that failed, which has printed why.
+    #[error("the run of {name} failed")]
+    ScheduleFailed { name: whimbrel_core::MachineName },
     /// Evacuation that left machines, which it has printed as its result.
     #[error("{host} is not empty{}", left(*machines))]
     NotEmpty {
@@ -147,9 +150,11 @@ impl CliError {
             Self::Settings { .. } => exit::USAGE,
             Self::Damaged { .. } | Self::Missing { .. } => exit::DAMAGED,
             Self::Trace { .. } => exit::USAGE,
-            Self::Io { .. } | Self::File { .. } | Self::Unhealthy { .. } | Self::NotEmpty { .. } => {
-                exit::FAILED
-            }
+            Self::Io { .. }
+            | Self::File { .. }
+            | Self::Unhealthy { .. }
+            | Self::NotEmpty { .. }
+            | Self::ScheduleFailed { .. } => exit::FAILED,
             Self::NoSession(_) => exit::UNREACHABLE,
             Self::UnknownSession { .. } => exit::NOT_FOUND,
             Self::Session(_) | Self::NotWrittenBack { .. } => exit::FAILED,

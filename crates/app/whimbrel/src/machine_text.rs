@@ -2,9 +2,10 @@
 
 use crate::{
     round_text,
-    table::{ago, table},
+    table::{ago, count, fields, table, until},
 };
-use whimbrel_api::{MachineInfo, MachineState};
+use whimbrel_api::{Autostart, MachineInfo, MachineSettings, MachineState, RestartPolicy, RestartRule};
+use whimbrel_core::Accel;
 
 /// Formats one machine, like `web: running`.
 pub(crate) fn sentence(machine: &MachineInfo) -> String {
@@ -67,7 +68,93 @@ pub(crate) fn list(machines: &[MachineInfo]) -> String {
     });
     let header = ["NAME", "STATE", "MEMORY", "CPUS", "DISKS", "NETWORK", "PID", "SINCE"];
     let list = table(header, rows, "no machines; start one with `whimbrel run NAME --disk FILE --memory 1G`");
-    list + &crate::protection_text::lines(machines) + &machines.iter().filter_map(uploads).collect::<String>()
+    list + &crate::protection_text::lines(machines) + &machines.iter().map(care).collect::<String>()
+}
+
+/// Lines about uploads, restarts and schedules of a machine.
+fn care(machine: &MachineInfo) -> String {
+    let failed = machine.failed_care.iter().map(|why| format!("{}: schedule FAILED: {why}\n", machine.name));
+    uploads(machine).into_iter().chain(restarts(machine)).chain(failed).collect()
+}
+
+/// Line about restarts of a machine that ended by itself.
+fn restarts(machine: &MachineInfo) -> Option<String> {
+    let (name, restarts) = (&machine.name, machine.restarts.as_ref()?);
+    let failure = restarts.failure.as_ref().map(|why| format!("; could not be started: {why}"));
+    let failure = failure.unwrap_or_default();
+    let times = match restarts.count {
+        0 => String::new(),
+        number => format!("started by itself {}", count(number.into(), "time")),
+    };
+    let next = match (restarts.gave_up, restarts.next_ms) {
+        (true, _) => "; NOT RESTARTED ANY MORE: see `whimbrel logs`, then `whimbrel start`".to_owned(),
+        (false, Some(at)) => format!("; the next start is in {}", until(at)),
+        (false, None) => String::new(),
+    };
+    let text = format!("{times}{failure}{next}");
+    Some(format!("{name}: {}\n", text.trim_start_matches("; ")))
+}
+
+/// Whether a machine has a label `KEY`, or `KEY=VALUE`.
+pub(crate) fn has_label(machine: &MachineInfo, wanted: &str) -> bool {
+    let labels = &machine.settings.labels;
+    match wanted.split_once('=') {
+        Some((key, value)) => labels.get(key).is_some_and(|has| has == value),
+        None => labels.contains_key(wanted),
+    }
+}
+
+/// Formats the settings of a machine.
+pub(crate) fn settings(machine: &MachineInfo) -> String {
+    format!("name       {}\n", machine.name) + &fields(&setting_fields(&machine.settings))
+}
+
+fn setting_fields(settings: &MachineSettings) -> Vec<(&'static str, String)> {
+    let autostart = match settings.autostart {
+        Autostart::Off => "no".to_owned(),
+        Autostart::On { order, delay_s: 0 } => format!("yes, order {order}"),
+        Autostart::On { order, delay_s } => {
+            format!("yes, order {order}, {delay_s} s before the next machine")
+        }
+    };
+    let RestartRule { policy, limit } = settings.restart;
+    let restart = match policy {
+        RestartPolicy::No => "no".to_owned(),
+        RestartPolicy::OnFailure => format!("on failure, at most {limit} in a row"),
+        RestartPolicy::Always => format!("always, at most {limit} in a row"),
+    };
+    let labels: Vec<_> = settings.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let note = settings.note.replace('\n', "\n           ");
+    vec![("autostart", autostart), ("restart", restart), ("labels", labels.join(" ")), ("note", note)]
+}
+
+/// Formats all details of a machine, a line each.
+pub(crate) fn page(machine: &MachineInfo) -> String {
+    let id = |capsule: &Option<whimbrel_core::CapsuleId>| capsule.map_or("none".to_owned(), |id| id.short());
+    let accel = match machine.accel {
+        Accel::Tcg => "translated",
+        Accel::Kvm => "by the processor",
+    };
+    let mut lines = vec![
+        ("name", machine.name.to_string()),
+        ("state", format!("{}, since {}", state_of(machine), ago(machine.since_ms))),
+        ("memory", machine.memory.to_string()),
+        ("cpus", format!("{}, {}", machine.cpus, accel)),
+        ("pid", machine.pid.map_or("none".to_owned(), |pid| pid.to_string())),
+    ];
+    let disk =
+        |disk: &whimbrel_api::DiskInfo| format!("{}, {} its own, over {}", disk.size, disk.owned, disk.base);
+    lines.extend(machine.disks.iter().map(|it| ("disk", disk(it))));
+    let nic = |nic: &whimbrel_api::NicInfo| {
+        format!("{} in {}", nic.mac, nic.bridge.as_deref().unwrap_or("no bridge"))
+    };
+    lines.extend(machine.nics.iter().map(|it| ("port", nic(it))));
+    lines.extend([("made from", id(&machine.origin)), ("capsule", id(&machine.follows))]);
+    lines.extend(machine.operation.map(|operation| ("operation", operation.to_string())));
+    lines.extend(machine.vmgenid.clone().map(|guid| ("vmgenid", guid)));
+    lines.extend(setting_fields(&machine.settings));
+    let one = std::slice::from_ref(machine);
+    fields(&lines) + &crate::protection_text::lines(one) + &care(machine)
 }
 
 /// Line about the upload of a machine's capsules, with the reason if it is stalled.

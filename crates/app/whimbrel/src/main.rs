@@ -27,6 +27,7 @@ mod result_text;
 mod round_text;
 mod session_dirs;
 mod settings;
+mod settings_args;
 mod table;
 mod terminal;
 

@@ -40,6 +40,11 @@ impl Output {
         if !self.json || self.quiet {
             return Ok(());
         }
+        self.line(value)
+    }
+
+    /// Prints one value of a result that goes on, as a line of JSON.
+    pub(crate) fn line<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
         let text =
             serde_json::to_string(value).map_err(|error| CliError::io("write the result")(error.into()))?;
         write(format!("{text}\n").as_bytes())

@@ -39,6 +39,12 @@ pub(crate) fn ago(then_ms: u64) -> String {
     span(now.saturating_sub(Duration::from_millis(then_ms)))
 }
 
+/// Formats the time until `then_ms` (since 1970), in one unit.
+pub(crate) fn until(then_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    span(Duration::from_millis(then_ms).saturating_sub(now))
+}
+
 /// Formats a duration in the largest unit of which it has at least two.
 pub(crate) fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();

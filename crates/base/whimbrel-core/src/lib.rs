@@ -16,6 +16,7 @@ mod machine_config;
 mod names;
 mod page_set;
 mod text_form;
+mod utc;
 pub mod varint;
 mod witness_address;
 mod zero_page;
@@ -28,6 +29,7 @@ pub use lock::lock;
 pub use machine_config::{Accel, Boot, DiskConfig, MachineConfig, NicConfig};
 pub use names::{CapsuleId, HostName, MachineName, NameError, RefName};
 pub use page_set::{PageRun, PageSet, Runs};
+pub use utc::Utc;
 pub use witness_address::{WitnessAddress, WitnessAddressError};
 pub use zero_page::is_zero;
 

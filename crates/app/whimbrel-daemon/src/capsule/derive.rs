@@ -10,6 +10,7 @@ use crate::{
     machine::{
         folder,
         record::{DiskBase, Record},
+        settings,
     },
     running::{
         cloud_init,
@@ -39,6 +40,7 @@ struct DerivedDisks {
 impl Daemon {
     /// Starts a new machine on the disks of a capsule.
     pub(crate) fn derive(self: &Arc<Self>, request: DeriveRequest) -> Result<MachineInfo, DaemonError> {
+        settings::check(&request.settings)?;
         let (capsule, manifest) = self.find(&request.capsule)?;
         let _claim = self.machines.reserve(&request.name, false)?;
         // Protects the capsule from garbage collection until the machine has its own pin.
@@ -56,6 +58,7 @@ impl Daemon {
         config.disks = disks.sizes;
         let mut record = Record::new(request.name.clone(), config, disks.bases);
         record.origin = Some(capsule);
+        record.settings = request.settings;
         let mut live = self.boot_new(&record, request.cloud_init.as_ref())?;
         if let Err(error) = live.set_stored_bases(&disks.images) {
             live.end();

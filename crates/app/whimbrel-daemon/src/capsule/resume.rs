@@ -232,6 +232,7 @@ impl Daemon {
             remove_overlays(&self.directories, &self.directories.machine(&plan.name));
         }
         let mut record = plan.record();
+        suspended.iter().for_each(|turn| record.settings = turn.record.settings.clone());
         let live = match plan.manifest.device.is_empty() {
             true => RunningMachine::boot(self, &record)?,
             false => self.restore(plan, &record, reporter)?,

@@ -12,8 +12,10 @@
 //! DATA/protections/    protections with this host as primary or standby; DATA/leases/ with it as witness
 //! DATA/handovers.json  pending handovers to other hosts
 //! DATA/networks/       records of managed networks
+//! DATA/schedules/      records of schedules, with their last runs
 //! RUN/networks/NAME/   files of a network's DHCP server
 //! DATA/api-tokens.json digests of tokens              DATA/audit/         audit log of the API
+//! RUN/started          made once the machines were started that start with the host
 //! RUN/slots/ID/        runtime directory of one QEMU: sockets, memory file, live bitmaps; on a tmpfs
 //! ```
 //!
@@ -120,6 +122,8 @@ places! {
     machines = data / "machines";
     /// Records of managed networks.
     networks = data / "networks";
+    /// Records of schedules.
+    schedules = data / "schedules";
     /// Files of the networks' DHCP servers.
     network_servers = run / "networks";
     /// Folders of machines that are gone.
@@ -137,6 +141,8 @@ places! {
     pool_secret = data / "pool-secret";
     prefetch_lists = data / "working-sets";
     runtime_dirs = run / "slots";
+    /// Mark that machines were started with the host. A restart of the host removes it with the tmpfs.
+    autostarted = run / "started";
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, DaemonError> {

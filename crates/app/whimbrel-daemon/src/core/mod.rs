@@ -4,6 +4,7 @@ pub(crate) mod boot_files;
 pub(crate) mod directories;
 pub(crate) mod error;
 pub(crate) mod event_counts;
+pub(crate) mod event_log;
 pub(crate) mod failpoint;
 mod free_memory;
 pub(crate) mod history;

@@ -3,7 +3,7 @@
 //! Each runs on its own thread and publishes snapshots that anyone may watch. A fixed number of ended
 //! operations is retained, so that a caller that lost its connection can ask for the result.
 
-use crate::core::error::DaemonError;
+use crate::core::{error::DaemonError, event_log::EventLog};
 use std::{
     collections::{BTreeMap, HashMap},
     ops::ControlFlow,
@@ -15,8 +15,8 @@ use std::{
 };
 use tokio::sync::watch;
 use whimbrel_api::{
-    ErrorCode, Operation, OperationId, OperationKind, OperationResult, OperationState, PostcopyInfo,
-    Progress, RoundInfo, Unit,
+    ErrorCode, EventKind, Operation, OperationId, OperationKind, OperationResult, OperationState,
+    PostcopyInfo, Progress, RoundInfo, Unit,
 };
 use whimbrel_core::lock;
 
@@ -30,6 +30,7 @@ pub(crate) struct Operations {
     next: AtomicU64,
     table: Mutex<BTreeMap<OperationId, Arc<Entry>>>,
     ended: Arc<EndedOperations>,
+    events: Arc<EventLog>,
 }
 
 /// Numbers of operations that have ended, by kind and outcome. More end than are retained.
@@ -63,6 +64,11 @@ struct Published {
 }
 
 impl Operations {
+    /// No operations yet; those to come are told as events.
+    pub(crate) fn new(events: Arc<EventLog>) -> Self {
+        Self { events, ..Self::default() }
+    }
+
     /// Starts `work` on a thread of its own and returns its first snapshot. Without a thread, it has failed.
     pub(crate) fn start(
         &self,
@@ -94,9 +100,12 @@ impl Operations {
             cancelled: AtomicBool::new(false),
         });
         self.retain(id, entry.clone());
-        let (worker, ended) = (entry.clone(), self.ended.clone());
+        let (worker, ended, events) = (entry.clone(), self.ended.clone(), self.events.clone());
+        let about = first.subject.clone();
+        events.add(EventKind::OperationStarted { operation: kind }, &about, "");
         let run = move || {
             let outcome = run(worker, id, work);
+            events.add(EventKind::OperationEnded { operation: kind }, about, outcome);
             *lock(&ended).entry((kind, outcome)).or_default() += 1;
         };
         if let Err(source) = thread.name(format!("{kind}-{id}")).spawn(run) {

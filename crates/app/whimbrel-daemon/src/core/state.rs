@@ -1,7 +1,8 @@
 //! State of the daemon that every service uses and that knows none of them.
 
 use crate::core::{
-    directories::Directories, error::DaemonError, event_counts::EventCounts, operations::Operations, refs,
+    directories::Directories, error::DaemonError, event_counts::EventCounts, event_log::EventLog,
+    operations::Operations, refs,
 };
 use std::{
     net::SocketAddr,
@@ -27,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) trust: Arc<Trust>,
     pub(crate) runtime: Handle,
     operations: Operations,
+    /// What happens on this host, for those who watch it.
+    pub(crate) events: Arc<EventLog>,
     /// Counts for metrics.
     pub(crate) counts: EventCounts,
     /// Address for connections of other hosts.
@@ -51,6 +54,7 @@ impl Core {
             .map_err(|source| DaemonError::Identity { source: source.into() })?;
         let trust = Trust::load(directories.data())
             .map_err(|source| DaemonError::Identity { source: source.into() })?;
+        let events = Arc::<EventLog>::default();
         Ok(Self {
             name,
             directories,
@@ -58,7 +62,8 @@ impl Core {
             identity,
             trust: Arc::new(trust),
             runtime,
-            operations: Operations::default(),
+            operations: Operations::new(events.clone()),
+            events,
             counts: EventCounts::default(),
             listen,
             started: Instant::now(),

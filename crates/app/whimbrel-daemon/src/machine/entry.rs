@@ -5,7 +5,7 @@
 //! never locked across I/O, so listing machines never waits for an operation.
 
 use crate::{
-    core::error::DaemonError,
+    core::{error::DaemonError, event_log::EventLog},
     machine::record::{DiskBase, Phase, Record},
     running::{RunningMachine, TrafficView},
 };
@@ -17,7 +17,7 @@ use std::{
     },
     time::Duration,
 };
-use whimbrel_api::{DiskInfo, MachineInfo, MachineState, NicInfo, OperationId};
+use whimbrel_api::{DiskInfo, EventKind, MachineInfo, MachineState, NicInfo, OperationId};
 use whimbrel_capture::dirty_observer::DirtyObserver;
 use whimbrel_core::{ByteSize, CapsuleId, MachineName, lock};
 use whimbrel_migrate::postcopy::PageServer;
@@ -35,6 +35,8 @@ pub(crate) struct Machine {
     machine_type: String,
     /// Whether a person decides who has it: a handover that waits for another host gives up its lock.
     resolving: AtomicBool,
+    /// Where changes of its state are told, while it is in the registry.
+    events: Mutex<Option<Arc<EventLog>>>,
 }
 
 /// Data that the holder of the machine lock works with.
@@ -78,6 +80,7 @@ impl Machine {
             name: record.name.clone(),
             machine_type: record.config.machine.clone(),
             resolving: AtomicBool::new(false),
+            events: Mutex::default(),
             lock_holder: Mutex::new(None),
             lock_released: Condvar::new(),
             data: Mutex::new(MachineData { record, running: live }),
@@ -174,9 +177,33 @@ impl Machine {
                 && matches!(view.info.state, MachineState::Running | MachineState::Loading { .. })
             {
                 view.info.state = MachineState::Migrating;
+                self.tell(&view.info.state);
             }
         }
         MachineLock { machine: self, data: lock(&self.data) }
+    }
+
+    /// Tells the state of the machine, and its changes from now on, when it is registered.
+    pub(crate) fn tell_events(&self, events: Arc<EventLog>) {
+        let view = lock(&self.view);
+        *lock(&self.events) = Some(events);
+        self.tell(&view.info.state);
+    }
+
+    /// Tells nothing more: another entry has its name, or nobody.
+    pub(crate) fn tell_no_more(&self) {
+        *lock(&self.events) = None;
+    }
+
+    fn tell(&self, state: &MachineState) {
+        let reason = match state {
+            MachineState::Crashed { reason } => format!(": {reason}"),
+            _ => String::new(),
+        };
+        let tell = |events: &Arc<EventLog>| {
+            events.add(EventKind::Machine, &self.name, &format!("{}{reason}", state.name()));
+        };
+        lock(&self.events).iter().for_each(tell);
     }
 
     /// The machine as `ps` shows it.
@@ -249,8 +276,11 @@ impl MachineLock<'_> {
         let needed = needed_capsule(&self.data.record);
         let (pager, console, tunnel, tap, giving) = views(self.data.running.as_ref());
         let traffic = self.data.running.as_ref().map(RunningMachine::traffic).unwrap_or_default();
-        *lock(&self.machine.view) =
-            View { info, needed, pager, console, tunnel, observer: tap, page_server: giving, traffic };
+        let mut view = lock(&self.machine.view);
+        if view.info.state.name() != info.state.name() {
+            self.machine.tell(&info.state);
+        }
+        *view = View { info, needed, pager, console, tunnel, observer: tap, page_server: giving, traffic };
     }
 }
 
@@ -369,5 +399,8 @@ fn describe(record: &Record, live: Option<&RunningMachine>, operation: Option<Op
         protection: None,
         taken_over: None,
         uploads: None,
+        settings: record.settings.clone(),
+        restarts: None,
+        failed_care: Vec::new(),
     }
 }

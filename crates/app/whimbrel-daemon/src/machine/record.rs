@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use whimbrel_alignment::PageAlignment;
-use whimbrel_api::SelfService;
+use whimbrel_api::{MachineSettings, SelfService};
 use whimbrel_core::{ByteSize, CapsuleId, Digest, HostName, MachineConfig, MachineName};
 use whimbrel_migrate::protocol::{HandoverId, HomeNetwork};
 use whimbrel_protect::protocol::ProtectionId;
@@ -38,6 +38,9 @@ pub(crate) struct Record {
     pub(crate) phase: Phase,
     pub(crate) process: Option<ProcessRecord>,
     pub(crate) since_ms: u64,
+    /// Settings of its user on this host.
+    #[serde(default, skip_serializing_if = "MachineSettings::is_empty")]
+    pub(crate) settings: MachineSettings,
     /// Memory size before the balloon was inflated, until it is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) squeezed_from: Option<ByteSize>,
@@ -174,6 +177,7 @@ impl Record {
             phase: Phase::Here,
             process: None,
             since_ms: crate::now_ms(),
+            settings: MachineSettings::default(),
             squeezed_from: None,
             ballooned: None,
             self_service: SelfService::default(),

@@ -8,6 +8,7 @@ use crate::{
         entry::Machine,
         folder::{self, FoundMachines},
         record::{Phase, Record},
+        restart::End,
         runtime_dir, supervisor,
     },
     migrate::target::incoming,
@@ -180,8 +181,11 @@ impl Daemon {
         record.phase = Phase::Crashed { reason: format!("it was gone when the daemon restarted: {cause}") };
         record.process = None;
         record.since_ms = crate::now_ms();
-        if let Err(error) = record.save(&self.directories) {
-            tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
+        match record.save(&self.directories) {
+            Ok(()) => self.self_starts.ended(&record.name, record.settings.restart, End::Failure),
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "could not record a crash");
+            }
         }
     }
 

@@ -1,12 +1,12 @@
 //! Registry: the machines of this host by name, and names that are reserved for machines to come.
 
 use super::{entry::Machine, unreadable::UnreadableMachines};
-use crate::core::{error::DaemonError, notifier::Notifier};
+use crate::core::{error::DaemonError, event_log::EventLog, notifier::Notifier};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use whimbrel_api::MachineInfo;
+use whimbrel_api::{EventKind, MachineInfo};
 use whimbrel_core::MachineName;
 
 /// All machines of this host.
@@ -19,6 +19,7 @@ pub(crate) struct MachineRegistry {
     pub(crate) unreadable: UnreadableMachines,
     /// Names of machines that are being created.
     reserved_names: Mutex<BTreeSet<MachineName>>,
+    events: Arc<EventLog>,
 }
 
 /// A reserved name. When this is dropped its machine is in the registry, or never will be.
@@ -34,6 +35,11 @@ impl Drop for NameReservation<'_> {
 }
 
 impl MachineRegistry {
+    /// No machines yet; those to come are told as events.
+    pub(crate) fn new(events: Arc<EventLog>) -> Self {
+        Self { events, ..Self::default() }
+    }
+
     pub(crate) fn get(&self, name: &MachineName) -> Result<Arc<Machine>, DaemonError> {
         let found = self.table().get(name).cloned();
         match found {
@@ -56,13 +62,18 @@ impl MachineRegistry {
     /// Adds a machine to the registry. Its name is free, or that of a suspended machine.
     pub(crate) fn insert(&self, machine: Machine) -> Arc<Machine> {
         let machine = Arc::new(machine);
-        self.table().insert(machine.name().clone(), machine.clone());
+        let before = self.table().insert(machine.name().clone(), machine.clone());
+        before.iter().for_each(|before| before.tell_no_more());
+        machine.tell_events(self.events.clone());
         self.changed.notify();
         machine
     }
 
     pub(crate) fn remove(&self, name: &MachineName) {
-        self.table().remove(name);
+        if let Some(machine) = self.table().remove(name) {
+            machine.tell_no_more();
+            self.events.add(EventKind::MachineRemoved, name, "");
+        }
         self.changed.notify();
     }
 

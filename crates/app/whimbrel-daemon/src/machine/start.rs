@@ -7,16 +7,25 @@
 use crate::{
     core::error::DaemonError,
     daemon::Daemon,
-    machine::record::{Phase, Record},
+    machine::{
+        record::{Phase, Record},
+        self_start::StartedBySelf,
+    },
     running::RunningMachine,
 };
 use std::sync::Arc;
 use whimbrel_api::MachineInfo;
-use whimbrel_core::MachineName;
+use whimbrel_core::{MachineName, error_chain};
 
 impl Daemon {
     /// Runs a stopped or crashed machine again.
     pub(crate) fn start(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
+        let info = self.start_again(name)?;
+        self.self_starts.forget(name);
+        Ok(info)
+    }
+
+    fn start_again(self: &Arc<Self>, name: &MachineName) -> Result<MachineInfo, DaemonError> {
         let machine = self.machines.get(name)?;
         let mut turn = machine.try_lock_in_any_phase("start", None)?;
         self.machines.check_current(&machine)?;
@@ -31,6 +40,20 @@ impl Daemon {
         let info = self.register_restarted(record.clone(), live, &turn.record)?.info();
         turn.record = record;
         Ok(info)
+    }
+
+    /// Starts a machine without a user's request. One that another host may have is never started so.
+    pub(crate) fn start_by_itself(self: &Arc<Self>, name: &MachineName) -> StartedBySelf {
+        if self.protections.may_be_elsewhere(name) {
+            return StartedBySelf::NotYet;
+        }
+        match self.start_again(name) {
+            Ok(_) => StartedBySelf::Started,
+            // A user was faster, or it belongs to another host.
+            Err(DaemonError::State { .. } | DaemonError::NotFound { .. }) => StartedBySelf::NotWanted,
+            Err(DaemonError::Busy { .. }) => StartedBySelf::NotYet,
+            Err(error) => StartedBySelf::Failed(error_chain(&error)),
+        }
     }
 
     /// Removes the console log, which holds the output since the last start.

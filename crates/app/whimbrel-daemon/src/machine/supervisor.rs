@@ -2,7 +2,7 @@
 
 use crate::{
     daemon::Daemon,
-    machine::{entry::Machine, record::Phase},
+    machine::{entry::Machine, record::Phase, restart::End},
 };
 use std::sync::{Arc, Weak, mpsc::Receiver};
 use whimbrel_qemu::MachineEvent;
@@ -55,6 +55,7 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
     if turn.record.phase != Phase::Here {
         return;
     }
+    let how = if phase == Phase::Stopped { End::Shutdown } else { End::Failure };
     turn.record.phase = phase;
     turn.record.process = None;
     turn.record.since_ms = crate::now_ms();
@@ -64,5 +65,7 @@ fn record_end(host: &Weak<Daemon>, machine: &Weak<Machine>, phase: Phase) {
             error = &error as &dyn std::error::Error,
             "could not save the record of a machine that ended"
         );
+        return;
     }
+    host.self_starts.ended(machine.name(), turn.record.settings.restart, how);
 }

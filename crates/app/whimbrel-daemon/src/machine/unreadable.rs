@@ -78,6 +78,9 @@ fn describe(name: &MachineName, reason: &str) -> MachineInfo {
         protection: None,
         taken_over: None,
         uploads: None,
+        settings: whimbrel_api::MachineSettings::default(),
+        restarts: None,
+        failed_care: Vec::new(),
     }
 }
 

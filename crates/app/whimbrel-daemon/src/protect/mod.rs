@@ -159,6 +159,12 @@ impl Protections {
         noted.values().filter(ours).cloned().collect()
     }
 
+    /// Whether a standby may have taken the machine over, or may still do so.
+    pub(crate) fn may_be_elsewhere(&self, name: &MachineName) -> bool {
+        let here = self.handle(name).is_none() && self.standby_of_machine(name).is_none();
+        !here || !self.undecided_records(name).is_empty()
+    }
+
     fn notify_later(&self, id: ProtectionId) {
         lock(&self.to_notify).insert(id);
     }
@@ -204,5 +210,50 @@ impl Protections {
             | ProtectionSide::Loading { .. } => None,
         });
         found.max_by_key(|taken| taken.at_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        core::sample,
+        machine::{entry::Machine, self_start::StartedBySelf},
+    };
+    use whimbrel_core::{ByteSize, CapsuleId, Digest, MachineConfig};
+
+    const HANDOVER: HandoverId = HandoverId([2; 16]);
+
+    fn insert(daemon: &crate::daemon::Daemon, phase: Phase) -> MachineName {
+        let name: MachineName = "web".parse().unwrap();
+        let mut record = Record::new(name.clone(), MachineConfig::minimal(ByteSize(1 << 20)), vec![]);
+        record.phase = phase;
+        daemon.machines.insert(Machine::new(record, None));
+        name
+    }
+
+    #[test]
+    fn a_machine_that_may_run_elsewhere_is_not_started_by_itself() {
+        let (daemon, _folders) = sample::daemon();
+        let to: HostName = "beta".parse().unwrap();
+        let capsule = CapsuleId(Digest::of(b"web"));
+        for phase in [
+            Phase::HandedOver { handover: HANDOVER, to: to.clone(), keeps: false },
+            Phase::Prepared { handover: HANDOVER, ahead: true },
+            Phase::Given { to: to.clone(), capsule },
+            Phase::Suspended { capsule },
+            Phase::Here,
+        ] {
+            let name = insert(&daemon, phase.clone());
+            assert_eq!(daemon.start_by_itself(&name), StartedBySelf::NotWanted, "{phase:?}");
+        }
+
+        // Its record says that it crashed here, and its standby may have taken it over.
+        let name = insert(&daemon, Phase::Crashed { reason: "its QEMU ended".into() });
+        let request = serde_json::from_value(serde_json::json!({"host": "beta"})).unwrap();
+        let side = ProtectionSide::Primary { request, gave_up: true };
+        let record = ProtectionRecord::new(ProtectionId([1; 16]), &name, HANDOVER, side);
+        daemon.protections.put_record(record).unwrap();
+        assert_eq!(daemon.start_by_itself(&name), StartedBySelf::NotYet);
     }
 }

@@ -6,6 +6,7 @@
 use crate::{
     core::error::DaemonError,
     daemon::Daemon,
+    schedule::Actions,
     server::{
         access::{
             Access,
@@ -14,7 +15,7 @@ use crate::{
             objects::{Named, Subject},
         },
         console::console,
-        metrics, peer_rpc, web_page,
+        metrics, peer_rpc, streams, web_page,
     },
 };
 use axum::{
@@ -27,7 +28,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::on,
 };
-use futures_util::StreamExt;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{fmt::Display, str::FromStr, sync::Arc, time::Duration};
@@ -38,11 +38,9 @@ use whimbrel_core::{HostName, MachineName, RefName};
 const BODY_MAX: usize = 1 << 20;
 /// Longest time for a request to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(30);
-/// Most bytes of a console log in one answer.
-const LOG_MAX: u64 = 1 << 20;
 
 pub(super) type Shared = State<Arc<Daemon>>;
-type Answer<T> = Result<Json<T>, Failure>;
+pub(super) type Answer<T> = Result<Json<T>, Failure>;
 
 /// Adds routes whose handlers parse the parameter of the path and the body, and call one method.
 macro_rules! routes {
@@ -84,11 +82,12 @@ pub(crate) fn router(host: Arc<Daemon>, access: Arc<Access>) -> Router {
         .call(Endpoint::Delete, delete_machine)
         .call(Endpoint::DirtyTrace, wws)
         .call(Endpoint::Console, console)
-        .call(Endpoint::ConsoleLog, console_log)
+        .call(Endpoint::ConsoleLog, streams::console_log)
+        .call(Endpoint::HostEvents, streams::host_events)
         .call(Endpoint::Outdated, rebase)
         .call(Endpoint::Diff, diff)
         .call(Endpoint::Wire, wire)
-        .call(Endpoint::Events, events)
+        .call(Endpoint::Events, streams::operation_events)
         .call(Endpoint::Metrics, metrics_page)
         .call(Endpoint::Caller, caller)
         .call(Endpoint::OpenApi, openapi);
@@ -106,6 +105,9 @@ fn list_routes(calls: Calls) -> Calls {
         };
         Network (name: NetworkName) => move |host, asker| {
             host.networks.show(name.0.as_str()).map(|network| asker.network(network))
+        };
+        Schedules () => |host, asker| {
+            host.schedules.list(&Actions(host.clone())).map(|all| asker.schedules(all))
         };
         Operations () => |host, asker| Ok(asker.operations(host, host.operations().list()));
         Capsules () => |host, asker| host.capsules().map(|all| asker.capsules(host, all));
@@ -144,6 +146,7 @@ fn machine_routes(calls: Calls) -> Calls {
         Stop (name: MachineName) (request: StopRequest) => move |host| host.stop(&name, request);
         Pause (name: MachineName) () => move |host| host.set_paused(&name, true);
         Unpause (name: MachineName) () => move |host| host.set_paused(&name, false);
+        Settings (name: MachineName) (request: SettingsRequest) => move |host| host.change_settings(&name, &request);
         Balloon (name: MachineName) (request: BalloonRequest) => move |host| host.balloon(&name, request.size);
         Checkpoint (name: MachineName) (request: CheckpointRequest) => move |host| host.checkpoint(&name, request);
         Suspend (name: MachineName) (request: SuspendRequest) => move |host| host.suspend(&name, request);
@@ -160,6 +163,13 @@ fn machine_routes(calls: Calls) -> Calls {
         Trust () (entry: TrustEntry) => move |host| host.trust_add(entry);
         Limit (name: HostName) (rights: RefRights) => move |host| host.trust_limit(&name, rights);
         Distrust (name: HostName) () => move |host| host.trust_remove(&name);
+        CreateSchedule () (request: ScheduleRequest) => move |host| host.schedules.create(request, &Actions(host.clone()));
+        Schedule (name: ScheduleName) () => move |host| host.schedules.show(&name.0, &Actions(host.clone()));
+        DeleteSchedule (name: ScheduleName) () => move |host| host.schedules.delete(&name.0);
+        RunSchedule (name: ScheduleName) (request: ScheduleRunRequest) => move |host| match request.dry_run {
+            true => host.schedules.dry_run(&name.0, &Actions(host.clone())),
+            false => host.schedules.run(&name.0, &Actions(host.clone())),
+        };
         Operation (id: OperationId) () => move |host| Ok(host.operations().watch(id)?.borrow().clone());
         Cancel (id: OperationId) () => move |host| host.operations().cancel(id);
     }
@@ -318,7 +328,24 @@ ref_names! {
     NetworkName => |_| vec![];
 }
 
-fn named<T: FromStr<Err: Display>>(text: &str) -> Result<T, Failure> {
+/// Name of a schedule in a path.
+struct ScheduleName(MachineName);
+
+impl FromStr for ScheduleName {
+    type Err = <MachineName as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
+impl Named for ScheduleName {
+    fn named(&self) -> Vec<Subject> {
+        vec![Subject::Schedule(self.0.clone())]
+    }
+}
+
+pub(super) fn named<T: FromStr<Err: Display>>(text: &str) -> Result<T, Failure> {
     text.parse().map_err(|error: T::Err| Failure(ApiError::new(ErrorCode::Invalid, error.to_string())))
 }
 
@@ -353,6 +380,8 @@ fn machine(host: &Arc<Daemon>, name: &MachineName) -> Result<MachineInfo, Daemon
     let mut info = [host.machines.get(name)?.info()];
     host.protections.add_to(&mut info);
     host.uploads.add_to(&mut info);
+    host.self_starts.add_to(&mut info);
+    host.schedules.add_to(&mut info);
     let [info] = info;
     Ok(info)
 }
@@ -406,40 +435,6 @@ async fn delete_machine(
 
 async fn diff(State(host): Shared, AtBoth(a, b): AtBoth) -> Answer<CapsuleDiff> {
     blocking(host, move |host| host.diff(&a, &b)).await
-}
-
-/// Streams snapshots, one line each, until the operation has ended.
-async fn events(State(host): Shared, At(id): At<OperationId>) -> Result<Response, Failure> {
-    let watch = host.operations().watch(id)?;
-    let snapshots = futures_util::stream::unfold(Some(watch), |watch| async move {
-        let mut watch = watch?;
-        let operation = watch.borrow_and_update().clone();
-        let ended = operation.state != OperationState::Running;
-        // The sender lives in the table; if it is dropped the last snapshot was the end.
-        let more = !ended && watch.changed().await.is_ok();
-        Some((operation, (more || !ended).then_some(watch)))
-    });
-    let lines = snapshots.map(|operation| {
-        let mut line = serde_json::to_vec(&operation).expect("an operation is always encodable");
-        line.push(b'\n');
-        Ok::<_, std::convert::Infallible>(Bytes::from(line))
-    });
-    Ok(([(header::CONTENT_TYPE, routes::NDJSON)], Body::from_stream(lines)).into_response())
-}
-
-#[derive(Deserialize)]
-struct LogQuery {
-    bytes: Option<u64>,
-}
-
-async fn console_log(
-    State(host): Shared,
-    At(name): At<MachineName>,
-    Query(query): Query<LogQuery>,
-) -> Result<Response, Failure> {
-    let bytes = query.bytes.unwrap_or(LOG_MAX).min(LOG_MAX);
-    let Json(text) = blocking(host, move |host| host.machines.get(&name)?.console_log(bytes)).await?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
 }
 
 async fn wire(State(host): Shared, asker: Asker, request: Request) -> Result<Response, Failure> {

@@ -6,4 +6,5 @@ mod http;
 pub(crate) mod listen;
 pub(crate) mod metrics;
 pub(crate) mod peer_rpc;
+mod streams;
 mod web_page;

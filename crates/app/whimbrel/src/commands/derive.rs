@@ -1,6 +1,8 @@
 //! `whimbrel derive`: creates a machine that boots from the disks of a capsule.
 
-use crate::{argument_types::NicArg, context::Context, error::CliError, machine_text};
+use crate::{
+    argument_types::NicArg, context::Context, error::CliError, machine_text, settings_args::SettingsArgs,
+};
 use whimbrel_api::{CapsuleRef, DeriveRequest};
 use whimbrel_core::{ByteSize, MachineName};
 
@@ -35,6 +37,8 @@ pub(crate) struct Args {
     /// Command line of the kernel, if the parent loads one directly
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
+    #[command(flatten)]
+    settings: SettingsArgs,
 }
 
 impl Args {
@@ -50,6 +54,7 @@ impl Args {
             disk_size: None,
             cloud_init: None,
             publish: Vec::new(),
+            settings: self.settings.settings(),
         };
         let machine = context.client.derive(&request).await?;
         context.output.result(&machine, machine_text::sentence)

@@ -6,6 +6,7 @@ use crate::{
     error::CliError,
     first_boot::FirstBoot,
     machine_text, operation,
+    settings_args::SettingsArgs,
 };
 use whimbrel_api::{
     CapsuleRef, DeriveRequest, ErrorCode, ImageName, ImagePullRequest, NetworkRequest, NicRequest,
@@ -21,6 +22,7 @@ Examples:
   whimbrel launch debian/12 web && whimbrel ssh web
   whimbrel launch debian/12 web -p 8080:80 --memory 2G --cpus 2 --disk-size 20G
   whimbrel launch ubuntu/24.04 ci --ssh-key ci.pub --user-data ci.yaml
+  whimbrel launch debian/12 web --autostart --restart always
   whimbrel launch mine/web web2 --net lan1
 
 Fetches the image if it is not here, and makes the network lan0 if there is none. The machine shares all disk pages \
@@ -52,6 +54,8 @@ pub(crate) struct Args {
     publish: Vec<PortArg>,
     #[command(flatten)]
     first_boot: FirstBoot,
+    #[command(flatten)]
+    settings: SettingsArgs,
 }
 
 impl Args {
@@ -80,6 +84,7 @@ impl Args {
             disk_size: self.disk_size,
             cloud_init: Some(cloud_init),
             publish: self.publish.into_iter().map(|port| port.0).collect(),
+            settings: self.settings.settings(),
         };
         let machine = context.client.derive(&request).await?;
         context.output.result(&machine, |machine| {

@@ -12,12 +12,14 @@ pub(crate) mod dirty_rate;
 pub(crate) mod doctor;
 pub(crate) mod encryption;
 pub(crate) mod evacuate;
+pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod key;
 pub(crate) mod launch;
 pub(crate) mod log;
+pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod migrate;
 pub(crate) mod migrations;
@@ -31,8 +33,10 @@ pub(crate) mod push;
 pub(crate) mod resolve;
 pub(crate) mod resume;
 pub(crate) mod run;
+pub(crate) mod schedule;
 pub(crate) mod serve;
 pub(crate) mod session;
+pub(crate) mod set;
 pub(crate) mod short_verbs;
 pub(crate) mod ssh;
 pub(crate) mod stop;
@@ -42,6 +46,6 @@ pub(crate) mod trust;
 pub(crate) mod untag;
 
 pub(crate) use short_verbs::{
-    balloon, delete, diff, failover, gc, import, pause, ps, pull, repair, show, start, suspend, tag, unpause,
-    unprotect, verify,
+    balloon, delete, diff, failover, gc, import, inspect, pause, ps, pull, repair, show, start, suspend, tag,
+    unpause, unprotect, verify,
 };

@@ -6,6 +6,7 @@ use crate::{
     error::CliError,
     first_boot::FirstBoot,
     machine_text,
+    settings_args::SettingsArgs,
 };
 use std::path::PathBuf;
 use whimbrel_api::RunRequest;
@@ -17,6 +18,7 @@ Examples:
   whimbrel run db --disk root.img --disk data.img,size=100G --memory 4G --cpus 2
   whimbrel run web --disk web.img --memory 1G --net lan0 --publish 8080:80
   whimbrel run vm --disk debian-12.raw --memory 1G --net lan0 -p 2222:22 --ssh-key ~/.ssh/id_ed25519.pub
+  whimbrel run web --disk web.img --memory 1G --autostart --restart on-failure --label tier=front
   whimbrel run tiny --memory 256M --kernel vmlinuz --initrd initrd.gz --append console=ttyS0";
 
 /// Create a machine and start it
@@ -61,6 +63,8 @@ pub(crate) struct Args {
     /// Operations that the guest may request through `whimbrel-guest` [default: none]
     #[arg(long, alias = "self-service", value_name = "migrate=HOST|checkpoint", value_delimiter = ',')]
     guest_requests: Vec<GuestRequestArg>,
+    #[command(flatten)]
+    settings: SettingsArgs,
 }
 
 impl Args {
@@ -85,6 +89,7 @@ impl Args {
             publish: self.publish.into_iter().map(|port| port.0).collect(),
             accel: self.accel.map(Accel::from),
             self_service: GuestRequestArg::all(self.guest_requests),
+            settings: self.settings.settings(),
         })
     }
 }

@@ -165,6 +165,24 @@ Examples:
         }
     }
 
+    inspect {
+        /// Show all details of a machine
+        "\
+Examples:
+  whimbrel inspect web
+  whimbrel inspect web --json | jq .settings
+
+`whimbrel show` does that for capsules.";
+        {
+            /// Name of the machine
+            name: MachineName,
+        };
+        |args, context| {
+            let machine = context.client.machine(&args.name).await?;
+            context.output.result(&machine, machine_text::page)
+        }
+    }
+
     pause {
         /// Pause the CPUs of a machine; its memory stays loaded
         "\
@@ -186,10 +204,16 @@ Examples:
         "\
 Examples:
   whimbrel ps
+  whimbrel ps --label tier=front --label owner
   whimbrel ps --json | jq -r '.[].name'";
-        {};
-        |_args, context| {
-            let all = context.client.machines().await?;
+        {
+            /// Only machines with this label, of this value or of any (repeatable)
+            #[arg(long = "label", value_name = "KEY[=VALUE]")]
+            labels: Vec<String>,
+        };
+        |args, context| {
+            let mut all = context.client.machines().await?;
+            all.retain(|machine| args.labels.iter().all(|label| machine_text::has_label(machine, label)));
             context.output.result(all.as_slice(), machine_text::list)
         }
     }

@@ -118,6 +118,13 @@ fn router(script: Arc<Script>) -> Router {
         .route(routes::MACHINE_PAUSE, post(refuse))
         .route(routes::MACHINE_UNPAUSE, post(machine))
         .route(routes::MACHINE_BALLOON, post(machine))
+        .route(routes::MACHINE_SETTINGS, post(machine))
+        .route(routes::EVENTS, get(host_events))
+        .route(routes::SCHEDULES, get(schedules))
+        .route(routes::SCHEDULE, get(|| async { Json(schedule()) }).delete(done))
+        .route(routes::SCHEDULE_RUN, post(|| async {
+            Json(json!({"retained": ["schedule.nightly.1795564800000"], "removed": ["schedule.nightly.1795478400000"]}))
+        }))
         .route(routes::MACHINE_CHECKPOINT, post(checkpoint))
         .route(routes::MACHINE_SUSPEND, post(|| begin("suspend")))
         .route(routes::MACHINE_MIGRATE, post(|| begin("migrate")))
@@ -163,7 +170,9 @@ impl Script {
         json!({"name": "web", "state": {"kind": "loading", "resident_pages": 64, "total_pages": 256}, "memory": 1048576,
             "cpus": 2, "accel": "tcg", "disks": [{"size": 8192, "base": "/img/web.img", "owned": 4096}],
             "nics": [{"mac": "52:54:00:00:00:01", "bridge": "br0"}], "pid": null, "since_ms": self.time_ms,
-            "origin": id('a'), "operation": null})
+            "origin": id('a'), "operation": null, "restarts": {"count": 3, "gave_up": true},
+            "settings": {"autostart": {"kind": "on", "order": 1, "delay_s": 30},
+                "restart": {"policy": "always", "limit": 3}, "labels": {"tier": "front"}, "note": "of ann"}})
     }
 
     fn capsule(&self) -> Value {
@@ -183,6 +192,37 @@ async fn host() -> Json<Value> {
         "pid": 1, "qemu_version": "7.2.22", "accel": "tcg", "machines": 1, "uptime_s": 12600,
         "store": {"capsules": 2, "stored": 12288, "logical": 2097152, "free": 1073741824}}),
     )
+}
+
+fn schedule() -> Value {
+    json!({"name": "nightly", "every_ms": 86_400_000, "offset_ms": 10_800_000, "created_ms": 1_795_000_000_000_u64,
+        "next_ms": 1_795_575_600_000_u64, "running": true, "tags": ["schedule.nightly.1795489200000"],
+        "work": {"kind": "checkpoint", "machine": "web", "retain": {"daily": 7, "weekly": 4}},
+        "runs": [{"started_ms": 1_795_489_200_000_u64, "ended_ms": 1_795_489_201_500_u64, "succeeded": true,
+            "text": "capsule bbbbbbbbbbbb; 1 old tag removed"}]})
+}
+
+async fn schedules(State(script): State<Arc<Script>>) -> Json<Value> {
+    let mut schedule = schedule();
+    schedule["runs"][0]["started_ms"] = script.time_ms.into();
+    Json(json!([schedule]))
+}
+
+async fn host_events() -> impl IntoResponse {
+    let event = |number: u64, event: Value| {
+        let mut event = event;
+        event["number"] = number.into();
+        event["time_ms"] = 1_795_639_262_000_u64.into();
+        format!("id: {number}\ndata: {event}\n\n")
+    };
+    let text = ":\n\n".to_owned()
+        + &event(7, json!({"subject": "web", "kind": "machine", "text": "running"}))
+        + &event(
+            8,
+            json!({"subject": "web", "kind": "operation_ended", "operation": "checkpoint", "text": "succeeded"}),
+        )
+        + &event(9, json!({"subject": "web", "kind": "self_start", "text": "started"}));
+    ([(header::CONTENT_TYPE, routes::EVENT_STREAM)], text)
 }
 
 async fn machines(State(script): State<Arc<Script>>) -> Json<Value> {

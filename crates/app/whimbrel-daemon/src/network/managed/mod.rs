@@ -380,16 +380,21 @@ impl Daemon {
         let changed: Arc<Notifier> = self.machines.changed.clone();
         let started = std::thread::Builder::new().name("networks".into()).spawn(move || {
             while let Some(daemon) = daemon.upgrade().filter(|daemon| !daemon.is_closing()) {
-                if !daemon.networks.table().is_empty() {
-                    let forget = daemon.machines.unreadable.check_none().is_ok();
-                    daemon.networks.reconcile(&daemon.all_infos(), forget);
-                }
+                daemon.set_networks_up();
                 drop(daemon);
                 changed.wait(CARE);
             }
         });
         if let Err(error) = started {
             tracing::error!(%error, "managed networks are not set up");
+        }
+    }
+
+    /// Makes the networks what their records say, as far as that is possible now.
+    pub(crate) fn set_networks_up(&self) {
+        if !self.networks.table().is_empty() {
+            let forget = self.machines.unreadable.check_none().is_ok();
+            self.networks.reconcile(&self.all_infos(), forget);
         }
     }
 

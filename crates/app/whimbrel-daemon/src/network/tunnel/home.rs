@@ -228,6 +228,9 @@ fn describe(note: &HomeRecord, tunnel: TunnelInfo) -> MachineInfo {
         protection: None,
         taken_over: None,
         uploads: None,
+        settings: whimbrel_api::MachineSettings::default(),
+        restarts: None,
+        failed_care: Vec::new(),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::{
     machine::{
         entry::{Machine, MachineLock},
         record::{Phase, Record},
+        restart::End,
         runtime_dir, supervisor,
     },
     running::RunningMachine,
@@ -245,8 +246,14 @@ impl UndecidedMachine<'_> {
             turn.record.phase = Phase::Crashed { reason };
             turn.record.process = None;
             turn.record.since_ms = crate::now_ms();
-            if let Err(error) = turn.record.save(&self.host.directories) {
-                tracing::error!(error = &error as &dyn std::error::Error, "cannot record a crash");
+            match turn.record.save(&self.host.directories) {
+                Ok(()) => {
+                    let rule = turn.record.settings.restart;
+                    self.host.self_starts.ended(self.machine.name(), rule, End::Failure);
+                }
+                Err(error) => {
+                    tracing::error!(error = &error as &dyn std::error::Error, "cannot record a crash");
+                }
             }
             return false;
         }

@@ -12,6 +12,7 @@ use std::{
     sync::{MutexGuard, atomic::Ordering},
     time::{Duration, Instant},
 };
+use whimbrel_api::EventKind;
 use whimbrel_core::{error_chain, lock};
 use whimbrel_migrate::protocol::HandoverId;
 use whimbrel_protect::{clock::BootTime, lease::StandbyLeaseAction, standby::EpochReceiver};
@@ -91,6 +92,8 @@ impl<'s> Takeover<'s> {
         match &run {
             Ok(()) => {
                 standby.host.counts.took_over();
+                let from = format!("from {}: {why}", standby.primary);
+                standby.host.events.add(EventKind::Takeover, &standby.name, &from);
                 let (loaded_ms, total_ms) = (self.loaded_ms, self.begun.elapsed().as_secs_f64() * 1e3);
                 tracing::warn!(machine = %standby.name, from = %standby.primary, why, loaded_ms, total_ms, "took a machine over");
                 standby.protect_next();

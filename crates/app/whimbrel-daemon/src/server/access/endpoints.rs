@@ -78,6 +78,9 @@ endpoints! {
     Operations = GET OPERATIONS: Viewer Listed, "operations";
     Operation = GET OPERATION: Viewer Objects, "operation";
     Events = GET OPERATION_EVENTS: Viewer Objects, "events";
+    Schedules = GET SCHEDULES: Viewer Listed, "schedule ls";
+    Schedule = GET SCHEDULE: Viewer Objects, "schedule show";
+    HostEvents = GET EVENTS: Viewer Listed, "events";
     Images = GET IMAGES: Viewer Host, "image ls --available";
     Networks = GET NETWORKS: Viewer Listed, "network ls";
     Network = GET NETWORK: Viewer Listed, "network show";
@@ -96,6 +99,7 @@ endpoints! {
     Stop = POST MACHINE_STOP: Operator Objects, "stop";
     Pause = POST MACHINE_PAUSE: Operator Objects, "pause";
     Unpause = POST MACHINE_UNPAUSE: Operator Objects, "unpause";
+    Settings = POST MACHINE_SETTINGS: Operator Objects, "set";
     Balloon = POST MACHINE_BALLOON: Operator Objects, "balloon";
     Console = GET MACHINE_CONSOLE: Operator Objects, "console";
     DirtyTrace = POST MACHINE_WWS: Operator Objects, "dirty-rate";
@@ -115,6 +119,9 @@ endpoints! {
     Pull = POST PULL: Operator Objects, "pull";
     PullImage = POST IMAGES: Operator Objects, "image pull";
     Push = POST PUSH: Operator Objects, "push";
+    CreateSchedule = POST SCHEDULES: Operator Objects, "schedule create";
+    DeleteSchedule = DELETE SCHEDULE: Operator Objects, "schedule rm";
+    RunSchedule = POST SCHEDULE_RUN: Operator Objects, "schedule run";
     Cancel = DELETE OPERATION: Operator Objects, "cancel";
     Evacuate = POST EVACUATE: Operator Everything, "evacuate";
     Gc = POST STORE_GC: Operator Everything, "gc";
@@ -158,6 +165,6 @@ impl Endpoint {
 
     /// Whether its answer is a stream, which ends when the rights of its caller do.
     pub(crate) fn is_stream(self) -> bool {
-        matches!(self, Self::Events | Self::DirtyTrace)
+        matches!(self, Self::Events | Self::HostEvents | Self::ConsoleLog | Self::DirtyTrace)
     }
 }

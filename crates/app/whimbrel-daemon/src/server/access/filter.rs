@@ -5,7 +5,10 @@ use crate::{
     server::access::{gate::Asker, may::Object},
 };
 use std::collections::HashMap;
-use whimbrel_api::{CapsuleInfo, GraphNode, MachineInfo, MigrationRecord, NetworkInfo, Operation};
+use whimbrel_api::{
+    CapsuleInfo, EventKind, GraphNode, HostEvent, MachineInfo, MigrationRecord, NetworkInfo, Operation,
+    ScheduleInfo,
+};
 use whimbrel_core::{CapsuleId, RefName};
 
 impl Asker {
@@ -32,6 +35,31 @@ impl Asker {
     pub(crate) fn operations(&self, host: &Daemon, mut all: Vec<Operation>) -> Vec<Operation> {
         let quiet = self.quiet();
         all.retain(|operation| quiet.judge_operation(host, operation).is_ok());
+        all
+    }
+
+    pub(crate) fn schedules(&self, mut all: Vec<ScheduleInfo>) -> Vec<ScheduleInfo> {
+        all.retain(|one| self.sees(one.schedule.work.machine().map_or(Object::Everything, Object::Machine)));
+        all
+    }
+
+    pub(crate) fn events(&self, host: &Daemon, mut all: Vec<HostEvent>) -> Vec<HostEvent> {
+        let quiet = self.quiet();
+        all.retain(|event| match event.kind {
+            EventKind::Missed => true,
+            EventKind::Schedule => {
+                let name = event.subject.parse().ok();
+                let machine = name.and_then(|name| host.schedules.machine_of(&name)).flatten();
+                self.sees(machine.as_ref().map_or(Object::Everything, Object::Machine))
+            }
+            EventKind::OperationStarted { operation } | EventKind::OperationEnded { operation } => {
+                quiet.judge_work(host, operation, &event.subject).is_ok()
+            }
+            _ => match event.machine() {
+                Some(machine) => self.sees(Object::Machine(&machine)),
+                None => self.sees(Object::Everything),
+            },
+        });
         all
     }
 

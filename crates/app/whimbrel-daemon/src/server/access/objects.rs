@@ -32,6 +32,8 @@ pub(crate) enum Subject {
     MachineOrCapsule(CapsuleRef),
     File(PathBuf),
     Operation(OperationId),
+    /// A schedule: the machine that it is about, or everything.
+    Schedule(MachineName),
     Everything,
 }
 
@@ -87,6 +89,9 @@ named! {
     FailoverRequest: |_| vec![];
     ResolveRequest: |_| vec![];
     PortsRequest: |_| vec![];
+    SettingsRequest: |_| vec![];
+    ScheduleRunRequest: |_| vec![];
+    ScheduleRequest: |it| vec![it.work.machine().cloned().map_or(Everything, Machine)];
     DirtyTraceRequest: |_| vec![];
     CacheAddRequest: |_| vec![Everything];
     KeyChangeRequest: |_| vec![Everything];
@@ -146,6 +151,12 @@ impl Asker {
             NewTag(name) => self.may(Object::Ref(name)),
             File(path) => self.may(Object::File(path)),
             Everything => self.may(Object::Everything),
+            Schedule(name) => match host.schedules.machine_of(name) {
+                Some(Some(machine)) => self.may(Object::Machine(&machine)),
+                Some(None) => self.may(Object::Everything),
+                // Everybody may know that there is none.
+                None => self.may(Object::Host),
+            },
             Ref(name) => {
                 let stored = refs::named(&host.store, &CapsuleRef::Name(name.clone())).ok().flatten();
                 self.may(Object::Ref(stored.as_ref().unwrap_or(name)))
@@ -211,9 +222,18 @@ impl Asker {
         host: &Daemon,
         operation: &whimbrel_api::Operation,
     ) -> Result<(), ApiError> {
+        self.judge_work(host, operation.kind, &operation.subject)
+    }
+
+    /// Judges an operation by its kind and what it is about.
+    pub(crate) fn judge_work(
+        &self,
+        host: &Daemon,
+        kind: OperationKind,
+        subject: &str,
+    ) -> Result<(), ApiError> {
         use OperationKind as Kind;
-        let subject = operation.subject.as_str();
-        match operation.kind {
+        match kind {
             Kind::Checkpoint | Kind::Suspend | Kind::Migrate | Kind::Protect | Kind::Failover => {
                 match subject.parse() {
                     Ok(machine) => self.may(Object::Machine(&machine)),

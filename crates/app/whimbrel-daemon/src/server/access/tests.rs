@@ -29,19 +29,21 @@ const DOCUMENTED: [(&str, &str); 3] = [
          GET /v1/capsules/{capsule}, GET /v1/capsules/{capsule}/log, GET /v1/capsules/{capsule}/graph, \
          GET /v1/graph, GET /v1/refs/{name}/history, GET /v1/capsules/{capsule}/diff/{other}, \
          GET /v1/operations, GET /v1/operations/{id}, GET /v1/operations/{id}/events, GET /v1/networks, \
-         GET /v1/networks/{name}, GET /v1/images, *GET /v1/capsules/{capsule}/rebase, \
+         GET /v1/networks/{name}, GET /v1/images, GET /v1/events, \
+         GET /v1/schedules, GET /v1/schedules/{name}, *GET /v1/capsules/{capsule}/rebase, \
          *POST /v1/match, *GET /v1/remote/{host}, *GET /v1/cache, *GET /v1/trust, *GET /metrics",
     ),
     (
         "operator",
         "POST /v1/machines, DELETE /v1/machines/{name}, POST /v1/machines/{name}/start, \
          POST /v1/machines/{name}/stop, POST /v1/machines/{name}/pause, POST /v1/machines/{name}/unpause, \
-         POST /v1/machines/{name}/balloon, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
+         POST /v1/machines/{name}/balloon, POST /v1/machines/{name}/settings, GET /v1/machines/{name}/console, POST /v1/machines/{name}/wws, \
          POST /v1/machines/{name}/checkpoint, POST /v1/machines/{name}/suspend, \
          POST /v1/machines/{name}/migrate, POST /v1/machines/{name}/protect, \
          DELETE /v1/machines/{name}/protect, POST /v1/machines/{name}/failover, POST /v1/resume, \
          POST /v1/clone, POST /v1/derive, POST /v1/promote, PUT /v1/tags/{tag}, \
          DELETE /v1/capsules/{capsule}, POST /v1/pull, POST /v1/push, POST /v1/machines/{name}/ports, \
+         POST /v1/schedules, DELETE /v1/schedules/{name}, POST /v1/schedules/{name}/run, \
          POST /v1/images, DELETE /v1/operations/{id}, *POST /v1/evacuate, *POST /v1/store/gc, *POST /v1/store/verify, \
          *POST /v1/store/repair, *GET /v1/store/encryption, *POST /v1/store/seal",
     ),
@@ -75,6 +77,9 @@ fn body(call: &str) -> Value {
         "POST /v1/clone" => json!({"capsule": "web", "count": 2, "prefix": "web"}),
         "POST /v1/derive" => json!({"capsule": "web", "name": "web"}),
         "POST /v1/promote" | "PUT /v1/tags/{tag}" | "POST /v1/pull" => json!({"capsule": "web"}),
+        "POST /v1/schedules" => {
+            json!({"name": "web", "every_ms": 1, "work": {"kind": "checkpoint", "machine": "web"}})
+        }
         "POST /v1/images" => json!({"name": "web"}),
         "POST /v1/push" => json!({"subject": "web", "host": "beta"}),
         "PUT /v1/store/key" => json!({"key_file": "nowhere"}),

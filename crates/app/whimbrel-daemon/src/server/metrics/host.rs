@@ -15,6 +15,8 @@ whimbrel_metrics::metrics! {
     EPOCH_DELAY = Histogram "whimbrel_epoch_output_delay_seconds" [] "Times from the end of an epoch until its output left.";
     EPOCH_SENT = Histogram "whimbrel_epoch_sent_bytes" [] "Bytes sent for an epoch.";
     TAKEOVERS = Counter "whimbrel_takeovers_total" [] "Machines that this host took over.";
+    SCHEDULE_FAILED = Gauge "whimbrel_schedule_failed" ["schedule"] "Whether the last run of a schedule failed.";
+    SCHEDULE_SUCCESS = Gauge "whimbrel_schedule_last_success_timestamp_seconds" ["schedule"] "Time at which the last run that succeeded began.";
     RUNNING = Gauge "whimbrel_operations" ["kind"] "Operations under way.";
     ENDED = Counter "whimbrel_operations_ended_total" ["kind", "outcome"] "Operations that have ended: succeeded, cancelled or failed.";
     CALLS = Histogram "whimbrel_api_request_duration_seconds" ["call", "outcome"] "Requests to the API until their answer began: done, failed or refused.";
@@ -40,6 +42,7 @@ pub(super) fn write(page: &mut Page, host: &Daemon, access: &Access) {
     page.family(&EPOCH_SENT).histogram(&[], &counts.epochs.sent_bytes);
     page.single(&TAKEOVERS, counts.takeovers() as f64);
     operations(page, host);
+    schedules(page, host);
     access.calls.write(page.family(&CALLS));
     space(page, host);
 }
@@ -54,6 +57,16 @@ fn operations(page: &mut Page, host: &Daemon) {
     let mut family = page.family(&ENDED);
     for ((kind, outcome), count) in host.operations().ended() {
         family.sample(&[&kind.to_string(), outcome], count as f64);
+    }
+}
+
+fn schedules(page: &mut Page, host: &Daemon) {
+    let health = host.schedules.health();
+    let mut family = page.family(&SCHEDULE_FAILED);
+    health.iter().for_each(|(name, failed, _)| family.sample(&[name.as_str()], f64::from(*failed)));
+    let mut family = page.family(&SCHEDULE_SUCCESS);
+    for (name, _, success) in &health {
+        success.iter().for_each(|ms| family.sample(&[name.as_str()], *ms as f64 / 1e3));
     }
 }
 

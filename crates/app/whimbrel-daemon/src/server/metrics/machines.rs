@@ -53,34 +53,16 @@ pub(super) fn write(page: &mut Page, host: &Daemon) {
     waiting(page, host, &samples);
 }
 
-/// Name of a state, as in the API.
-fn name(state: &MachineState) -> &'static str {
-    match state {
-        MachineState::Starting => "starting",
-        MachineState::Running => "running",
-        MachineState::Paused => "paused",
-        MachineState::Loading { .. } => "loading",
-        MachineState::ServingPages { .. } => "serving_pages",
-        MachineState::Migrating => "migrating",
-        MachineState::Suspended => "suspended",
-        MachineState::HandedOff { .. } => "handed_off",
-        MachineState::Remote => "remote",
-        MachineState::Stopped => "stopped",
-        MachineState::Crashed { .. } => "crashed",
-        MachineState::Unreadable { .. } => "unreadable",
-    }
-}
-
 fn states(page: &mut Page, samples: &[Sample]) {
     // States that an operator watches are there with 0, so that an alert has a series to look at.
     let mut counts: BTreeMap<&str, u64> = ["running", "crashed", "unreadable"].map(|of| (of, 0)).into();
     for sample in samples {
-        *counts.entry(name(&sample.info.state)).or_default() += 1;
+        *counts.entry(sample.info.state.name()).or_default() += 1;
     }
     let mut machines = page.family(&MACHINES);
     counts.iter().for_each(|(state, count)| machines.sample(&[state], *count as f64));
     let mut state = page.family(&STATE);
-    samples.iter().for_each(|one| state.sample(&[one.info.name.as_str(), name(&one.info.state)], 1.0));
+    samples.iter().for_each(|one| state.sample(&[one.info.name.as_str(), one.info.state.name()], 1.0));
 }
 
 fn usage(page: &mut Page, samples: &[Sample]) {

@@ -1,4 +1,5 @@
-//! Stream of a dirty trace, as the daemon sends it. Its content is not decoded here.
+//! Streams of bytes as the daemon sends them: a dirty trace, the output of a machine, events. They are not
+//! decoded here.
 
 use crate::{Client, ClientError, connection::Call};
 use bytes::Bytes;
@@ -7,9 +8,9 @@ use hyper::{Method, body::Incoming};
 use whimbrel_api::{DirtyTraceRequest, routes};
 use whimbrel_core::MachineName;
 
-/// Parts of a trace. The stream ends with the sampling time or the machine; dropping it ends the sampling.
+/// Parts of an answer. A trace ends with the sampling time or the machine; dropping it ends the sampling.
 #[derive(Debug)]
-pub struct TraceStream {
+pub struct ByteStream {
     label: String,
     body: Incoming,
 }
@@ -20,14 +21,28 @@ impl Client {
         &self,
         name: &MachineName,
         request: &DirtyTraceRequest,
-    ) -> Result<TraceStream, ClientError> {
+    ) -> Result<ByteStream, ClientError> {
         let call = Call::new(Method::POST, routes::path(routes::MACHINE_WWS, name)).json(request)?;
+        self.bytes(call).await
+    }
+
+    /// Recent output of a machine on its serial port, and what it prints from now on, until it ends.
+    pub async fn console_output(&self, name: &MachineName) -> Result<ByteStream, ClientError> {
+        self.bytes(Call::new(Method::GET, routes::console_log_followed(name))).await
+    }
+
+    pub(crate) async fn bytes(&self, call: Call) -> Result<ByteStream, ClientError> {
         let label = call.label();
-        Ok(TraceStream { body: call.send(self.daemon()).await?.into_body(), label })
+        Ok(ByteStream { body: call.send(self.daemon()).await?.into_body(), label })
     }
 }
 
-impl TraceStream {
+impl ByteStream {
+    /// Call that it answers, for messages.
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+
     /// Next bytes; none at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
         loop {

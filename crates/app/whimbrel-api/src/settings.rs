@@ -1,0 +1,134 @@
+//! Settings of a machine on its host: when it starts by itself, and how people find it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// Most restarts in a row by default.
+pub const RESTARTS_MAX: u32 = 10;
+
+/// Settings of a machine on the host that has it. They do not move with the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSettings {
+    /// Start with the host.
+    #[serde(default, skip_serializing_if = "Autostart::is_off")]
+    pub autostart: Autostart,
+    /// Restart after the machine has ended by itself.
+    #[serde(default, skip_serializing_if = "RestartRule::is_default")]
+    pub restart: RestartRule,
+    /// Labels, for people and programs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Remark of its users; empty if there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+}
+
+impl MachineSettings {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Whether a machine starts with its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Autostart {
+    /// Do not start the machine.
+    #[default]
+    Off,
+    /// Start the machine after the host has started.
+    On {
+        /// Place among the machines of the host: the lowest number starts first.
+        #[serde(default)]
+        order: u32,
+        /// Seconds to wait after its start before the next machine is started.
+        #[serde(default)]
+        delay_s: u32,
+    },
+}
+
+impl Autostart {
+    /// Whether the machine is not started.
+    pub fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
+}
+
+/// Reaction to the end of a machine that no user asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestartRule {
+    /// Ends after which the machine is restarted.
+    #[serde(default)]
+    pub policy: RestartPolicy,
+    /// Most restarts in a row; a run of ten minutes begins a new row.
+    #[serde(default = "restarts_max")]
+    pub limit: u32,
+}
+
+fn restarts_max() -> u32 {
+    RESTARTS_MAX
+}
+
+impl Default for RestartRule {
+    fn default() -> Self {
+        Self { policy: RestartPolicy::No, limit: RESTARTS_MAX }
+    }
+}
+
+impl RestartRule {
+    /// Whether the machine is never restarted.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Ends after which a machine is restarted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartPolicy {
+    /// None.
+    #[default]
+    No,
+    /// End of its QEMU without a shutdown of the guest.
+    OnFailure,
+    /// Any end but a stop by a user.
+    Always,
+}
+
+/// Body of `POST /v1/machines/{name}/settings`: what is absent stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SettingsRequest {
+    /// Start with the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
+    /// Restart after the machine has ended by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartRule>,
+    /// Labels to set, and, with null, labels to remove.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Remark of its users; an empty one removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// Restarts of a machine that ended by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RestartInfo {
+    /// Number of restarts in a row.
+    pub count: u32,
+    /// Time of the next restart; none if the machine runs, or is not restarted any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_ms: Option<u64>,
+    /// Whether the limit was reached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gave_up: bool,
+    /// Cause of the last failed start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}

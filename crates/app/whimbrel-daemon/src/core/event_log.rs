@@ -1,0 +1,107 @@
+//! Events of this host, in order: a bounded buffer for readers who come later, and a wake-up for those who
+//! follow it.
+//!
+//! Numbers begin at the time of the daemon's start in milliseconds, so they grow across restarts, and a
+//! reader that knows an event of an earlier daemon goes on with the first of this one.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+use tokio::sync::watch;
+use whimbrel_api::{EventKind, HostEvent};
+
+/// Most events that are retained.
+const RETAINED_MAX: usize = 1000;
+/// Most characters of a text.
+const TEXT_MAX: usize = 500;
+
+/// The events of this host.
+#[derive(Debug)]
+pub(crate) struct EventLog {
+    retained: Mutex<VecDeque<HostEvent>>,
+    /// Number of the last event.
+    last: watch::Sender<u64>,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        Self { retained: Mutex::default(), last: watch::Sender::new(crate::now_ms()) }
+    }
+}
+
+impl EventLog {
+    /// Appends an event, and wakes those who follow.
+    pub(crate) fn add(&self, kind: EventKind, subject: impl ToString, text: &str) {
+        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = *self.last.borrow() + 1;
+        let text = text.chars().take(TEXT_MAX).collect();
+        let event = HostEvent { number, time_ms: crate::now_ms(), subject: subject.to_string(), kind, text };
+        retained.push_back(event);
+        if retained.len() > RETAINED_MAX {
+            retained.pop_front();
+        }
+        drop(retained);
+        self.last.send_replace(number);
+    }
+
+    /// Events after the one with this number; with none, all that are retained. Says first if some that the
+    /// caller does not know are gone.
+    pub(crate) fn after(&self, known: Option<u64>) -> Vec<HostEvent> {
+        let retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        // A number from the future is of a daemon whose clock was ahead.
+        let known = known.filter(|number| *number <= *self.last.borrow());
+        let after = |event: &&HostEvent| known.is_none_or(|number| event.number > number);
+        let mut events: Vec<_> = retained.iter().filter(after).cloned().collect();
+        if let (Some(number), Some(first)) = (known, events.first())
+            && first.number > number + 1
+        {
+            let (number, time_ms) = (first.number - 1, first.time_ms);
+            let text = "earlier events are no longer known".to_owned();
+            let missed = HostEvent { number, time_ms, subject: String::new(), kind: EventKind::Missed, text };
+            events.insert(0, missed);
+        }
+        events
+    }
+
+    /// Changes with every event.
+    pub(crate) fn follow(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(events: &[HostEvent]) -> Vec<u64> {
+        events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn a_reader_goes_on_after_what_it_knows_and_hears_of_a_gap() {
+        let log = EventLog::default();
+        for number in 0..RETAINED_MAX + 10 {
+            log.add(EventKind::Machine, "web", &number.to_string());
+        }
+        let all = log.after(None);
+        assert_eq!(all.len(), RETAINED_MAX, "the buffer is bounded");
+        let (first, last) = (all[0].number, all[RETAINED_MAX - 1].number);
+        assert!(log.after(Some(last)).is_empty());
+        assert_eq!(numbers(&log.after(Some(last - 2))), [last - 1, last]);
+        assert_eq!(log.after(Some(first - 1)).len(), RETAINED_MAX, "nothing is missing");
+        let gap = log.after(Some(first - 2));
+        assert_eq!((gap[0].kind, gap.len()), (EventKind::Missed, RETAINED_MAX + 1));
+        assert_eq!(log.after(Some(last + 1)).len(), RETAINED_MAX, "a number of another daemon");
+    }
+
+    #[test]
+    fn a_follower_is_woken_and_long_texts_are_cut() {
+        let log = EventLog::default();
+        let mut follow = log.follow();
+        log.add(EventKind::Machine, "web", &"ü".repeat(2 * TEXT_MAX));
+        assert!(follow.has_changed().unwrap());
+        assert_eq!(*follow.borrow_and_update(), log.after(None)[0].number);
+        assert_eq!(log.after(None)[0].text.chars().count(), TEXT_MAX);
+    }
+}

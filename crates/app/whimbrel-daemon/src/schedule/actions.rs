@@ -1,0 +1,149 @@
+//! Schedules and the daemon: what their work is in its terms, and the thread that runs what is due.
+
+use crate::{
+    capsule::checkpoint::{CapturedArrays, CheckpointOptions},
+    core::{error::DaemonError, refs},
+    daemon::Daemon,
+    schedule::ScheduledActions,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use whimbrel_api::{
+    BalloonTarget, CapsuleRef, Operation, OperationResult, OperationState, PushRequest, ScheduledWork,
+};
+use whimbrel_core::{CapsuleId, MachineName, RefName};
+use whimbrel_store::{Expected, StoreError};
+
+/// Interval at which due schedules are looked for. Short, as a clock may be put forward or back.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// A daemon, as schedules see it.
+pub(crate) struct Actions(pub(crate) Arc<Daemon>);
+
+impl Actions {
+    fn begin(&self, work: &ScheduledWork, tag: &RefName) -> Result<Operation, DaemonError> {
+        let daemon = &self.0;
+        match work {
+            ScheduledWork::Checkpoint { machine, disks_only, .. } => {
+                let arrays = if *disks_only { CapturedArrays::Disks } else { CapturedArrays::All };
+                let options = CheckpointOptions {
+                    tag: Some(tag.clone()),
+                    arrays,
+                    ..CheckpointOptions::without_tag(BalloonTarget::Off)
+                };
+                daemon.start_checkpoint(machine, options)
+            }
+            ScheduledWork::Push { machine, host, pool } => {
+                let newest = daemon.store.get_ref(&refs::machine_ref(machine));
+                let newest = newest.map_err(refs::store_error("read a ref"))?;
+                let capsule = newest.ok_or(DaemonError::NotFound {
+                    what: "capsule of the machine",
+                    name: machine.to_string(),
+                })?;
+                // By its id: by its name the machine itself would be handed off.
+                daemon.push(PushRequest {
+                    subject: CapsuleRef::Id(capsule),
+                    host: host.clone(),
+                    pool: pool.clone(),
+                    balloon: BalloonTarget::Off,
+                    follow: false,
+                    unfollow: false,
+                })
+            }
+            ScheduledWork::Verify => Ok(daemon.verify()),
+            ScheduledWork::Gc => Ok(daemon.gc()),
+        }
+    }
+}
+
+impl ScheduledActions for Actions {
+    fn now_ms(&self) -> u64 {
+        crate::now_ms()
+    }
+
+    fn perform(&self, work: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError> {
+        let operation = self.begin(work, tag)?;
+        let mut watch = self.0.operations().watch(operation.id)?;
+        let ended = watch.wait_for(|now| now.state != OperationState::Running);
+        let state = self.0.runtime.block_on(ended).map(|now| now.state.clone());
+        match state {
+            Ok(OperationState::Succeeded { result }) => outcome(result),
+            Ok(OperationState::Failed { error }) => {
+                let causes = [vec![error.message], error.causes].concat();
+                Err(DaemonError::invalid(causes.join(": ")))
+            }
+            Ok(OperationState::Cancelled { left }) => Err(DaemonError::Cancelled { left }),
+            Ok(OperationState::Running) | Err(_) => Err(DaemonError::Panicked),
+        }
+    }
+
+    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError> {
+        self.0.store.list_refs().map_err(refs::store_error("read the refs"))
+    }
+
+    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError> {
+        match self.0.store.delete_ref(name, Expected::Capsule(capsule)) {
+            // A user removed it meanwhile.
+            Ok(()) | Err(StoreError::Unknown { .. }) => Ok(()),
+            Err(error) => Err(refs::store_error("remove an old tag")(error)),
+        }
+    }
+}
+
+/// What was done, in words. A store with damage is a failure of its verification.
+fn outcome(result: OperationResult) -> Result<String, DaemonError> {
+    match result {
+        OperationResult::Checkpoint(taken) => Ok(format!("capsule {}", taken.capsule.short())),
+        OperationResult::Push { report, .. } => {
+            Ok(format!("{} is at {}", report.capsule.short(), report.host))
+        }
+        OperationResult::Verify { damaged, objects, .. } => match damaged.first() {
+            None => Ok(format!("{objects} objects are whole")),
+            Some(first) => Err(DaemonError::invalid(format!(
+                "{} damaged places, the first {}: {}; `whimbrel repair` heals what another host has",
+                damaged.len(),
+                first.place,
+                first.problem
+            ))),
+        },
+        OperationResult::Gc { freed, .. } => Ok(format!("{freed} freed")),
+        _ => Ok("done".to_owned()),
+    }
+}
+
+impl Daemon {
+    /// Runs schedules when they are due, as long as the daemon lives.
+    pub(crate) fn start_schedules(self: &Arc<Self>) {
+        let daemon = Arc::downgrade(self);
+        let work = move || {
+            while let Some(daemon) = Weak::upgrade(&daemon) {
+                for name in daemon.schedules.due(crate::now_ms()) {
+                    daemon.start_scheduled(name);
+                }
+                if !daemon.sleep_unless_closing(LOOK) {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("schedules".into()).spawn(work) {
+            tracing::error!(%error, "no schedule runs");
+        }
+    }
+
+    /// Runs one on a thread of its own: a long verification must not delay checkpoints.
+    fn start_scheduled(self: &Arc<Self>, name: MachineName) {
+        let daemon = self.clone();
+        let run = move || {
+            if let Err(error) = daemon.schedules.run(&name, &Actions(daemon.clone())) {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(schedule = %name, error, "a schedule could not run");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("scheduled".into()).spawn(run) {
+            tracing::error!(%error, "no thread to run a schedule");
+        }
+    }
+}

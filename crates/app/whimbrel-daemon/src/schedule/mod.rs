@@ -1,0 +1,295 @@
+//! Scheduled care: checkpoints with retention, pushes, verifications and garbage collections that the daemon
+//! does by itself.
+//!
+//! The service knows records and times. What it does goes through [`ScheduledActions`], which is all that it
+//! knows of the daemon. It removes only tags that it has made: their prefix is reserved, they name the
+//! schedule, and they are no older than it. A tag is removed after a run that succeeded, and only if it still
+//! names the same capsule.
+
+mod actions;
+mod plan;
+mod record;
+
+pub(crate) use actions::Actions;
+
+use crate::core::{error::DaemonError, event_log::EventLog};
+use record::{ScheduleRecord, path_of, tag, time_in};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard},
+};
+use whimbrel_api::{
+    EventKind, MachineInfo, Retention, ScheduleInfo, ScheduleReport, ScheduleRequest, ScheduledRun,
+    ScheduledWork,
+};
+use whimbrel_core::{CapsuleId, MachineName, RefName, error_chain, lock};
+
+/// What schedules ask of the daemon.
+pub(crate) trait ScheduledActions: Send + Sync {
+    /// Time in milliseconds since 1970.
+    fn now_ms(&self) -> u64;
+    /// Does the work and waits for its end. A checkpoint gets the tag. Returns what was done.
+    fn perform(&self, work: &ScheduledWork, tag: &RefName) -> Result<String, DaemonError>;
+    fn refs(&self) -> Result<BTreeMap<RefName, CapsuleId>, DaemonError>;
+    /// Removes a ref if it still names the capsule.
+    fn remove(&self, name: &RefName, capsule: CapsuleId) -> Result<(), DaemonError>;
+}
+
+/// The schedules of this host.
+pub(crate) struct Schedules {
+    folder: PathBuf,
+    table: Mutex<BTreeMap<MachineName, ScheduleRecord>>,
+    running: Mutex<BTreeSet<MachineName>>,
+    events: Arc<EventLog>,
+}
+
+/// Tags of a schedule, with what its rule says of them.
+struct Judged {
+    retained: Vec<RefName>,
+    removed: Vec<(RefName, CapsuleId)>,
+}
+
+/// The only run of a schedule, until dropped.
+struct Turn<'a>(&'a Schedules, MachineName);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.running).remove(&self.1);
+    }
+}
+
+impl Schedules {
+    /// Reads the records.
+    pub(crate) fn open(folder: PathBuf, events: Arc<EventLog>) -> Result<Self, DaemonError> {
+        let failed = |action| {
+            let folder = folder.clone();
+            move |source| DaemonError::io(action, &folder, source)
+        };
+        std::fs::create_dir_all(&folder).map_err(failed("create"))?;
+        let mut table = BTreeMap::new();
+        for entry in std::fs::read_dir(&folder).map_err(failed("read"))? {
+            let path = entry.map_err(failed("read"))?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match ScheduleRecord::load(&path) {
+                Ok(record) => drop(table.insert(record.schedule.name.clone(), record)),
+                Err(reason) => {
+                    tracing::error!(path = %path.display(), reason, "the record of a schedule cannot be read; it stays as it is, and the schedule does not run");
+                }
+            }
+        }
+        Ok(Self { folder, table: Mutex::new(table), running: Mutex::default(), events })
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<MachineName, ScheduleRecord>> {
+        lock(&self.table)
+    }
+
+    fn record(&self, name: &MachineName) -> Result<ScheduleRecord, DaemonError> {
+        let found = self.table().get(name).cloned();
+        found.ok_or_else(|| DaemonError::NotFound { what: "schedule", name: name.to_string() })
+    }
+
+    /// What a schedule is about, if there is one of that name: a machine, or else the whole store.
+    pub(crate) fn machine_of(&self, name: &MachineName) -> Option<Option<MachineName>> {
+        self.table().get(name).map(|record| record.schedule.work.machine().cloned())
+    }
+
+    pub(crate) fn create(
+        &self,
+        request: ScheduleRequest,
+        actions: &dyn ScheduledActions,
+    ) -> Result<ScheduleInfo, DaemonError> {
+        let record = ScheduleRecord::new(request, actions.now_ms())?;
+        let name = record.schedule.name.clone();
+        {
+            let mut table = self.table();
+            if table.contains_key(&name) || path_of(&self.folder, &name).exists() {
+                return Err(DaemonError::invalid(format!("there is a schedule {name} already")));
+            }
+            record.save(&self.folder)?;
+            table.insert(name.clone(), record);
+        }
+        self.show(&name, actions)
+    }
+
+    /// Removes a schedule. Its capsules and their tags stay.
+    pub(crate) fn delete(&self, name: &MachineName) -> Result<(), DaemonError> {
+        let mut table = self.table();
+        if !table.contains_key(name) {
+            return Err(DaemonError::NotFound { what: "schedule", name: name.to_string() });
+        }
+        let path = path_of(&self.folder, name);
+        std::fs::remove_file(&path).map_err(|source| DaemonError::io("remove", &path, source))?;
+        table.remove(name);
+        Ok(())
+    }
+
+    pub(crate) fn list(&self, actions: &dyn ScheduledActions) -> Result<Vec<ScheduleInfo>, DaemonError> {
+        let (refs, now) = (actions.refs()?, actions.now_ms());
+        let records: Vec<_> = self.table().values().cloned().collect();
+        Ok(records.iter().map(|record| self.info(record, &refs, now)).collect())
+    }
+
+    pub(crate) fn show(
+        &self,
+        name: &MachineName,
+        actions: &dyn ScheduledActions,
+    ) -> Result<ScheduleInfo, DaemonError> {
+        Ok(self.info(&self.record(name)?, &actions.refs()?, actions.now_ms()))
+    }
+
+    fn info(&self, record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, now: u64) -> ScheduleInfo {
+        ScheduleInfo {
+            schedule: record.schedule.clone(),
+            created_ms: record.created_ms,
+            next_ms: record.rhythm().next(record.last_ms, now),
+            running: lock(&self.running).contains(&record.schedule.name),
+            runs: record.runs.clone(),
+            tags: own_tags(record, refs).into_iter().map(|(_, tag, _)| tag.to_string()).collect(),
+        }
+    }
+
+    /// Adds failures of the last runs to the information about machines.
+    pub(crate) fn add_to(&self, machines: &mut [MachineInfo]) {
+        let table = self.table();
+        for record in table.values() {
+            let (Some(of), Some(run)) = (record.schedule.work.machine(), record.failure()) else { continue };
+            for machine in machines.iter_mut().filter(|machine| machine.name == *of) {
+                machine.failed_care.push(format!("{}: {}", record.schedule.name, run.text));
+            }
+        }
+    }
+
+    /// Each schedule, whether its last run failed, and when its last success began.
+    pub(crate) fn health(&self) -> Vec<(MachineName, bool, Option<u64>)> {
+        let table = self.table();
+        let success = |record: &ScheduleRecord| {
+            record.runs.iter().rev().find(|run| run.succeeded).map(|run| run.started_ms)
+        };
+        let rows = table.values().map(|it| (it.schedule.name.clone(), it.failure().is_some(), success(it)));
+        rows.collect()
+    }
+
+    /// Schedules that are due and do not run.
+    fn due(&self, now: u64) -> Vec<MachineName> {
+        let running = lock(&self.running).clone();
+        let table = self.table();
+        let due = table.values().filter(|record| record.rhythm().is_due(record.last_ms, now));
+        due.map(|record| record.schedule.name.clone()).filter(|name| !running.contains(name)).collect()
+    }
+
+    /// Says which tags the rule of a schedule would remove now.
+    pub(crate) fn dry_run(
+        &self,
+        name: &MachineName,
+        actions: &dyn ScheduledActions,
+    ) -> Result<ScheduleReport, DaemonError> {
+        let judged = judge(&self.record(name)?, &actions.refs()?, None);
+        Ok(report(None, judged.retained, judged.removed.into_iter().map(|(tag, _)| tag).collect()))
+    }
+
+    /// Runs a schedule, whether it is due or not, and waits for the end.
+    pub(crate) fn run(
+        &self,
+        name: &MachineName,
+        actions: &dyn ScheduledActions,
+    ) -> Result<ScheduleReport, DaemonError> {
+        if !lock(&self.running).insert(name.clone()) {
+            return Err(DaemonError::invalid(format!("the schedule {name} runs now")));
+        }
+        let _turn = Turn(self, name.clone());
+        let mut record = self.record(name)?;
+        let started_ms = actions.now_ms();
+        record.begin(started_ms);
+        self.replace(&record)?;
+        let tag = tag(name, started_ms);
+        let done = actions.perform(&record.schedule.work, &tag);
+        // Nothing is removed after a failure: what there is may be all that is left.
+        let done = done.and_then(|text| Ok((text, self.retain(&record, &tag, actions)?)));
+        let (succeeded, text, retained, removed) = match done {
+            Ok((text, (retained, removed))) => (true, with_count(text, removed.len()), retained, removed),
+            Err(error) => (false, error_chain(&error), Vec::new(), Vec::new()),
+        };
+        let run = ScheduledRun { started_ms, ended_ms: actions.now_ms(), succeeded, text };
+        let outcome = if succeeded { "succeeded" } else { "failed" };
+        self.events.add(EventKind::Schedule, name, &format!("{outcome}: {}", run.text));
+        record.end(run.clone());
+        self.replace(&record)?;
+        Ok(report(Some(run), retained, removed))
+    }
+
+    /// Saves a record, unless the schedule was deleted meanwhile.
+    fn replace(&self, record: &ScheduleRecord) -> Result<(), DaemonError> {
+        let mut table = self.table();
+        if let Some(known) = table.get_mut(&record.schedule.name)
+            && known.created_ms == record.created_ms
+        {
+            record.save(&self.folder)?;
+            *known = record.clone();
+        }
+        Ok(())
+    }
+
+    /// Removes the tags that the rule does not retain. The capsule of this run stays in any case but that of
+    /// a rule that may empty the lineage.
+    fn retain(
+        &self,
+        record: &ScheduleRecord,
+        newest: &RefName,
+        actions: &dyn ScheduledActions,
+    ) -> Result<(Vec<RefName>, Vec<RefName>), DaemonError> {
+        let Judged { retained, removed } = judge(record, &actions.refs()?, Some(newest));
+        for (tag, capsule) in &removed {
+            actions.remove(tag, *capsule)?;
+        }
+        Ok((retained, removed.into_iter().map(|(tag, _)| tag).collect()))
+    }
+}
+
+fn with_count(text: String, removed: usize) -> String {
+    match removed {
+        0 => text,
+        1 => format!("{text}; 1 old tag removed"),
+        _ => format!("{text}; {removed} old tags removed"),
+    }
+}
+
+fn report(run: Option<ScheduledRun>, retained: Vec<RefName>, removed: Vec<RefName>) -> ScheduleReport {
+    let texts = |tags: Vec<RefName>| tags.iter().map(ToString::to_string).collect();
+    ScheduleReport { run, retained: texts(retained), removed: texts(removed) }
+}
+
+/// Tags that a schedule has made, oldest first. Those of an earlier schedule of that name are not its own.
+fn own_tags(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>) -> Vec<(u64, RefName, CapsuleId)> {
+    let own = refs.iter().filter_map(|(tag, capsule)| {
+        let time = time_in(tag, &record.schedule.name).filter(|time| *time >= record.created_ms)?;
+        Some((time, tag.clone(), *capsule))
+    });
+    own.collect()
+}
+
+fn judge(record: &ScheduleRecord, refs: &BTreeMap<RefName, CapsuleId>, newest: Option<&RefName>) -> Judged {
+    let tags = own_tags(record, refs);
+    let rule = match &record.schedule.work {
+        ScheduledWork::Checkpoint { retain: Some(rule), .. } => *rule,
+        _ => return Judged { retained: tags.into_iter().map(|(_, tag, _)| tag).collect(), removed: vec![] },
+    };
+    let Retention { may_empty, .. } = rule;
+    let times: Vec<u64> = tags.iter().map(|(time, ..)| *time).collect();
+    let retained = plan::retained(&times, &rule);
+    // By a clock that was put back, the capsule of this run may look old.
+    let stays = |(time, tag, _): &(u64, RefName, CapsuleId)| {
+        retained.contains(time) || (newest == Some(tag) && !may_empty)
+    };
+    let (stay, go): (Vec<_>, Vec<_>) = tags.into_iter().partition(stays);
+    Judged {
+        retained: stay.into_iter().map(|(_, tag, _)| tag).collect(),
+        removed: go.into_iter().map(|(_, tag, capsule)| (tag, capsule)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! Records of schedules: definition and last runs, one JSON file each, replaced as a whole.
+//!
+//! A run is recorded before it begins, so that one during which the daemon died is not begun again and again,
+//! and is shown as failed. A file that cannot be read stays where it is, and its name stays taken.
+
+use crate::{
+    core::{error::DaemonError, refs::SCHEDULE_PREFIX as TAG_PREFIX},
+    schedule::plan::Rhythm,
+};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use whimbrel_api::{ScheduleRequest, ScheduledRun, ScheduledWork};
+use whimbrel_core::{MachineName, RefName};
+use whimbrel_wire::atomic_file;
+
+const FORMAT: u32 = 1;
+/// Runs that are remembered.
+const RUNS_MAX: usize = 100;
+/// Longest name: it is a part of the names of capsules.
+const NAME_MAX: usize = 30;
+const SHORTEST_MS: u64 = 60_000;
+const LONGEST_MS: u64 = 366 * 86_400_000;
+/// Most capsules of each kind that a rule retains.
+const RETAINED_MAX: u32 = 10_000;
+/// Digits of a time in a tag, in milliseconds since 1970.
+const DIGITS: usize = 13;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ScheduleRecord {
+    format: u32,
+    pub(super) schedule: ScheduleRequest,
+    pub(super) created_ms: u64,
+    /// Time at which the last run began; first, that of the creation.
+    pub(super) last_ms: u64,
+    /// Run that has begun and not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) begun_ms: Option<u64>,
+    pub(super) runs: Vec<ScheduledRun>,
+}
+
+impl ScheduleRecord {
+    pub(super) fn new(schedule: ScheduleRequest, now_ms: u64) -> Result<Self, DaemonError> {
+        check(&schedule)?;
+        let (created_ms, last_ms) = (now_ms, now_ms);
+        Ok(Self { format: FORMAT, schedule, created_ms, last_ms, begun_ms: None, runs: Vec::new() })
+    }
+
+    pub(super) fn rhythm(&self) -> Rhythm {
+        Rhythm { every_ms: self.schedule.every_ms, offset_ms: self.schedule.offset_ms }
+    }
+
+    /// Notes that a run begins.
+    pub(super) fn begin(&mut self, now_ms: u64) {
+        (self.last_ms, self.begun_ms) = (now_ms, Some(now_ms));
+    }
+
+    /// Notes how a run ended, and forgets the oldest ones.
+    pub(super) fn end(&mut self, run: ScheduledRun) {
+        self.begun_ms = None;
+        self.runs.push(run);
+        let surplus = self.runs.len().saturating_sub(RUNS_MAX);
+        self.runs.drain(..surplus);
+    }
+
+    /// Why the last run failed, if it did.
+    pub(super) fn failure(&self) -> Option<&ScheduledRun> {
+        self.runs.last().filter(|run| !run.succeeded)
+    }
+
+    pub(super) fn save(&self, folder: &Path) -> Result<(), DaemonError> {
+        let path = path_of(folder, &self.schedule.name);
+        let text = serde_json::to_vec_pretty(self).expect("a record is always encodable");
+        let saved = atomic_file::replace(&path, &text).and_then(|()| atomic_file::sync_dir(folder));
+        saved.map_err(|source| DaemonError::io("write", &path, source))
+    }
+
+    /// Reads a record. A run that was under way has failed.
+    pub(super) fn load(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read(path).map_err(|error| error.to_string())?;
+        let mut record: Self = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        if record.format != FORMAT {
+            return Err(format!("its format {} is not {FORMAT}, which this version reads", record.format));
+        }
+        check(&record.schedule).map_err(|error| error.to_string())?;
+        if path.file_stem().and_then(|stem| stem.to_str()) != Some(record.schedule.name.as_str()) {
+            return Err(format!("it is the record of {}", record.schedule.name));
+        }
+        if let Some(started_ms) = record.begun_ms {
+            let text = "the daemon ended before the run had".to_owned();
+            record.end(ScheduledRun { started_ms, ended_ms: crate::now_ms(), succeeded: false, text });
+        }
+        Ok(record)
+    }
+}
+
+pub(super) fn path_of(folder: &Path, name: &MachineName) -> PathBuf {
+    folder.join(format!("{name}.json"))
+}
+
+/// The tag of a capsule that a schedule takes at a time.
+pub(super) fn tag(schedule: &MachineName, time_ms: u64) -> RefName {
+    let text = format!("{TAG_PREFIX}{schedule}.{time_ms:0DIGITS$}");
+    text.parse().expect("a prefix, a short name and digits are a valid ref")
+}
+
+/// The time in a tag of this schedule.
+pub(super) fn time_in(tag: &RefName, schedule: &MachineName) -> Option<u64> {
+    let digits = tag.as_str().strip_prefix(TAG_PREFIX)?.strip_prefix(schedule.as_str())?.strip_prefix('.')?;
+    let all_digits = digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| all_digits)
+}
+
+fn check(schedule: &ScheduleRequest) -> Result<(), DaemonError> {
+    if schedule.name.as_str().len() > NAME_MAX || schedule.name.as_str().contains('.') {
+        return Err(DaemonError::invalid(format!(
+            "a schedule's name has at most {NAME_MAX} characters and no dot"
+        )));
+    }
+    if !(SHORTEST_MS..=LONGEST_MS).contains(&schedule.every_ms) {
+        return Err(DaemonError::invalid("the interval is from a minute to a year"));
+    }
+    match &schedule.work {
+        ScheduledWork::Checkpoint { retain: Some(rule), .. } => {
+            let counts = [rule.last, rule.hourly, rule.daily, rule.weekly, rule.monthly];
+            if counts.iter().any(|count| *count > RETAINED_MAX) {
+                return Err(DaemonError::invalid(format!("at most {RETAINED_MAX} of a kind are retained")));
+            }
+            if counts.iter().all(|count| *count == 0) && !rule.may_empty {
+                return Err(DaemonError::invalid(
+                    "this rule retains no capsule; name how many to keep, or say --may-empty",
+                ));
+            }
+            Ok(())
+        }
+        ScheduledWork::Push { host: None, pool: None, .. } => {
+            Err(DaemonError::invalid("name a host or a pool to push to"))
+        }
+        ScheduledWork::Push { host: Some(_), pool: Some(_), .. } => {
+            Err(DaemonError::invalid("name a host or a pool, not both"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use whimbrel_api::Retention;
+
+    fn request(retain: Option<Retention>) -> ScheduleRequest {
+        ScheduleRequest {
+            name: "nightly".parse().unwrap(),
+            work: ScheduledWork::Checkpoint { machine: "web".parse().unwrap(), disks_only: false, retain },
+            every_ms: 86_400_000,
+            offset_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_run_that_the_daemon_did_not_survive_has_failed_and_is_not_due_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = ScheduleRecord::new(request(None), 1_000).unwrap();
+        record.begin(90_000_000);
+        record.save(dir.path()).unwrap();
+        let loaded = ScheduleRecord::load(&path_of(dir.path(), &record.schedule.name)).unwrap();
+        assert!(loaded.failure().is_some_and(|run| run.text.contains("daemon ended")), "{loaded:?}");
+        assert!(!loaded.rhythm().is_due(loaded.last_ms, 90_000_001));
+    }
+
+    #[test]
+    fn a_rule_that_retains_nothing_is_refused_unless_it_was_said() {
+        assert!(ScheduleRecord::new(request(Some(Retention::default())), 1).is_err());
+        let said = Retention { may_empty: true, ..Retention::default() };
+        assert!(ScheduleRecord::new(request(Some(said)), 1).is_ok());
+        let short = ScheduleRequest { every_ms: 59_999, ..request(None) };
+        assert!(ScheduleRecord::new(short, 1).is_err());
+    }
+
+    #[test]
+    fn only_own_tags_have_a_time_and_the_log_is_bounded() {
+        let nightly: MachineName = "nightly".parse().unwrap();
+        assert_eq!(time_in(&tag(&nightly, 1_795_564_800_000), &nightly), Some(1_795_564_800_000));
+        for other in ["schedule.nightly2.1795564800000", "schedule.nightly.monday", "nightly.1795564800000"] {
+            assert_eq!(time_in(&other.parse().unwrap(), &nightly), None, "{other}");
+        }
+        let mut record = ScheduleRecord::new(request(None), 1).unwrap();
+        for time in 0..200 {
+            let text = String::new();
+            record.end(ScheduledRun { started_ms: time, ended_ms: time, succeeded: true, text });
+        }
+        assert_eq!((record.runs.len(), record.runs[0].started_ms), (RUNS_MAX, 100));
+    }
+}
