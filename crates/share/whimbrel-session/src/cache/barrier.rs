@@ -5,7 +5,7 @@
 //! one.
 
 use super::{
-    block_cache::{BlockCache, CacheError, State, snapshot},
+    block_cache::{BlockCache, CacheError, State, io_error, snapshot},
     journal::Journal,
     journal_record::JournalRecord,
     storage::StoragePart,
@@ -71,6 +71,36 @@ impl BlockCache {
         }
         state.index.end_barrier(barrier);
         Ok(())
+    }
+
+    /// Writes the state and these records to the other journal, because an append to this one failed: its place
+    /// on the disk may be bad, or there was no room for it to grow. Nothing is promised before that succeeds.
+    pub(super) fn log_elsewhere(
+        &self,
+        state: &mut State,
+        records: &[JournalRecord],
+        source: io::Error,
+    ) -> Result<(), CacheError> {
+        // A record of a barrier counts records of the old journal, and the new journal is a barrier itself.
+        let rest: Vec<_> = records
+            .iter()
+            .filter(|record| !matches!(record, JournalRecord::Barrier { .. }))
+            .cloned()
+            .collect();
+        // Most records are in the state by now; to repeat one changes nothing.
+        let appended = self
+            .restart_journal(state)
+            .and_then(|()| state.journal.append(&*self.storage, &rest).map_err(io_error("write")));
+        match appended {
+            Ok(()) => {
+                tracing::warn!(error = %source, "an append to the journal failed; it goes on in the other place");
+                Ok(())
+            }
+            Err(_) => {
+                state.latched = Some("write");
+                Err(CacheError::Io { action: "write", source })
+            }
+        }
     }
 
     /// Ends the session; the journal is marked as ended if nothing is unsent.

@@ -414,7 +414,8 @@ impl BlockCache {
         Ok(true)
     }
 
-    /// Appends records; a failed write of the journal latches the cache.
+    /// Appends records. If that fails, the whole state goes to the other journal; if that fails as well, the
+    /// cache is latched.
     pub(super) fn log(&self, state: &mut State, records: &[JournalRecord]) -> Result<(), CacheError> {
         if records.is_empty() {
             return Ok(());
@@ -423,8 +424,7 @@ impl BlockCache {
             return Err(CacheError::Latched { action });
         }
         if let Err(source) = state.journal.append(&*self.storage, records) {
-            state.latched = Some("write");
-            return Err(CacheError::Io { action: "write", source });
+            return self.log_elsewhere(state, records, source);
         }
         Ok(())
     }

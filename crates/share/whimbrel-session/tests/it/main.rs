@@ -7,6 +7,7 @@ mod calls;
 mod common;
 mod copies;
 mod holes;
+mod journal_retry;
 mod known;
 mod known_versions;
 mod large;
