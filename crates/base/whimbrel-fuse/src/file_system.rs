@@ -75,6 +75,23 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
+/// A request whose answer may be here already.
+#[derive(Debug, Clone, Copy)]
+pub enum Question<'a> {
+    /// Looks up a name in a directory.
+    Lookup(u64, &'a OsStr),
+    /// Asks for the attributes of an inode.
+    Attributes(u64),
+    /// Reads an inode from an offset, so many bytes.
+    Read(u64, u64, u32),
+    /// Lists a directory.
+    List(u64),
+    /// Uses or releases an open directory.
+    Handle,
+    /// Any other request.
+    Other,
+}
+
 /// A file system. Methods that are not implemented return a suitable errno.
 #[allow(unused_variables)]
 #[allow(
@@ -83,6 +100,12 @@ pub struct StatFs {
 )]
 pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, caller: Caller, parent: u64, name: &OsStr) -> Result<Entry>;
+
+    /// Whether a request can be answered without waiting for another host. It is asked when very many requests
+    /// wait.
+    fn answers_now(&self, question: Question<'_>) -> bool {
+        matches!(question, Question::Handle)
+    }
 
     /// How long the kernel may cache that a name does not exist, after `lookup` returned `ENOENT`.
     fn negative_ttl(&self, parent: u64, name: &OsStr) -> Duration {

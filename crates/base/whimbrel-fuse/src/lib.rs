@@ -1,7 +1,8 @@
 //! Mounts a file system through FUSE: one trait, one error type, worker threads and a reliable unmount.
 //!
 //! A file system implements [`FileSystem`] with blocking methods that return `Result<_, Errno>`.
-//! [`Mounted::new`] mounts it and answers the kernel from several threads, each with its own descriptor. The
+//! [`Mounted::new`] mounts it and answers the kernel from several threads, each with its own descriptor, and
+//! from more of them while requests wait. The
 //! package that implements the FUSE protocol is used in this crate only, because each of its versions changes
 //! its interface.
 //!
@@ -14,6 +15,7 @@
 mod adapter;
 mod attributes;
 mod connection;
+mod elastic_threads;
 mod errno;
 mod file_system;
 mod mount;
@@ -21,7 +23,7 @@ mod open;
 
 pub use attributes::{Attributes, FileKind, SetAttributes, SetTime};
 pub use errno::{Errno, Result};
-pub use file_system::{Caller, DirEntry, Entry, FileSystem, StatFs};
+pub use file_system::{Caller, DirEntry, Entry, FileSystem, Question, StatFs};
 pub use mount::{MountError, MountOptions, Mounted, Notifier, clear_stale};
 pub use open::{Access, Opened};
 

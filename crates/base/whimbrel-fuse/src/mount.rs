@@ -33,7 +33,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Whether users other than the mounting one have access; the kernel then checks modes and owners.
     pub allow_others: bool,
-    /// Number of threads, hence of methods that may block at once. Each takes as much memory as one write.
+    /// Number of threads that read requests. Each takes as much memory as one write. Beyond half of them,
+    /// requests are answered by other threads, so that many may block at once.
     pub threads: usize,
     /// Largest write in bytes, at most 1 MiB unless `fs.fuse.max_pages_limit` is raised.
     pub max_write: u32,
@@ -41,6 +42,12 @@ pub struct MountOptions {
     pub read_ahead: u32,
     /// Whether the kernel combines small writes to cached files.
     pub writeback: bool,
+    /// Whether device nodes of the file system may be opened.
+    pub devices: bool,
+    /// Whether programs of the file system run with the rights of their owner or group if their mode says so.
+    pub set_user_id: bool,
+    /// Whether the kernel checks POSIX access lists, which it reads as extended attributes.
+    pub access_lists: bool,
     /// Whether files opened without page cache may be mapped shared; otherwise `mmap` fails with `ENODEV`.
     pub shared_maps: bool,
 }
@@ -57,6 +64,9 @@ impl MountOptions {
             max_write: 1 << 20,
             read_ahead: 1 << 20,
             writeback: false,
+            devices: false,
+            set_user_id: false,
+            access_lists: false,
             shared_maps: true,
         }
     }
@@ -66,8 +76,9 @@ impl MountOptions {
         let mut config = fuser::Config::default();
         // A comma would start another option.
         let plain = |text: &str| text.replace(',', "_");
-        config.mount_options =
-            vec![M::FSName(plain(&self.source)), M::Subtype(plain(&self.kind)), M::NoDev, M::NoSuid];
+        config.mount_options = vec![M::FSName(plain(&self.source)), M::Subtype(plain(&self.kind))];
+        config.mount_options.push(if self.devices { M::Dev } else { M::NoDev });
+        config.mount_options.push(if self.set_user_id { M::Suid } else { M::NoSuid });
         if self.read_only {
             config.mount_options.push(M::RO);
         }

@@ -118,6 +118,8 @@ pub struct SessionOptions {
     /// Round trip from which on a link is slow: content is compressed, and pages that the other side has are
     /// not sent. Zero makes every link slow.
     pub slow_round_trip: Duration,
+    /// Whether there are extended attributes. Without them the kernel does not ask for any before each write.
+    pub xattrs: bool,
 }
 
 impl SessionOptions {
@@ -134,6 +136,7 @@ impl SessionOptions {
             references: Vec::new(),
             shared_cache: None,
             slow_round_trip: SLOW_ROUND_TRIP,
+            xattrs: false,
         }
     }
 
@@ -421,6 +424,16 @@ impl Session {
     pub fn abandon(self) {
         self.core.writeback.stop();
         self.core.connection.abandon();
+    }
+
+    /// Directory of the cache.
+    pub fn cache_dir(&self) -> &std::path::Path {
+        &self.core.options.cache
+    }
+
+    /// Number of programs that wait for the server now.
+    pub fn waiting(&self) -> u64 {
+        self.core.connection.waiters()
     }
 
     /// Current status of the session.

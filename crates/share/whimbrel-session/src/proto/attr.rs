@@ -90,9 +90,9 @@ pub struct Attr {
     pub uid: u32,
     /// Owning group, by the server's number.
     pub gid: u32,
-    /// Size in bytes.
+    /// Size in bytes; of a device, its [`DeviceNumber`].
     pub size: u64,
-    /// Allocated units of 512 bytes on the server's disk.
+    /// Allocated units of 512 bytes on the server's disk; of a device, 1 if it is a block device.
     pub blocks: u64,
     /// Last change of the content.
     pub mtime: Time,
@@ -100,9 +100,34 @@ pub struct Attr {
     pub ctime: Time,
 }
 
+/// Number of a device in the 32 bits that the kernel uses between file systems: major number in bits 8 to 19,
+/// the low byte of the minor number in bits 0 to 7, and the rest of that above (`new_encode_dev` in
+/// include/linux/kdev_t.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DeviceNumber(pub u32);
+
+impl DeviceNumber {
+    /// The number with these parts.
+    pub fn of(major: u32, minor: u32) -> Self {
+        Self((minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12)
+    }
+
+    /// Major and minor number.
+    pub fn parts(self) -> (u32, u32) {
+        (self.0 >> 8 & 0xfff, (self.0 & 0xff) | (self.0 >> 12 & 0xf_ff00))
+    }
+}
+
 impl Attr {
     /// The version of the content.
     pub fn version(&self) -> Version {
         Version { size: self.size, mtime: self.mtime, ctime: self.ctime }
+    }
+
+    /// Number of a device, and whether it is a block device; none for any other file. A server before
+    /// [`FIRST_WITH_NODES`](super::FIRST_WITH_NODES) reports number 0.
+    pub fn device(&self) -> Option<(DeviceNumber, bool)> {
+        (self.kind == Kind::Device)
+            .then(|| (DeviceNumber(u32::try_from(self.size).unwrap_or_default()), self.blocks == 1))
     }
 }

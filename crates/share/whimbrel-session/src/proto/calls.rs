@@ -14,9 +14,12 @@ pub const VERSIONS: &[Version] = &[
     Version { number: 1, reason: "the first: content by path and identity, changes of names in order" },
     Version { number: 2, reason: "`Op::Replace`: a file in place of another is one change" },
     Version { number: 3, reason: "`Op::If`: a change only of the file that the client knows" },
+    Version { number: 4, reason: "`Op::Make`, `Op::SetTimes`, `XATTR`: owners, types and times of POSIX" },
 ];
 /// First version with [`Op::If`].
 pub const FIRST_WITH_CONDITIONS: u16 = 3;
+/// First version with [`Op::Make`], [`Op::SetTimes`] and [`XattrCall`].
+pub const FIRST_WITH_NODES: u16 = 4;
 /// Range of these versions.
 pub const SPOKEN: VersionRange = VersionRange::of(VERSIONS);
 
@@ -76,7 +79,8 @@ macro_rules! calls {
 calls! {
     /// Begins a session. Payload: the id of the client ([`ClientId`](super::ClientId)), or nothing. Requests
     /// of its earlier sessions that were not started yet are not carried out any more. Payload of the reply:
-    /// bytes that differ once the server may have lost what it had not synced; an older server sends none.
+    /// 16 bytes that differ once the server may have lost what it had not synced; an older server sends none.
+    /// From version 4 on, one more: 1 if clients may set owners and create devices, else 0.
     OpenCall = 0x01: Open => Opened;
     /// Ends a session.
     EndCall = 0x02: Keyed<End> => ();
@@ -109,13 +113,16 @@ calls! {
     HolesCall = 0x0f: Keyed<FileRef> => HolesDone;
     /// Copies content between files on the server. An older server refuses this kind.
     CopyCall = 0x10: Keyed<Copy> => Copied;
+    /// Reads or changes extended attributes. Payload: the value to set. Payload of the reply: the value, or
+    /// the names with a zero after each; after a change, the file's version before, as in [`OpCall`].
+    XattrCall = 0x11: Keyed<Xattr> => Attr;
 }
 
 /// Name of a request kind, for people; none if it is not a session's.
 pub fn request_name(kind: u16) -> Option<&'static str> {
-    const NAMES: [&str; 16] = [
+    const NAMES: [&str; 17] = [
         "open", "end", "lookup", "list", "attr", "read", "write", "sync", "op", "readlink", "room", "walk",
-        "digest", "pages", "holes", "copy",
+        "digest", "pages", "holes", "copy", "xattr",
     ];
     NAMES.get(usize::from(kind.checked_sub(range::SESSION + 1)?)).copied()
 }
@@ -333,6 +340,28 @@ pub struct Copy {
     pub stamp: Time,
     /// Whether to reply only when the content is durable.
     pub durable: bool,
+}
+
+/// A request about extended attributes of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Xattr {
+    /// The file; any type, and a symlink is not followed.
+    pub file: FileRef,
+    /// What to do.
+    pub action: XattrAction,
+}
+
+/// What to do with extended attributes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrAction {
+    /// Lists the names.
+    List,
+    /// Reads the value of a name.
+    Get(Vec<u8>),
+    /// Sets a name to the value in the payload, with the flags of setxattr(2).
+    Set(Vec<u8>, u32),
+    /// Removes a name.
+    Remove(Vec<u8>),
 }
 
 /// Result of a copy.

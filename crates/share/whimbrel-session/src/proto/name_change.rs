@@ -1,6 +1,6 @@
 //! Changes of names and attributes, and what a client knew of the file that it replaces.
 
-use super::{Attr, Ident, RelPath, Time, Version};
+use super::{Attr, DeviceNumber, Ident, Kind, RelPath, Time, Version};
 use serde::{Deserialize, Serialize};
 
 /// A change of names or attributes.
@@ -89,6 +89,86 @@ pub enum Op {
         /// The change to make under that condition.
         change: Overwrite,
     },
+    /// Creates a file of any type that belongs to the user who asked for it. A regular file gets the
+    /// modification time `stamp`, as by `Create`.
+    Make {
+        /// Path of the file.
+        path: RelPath,
+        /// What to create.
+        node: Node,
+        /// Permission bits of the file.
+        mode: u16,
+        /// Owner of the file; without one, what the server's system gives it.
+        owner: Option<Owner>,
+        /// Modification time of a regular file.
+        stamp: Time,
+    },
+    /// Changes attributes as `SetAttr`, and the time of the last access, too.
+    SetTimes {
+        /// Path of the file.
+        path: RelPath,
+        /// The attributes to change; those not given stay.
+        set: AttrChange,
+        /// What the client knows of the file, as in `If`.
+        known: Option<Known>,
+    },
+}
+
+/// A user and a group, by the server's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The owning user.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
+}
+
+/// A file to create, without its name and attributes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Node {
+    /// An empty regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symlink with this target, which the server never resolves.
+    Symlink(Vec<u8>),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device with this number.
+    Char(DeviceNumber),
+    /// A block device with this number.
+    Block(DeviceNumber),
+}
+
+impl Node {
+    /// Type of the file.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::File => Kind::File,
+            Self::Dir => Kind::Dir,
+            Self::Symlink(_) => Kind::Symlink,
+            Self::Fifo => Kind::Fifo,
+            Self::Socket => Kind::Socket,
+            Self::Char(_) | Self::Block(_) => Kind::Device,
+        }
+    }
+}
+
+/// Changes of attributes; those not given stay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttrChange {
+    /// New permission bits.
+    pub mode: Option<u16>,
+    /// New owning user.
+    pub uid: Option<u32>,
+    /// New owning group.
+    pub gid: Option<u32>,
+    /// New time of the last access.
+    pub atime: Option<Time>,
+    /// New modification time.
+    pub mtime: Option<Time>,
 }
 
 /// A file as a client knows it before it changes, replaces or removes it.
@@ -136,6 +216,7 @@ impl Op {
             Op::Rename { from, path, no_replace } => Overwrite::Rename { from, path, no_replace },
             Op::SetAttr { path, mode, uid, gid, mtime } => Overwrite::SetAttr { path, mode, uid, gid, mtime },
             Op::Replace { path, mode, stamp } => Overwrite::Replace { path, mode, stamp },
+            Op::SetTimes { path, set, .. } => return Op::SetTimes { path, set, known: Some(known) },
             other => return other,
         };
         Op::If { known, change }
@@ -145,6 +226,7 @@ impl Op {
     pub fn split(self) -> (Self, Option<Known>) {
         match self {
             Op::If { known, change } => (change.into(), Some(known)),
+            Op::SetTimes { path, set, known } => (Op::SetTimes { path, set, known: None }, known),
             op => (op, None),
         }
     }
@@ -152,6 +234,32 @@ impl Op {
     /// The change without its condition.
     pub fn plain(&self) -> Self {
         self.clone().split().0
+    }
+
+    /// The attributes that the change sets, if it sets any.
+    pub fn attr_change(&self) -> Option<AttrChange> {
+        match self {
+            Op::SetAttr { mode, uid, gid, mtime, .. }
+            | Op::If { change: Overwrite::SetAttr { mode, uid, gid, mtime, .. }, .. } => {
+                Some(AttrChange { mode: *mode, uid: *uid, gid: *gid, atime: None, mtime: *mtime })
+            }
+            Op::SetTimes { set, .. } => Some(*set),
+            _ => None,
+        }
+    }
+
+    /// The closest change that a server before [`FIRST_WITH_NODES`](super::FIRST_WITH_NODES) knows: it sets
+    /// no owner of a new file and no time of access. Other types of files it does not know at all.
+    pub fn without_nodes(self) -> Self {
+        match self {
+            Op::Make { path, node: Node::File, mode, stamp, .. } => Op::Create { path, mode, stamp },
+            Op::Make { path, node: Node::Dir, mode, .. } => Op::Mkdir { path, mode },
+            Op::Make { path, node: Node::Symlink(target), .. } => Op::Symlink { path, target },
+            Op::SetTimes { path, set: AttrChange { mode, uid, gid, mtime, .. }, known } => {
+                Op::SetAttr { path, mode, uid, gid, mtime }.if_known(known)
+            }
+            op => op,
+        }
     }
 
     /// The path that the change creates, removes or affects.
@@ -165,7 +273,9 @@ impl Op {
             | Op::Rmdir { path }
             | Op::Rename { path, .. }
             | Op::SetAttr { path, .. }
-            | Op::Replace { path, .. } => path,
+            | Op::Replace { path, .. }
+            | Op::Make { path, .. }
+            | Op::SetTimes { path, .. } => path,
             Op::If { change, .. } => match change {
                 Overwrite::Unlink { path, .. }
                 | Overwrite::Rename { path, .. }
@@ -192,14 +302,14 @@ impl Op {
     /// What the change does, for messages.
     pub fn verb(&self) -> &'static str {
         match self {
-            Op::Create { .. } => "create",
+            Op::Create { .. } | Op::Make { .. } => "create",
             Op::Mkdir { .. } => "make the directory",
             Op::Symlink { .. } => "make the symlink",
             Op::Link { .. } => "link",
             Op::Unlink { .. } => "remove",
             Op::Rmdir { .. } => "remove the directory",
             Op::Rename { .. } => "rename to",
-            Op::SetAttr { .. } => "change the attributes of",
+            Op::SetAttr { .. } | Op::SetTimes { .. } => "change the attributes of",
             Op::Replace { .. } => "replace",
             Op::If { change, .. } => Op::from(change.clone()).verb(),
         }

@@ -8,8 +8,9 @@ use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};
 
 /// Longest name in bytes (`NAME_MAX`).
 pub const MAX_NAME: usize = 255;
-/// Longest path in bytes; a little below `PATH_MAX`, so that a directory can be put in front.
-pub const MAX_PATH: usize = 3500;
+/// Longest path in bytes: twice `PATH_MAX`, because programs may name a file from a directory far below the
+/// root of the mount. Servers before version 4 accept 3,500.
+pub const MAX_PATH: usize = 8192;
 
 /// Reasons why bytes are not a name or path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

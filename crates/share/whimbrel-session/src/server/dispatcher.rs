@@ -12,13 +12,14 @@ use super::{
     refuse,
     sessions::{ServedSession, Sessions},
     tree_listing::walk,
+    xattrs,
 };
 use crate::proto::{
-    Attr, AttrBatch, AttrCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall, FileRef,
-    FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup, LookupCall, OpCall, Open,
-    OpenCall, Opened, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall, SPOKEN, ShareKey,
-    StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, code, is_in, pack_digests, pack_holes,
-    pack_some, request_name, unpack_pages,
+    Attr, AttrBatch, AttrCall, ClientId, CopyCall, DigestCall, Digests, DigestsDone, EndCall,
+    FIRST_WITH_NODES, FileRef, FilesystemSpace, HolesCall, HolesDone, Keyed, ListCall, LookedUp, Lookup,
+    LookupCall, OpCall, Open, OpenCall, Opened, PagesCall, Read, ReadCall, ReadDone, ReadPages, ReadlinkCall,
+    SPOKEN, ShareKey, StatfsCall, SyncCall, WalkCall, Write, WriteCall, WriteDone, XattrAction, XattrCall,
+    code, is_in, pack_digests, pack_holes, pack_some, request_name, unpack_pages,
 };
 use bytes::Bytes;
 use rand::Rng;
@@ -141,6 +142,14 @@ impl Shared {
             StatfsCall::KIND => self.handle_keyed::<StatfsCall, _>(peer, request, |session, ()| {
                 Ok((free_space(session)?, Bytes::new()))
             }),
+            XattrCall::KIND => self.handle_keyed::<XattrCall, _>(peer, request, |session, body| {
+                if matches!(body.action, XattrAction::List | XattrAction::Get(_)) {
+                    return xattrs::look(session, &body);
+                }
+                session.may_change()?;
+                let _changing = session.start_change()?;
+                xattrs::change(session, &body, &request.payload)
+            }),
             WriteCall::KIND | SyncCall::KIND | OpCall::KIND | CopyCall::KIND => self.change(peer, request),
             kind => Err(Refusal::unknown_kind(kind)),
         }
@@ -193,9 +202,9 @@ impl Shared {
     where
         C: Call<Header = Keyed<B>>,
     {
-        self.handle_keyed::<C, B>(peer, request, |session, body| match session.access {
-            ExportAccess::Write => work(session, body),
-            ExportAccess::Read => Err(refuse("change a read-only export")(Errno::ROFS)),
+        self.handle_keyed::<C, B>(peer, request, |session, body| {
+            session.may_change()?;
+            work(session, body)
         })
     }
 
@@ -231,7 +240,12 @@ impl Shared {
         let session = self.sessions.add(session, &self.limits);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let opened = Opened { key: session.key(), root, read_only: access == ExportAccess::Read, uid, gid };
-        Ok((opened, session.tree.incarnation().unwrap_or_default()))
+        let mut told = session.tree.incarnation().unwrap_or_default().to_vec();
+        if wanted.protocol >= FIRST_WITH_NODES && !told.is_empty() {
+            let sets_owners = self.limits.ownership && rustix::process::geteuid().is_root();
+            told.push(u8::from(sets_owners));
+        }
+        Ok((opened, told.into()))
     }
 }
 

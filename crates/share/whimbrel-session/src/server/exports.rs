@@ -6,13 +6,14 @@
 //! opened.
 
 use super::{refuse, stale};
-use crate::proto::{Attr, FileRef, Ident, Kind, Name, RelPath, Time};
+use crate::proto::{Attr, DeviceNumber, FileRef, Ident, Kind, Name, RelPath, Time};
 use bytes::Bytes;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx},
     io::Errno,
 };
 use std::{
+    ffi::OsStr,
     fs::File,
     io,
     os::{
@@ -28,6 +29,8 @@ use whimbrel_wire::{PeerIdentity, PublicKey, Refusal};
 pub(super) const RUNS_AS: u16 = 0o6000;
 /// Attempts of a resolution that conflicts with a rename (`EAGAIN`, openat2(2)).
 const TRIES: usize = 16;
+/// Longest path in bytes that is resolved at once, below `PATH_MAX`; a longer one is resolved in stretches.
+const STRETCH: usize = 3500;
 
 /// A use of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,18 +120,18 @@ pub(super) struct ExportTree {
 
 impl ExportTree {
     fn open(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd, Refusal> {
-        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let name = if path.is_root() { ".".as_ref() } else { path.as_os() };
-        let flags = flags | OFlags::CLOEXEC;
-        for _ in 0..TRIES {
-            match openat2(&self.root, name, flags, Mode::empty(), how) {
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                // A symlink in the path: the client resolves those itself, so its path is outdated.
-                Err(Errno::LOOP | Errno::XDEV) => return Err(stale()),
-                opened => return opened.map_err(refuse("find the file")),
-            }
+        let mut rest = path.as_bytes();
+        let mut above: Option<OwnedFd> = None;
+        while rest.len() > STRETCH {
+            // A name is much shorter than a stretch.
+            let Some(cut) = rest[..STRETCH].iter().rposition(|byte| *byte == b'/') else {
+                return Err(stale());
+            };
+            let from = above.as_ref().unwrap_or(&self.root);
+            above = Some(beneath(from, &rest[..cut], OFlags::PATH | OFlags::DIRECTORY)?);
+            rest = &rest[cut + 1..];
         }
-        Err(refuse("find the file")(Errno::BUSY))
+        beneath(above.as_ref().unwrap_or(&self.root), rest, flags)
     }
 
     /// Names this boot of the system and this mount of the file system: while it stays, nothing that was
@@ -198,6 +201,21 @@ impl ExportTree {
     }
 }
 
+/// Opens `path` beneath the directory `from`, without following symlinks.
+fn beneath(from: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Refusal> {
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let name = if path.is_empty() { b"." } else { path };
+    for _ in 0..TRIES {
+        match openat2(from, OsStr::from_bytes(name), flags | OFlags::CLOEXEC, Mode::empty(), how) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            // A symlink in the path: the client resolves those itself, so its path is outdated.
+            Err(Errno::LOOP | Errno::XDEV) => return Err(stale()),
+            opened => return opened.map_err(refuse("find the file")),
+        }
+    }
+    Err(refuse("find the file")(Errno::BUSY))
+}
+
 /// A path to the open file `fd`, whatever its name.
 pub(super) fn fd_path(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
@@ -232,6 +250,12 @@ fn from_statx(found: &Statx) -> Attr {
         rustix::fs::FileType::Socket => Kind::Socket,
         _ => Kind::Device,
     };
+    let device = match rustix::fs::FileType::from_raw_mode(u32::from(found.stx_mode)) {
+        rustix::fs::FileType::CharacterDevice => Some(0),
+        rustix::fs::FileType::BlockDevice => Some(1),
+        _ => None,
+    };
+    let number = DeviceNumber::of(found.stx_rdev_major, found.stx_rdev_minor);
     let born = found.stx_btime;
     let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     let birth = born.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(i64::from(born.tv_nsec));
@@ -246,8 +270,8 @@ fn from_statx(found: &Statx) -> Attr {
         links: found.stx_nlink,
         uid: found.stx_uid,
         gid: found.stx_gid,
-        size: found.stx_size,
-        blocks: found.stx_blocks,
+        size: if device.is_some() { u64::from(number.0) } else { found.stx_size },
+        blocks: device.unwrap_or(found.stx_blocks),
         mtime: time(found.stx_mtime),
         ctime: time(found.stx_ctime),
     }

@@ -13,10 +13,12 @@ mod fencing;
 mod file_copy;
 mod listing;
 mod name_changes;
+mod nodes;
 mod open_files;
 mod sessions;
 mod tree_listing;
 mod write_intent;
+mod xattrs;
 
 pub use dispatcher::Server;
 pub use exports::{Export, ExportAccess, ExportError};

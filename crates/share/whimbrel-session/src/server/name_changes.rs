@@ -5,17 +5,20 @@
 
 use super::{
     exports::{RUNS_AS, attr_in, attr_of, fd_path},
+    nodes,
     open_files::timespec,
     refuse,
     sessions::ServedSession,
     stale,
 };
-use crate::proto::{Attr, FileRef, Ident, Kind, Known, Name, Op, OpDone, RelPath, Time, code};
+use crate::proto::{
+    Attr, AttrChange, FileRef, Ident, Kind, Known, Name, Op, OpDone, Owner, RelPath, Time, code,
+};
 use bytes::Bytes;
 use rustix::{
     fs::{
-        AtFlags, CWD, Mode, OFlags, RenameFlags, Timestamps, UTIME_OMIT, fchmod, futimens, linkat, mkdirat,
-        openat, renameat_with, symlinkat, unlinkat, utimensat,
+        AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, fchmod, futimens, linkat,
+        mkdirat, openat, renameat_with, symlinkat, unlinkat, utimensat,
     },
     io::Errno,
 };
@@ -32,14 +35,19 @@ pub(super) fn apply(session: &ServedSession, op: Op) -> Result<OpDone, Refusal> 
     let (op, known) = op.split();
     let known = known.as_ref();
     match &op {
-        Op::Create { path, mode, stamp } => create(session, path, *mode, *stamp)?,
+        Op::Create { path, mode, stamp } => create(session, path, *mode, None, *stamp)?,
         Op::Mkdir { path, mode } => mkdir(session, path, *mode)?,
         Op::Symlink { path, target } => symlink(session, path, target)?,
         Op::Link { from, path } => link(session, from, path)?,
         Op::Unlink { path, ident, keep } => unlink(session, path, ident.as_ref(), *keep, known)?,
         Op::Rmdir { path } => rmdir(session, path)?,
         Op::Rename { from, path, no_replace } => rename(session, from, path, *no_replace, known)?,
-        Op::SetAttr { path, .. } => set_attr(session, path, &op, known)?,
+        Op::SetAttr { path, .. } | Op::SetTimes { path, .. } => {
+            set_attr(session, path, &op.attr_change().unwrap_or_default(), known)?;
+        }
+        Op::Make { path, node, mode, owner, stamp } => {
+            nodes::make(session, path, node, (*mode, *owner), *stamp)?;
+        }
         Op::Replace { path, mode, stamp } => replace(session, path, *mode, *stamp, known)?,
         // The condition was split off above.
         Op::If { .. } => return Err(stale()),
@@ -71,27 +79,41 @@ fn if_known(
 /// time.
 pub(super) fn version_before(session: &ServedSession, op: &Op) -> Bytes {
     let path = match op.plain() {
-        Op::SetAttr { path, .. } | Op::Rename { from: path, .. } | Op::Link { from: path, .. } => path,
+        Op::SetAttr { path, .. }
+        | Op::SetTimes { path, .. }
+        | Op::Rename { from: path, .. }
+        | Op::Link { from: path, .. } => path,
         _ => return Bytes::new(),
     };
-    let file = session.tree.attr(&path).ok().flatten().filter(|attr| attr.kind == Kind::File);
+    version_of(session, &path)
+}
+
+/// The version of a regular file, for the payload of a reply.
+pub(super) fn version_of(session: &ServedSession, path: &RelPath) -> Bytes {
+    let file = session.tree.attr(path).ok().flatten().filter(|attr| attr.kind == Kind::File);
     let version = file.and_then(|attr| postcard::to_stdvec(&attr.version()).ok());
     version.map(Bytes::from).unwrap_or_default()
 }
 
 /// The permission bits of a request. The bits that run a program with the rights of its owner or group need
 /// [`Limits::ownership`](super::Limits::ownership); of a directory they only say who owns new files.
-fn bits(session: &ServedSession, mode: u16, kind: Kind) -> Result<Mode, Refusal> {
+pub(super) fn bits(session: &ServedSession, mode: u16, kind: Kind) -> Result<Mode, Refusal> {
     match mode & RUNS_AS != 0 && kind != Kind::Dir && !session.tree.ownership {
         true => Err(refuse("set the user or group that a program runs as")(Errno::PERM)),
         false => Ok(Mode::from_raw_mode(u32::from(mode) & 0o7777)),
     }
 }
 
-fn create(session: &ServedSession, path: &RelPath, mode: u16, stamp: Time) -> Result<(), Refusal> {
+pub(super) fn create(
+    session: &ServedSession,
+    path: &RelPath,
+    mode: u16,
+    owner: Option<Owner>,
+    stamp: Time,
+) -> Result<(), Refusal> {
     let mode = bits(session, mode, Kind::File)?;
     let (dir, name) = session.tree.parent(path)?;
-    match create_stamped(&dir, &name, mode, stamp) {
+    match create_stamped(&dir, &name, (mode, owner), stamp) {
         Err(Errno::EXIST) => {
             let there = attr_in(&dir, &name).map_err(refuse("examine the file"))?;
             if has_stamp(&there, stamp) { Ok(()) } else { Err(refuse("create the file")(Errno::EXIST)) }
@@ -122,7 +144,7 @@ fn replace(
     let put = || {
         // Usually there is none.
         let _ = take_away();
-        create_stamped(&dir, &first, mode, stamp).map_err(refuse("create the file"))?;
+        create_stamped(&dir, &first, (mode, None), stamp).map_err(refuse("create the file"))?;
         let renamed = renameat_with(&dir, first.as_os(), &dir, name.as_os(), RenameFlags::empty());
         if renamed.is_err() {
             // The refusal is reported instead.
@@ -141,12 +163,22 @@ fn replace(
     }
 }
 
-/// Creates a file that has its mode and its stamp before its name: it is recognised by the stamp.
-fn create_stamped(dir: &OwnedFd, name: &Name, mode: Mode, stamp: Time) -> Result<(), Errno> {
+/// Creates a file that has its owner, mode and stamp before its name: it is recognised by the stamp.
+fn create_stamped(
+    dir: &OwnedFd,
+    name: &Name,
+    (mode, owner): (Mode, Option<Owner>),
+    stamp: Time,
+) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let times = Timestamps { last_access: timespec(stamp), last_modification: timespec(stamp) };
     // The client's kernel has applied its umask; the server's must not be added.
-    let finish = |file: &OwnedFd| fchmod(file, mode).and_then(|()| futimens(file, &times));
+    let finish = |file: &OwnedFd| {
+        if let Some(owner) = owner {
+            nodes::set_owner(file, owner)?;
+        }
+        fchmod(file, mode).and_then(|()| futimens(file, &times))
+    };
     match openat(dir, ".", flags | OFlags::TMPFILE, Mode::RUSR | Mode::WUSR) {
         Ok(file) => {
             finish(&file)?;
@@ -171,7 +203,7 @@ fn mkdir(session: &ServedSession, path: &RelPath, mode: u16) -> Result<(), Refus
     fchmod(&made, mode).map_err(refuse("set the mode"))
 }
 
-fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(), Refusal> {
+pub(super) fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(), Refusal> {
     let (dir, name) = session.tree.parent(path)?;
     match symlinkat(std::ffi::OsStr::from_bytes(target), &dir, name.as_os()) {
         Err(Errno::EXIST) if readlink(session, path).is_ok_and(|there| there == target) => Ok(()),
@@ -181,7 +213,7 @@ fn symlink(session: &ServedSession, path: &RelPath, target: &[u8]) -> Result<(),
 
 fn link(session: &ServedSession, from: &RelPath, path: &RelPath) -> Result<(), Refusal> {
     let (found, attr) = session.tree.lookup(from)?;
-    if attr.kind == Kind::Dir || attr.kind == Kind::Device {
+    if attr.kind == Kind::Dir || (attr.kind == Kind::Device && !session.tree.ownership) {
         return Err(refuse("link a file of this type")(Errno::PERM));
     }
     let (from_dir, from_name) = session.tree.parent(from)?;
@@ -259,45 +291,53 @@ fn rename(
     }
 }
 
-fn set_attr(session: &ServedSession, path: &RelPath, op: &Op, known: Option<&Known>) -> Result<(), Refusal> {
-    let Op::SetAttr { mtime, .. } = op else { return Ok(()) };
+fn set_attr(
+    session: &ServedSession,
+    path: &RelPath,
+    set: &AttrChange,
+    known: Option<&Known>,
+) -> Result<(), Refusal> {
     let (found, attr) = session.tree.lookup(path)?;
     // If it was set before, the client does not know yet.
-    let known = known.filter(|_| !mtime.is_some_and(|set| set.is_stored_as(attr.mtime)));
-    if_known(session, &attr, known, || set_attr_of(session, (&found, &attr), op))
+    let known = known.filter(|_| !set.mtime.is_some_and(|time| time.is_stored_as(attr.mtime)));
+    if_known(session, &attr, known, || set_attr_of(session, (&found, &attr), set))
 }
 
-fn set_attr_of(session: &ServedSession, (found, attr): (&OwnedFd, &Attr), op: &Op) -> Result<(), Refusal> {
-    let Op::SetAttr { mode, uid, gid, mtime, .. } = op else { return Ok(()) };
+fn set_attr_of(
+    session: &ServedSession,
+    (found, attr): (&OwnedFd, &Attr),
+    set: &AttrChange,
+) -> Result<(), Refusal> {
     // A request for what is so already changes nothing, and is no reason to refuse.
-    let (uid, gid) = (uid.filter(|uid| *uid != attr.uid), gid.filter(|gid| *gid != attr.gid));
+    let (uid, gid) = (set.uid.filter(|uid| *uid != attr.uid), set.gid.filter(|gid| *gid != attr.gid));
     if (uid.is_some() || gid.is_some()) && !session.tree.ownership {
         return Err(refuse("set the owner")(Errno::PERM));
     }
-    let owner = (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw));
-    if owner.0.is_some() || owner.1.is_some() {
-        rustix::fs::chownat(found, "", owner.0, owner.1, AtFlags::EMPTY_PATH)
-            .map_err(refuse("set the owner"))?;
+    if session.tree.ownership && (set.uid.is_some() || set.gid.is_some()) {
+        let owner = (set.uid.map(rustix::fs::Uid::from_raw), set.gid.map(rustix::fs::Gid::from_raw));
+        match rustix::fs::chownat(found, "", owner.0, owner.1, AtFlags::EMPTY_PATH) {
+            Err(Errno::PERM) if uid.is_none() && gid.is_none() => {}
+            // Also to the same owner: it sets the time of the inode.
+            given => given.map_err(refuse("set the owner"))?,
+        }
     }
-    if let Some(mode) = mode {
+    if let Some(mode) = set.mode {
         if attr.kind == Kind::Symlink {
             return Err(refuse("set the mode of a symlink")(Errno::OPNOTSUPP));
         }
         // Use the descriptor: the name could be a symlink by now, and chmod would follow it.
-        rustix::fs::chmod(fd_path(found), bits(session, *mode, attr.kind)?)
-            .map_err(refuse("set the mode"))?;
+        rustix::fs::chmod(fd_path(found), bits(session, mode, attr.kind)?).map_err(refuse("set the mode"))?;
     }
-    if let Some(mtime) = mtime {
-        set_time(found, *mtime)?;
+    if set.atime.is_some() || set.mtime.is_some() {
+        set_times(found, set.atime, set.mtime)?;
     }
     Ok(())
 }
 
-fn set_time(found: &OwnedFd, mtime: Time) -> Result<(), Refusal> {
-    let mut omit = timespec(mtime);
-    omit.tv_nsec = UTIME_OMIT as _;
-    let times = Timestamps { last_access: omit, last_modification: timespec(mtime) };
-    utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the time of the last change"))
+fn set_times(found: &OwnedFd, atime: Option<Time>, mtime: Option<Time>) -> Result<(), Refusal> {
+    let given = |time: Option<Time>| time.map_or(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ }, timespec);
+    let times = Timestamps { last_access: given(atime), last_modification: given(mtime) };
+    utimensat(found, "", &times, AtFlags::EMPTY_PATH).map_err(refuse("set the times"))
 }
 
 pub(super) fn readlink(session: &ServedSession, path: &RelPath) -> Result<Vec<u8>, Refusal> {

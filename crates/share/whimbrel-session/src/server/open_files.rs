@@ -10,7 +10,7 @@ use super::{
 };
 use crate::proto::{Attr, FileRef, Ident, MAX_HOLES, PAGE, Range, Time, Write, code, is_zero};
 use rustix::{
-    fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, fallocate, ftruncate, futimens},
+    fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT, fallocate, ftruncate, futimens},
     io::Errno,
 };
 use std::{
@@ -339,8 +339,8 @@ pub(super) fn timespec(time: Time) -> Timespec {
 }
 
 fn set_mtime(file: &File, time: Time) -> Result<(), Errno> {
-    let times = Timestamps { last_access: timespec(time), last_modification: timespec(time) };
-    futimens(file, &times)
+    let unread = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ };
+    futimens(file, &Timestamps { last_access: unread, last_modification: timespec(time) })
 }
 
 #[cfg(test)]

@@ -13,8 +13,10 @@ use super::{
     fencing::FencingToken,
     listing::Listings,
     open_files::{OpenFiles, WriteLocks},
+    refuse,
 };
 use crate::proto::{ClientId, SessionKey, code};
+use rustix::io::Errno;
 use std::{
     fs::File,
     path::PathBuf,
@@ -100,6 +102,14 @@ impl ServedSession {
             ended: RwLock::new(false),
             token: turn,
         })
+    }
+
+    /// Whether the session may change anything.
+    pub(super) fn may_change(&self) -> Result<(), Refusal> {
+        match self.access {
+            ExportAccess::Write => Ok(()),
+            ExportAccess::Read => Err(refuse("change a read-only export")(Errno::ROFS)),
+        }
     }
 
     /// Begins a change; it lasts until the guard is dropped.

@@ -12,7 +12,7 @@ use crate::proto::Time;
 use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use std::fs::File;
 
-const NAME: &str = "user.whimbrel.write";
+pub(super) const NAME: &str = "user.whimbrel.write";
 const LEN: usize = 24;
 /// Largest lag of the system's file times behind the clock, in nanoseconds: they are as coarse as its tick.
 const TICK: i128 = 20_000_000;

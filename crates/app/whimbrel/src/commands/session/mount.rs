@@ -91,6 +91,15 @@ pub(crate) struct MountSession {
     /// Let other users of this host use the mount, as far as modes and owners permit
     #[arg(long, alias = "others")]
     pub(crate) allow_other: bool,
+    /// Support extended attributes and POSIX access lists; each question about them goes to the server
+    #[arg(long)]
+    xattrs: bool,
+    /// Allow device nodes of the mount to be opened
+    #[arg(long)]
+    dev: bool,
+    /// Let programs on the mount run as their owner or group if their mode says so
+    #[arg(long)]
+    suid: bool,
     /// Name of the session for `whimbrel session` [default: the name of the directory]
     #[arg(long)]
     name: Option<String>,
@@ -249,6 +258,7 @@ impl MountSession {
         let mut options = SessionOptions::new(path.as_bytes(), names.cache.clone());
         options.capacity = self.cache_size.0;
         options.block = self.block.0;
+        options.xattrs = self.xattrs;
         options.settings = self.settings()?;
         options.references.clone_from(&self.reference);
         options.shared_cache.clone_from(&self.shared_cache);
@@ -263,6 +273,8 @@ impl MountSession {
         let session = runtime.block_on(Session::start(carrier, options)).map_err(no_session)?;
         let mut kernel = MountOptions::new(target, "whimbrel");
         kernel.allow_others = self.allow_other;
+        (kernel.devices, kernel.set_user_id) = (self.dev, self.suid);
+        kernel.access_lists = self.xattrs && self.allow_other;
         kernel.read_only = session.is_read_only();
         let mut mounted = Mounted::new(FuseOperations::new(&session), dir, &kernel)
             .map_err(|error| CliError::Session(error.into()))?;

@@ -6,15 +6,15 @@
 
 use super::transfer_rate::TransferRate;
 use crate::proto::{
-    Attr, ClientId, FIRST_WITH_CONDITIONS, Keyed, Op, OpCall, OpDone, Open, OpenCall, Opened, SPOKEN,
-    SessionKey, code, errno, request_name,
+    Attr, ClientId, FIRST_WITH_CONDITIONS, FIRST_WITH_NODES, Keyed, Op, OpCall, OpDone, Open, OpenCall,
+    Opened, SPOKEN, SessionKey, code, errno, request_name,
 };
 use bytes::Bytes;
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -105,12 +105,18 @@ struct OpenSession {
     key: SessionKey,
     /// Version that the server answers.
     protocol: u16,
+    /// Whether new files may have any owner, and devices may be created.
+    sets_owners: bool,
 }
+
+/// Bytes of an incarnation of the server; the next one tells whether it sets owners.
+const INCARNATION_LEN: usize = 16;
 
 impl OpenSession {
     /// The change in a form that the server knows: an older one checks no conditions.
     fn understood(&self, op: &Op) -> Op {
-        if self.protocol < FIRST_WITH_CONDITIONS { op.plain() } else { op.clone() }
+        let op = if self.protocol < FIRST_WITH_NODES { op.clone().without_nodes() } else { op.clone() };
+        if self.protocol < FIRST_WITH_CONDITIONS { op.plain() } else { op }
     }
 }
 
@@ -124,6 +130,8 @@ pub(in crate::client) struct ServerConnection {
     waited: AtomicU64,
     breaks: AtomicU64,
     restarts: AtomicU64,
+    /// Whether the last server set owners.
+    owners: AtomicBool,
     /// Requests by kind, indexed by the low bits of its number.
     kinds: [AtomicU64; KINDS],
     /// Number of waits for an answer, and their total in microseconds.
@@ -172,7 +180,9 @@ async fn open(
         let client = Bytes::copy_from_slice(settings.client.as_bytes());
         match connection.request::<OpenCall>(&wanted, client).await {
             Ok((opened, incarnation)) => {
-                return Ok((OpenSession { connection, key: opened.key, protocol }, opened, incarnation));
+                let sets_owners = incarnation.get(INCARNATION_LEN) == Some(&1);
+                let session = OpenSession { connection, key: opened.key, protocol, sets_owners };
+                return Ok((session, opened, incarnation));
             }
             Err(CallError::Refused { source })
                 if source.code == code::VERSION && protocol > SPOKEN.oldest =>
@@ -200,6 +210,7 @@ impl ServerConnection {
             waited: AtomicU64::new(0),
             breaks: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
+            owners: AtomicBool::new(false),
             kinds: Default::default(),
             waits: Default::default(),
             waiters: AtomicU64::new(0),
@@ -255,6 +266,20 @@ impl ServerConnection {
         self.up.borrow().as_ref().map_or_else(|| op.clone(), |up| up.understood(op))
     }
 
+    /// Whether the server knows files of every type, owners of new files and extended attributes; while there
+    /// is no connection, it counts as one that does.
+    pub(in crate::client) fn knows_nodes(&self) -> bool {
+        self.up.borrow().as_ref().is_none_or(|up| up.protocol >= FIRST_WITH_NODES)
+    }
+
+    /// Whether new files may have any owner.
+    pub(in crate::client) fn sets_owners(&self) -> bool {
+        if let Some(up) = &*self.up.borrow() {
+            self.owners.store(up.sets_owners, Ordering::Relaxed);
+        }
+        self.owners.load(Ordering::Relaxed)
+    }
+
     pub(in crate::client) fn is_up(&self) -> bool {
         self.up.borrow().is_some()
     }
@@ -299,7 +324,12 @@ impl ServerConnection {
     }
 
     pub(in crate::client) fn has_waiters(&self) -> bool {
-        self.waiters.load(Ordering::Relaxed) > 0
+        self.waiters() > 0
+    }
+
+    /// Number of programs that wait.
+    pub(in crate::client) fn waiters(&self) -> u64 {
+        self.waiters.load(Ordering::Relaxed)
     }
 
     /// Number of waits of programs, and their total.

@@ -161,6 +161,14 @@ impl Core {
         Ok(out)
     }
 
+    /// Whether a range is in the cache.
+    pub(in crate::client) fn has_content(&self, id: u64, offset: u64, size: u32) -> bool {
+        let Some(file) = self.inodes().get(id).and_then(|node| node.file) else { return false };
+        let Some(record) = self.cache.file(file) else { return false };
+        let mut out = vec![0; u64::from(size).min(record.size.saturating_sub(offset)) as usize];
+        matches!(self.cache.read(file, offset, &mut out), Ok(CacheRead::Complete))
+    }
+
     pub(in crate::client) fn read_ahead(
         &self,
         id: u64,

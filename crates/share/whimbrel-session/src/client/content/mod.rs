@@ -5,3 +5,4 @@ pub(in crate::client) mod file_content;
 pub(in crate::client) mod free_space;
 pub(in crate::client) mod hole_query;
 pub(in crate::client) mod server_copies;
+pub(in crate::client) mod space;

@@ -2,14 +2,17 @@
 
 use crate::client::{
     content::file_content::FileHandle,
-    namespace::{directory_cache::errno_of_path_error, inodes::InodeTable},
+    namespace::{
+        directory_cache::{errno_of_path_error, kernel_kind},
+        inodes::{InodeTable, NameLookup},
+    },
     session::{Core, Session},
 };
-use crate::proto::{Kind, Name, Time};
+use crate::proto::{AttrChange, DeviceNumber, Name, Node, Time, XattrAction};
 use bytes::Bytes;
 use std::{
     collections::HashMap,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::Path,
     sync::{
@@ -19,8 +22,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use whimbrel_fuse::{
-    Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Opened, Result, SetAttributes,
-    SetTime, StatFs,
+    Access, Attributes, Caller, DirEntry, Entry, Errno, FileKind, FileSystem, Opened, Question, Result,
+    SetAttributes, SetTime, StatFs,
 };
 
 /// Longest time for which the kernel may cache names and attributes, so that changed settings take effect
@@ -28,6 +31,10 @@ use whimbrel_fuse::{
 const MAX_KERNEL_TTL: Duration = Duration::from_secs(60);
 /// `RENAME_NOREPLACE` of renameat2(2).
 const NO_REPLACE: u32 = 1;
+/// `SEEK_DATA` of lseek(2).
+const SEEK_DATA: i32 = 3;
+/// `SEEK_HOLE` of lseek(2).
+const SEEK_HOLE: i32 = 4;
 
 type Listing = Arc<Vec<(Name, u64, FileKind)>>;
 
@@ -65,16 +72,9 @@ impl FuseOperations {
         number
     }
 
-    fn create_entry(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        kind: Kind,
-        mode: u32,
-        target: Option<Vec<u8>>,
-    ) -> Result<Entry> {
+    fn create_entry(&self, by: Caller, parent: u64, name: &OsStr, node: Node, mode: u32) -> Result<Entry> {
         let name = name_of(name)?;
-        let id = self.core.create(parent, &name, kind, (mode & 0o7777) as u16, target)?;
+        let id = self.core.create(parent, &name, node, (mode & 0o7777) as u16, (by.uid, by.gid))?;
         self.entry(id)
     }
 }
@@ -98,13 +98,13 @@ fn time_of(time: SystemTime) -> Time {
 }
 
 fn kind_of(nodes: &InodeTable, id: u64) -> FileKind {
-    match nodes.get(id).map(|node| node.attr.kind) {
-        Some(Kind::Dir) => FileKind::Directory,
-        Some(Kind::Symlink) => FileKind::Link,
-        Some(Kind::Fifo) => FileKind::Pipe,
-        Some(Kind::Socket) => FileKind::Socket,
-        Some(Kind::Device) => FileKind::CharDevice,
-        Some(Kind::File) | None => FileKind::File,
+    nodes.get(id).map_or(FileKind::File, |node| kernel_kind(&node.attr))
+}
+
+fn set_time(time: SetTime) -> Time {
+    match time {
+        SetTime::Now => Time::now(),
+        SetTime::At(time) => time_of(time),
     }
 }
 
@@ -146,13 +146,15 @@ impl FileSystem for FuseOperations {
                 self.core.close(inode)?;
             }
         }
-        let mtime = change.modified.map(|time| match time {
-            SetTime::Now => Time::now(),
-            SetTime::At(time) => time_of(time),
-        });
-        if change.mode.is_some() || change.uid.is_some() || change.gid.is_some() || mtime.is_some() {
-            let mode = change.mode.map(|mode| (mode & 0o7777) as u16);
-            self.core.set_attr(inode, mode, (change.uid, change.gid), mtime)?;
+        let set = AttrChange {
+            mode: change.mode.map(|mode| (mode & 0o7777) as u16),
+            uid: change.uid,
+            gid: change.gid,
+            atime: change.accessed.map(set_time),
+            mtime: change.modified.map(set_time),
+        };
+        if set != AttrChange::default() {
+            self.core.set_attr(inode, set)?;
         }
         Ok((self.core.attributes(inode)?, self.ttl()))
     }
@@ -161,19 +163,24 @@ impl FileSystem for FuseOperations {
         self.core.readlink(inode)
     }
 
-    fn mknod(&self, _: Caller, parent: u64, name: &OsStr, mode: u32, _: u32) -> Result<Entry> {
-        match FileKind::of_mode(mode) {
-            Some(FileKind::File) => self.create_entry(parent, name, Kind::File, mode, None),
-            _ => Err(Errno::EPERM),
-        }
+    fn mknod(&self, by: Caller, parent: u64, name: &OsStr, mode: u32, device: u32) -> Result<Entry> {
+        let node = match FileKind::of_mode(mode) {
+            Some(FileKind::File) => Node::File,
+            Some(FileKind::Pipe) => Node::Fifo,
+            Some(FileKind::Socket) => Node::Socket,
+            Some(FileKind::CharDevice) => Node::Char(DeviceNumber(device)),
+            Some(FileKind::BlockDevice) => Node::Block(DeviceNumber(device)),
+            _ => return Err(Errno::EPERM),
+        };
+        self.create_entry(by, parent, name, node, mode)
     }
 
-    fn mkdir(&self, _: Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry> {
-        self.create_entry(parent, name, Kind::Dir, mode, None)
+    fn mkdir(&self, by: Caller, parent: u64, name: &OsStr, mode: u32) -> Result<Entry> {
+        self.create_entry(by, parent, name, Node::Dir, mode)
     }
 
-    fn symlink(&self, _: Caller, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
-        self.create_entry(parent, name, Kind::Symlink, 0o777, Some(target.as_os_str().as_bytes().to_vec()))
+    fn symlink(&self, by: Caller, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
+        self.create_entry(by, parent, name, Node::Symlink(target.as_os_str().as_bytes().to_vec()), 0o777)
     }
 
     fn unlink(&self, _: Caller, parent: u64, name: &OsStr) -> Result<()> {
@@ -204,14 +211,15 @@ impl FileSystem for FuseOperations {
 
     fn create(
         &self,
-        _: Caller,
+        by: Caller,
         parent: u64,
         name: &OsStr,
         mode: u32,
         access: Access,
     ) -> Result<(Entry, Opened)> {
         let wanted = name_of(name)?;
-        let id = match self.core.create(parent, &wanted, Kind::File, (mode & 0o7777) as u16, None) {
+        let (mode, owner) = ((mode & 0o7777) as u16, (by.uid, by.gid));
+        let id = match self.core.create(parent, &wanted, Node::File, mode, owner) {
             // Another program was faster; that matters only with `O_EXCL`.
             Err(Errno::EEXIST) if !access.exclusive() => self.core.lookup(parent, &wanted)?,
             made => made?,
@@ -284,10 +292,73 @@ impl FileSystem for FuseOperations {
         self.core.fsync_dir(inode)
     }
 
-    /// There are no extended attributes. ENOSYS makes the kernel stop asking: it would look for capabilities
-    /// to drop before each write.
-    fn getxattr(&self, _: Caller, _: u64, _: &OsStr) -> Result<Vec<u8>> {
-        Err(Errno::ENOSYS)
+    /// Without extended attributes, ENOSYS makes the kernel stop asking: it would look for capabilities to drop
+    /// before each write. There are none of those in any case.
+    fn getxattr(&self, _: Caller, inode: u64, name: &OsStr) -> Result<Vec<u8>> {
+        if !self.core.options.xattrs {
+            return Err(Errno::ENOSYS);
+        }
+        if name.as_bytes().starts_with(b"security.") {
+            return Err(Errno::ENODATA);
+        }
+        self.core.xattr(inode, name.as_bytes())
+    }
+
+    fn listxattr(&self, _: Caller, inode: u64) -> Result<Vec<OsString>> {
+        if !self.core.options.xattrs {
+            return Ok(Vec::new());
+        }
+        let names = self.core.xattr_names(inode)?;
+        let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+        Ok(names.map(|name| OsStr::from_bytes(name).to_owned()).collect())
+    }
+
+    fn setxattr(&self, _: Caller, inode: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+        if !self.core.options.xattrs {
+            return Err(Errno::ENOTSUP);
+        }
+        let action = XattrAction::Set(name.as_bytes().to_vec(), flags as u32);
+        self.core.change_xattr(inode, action, value)
+    }
+
+    fn removexattr(&self, _: Caller, inode: u64, name: &OsStr) -> Result<()> {
+        if !self.core.options.xattrs {
+            return Err(Errno::ENOTSUP);
+        }
+        self.core.change_xattr(inode, XattrAction::Remove(name.as_bytes().to_vec()), &[])
+    }
+
+    fn fallocate(&self, inode: u64, _: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
+        self.core.fallocate(inode, offset, length, mode)
+    }
+
+    fn lseek(&self, inode: u64, _: u64, offset: i64, whence: i32) -> Result<i64> {
+        match whence {
+            SEEK_DATA | SEEK_HOLE => self.core.seek_content(inode, offset, whence == SEEK_DATA),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Whether names, attributes or content are in the cache, so that many requests which wait for the server
+    /// do not hold this one up.
+    fn answers_now(&self, question: Question<'_>) -> bool {
+        match question {
+            Question::Lookup(parent, name) => name_of(name).is_ok_and(|name| {
+                let ttl = self.core.ttl_of(parent);
+                self.core.inodes().look_up(parent, &name, ttl) != NameLookup::Ask
+            }),
+            Question::Attributes(inode) => {
+                let ttl = self.core.ttl_of(inode);
+                self.core.inodes().get(inode).is_none_or(|node| node.is_fresh(ttl))
+            }
+            Question::List(inode) => {
+                let ttl = self.core.ttl_of(inode);
+                self.core.inodes().is_complete(inode, ttl)
+            }
+            Question::Read(inode, offset, size) => self.core.has_content(inode, offset, size),
+            Question::Handle => true,
+            Question::Other => false,
+        }
     }
 
     fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {

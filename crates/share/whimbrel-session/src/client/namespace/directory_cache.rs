@@ -244,32 +244,32 @@ impl Core {
 
     /// Attributes of an inode for the kernel.
     pub(in crate::client) fn attributes(&self, id: u64) -> Result<Attributes> {
-        let (attr, file, mtime) = {
+        let (attr, file, mtime, atime, named) = {
             let nodes = self.inodes();
             let node = nodes.get(id).ok_or(Errno::ESTALE)?;
-            (node.attr, node.file, node.mtime)
+            (node.attr, node.file, node.mtime, node.atime, id == ROOT || !node.names.is_empty())
         };
-        let kind = match attr.kind {
-            Kind::File => FileKind::File,
-            Kind::Dir => FileKind::Directory,
-            Kind::Symlink => FileKind::Link,
-            Kind::Fifo => FileKind::Pipe,
-            Kind::Socket => FileKind::Socket,
-            Kind::Device => FileKind::CharDevice,
-        };
-        let mut out = Attributes::new(id, kind, attr.mode);
+        let mut out = Attributes::new(id, kernel_kind(&attr), attr.mode);
         let (mut modified, mut size) = (attr.mtime, attr.size);
-        if let Some(record) = file.and_then(|file| self.cache.file(file)).filter(|record| record.dirty) {
+        let written = file.and_then(|file| self.cache.file(file)).filter(|record| record.dirty);
+        let dirty = written.is_some();
+        if let Some(record) = written {
             size = record.size;
             modified = record.mtime.or(mtime).unwrap_or(modified);
         }
         out.size = size;
         out.allocated = attr.blocks * 512;
-        out.links = attr.links.max(1);
+        if let Some((number, _)) = attr.device() {
+            (out.device, out.size, out.allocated) = (number.0, 0, 0);
+        }
+        out.links = if named { attr.links.max(1) } else { attr.links };
         (out.uid, out.gid) = self.options.id_map.to_local((attr.uid, attr.gid), self.server_ids);
         out.modified = system_time(modified);
-        out.accessed = out.modified;
-        out.changed = system_time(attr.ctime).max(out.modified);
+        out.accessed = atime.map_or(out.modified, system_time);
+        out.changed = system_time(attr.ctime);
+        if dirty {
+            out.changed = out.changed.max(out.modified);
+        }
         Ok(out)
     }
 
@@ -305,6 +305,19 @@ impl Core {
             }
         }
         Ok(())
+    }
+}
+
+/// Type of a file for the kernel.
+pub(in crate::client) fn kernel_kind(attr: &Attr) -> FileKind {
+    match attr.kind {
+        Kind::File => FileKind::File,
+        Kind::Dir => FileKind::Directory,
+        Kind::Symlink => FileKind::Link,
+        Kind::Fifo => FileKind::Pipe,
+        Kind::Socket => FileKind::Socket,
+        Kind::Device if attr.device().is_some_and(|(_, block)| block) => FileKind::BlockDevice,
+        Kind::Device => FileKind::CharDevice,
     }
 }
 

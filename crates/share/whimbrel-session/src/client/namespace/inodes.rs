@@ -47,6 +47,8 @@ impl Dir {
 #[derive(Debug)]
 pub(in crate::client) struct Inode {
     pub(in crate::client) attr: Attr,
+    /// Time of the last access, if it was set here.
+    pub(in crate::client) atime: Option<Time>,
     /// Time at which the server reported the attributes; none if they were set here.
     pub(in crate::client) reported_at: Option<Instant>,
     /// Parent directories and names; several for hard links, none once it is removed.
@@ -92,6 +94,7 @@ impl Inode {
         let dir = (attr.kind == Kind::Dir).then(Dir::default);
         Self {
             attr,
+            atime: None,
             reported_at,
             names: Vec::new(),
             refs: 0,
@@ -105,6 +108,12 @@ impl Inode {
             conflicted: false,
             epoch: None,
         }
+    }
+
+    /// Makes the attributes stale, so that the server is asked again.
+    pub(in crate::client) fn expire(&mut self) {
+        let long_ago = Duration::from_secs(3600 * 24 * 400);
+        self.reported_at = Some(Instant::now().checked_sub(long_ago).unwrap_or_else(Instant::now));
     }
 
     pub(in crate::client) fn is_fresh(&self, ttl: Duration) -> bool {
@@ -363,6 +372,20 @@ impl InodeTable {
         node.file
     }
 
+    /// Records that a name of this directory was changed here, and `links` directories came or went. If the
+    /// server has made the change, its attributes are requested when they are needed again.
+    pub(in crate::client) fn dir_changed(&mut self, id: u64, links: i32, made: bool) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let Some(dir) = &mut node.dir else { return };
+        dir.changes += 1;
+        let now = Time::now();
+        (node.attr.mtime, node.attr.ctime) = (now, now);
+        node.attr.links = node.attr.links.saturating_add_signed(links);
+        if made {
+            node.expire();
+        }
+    }
+
     /// Makes everything stale except what was changed here.
     pub(in crate::client) fn expire_all(&mut self) {
         for (id, node) in &mut self.nodes {
@@ -371,9 +394,7 @@ impl InodeTable {
             if node.local {
                 continue;
             }
-            node.reported_at = Some(
-                Instant::now().checked_sub(Duration::from_secs(3600 * 24 * 400)).unwrap_or_else(Instant::now),
-            );
+            node.expire();
             if let Some(dir) = &mut node.dir {
                 dir.listed_at = None;
             }

@@ -1,4 +1,4 @@
-//! Changes of names and attributes: create, remove, rename, link and set attributes.
+//! Changes of names: create, remove, rename and link. Those of attributes are in `attribute_changes.rs`.
 //!
 //! Under write-through the server makes a change first, and it is applied here afterwards. Under write-back
 //! it is applied here, with a record in the journal, and the server makes it later in the same order. The
@@ -15,41 +15,91 @@ use crate::client::{
 };
 use crate::{
     cache::FileRecord,
-    proto::{Attr, Ident, Kind, Known, Name, Op, RelPath, Time, Version},
+    proto::{Attr, Ident, Kind, Known, Name, Node, Op, Owner, RelPath, Time, Version},
 };
 use std::time::Instant;
 use whimbrel_fuse::{Errno, Result};
 
+/// The set-group-id bit: new files in a directory with it belong to its group.
+const SET_GROUP: u16 = 0o2000;
+
+/// A file that is created here.
+struct NewFile {
+    node: Node,
+    mode: u16,
+    /// Owner on the server, if it is not the usual one.
+    owner: Option<Owner>,
+    stamp: Time,
+}
+
+impl NewFile {
+    fn target(&self) -> Option<Vec<u8>> {
+        if let Node::Symlink(target) = &self.node { Some(target.clone()) } else { None }
+    }
+
+    /// Links that the directory above gets by it.
+    fn links_of_parent(&self) -> i32 {
+        i32::from(self.node == Node::Dir)
+    }
+
+    /// Attributes until the server reports them.
+    fn attr(&self, Owner { uid, gid }: Owner) -> Attr {
+        let (size, blocks) = match &self.node {
+            Node::Symlink(target) => (target.len() as u64, 0),
+            Node::Char(number) => (u64::from(number.0), 0),
+            Node::Block(number) => (u64::from(number.0), 1),
+            _ => (0, 0),
+        };
+        Attr {
+            ident: Ident::default(),
+            kind: self.node.kind(),
+            mode: self.mode,
+            links: if self.node == Node::Dir { 2 } else { 1 },
+            uid,
+            gid,
+            size,
+            blocks,
+            mtime: self.stamp,
+            ctime: self.stamp,
+        }
+    }
+}
+
 impl Core {
-    /// Creates a file, directory or symlink.
+    /// Creates a file of any type for a user and group of this host.
     pub(in crate::client) fn create(
         &self,
         parent: u64,
         name: &Name,
-        kind: Kind,
+        node: Node,
         mode: u16,
-        target: Option<Vec<u8>>,
+        caller: (u32, u32),
     ) -> Result<u64> {
         let path = self.inodes().path_of(parent, name).map_err(errno_of_path_error)?;
         let stamp = self.stamp();
-        let op = match (kind, &target) {
-            (Kind::Dir, _) => Op::Mkdir { path: path.clone(), mode },
-            (Kind::Symlink, Some(target)) => Op::Symlink { path: path.clone(), target: target.clone() },
-            (Kind::File, _) => Op::Create { path: path.clone(), mode, stamp },
-            _ => return Err(Errno::EPERM),
+        let (owner, mode) = self.owner_of_new(parent, &node, mode, caller);
+        let op = match &node {
+            _ if owner.is_some() => Op::Make { path: path.clone(), node: node.clone(), mode, owner, stamp },
+            Node::Dir => Op::Mkdir { path: path.clone(), mode },
+            Node::Symlink(target) => Op::Symlink { path: path.clone(), target: target.clone() },
+            Node::File => Op::Create { path: path.clone(), mode, stamp },
+            Node::Char(_) | Node::Block(_) if !self.connection.sets_owners() => return Err(Errno::EPERM),
+            _ if !self.connection.knows_nodes() => return Err(Errno::EPERM),
+            _ => Op::Make { path: path.clone(), node: node.clone(), mode, owner, stamp },
         };
+        let new = NewFile { node, mode, owner, stamp };
         if self.is_deferred(&path, &[parent])? {
-            return self.create_deferred(parent, name, kind, mode, target, (path, op, stamp));
+            return self.create_deferred(parent, name, new, (path, op));
         }
         let Some(attr) = self.make_change_now(&op)?.attr else { return Err(Errno::EIO) };
         let mut nodes = self.inodes();
+        nodes.dir_changed(parent, new.links_of_parent(), true);
         if let Some(dir) = nodes.dir(parent) {
-            dir.changes += 1;
             dir.name_created(name);
         }
         let (id, _) = nodes.adopt(parent, name, attr);
         if let Some(node) = nodes.get_mut(id) {
-            node.target = target;
+            node.target = new.target();
             // The content of the new directory is known: it is empty.
             if let Some(dir) = &mut node.dir {
                 dir.listed_at = Some(Instant::now());
@@ -58,39 +108,46 @@ impl Core {
         Ok(id)
     }
 
+    /// Owner and mode of a new file. In a directory with the set-group-id bit it gets that group, and a
+    /// directory that bit. The owner is left to the server if it cannot set another, if the user has no
+    /// number there, or if it is what the server sets anyway.
+    fn owner_of_new(
+        &self,
+        parent: u64,
+        node: &Node,
+        mode: u16,
+        (uid, gid): (u32, u32),
+    ) -> (Option<Owner>, u16) {
+        let above = self.inodes().get(parent).map(|node| node.attr);
+        let group = above.filter(|attr| attr.mode & SET_GROUP != 0).map(|attr| attr.gid);
+        let mode = if group.is_some() && *node == Node::Dir { mode | SET_GROUP } else { mode };
+        if !self.connection.sets_owners() {
+            return (None, mode);
+        }
+        let Ok((Some(uid), Some(gid))) = self.server_owner(Some(uid), Some(gid)) else { return (None, mode) };
+        let owner = Owner { uid, gid: group.unwrap_or(gid) };
+        let usual = Owner { uid: self.server_ids.0, gid: group.unwrap_or(self.server_ids.1) };
+        ((owner != usual).then_some(owner), mode)
+    }
+
     fn create_deferred(
         &self,
         parent: u64,
         name: &Name,
-        kind: Kind,
-        mode: u16,
-        target: Option<Vec<u8>>,
-        (path, op, stamp): (RelPath, Op, Time),
+        new: NewFile,
+        (path, op): (RelPath, Op),
     ) -> Result<u64> {
         let mut nodes = self.inodes();
         if nodes.dir(parent).ok_or(Errno::ENOTDIR)?.entries.contains_key(name) {
             return Err(Errno::EEXIST);
         }
         let number = self.cache.add_op(op).map_err(errno_of)?;
-        let (uid, gid) = self.server_ids;
-        let size = target.as_ref().map_or(0, |target| target.len() as u64);
-        let links = if kind == Kind::Dir { 2 } else { 1 };
-        let attr = Attr {
-            ident: Ident::default(),
-            kind,
-            mode,
-            links,
-            uid,
-            gid,
-            size,
-            blocks: 0,
-            mtime: stamp,
-            ctime: stamp,
-        };
-        let id = nodes.add_local(parent, name, attr);
-        let file = match kind {
-            Kind::File => {
-                let base = Version { size: 0, mtime: stamp, ctime: stamp };
+        let above = nodes.get(parent).map(|node| node.attr).filter(|attr| attr.mode & SET_GROUP != 0);
+        let usual = Owner { uid: self.server_ids.0, gid: above.map_or(self.server_ids.1, |attr| attr.gid) };
+        let id = nodes.add_local(parent, name, new.attr(new.owner.unwrap_or(usual)));
+        let file = match new.node {
+            Node::File => {
+                let base = Version { size: 0, mtime: new.stamp, ctime: new.stamp };
                 let record = FileRecord {
                     path,
                     ident: None,
@@ -107,11 +164,9 @@ impl Core {
             }
             _ => None,
         };
-        if let Some(dir) = nodes.dir(parent) {
-            dir.changes += 1;
-        }
+        nodes.dir_changed(parent, new.links_of_parent(), false);
         if let Some(node) = nodes.get_mut(id) {
-            node.target = target;
+            node.target = new.target();
             node.file = file;
             node.ops.push(number);
         }
@@ -151,7 +206,7 @@ impl Core {
             self.make_change_now(&op)?;
             let mut nodes = self.inodes();
             self.use_other_name(&nodes, id, (parent, name))?;
-            return self.removed(&mut nodes, parent, name, id);
+            return self.removed(&mut nodes, (parent, name), id, true);
         }
         let mut nodes = self.inodes();
         if dir && nodes.dir(id).is_some_and(|dir| !dir.entries.is_empty()) {
@@ -175,7 +230,7 @@ impl Core {
             let number = self.cache.add_op(op.if_known(condition)).map_err(errno_of)?;
             self.writeback.queue(number, id, &[parent]);
         }
-        self.removed(&mut nodes, parent, name, id)
+        self.removed(&mut nodes, (parent, name), id, false)
     }
 
     /// Writes back a file with other names under the name that the server knows.
@@ -221,7 +276,7 @@ impl Core {
 
     /// What is known of a file that a change may replace or remove: another client's newer content must not
     /// be lost by it.
-    fn known(&self, node: &Inode) -> Option<Known> {
+    pub(super) fn known(&self, node: &Inode) -> Option<Known> {
         if node.attr.kind != Kind::File {
             return None;
         }
@@ -238,18 +293,28 @@ impl Core {
     }
 
     /// Removes a name here. Dirty content of a file without a name is dropped.
-    fn removed(&self, nodes: &mut InodeTable, parent: u64, name: &Name, id: u64) -> Result<()> {
+    fn removed(
+        &self,
+        nodes: &mut InodeTable,
+        (parent, name): (u64, &Name),
+        id: u64,
+        made: bool,
+    ) -> Result<()> {
         nodes.unlink(parent, name);
-        if let Some(dir) = nodes.dir(parent) {
-            dir.changes += 1;
-        }
-        self.drop_if_nameless(nodes, id)
+        let dir = nodes.get(id).is_some_and(|node| node.attr.kind == Kind::Dir);
+        nodes.dir_changed(parent, if dir { -1 } else { 0 }, made);
+        self.drop_if_nameless(nodes, id, made)
     }
 
     /// Drops a file that may have lost its last name.
-    fn drop_if_nameless(&self, nodes: &mut InodeTable, id: u64) -> Result<()> {
+    fn drop_if_nameless(&self, nodes: &mut InodeTable, id: u64, made: bool) -> Result<()> {
         let Some(node) = nodes.get_mut(id) else { return Ok(()) };
-        node.attr.links = node.attr.links.saturating_sub(1);
+        let lost = if node.attr.kind == Kind::Dir { 2 } else { 1 };
+        node.attr.links = node.attr.links.saturating_sub(lost);
+        node.attr.ctime = Time::now();
+        if made && !node.names.is_empty() {
+            node.expire();
+        }
         let gone =
             node.names.is_empty() && (node.local || node.attr.links == 0 || node.attr.kind == Kind::Dir);
         if !gone {
@@ -311,7 +376,7 @@ impl Core {
             })?;
             let mut nodes = self.inodes();
             replaced.map_or(Ok(()), |other| self.use_other_name(&nodes, other, to))?;
-            self.renamed(&mut nodes, id, from, to, replaced, &paths)?;
+            self.renamed(&mut nodes, id, (from, to), replaced, &paths, true)?;
             drop(nodes);
             // The inode change time is the result of this change.
             made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
@@ -327,7 +392,7 @@ impl Core {
             node.ops.clear();
         }
         self.writeback.queue_rename(number, id, &[from.0, to.0]);
-        self.renamed(&mut nodes, id, from, to, replaced, &paths)
+        self.renamed(&mut nodes, id, (from, to), replaced, &paths, false)
     }
 
     fn is_dir(&self, id: u64) -> bool {
@@ -351,23 +416,25 @@ impl Core {
         &self,
         nodes: &mut InodeTable,
         id: u64,
-        from: (u64, &Name),
-        to: (u64, &Name),
+        (from, to): ((u64, &Name), (u64, &Name)),
         replaced: Option<u64>,
         paths: &(RelPath, RelPath),
+        made: bool,
     ) -> Result<()> {
         if replaced.is_some() {
             nodes.unlink(to.0, to.1);
         }
         nodes.unlink(from.0, from.1);
         nodes.link(to.0, to.1, id);
-        for dir in [from.0, to.0] {
-            if let Some(dir) = nodes.dir(dir) {
-                dir.changes += 1;
-            }
+        let is_dir = |id| nodes.get(id).is_some_and(|node| node.attr.kind == Kind::Dir);
+        let (moves, ends) = (is_dir(id), replaced.is_some_and(is_dir));
+        nodes.dir_changed(from.0, -i32::from(moves), made);
+        nodes.dir_changed(to.0, i32::from(moves) - i32::from(ends), made);
+        if let Some(node) = nodes.get_mut(id) {
+            node.attr.ctime = Time::now();
         }
         if let Some(other) = replaced {
-            self.drop_if_nameless(nodes, other)?;
+            self.drop_if_nameless(nodes, other, made)?;
         }
         let node = nodes.get(id);
         match node.and_then(|node| node.file) {
@@ -401,152 +468,23 @@ impl Core {
             }
             let number = self.cache.add_op(op).map_err(errno_of)?;
             self.writeback.queue(number, id, &[parent]);
-            self.linked(&mut nodes, id, parent, name);
+            self.linked(&mut nodes, id, (parent, name), false);
             return Ok(());
         }
         let made = self.make_change_now(&op)?;
-        self.linked(&mut self.inodes(), id, parent, name);
+        self.linked(&mut self.inodes(), id, (parent, name), true);
         made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
         Ok(())
     }
 
-    fn linked(&self, nodes: &mut InodeTable, id: u64, parent: u64, name: &Name) {
+    fn linked(&self, nodes: &mut InodeTable, id: u64, (parent, name): (u64, &Name), made: bool) {
         nodes.link(parent, name, id);
         if let Some(node) = nodes.get_mut(id) {
             node.attr.links += 1;
+            node.attr.ctime = Time::now();
             // The creation cannot be cancelled any more: another change builds on it.
             node.ops.clear();
         }
-        if let Some(dir) = nodes.dir(parent) {
-            dir.changes += 1;
-        }
-    }
-
-    /// Changes mode, owner and times.
-    pub(in crate::client) fn set_attr(
-        &self,
-        id: u64,
-        mode: Option<u16>,
-        owner: (Option<u32>, Option<u32>),
-        mtime: Option<Time>,
-    ) -> Result<()> {
-        let path = self.inodes().path(id);
-        let (uid, gid) = self.server_owner(owner.0, owner.1)?;
-        let file = self.inodes().get(id).ok_or(Errno::ESTALE)?.file;
-        let dirty = file.and_then(|file| self.cache.file(file)).is_some_and(|record| record.dirty);
-        let mut mtime = mtime;
-        if let (Some(time), Some(file), true) = (mtime, file, dirty) {
-            // The write-back sets the time, after the content.
-            self.cache.update_file(file, |record| record.mtime = Some(time)).map_err(errno_of)?;
-            mtime = None;
-            if mode.is_none() && uid.is_none() && gid.is_none() {
-                return Ok(());
-            }
-        }
-        let Some(path) = path else { return Ok(()) };
-        let mut known = self.inodes().get(id).and_then(|node| self.known(node));
-        if let Some(known) = known.as_mut()
-            && (mtime.is_none() || self.policy_of(&path) == Policy::Through)
-        {
-            // Only a new time that was queued hides that somebody else has written the file meanwhile.
-            known.times.clear();
-        }
-        let op = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime }.if_known(known);
-        match self.policy_of(&path) {
-            Policy::None => return Err(Errno::EROFS),
-            Policy::Through => {
-                let made = self.make_change_now(&op)?;
-                made.attr.into_iter().for_each(|attr| self.adopt_own_change(id, &op, attr, made.before));
-            }
-            Policy::Back => {
-                let mut nodes = self.inodes();
-                let number = self.cache.add_op(op).map_err(errno_of)?;
-                if let Some(node) = nodes.get_mut(id) {
-                    // Can be cancelled only together with the creation.
-                    if node.local && !node.ops.is_empty() {
-                        node.ops.push(number);
-                    }
-                    node.attr.mode = mode.unwrap_or(node.attr.mode);
-                    node.attr.uid = uid.unwrap_or(node.attr.uid);
-                    node.attr.gid = gid.unwrap_or(node.attr.gid);
-                    node.attr.mtime = mtime.unwrap_or(node.attr.mtime);
-                    node.attr.ctime = Time::now();
-                }
-                self.writeback.queue(number, id, &[]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adopts attributes after a change by this client, which has left the content as it was. If somebody
-    /// else wrote the file before, its content here keeps the old version: it is dropped, or found to be a
-    /// conflict.
-    pub(in crate::client) fn adopt_own_change(&self, id: u64, op: &Op, attr: Attr, before: Option<Version>) {
-        let Some(file) =
-            self.inodes().get(id).filter(|node| node.attr.ident == attr.ident).map(|node| node.file)
-        else {
-            return;
-        };
-        let updated = file.map_or(Ok(()), |file| {
-            self.cache.update_file(file, |record| {
-                if is_content_of(record.base, op, &attr, before) {
-                    record.base = attr.version();
-                }
-            })
-        });
-        if let Err(error) = updated {
-            errno_of(error);
-        }
-        self.store_attr(id, attr);
-    }
-}
-
-/// Whether a file with these attributes after our change `op` still has the content of the version `base`.
-fn is_content_of(base: Version, op: &Op, attr: &Attr, before: Option<Version>) -> bool {
-    let sets_time = matches!(op.plain(), Op::SetAttr { mtime: Some(_), .. });
-    let same_time = attr.mtime == base.mtime;
-    let unwritten = match before {
-        Some(before) => before == base && (same_time || sets_time),
-        // An older server, or a lost answer; a time that we set hides that of another writer.
-        None => same_time && !sets_time,
-    };
-    unwritten && attr.size == base.size
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn content_is_ours_only_if_nobody_wrote_it_between_what_we_know_and_our_change() {
-        let time = |seconds| Time { seconds, nanos: 0 };
-        let version = |mtime, ctime| Version { size: 8, mtime: time(mtime), ctime: time(ctime) };
-        let path = RelPath::root();
-        let (mode, uid, gid) = (Some(0o600), None, None);
-        let chmod = Op::SetAttr { path: path.clone(), mode, uid, gid, mtime: None };
-        let touch = Op::SetAttr { path, mode: None, uid, gid, mtime: Some(time(50)) };
-        let after = |mtime, size| Attr {
-            ident: Ident::default(),
-            kind: Kind::File,
-            mode: 0,
-            links: 1,
-            uid: 0,
-            gid: 0,
-            size,
-            blocks: 0,
-            mtime: time(mtime),
-            ctime: time(99),
-        };
-        let base = version(1, 2);
-        let same = |op, attr, before| is_content_of(base, op, &attr, before);
-        assert!(same(&chmod, after(1, 8), Some(base)) && same(&chmod, after(1, 8), None));
-        assert!(same(&touch, after(50, 8), Some(base)));
-        assert!(!same(&touch, after(50, 8), None), "an older server does not tell");
-        assert!(!same(&chmod, after(3, 8), Some(version(3, 3))), "written by somebody else");
-        assert!(!same(&chmod, after(3, 8), None));
-        assert!(!same(&touch, after(50, 8), Some(version(3, 3))));
-        assert!(!same(&chmod, after(1, 8), Some(version(1, 7))), "written, and the time set back");
-        assert!(!same(&chmod, after(3, 8), Some(base)), "written after the server looked");
-        assert!(!same(&chmod, after(1, 9), Some(base)));
+        nodes.dir_changed(parent, 0, made);
     }
 }

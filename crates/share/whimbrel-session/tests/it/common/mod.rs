@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::Semaphore};
 use whimbrel_fuse::{MountOptions, Mounted};
 use whimbrel_session::{
-    client::{Connector, FuseOperations, Policy, Session, SessionError, SessionOptions},
+    client::{Connector, FuseOperations, IdMap, Policy, Session, SessionError, SessionOptions},
     server::{Export, Limits, Server},
 };
 use whimbrel_wire::{
@@ -211,7 +211,10 @@ impl World {
                 begun => break begun.unwrap(),
             }
         };
-        let options = MountOptions::new("test", "whimbrel");
+        let mut options = MountOptions::new("test", "whimbrel");
+        // A session with the numbers of the server is root's, for all users of the host.
+        options.allow_others = self.options.id_map == IdMap::Same;
+        (options.access_lists, options.devices) = (self.options.xattrs && options.allow_others, true);
         let mounted = Mounted::new(FuseOperations::new(&session), &self.mount(), &options).unwrap();
         session.mounted(mounted.notifier().unwrap());
         self.session = Some(session);
@@ -259,6 +262,12 @@ pub fn back(options: &mut SessionOptions) {
     options.settings.policy = Policy::Back;
     options.settings.delay = None;
     options.settings.fresh = None;
+}
+
+/// A session of root that shows every owner, and extended attributes.
+pub fn root(options: &mut SessionOptions) {
+    options.id_map = IdMap::Same;
+    options.xattrs = true;
 }
 
 /// Waits until a condition holds.
