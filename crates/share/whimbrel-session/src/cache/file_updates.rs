@@ -224,6 +224,15 @@ impl BlockCache {
         self.read_state().index.blocks(file).map(|(number, _)| number).collect()
     }
 
+    /// Blocks of a file in order, each with the sets of its pages that are here and that are dirty.
+    pub(crate) fn pages_of(&self, file: FileId) -> Vec<(u64, u64, u64)> {
+        let state = self.read_state();
+        let mut blocks: Vec<_> =
+            state.index.blocks(file).map(|(number, block)| (number, block.valid, block.dirty)).collect();
+        blocks.sort_unstable();
+        blocks
+    }
+
     /// Blocks of a file with dirty pages.
     pub fn dirty_blocks(&self, file: FileId) -> Vec<u64> {
         self.read_state()

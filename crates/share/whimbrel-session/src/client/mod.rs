@@ -31,3 +31,4 @@ pub use frontend::nbd_exports::ExportStatus;
 pub use namespace::id_map::{IdKind, IdMap, IdMapError, IdPair};
 pub use policy::{Glob, MountSettings, Policy, Rule};
 pub use session::{Event, Session, SessionError, SessionOptions, SessionStatus};
+pub use write_back::kept_copy::{Keep, KeepError, KeptCopy, kept_copies, total};

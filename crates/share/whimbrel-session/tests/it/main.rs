@@ -8,6 +8,7 @@ mod common;
 mod copies;
 mod holes;
 mod journal_retry;
+mod kept;
 mod known;
 mod known_versions;
 mod large;

@@ -1,5 +1,6 @@
 //! `whimbrel session`: shows and changes sessions, through the control sockets of their processes.
 
+mod conflicts;
 mod hint;
 pub(crate) mod mount;
 
@@ -27,6 +28,9 @@ Examples:
   whimbrel session invalidate vms                   request everything from the server again
   whimbrel session unmount vms                      write back all data and unmount
   whimbrel session unmount vms --keep-unsent        the same if the server cannot be reached
+  whimbrel session conflicts vms                    list local versions that were put aside
+  whimbrel session diff vms notes.txt               compare one with the server's version
+  whimbrel session keep vms notes.txt both          resolve it: ours, theirs or both
   whimbrel session nbd vms web.raw /run/web.sock    serve a file as a block device over NBD
   whimbrel session hint /vms/web.raw                on the server: record which blocks are zero
   whimbrel session metrics                          figures of all sessions, for Prometheus
@@ -87,6 +91,34 @@ enum Action {
         /// Unmount even if data cannot be sent; the next mount of the same target sends it
         #[arg(long, alias = "leave")]
         keep_unsent: bool,
+    },
+    /// List local versions that were put aside because somebody else changed the file
+    Conflicts {
+        /// Name of the session
+        name: String,
+    },
+    /// Compare a local version that was put aside with the server's version
+    Diff {
+        /// Name of the session
+        name: String,
+        /// The copy, or the file if it has only one
+        copy: String,
+    },
+    /// Resolve a conflict
+    ///
+    /// The copy that was put aside is removed when the chosen version is durable. For a disk of which only a
+    /// part was ever on this host, `ours` and `both` are refused: there is no complete local version.
+    Keep {
+        /// Name of the session
+        name: String,
+        /// The copy, or the file if it has only one
+        copy: String,
+        /// Version that stays
+        #[arg(value_enum)]
+        version: conflicts::Choice,
+        /// With `ours`: write only what was written here, over the server's version
+        #[arg(long)]
+        partial: bool,
     },
     /// Serve a file of a session as a block device over NBD
     ///
@@ -169,6 +201,14 @@ impl Args {
             Action::Flush { name } => one(name, ControlRequest::Flush)?,
             Action::Invalidate { name } => one(name, ControlRequest::Invalidate)?,
             Action::Unmount { name, keep_unsent } => one(name, ControlRequest::End { leave: *keep_unsent })?,
+            Action::Conflicts { name } => return conflicts::list(&one(name, ControlRequest::Show)?, context),
+            Action::Diff { name, copy } => {
+                return conflicts::compare(&one(name, ControlRequest::Show)?, name, copy, context);
+            }
+            Action::Keep { name, copy, version, partial } => {
+                let session = one(name, ControlRequest::Show)?;
+                return conflicts::keep(&session, (name, copy), (*version, *partial), context);
+            }
             Action::Nbd { name, file, at, .. } => one(name, nbd(file, at.as_deref())?)?,
             Action::Set { name, settings } => set(name, settings, one)?,
         };

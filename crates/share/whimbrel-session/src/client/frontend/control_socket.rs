@@ -71,6 +71,9 @@ pub struct Response {
     pub error: Option<String>,
     /// Directory of the mount.
     pub mount: PathBuf,
+    /// Directory of the cache; empty if the mount is of an older version.
+    #[serde(default)]
+    pub cache: PathBuf,
     /// Process id of the mount.
     pub pid: u32,
     /// Status of the session.
@@ -204,6 +207,7 @@ impl ControlServer {
         let response = Response {
             error,
             mount: self.mount.clone(),
+            cache: self.session.cache_dir().to_owned(),
             pid: std::process::id(),
             status: self.session.status(),
             exports: self.exports.status(),

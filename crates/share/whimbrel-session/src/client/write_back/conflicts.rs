@@ -1,8 +1,10 @@
 //! Conflicts: the server's file changed under unsent writes. Both versions are retained.
 //!
 //! The server's version stays in place, and programs see it from now on. The local one is copied to the
-//! directory `kept` in the cache, as far as its content is known, and an event names the copy.
+//! directory `kept` in the cache, as far as its content is known, and an event names the copy. A map beside it
+//! says which bytes were written here, and which never were here (`kept_copy.rs`).
 
+use super::kept_copy::{DIRS, KeptCopy, add, rest, total};
 use crate::client::session::{Core, errno_of};
 use crate::{
     cache::{CacheError, CacheRead, FileId, FileRecord},
@@ -40,12 +42,18 @@ impl Core {
     /// Puts the local version aside as a conflict; the server's version is used from now on.
     pub(in crate::client) fn conflict(&self, file: FileId, why: &str) {
         let Some(record) = self.cache.file(file) else { return };
-        match self.save_conflict(file, &record) {
-            Ok(path) => self.event(format!(
-                "{}: {why}; the server's version stays, the local one is kept in {}",
-                record.path,
-                path.display()
-            )),
+        match self.save_conflict(file, &record, why) {
+            Ok((path, absent)) => {
+                let lacks = match absent {
+                    0 => String::new(),
+                    bytes => format!(" ({bytes} bytes of it never were here and are holes)"),
+                };
+                self.event(format!(
+                    "{}: {why}; the server's version stays, the local one is kept in {}{lacks}",
+                    record.path,
+                    path.display()
+                ));
+            }
             Err(error) => {
                 // The file stays dirty in the cache: the only copy of its content is never dropped.
                 self.event(format!(
@@ -99,14 +107,18 @@ impl Core {
         }
     }
 
-    /// Copies the local content of a file. Pages that are not here are holes.
-    fn save_conflict(&self, file: FileId, record: &FileRecord) -> io::Result<PathBuf> {
-        let folder = self.options.cache.join("kept");
+    /// Copies the local content of a file, with its map. Pages that are not here are holes; also returns how
+    /// many bytes that are.
+    fn save_conflict(&self, file: FileId, record: &FileRecord, why: &str) -> io::Result<(PathBuf, u64)> {
+        let folder = self.options.cache.join(DIRS[0]);
         fs::create_dir_all(&folder)?;
         let flat = record.path.to_string().replace('/', "%2f");
         let short: String = flat.chars().rev().take(180).collect::<Vec<_>>().into_iter().rev().collect();
         let stamp = self.stamp();
-        let path = folder.join(format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos));
+        let name = format!("{short}.{}.{:09}", stamp.seconds, stamp.nanos);
+        let kept = self.map_of(file, record, name, why);
+        kept.store(&self.options.cache)?;
+        let path = folder.join(&kept.name);
         let copy = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
         copy.set_len(record.size)?;
         // A large file may have few blocks here: only these are read.
@@ -115,7 +127,34 @@ impl Core {
         }
         copy.sync_all()?;
         fs::File::open(&folder)?.sync_all()?;
-        Ok(path)
+        Ok((path, total(&kept.absent)))
+    }
+
+    /// What in the local version of a file was written here, and what is of the version below.
+    fn map_of(&self, file: FileId, record: &FileRecord, name: String, why: &str) -> KeptCopy {
+        let (mut ours, mut base, mut here) = (Vec::new(), Vec::new(), Vec::new());
+        for (block, valid, dirty) in self.cache.pages_of(file) {
+            for page in 0..self.cache.block_size() / PAGE as u64 {
+                let start = block * self.cache.block_size() + page * PAGE as u64;
+                let range = start..(start + PAGE as u64).min(record.size);
+                if valid >> page & 1 == 0 || range.is_empty() {
+                    continue;
+                }
+                add(if dirty >> page & 1 == 1 { &mut ours } else { &mut base }, range.clone());
+                add(&mut here, range);
+            }
+        }
+        // Absent pages from `zero_from` on are zeros by what was done here.
+        let absent = rest(&here, record.zero_from.min(record.size));
+        for range in rest(&here, record.size) {
+            let zeros = range.start.max(record.zero_from)..range.end;
+            if zeros.start < zeros.end {
+                ours.push(zeros);
+            }
+        }
+        ours.sort_by_key(|range| range.start);
+        let (path, size, at) = (record.path.clone(), record.size, crate::proto::Time::now().seconds);
+        KeptCopy { name, path, why: why.to_owned(), at, size, ours, base, absent }
     }
 
     fn copy_block(&self, file: FileId, record: &FileRecord, block: u64, copy: &fs::File) -> io::Result<()> {

@@ -2,5 +2,6 @@
 
 pub(in crate::client) mod conflicts;
 pub(in crate::client) mod file_write_back;
+pub(in crate::client) mod kept_copy;
 pub(in crate::client) mod unsynced;
 pub(in crate::client) mod write_queue;

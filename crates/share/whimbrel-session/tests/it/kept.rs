@@ -1,0 +1,79 @@
+//! Conflicts are kept with a map of what is whose, and resolved as people choose.
+
+use crate::common::{World, back, pattern};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+    os::unix::fs::FileExt,
+};
+use whimbrel_session::client::{Keep, KeepError, KeptCopy, kept_copies, total};
+
+/// A session in which the server's file was changed under unsent writes, and the copy that was put aside.
+fn conflict(content: &[u8], write: impl FnOnce(&mut File), theirs: &[u8]) -> (World, KeptCopy) {
+    let world = World::new(
+        |options| {
+            back(options);
+            options.settings.fresh = Some(0);
+        },
+        |server| fs::write(server.join("file"), content).unwrap(),
+    );
+    let path = world.mount().join("file");
+    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    write(&mut file);
+    drop(file);
+    fs::write(world.server().join("file"), theirs).unwrap();
+    world.session().flush().unwrap_err();
+    let mut kept = kept_copies(&world.options.cache).unwrap();
+    assert_eq!(kept.len(), 1);
+    (world, kept.remove(0))
+}
+
+fn resolve(world: &World, kept: &KeptCopy, keep: Keep) -> Result<(), KeepError> {
+    kept.resolve(&world.options.cache, &world.mount(), keep)?;
+    assert_eq!(kept_copies(&world.options.cache).unwrap(), [], "it is resolved");
+    assert!(!kept.file(&world.options.cache).exists());
+    world.session().flush().unwrap();
+    Ok(())
+}
+
+#[test]
+fn a_small_conflict_is_resolved_to_ours_theirs_or_both() {
+    let answers = [
+        (Keep::Ours, "ours, and longer", None),
+        (Keep::Theirs, "theirs", None),
+        (Keep::Both, "theirs", Some("ours, and longer")),
+    ];
+    for (keep, now, beside) in answers {
+        let ours = |file: &mut File| file.write_all(b"ours, and longer").unwrap();
+        let (world, kept) = conflict(b"first", ours, b"theirs");
+        assert_eq!((kept.path.to_string().as_str(), total(&kept.absent)), ("file", 0));
+        assert_eq!(kept.compare(&world.options.cache, &world.mount()).unwrap(), [0..16]);
+        resolve(&world, &kept, keep).unwrap();
+        assert_eq!(fs::read_to_string(world.server().join("file")).unwrap(), now, "{keep:?}");
+        assert_eq!(fs::read_to_string(world.server().join("file.ours")).ok().as_deref(), beside);
+    }
+}
+
+#[test]
+fn a_disk_of_which_a_part_never_was_here_is_not_taken_for_a_whole_one() {
+    const SIZE: usize = 8 << 20;
+    let (first, theirs) = (pattern(SIZE, 1), pattern(SIZE, 2));
+    let write = |file: &mut File| {
+        file.read_exact_at(&mut [0; 4096], 0).unwrap();
+        file.write_all_at(&[7; 8192], 4 << 20).unwrap();
+    };
+    let (world, kept) = conflict(&first, write, &theirs);
+    assert_eq!(kept.ours, [4 << 20..(4 << 20) + 8192]);
+    assert!(total(&kept.absent) > 0);
+    assert_eq!(total(&kept.ours) + total(&kept.base) + total(&kept.absent), SIZE as u64);
+    assert!(world.session().status().events.iter().any(|event| event.text.contains("never were here")));
+    for keep in [Keep::Ours, Keep::Both] {
+        let refused = kept.resolve(&world.options.cache, &world.mount(), keep);
+        assert!(matches!(refused, Err(KeepError::Incomplete { .. })), "{keep:?}");
+    }
+    assert!(fs::read(world.server().join("file")).unwrap() == theirs, "nothing was written");
+    resolve(&world, &kept, Keep::OurWrites).unwrap();
+    let mut expected = theirs;
+    expected[4 << 20..(4 << 20) + 8192].fill(7);
+    assert!(fs::read(world.server().join("file")).unwrap() == expected);
+}
