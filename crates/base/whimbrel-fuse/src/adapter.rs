@@ -1,8 +1,8 @@
 //! Adapter from the [`FileSystem`] trait to the `fuser` package: one short function for each FUSE request.
 //!
 //! A thread that reads requests from the kernel also answers them, as long as enough others are free. Beyond
-//! that a request goes to a thread of its own ([`ElasticThreads`]), because it may wait. If there are too many
-//! of those, what [needs no waiting](FileSystem::answers_now) is still answered at once.
+//! that a request goes to a thread of its own ([`ElasticThreads`]), because it may wait. If there are too
+//! many of those, what [needs no waiting](FileSystem::answers_now) is still answered at once.
 
 use crate::{
     Access, Attributes, Caller, Entry, Errno, FileKind, FileSystem, MountOptions, Opened, Question, Result,
@@ -31,8 +31,8 @@ const XATTR_MAX: usize = 64 << 10;
 
 /// Most requests that wait at once on threads of their own.
 const MAX_WAITING: usize = 1024;
-/// Requests of the kernel for its page cache that may be in progress at once; while there are more, it sends no
-/// others. So this is more than may wait.
+/// Requests of the kernel for its page cache that may be in progress at once; while there are more, it sends
+/// no others. So this is more than may wait.
 const MAX_BACKGROUND: u16 = 2048;
 /// Share of the threads that read requests which stays free for requests that need no waiting.
 const RESERVE: usize = 2;

@@ -1,7 +1,7 @@
 //! Threads for requests that wait: they grow with the requests, within a bound, and end when they are idle.
 //!
-//! The threads that read requests from the kernel are few. A request that waits for another host must not hold
-//! the last of them, or nothing is answered any more, not even what needs no waiting.
+//! The threads that read requests from the kernel are few. A request that waits for another host must not
+//! hold the last of them, or nothing is answered any more, not even what needs no waiting.
 
 use std::{
     collections::VecDeque,

@@ -101,8 +101,8 @@ pub enum Question<'a> {
 pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, caller: Caller, parent: u64, name: &OsStr) -> Result<Entry>;
 
-    /// Whether a request can be answered without waiting for another host. It is asked when very many requests
-    /// wait.
+    /// Whether a request can be answered without waiting for another host. It is asked when very many
+    /// requests wait.
     fn answers_now(&self, question: Question<'_>) -> bool {
         matches!(question, Question::Handle)
     }

@@ -73,8 +73,9 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Writes the state and these records to the other journal, because an append to this one failed: its place
-    /// on the disk may be bad, or there was no room for it to grow. Nothing is promised before that succeeds.
+    /// Writes the state and these records to the other journal, because an append to this one failed: its
+    /// place on the disk may be bad, or there was no room for it to grow. Nothing is promised before that
+    /// succeeds.
     pub(super) fn log_elsewhere(
         &self,
         state: &mut State,

@@ -1,7 +1,7 @@
 //! New files of any type, with the owner that the client gives them.
 //!
-//! A file gets its owner before the mode that others use it by: a program that runs as its owner never belongs
-//! to the server's user for a moment. Devices, and owners other than the server's user, need
+//! A file gets its owner before the mode that others use it by: a program that runs as its owner never
+//! belongs to the server's user for a moment. Devices, and owners other than the server's user, need
 //! [`Limits::ownership`](super::Limits::ownership).
 
 use super::{

@@ -1,5 +1,5 @@
-//! `whimbrel session conflicts`, `diff` and `keep`: local versions that a session put aside, and what becomes of
-//! them.
+//! `whimbrel session conflicts`, `diff` and `keep`: local versions that a session put aside, and what becomes
+//! of them.
 
 use crate::{
     context::Context,

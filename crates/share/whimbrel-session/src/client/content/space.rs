@@ -1,8 +1,8 @@
 //! Space and holes of a file: `fallocate`, `SEEK_DATA` and `SEEK_HOLE`.
 //!
-//! Zeros use no space on the server, so a hole is made by writing zeros: the write-back sends them as such, and
-//! preconditions, journal and conflicts are those of any write. Nothing is reserved on the server: a file that
-//! is to grow grows if the server's disk has that much room now.
+//! Zeros use no space on the server, so a hole is made by writing zeros: the write-back sends them as such,
+//! and preconditions, journal and conflicts are those of any write. Nothing is reserved on the server: a file
+//! that is to grow grows if the server's disk has that much room now.
 
 use crate::client::{content::fetcher::FetchSubject, policy::Policy, session::Core};
 use crate::proto::{HolesCall, unpack_holes};

@@ -292,8 +292,8 @@ impl FileSystem for FuseOperations {
         self.core.fsync_dir(inode)
     }
 
-    /// Without extended attributes, ENOSYS makes the kernel stop asking: it would look for capabilities to drop
-    /// before each write. There are none of those in any case.
+    /// Without extended attributes, ENOSYS makes the kernel stop asking: it would look for capabilities to
+    /// drop before each write. There are none of those in any case.
     fn getxattr(&self, _: Caller, inode: u64, name: &OsStr) -> Result<Vec<u8>> {
         if !self.core.options.xattrs {
             return Err(Errno::ENOSYS);

@@ -1,8 +1,8 @@
 //! Conflicts: the server's file changed under unsent writes. Both versions are retained.
 //!
 //! The server's version stays in place, and programs see it from now on. The local one is copied to the
-//! directory `kept` in the cache, as far as its content is known, and an event names the copy. A map beside it
-//! says which bytes were written here, and which never were here (`kept_copy.rs`).
+//! directory `kept` in the cache, as far as its content is known, and an event names the copy. A map beside
+//! it says which bytes were written here, and which never were here (`kept_copy.rs`).
 
 use super::kept_copy::{DIRS, KeptCopy, add, rest, total};
 use crate::client::session::{Core, errno_of};

@@ -1,7 +1,7 @@
 //! Kept copies: local versions that were put aside as conflicts, with a map of what in them is whose.
 //!
-//! The copy is a file in `kept`, its map one of the same name in `conflicts`, both in the directory of the cache.
-//! The map is written first, so a copy without one is older than maps or incomplete.
+//! The copy is a file in `kept`, its map one of the same name in `conflicts`, both in the directory of the
+//! cache. The map is written first, so a copy without one is older than maps or incomplete.
 
 use crate::proto::RelPath;
 use serde::{Deserialize, Serialize};
