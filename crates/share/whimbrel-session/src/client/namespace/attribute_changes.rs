@@ -79,22 +79,27 @@ impl Core {
     /// else wrote the file before, its content here keeps the old version: it is dropped, or found to be a
     /// conflict.
     pub(in crate::client) fn adopt_own_change(&self, id: u64, op: &Op, attr: Attr, before: Option<Version>) {
+        if self.inodes().get(id).is_some_and(|node| node.attr.ident == attr.ident) {
+            self.adopt_own_version(id, op, &attr, before);
+            self.store_attr(id, attr);
+        }
+    }
+
+    /// Adopts the version after a change by this client for the content here, if nobody else wrote it.
+    pub(super) fn adopt_own_version(&self, id: u64, op: &Op, attr: &Attr, before: Option<Version>) {
         let Some(file) =
-            self.inodes().get(id).filter(|node| node.attr.ident == attr.ident).map(|node| node.file)
+            self.inodes().get(id).filter(|node| node.attr.ident == attr.ident).and_then(|node| node.file)
         else {
             return;
         };
-        let updated = file.map_or(Ok(()), |file| {
-            self.cache.update_file(file, |record| {
-                if is_content_of(record.base, op, &attr, before) {
-                    record.base = attr.version();
-                }
-            })
+        let updated = self.cache.update_file(file, |record| {
+            if is_content_of(record.base, op, attr, before) {
+                record.base = attr.version();
+            }
         });
         if let Err(error) = updated {
             errno_of(error);
         }
-        self.store_attr(id, attr);
     }
 }
 

@@ -341,8 +341,13 @@ impl Core {
             }
             made
         };
-        if !local {
-            self.adopt_own_change(id, &change.op, attr, before);
+        if local {
+            return;
+        }
+        match self.is_affected(id) {
+            // Later changes are in the attributes here, and not in those of this answer.
+            true => self.adopt_own_version(id, &change.op, &attr, before),
+            false => self.adopt_own_change(id, &change.op, attr, before),
         }
     }
 
