@@ -2,7 +2,7 @@
 
 use whimbrel_session::proto::{
     AttrCall, CopyCall, DigestCall, EndCall, HolesCall, ListCall, LookupCall, OpCall, OpenCall, PagesCall,
-    ReadCall, ReadlinkCall, SPOKEN, StatfsCall, SyncCall, WalkCall, WriteCall,
+    ReadCall, ReadlinkCall, SPOKEN, StatfsCall, SyncCall, WalkCall, WriteCall, XattrCall,
 };
 use whimbrel_wire::golden::{call, check};
 
@@ -25,6 +25,7 @@ fn messages_keep_their_bytes_as_long_as_their_version_stays() {
         ("Pages", call::<PagesCall>()),
         ("Holes", call::<HolesCall>()),
         ("Copy", call::<CopyCall>()),
+        ("Xattr", call::<XattrCall>()),
     ];
     check(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/messages.txt"), SPOKEN, &samples);
 }
