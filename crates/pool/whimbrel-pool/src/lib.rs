@@ -12,6 +12,7 @@
 //! `docs/operations/pool.md`.
 
 mod address;
+pub mod backup;
 pub mod benefactor;
 pub mod chunk;
 pub mod chunk_map;

@@ -8,12 +8,15 @@
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig,
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart,
     aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum},
     path::Path,
 };
 use std::{fmt, ops::Range, str::FromStr, sync::Arc, time::Duration};
-use tokio::runtime::Handle;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    runtime::Handle,
+};
 use whimbrel_core::HostName;
 use whimbrel_wire::PublicKey;
 
@@ -23,6 +26,8 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest object that is read at once: a segment with the longest batch behind its limit.
 const OBJECT_MAX: u64 = 64 << 20;
+/// Bytes of one part of a long object.
+const PART: usize = 8 << 20;
 const OWNER: &str = "owner";
 /// Longest object that names the owner.
 const OWNER_MAX: u64 = 512;
@@ -208,6 +213,54 @@ impl Bucket {
         put.map(drop).map_err(self.failed("store a segment"))
     }
 
+    /// Stores a file as an object, in parts.
+    pub(crate) fn put_file(&self, name: &str, from: &std::path::Path) -> Result<()> {
+        let path = self.path(name);
+        let store = async {
+            let mut file = tokio::fs::File::open(from).await.map_err(not_local)?;
+            let mut upload =
+                WriteMultipart::new_with_chunk_size(self.store.put_multipart(&path).await?, PART);
+            loop {
+                let mut part = Vec::with_capacity(PART);
+                let read = (&mut file).take(PART as u64).read_to_end(&mut part).await.map_err(not_local)?;
+                if read == 0 {
+                    return upload.finish().await;
+                }
+                upload.wait_for_capacity(1).await?;
+                upload.write(&part);
+            }
+        };
+        self.runtime.block_on(store).map(drop).map_err(self.failed("store a backup"))
+    }
+
+    /// Reads an object into a file that is there; false if the object does not exist.
+    pub(crate) fn get_file(&self, name: &str, to: &std::path::Path) -> Result<bool> {
+        let path = self.path(name);
+        let fetch = async {
+            let mut object = self.store.get(&path).await?.into_stream();
+            let mut file = tokio::fs::File::create(to).await.map_err(not_local)?;
+            while let Some(bytes) = object.try_next().await? {
+                file.write_all(&bytes).await.map_err(not_local)?;
+            }
+            file.flush().await.map_err(not_local)
+        };
+        let fetched = absent(self.runtime.block_on(fetch)).map_err(self.failed("return a backup"))?;
+        Ok(fetched.is_some())
+    }
+
+    /// Names of the objects directly under the prefix.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let prefix = Path::from(self.url.prefix.as_str());
+        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&prefix)));
+        let found = listed.map_err(self.failed("list its backups"))?.objects;
+        Ok(found.iter().filter_map(|object| object.location.filename()).map(str::to_owned).collect())
+    }
+
+    /// Location of the objects.
+    pub(crate) fn place(&self) -> String {
+        self.url.to_string()
+    }
+
     /// A range of an object, or all of it; none if the object does not exist.
     pub(super) fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Bytes>> {
         let path = self.path(name);
@@ -228,7 +281,7 @@ impl Bucket {
     }
 
     /// Removes an object; succeeds if it does not exist.
-    pub(super) fn delete(&self, name: &str) -> Result<()> {
+    pub(crate) fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         let gone = self.runtime.block_on(self.store.delete(&path));
         absent(gone).map(drop).map_err(self.failed("remove a segment"))
@@ -299,6 +352,10 @@ impl Bucket {
 fn failed(url: &TierUrl, action: &'static str) -> impl FnOnce(Error) -> TierError {
     let place = url.to_string();
     move |source| TierError::Failed { place, action, source: Box::new(source) }
+}
+
+fn not_local(source: std::io::Error) -> Error {
+    Error::Generic { store: "local file", source: Box::new(source) }
 }
 
 fn absent<T>(got: std::result::Result<T, Error>) -> std::result::Result<Option<T>, Error> {

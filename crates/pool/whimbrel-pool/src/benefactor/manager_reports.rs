@@ -7,20 +7,26 @@
 //! under way. Heartbeats do not wait for inventories or uploads.
 
 use super::{
-    BenefactorService, ChunkStore, pool_id_file,
+    BenefactorService, ChunkStore,
+    backups::HeldBackups,
+    pool_id_file,
     process::{BenefactorError, BenefactorOptions, Result},
     scrub_reports,
+    service::blocking,
 };
 use crate::{
     connections::ConnectionCache,
     protocol::{
-        BenefactorStatus, FindGarbage, Heartbeat, Inventory, Registered, RequestHeartbeat, admission, code,
-        get_bits, next_digest, put_aged,
+        BenefactorStatus, FindGarbage, Heartbeat, Inventory, PutBackup, Registered, RequestHeartbeat,
+        RequestInventory, admission, code, get_bits, next_digest, put_aged,
     },
 };
 use bytes::Bytes;
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -48,12 +54,43 @@ type HeartbeatRequest = oneshot::Sender<Digest>;
 pub(super) struct HeartbeatService {
     chunks: BenefactorService,
     requests: mpsc::Sender<HeartbeatRequest>,
+    backups: HeldBackups,
+    store: Arc<ChunkStore>,
+    /// Whether the manager requested an inventory.
+    inventory: Arc<AtomicBool>,
+}
+
+/// What managers request of the reporter.
+pub(super) struct ManagerRequests {
+    heartbeats: mpsc::Receiver<HeartbeatRequest>,
+    inventory: Arc<AtomicBool>,
 }
 
 impl HeartbeatService {
-    pub(super) fn new(chunks: BenefactorService) -> (Self, mpsc::Receiver<HeartbeatRequest>) {
-        let (wishes, asked) = mpsc::channel(REQUESTS_MAX);
-        (Self { chunks, requests: wishes }, asked)
+    pub(super) fn new(
+        chunks: BenefactorService,
+        backups: HeldBackups,
+        store: Arc<ChunkStore>,
+    ) -> (Self, ManagerRequests) {
+        let (requests, heartbeats) = mpsc::channel(REQUESTS_MAX);
+        let inventory = Arc::<AtomicBool>::default();
+        let asked = ManagerRequests { heartbeats, inventory: inventory.clone() };
+        (Self { chunks, requests, backups, store, inventory }, asked)
+    }
+
+    async fn put_backup(&self, request: Request) -> Answer {
+        let header = request.decode::<PutBackup>()?;
+        let (backups, store) = (self.backups.clone(), self.store.clone());
+        let put = move || backups.put(header, &request.payload, store.usage().free);
+        blocking(put).await??;
+        Reply::of::<PutBackup>(&(), Bytes::new())
+    }
+
+    /// The inventory follows the next heartbeat.
+    fn request_inventory(&self, request: &Request) -> Answer {
+        request.decode::<RequestInventory>()?;
+        self.inventory.store(true, Ordering::Relaxed);
+        Reply::of::<RequestInventory>(&(), Bytes::new())
     }
 
     async fn report(&self, request: Request) -> Answer {
@@ -70,6 +107,8 @@ impl Service for HeartbeatService {
     fn handle<'a>(&'a self, peer: &'a Peer, request: Request) -> BoxFuture<'a, Answer> {
         match request.kind {
             RequestHeartbeat::KIND => Box::pin(self.report(request)),
+            PutBackup::KIND => Box::pin(self.put_backup(request)),
+            RequestInventory::KIND => Box::pin(async move { self.request_inventory(&request) }),
             _ => self.chunks.handle(peer, request),
         }
     }
@@ -86,15 +125,12 @@ pub(super) struct ManagerReporter {
 
 impl ManagerReporter {
     /// Runs until the benefactor may leave.
-    pub(super) async fn run(
-        self,
-        leave: watch::Receiver<bool>,
-        asked: mpsc::Receiver<HeartbeatRequest>,
-    ) -> Result<()> {
+    pub(super) async fn run(self, leave: watch::Receiver<bool>, asked: ManagerRequests) -> Result<()> {
+        let ManagerRequests { heartbeats: asked, inventory } = asked;
         let (reported, chores) = watch::channel(());
         tokio::select! {
             left = self.send_heartbeats(leave, asked, reported) => left,
-            () = self.maintain(chores) => Ok(()),
+            () = self.maintain(chores, &inventory) => Ok(()),
             never = self.report_to_all() => never,
             () = scrub_reports::run(&self) => Ok(()),
         }
@@ -150,16 +186,17 @@ impl ManagerReporter {
     }
 
     /// Uploads full segments after each heartbeat, and sends an inventory when it is due.
-    async fn maintain(&self, mut reported: watch::Receiver<()>) {
+    async fn maintain(&self, mut reported: watch::Receiver<()>, requested: &AtomicBool) {
         let mut listed: Option<Instant> = None;
         while reported.changed().await.is_ok() {
             if self.options.tier.is_some() {
                 self.offload().await;
             }
-            if listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
+            let requested = requested.swap(false, Ordering::Relaxed);
+            if requested || listed.is_none_or(|at| at.elapsed() >= self.options.inventory_every) {
                 match self.take_inventory().await {
                     Ok(true) => listed = Some(Instant::now()),
-                    Ok(false) => {}
+                    Ok(false) => listed = None,
                     Err(error) => tracing::warn!(%error, "the inventory failed"),
                 }
             }

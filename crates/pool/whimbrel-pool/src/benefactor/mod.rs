@@ -1,6 +1,7 @@
 //! A benefactor: a process that offers spare disk to the pool. It stores and serves chunks, and asks the
 //! manager which ones it can delete.
 
+mod backups;
 mod bucket;
 mod chunk_store;
 mod compaction;

@@ -2,6 +2,7 @@
 
 use super::{
     BenefactorService, Bucket, ChunkError, ChunkStore, ObjectTier, ScrubOptions, TierOptions, TierOwner,
+    backups::HeldBackups,
     manager_reports::{HeartbeatService, ManagerReporter},
     pool_id_file,
 };
@@ -136,10 +137,11 @@ impl Benefactor {
         let (identity, trust) = (front.identity.clone(), front.trust.clone());
         let dialer = TlsDialer::new(identity.clone(), options.name.clone(), ());
         let links = Arc::new(ConnectionCache::new(Arc::new(dialer)));
-        let service = BenefactorService::new(store.clone(), links, calls);
+        let backups = HeldBackups::new(&options.data);
+        let service = BenefactorService::new(store.clone(), links, calls).with_backups(backups.clone());
         let endpoint =
             Endpoint::new(options.name.clone(), service.clone()).with_protocols([crate::protocol::PROTOCOL]);
-        let (reports, asked) = HeartbeatService::new(service);
+        let (reports, asked) = HeartbeatService::new(service, backups, store.clone());
         let to_manager = TlsDialer::new(identity, options.name.clone(), reports);
         let managers = ConnectionCache::new(Arc::new(to_manager));
         let member = ManagerReporter { options, trust, store, address, managers };

@@ -3,12 +3,13 @@
 //! A chunk's digest is checked before it is stored, so a client cannot store content under a wrong digest.
 //! Its checksum is checked when it is read. Disk work runs on threads that may block.
 
-use super::{ChunkError, ChunkStore, check_frame};
+use super::{ChunkError, ChunkStore, backups::HeldBackups, check_frame};
 use crate::{
     connections::ConnectionCache,
+    manager::answer_about_backups,
     protocol::{
-        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, MAX_BATCH, PutChunks, call_name, code,
-        get_digests, put_bits,
+        BenefactorAddress, CopyChunks, FlushChunks, GetChunk, ListBackups, MAX_BATCH, PutChunks, ReadBackup,
+        call_name, code, get_digests, put_bits,
     },
 };
 use bytes::Bytes;
@@ -26,6 +27,8 @@ pub struct BenefactorService {
     store: Arc<ChunkStore>,
     links: Arc<ConnectionCache>,
     calls: Arc<CallDurations>,
+    /// None if it has no folder for them.
+    backups: Option<HeldBackups>,
 }
 
 impl From<ChunkError> for Refusal {
@@ -53,7 +56,12 @@ fn invalid(text: &str) -> Refusal {
 impl BenefactorService {
     /// A service of `store`, which copies chunks over `links` and counts calls in `calls`.
     pub fn new(store: Arc<ChunkStore>, links: Arc<ConnectionCache>, calls: Arc<CallDurations>) -> Self {
-        Self { store, links, calls }
+        Self { store, links, calls, backups: None }
+    }
+
+    /// Serves the backups of the manager that lie here, too.
+    pub(super) fn with_backups(self, backups: HeldBackups) -> Self {
+        Self { backups: Some(backups), ..self }
     }
 
     async fn put(&self, request: Request) -> Answer {
@@ -146,6 +154,10 @@ impl Service for BenefactorService {
                 GetChunk::KIND => self.get(request).await,
                 FlushChunks::KIND => self.flush(request).await,
                 CopyChunks::KIND => self.copy(request).await,
+                ListBackups::KIND | ReadBackup::KIND => match &self.backups {
+                    Some(backups) => answer_about_backups(backups.folder(), request).await,
+                    None => Err(Refusal::unknown_kind(request.kind)),
+                },
                 other => Err(Refusal::unknown_kind(other)),
             };
             self.calls.observe(call, if answer.is_ok() { "done" } else { "refused" }, begun.elapsed());

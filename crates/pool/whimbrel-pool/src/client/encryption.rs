@@ -28,6 +28,7 @@ pub struct Secret {
     nonce_key: [u8; 32],
     key: LessSafeKey,
     map_key: [u8; 32],
+    backup_key: [u8; 32],
 }
 
 impl fmt::Debug for Secret {
@@ -48,12 +49,18 @@ impl Secret {
         let key = UnboundKey::new(&AES_256_GCM_SIV, &key).map_err(|_| io::ErrorKind::InvalidData)?;
         let naming = blake3::derive_key("whimbrel pool 2026-11-21 chunk nonce", bytes);
         let map_key = blake3::derive_key("whimbrel pool 2026-11-24 chunk map seal", bytes);
-        Ok(Self { nonce_key: naming, key: LessSafeKey::new(key), map_key })
+        let backup_key = blake3::derive_key("whimbrel pool 2026-11-25 backup", bytes);
+        Ok(Self { nonce_key: naming, key: LessSafeKey::new(key), map_key, backup_key })
     }
 
     /// The key of the seals of chunk maps.
     pub(super) fn map_key(&self) -> &[u8; 32] {
         &self.map_key
+    }
+
+    /// The key from which those of backups are derived.
+    pub(crate) fn backup_key(&self) -> &[u8; 32] {
+        &self.backup_key
     }
 
     /// Reads a file made by [`Secret::create`]: 64 hexadecimal digits.

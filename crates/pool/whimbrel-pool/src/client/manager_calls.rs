@@ -6,12 +6,14 @@ use super::{
 };
 use crate::{
     ManagerAddress,
+    backup::{BackupError, BackupName},
     connections::{ConnectionCache, Dialer},
     policy::Policy,
     protocol::{
-        BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy, HoldPin, List,
-        ListPins, ListScrubs, Lookup, MakeNode, NewNode, Node, NodeChange, NodeId, Pin, PinInfo, PoolStatus,
-        Purge, Purged, ReleasePin, Remove, Rename, ScrubReport, SetPolicy, VersionInfo, Versions,
+        BackupReport, BenefactorAddress, BenefactorId, Change, Drain, DropVersion, GetNode, GetPolicy,
+        HoldPin, List, ListBackups, ListPins, ListScrubs, Lookup, MakeBackup, MakeNode, NewNode, Node,
+        NodeChange, NodeId, Pin, PinInfo, PoolStatus, Purge, Purged, ReleasePin, Remove, Rename, ScrubReport,
+        SetPolicy, VersionInfo, Versions,
     },
 };
 use bytes::Bytes;
@@ -191,6 +193,19 @@ impl Pool {
         Ok(self.listed::<Purge, Purged>(&dry).await?.1)
     }
 
+    /// Reads a backup in the folder of the manager into a file.
+    pub async fn read_backup(
+        &self,
+        name: BackupName,
+        file: std::fs::File,
+    ) -> std::result::Result<(), BackupError> {
+        let connection = self.manager().await.map_err(|error| BackupError::Member {
+            member: "the manager".to_owned(),
+            text: error.to_string(),
+        })?;
+        crate::manager::read_backup(&connection, "the manager", name, file).await
+    }
+
     /// The id of the pool, which is asked for once.
     pub(crate) async fn id(&self) -> Result<u64> {
         let id = self.inner.id.get_or_try_init(async || Ok(self.status().await?.pool)).await;
@@ -244,6 +259,10 @@ calls! {
     set_policy(folder: NodeId, policy: Option<Policy>) -> () = SetPolicy[&(folder, policy)];
     /// Starts or cancels draining of the benefactor with this name.
     drain(benefactor: &str, leave: bool) -> () = Drain[&(benefactor.to_owned(), leave)];
+    /// Makes a backup of the metadata now, and sends it to the places of backups.
+    make_backup() -> BackupReport = MakeBackup[&()];
+    /// The backups in the folder of the manager, oldest first, with their lengths.
+    backups() -> Vec<(BackupName, u64)> = ListBackups[&()];
     /// The last reports of scrubs, by name of the benefactor.
     scrubs() -> Vec<(String, ScrubReport)> = ListScrubs[&()];
     /// Reads the status of the pool.

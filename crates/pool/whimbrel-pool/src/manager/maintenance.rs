@@ -4,7 +4,7 @@
 
 use super::{ManagerService, placement};
 use crate::{
-    meta::{BenefactorRow, MetaError, RetainedVersion, UnderReplicated},
+    meta::{BenefactorRow, MetaError, Quarantine, RetainedVersion, UnderReplicated},
     policy::{Candidate, Expired, Retention, expired, timestep},
     protocol::{BenefactorAddress, BenefactorId, CopyChunks, NodeId, Purged, get_bits, put_digests},
 };
@@ -55,6 +55,9 @@ impl ManagerService {
     /// Has copies made of the chunks that wait longest.
     async fn repair(&self) -> Result<MaintenanceReport, MetaError> {
         let (meta, began) = (&self.shared.meta, Instant::now());
+        if self.quarantine() == Quarantine::On && !self.may_repair_restored().await? {
+            return Ok(MaintenanceReport::default());
+        }
         let writing = meta.sessions().await? > 0;
         let needy = meta.under_replicated(if writing { ROUND_DURING_WRITES } else { ROUND }).await?;
         if needy.is_empty() {
@@ -94,6 +97,19 @@ impl ManagerService {
         let rate = report.copied as f64 * 1000.0 / began.elapsed().as_secs_f64().max(0.001);
         self.shared.repair_rate.store(rate as u64, Ordering::Relaxed);
         Ok(report)
+    }
+
+    /// Whether repair may begin after a restore: everybody had time to tell what they have, and no chunk
+    /// with enough copies is in the queue any more.
+    async fn may_repair_restored(&self) -> Result<bool, MetaError> {
+        let lost_after = i64::try_from(self.shared.lost_after.as_millis()).unwrap_or(i64::MAX);
+        let members = self.shared.meta.members().await?;
+        let counts = |member: &&BenefactorRow| {
+            placement::BenefactorState::of(member, self.now()) == placement::BenefactorState::Online
+        };
+        let counted: Vec<BenefactorId> = members.iter().filter(counts).map(|member| member.id).collect();
+        let more = self.shared.meta.remove_healed(&counted).await?;
+        Ok(!more && self.now() >= self.shared.clock.start().saturating_add(lost_after))
     }
 
     /// All benefactors, for copies: one that refused a copy lately counts as full.

@@ -4,6 +4,7 @@
 //! be killed and restarted at any instant without losing anything that was committed.
 
 mod admission;
+mod backups;
 mod balance;
 mod clock;
 mod confirmation;
@@ -12,12 +13,17 @@ mod maintenance;
 mod pins;
 mod placement;
 mod process;
+mod restore;
 mod roles;
 mod scrubs;
 mod service;
 
+pub use backups::BackupOptions;
+pub(crate) use backups::answer_about_backups;
 pub use maintenance::MaintenanceReport;
 pub use process::{Manager, ManagerError, ManagerOptions};
+pub(crate) use restore::read_backup;
+pub use restore::{BackupSource, RestoreOptions, RestoreReport, restore};
 pub use roles::{PoolRole, PoolRoleError, PoolRoles};
 pub use service::ManagerService;
 

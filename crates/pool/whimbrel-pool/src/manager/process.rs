@@ -1,12 +1,21 @@
 //! The manager process: its folder, socket and maintenance loop.
 
-use super::{ManagerService, clock::Clock, leadership::Leadership, roles::PoolRoles, service::Shared};
+use super::{
+    BackupOptions, ManagerService, backups::Backups, clock::Clock, leadership::Leadership, roles::PoolRoles,
+    service::Shared,
+};
 use crate::{
     address::ManagerAddress,
+    backup::BackupError,
     member_listener::{ListenerError, MemberListener},
     meta::{Meta, MetaError},
 };
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use whimbrel_core::{HostName, NameError};
 use whimbrel_wire::{Endpoint, Trust};
 
@@ -33,6 +42,8 @@ pub struct ManagerOptions {
     pub policies_every: Duration,
     /// Time between rounds of balancing.
     pub balance_every: Duration,
+    /// Backups of the metadata.
+    pub backups: BackupOptions,
 }
 
 impl ManagerOptions {
@@ -49,7 +60,13 @@ impl ManagerOptions {
             repair_every: Duration::from_millis(500),
             policies_every: Duration::from_secs(60),
             balance_every: Duration::from_secs(60),
+            backups: BackupOptions::default(),
         }
+    }
+
+    /// Location of the database in the folder of a manager.
+    pub(super) fn database_file(data: &Path) -> String {
+        data.join("pool.db").display().to_string()
     }
 }
 
@@ -62,6 +79,9 @@ pub enum ManagerError {
     /// The database cannot be opened.
     #[error("cannot open the metadata")]
     Meta(#[from] MetaError),
+    /// The place of the backups cannot be used.
+    #[error("cannot use the place of the backups")]
+    Backup(#[from] BackupError),
     /// The name on the wire is invalid.
     #[error("cannot set the name of the manager")]
     Name(#[from] NameError),
@@ -79,7 +99,7 @@ impl Manager {
     /// Opens the folder, the database and the socket.
     pub async fn open(options: ManagerOptions) -> Result<Self, ManagerError> {
         let front = MemberListener::open(&options.data, options.listen).await?;
-        let file = options.data.join("pool.db").display().to_string();
+        let file = ManagerOptions::database_file(&options.data);
         let meta = Meta::open(options.database.as_deref().unwrap_or(&file)).await?;
         let service = ManagerService::start(meta, front.trust.clone(), &options).await?;
         Ok(Self { options, listener: front, service })
@@ -115,7 +135,10 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
     let mut repair = tokio::time::interval(options.repair_every);
     let mut policies = tokio::time::interval(options.policies_every);
     let mut balance = tokio::time::interval(options.balance_every);
-    for chore in [&mut repair, &mut balance] {
+    // The age of the newest backup decides; this is how often it is looked at.
+    let mut backups = tokio::time::interval(options.backups.every.min(Duration::from_secs(60)));
+    let mut backup = tokio::spawn(async {});
+    for chore in [&mut repair, &mut balance, &mut backups] {
         chore.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     }
     let mut leadership = Leadership::new(service);
@@ -134,6 +157,16 @@ async fn maintain(service: &ManagerService, options: &ManagerOptions) -> Result<
                     tracing::error!(%error, "a round of balancing failed");
                 }
             }
+            // A backup takes as long as it takes; the others go on.
+            _ = backups.tick(), if service.leads() && backup.is_finished() => {
+                let service = service.clone();
+                backup = tokio::spawn(async move {
+                    if let Err(error) = service.back_up_if_due().await {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::error!(error, "the metadata could not be backed up");
+                    }
+                });
+            }
             _ = policies.tick(), if service.leads() => match service.apply_policies(false).await {
                 Ok(purged) => purged.iter().filter(|one| one.pinned_by.is_empty()).for_each(|gone| {
                     tracing::info!(path = gone.path, version = gone.version, why = gone.why, "removed");
@@ -150,11 +183,15 @@ impl ManagerService {
         meta: Meta,
         trust: Arc<Trust>,
         options: &ManagerOptions,
-    ) -> Result<Self, MetaError> {
+    ) -> Result<Self, ManagerError> {
         let clock = Clock::new(meta.latest_report().await?);
         meta.renew_sessions(clock.start()).await?;
+        let quarantine = meta.start_quarantine(clock.start()).await?;
         let shared = Shared {
             meta,
+            quarantine,
+            backups: Backups::new(&options.data, &options.backups)?,
+            lost_after: options.lost_after,
             trust,
             roles: PoolRoles::new(&options.data),
             clock,
@@ -164,6 +201,7 @@ impl ManagerService {
             connections: Default::default(),
             admissions: Default::default(),
             refusals: Default::default(),
+            inventories: Default::default(),
             leads: Default::default(),
             scrubs: Default::default(),
             repaired: Default::default(),

@@ -4,7 +4,10 @@
 //! A key without a line was admitted without a role and may send all requests. A file that cannot be read
 //! lets nobody in.
 
-use crate::protocol::{Drain, FindGarbage, Heartbeat, Purge, ReleasePin, ReportDamage, ReportScrub};
+use crate::protocol::{
+    Drain, FindGarbage, Heartbeat, ListBackups, MakeBackup, Purge, ReadBackup, ReleasePin, ReportDamage,
+    ReportScrub,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
@@ -62,7 +65,7 @@ impl PoolRole {
             Heartbeat::KIND | FindGarbage::KIND | ReportScrub::KIND | ReportDamage::KIND
         );
         let is_for_admins = match request.kind {
-            Drain::KIND => true,
+            Drain::KIND | MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => true,
             // The flags: only list what would be removed, and a pin of anybody.
             Purge::KIND => !request.decode::<Purge>().unwrap_or(false),
             ReleasePin::KIND => request.decode::<ReleasePin>().is_ok_and(|(.., anybody)| anybody),
@@ -154,6 +157,8 @@ mod tests {
             (request::<Purge>(&false), vec![Admin]),
             (raw(Purge::KIND), vec![Admin]),
             (raw(Drain::KIND), vec![Admin]),
+            (raw(MakeBackup::KIND), vec![Admin]),
+            (raw(ReadBackup::KIND), vec![Admin]),
         ];
         let dir = tempfile::tempdir().unwrap();
         let (roles, key) = (PoolRoles::new(dir.path()), PublicKey([1; 32]));

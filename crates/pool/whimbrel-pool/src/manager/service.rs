@@ -1,15 +1,17 @@
 //! The service that answers the manager's calls in short functions; the work is in `meta` and `placement`.
 
-use super::{admission::Admissions, clock::Clock, internal, invalid, placement, roles::PoolRoles};
+use super::{
+    admission::Admissions, backups::Backups, clock::Clock, internal, invalid, placement, roles::PoolRoles,
+};
 use crate::{
     chunk_map,
-    meta::{BenefactorRow, Meta, PoolTotals},
+    meta::{BenefactorRow, Meta, PoolTotals, Quarantine},
     protocol::*,
 };
 use bytes::Bytes;
 use serde::Serialize;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -45,6 +47,10 @@ pub(super) struct Shared {
     pub(super) trust: Arc<Trust>,
     pub(super) roles: PoolRoles,
     pub(super) clock: Clock,
+    pub(super) backups: Backups,
+    /// End of the quarantine after a restore.
+    pub(super) quarantine: i64,
+    pub(super) lost_after: Duration,
     /// Seconds until a silent write session ends.
     pub(super) lease: u32,
     pub(super) interval: u32,
@@ -53,6 +59,8 @@ pub(super) struct Shared {
     pub(super) admissions: Mutex<Admissions>,
     /// Benefactors to which a copy failed, and when.
     pub(super) refusals: Mutex<HashMap<BenefactorId, Instant>>,
+    /// Benefactors that were asked for an inventory after a restore.
+    pub(super) inventories: Mutex<HashSet<PublicKey>>,
     /// Whether this manager does the chores.
     pub(super) leads: AtomicBool,
     /// Last reports of scrubs, by the keys of benefactors.
@@ -87,6 +95,11 @@ impl ManagerService {
         self.shared.clock.now()
     }
 
+    /// Whether the manager was restored lately, so that it may have forgotten chunks.
+    pub(super) fn quarantine(&self) -> Quarantine {
+        if self.now() < self.shared.quarantine { Quarantine::On } else { Quarantine::Off }
+    }
+
     async fn register(&self, identity: &PeerIdentity, request: Request) -> Answer {
         let status = request.decode::<Heartbeat>()?;
         let PeerIdentity::Key(key) = identity else { return Err(invalid("a benefactor must have a key")) };
@@ -108,6 +121,7 @@ impl ManagerService {
         let peers = self.shared.trust.list().map_err(|error| internal(&error.to_string()))?;
         let admitted: Vec<_> =
             peers.iter().filter_map(|peer| Some((peer.name.to_string(), peer.key?))).collect();
+        self.request_inventory(*key);
         self.admissions().update(*key, &admitted);
         let pool = meta.pool_id().await?;
         let said = Registered { id, pool, interval: self.shared.interval, admitted, may_leave };
@@ -141,7 +155,7 @@ impl ManagerService {
         let member = member.ok_or_else(|| Refusal::new(code::NOT_FOUND, "benefactor not registered"))?;
         let (meta, now) = (&self.shared.meta, self.now());
         meta.release_surplus(member.id, &inventory, now - placement::OFFLINE_AFTER).await?;
-        let may_go = meta.collect_garbage(member.id, &inventory, &listed, now).await?;
+        let may_go = meta.collect_garbage(member.id, &inventory, &listed, now, self.quarantine()).await?;
         Reply::of::<FindGarbage>(&(), put_bits(&may_go))
     }
 
@@ -317,6 +331,7 @@ impl ManagerService {
             Locate::KIND => self.locate(identity, request).await,
             GetStatus::KIND => reply!(GetStatus, () => self.status()),
             Drain::KIND => self.drain(request).await,
+            MakeBackup::KIND | ListBackups::KIND | ReadBackup::KIND => self.backup_call(request).await,
             HoldPin::KIND | ReleasePin::KIND | ListPins::KIND => self.pins(identity, request).await,
             EndSession::KIND => reply!(EndSession, session => meta.end_session(session)),
             ReportFault::KIND => {

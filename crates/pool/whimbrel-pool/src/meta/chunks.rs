@@ -6,7 +6,9 @@ use super::{
 };
 use crate::{
     chunk_map,
-    meta::{ChunkStatus, GcDecision, MetaError, Result, UnderReplicated, decide, reference_counts},
+    meta::{
+        ChunkStatus, GcDecision, MetaError, Quarantine, Result, UnderReplicated, decide, reference_counts,
+    },
     protocol::{BenefactorId, ChunkId, Fault, Inventory, LocatedChunk, WrittenChunk, next_digest},
 };
 use std::collections::{HashMap, HashSet};
@@ -255,6 +257,7 @@ impl Meta {
         inventory: &Inventory,
         listed: &[(Digest, u32)],
         now: i64,
+        quarantine: Quarantine,
     ) -> Result<Vec<bool>> {
         let mut tx = self.write.begin().await?;
         let row = query("SELECT MIN(started) FROM session").fetch_one(&mut tx).await?;
@@ -269,7 +272,8 @@ impl Meta {
             let last = page.keys().max().copied().filter(|_| more).unwrap_or(range.1);
             let here = |(_, (digest, _)): &(usize, &(Digest, u32))| *digest >= range.0 && *digest <= last;
             let listed: Vec<_> = listed.iter().enumerate().filter(here).collect();
-            decide_page(&mut tx, benefactor, &listed, &mut page, (now, oldest), &mut verdicts).await?;
+            decide_page(&mut tx, benefactor, &listed, &mut page, (now, oldest, quarantine), &mut verdicts)
+                .await?;
             let gone = page.values().filter(|(.., since)| *since < listed_at).map(|(id, ..)| *id);
             remove_places(&mut tx, benefactor, gone.collect(), now).await?;
             match next_digest(last).filter(|_| more) {
@@ -456,7 +460,7 @@ async fn decide_page(
     benefactor: BenefactorId,
     listed: &[(usize, &(Digest, u32))],
     page: &mut Counted,
-    (now, oldest): (i64, Option<i64>),
+    (now, oldest, quarantine): (i64, Option<i64>, Quarantine),
     verdicts: &mut [GcDecision],
 ) -> Result<()> {
     let mut others = Vec::new();
@@ -466,13 +470,13 @@ async fn decide_page(
             others.push((*at, *digest, age));
             continue;
         };
-        verdicts[*at] = decide(ChunkStatus::Counted { used, freed }, age, now, oldest);
+        verdicts[*at] = decide(ChunkStatus::Counted { used, freed }, age, (now, oldest), quarantine);
         if verdicts[*at] == GcDecision::Delete && !give_up_copy(tx, id, benefactor, freed).await? {
             verdicts[*at] = GcDecision::Retain;
         }
     }
     for batch in others.chunks(BATCH) {
-        decide_uncounted(tx, benefactor, batch, (now, oldest), verdicts).await?;
+        decide_uncounted(tx, benefactor, batch, (now, oldest, quarantine), verdicts).await?;
     }
     Ok(())
 }
@@ -547,7 +551,7 @@ async fn decide_uncounted(
     tx: &mut Tx<'_>,
     benefactor: BenefactorId,
     batch: &[(usize, Digest, i64)],
-    (now, oldest): (i64, Option<i64>),
+    (now, oldest, quarantine): (i64, Option<i64>, Quarantine),
     verdicts: &mut [GcDecision],
 ) -> Result<()> {
     let text = format!(
@@ -571,7 +575,7 @@ async fn decide_uncounted(
             used: *used,
             lacking: *lacking,
         });
-        verdicts[*at] = decide(knowledge, *age, now, oldest);
+        verdicts[*at] = decide(knowledge, *age, (now, oldest), quarantine);
         if let (GcDecision::Adopt, Some((id, ..))) = (verdicts[*at], row) {
             adopted.push((*id, benefactor));
         }

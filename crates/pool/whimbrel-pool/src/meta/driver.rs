@@ -3,6 +3,7 @@
 //! Statements are the same for both; the types of columns are 64-bit numbers, texts and bytes.
 
 use crate::meta::Result;
+use serde::{Deserialize, Serialize};
 use sqlx::{
     AssertSqlSafe, ColumnIndex, Decode, Pool, Postgres, Row as _, Sqlite, Type, pool::PoolOptions,
     postgres::PgRow, sqlite::SqliteRow,
@@ -65,7 +66,8 @@ impl Tx<'_> {
     }
 }
 
-#[derive(Debug, Clone)]
+/// A value of a column. Backups store it, so the order of the kinds is part of their format.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Value {
     Number(i64),
     Text(Option<String>),

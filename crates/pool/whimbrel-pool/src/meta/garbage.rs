@@ -35,11 +35,33 @@ pub(crate) enum GcDecision {
 /// counted only when its order ends.
 const GRACE: i64 = 90_000;
 
+/// Whether copies of chunks that are not known as used may be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Quarantine {
+    /// The manager was restored lately: it may have forgotten what they belong to.
+    On,
+    Off,
+}
+
+/// Decides on one copy in a quarantine, or without one; see [`decide_by_age`].
+pub(crate) fn decide(
+    knowledge: ChunkStatus,
+    age: i64,
+    (now, oldest): (i64, Option<i64>),
+    quarantine: Quarantine,
+) -> GcDecision {
+    let forgotten = matches!(knowledge, ChunkStatus::Unknown | ChunkStatus::Extra { used: false, .. });
+    match decide_by_age(knowledge, age, now, oldest) {
+        GcDecision::Delete if forgotten && quarantine == Quarantine::On => GcDecision::Retain,
+        decision => decision,
+    }
+}
+
 /// Decides on one copy. `age` is the milliseconds since it was put, `oldest` the start of the oldest session.
 ///
 /// A counted copy may have been put again, by a session that was told that the chunk is unknown because
 /// another benefactor was deleting its copy. That session registers the chunk anew, together with this copy.
-pub(crate) fn decide(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
+fn decide_by_age(knowledge: ChunkStatus, age: i64, now: i64, oldest: Option<i64>) -> GcDecision {
     let quiet_since = |instant: i64| oldest.is_none_or(|oldest| instant < oldest);
     let put = now.saturating_sub(age);
     match knowledge {
@@ -67,7 +89,7 @@ mod tests {
                 1 => ChunkStatus::Counted { used, freed },
                 _ => ChunkStatus::Extra { used, lacking },
             };
-            let verdict = decide(knowledge, age, 1000, Some(oldest));
+            let verdict = decide(knowledge, age, (1000, Some(oldest)), Quarantine::Off);
             let freed = match knowledge { ChunkStatus::Counted { freed, .. } => freed, _ => 0 };
             if verdict == GcDecision::Delete {
                 prop_assert!(freed < oldest, "it was freed, or asked for, since");
@@ -79,7 +101,19 @@ mod tests {
     }
 
     #[test]
+    fn a_restored_manager_deletes_nothing_that_it_may_have_forgotten() {
+        for forgotten in [ChunkStatus::Unknown, ChunkStatus::Extra { used: false, lacking: true }] {
+            let verdict = |quarantine| decide(forgotten, i64::MAX, (50, None), quarantine);
+            assert_eq!(verdict(Quarantine::On), GcDecision::Retain);
+            assert_eq!(verdict(Quarantine::Off), GcDecision::Delete);
+        }
+        let freed = ChunkStatus::Counted { used: false, freed: 50 };
+        assert_eq!(decide(freed, 0, (50, None), Quarantine::On), GcDecision::Delete, "it knows this one");
+    }
+
+    #[test]
     fn without_sessions_all_garbage_goes_at_once() {
+        let decide = |knowledge, age, now, oldest| decide(knowledge, age, (now, oldest), Quarantine::Off);
         assert_eq!(decide(ChunkStatus::Unknown, 0, 50, None), GcDecision::Delete);
         assert_eq!(decide(ChunkStatus::Counted { used: false, freed: 50 }, 0, 50, None), GcDecision::Delete);
         let spare = ChunkStatus::Extra { used: true, lacking: false };

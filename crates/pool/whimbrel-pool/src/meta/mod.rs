@@ -5,6 +5,7 @@
 //!
 //! Times are milliseconds since 1970 by the manager's clock; only differences between them are used.
 
+mod backup;
 mod chunks;
 mod database;
 mod driver;
@@ -14,6 +15,7 @@ mod group_commit;
 mod leader_lock;
 mod members;
 mod pins;
+mod quarantine;
 mod reference_counts;
 mod schema;
 mod surplus;
@@ -22,8 +24,10 @@ mod tests;
 mod versions;
 
 use crate::protocol::{BenefactorId, ChunkId, NodeId, VersionInfo};
+pub(crate) use backup::{RowLoader, SnapshotPart};
 pub(crate) use database::Meta;
-pub(crate) use garbage::{ChunkStatus, GcDecision, decide};
+pub(crate) use driver::Value;
+pub(crate) use garbage::{ChunkStatus, GcDecision, Quarantine, decide};
 pub(crate) use leader_lock::LeaderLock;
 use whimbrel_core::Digest;
 use whimbrel_wire::PublicKey;

@@ -87,7 +87,7 @@ impl Database {
 
     async fn collect(&self, benefactor: BenefactorId, listed: &[(Digest, u32)], now: i64) -> Vec<bool> {
         let all = Inventory { from: [0; 32], to: [0xff; 32], age: 0 };
-        self.meta.collect_garbage(benefactor, &all, listed, now).await.unwrap()
+        self.meta.collect_garbage(benefactor, &all, listed, now, super::Quarantine::Off).await.unwrap()
     }
 }
 

@@ -29,6 +29,9 @@ pub fn call_name(kind: u16) -> &'static str {
         FlushChunks::KIND => "flush-chunks",
         CopyChunks::KIND => "copy-chunks",
         RequestHeartbeat::KIND => "request-heartbeat",
+        MakeBackup::KIND => "make-backup",
+        ReadBackup::KIND => "read-backup",
+        PutBackup::KIND => "put-backup",
         _ => "other",
     }
 }

@@ -13,7 +13,7 @@ pub use lists::{
     put_aged, put_bits, put_digests, put_located, put_numbers, put_written,
 };
 
-use crate::policy::Policy;
+use crate::{backup::BackupName, policy::Policy};
 use serde::{Deserialize, Serialize};
 use whimbrel_core::Digest;
 use whimbrel_wire::{Call, Code, Protocol, PublicKey, Version, range};
@@ -404,6 +404,34 @@ pub struct Inventory {
     pub age: u32,
 }
 
+/// Where a backup is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupReport {
+    /// Name of the backup.
+    pub name: BackupName,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Names of the benefactors that have it.
+    pub benefactors: Vec<String>,
+    /// Object store that has it.
+    pub store: Option<String>,
+    /// Places that failed, with the reasons.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Header of a piece of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupPiece {
+    /// Name of the backup.
+    pub name: BackupName,
+    /// Offset of the piece; pieces come in order, and the first one starts anew.
+    pub offset: u64,
+    /// Length of the backup.
+    pub length: u64,
+    /// Number of backups of this pool to retain.
+    pub keep: u16,
+}
+
 /// A copy of a chunk that could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
@@ -485,6 +513,13 @@ call!(/// Lists all pins, or with the flag only those of the caller. Payload: po
 call!(/// Reads the last reports of scrubs, by name of the benefactor.
     ListScrubs = 0x25, () => Vec<(String, ScrubReport)>);
 
+call!(/// Admin to manager: makes a backup now and sends it to the places of backups.
+    MakeBackup = 0x26, () => BackupReport);
+call!(/// Lists the backups that a manager or benefactor has, oldest first, with their lengths.
+    ListBackups = 0x27, () => Vec<(BackupName, u64)>);
+call!(/// Reads a piece of such a backup from an offset; the answer is the length of the backup.
+    ReadBackup = 0x28, (BackupName, u64) => u64);
+
 call!(/// Client to benefactor: stores chunks. Header: digest and frame length of each; payload: frames.
     PutChunks = 0x40, Vec<(Digest, u32)> => ());
 call!(/// Reads the frame of a chunk.
@@ -496,6 +531,11 @@ call!(/// Manager to benefactor: copies chunks to another. Payload: digests; ans
 call!(/// Manager to benefactor: requests a heartbeat now. The answer is the [`admission`] that it holds;
     /// it is sent once everybody admitted by then may connect to the benefactor.
     RequestHeartbeat = 0x44, () => Digest);
+
+call!(/// Manager to benefactor: stores the next piece of a backup, which is the payload.
+    PutBackup = 0x45, BackupPiece => ());
+call!(/// Manager to benefactor: requests an inventory now.
+    RequestInventory = 0x46, () => ());
 
 /// Digest of a list of admitted members.
 pub fn admission(admitted: &[(String, PublicKey)]) -> Digest {

@@ -1,6 +1,7 @@
 //! The integration tests of the pool, one binary: linking costs more than most of the tests.
 
 mod admission;
+mod backups;
 mod common;
 mod faults;
 mod messages;

@@ -17,14 +17,14 @@ use whimbrel_pool::{
 };
 use whimbrel_wire::Identity;
 
-struct Server {
+pub(crate) struct Server {
     process: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Server {
     /// Result of a statement.
-    fn ask(&self, text: &str) -> String {
+    pub(crate) fn ask(&self, text: &str) -> String {
         let asked = Command::new(find("psql")).args(["-At", &self.url, "-c", text]).output().unwrap();
         String::from_utf8(asked.stdout).unwrap().trim().to_owned()
     }
@@ -58,7 +58,7 @@ fn as_postgres(program: &str) -> Command {
     command
 }
 
-fn start(dir: &Path) -> Server {
+pub(crate) fn start(dir: &Path) -> Server {
     let data = dir.join("db");
     std::fs::create_dir(&data).unwrap();
     for path in [dir, data.as_path()] {

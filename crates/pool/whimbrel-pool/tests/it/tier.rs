@@ -20,14 +20,14 @@ use whimbrel_pool::{
 use whimbrel_wire::PublicKey;
 
 /// The server process; it ends when this is dropped.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     root: PathBuf,
     address: String,
 }
 
 impl Server {
-    fn start(root: &Path) -> Self {
+    pub(crate) fn start(root: &Path) -> Self {
         fs::create_dir_all(root.join("bucket")).unwrap();
         Self::start_at(root, "127.0.0.1:0")
     }
@@ -55,7 +55,7 @@ impl Server {
         *self = Self::start_at(&self.root, &self.address);
     }
 
-    fn options(&self, keep_here: u64) -> TierOptions {
+    pub(crate) fn options(&self, keep_here: u64) -> TierOptions {
         let url = format!("s3://bucket/a/b1?endpoint=http://{}", self.address).parse().unwrap();
         let settings = [("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test-secret")];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
